@@ -44,9 +44,9 @@ class HistoryWorld(NamedTuple):
     """At most the number of items, and of categories."""
     num_interests: int
     follow_share: int
-    """Of 2^10 events."""
+    """Events of a user that are of an interest, of 2^10."""
     short_share: int
-    """Of 2^10 samples."""
+    """Samples whose history is shorter, of 2^10."""
 
 
 @kernel

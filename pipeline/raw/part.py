@@ -27,7 +27,7 @@ class Fault:
     is_label_off: bool = False
     """The line has one field too few or too many, as one read with the wrong idea of its label would."""
     remedy: str | None = None
-    """What would make the value good, as the beginning of a hint."""
+    """The change that would make the value good, as the beginning of a hint."""
 
 
 @dataclass(frozen=True, slots=True)

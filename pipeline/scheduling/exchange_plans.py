@@ -156,7 +156,7 @@ class _RankFiles:
         self._rank = rank
         self._num_ranks = num_ranks
         self._number = 0
-        """Of the file that parts are written to."""
+        """Number of the file that parts are written to."""
         self._first_step = 0
         self._num_steps = 0
         self._num_bytes = 0

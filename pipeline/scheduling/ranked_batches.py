@@ -30,12 +30,12 @@ from ..runtime.tasks import run_tasks
 from .cold_batches import ColdWidth, cold_widths
 
 _Found = tuple[list[int], NDArray[np.int32], Masks]
-"""Of a file and a width: distinct rows of each batch, their keys, and the ranks that use them."""
+"""Distinct rows of each batch of a file in a width, their keys, and the ranks that use them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """What the tasks need to know beside their file."""
+    """The arguments of the tasks beside their file."""
 
     shards: Manifest
     widths: tuple[ColdWidth, ...]

@@ -78,7 +78,7 @@ class _Run:
         self._last_keys = [np.empty(0, np.int32)] * self._num_ranks
         """Rows of the step of each rank that was followed last."""
         self._digests_W = np.empty((0, 0, 0), np.uint64)
-        """What crosses in the epoch that is followed, see `add_digests`."""
+        """Digests of the messages of the epoch that is followed, see `add_digests`."""
 
     def fault(self) -> str | None:
         """Follow all epochs; returns the first fault."""

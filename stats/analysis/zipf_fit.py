@@ -29,7 +29,7 @@ _DIRECT_TERMS = 64
 
 @dataclass(frozen=True, slots=True)
 class ZipfFit:
-    """What FBGEMM's generator of lookups takes, and how far it is from the counts."""
+    """The parameters of FBGEMM's generator of lookups, and how far it is from the counts."""
 
     heavy_hitters: tuple[float, ...]
     """Shares of the lookups of the most frequent rows, falling."""

@@ -1,4 +1,4 @@
-"""What crosses between ranks in an epoch, expected from how often each row is looked up.
+"""The rows that cross between ranks in an epoch, expected from how often each row is looked up.
 
 A row with c lookups among the N samples of an epoch is used in n of the W T pairs of a rank and a step, and
 in m of the T steps, both as if its samples were drawn at random (`access_rates.presence`). With

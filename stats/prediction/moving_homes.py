@@ -1,4 +1,4 @@
-"""What crosses between ranks where homes move by plan, expected from how often each row is looked up.
+"""The rows that cross between ranks where homes move by plan, expected from how often each row is looked up.
 
 The plan is the cheapest path over homes (`stats.exchange.home_moves`), and what it costs depends on the order
 in which ranks use a row, so there is no short formula. Rows are drawn instead: of each number of lookups some

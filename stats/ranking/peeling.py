@@ -56,7 +56,7 @@ class _Rows(NamedTuple):
 
 
 class _Outputs(NamedTuple):
-    """What peeling writes, see `peel`."""
+    """The arrays that peeling writes, see `peel`."""
 
     dropped: NDArray[np.int32]
     budgets: NDArray[np.int64]

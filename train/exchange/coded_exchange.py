@@ -1,4 +1,4 @@
-"""What crosses between the ranks of a run: in which codecs, how many bytes so far, and how long it took.
+"""The coding of what crosses between the ranks of a run: codecs, bytes so far, and the time it took.
 
 Vectors are rounded to nearest, so a row has the same values at all ranks of a step. Gradients are summed over
 the shares of a rank first, and then rounded stochastically, once: the sum that a home adds up is unbiased,
@@ -31,7 +31,7 @@ class Coding(NamedTuple):
     """How rows cross one way in a step."""
 
     codecs: Sequence[RowCodec]
-    """Of each width."""
+    """Codec of each width."""
     streams: Sequence[int | None]
     """Seed of the stochastic rounding of each width; None rounds to nearest."""
     errors: Sequence[WidthErrors] | None = None
@@ -71,7 +71,7 @@ class ExchangePrediction:
     delay_seconds: float
     """Seconds of a small message."""
     bytes_per_second: float
-    """Of the link of the slowest rank, each way."""
+    """Bandwidth of the link of the slowest rank, each way."""
     seconds_per_step: float
     """Seconds of a step for the exchange in the chosen codecs."""
     seconds_by_codec: Mapping[str, Mapping[str, float]]

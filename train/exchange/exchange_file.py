@@ -1,4 +1,4 @@
-"""What crosses between the ranks of a run, as `hotset schedule --ranks` wrote it for shards.
+"""The rows that cross between the ranks of a run, as `hotset schedule --ranks` wrote it for shards.
 
 It is used where it fits the run exactly: the same shards, ranks, homes and order of batches. Then a rank
 reads the rows of each step that concern it, and of each batch its own samples alone. Another one is not an
@@ -67,7 +67,7 @@ class ExchangeSchedule:
         self._num_batches = shards.num_training_batches
         self._run = run
         self._faults: list[str] = []
-        """What is wrong with the steps of this rank, though they are those that the others expect."""
+        """Faults of the steps of this rank, though they are those that the others expect."""
 
     @classmethod
     def find(cls, shards: Shards, config: TrainConfig, run: RunOnRanks) -> ExchangeSchedule | None:
@@ -135,7 +135,7 @@ class ExchangeSchedule:
 
     @property
     def fingerprint(self) -> bytes:
-        """What all ranks that follow it have in common."""
+        """The fingerprint of the folder, which all ranks that follow it have in common."""
         return self._manifest.fingerprint.encode()
 
     def width(self, embedding_dim: int, num_keys: int) -> PlannedSteps:

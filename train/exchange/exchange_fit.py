@@ -18,7 +18,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class RunOnRanks:
-    """What of a run decides whether a schedule fits it, beside its shards and settings."""
+    """The properties of a run that decide whether a schedule fits it, beside its shards and settings."""
 
     rank: int
     num_ranks: int

@@ -112,7 +112,7 @@ class WidthLayout(NamedTuple):
     embedding_dim: int
     first_key_F1: NDArray[np.int64]
     names: tuple[str, ...]
-    """Of the tables."""
+    """Names of the tables."""
 
     def shape(self, keys_N: NDArray[np.int32]) -> MessageShape:
         """Return the shape of a message of rows, ascending."""

@@ -1,4 +1,4 @@
-"""What an exported folder tells of its model beside the tensors, so that it can be made again from them."""
+"""The description of its model in an exported folder, from which with the tensors it can be made again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Triton kernel does with the summed gradient of a row: take an optimizer step, or store the sum.
+"""The end of a Triton kernel that summed the gradient of a row: take an optimizer step, or store the sum.
 
 Each operation of a step is rounded on its own, as in `row_steps`, so that the bits of both are equal.
 """

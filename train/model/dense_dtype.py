@@ -25,7 +25,7 @@ _FLAGS = ("flags", "features")
 """Keys of the line with the names of instructions: of x86, and of Arm in lower case."""
 _VENDOR = "vendor_id"
 _QUICK = (frozenset({"amx_bf16"}), frozenset({"AuthenticAMD", "avx512_bf16"}))
-"""What a CPU has that is quick at bf16: all of one of these."""
+"""The features of a CPU that is quick at bf16: all of one of these sets."""
 _OWN_PRODUCTS = frozenset({"AuthenticAMD", "avx512f"})
 _HAS_BF16 = ("avx512_bf16", "bf16", "amx_bf16")
 

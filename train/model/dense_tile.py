@@ -28,7 +28,7 @@ BuildMlp = Callable[[Sequence[Layer]], MlpTiles]
 
 @dataclass(frozen=True, slots=True)
 class _TileMemory:
-    """What the passes write of a tile of one number of samples, as tensors and as arrays."""
+    """The memory that passes write for tiles of one number of samples, as tensors and as arrays."""
 
     inputs_TP: torch.Tensor
     inputs: NDArray[np.float32]

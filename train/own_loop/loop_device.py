@@ -29,7 +29,7 @@ class LoopDevice:
         self._verbs = verbs
         self._num_threads = num_threads
         self._mover: ThreadMover | None = None
-        """What moves rows, once there are any to move."""
+        """The threads that move rows, once there are any to move."""
 
     def take_over(self, rows: Rows) -> Rows:
         """Let the rows, of which no transfer is sent yet, be moved in the stream of moves; return them."""

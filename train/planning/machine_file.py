@@ -132,10 +132,10 @@ class MachineFile(JsonRecord):
     """Time that measuring took."""
     is_quiet: bool
     disturbances: tuple[str, ...]
-    """What disturbed the measurements, in words."""
+    """The disturbances of the measurements, in words."""
     constants: tuple[Constant, ...]
     not_measured: dict[str, str]
-    """What is null, and why."""
+    """The figures that are null, and why."""
     num_cells: int
     """Cells of the sweep that were measured."""
     model: StepModel | None

@@ -42,7 +42,7 @@ many rows, which a greater depth smooths out, are not predicted one by one."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanConfig:
-    """What a plan may choose from."""
+    """The choices that a plan has."""
 
     advice: AdviceConfig
     """Memory, batch size and model."""

@@ -35,7 +35,7 @@ class PlannedOption(TypedDict):
 
 
 class Sensitivity(TypedDict):
-    """What twice of something would bring."""
+    """The gain by twice of something."""
 
     of: str
     step_seconds: float
@@ -49,7 +49,7 @@ class PlannedTable(TypedDict):
     table: str
     home: str
     seconds: float
-    """What it adds to a step, overlap left out."""
+    """Seconds that it adds to a step, overlap left out."""
     fast_bytes: int
     """Fast memory that it takes of one rank."""
 
@@ -58,7 +58,7 @@ class MachinePlan(TypedDict):
     """The plans for a log on a measured machine, the fastest first."""
 
     machine: dict[str, object]
-    """What the predictions rest on: device, threads, is_quiet, the errors on held-out cells."""
+    """The basis of the predictions: device, threads, is_quiet, the errors on held-out cells."""
     batch_size: int
     fast_bytes: list[int]
     """Sizes of fast memory that were planned, ascending."""

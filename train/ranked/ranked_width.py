@@ -39,8 +39,8 @@ class RankedWidth(RowWidth):
         return WidthLookups(served_ids(served), served, exchange)
 
     def look_at(self, batch: Batch) -> WidthExchange:
-        """What would cross in a training step if all its rows had been used before and none moved; nothing
-        is remembered."""
+        """Return what would cross in a training step if all its rows had been used before and none moved;
+        nothing is remembered."""
         ids = self.reader.read(batch)
         own = self.reader.read(self.shares.cut(batch))
         lookups = self.reader.by_row(ids)

@@ -154,7 +154,7 @@ class SentVectors:
             ahead.rows.wait()
 
     def _sent_ahead(self, step: PlannedStep) -> _Early | None:
-        """What was sent ahead for this step."""
+        """Return the vectors that were sent ahead for this step, None where there are none."""
         if self._ahead is not None and self._ahead.step is not step:
             self.drop()
         ahead, self._ahead = self._ahead, None

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run: captured from a trainer, read back, and set in a newly built one.
+"""The part of a run in a checkpoint: captured from a trainer, read back, and set in a newly built one.
 
 A run that goes on from it repeats the unbroken one bit for bit: rows and their state, dense layers and their
 optimizers, the batches so far, losses that are not logged yet and what the scheduler of fae has seen are all

@@ -168,7 +168,7 @@ class ChangedRows:
         self._first_pending = 0
         """Where `take_pending` goes on."""
         self._unmarked: deque[LookupsByRow] = deque()
-        """Of steps whose rows are marked later, in order."""
+        """Lookups of steps whose rows are marked later, in order."""
         # Two threads never change marks at a time: each changes some bits of a byte.
         self._lock = threading.Lock()
 

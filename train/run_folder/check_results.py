@@ -37,7 +37,7 @@ _WAYS = ("bytes_to_fast", "bytes_to_slow")
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
-    """What the lines of a log say of a run altogether."""
+    """The sum of what the lines of a log say of a run."""
 
     step: int
     """The step of the last line."""

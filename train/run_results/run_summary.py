@@ -37,8 +37,8 @@ class TransferSummary:
     prefetch: int
     """Batches that transfers were to run ahead."""
     mover: str | None
-    """What moved rows on a device: kernel, or threads; None on the host, where none moved, and for rows in a
-    file."""
+    """The mover of rows on a device: kernel, or threads; None on the host, where none moved, and for rows in
+    a file."""
     mover_rows_per_second: dict[str, float]
     """Rows that each mover took there and back per second before the first step, where both were timed."""
     file_bytes_read: int

@@ -74,7 +74,7 @@ class PackedRoom:
     widths: tuple[BatchRoom, ...]
     """The lookups of each row width."""
     num_rates: tuple[int, ...]
-    """Numbers of the row optimizer of each width, see `row_rates`."""
+    """Numbers of the row optimizer of each width."""
     num_moves: int
     """Rows to move, of all widths and both ways."""
 
@@ -163,7 +163,7 @@ class HostLists:
 
     lookups: LookupsByRow
     layout: Layout
-    """Of the rows that live on the fast tier."""
+    """Layout of the rows that live on the fast tier."""
     staged_C: NDArray[np.int64]
     """Slot of each other row, in order."""
     num_long: int

@@ -101,7 +101,7 @@ class QueuedSteps:
         sizes = [[0] * len(width.tables) for width in parts.embeddings.widths]
         self._no_rows = [Layout.of(zeros, zeros) for zeros in sizes]
         self.moves = choose_moves(mover, device, kernels, self._widths, parts.embeddings, num_threads)
-        """What moves the rows of steps."""
+        """The mover of the rows of steps."""
         # The kernels add up a batch as one.
         self._has_shares = any(
             width.executor.shares is not None and width.executor.shares.num_shares > 1

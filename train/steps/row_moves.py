@@ -1,4 +1,4 @@
-"""What moves the rows of queued steps between the tiers: kernels, threads, or the host at its leisure.
+"""Movers of the rows of queued steps between the tiers: kernels, threads, or the host at its leisure.
 
 Kernels read and write the slow tier themselves, in pinned memory, by lists that come with the batch. Threads
 gather rows into pinned pieces, ahead of the loop (`thread_mover`). Which is quicker depends on the link and
@@ -49,9 +49,9 @@ class StepMoves(Protocol):
     """Moves the rows of steps."""
 
     name: str | None
-    """Of the mover, as the settings have it; None: the host moves rows from and to a file, or none move."""
+    """The mover, as the settings name it; None: the host moves rows from and to a file, or none move."""
     rows_per_second: dict[str, float]
-    """What movers were timed at, rows each way; empty where none was."""
+    """The rate of each mover that was timed, rows each way; empty where none was."""
 
     def lists_of(self, part: WidthStep) -> MovedRows:
         """The lists that go up with the batch."""

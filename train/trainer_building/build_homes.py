@@ -34,7 +34,7 @@ class WidthHomes:
     held: HeldRows
     homes: StepHomes | PlannedSteps
     fingerprint: bytes
-    """Of all that the plans of ranks must have in common."""
+    """Fingerprint of all that the plans of ranks must have in common."""
 
 
 def plan_width_homes(

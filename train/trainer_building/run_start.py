@@ -1,4 +1,4 @@
-"""What a trainer is built from where its rows do not have their initial values."""
+"""The start of a trainer whose rows do not have their initial values."""
 
 from __future__ import annotations
 

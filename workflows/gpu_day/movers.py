@@ -41,7 +41,7 @@ def compare_movers(settings: PartSettings, records: Records) -> None:
 
 
 class _Inputs:
-    """What the pieces of the part work on, made for the first that needs it."""
+    """The inputs of the pieces of the part, made for the first that needs them."""
 
     def __init__(self, settings: PartSettings) -> None:
         self._settings = settings

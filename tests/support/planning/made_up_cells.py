@@ -28,7 +28,7 @@ def measured_parts(times: PartTimes, work: StepWork, contention: float) -> dict[
 
 
 def made_up_record(cell: Cell) -> CellRecord:
-    """What the made-up machine takes for a cell."""
+    """Return the record of a cell on the made-up machine."""
     work = work_of(cell, 2)
     times = PartModel(CONSTANTS, WEIGHTS, _CONTENTION).predict(work)
     parts = measured_parts(times, work, _CONTENTION)

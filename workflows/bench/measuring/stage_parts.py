@@ -48,7 +48,7 @@ _HALF = 2
 
 @dataclass(frozen=True, slots=True)
 class PartBound:
-    """What a part must do at least."""
+    """The least work of a part."""
 
     num_bytes: float
     """Bytes per sample, read or written."""

@@ -94,7 +94,7 @@ class BenchQualityConfig:
 
     @property
     def exchanges(self) -> dict[str, ExchangeOptions]:
-        """What is exchanged between two ranks, by the names that a result has for it."""
+        """The exchanges between two ranks that are compared, by the names that a result has for them."""
         named = {name: ExchangeOptions(exchange=name) for name in self.exchange}
         return named | {
             f"{rows} rows every {every} steps": ExchangeOptions(sync_rows=rows, sync_every=every)

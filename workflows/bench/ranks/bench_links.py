@@ -75,7 +75,7 @@ WAYS = {
 }
 """Others' ways first, then hotset's codecs of rows and of the dense layers' gradients."""
 _BEYOND_AUTO = ("int4, bf16 dense", *NOT_EARLY.values(), AUTO)
-"""Of hotset's ways those that --exchange auto may not take, and itself."""
+"""Those of hotset's ways that --exchange auto may not take, and itself."""
 Network = Literal["auto", "namespaces", "throttle"]
 _SECONDS = 1800
 

@@ -1,4 +1,4 @@
-"""What others send between ranks, as messages of hotset: one vector a lookup, or one a distinct row.
+"""Messages of other programs between ranks, sent by hotset: one vector a lookup, or one a distinct row.
 
 hotset sends nothing at the first use of a row, and knows the rows of each message; others send every vector,
 and without deduplication one for each lookup. Here a step's lists are rewritten so, which changes what

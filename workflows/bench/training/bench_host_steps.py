@@ -194,7 +194,7 @@ def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> lis
 
 @dataclass(frozen=True, slots=True)
 class _QueuedStep:
-    """What one step took of the thread that queues."""
+    """The time of one step in the thread that queues."""
 
     kind: str
     cpu_seconds: float
