@@ -119,6 +119,18 @@ def test_nothing_of_the_sort_is_said_where_rows_are_cold(
     assert "every row is hot" not in said.out + said.err
 
 
+def test_batches_of_one_sample_do_not_diverge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, run = str(tmp_path / "data"), str(tmp_path / "run")
+    assert main(["generate", "--samples", "400", "--out", f"{data}.tsv"]) == 0
+    sizes = ["--batch-size", "1", "--eval-fraction", "0.5", "--hot-bytes", "64KiB"]
+    assert main(["preprocess", f"{data}.tsv", *sizes, "--out", data]) == 0
+    trained = run_json(capsys, "train", data, "--out", run)
+    assert trained["num_steps"] == 200
+    # A model that knows the rate of clicks alone has a log loss of 0.57.
+    assert trained["log_loss"] < 0.7
+    assert run_json(capsys, "evaluate", run, data)["log_loss"] == trained["log_loss"]
+
+
 @pytest.mark.real_data
 @pytest.mark.slow
 def test_a_newcomer_without_options_gets_the_good_recipe(
