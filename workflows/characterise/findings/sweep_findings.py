@@ -230,7 +230,7 @@ def _pooling(found: Elasticity | None) -> Observation:
     slope, _ = _slope(list(zip(values.tolist(), rest.tolist(), strict=True)))
     verdict = HOLDS if abs(slope - 1) <= _LINEAR else FAILS
     return Observation(
-        text, verdict, f"of lists: slope {slope:.2f} beyond the fixed part, {1e6 * each:.2f} µs a lookup"
+        text, verdict, f"of lists: slope {slope:.2f} beyond the fixed part, {1e6 * each:.2f} µs per lookup"
     )
 
 
