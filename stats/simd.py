@@ -74,6 +74,10 @@ def store_quarters(
         array[int(position) : int(position) + _QUARTER] = numbers
 
 
+def prefetch(array: NDArray[np.float32], position: int | np.uint64) -> None:
+    """Ask for the cache line of a number that is read soon; it may lie outside of the array."""
+
+
 def zeros() -> Float16x:
     """Return sixteen zeros."""
     return np.zeros(WIDTH, np.float32)
@@ -100,6 +104,11 @@ def subtract_product(start: Float16x, factor: np.float32, value: Float16x) -> Fl
 def add(left: Float16x, right: Float16x) -> Float16x:
     """Return ``left + right``."""
     return left + right
+
+
+def keep_where_positive(value: Float16x, other: Float16x) -> Float16x:
+    """Return ``value``, with zeros where ``other`` is zero or less; a NaN of either is kept as it is."""
+    return np.where(other <= 0, np.float32(0), value)
 
 
 def split_neighbors(value: Float16x) -> Float16x:
@@ -210,6 +219,20 @@ def _store_quarters(_: Any, array: Any, first: Any, second: Any, third: Any, fou
 
 
 @intrinsic
+def _prefetch(_: Any, array: Any, position: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, _INT, _INT, _INT])
+        function = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        # To be read, to all levels of cache, data.
+        address = builder.bitcast(_pointer(context, builder, signature, arguments), byte)
+        builder.call(function, [address, _INT(0), _INT(3), _INT(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64), generate
+
+
+@intrinsic
 def _zeros(_: Any) -> Any:
     def generate(*_: Any) -> Any:
         return ir.Constant(_VALUE, [0.0] * WIDTH)
@@ -248,6 +271,16 @@ def _add(_: Any, left: Any, right: Any) -> Any:
         return builder.fadd(*arguments)
 
     return _value_type(left, right), generate
+
+
+@intrinsic
+def _keep_where_positive(_: Any, value: Any, other: Any) -> Any:
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        zero = ir.Constant(_VALUE, [0.0] * WIDTH)
+        # An ordered comparison: it does not hold for NaN.
+        return builder.select(builder.fcmp_ordered("<=", arguments[1], zero), zero, arguments[0])
+
+    return _value_type(value, other), generate
 
 
 def _generate_folded(builder: Any, arguments: Any, first: Sequence[int], distance: int) -> Any:
@@ -313,6 +346,11 @@ def _overload_store_quarters(array: Any, first: Any, second: Any, third: Any, fo
     )
 
 
+@overload(prefetch, inline="always", strict=False)
+def _overload_prefetch(array: Any, position: Any) -> Any:
+    return lambda array, position: _prefetch(array, position)
+
+
 @overload(zeros, inline="always", strict=False)
 def _overload_zeros() -> Any:
     return lambda: _zeros()
@@ -331,6 +369,11 @@ def _overload_subtract_product(start: Any, factor: Any, value: Any) -> Any:
 @overload(add, inline="always", strict=False)
 def _overload_add(left: Any, right: Any) -> Any:
     return lambda left, right: _add(left, right)
+
+
+@overload(keep_where_positive, inline="always", strict=False)
+def _overload_keep_where_positive(value: Any, other: Any) -> Any:
+    return lambda value, other: _keep_where_positive(value, other)
 
 
 @overload(split_neighbors, inline="always", strict=False)

@@ -1,9 +1,9 @@
-"""A block of a product of matrices, eight rows by thirty-two columns, whose sums are registers.
+"""A block of a product of matrices in panels, rows by thirty-two columns, whose sums are registers.
 
-The loop over the terms of the sums holds sixteen registers of sixteen numbers, and two numbers of each right
-row serve eight left ones: ten loads for sixteen multiply-adds. AVX-512 has thirty-two such registers; with
-AVX2 the sums would not fit. It is one operation of the compiler (`numba.extending.intrinsic`), because Numba
-keeps no sixteen sums of a loop in registers.
+The loop over the terms of the sums holds two registers of sixteen numbers for each row, and two numbers of
+each right row serve all left ones. AVX-512 has thirty-two such registers; with AVX2 the sums would not fit.
+It is one operation of the compiler (`numba.extending.intrinsic`), because Numba keeps no sixteen sums of a
+loop in registers.
 
 A sum adds its products one by one, in the order of the terms, which are not rounded before (`llvm.fma`): all
 CPUs compute the same bits, and a sum does not depend on the block that it lies in. Uncompiled, the last bits
@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 
 from ..simd import WIDTH
 
+PANEL: Final = 64
+"""Columns of a panel, the distance of its rows in memory."""
 ROWS: Final = 8
 """Rows of a block."""
 COLUMNS: Final = 2 * WIDTH
@@ -37,82 +39,105 @@ _VALUE = ir.VectorType(ir.FloatType(), WIDTH)
 
 def multiply_rows(
     left: NDArray[np.float32],
-    stride: int | np.uint64,
+    left_at: int | np.uint64,
     right: NDArray[np.float32],
+    right_at: int | np.uint64,
     num_terms: int | np.uint64,
     out: NDArray[np.float32],
-    out_stride: int | np.uint64,
+    out_at: int | np.uint64,
     is_added: bool,
+    ahead: int | np.uint64,
 ) -> None:
-    """Write the product of eight rows and a panel.
+    """Write the product of eight rows of a panel and columns of another to a third.
 
     Args:
-        left: the rows; those of a row lie behind each other.
-        stride: numbers between the beginnings of two rows.
-        right: (num_terms, COLUMNS), flat.
-        num_terms: terms of a sum.
-        out: the block, written.
-        out_stride: numbers between the beginnings of two of its rows.
+        left: flat panels, whose rows are the left rows.
+        left_at: where the first of these rows begins.
+        right: flat panels, a row for each term.
+        right_at: where the first of these rows begins.
+        num_terms: terms of a sum, at most `PANEL`.
+        out: flat panels, written.
+        out_at: where the block begins.
         is_added: whether the sums are added to what is there.
+        ahead: address of as many numbers as the left rows have, which are read soon: they are asked for.
     """
-    _multiply(_matrix(left, int(num_terms), int(stride), 1), right, out, int(out_stride), is_added)
+    _multiply(
+        _view(left, int(left_at), ROWS, int(num_terms)), right, int(right_at), out, int(out_at), is_added
+    )
 
 
 def multiply_columns(
     left: NDArray[np.float32],
-    stride: int | np.uint64,
+    left_at: int | np.uint64,
     right: NDArray[np.float32],
+    right_at: int | np.uint64,
     num_terms: int | np.uint64,
     out: NDArray[np.float32],
-    out_stride: int | np.uint64,
+    out_at: int | np.uint64,
     is_added: bool,
+    ahead: int | np.uint64,
 ) -> None:
-    """Write the product of eight rows and a panel, as `multiply_rows` does.
+    """Write the product of eight columns of a panel, as left rows, and columns of another to a third.
 
     Args:
-        left: the rows, a term of all eight behind each other.
-        stride: numbers between two terms.
-        right: (num_terms, COLUMNS), flat.
+        left: flat panels, a row for each term.
+        left_at: where the first of these rows begins, in the first of the columns.
+        right: as in `multiply_rows`.
+        right_at: likewise.
         num_terms: terms of a sum.
-        out: the block, written.
-        out_stride: numbers between the beginnings of two of its rows.
-        is_added: whether the sums are added to what is there.
+        out: likewise.
+        out_at: likewise.
+        is_added: likewise.
+        ahead: likewise.
     """
-    _multiply(_matrix(left, int(num_terms), 1, int(stride)), right, out, int(out_stride), is_added)
+    left_MR = _view(left, int(left_at), int(num_terms), ROWS)
+    _multiply(left_MR.T, right, int(right_at), out, int(out_at), is_added)
 
 
-def _matrix(left: NDArray[np.float32], num_terms: int, by_row: int, by_term: int) -> NDArray[np.float32]:
-    strides = (_FLOAT_BYTES * by_row, _FLOAT_BYTES * by_term)
-    return as_strided(left, (ROWS, num_terms), strides, writeable=False)
+def _view(panels: NDArray[np.float32], at: int, num_rows: int, num_columns: int) -> NDArray[np.float32]:
+    strides = (_FLOAT_BYTES * PANEL, _FLOAT_BYTES)
+    return as_strided(panels[at:], (num_rows, num_columns), strides)
 
 
 def _multiply(
     left_RM: NDArray[np.float32],
     right: NDArray[np.float32],
+    right_at: int,
     out: NDArray[np.float32],
-    out_stride: int,
+    out_at: int,
     is_added: bool,
 ) -> None:
-    right_MC = right[: left_RM.shape[1] * COLUMNS].reshape(-1, COLUMNS)
-    found_RC = left_RM @ right_MC
-    for row in range(ROWS):
-        of_row = out[row * out_stride : row * out_stride + COLUMNS]
-        of_row[:] = of_row + found_RC[row] if is_added else found_RC[row]
+    found_RC = left_RM @ _view(right, right_at, left_RM.shape[1], COLUMNS)
+    out_RC = _view(out, out_at, left_RM.shape[0], COLUMNS)
+    out_RC[:] = out_RC + found_RC if is_added else found_RC
 
 
-def _generate(by_row: bool, context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    left, stride, right, num_terms, out, out_stride, is_added = arguments
+def _number(value: int) -> Any:
+    return ir.Constant(_POSITION, value)
 
-    def data_of(argument: int, array: Any) -> Any:
-        return create_struct_proxy(signature.args[argument])(context, builder, value=array).data
 
-    def number(value: int) -> Any:
-        return ir.Constant(_POSITION, value)
+def _generate(
+    between_rows: int,
+    between_terms: int,
+    context: Any,
+    builder: Any,
+    signature: Any,
+    arguments: Any,
+) -> Any:
+    left, left_at, right, right_at, num_terms, out, out_at, is_added, ahead = arguments
 
-    left, right, out = data_of(0, left), data_of(2, right), data_of(4, out)
-    # Where the eight rows begin, and how far a term is from the next.
-    between_rows, between_terms = (stride, number(1)) if by_row else (number(1), stride)
-    rows = [builder.gep(left, [builder.mul(between_rows, number(row))]) for row in range(ROWS)]
+    def data_of(argument: int, array: Any, position: Any) -> Any:
+        data = create_struct_proxy(signature.args[argument])(context, builder, value=array).data
+        return builder.gep(data, [position])
+
+    def value_at(pointer: Any, position: int) -> Any:
+        return builder.bitcast(builder.gep(pointer, [_number(position)]), _VALUE.as_pointer())
+
+    left, right, out = data_of(0, left, left_at), data_of(2, right, right_at), data_of(5, out, out_at)
+    ahead = builder.inttoptr(ahead, ir.FloatType().as_pointer())
+    byte_pointer = ir.IntType(8).as_pointer()
+    prefetch_kind = ir.FunctionType(ir.VoidType(), [byte_pointer, _INT, _INT, _INT])
+    prefetch = get_or_insert_function(builder.module, prefetch_kind, "llvm.prefetch.p0")
     kind = ir.FunctionType(_VALUE, [_VALUE] * 3)
     multiply_add = get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDTH}f32")
     zero = ir.Constant(_VALUE, [0.0] * WIDTH)
@@ -121,18 +146,22 @@ def _generate(by_row: bool, context: Any, builder: Any, signature: Any, argument
     entry = builder.block
     loop = builder.append_basic_block("terms")
     done = builder.append_basic_block("sums")
-    builder.cbranch(builder.icmp_unsigned("==", num_terms, number(0)), done, loop)
+    builder.cbranch(builder.icmp_unsigned("==", num_terms, _number(0)), done, loop)
     builder.position_at_end(loop)
     term = builder.phi(_POSITION)
     sums = [builder.phi(_VALUE) for _ in range(ROWS * _VALUES)]
+    right_row = builder.gep(right, [builder.mul(term, _number(PANEL))])
     factors = []
     for part in range(_VALUES):
-        position = builder.add(builder.mul(term, number(COLUMNS)), number(part * WIDTH))
-        factors.append(builder.load(builder.bitcast(builder.gep(right, [position]), _VALUE.as_pointer())))
+        factors.append(builder.load(value_at(right_row, part * WIDTH)))
         factors[-1].align = _FLOAT_BYTES
+    left_column = builder.gep(left, [builder.mul(term, _number(between_terms))])
+    # One address for each term: together they cover what the left rows of the next block take.
+    soon = builder.bitcast(builder.gep(ahead, [builder.mul(term, _number(ROWS))]), byte_pointer)
+    builder.call(prefetch, [soon, _INT(0), _INT(3), _INT(1)])
     added = []
     for row in range(ROWS):
-        one = builder.load(builder.gep(rows[row], [builder.mul(term, between_terms)]))
+        one = builder.load(builder.gep(left_column, [_number(row * between_rows)]))
         one.align = _FLOAT_BYTES
         nothing = ir.Constant(_VALUE, ir.Undefined)
         first = builder.insert_element(nothing, one, _INT(0))
@@ -141,70 +170,92 @@ def _generate(by_row: bool, context: Any, builder: Any, signature: Any, argument
         )
         for part in range(_VALUES):
             added.append(builder.call(multiply_add, [repeated, factors[part], sums[row * _VALUES + part]]))
-    following = builder.add(term, number(1))
+    following = builder.add(term, _number(1))
     for value, first, next_one in zip(
-        [term, *sums], [number(0), *[zero] * len(sums)], [following, *added], strict=True
+        [term, *sums], [_number(0), *[zero] * len(sums)], [following, *added], strict=True
     ):
         value.add_incoming(first, entry)
         value.add_incoming(next_one, loop)
     builder.cbranch(builder.icmp_unsigned("<", following, num_terms), loop, done)
 
+    # The sums are written or added: one branch for all, because one for each register would be slower.
     builder.position_at_end(done)
     found = []
     for value in added:
         found.append(builder.phi(_VALUE))
         found[-1].add_incoming(zero, entry)
         found[-1].add_incoming(value, loop)
-    for row in range(ROWS):
-        for part in range(_VALUES):
-            position = builder.add(builder.mul(out_stride, number(row)), number(part * WIDTH))
-            pointer = builder.bitcast(builder.gep(out, [position]), _VALUE.as_pointer())
-            before = builder.load(pointer)
-            before.align = _FLOAT_BYTES
-            value = found[row * _VALUES + part]
-            # A choice of two results, because a branch for each register would be slower.
-            value = builder.select(is_added, builder.fadd(before, value), value)
-            builder.store(value, pointer).align = _FLOAT_BYTES
+    places = [value_at(out, row * PANEL + part * WIDTH) for row in range(ROWS) for part in range(_VALUES)]
+    with builder.if_else(is_added) as (then, otherwise):
+        with then:
+            for value, place in zip(found, places, strict=True):
+                before = builder.load(place)
+                before.align = _FLOAT_BYTES
+                builder.store(builder.fadd(before, value), place).align = _FLOAT_BYTES
+        with otherwise:
+            for value, place in zip(found, places, strict=True):
+                builder.store(value, place).align = _FLOAT_BYTES
     return context.get_dummy_value()
 
 
-def _signature(left: Any, right: Any, out: Any) -> Any:
-    return types.void(left, types.uint64, right, types.uint64, out, types.uint64, types.boolean)
+def _intrinsic_of(between_rows: int, between_terms: int) -> Any:
+    @intrinsic
+    def multiply(
+        _: Any,
+        left: Any,
+        left_at: Any,
+        right: Any,
+        right_at: Any,
+        num_terms: Any,
+        out: Any,
+        out_at: Any,
+        is_added: Any,
+        ahead: Any,
+    ) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return _generate(between_rows, between_terms, context, builder, signature, arguments)
+
+        position = types.uint64
+        return types.void(
+            left, position, right, position, position, out, position, types.boolean, position
+        ), generate
+
+    return multiply
 
 
-@intrinsic
-def _multiply_rows(
-    _: Any, left: Any, stride: Any, right: Any, num_terms: Any, out: Any, out_stride: Any, is_added: Any
-) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _generate(True, context, builder, signature, arguments)
-
-    return _signature(left, right, out), generate
-
-
-@intrinsic
-def _multiply_columns(
-    _: Any, left: Any, stride: Any, right: Any, num_terms: Any, out: Any, out_stride: Any, is_added: Any
-) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _generate(False, context, builder, signature, arguments)
-
-    return _signature(left, right, out), generate
+_rows = _intrinsic_of(PANEL, 1)
+_columns = _intrinsic_of(1, PANEL)
 
 
 @overload(multiply_rows, inline="always", strict=False)
-def _overload_multiply_rows(
-    left: Any, stride: Any, right: Any, num_terms: Any, out: Any, out_stride: Any, is_added: Any
+def _overload_rows(
+    left: Any,
+    left_at: Any,
+    right: Any,
+    right_at: Any,
+    num_terms: Any,
+    out: Any,
+    out_at: Any,
+    is_added: Any,
+    ahead: Any,
 ) -> Any:
-    return lambda left, stride, right, num_terms, out, out_stride, is_added: _multiply_rows(
-        left, stride, right, num_terms, out, out_stride, is_added
+    return lambda left, left_at, right, right_at, num_terms, out, out_at, is_added, ahead: _rows(
+        left, left_at, right, right_at, num_terms, out, out_at, is_added, ahead
     )
 
 
 @overload(multiply_columns, inline="always", strict=False)
-def _overload_multiply_columns(
-    left: Any, stride: Any, right: Any, num_terms: Any, out: Any, out_stride: Any, is_added: Any
+def _overload_columns(
+    left: Any,
+    left_at: Any,
+    right: Any,
+    right_at: Any,
+    num_terms: Any,
+    out: Any,
+    out_at: Any,
+    is_added: Any,
+    ahead: Any,
 ) -> Any:
-    return lambda left, stride, right, num_terms, out, out_stride, is_added: _multiply_columns(
-        left, stride, right, num_terms, out, out_stride, is_added
+    return lambda left, left_at, right, right_at, num_terms, out, out_at, is_added, ahead: _columns(
+        left, left_at, right, right_at, num_terms, out, out_at, is_added, ahead
     )

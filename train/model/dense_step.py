@@ -27,7 +27,6 @@ from .mlp_tiles import (
     Layer,
     MlpTiles,
     PackedMlp,
-    PackedWeights,
     ProductTiles,
 )
 from .sample_tree import tile_bounds
@@ -153,14 +152,11 @@ class TiledStep:
         self._rounded_vector = torch.zeros(self._parameters.size if is_rounded else 0, dtype=torch.bfloat16)
         rounded = self._parameters.views(self._rounded_vector) if is_rounded else {}
 
-        # Products of our own read the weights in panels, which all tiles share.
-        packed = self._packed = PackedWeights(self._weights)
-
         def build_mlp(layers: Sequence[Layer]) -> MlpTiles:
             if is_rounded:
                 return Bf16Mlp(layers, self._weights, rounded, MOST_TILE_SAMPLES)
             if own_products:
-                return PackedMlp(layers, packed, MOST_TILE_SAMPLES, self._weights)
+                return PackedMlp(layers, self._weights, MOST_TILE_SAMPLES)
             return Fp32Mlp(layers, self._weights, MOST_TILE_SAMPLES)
 
         def build_product(name: str) -> ProductTiles:
@@ -183,7 +179,7 @@ class TiledStep:
         self._embedding_grads: list[torch.Tensor] = []
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
-        self._prepare_weights(backward=True)
+        self._round_weights()
         # Tiles depend on the samples and shares alone, so the bits do not depend on the number of threads.
         tiles = BatchTiles(self._shares, batch.num_samples)
         bounds = tiles.bounds
@@ -211,7 +207,7 @@ class TiledStep:
         return torch.tensor(loss, dtype=torch.float64)
 
     def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        self._prepare_weights(backward=False)
+        self._round_weights()
         # The same tiles as in training, so that a batch has the same logits in both.
         bounds = tile_bounds(batch.num_samples)
         logit_B = torch.empty(batch.num_samples)
@@ -231,9 +227,8 @@ class TiledStep:
             self._tiles[worker] = self._build_tile()
         return self._tiles[worker]
 
-    def _prepare_weights(self, *, backward: bool) -> None:
-        """Round or pack the weights for the products of this pass that do not read them as they are."""
-        self._packed.pack(self._threads, backward=backward)
+    def _round_weights(self) -> None:
+        """Round the weights for products in bf16."""
         if self._rounded_vector.numel():
             with one_torch_thread():
                 self._rounded_vector.copy_(self._parameters.vector)

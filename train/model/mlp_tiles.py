@@ -2,9 +2,9 @@
 
 One object holds the activations of one tile and is used by one thread at a time. Layers are products into
 memory that is kept, and fused kernels for what lies between them. In float32 the products are torch's own, or
-those of `stats.products` on processors where these are quicker; in bfloat16 inputs, weights and gradients are
-rounded before each product, which sums in float32 and rounds its result once, and the gradients of weights
-are widened at once, so that all sums over tiles are in float32.
+ours on processors where these are quicker. In bfloat16 inputs, weights and
+gradients are rounded before each product, which sums in float32 and rounds its result once, and the gradients
+of weights are widened at once, so that all sums over tiles are in float32.
 """
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
@@ -20,18 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...stats.products.dense_products import (
-    multiply,
-    multiply_transposed,
-    num_edge_floats,
-    num_left_floats,
-    num_panel_floats,
-    pack_left,
-    pack_right,
-    pack_transposed,
-)
+from ...stats.products.mlp_passes import mlp_gradients, mlp_outputs
+from ...stats.products.panels import PART_FLOATS, num_panel_floats, num_stored_rows
 from ...stats.simd import aligned_zeros
-from ..work_threads import WorkThreads
 from .dense_kernels import add_bias_relu, add_bias_relu_bf16, mask_by_relu, mask_by_relu_bf16
 from .flat_parameters import ParameterViews
 
@@ -175,126 +165,72 @@ class Fp32Mlp:
         return grad_TN
 
 
-class PackedWeights:
-    """The weights of MLPs as panels, and their transposes, packed once a step for all tiles.
-
-    Args:
-        weights: parameters by name, as `FlatParameters` stores them.
-    """
-
-    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self._weights = weights
-        self._packed: dict[str, _PackedWeight] = {}
-
-    def of(self, layer: Layer) -> _PackedWeight:
-        """Return the panels of a layer's weight; those of a new one are filled by the next `pack`."""
-        if layer.weight not in self._packed:
-            weight_KN = self._weights[layer.weight][: layer.num_inputs].numpy()
-            self._packed[layer.weight] = _PackedWeight.of(weight_KN)
-        return self._packed[layer.weight]
-
-    def pack(self, threads: WorkThreads, *, backward: bool) -> None:
-        """Fill all panels with the weights as they are now.
-
-        Args:
-            threads: take one matrix after another.
-            backward: whether those of the backward pass are wanted, too.
-        """
-        # The slower copies first, so that the threads end together.
-        calls = [partial(pack_transposed, each.weight_KN, each.transposed) for each in self._packed.values()]
-        calls = calls if backward else []
-        calls += [partial(pack_right, each.weight_KN, each.panels) for each in self._packed.values()]
-        threads.run_all(*calls)
-
-
-@dataclass(frozen=True, slots=True)
-class _PackedWeight:
-    """A layer's weight as a right matrix of products."""
-
-    weight_KN: NDArray[np.float32]
-    panels: NDArray[np.float32]
-    transposed: NDArray[np.float32]
-
-    @classmethod
-    def of(cls, weight_KN: NDArray[np.float32]) -> _PackedWeight:
-        num_inputs, num_outputs = weight_KN.shape
-        return cls(
-            weight_KN,
-            aligned_zeros(num_panel_floats(num_inputs, num_outputs)),
-            aligned_zeros(num_panel_floats(num_outputs, num_inputs)),
-        )
-
-
 class PackedMlp:
     """An MLP in float32 by products of our own.
 
+    Each pass is one call of a kernel, which leaves the activations in panels and reads the weights where they
+    are.
+
     Args:
         layers: from the inputs to the outputs, at least one.
-        packed: their weights, packed before each pass.
+        weights: parameters by name.
         most_samples: samples of the largest tile.
-        biases: parameters by name; of these the biases are used.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[Layer],
-        packed: PackedWeights,
-        most_samples: int,
-        biases: Mapping[str, torch.Tensor],
-    ) -> None:
-        self._layers = layers
-        self._packed = [packed.of(layer) for layer in layers]
-        self._biases_N = [biases[layer.bias].numpy() for layer in layers]
+    def __init__(self, layers: Sequence[Layer], weights: ParameterViews, most_samples: int) -> None:
+        self._parameters = weights.vector
+        self._layers_L4 = np.array(
+            [
+                (each.num_inputs, each.num_outputs, weights.start(each.weight), weights.start(each.bias))
+                for each in layers
+            ],
+            np.int64,
+        )
         # Memory for the largest tile, of which smaller tiles use the front.
-        self._outputs = [torch.empty(most_samples, layer.num_outputs) for layer in layers]
-        self._input_grads = [torch.empty(most_samples, layer.num_inputs) for layer in layers]
-        self._memory = self._memory_for(most_samples)
-        self._num_samples = most_samples
-        self._inputs = np.empty((0, layers[0].num_inputs), np.float32)
-        # Inputs and gradients of one layer in panels, and the edges of products.
-        most_inputs = max(layer.num_inputs for layer in layers)
-        most_outputs = max(layer.num_outputs for layer in layers)
-        self._left = aligned_zeros(num_left_floats(most_samples, most_inputs))
-        self._right = aligned_zeros(num_panel_floats(most_samples, most_outputs))
-        self._edge = aligned_zeros(num_edge_floats(max(most_inputs, most_outputs)))
+        widths = [layers[0].num_inputs, *(layer.num_outputs for layer in layers)]
+        floats = [num_panel_floats(num_stored_rows(most_samples), width) for width in widths]
+        self._activations = aligned_zeros(sum(floats))
+        self._workspace = aligned_zeros(2 * max(floats))
+        self._part = aligned_zeros(2 * PART_FLOATS)
+        self._outputs = torch.empty(most_samples, widths[-1])
+        self._input_grads = torch.empty(most_samples, widths[0])
+        self._not_wanted = self._input_grads[:0].numpy()
+        self._make_views(most_samples)
 
-    def _memory_for(self, num_samples: int) -> list[_LayerMemory]:
-        return [
-            _LayerMemory.of(outputs[:num_samples], input_grads[:num_samples])
-            for outputs, input_grads in zip(self._outputs, self._input_grads, strict=True)
-        ]
+    def _make_views(self, num_samples: int) -> None:
+        self._outputs_TN = self._outputs[:num_samples]
+        self._output_array = self._outputs_TN.numpy()
+        self._input_grad_TK = self._input_grads[:num_samples]
+        self._input_grad_array = self._input_grad_TK.numpy()
 
     def forward(self, inputs_TK: torch.Tensor) -> torch.Tensor:
         # Views are made again where the number of samples changes.
-        if inputs_TK.shape[0] != self._num_samples:
-            self._num_samples = inputs_TK.shape[0]
-            self._memory = self._memory_for(self._num_samples)
-        inputs = self._inputs = inputs_TK.numpy()
-        for packed, bias_N, memory in zip(self._packed, self._biases_N, self._memory, strict=True):
-            multiply(inputs, packed.panels, memory.outputs, self._edge)
-            add_bias_relu(memory.outputs, bias_N)
-            inputs = memory.outputs
-        return self._memory[-1].outputs_TN
+        if inputs_TK.shape[0] != self._outputs_TN.shape[0]:
+            self._make_views(inputs_TK.shape[0])
+        mlp_outputs(
+            inputs_TK.numpy(),
+            self._layers_L4,
+            self._parameters,
+            self._activations,
+            self._part,
+            self._output_array,
+        )
+        return self._outputs_TN
 
     def backward(
         self, grad_TN: torch.Tensor, gradients: ParameterViews, *, to_inputs: bool
     ) -> torch.Tensor | None:
-        grads = grad_TN.numpy()
-        # From the last layer to the first: through the ReLU, then to the weights, then to the inputs.
-        for number in reversed(range(len(self._layers))):
-            layer = self._layers[number]
-            memory = self._memory[number]
-            mask_by_relu(grads, memory.outputs, gradients.array(layer.bias))
-            pack_left(self._memory[number - 1].outputs if number else self._inputs, self._left)
-            pack_right(grads, self._right)
-            weight_grads = gradients.front_array(layer.weight, layer.num_inputs)
-            multiply_transposed(self._left, self._num_samples, self._right, weight_grads, self._edge)
-            # Nothing below the first layer needs a gradient where its inputs are data.
-            if number == 0 and not to_inputs:
-                return None
-            multiply(grads, self._packed[number].transposed, memory.input_grads, self._edge)
-            grads = memory.input_grads
-        return self._memory[0].input_grad_TK
+        mlp_gradients(
+            grad_TN.numpy(),
+            self._layers_L4,
+            self._parameters,
+            self._activations,
+            self._workspace,
+            self._part,
+            gradients.vector,
+            self._input_grad_array if to_inputs else self._not_wanted,
+        )
+        return self._input_grad_TK if to_inputs else None
 
 
 class Bf16Mlp:

@@ -294,13 +294,15 @@ def test_products_of_our_own_are_those_of_a_graph_in_float64(name: str, threads:
             assert_near(_gradient(emb), row_gradients, 1e-5)
 
 
-def test_predictions_are_those_of_the_model() -> None:
+@pytest.mark.parametrize("own_products", [False, True])
+def test_predictions_are_those_of_the_model_in_float64(own_products: bool) -> None:
     for shape in SHAPES.values():
         batch, embeddings = drawn(shape, 70)
-        model, step = tiled(shape)
+        model, exact = Dlrm(shape, 3), Dlrm(shape, 3).double()
+        step = TiledStep(model, BatchShares(64), WorkThreads(1), own_products=own_products)
         with torch.no_grad():
-            wanted = model(batch.dense_BK, model.join(embeddings))
-        torch.testing.assert_close(step.predict(batch, embeddings), wanted, rtol=1e-5, atol=1e-6)
+            wanted = exact(batch.dense_BK.double(), exact.join([emb.double() for emb in embeddings]))
+        assert_near(step.predict(batch, embeddings), wanted, 1e-6)
 
 
 def test_an_empty_batch_has_no_predictions() -> None:

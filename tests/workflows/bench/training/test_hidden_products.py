@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from hotset.stats.products.dense_products import multiply
+from hotset.stats.products.layer_products import layer_outputs
+from hotset.stats.products.panels import num_stored_rows, unpack
 from hotset.workflows.bench.training import hidden_products as module
 from hotset.workflows.bench.training.hidden_products import hidden_product
 
@@ -30,7 +31,7 @@ def test_a_product_is_the_one_of_the_layers(
         return noting
 
     monkeypatch.setattr(module, "has_quicker_products", lambda _: is_own)
-    monkeypatch.setattr(module, "multiply", noted("ours", multiply))
+    monkeypatch.setattr(module, "layer_outputs", noted("ours", layer_outputs))
     monkeypatch.setattr(torch, "mm", noted("torch", torch.mm))
     call = hidden_product(*sizes, dtype)
     assert used == []
@@ -39,5 +40,9 @@ def test_a_product_is_the_one_of_the_layers(
     is_ours = is_own and dtype == torch.float32
     assert used == ["ours" if is_ours else "torch"]
     assert isinstance(call, partial)
-    out = call.args[2] if is_ours else call.keywords["out"].float().numpy()
+    if is_ours:
+        out = np.empty((sizes[0], sizes[2]), np.float32)
+        unpack(call.args[-1], num_stored_rows(sizes[0]), out)
+    else:
+        out = call.keywords["out"].float().numpy()
     np.testing.assert_array_equal(out, np.full((sizes[0], sizes[2]), sizes[1], np.float32))
