@@ -2,9 +2,9 @@
 
 One object holds the activations of one tile and is used by one thread at a time. Layers are products into
 memory that is kept, and fused kernels for what lies between them. In float32 the products are torch's own, or
-ours on processors where these are quicker. In bfloat16 inputs, weights and
-gradients are rounded before each product, which sums in float32 and rounds its result once, and the gradients
-of weights are widened at once, so that all sums over tiles are in float32.
+ours on processors where these are quicker. In bfloat16 inputs, weights and gradients are rounded before each
+product, which sums in float32 and rounds its result once, and the gradients of weights are widened at once,
+so that all sums over tiles are in float32.
 """
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
