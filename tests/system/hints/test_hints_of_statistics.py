@@ -21,10 +21,13 @@ from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.verify import rebuild
 from hotset.tests.support.hints import Shell, follows, hint_of
+from hotset.tests.support.logs.one_label import write_one_label
 from hotset.tests.support.resealed import write_manifest
+from hotset.train.data.shards import Shards
 from hotset.workflows.bench import bench_kills
 from hotset.workflows.bench.bench_stats import BenchStatsConfig
 from hotset.workflows.bench.limited.bench_larger_than_memory import BenchLargerThanMemoryConfig
+from hotset.workflows.bench.quality.both_labels import refuse_one_label
 from hotset.workflows.bench.training import bench_train
 from hotset.workflows.bench.training.bench_train import BenchTrainConfig
 
@@ -193,6 +196,15 @@ def test_benchmarks_say_what_they_lack(shell: Shell) -> None:
     BenchTrainConfig(model="dcnv2")
     assert "as many --slots as --batch-lookups" in shell.refused("bench", "stats", "--slots", "5")
     BenchStatsConfig(slots=50, batch_lookups=50)
+
+
+@follows("workflows/bench/quality/both_labels.py::refuse_one_label")
+def test_quality_is_measured_on_both_labels(shell: Shell) -> None:
+    one = shell.folder / "one.tsv"
+    one.write_bytes((shell.folder / "log.tsv").read_bytes())
+    write_one_label(one, "1")
+    assert "both labels" in shell.refused("bench", "quality", "--data", "one.tsv", "--seeds", "0")
+    refuse_one_label(Shards.open(shell.folder / "data"))
 
 
 @follows("workflows/cli.py::_run")
