@@ -146,7 +146,7 @@ def test_a_folder_without_stages_is_refused(tmp_path: Path) -> None:
         "exchange",
         "id_map",
     }
-    with pytest.raises(ManifestError, match="no stage folder"):
+    with pytest.raises(ManifestError, match="contains nothing that a stage wrote"):
         verify(tmp_path)
 
 

@@ -62,7 +62,7 @@ def test_the_functions_of_every_part_exist() -> None:
     sources = [
         path.read_text()
         for room in ("packing", "raw", "formats", "folders")
-        for path in (root / "pipeline" / room).glob("*.py")
+        for path in (root / "pipeline" / room).rglob("*.py")
     ]
     for qualified in {**stage_parts._PARTS_OF_PARSING, **stage_parts._PARTS_OF_PACKING}:
         *owner, name = qualified.split(".")
