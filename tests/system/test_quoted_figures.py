@@ -364,6 +364,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "codecs-2m": codecs,
     "full-kaggle": full_kaggle,
     "train": train,
+    "train-epyc": train,
     "advise-2m": advise,
     "advise-real-110k": advise,
     "links": links,
