@@ -182,8 +182,7 @@ def models(result: Result) -> list[str]:
 
 
 def characterise(result: Result) -> list[str]:
-    assert not result["is_quiet"] and result["num_held_out"] >= result["num_repeated"] >= 60
-    assert result["repeat_median_error"] > result["median_error"]
+    assert result["is_quiet"] and result["num_held_out"] >= result["num_repeated"] >= 60
     ours, *formulas = result["predictions"].values()
     assert all(ours[name] == result[name] for name in ("median_error", "p90_error", "pairs_in_order"))
     shares = [result[name] for name in ("median_error", "p90_error", "pairs_in_order")]
