@@ -13,12 +13,15 @@ from .. import __version__
 from ..pipeline.runtime.tasks import num_workers
 
 _LIBRARIES = ("numba", "numpy", "polars", "pyarrow")
+_HELD = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "NUMBA_CPU_NAME", "ONEDNN_MAX_CPU_ISA")
+"""Environment variables that hold a library to older instructions than the CPU has."""
 
 
 def describe_machine() -> dict[str, Any]:
     """Return what a timing depends on, and nothing that identifies this very machine."""
     return {
         "cpu": _cpu_model(),
+        "held_to": {name: os.environ[name] for name in _HELD if name in os.environ},
         "cores": num_workers(0),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.machine()}",

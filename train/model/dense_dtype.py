@@ -10,6 +10,8 @@ which makes a step eleven times as slow.
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -28,10 +30,17 @@ _QUICK = (frozenset({"amx_bf16"}), frozenset({"AuthenticAMD", "avx512_bf16"}))
 """The features of a CPU that is quick at bf16: all of one of these sets."""
 _OWN_PRODUCTS = frozenset({"AuthenticAMD", "avx512f"})
 _HAS_BF16 = ("avx512_bf16", "bf16", "amx_bf16")
+_LIMIT = "ONEDNN_MAX_CPU_ISA"
+"""Environment variable that holds oneDNN, which multiplies for torch in bf16, to older instructions."""
+_WITHOUT_BF16 = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"})
+"""Values of this variable under which it converts each number on its own."""
 
 
-def cpu_features(path: Path = _CPU_INFO) -> frozenset[str]:
-    """Return the names of this CPU's vendor and instruction sets, as Linux gives them, else none."""
+def cpu_features(path: Path = _CPU_INFO, environment: Mapping[str, str] = os.environ) -> frozenset[str]:
+    """Return the names of this CPU's vendor and instruction sets, as Linux gives them, else none.
+
+    Instructions for bf16 are left out where torch's library is held to older ones by the environment.
+    """
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError):
@@ -40,7 +49,9 @@ def cpu_features(path: Path = _CPU_INFO) -> frozenset[str]:
     # The first core stands for all.
     for key, value in (line.split(":", 1) for line in lines if ":" in line):
         found.setdefault(key.strip().lower(), value.split())
-    return frozenset(name for key in (_VENDOR, *_FLAGS) for name in found.get(key, ()))
+    features = frozenset(name for key in (_VENDOR, *_FLAGS) for name in found.get(key, ()))
+    is_held = environment.get(_LIMIT, "").upper() in _WITHOUT_BF16
+    return features.difference(_HAS_BF16) if is_held else features
 
 
 def has_bf16(features: frozenset[str]) -> bool:

@@ -81,3 +81,12 @@ def test_instructions_are_those_of_the_first_core(key: str, tmp_path: Path) -> N
     assert cpu_features(tmp_path / "none") == frozenset()
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     assert cpu_features(tmp_path / "binary") == frozenset()
+
+
+def test_instructions_that_torchs_library_must_not_use_do_not_count(tmp_path: Path) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text("vendor_id\t: AuthenticAMD\nflags\t\t: avx2 avx512f avx512_bf16 amx_bf16\n")
+    held = cpu_features(info, {"ONEDNN_MAX_CPU_ISA": "avx2"})
+    assert held == {"AuthenticAMD", "avx2", "avx512f"} and choose_dense_dtype("auto", "cpu", held) == "fp32"
+    assert has_bf16(cpu_features(info, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}))
+    assert has_bf16(cpu_features(info, {"ONEDNN_MAX_CPU_ISA": ""}))
