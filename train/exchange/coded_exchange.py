@@ -60,8 +60,13 @@ class ExchangeCounts:
     """Numbers that were too large for their code and became its largest."""
     num_steps: int = 0
     """Training steps in which that was."""
-    seconds: float = 0.0
-    """Seconds of the training loop for coding and waiting."""
+    seconds_of: dict[Kind, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
+    """Seconds of the training loop for coding and waiting; those of moves are among those of vectors."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the training loop for coding and waiting, of all kinds."""
+        return sum(self.seconds_of.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +142,11 @@ class CodedExchange:
         self.counts.num_steps += 1
 
     @contextmanager
-    def clocked(self) -> Iterator[None]:
-        """Add the seconds of the block to those of the exchange."""
+    def clocked(self, kind: Kind) -> Iterator[None]:
+        """Add the seconds of the block to those of a kind."""
         begin = time.perf_counter()
         yield
-        self.counts.seconds += time.perf_counter() - begin
+        self.counts.seconds_of[kind] += time.perf_counter() - begin
 
     def _stream(self, name: str, width: int) -> int:
         # A digest, since Python's own hash of a text differs from process to process.

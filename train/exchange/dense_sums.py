@@ -60,14 +60,14 @@ class DenseSums:
             return loss
         # Each rank gets its slice of all gradients, and adds it up.
         self._own_WN.view(-1)[: self._num_numbers] = gradient_N
-        with self._coded.clocked():
+        with self._coded.clocked("dense"):
             self._exchange_slices()
         slices_WN = self._slices_WN.numpy()
         add_tiles(slices_WN, 0, self._slice, self._workspace_LC, self._sums_N.numpy())
         # The losses travel along, each as the bits of a float64.
         own_loss = torch.tensor([loss], dtype=torch.float64).view(torch.uint8)
         codec, stream = self._coded.dense("sums")
-        with self._coded.clocked():
+        with self._coded.clocked("dense"):
             sums = torch.from_numpy(self._encoded(self._sums_N.numpy(), 0, codec, stream))
             found = self._ranks.gather(torch.cat([sums, own_loss]))
             self._coded.counts.sent_bytes["dense"] += (sums.numel() + _LOSS_BYTES) * (

@@ -150,7 +150,7 @@ class RankedEmbeddings(Embeddings):
             own.append(vectors_OD)
         # Received vectors fill the gaps, and the rank's own lookups read all of them.
         embeddings = []
-        with self._coded.clocked():
+        with self._coded.clocked("vectors"):
             arrived, early = under_way.wait()
         for number, (vectors_OD, each) in enumerate(zip(own, exchanges, strict=True)):
             vectors_OD.numpy()[each.received] = arrived[number]
@@ -197,7 +197,7 @@ class RankedEmbeddings(Embeddings):
             by_bag = each.own_ids.by_bag(each.own_lookups)
             sums.append(self._rows.sums(by_bag, grad_PD, each.own_ids.num_features).numpy())
         # Sums go to the homes of their rows; those that live here are kept.
-        with self._coded.clocked():
+        with self._coded.clocked("gradients"):
             found = self._send_gradients(sums, exchanges).wait()
         # A home adds the sums of all ranks by the tree, as one process adds those of its shares.
         for vectors, received_ND, sums_OD, each in zip(self._served, found, sums, exchanges, strict=True):

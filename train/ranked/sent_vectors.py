@@ -144,7 +144,7 @@ class SentVectors:
             NotFiniteRowError: as in `send`.
         """
         self.drop()
-        with self._coded.clocked():
+        with self._coded.clocked("vectors"):
             self._ahead = self._send_early(step, rows, ahead=1)
 
     def drop(self) -> None:
@@ -186,7 +186,7 @@ class SentVectors:
                 states_NW = read_states(width.executor, part, each.leaving)
                 rows.append(np.concatenate([vectors_SD[each.leaving], states_NW], axis=1))
         messages = self._whole_messages
-        with self._coded.clocked(), self._step_named(0):
+        with self._coded.clocked("vectors"), self._step_named(0):
             under_way = messages.send(rows, sent, received, coding)
         moved = sum(size * each.leaving.size for size, each in zip(self._moved_bytes, exchanges, strict=True))
         self._coded.note_sent("moves", moved, 0)

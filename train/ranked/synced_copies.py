@@ -240,7 +240,7 @@ class SyncedCopies:
         """Synchronise the copies where it is time, once a step is counted."""
         if not self.widths or not self.agree:
             return
-        with self._coded.clocked():
+        with self._coded.clocked("synced"):
             for width in self.widths:
                 width.synchronise()
                 self._coded.counts.sent_bytes["synced"] += width.sent_bytes

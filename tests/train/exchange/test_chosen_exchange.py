@@ -117,9 +117,10 @@ def test_rows_cross_as_they_are_only_where_every_width_does() -> None:
     coded.use(ChosenExchange(gradients="bf16"))
     assert coded.vectors().is_exact and not coded.gradients().is_exact
     assert not coded.chosen.is_exact and coded.prediction is None
-    with coded.clocked():
+    with coded.clocked("gradients"):
         pass
-    assert coded.counts.seconds >= 0 and set(coded.counts.sent_bytes.values()) == {0}
+    assert coded.counts.seconds == coded.counts.seconds_of["gradients"] > 0
+    assert set(coded.counts.sent_bytes.values()) == {0}
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ class BenchExchangeConfig:
     """Order of the shards: hot-only and mixed batches, or all samples shuffled together."""
 
     link: tuple[str, ...] = ()
-    """Links behind which two ranks then train in turns, as `hotset bench links` does: 200mbit, 1gbit,
-    10gbit or loopback; by default none."""
+    """Links behind which two ranks then train in turns, as `hotset bench links` does, which names them; by
+    default none."""
 
     def __post_init__(self) -> None:
         refuse_unknown_links("link", self.link)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import statistics
 import subprocess
@@ -38,6 +39,7 @@ from .rank_speedup import LOOPBACK, compare_ranks, show_speedup
 
 LINKS = {"200mbit": 200e6 / 8, "1gbit": 1e9 / 8, "10gbit": 10e9 / 8}
 """Bytes per second, each way."""
+_SHARE = re.compile(r"([1-9][0-9]?)%")
 AUTO = "auto"
 EVERY_LOOKUP = "fp32, every lookup"
 DISTINCT_FP16 = "fp16, distinct rows"
@@ -97,7 +99,8 @@ class BenchLinksConfig:
     """Samples of a batch that each rank computes."""
 
     links: tuple[str, ...] = ("200mbit", "1gbit")
-    """Links: 200mbit, 1gbit or 10gbit; loopback: two ranks of this machine beside one process, a thread
+    """Links: 200mbit, 1gbit or 10gbit; 60% or another share: the speed at which rows take that share of a
+    step, one fp32 vector for each lookup; loopback: two ranks of this machine beside one process, a thread
     each."""
 
     rounds: int = 5
@@ -117,20 +120,28 @@ class BenchLinksConfig:
         refuse_unknown_links("links", self.links)
 
 
+def share_of(link: str) -> float | None:
+    """Return the share of a step that a link is chosen by, None where it is named by its speed."""
+    found = _SHARE.fullmatch(link)
+    return int(found[1]) / 100 if found else None
+
+
 def refuse_unknown_links(option: str, links: Sequence[str]) -> None:
-    """Raise ConfigError where a link has no known speed and is not that of this machine."""
+    """Raise ConfigError where a link has no known speed, no share and is not that of this machine."""
     for link in links:
-        if link not in (*LINKS, LOOPBACK):
-            raise ConfigError(f"{option} must be of {', '.join(LINKS)}, {LOOPBACK}, got {link!r}")
+        if link not in (*LINKS, LOOPBACK) and share_of(link) is None:
+            known = ", ".join((*LINKS, LOOPBACK))
+            raise ConfigError(f"{option} must be of {known}, or a share of a step such as 60%, got {link!r}")
 
 
 def bench_links(config: BenchLinksConfig, progress: ProgressCallback = silent) -> dict[str, Any]:
     """Train behind each link; return plain data, ready for JSON.
 
     Returns:
-        By link and way the median seconds of a step, how many times quicker it is than the ways of others and
-        than hotset without a codec, and the bytes that a rank sends in it and a step early; what ``auto``
-        chose; and what vectors that cross early save. With loopback what `compare_ranks` returns.
+        By link its bytes per second, and by way the median seconds of a step, the share of it that rank 0
+        codes rows and waits for them, how many times quicker it is than the ways of others and than hotset
+        without a codec, and the bytes that a rank sends in it and a step early; what ``auto`` chose; and what
+        vectors that cross early save. With loopback what `compare_ranks` returns.
 
     Raises:
         HotsetError: namespaces are asked for, and this machine or user may not make them.
@@ -212,6 +223,10 @@ def _summary(turns: list[dict[str, Any]], link: str) -> dict[str, Any]:
         name: [turn for turn in turns if (turn["link"], turn["codec"]) == (link, name)] for name in WAYS
     }
     seconds = {name: statistics.median(turn["step_seconds"] for turn in of_way[name]) for name in WAYS}
+    shares = {
+        name: statistics.median(turn["row_seconds"] / turn["step_seconds"] for turn in of_way[name])
+        for name in WAYS
+    }
     sent, early = (
         {name: statistics.mean(turn[kind] for turn in of_way[name]) for name in WAYS}
         for kind in ("step_bytes", "early_bytes")
@@ -222,10 +237,12 @@ def _summary(turns: list[dict[str, Any]], link: str) -> dict[str, Any]:
     )
     return {
         "link": link,
+        "bytes_per_second": of_way[EVERY_LOOKUP][0]["bytes_per_second"],
         "codecs": [
             {
                 "codec": name,
                 "step_seconds": seconds[name],
+                "row_share": shares[name],
                 "step_bytes": sent[name],
                 "early_bytes": early[name],
                 "over_lookups": seconds[EVERY_LOOKUP] / seconds[name],
@@ -270,6 +287,11 @@ def show_links(result: dict[str, Any], console: Console) -> None:
                 *(f"{codec[name]:.2f}x" for name in ("over_lookups", "over_distinct_fp16", "over_none")),
             )
         console.print(table)
+        (lookups,) = (codec for codec in each["codecs"] if codec["codec"] == EVERY_LOOKUP)
+        console.print(
+            f"{8 * each['bytes_per_second'] / 1e6:,.0f} Mbit per second: rows take "
+            f"{lookups['row_share']:.0%} of a step with {EVERY_LOOKUP}"
+        )
         auto = each["auto"]
         vectors, gradients, dense = auto["codecs"]
         console.print(

@@ -17,6 +17,7 @@ from ....stats.exchange.homes_name import HomesName
 from ....train.config import TrainConfig
 from ....train.data.shards import Shards
 from ....train.exchange.chosen_exchange import ChosenExchange
+from ....train.exchange.coded_exchange import ExchangeCounts
 from ....train.options.exchange_options import ExchangeOptions
 from ....train.ranked.ranked_width import RankedWidth
 from ....train.ranks.ranks import Ranks
@@ -25,9 +26,12 @@ from ....train.ranks.torch_ranks import join_ranks
 from ....train.trainer_building.build_trainer import build_trainer
 from ....train.trainer_building.choose_exchange import choose_exchange
 from ....train.trainer_building.devices import set_threads
-from .bench_links import AUTO, LINKS, WAYS, Way
+from .bench_links import AUTO, EVERY_LOOKUP, LINKS, WAYS, Way, share_of
 from .link_namespaces import ShapedRanks
 from .lookup_messages import as_others_send
+
+_SEARCHES = 4
+"""Turns in which the speed of a link is looked for."""
 
 
 class _Run:
@@ -52,7 +56,7 @@ class _Run:
         stack: ExitStack,
     ) -> None:
         # More epochs than turns need: the steps end with the turns.
-        num_turns = 2 + settings["rounds"] * len(settings["links"]) * len(WAYS)
+        num_turns = 2 + (_SEARCHES + settings["rounds"] * len(WAYS)) * len(settings["links"])
         epochs = 1 + num_turns * settings["steps"] // shards.num_training_batches
         config = TrainConfig(placement="all-fast", threads=1, seed=settings["seed"], epochs=epochs)
         self.trainer = build_trainer(shards, config, ranks=link, homes=homes)
@@ -65,7 +69,8 @@ class _Run:
         self._link = link
 
     def turn(self, way: Way, chosen: ChosenExchange) -> dict[str, float]:
-        """Take the steps of a turn; return the seconds of a step and the bytes that this rank sent in it."""
+        """Take the steps of a turn; return the seconds of a step, those for rows, and the bytes that this
+        rank sent in it."""
         trainer = self.trainer
         trainer.coded.use(chosen)
         steps = [next(self._steps) for _ in range(self._num_steps)]
@@ -77,6 +82,7 @@ class _Run:
         steps[-1] = replace(steps[-1], following=None)
         counts = trainer.coded.counts
         before, early_before = sum(counts.sent_bytes.values()), counts.early_bytes
+        rows_before = _row_seconds(counts)
         self._link.gather(torch.zeros(1))  # both begin together
         begin = time.perf_counter()
         for step in steps:
@@ -86,6 +92,7 @@ class _Run:
         seconds = time.perf_counter() - begin
         return {
             "step_seconds": seconds / self._num_steps,
+            "row_seconds": (_row_seconds(counts) - rows_before) / self._num_steps,
             "step_bytes": (sum(counts.sent_bytes.values()) - before) / self._num_steps,
             "early_bytes": (counts.early_bytes - early_before) / self._num_steps,
         }
@@ -113,26 +120,54 @@ def measure_turns(
         runs = {kind: _Run(shards, settings, *kind, link, stack) for kind in kinds}
         for run in runs.values():
             run.turn(WAYS[AUTO], ChosenExchange())  # compiles
-        chosen = {name: _chosen_by_auto(runs["by-use", True], link, name) for name in settings["links"]}
+        of_others = WAYS[EVERY_LOOKUP]
+        speeds = {
+            name: speed_of_link(runs[of_others.homes, of_others.sends_early], link, name)
+            for name in settings["links"]
+        }
+        chosen = {name: _chosen_by_auto(runs["by-use", True], link, speed) for name, speed in speeds.items()}
         # Both ranks take the same turns in the same order, so they agree on link and codec without a message.
         for _ in range(settings["rounds"]):
             for name in settings["links"]:
                 for codec, way in WAYS.items():
-                    link.set_speed(LINKS[name])
+                    link.set_speed(speeds[name])
                     exchange = ChosenExchange(way.rows, way.rows, way.dense)
                     if codec == AUTO:
                         exchange = chosen[name]
                     found = runs[way.homes, way.sends_early].turn(way, exchange)
                     codecs = [exchange.vectors, exchange.gradients, exchange.dense]
-                    turns.append({"link": name, "codec": codec, "codecs": codecs} | found)
+                    of_link = {"link": name, "bytes_per_second": speeds[name]}
+                    turns.append(of_link | {"codec": codec, "codecs": codecs} | found)
         for run in runs.values():
             run.stop()
     return turns
 
 
-def _chosen_by_auto(run: _Run, link: ThrottledRanks | ShapedRanks, name: str) -> ChosenExchange:
+def _row_seconds(counts: ExchangeCounts) -> float:
+    """Return the seconds so far in which this rank coded rows and waited for them."""
+    return counts.seconds_of["vectors"] + counts.seconds_of["gradients"]
+
+
+def speed_of_link(run: _Run, link: ThrottledRanks | ShapedRanks, name: str) -> float:
+    """Return the bytes per second of a link; where it is named by a share, of the one at which rows take that
+    share of a step with a vector for each lookup."""
+    wanted = share_of(name)
+    if wanted is None:
+        return LINKS[name]
+    speed = LINKS["1gbit"]
+    for _ in range(_SEARCHES):
+        link.set_speed(speed)
+        found = run.turn(WAYS[EVERY_LOOKUP], ChosenExchange())
+        # Both ranks need the same speed. What is not for rows takes as long at any, and the rows their bytes.
+        own = torch.tensor([found["row_seconds"], found["step_seconds"]], dtype=torch.float64)
+        rows, whole = (float(each) for each in sum(link.gather(own), torch.zeros(2)))
+        speed *= rows / (whole - rows) * (1 - wanted) / wanted
+    return speed
+
+
+def _chosen_by_auto(run: _Run, link: ThrottledRanks | ShapedRanks, speed: float) -> ChosenExchange:
     """Return what ``--exchange auto`` takes at a link."""
-    link.set_speed(LINKS[name])
+    link.set_speed(speed)
     run.trainer.coded.use(ChosenExchange())
     return choose_exchange(run.trainer, ExchangeOptions(exchange=AUTO))
 

@@ -11,27 +11,30 @@ from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.train.exchange.chosen_exchange import ChosenExchange
+from hotset.train.ranks.ranks import OneRank
 from hotset.train.ranks.thread_ranks import run_thread_ranks
+from hotset.train.ranks.throttled_ranks import ThrottledRanks
 from hotset.workflows.bench.ranks import bench_links as module
 from hotset.workflows.bench.ranks.bench_exchange import BenchExchangeConfig
 from hotset.workflows.bench.ranks.bench_links import BenchLinksConfig, bench_links, show_links
 from hotset.workflows.bench.ranks.link_namespaces import NamespacesError
-from hotset.workflows.bench.ranks.link_rank import measure_turns
+from hotset.workflows.bench.ranks.link_rank import measure_turns, speed_of_link
 
 
 def test_each_codec_gets_a_turn_at_each_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = write_shards(tmp_path / "shards", ShardSpec(num_mixed=100, batch_size=20))
-    settings = {"rounds": 2, "steps": 1, "links": ("1gbit", "10gbit"), "seed": 0}
+    settings = {"rounds": 2, "steps": 1, "links": ("60%", "10gbit"), "seed": 0}
     turns, others = run_thread_ranks(2, lambda ranks: measure_turns(shards, settings, ranks))
     assert [(turn["link"], turn["codec"]) for turn in turns] == 2 * [
-        (link, codec) for link in ("1gbit", "10gbit") for codec in module.WAYS
+        (link, codec) for link in ("60%", "10gbit") for codec in module.WAYS
     ]
     assert len(others) == len(turns)
     # What a rank sends depends on the codec alone.
     monkeypatch.setattr(module, "_turns_of_ranks", lambda config, data: ("throttle", turns))
     monkeypatch.setattr(module, "generate", lambda *_: None)
     monkeypatch.setattr(module, "preprocess", lambda *_: None)
-    result = bench_links(BenchLinksConfig(links=("1gbit", "10gbit")))
+    result = bench_links(BenchLinksConfig(links=("60%", "10gbit")))
     for link in result["links"]:
         sent = {each["codec"]: each["step_bytes"] for each in link["codecs"]}
         assert (
@@ -44,17 +47,41 @@ def test_each_codec_gets_a_turn_at_each_link(tmp_path: Path, monkeypatch: pytest
         # Whatever it measured, auto takes codecs that it may take, and all turns take the same.
         assert link["auto"]["codecs"][0] in ("none", "bf16", "int8")
         assert link["auto"]["best"] not in ("auto", "int4, bf16 dense")
+        assert all(0 < each["row_share"] < 1 for each in link["codecs"])
+    # Both ranks found the same speed where a share names the link.
+    assert len({turn["bytes_per_second"] for turn in turns + others if turn["link"] == "60%"}) == 1
+    assert result["links"][1]["bytes_per_second"] == 1.25e9
     console = Console(record=True, width=90)
     show_links(result, console)
     shown = console.export_text()
     assert "10gbit (throttle): a step of two ranks" in shown and "auto took" in shown
+    assert "10,000 Mbit per second: rows take" in shown
+
+
+@pytest.mark.parametrize("share", [1, 35, 60, 99])
+def test_a_share_names_the_speed_at_which_rows_take_it(share: int) -> None:
+    link = ThrottledRanks(OneRank(), 1.0)
+
+    class Run:
+        """A step whose rows are 12 MB, and whose rest takes an eighth of a second."""
+
+        def turn(self, way: module.Way, chosen: ChosenExchange) -> dict[str, float]:
+            assert way == module.WAYS[module.EVERY_LOOKUP] and chosen == ChosenExchange()
+            row_seconds = 12e6 / link._bytes_per_second
+            return {"row_seconds": row_seconds, "step_seconds": row_seconds + 0.125}
+
+    speed = speed_of_link(Run(), link, f"{share}%")  # type: ignore[arg-type]
+    assert 12e6 / speed / (12e6 / speed + 0.125) == pytest.approx(share / 100)
+    assert speed_of_link(Run(), link, "200mbit") == 25e6  # type: ignore[arg-type]
 
 
 def test_links_that_nobody_knows_are_refused() -> None:
-    with pytest.raises(ConfigError, match="links must be of 200mbit, 1gbit, 10gbit, loopback, got '3gbit'"):
-        BenchLinksConfig(links=("3gbit",))
-    with pytest.raises(ConfigError, match="link must be of 200mbit, 1gbit, 10gbit, loopback, got '3gbit'"):
-        BenchExchangeConfig(link=("3gbit",))
+    known = "must be of 200mbit, 1gbit, 10gbit, loopback, or a share of a step such as 60%, got"
+    for name in ("3gbit", "0%", "100%", "60 %"):
+        with pytest.raises(ConfigError, match=f"links {known} '{name}'"):
+            BenchLinksConfig(links=(name,))
+        with pytest.raises(ConfigError, match=f"link {known} '{name}'"):
+            BenchExchangeConfig(link=(name,))
     with pytest.raises(ConfigError, match="network must be one of"):
         BenchLinksConfig(network="cable")  # type: ignore[arg-type]
 
