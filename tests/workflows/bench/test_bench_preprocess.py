@@ -53,10 +53,16 @@ def test_preprocess_is_measured_end_to_end(tmp_path: Path, monkeypatch: pytest.M
     assert all(job["times_bound"] > 0 for job in result["one_core"]["jobs"].values())
     assert list(result["polars_stages"]) == ["scan", "count", "split", "encode", "shuffle", "write"]
     assert steps[-1] == ("bench", 8, 8)
+    # Both run as programs of their own, too.
+    processes = result["processes"]
+    assert processes["ratio"]["wall"] == pytest.approx(
+        processes["seconds"]["polars"]["wall_seconds"] / processes["seconds"]["hotset"]["wall_seconds"]
+    )
     assert not list(tmp_path.iterdir())
     printed = io.StringIO()
     print_bench_preprocess(result, Console(file=printed, width=200))
-    assert "polars / hotset" in printed.getvalue() and "wall / bound" in printed.getvalue()
+    for wanted in ("polars / hotset", "wall / bound", "As whole processes"):
+        assert wanted in printed.getvalue()
 
 
 def test_a_stage_is_compared_with_the_bytes_it_moves() -> None:
