@@ -34,10 +34,13 @@ class FusedAtOnce:
         self._plain = plain
         self._batch_size = batch_size
         self._rates_2 = torch.empty(2, device=fused.device)
+        self._rates = self._rates_2.unbind()
         self.dtype: DenseDtype = plain.dtype
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
         """Pass a batch forward and backward, as `DenseStep.train`."""
+        # Numbers of the host are arguments of kernels: to copy them would wait for a GPU, and what the layers
+        # queue could not be queued while the vectors of the batch are still on their way.
         (emb_BFD,) = embeddings
         num_samples, num_tables, dim = emb_BFD.shape
         num_lookups = num_samples * num_tables
@@ -48,7 +51,7 @@ class FusedAtOnce:
         inputs = DenseInputs(
             self._padded(batch.label_B.to(on)),
             self._padded(batch.dense_BK.to(on)),
-            torch.tensor([num_samples], dtype=torch.int32, device=on),
+            torch.full((1,), num_samples, dtype=torch.int32, device=on),
             emb_BFD.detach().reshape(num_lookups, dim),
             slots_BF,
             torch.empty(self._batch_size, num_tables, dim, device=on),
@@ -64,7 +67,8 @@ class FusedAtOnce:
 
     def prepare(self, rate: float) -> None:
         """Set the learning rate of the step of the layers."""
-        self._rates_2.copy_(torch.from_numpy(self._fused.next_rates(rate)))
+        for place, number in zip(self._rates, self._fused.next_rates(rate).tolist(), strict=True):
+            place.fill_(number)
 
     def step(self) -> None:
         """Take one step of the layers."""

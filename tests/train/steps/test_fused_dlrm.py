@@ -5,6 +5,8 @@ Tests `fused_at_once` and `build_steps`, too.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ from hotset.train.config import PlacementName, TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.options.interval import parse_interval
 from hotset.train.run import train
+from hotset.train.steps.fused_at_once import FusedAtOnce
 from hotset.train.steps.queued_steps import QueuedSteps
+from hotset.train.trainer_building.build_trainer import build_trainer
 
 LAYERS: dict[str, Any] = {"bottom_mlp": (7,), "top_mlp": (9, 5)}
 
@@ -77,6 +81,36 @@ def test_a_resumed_state_goes_on(optimizer: str, tmp_path: Path) -> None:
             for name in names - {"step"}:
                 assert state[name].shape == parameter.shape and state[name].abs().sum() > 0
             assert not names or state["step"] == trainer.step
+
+
+def test_a_step_at_once_copies_nothing_from_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a copy waits for a GPU, and with it the loop, which has more to queue."""
+    shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec()))
+    fields: dict[str, Any] = {"placement": "hybrid", "device": "late:3", "dense_optimizer": "sgd"}
+    trainer = build_trainer(shards, TrainConfig(kernels="torch", **fields, **LAYERS))
+    assert isinstance(trainer.runner, QueuedSteps)
+    at_once = trainer.runner._parts.dense
+    assert isinstance(at_once, FusedAtOnce)
+    batch = shards.training_batch(0)
+    copied: list[str] = []
+
+    def noting(name: str) -> Callable[..., Any]:
+        call = getattr(torch, name)
+
+        def note(*args: Any, **kwargs: Any) -> Any:
+            copied.append(name)
+            return call(*args, **kwargs)
+
+        return note
+
+    for name in ("tensor", "as_tensor", "from_numpy"):
+        monkeypatch.setattr(torch, name, noting(name))
+    # The kernels themselves are a GPU's.
+    monkeypatch.setattr(at_once, "_kernels", defaultdict(lambda: lambda *_: None))
+    num_tables, dim = len(shards.tables), shards.embedding_dim
+    at_once.train(batch, [torch.zeros(batch.num_samples, num_tables, dim)])
+    at_once.prepare(0.25)
+    assert copied == [] and at_once._rates_2.tolist() == [0.25, 1.0]
 
 
 @pytest.mark.slow
