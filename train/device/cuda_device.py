@@ -39,7 +39,9 @@ class CudaDevice:
         }
         # Compute is the default stream, which cannot be recorded, so another one stands for it.
         self._recorded_compute = torch.cuda.Stream(torch_device)  # type: ignore[no-untyped-call]
-        self._pinned: list[int] = []
+        self._pinned: list[torch.Tensor] = []
+        """Memory of others, kept for as long as it is pinned: its addresses must not become those of new
+        memory."""
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         tensor = torch.empty(tuple(shape), dtype=dtype, device=self.torch_device)
@@ -64,7 +66,7 @@ class CudaDevice:
             with contextlib.suppress(RuntimeError):
                 torch.zeros(1, device=self.torch_device)
             return False
-        self._pinned.append(tensor.data_ptr())
+        self._pinned.append(tensor)
         return True
 
     def copy(self, stream: StreamName, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -132,4 +134,4 @@ class CudaDevice:
             raise RuntimeError("the device was closed with work queued")
         cudart = cast(Any, torch.cuda.cudart())  # type: ignore[no-untyped-call]
         while self._pinned:
-            cudart.cudaHostUnregister(self._pinned.pop())
+            cudart.cudaHostUnregister(self._pinned.pop().data_ptr())

@@ -5,8 +5,10 @@ What a GPU does with them is tested where there is one (`tests/system/test_gpu.p
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,3 +116,28 @@ def test_work_that_raises_while_it_is_recorded_is_what_the_caller_hears_of(
     assert cuda.current == "default"
     launching(device, cuda, "compute")()
     assert cuda.launched == ["default"]
+
+
+def test_pinned_memory_is_kept_until_it_is_pinned_no_more(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered: set[int] = set()
+
+    def register(address: int, num_bytes: int, flags: int) -> int:
+        registered.add(address)
+        return 0
+
+    calls = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=registered.remove)
+    idle = SimpleNamespace(query=lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: calls)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: idle)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: idle)
+    device = CudaDevice(torch.device("cuda", 0))
+    rows = torch.zeros(5, 4)
+    assert device.pin(rows) and device.pin(torch.zeros(0)) and registered == {rows.data_ptr()}
+    # Addresses that are pinned must not be those of other memory, which could not be pinned then.
+    memory = weakref.ref(rows)
+    del rows
+    assert memory() is not None
+    device.close()
+    assert memory() is None and not registered
