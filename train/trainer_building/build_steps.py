@@ -71,6 +71,7 @@ def build_runner(
         if config.kernels is not None:
             raise ConfigError("--kernels chooses those of a GPU, and the run is on the host")
         return StepsAtOnce(parts)
+    keep_products_of_float32(verbs.torch_device)
     kernels = choose_kernels(verbs.torch_device, config.kernels or "")
     fused = None
     # The layers of DLRM as few kernels, where the device and the model allow them; else as torch has them.
@@ -96,6 +97,13 @@ def build_runner(
         mover=config.mover,
         num_threads=num_threads,
     )
+
+
+def keep_products_of_float32(device: torch.device) -> None:
+    """Let a GPU round no factor of a product of float32: some builds of torch and some environments have it
+    round them to 10 bits (TF32)."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("highest")
 
 
 def _can_be_recorded(kernels: Mapping[str, Kernel], verbs: Device) -> bool:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hotset.pipeline.errors import ConfigError
+from hotset.train.trainer_building.build_steps import keep_products_of_float32
 from hotset.train.trainer_building.devices import open_device
 
 
@@ -32,3 +33,13 @@ def test_the_gpu_that_is_named_is_the_one_that_is_used(monkeypatch: pytest.Monke
     assert open_device("cuda") == torch.device("cuda:0") and used == [1, 0]
     with pytest.raises(ConfigError, match="has 2 CUDA devices, and 'cuda:2' is none of them"):
         open_device("cuda:2")
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("cuda", ["highest"]), ("cpu", [])])
+def test_products_of_float32_are_those_of_float32(
+    name: str, wanted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_to: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", set_to.append)
+    keep_products_of_float32(torch.device(name))
+    assert set_to == wanted
