@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,19 @@ def test_late_streams_of_a_gpu_change_no_bit(
     assert_equal_bits(trained(shards, device="cuda", **placement, **FIELDS), wanted)
 
 
+def begin_with_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let new memory of the device hold empty lists: a kernel that runs too early would else follow whatever
+    is there, to addresses that end what this process can do on a GPU."""
+    allocate = CudaDevice.allocate
+
+    def zeros(device: CudaDevice, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        tensor = allocate(device, shape, dtype).zero_()
+        device.synchronize()
+        return tensor
+
+    monkeypatch.setattr(CudaDevice, "allocate", zeros)
+
+
 @pytest.mark.parametrize("waiting", ["compute", "moves"])
 @pytest.mark.parametrize("placement", [{"placement": "lookahead"}, THREADS, *STATELESS], ids=str)
 def test_a_wait_that_is_left_out_on_a_gpu_is_found(
@@ -137,6 +150,7 @@ def test_a_wait_that_is_left_out_on_a_gpu_is_found(
     shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
     wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
     let_streams_be_late(monkeypatch)
+    begin_with_zeros(monkeypatch)
     wait = CudaDevice.wait
 
     def wait_unless(device: CudaDevice, stream: StreamName, event: Event) -> None:
