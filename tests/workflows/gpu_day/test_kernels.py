@@ -6,13 +6,18 @@ Tests `part_process`, too.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from hotset.train.trainer import Trainer
+from hotset.train.data.shards import Shards
+from hotset.train.gpu_kernels import dense_twins
 from hotset.workflows.gpu_day import kernels
 from hotset.workflows.gpu_day.checks import small_shards
 from hotset.workflows.gpu_day.kernels import Trial
@@ -59,15 +64,34 @@ def test_a_kernel_is_held_against_its_twin(tmp_path: Path, monkeypatch: pytest.M
     small_shards(settings, "kernels", "adagrad")
     kernels.try_kernel(settings, Records(tmp_path / "found.jsonl", 60))
     tried, row = records_of(tmp_path / "found.jsonl")
-    assert tried == {"fact": {"tried_kernel": "gather_dots"}} and row["row"]["largest_difference"] == 0
-    train = kernels._train
+    assert tried == {"fact": {"tried_kernel": "gather_dots"}} and row["row"]["difference"] == 0
+    gather_dots = dense_twins.gather_dots
+    trained = kernels._trained_rows
 
-    def train_wrongly(*arguments: Any) -> Trainer:
-        trainer = train(*arguments)
-        if "gather_dots" in arguments[-1]:
-            trainer.embeddings.widths[0].executor.slow.weights_SD[-1] = float("nan")
-        return trainer
+    def difference_with(kernel: Callable[..., None]) -> float:
+        """Return what is found where this is the kernel, and not its twin."""
 
-    monkeypatch.setattr(kernels, "_train", train_wrongly)
-    with pytest.raises(ValueError, match="weights of rows differ"):
+        def train(shards: Shards, settings: PartSettings, names: str) -> Any:
+            with monkeypatch.context() as patch:
+                if "gather_dots" in names:
+                    patch.setattr(dense_twins, "gather_dots", kernel)
+                return trained(shards, settings, names)
+
+        monkeypatch.setattr(kernels, "_trained_rows", train)
         kernels.try_kernel(settings, Records(tmp_path / "found.jsonl", 60))
+        return float(records_of(tmp_path / "found.jsonl")[-1]["row"]["difference"])
+
+    def wider(weights: Any, slots: Any, count: Any, bottom: Any, inputs: torch.Tensor) -> None:
+        exact = inputs.double()
+        gather_dots(weights.double(), slots, count, bottom.double(), exact)
+        inputs.copy_(exact)
+
+    def wrong(*arguments: Any, dot: float) -> None:
+        gather_dots(*arguments)
+        arguments[-1][:, -8] = dot
+
+    # Another order of the sums is none that matters; a wrong dot of many is.
+    assert 0 < difference_with(wider) < kernels._TOLERANCE / 10
+    for dot in (1.0, math.nan):
+        with pytest.raises(ValueError, match="weights of rows differ"):
+            difference_with(partial(wrong, dot=dot))
