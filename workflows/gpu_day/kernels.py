@@ -37,6 +37,8 @@ _SPARE_SECONDS = 3.0
 """Left of the part's time when the last kernel is given up, to write down what was found."""
 _PROCESSES = 12
 """Each compiles most of what the others do, so all begin at once where there are cores for them."""
+_OWN_SECONDS = 20.0
+"""A kernel that is not done is at fault after so much time of its own, its compilation included."""
 _STEPS = 16
 _STAGING_BYTES = ByteSize(160_000)
 """So few slots that rows are written back and fetched again in these steps."""
@@ -51,9 +53,13 @@ def try_kernels(settings: PartSettings, records: Records) -> None:
     small_shards(settings, "kernels", "adagrad")
     # They are tried side by side, each with a limit of its own, so one that hangs does not end the others.
     names = _FEW if settings.is_small else tuple(TWINS)
-    limit = min(_SECONDS, records.seconds_left - _SPARE_SECONDS)
+
+    def try_in_time(name: str) -> Trial:
+        # With few cores some begin late, and get what is left.
+        return _try_apart(name, settings, min(_SECONDS, records.seconds_left - _SPARE_SECONDS))
+
     with ThreadPoolExecutor(min(_PROCESSES, os.cpu_count() or 1)) as pool:
-        found = list(pool.map(lambda name: _try_apart(name, settings, limit), names))
+        found = list(pool.map(try_in_time, names))
     for name, trial in zip(names, found, strict=True):
         records.check(f"kernel {name}", not trial.fault, trial.fault)
     # Written where none is, too: it counts instead of what an earlier call has found.
@@ -93,7 +99,7 @@ class Trial:
     fault: str
     """Empty where all is well."""
     is_broken: bool
-    """Whether the kernel is at fault; else the process did not come to it."""
+    """Whether the kernel is at fault; else the process did not come to it, or had no time for it."""
 
 
 def _try_apart(name: str, settings: PartSettings, seconds: float) -> Trial:
@@ -104,8 +110,13 @@ def _try_apart(name: str, settings: PartSettings, seconds: float) -> Trial:
     if is_right:
         return Trial("", is_broken=False)
     fault = f"not done after {time.monotonic() - begin:.0f} s\n" if is_right is None else ""
-    # A machine where the twins fail, or take too long, says nothing about the kernel: none would be left.
-    return Trial(fault + output[-1500:], is_broken=records.exists())
+    fault += output[-1500:]
+    # A machine where the twins fail, or take too long, says nothing about the kernel: none would be left. Nor
+    # does one where the kernel had only begun.
+    if not records.exists():
+        return Trial(fault, is_broken=False)
+    own_seconds = time.time() - records.stat().st_mtime
+    return Trial(fault, is_broken=is_right is not None or own_seconds >= _OWN_SECONDS)
 
 
 def _trained_rows(shards: Shards, settings: PartSettings, kernels: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -43,19 +45,50 @@ def test_a_kernel_that_fails_is_replaced(tmp_path: Path, monkeypatch: pytest.Mon
     assert found[2] == {"fact": {"replaced_kernels": "torch:decode_batch"}}
 
 
+def test_a_kernel_that_begins_late_gets_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def try_apart(name: str, settings: PartSettings, seconds: float) -> Trial:
+        given.append(seconds)
+        time.sleep(0.05)
+        return Trial("", is_broken=False)
+
+    monkeypatch.setattr(kernels, "small_shards", lambda *_: None)
+    monkeypatch.setattr(kernels, "_try_apart", try_apart)
+    monkeypatch.setattr(kernels, "_PROCESSES", 1)
+    kernels.try_kernels(PartSettings("late", tmp_path, True), Records(tmp_path / "found.jsonl", 30))
+    first, second = given
+    assert second + 0.05 <= first < 30
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("comes_to_the_kernel", [True, False])
-def test_a_kernel_that_was_not_come_to_is_not_at_fault(
-    comes_to_the_kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("own_seconds", "command", "is_broken"),
+    [
+        (None, "exec sleep 60", False),
+        (1.0, "exec sleep 60", False),
+        (30.0, "exec sleep 60", True),
+        (None, "echo wrong; exit 1", False),
+        (1.0, "echo wrong; exit 1", True),
+    ],
+)
+def test_a_kernel_that_was_not_come_to_or_had_no_time_is_not_at_fault(
+    own_seconds: float | None,
+    command: str,
+    is_broken: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def start(name: str, settings: PartSettings, records: Path, kernels: str) -> Any:
-        if comes_to_the_kernel:
+        if own_seconds is not None:
             records.write_text("{}")
-        return subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE, text=True)
+            os.utime(records, (time.time() - own_seconds,) * 2)
+        return subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True)
 
     monkeypatch.setattr(kernels, "start_part", start)
-    trial = kernels._try_apart("decode_batch", PartSettings("late", tmp_path, True), 0.1)
-    assert trial.fault.startswith("not done after") and trial.is_broken == comes_to_the_kernel
+    ends = command.startswith("echo")
+    trial = kernels._try_apart("decode_batch", PartSettings("late", tmp_path, True), 30.0 if ends else 0.1)
+    assert trial.fault.startswith("wrong" if ends else "not done after") and trial.is_broken == is_broken
 
 
 @pytest.mark.slow
