@@ -11,6 +11,9 @@ import torch
 if not torch.cuda.is_available():
     # Read when a kernel is defined, so before any test imports one.
     os.environ["TRITON_INTERPRET"] = "1"
+else:
+    # As runs have it: in some environments torch rounds the factors of products of float32.
+    torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture(params=["torch", "triton"])
