@@ -112,28 +112,36 @@ def _run_in_threads(function: Callable[..., Result], tasks: Iterable[Task], coun
     todo = iter(tasks)
     in_order: deque[Future[Result]] = deque()
     unfinished: set[Future[Result]] = set()
-    # Leaving the pool, by whatever way, waits for the tasks that have started.
-    with ThreadPoolExecutor(count) as pool:
-        try:
-            while True:
-                # Submit while fewer than two tasks per worker are unfinished and not too many results wait
-                # behind a slow one.
-                unfinished = {future for future in unfinished if not future.done()}
-                while len(unfinished) < 2 * count and len(in_order) < _MOST_RESULTS * count:
-                    if (task := next(todo, None)) is None:
-                        break
-                    in_order.append(pool.submit(function, *task))
-                    unfinished.add(in_order[-1])
-                if not in_order:
-                    return
-                # Yield the oldest result if it is there, else sleep until any task ends and submit again.
-                if in_order[0].done():
-                    yield in_order.popleft().result()
-                else:
-                    wait(unfinished, return_when=FIRST_COMPLETED)
-        finally:
-            for future in in_order:
-                future.cancel()
+    pool = ThreadPoolExecutor(count)
+    is_closed = False
+    try:
+        while True:
+            # Submit while fewer than two tasks per worker are unfinished and not too many results wait
+            # behind a slow one.
+            unfinished = {future for future in unfinished if not future.done()}
+            while len(unfinished) < 2 * count and len(in_order) < _MOST_RESULTS * count:
+                if (task := next(todo, None)) is None:
+                    break
+                in_order.append(pool.submit(function, *task))
+                unfinished.add(in_order[-1])
+            if not in_order:
+                return
+            # Yield the oldest result if it is there, else sleep until any task ends and submit again.
+            if in_order[0].done():
+                yield in_order.popleft().result()
+            else:
+                wait(unfinished, return_when=FIRST_COMPLETED)
+    except GeneratorExit:
+        is_closed = True
+        raise
+    finally:
+        # By whatever way it ends, tasks that have started are waited for.
+        wait([future for future in in_order if not future.cancel()])
+        # Threads are joined too, so that their buffers are gone; but not where the caller stopped reading, as
+        # then it may be the collector of garbage that closes this generator. It runs in any thread, at any
+        # allocation: also while a thread starts or joins another one, and so holds a lock that to join a
+        # thread here would wait for.
+        pool.shutdown(wait=not is_closed)
 
 
 def _run_in_processes(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -103,6 +105,41 @@ def test_an_interrupt_while_waiting_leaves_none_at_work(monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         list(results)
     assert work.at_work == 0 and pressed.is_set()
+
+
+COLLECTED = """
+import faulthandler, gc, threading
+from hotset.pipeline.runtime.tasks import run_tasks
+
+def stop_reading():
+    results = run_tasks(abs, ((number,) for number in range(100)), workers=2)
+    assert next(results) == 0
+    cycle = [results]
+    cycle.append(cycle)
+
+def collecting():
+    gc.collect()
+    maintain()
+
+faulthandler.dump_traceback_later(30, exit=True)
+gc.disable()
+stop_reading()
+# Called by a thread that starts or joins another one, which holds the lock of these locks.
+maintain, threading._maintain_shutdown_locks = threading._maintain_shutdown_locks, collecting
+thread = threading.Thread(target=int)
+thread.start()
+thread.join()
+print("ended")
+"""
+"""Leaves results unread, for the collector of garbage to close in the middle of a thread's start."""
+
+
+@pytest.mark.skipif(
+    not hasattr(threading, "_maintain_shutdown_locks"), reason="Python keeps no locks of threads any more"
+)
+def test_results_that_are_collected_while_a_thread_starts_let_it_start() -> None:
+    done = subprocess.run([sys.executable, "-c", COLLECTED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 
 
 def test_no_number_of_workers_means_the_cores() -> None:
