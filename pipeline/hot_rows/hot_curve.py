@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,11 +61,11 @@ def hot_curves(
     parts = [(entry, num_samples) for entry, num_samples in parts if num_samples > 0]
     tasks = ((samples, *part, orders, num_budgets) for part in parts)
     # Sums of whole numbers do not depend on the order in which parts come back.
-    counted = run_tasks(_count_part, tasks, workers=resources.workers)
-    for (_, num_samples), found in zip(parts, counted, strict=True):
-        total += found
-        done += num_samples
-        resources.progress("hot", done, num_train)
+    with closing(run_tasks(_count_part, tasks, workers=resources.workers)) as counted:
+        for (_, num_samples), found in zip(parts, counted, strict=True):
+            total += found
+            done += num_samples
+            resources.progress("hot", done, num_train)
     # A row that a small budget makes hot is hot under every larger one: sums over levels are the curves.
     curves = np.cumsum(total, axis=2)
     return [

@@ -6,6 +6,7 @@ keys: one pass over samples/ finds them, and no shards are needed. Memory grows 
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,11 +70,11 @@ def draw_trace(
     ]
     parts = []
     done = 0
-    drawn = run_tasks(_draw_part, tasks, workers=resources.workers)
-    for (*_, num_read, _, _), part in zip(tasks, drawn, strict=True):
-        parts.append(part)
-        done += num_read
-        resources.progress("trace", done, num_train)
+    with closing(run_tasks(_draw_part, tasks, workers=resources.workers)) as drawn:
+        for (*_, num_read, _, _), part in zip(tasks, drawn, strict=True):
+            parts.append(part)
+            done += num_read
+            resources.progress("trace", done, num_train)
     keys, rows, lengths = (np.concatenate(found) for found in zip(_NOTHING, *parts, strict=True))
     # Samples in the order of their keys: take the lookups of each from where its file put them.
     order = np.argsort(keys, kind="stable")

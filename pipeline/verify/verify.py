@@ -9,6 +9,7 @@ gives what its folder has, see `rebuild`. Of a folder whose files were discarded
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -103,11 +104,11 @@ def verify(
     tasks = [(entry, manifest, there) for manifest in there.values() for entry in manifest.files]
     done = 0
     total = sum(entry.num_bytes for entry, *_ in tasks)
-    checked = run_tasks(_check_file, tasks, workers=resources.workers)
-    for (entry, *_), file_faults in zip(tasks, checked, strict=True):
-        faults += file_faults
-        done += entry.num_bytes
-        resources.progress("verify", done, total)
+    with closing(run_tasks(_check_file, tasks, workers=resources.workers)) as checked:
+        for (entry, *_), file_faults in zip(tasks, checked, strict=True):
+            faults += file_faults
+            done += entry.num_bytes
+            resources.progress("verify", done, total)
     # Sums over damaged files would only repeat their faults in other words.
     if not faults:
         faults += _check_sums(manifests)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -173,13 +174,14 @@ class Shards:
             ShardError: the first file whose bytes are not those that were sealed.
         """
         files = [file for file in self._files if file.facts.kind in kinds]
-        found = run_tasks(hash_file, ((file.path,) for file in files))
-        for file, (_, checksum) in zip(files, found, strict=True):
-            if checksum != file.entry.xxh3_128:
-                raise ShardError(
-                    f"{file.path} is damaged: its checksum is {checksum}, want {file.entry.xxh3_128}",
-                    hint=hint_to_rewrite(self.manifest.folder),
-                )
+        # Closed at a damaged file: an error keeps the variables of this function, and with them threads.
+        with closing(run_tasks(hash_file, ((file.path,) for file in files))) as found:
+            for file, (_, checksum) in zip(files, found, strict=True):
+                if checksum != file.entry.xxh3_128:
+                    raise ShardError(
+                        f"{file.path} is damaged: its checksum is {checksum}, want {file.entry.xxh3_128}",
+                        hint=hint_to_rewrite(self.manifest.folder),
+                    )
 
     def file_states(self, kinds: Collection[str] = _KINDS) -> tuple[tuple[int, int, int], ...]:
         """Return inode, bytes and time of the last change (ns since 1970) of the files of these kinds.

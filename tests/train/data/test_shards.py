@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ import torch
 from hotset.pipeline.errors import ConfigError, HotsetError, ManifestError, ShardError
 from hotset.pipeline.folders.manifest import checksum_of
 from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.pipeline.runtime import tasks
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
@@ -389,3 +391,20 @@ def test_threads_read_different_batches_of_one_file(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda number: shards.training_batch(number).ids_BF, numbers))
     assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_the_error_of_a_damaged_file_keeps_no_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "usable_cores", lambda: 2)
+    folder = write_shards(tmp_path / "shards", SPEC)
+    shards = Shards.open(folder)
+    path = folder / "hot_only-00000.arrow"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    before = set(threading.enumerate())
+    with pytest.raises(ShardError, match=r"hot_only-00000\.arrow is damaged") as caught:
+        shards.refuse_damage()
+    # The error is held, as in a frame that refers to it, and with it what its traceback refers to.
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+        assert not thread.is_alive(), (thread, caught)
