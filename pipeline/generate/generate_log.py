@@ -21,8 +21,9 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -125,9 +126,10 @@ def generate(
     Raises:
         HotsetError: ``out`` exists and is not to be replaced, or cannot be written.
     """
-    with whole_file(out, overwrite=overwrite) as file:
-        summary = _write(_chunks(config, out.suffix == ".gz", workers), file, out.suffix == ".gz", progress)
-    return summary
+    is_gzip = out.suffix == ".gz"
+    # Closed where the file cannot be written: an error would keep the chunks, and with them threads.
+    with whole_file(out, overwrite=overwrite) as file, closing(_chunks(config, is_gzip, workers)) as chunks:
+        return _write(chunks, file, is_gzip, progress)
 
 
 def generate_chunk(
@@ -145,7 +147,7 @@ def _world_of(config: GenerateConfig) -> World | HistoryWorld:
     return world_of_kind(config.profile, config.scale)
 
 
-def _chunks(config: GenerateConfig, deflate: bool, workers: int) -> Iterator[_Chunk]:
+def _chunks(config: GenerateConfig, deflate: bool, workers: int) -> Generator[_Chunk]:
     """Yield the log's chunks in order; workers are at most a few chunks each ahead of the reader."""
     world = _world_of(config)
     if isinstance(world, HistoryWorld):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import threading
 import zlib
 from pathlib import Path
 
@@ -138,9 +139,12 @@ def test_an_interrupted_log_leaves_nothing(tmp_path: Path) -> None:
     def stop(done: int) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        generate(GenerateConfig(samples=100), tmp_path / "log.tsv", progress=stop)
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt) as caught:
+        generate(GenerateConfig(samples=100), tmp_path / "log.tsv", workers=2, progress=stop)
     assert list(tmp_path.iterdir()) == []
+    # What made the log has ended, though the error is held, and with it what its traceback refers to.
+    assert set(threading.enumerate()) <= before, caught
 
 
 def test_progress_counts_the_samples_written(tmp_path: Path) -> None:
