@@ -46,6 +46,7 @@ from hotset.tests.support.resealed import reseal_checkpoints, reseal_later_folde
 from hotset.train.checkpoints.checkpoint_files import CHECKPOINTS
 
 _HANG_SECONDS = 60
+_MAKING_SECONDS = 600
 _HANG = "Timeout ("
 """How what `faulthandler` prints of a hang begins."""
 _MOST_PRINTED = 6000
@@ -274,14 +275,16 @@ def _folder_of(path: Path) -> str:
 
 def run_child(root: Path, numbers: Sequence[int], seed: int) -> None:
     """Run the cases ``numbers``; prints a line of JSON before and after each."""
+    # Making the folders compiles kernels where there is no cache of them.
+    faulthandler.dump_traceback_later(_MAKING_SECONDS, exit=True)
     crafter = Crafter(root, seed)
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + _MEMORY_BYTES,) * 2)
     for number in numbers:
         print(json.dumps({"begun": number}), flush=True)
+        # Until the next case begins, or the process has ended.
         faulthandler.dump_traceback_later(_HANG_SECONDS, exit=True)
         case = crafter.run(number)
-        faulthandler.cancel_dump_traceback_later()
         print(json.dumps(asdict(case) | {"path": str(case.path), "number": number}), flush=True)
 
 
