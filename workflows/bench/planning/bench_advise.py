@@ -2,7 +2,7 @@
 
 A log is generated, or given, and preprocessed, and every placement is planned on a measured machine at some
 sizes of fast memory and numbers of ranks, over links of several speeds. All plans that fit are then trained
-for some steps, in turns, with the hot rows and slots that they name. Beside the
+for some steps, in rounds of a drawn order each, with the hot rows and slots that they name. Beside the
 planner's choice stand that of `advise` with typical speeds, and that of the formula of TorchRec's planner,
 with its constants and with measured ones.
 """
@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from ....pipeline.errors import ConfigError, require_at_least
@@ -232,9 +233,13 @@ def _take_turns(
 ) -> list[list[float]]:
     """Train every plan in turns; return the seconds of its steps, turn by turn."""
     seconds: list[list[float]] = [[] for _ in options]
+    # Each round has an order of its own. Plans come sorted by their predicted times, and in that order those
+    # that are chosen would always follow ranks that have rested.
+    drawn = np.random.default_rng(config.seed)
     for turn in range(config.rounds):
-        for number, (one, link) in enumerate(zip(options, links, strict=True)):
-            progress("bench", turn * len(options) + number, config.rounds * len(options))
+        for done, number in enumerate(drawn.permutation(len(options)).tolist()):
+            one, link = options[number], links[number]
+            progress("bench", turn * len(options) + done, config.rounds * len(options))
             arguments: dict[str, Any] = {
                 "shards": str(packed[one["hot_bytes"]]),
                 "placement": one["placement"],

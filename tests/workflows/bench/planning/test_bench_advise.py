@@ -106,6 +106,27 @@ def test_what_is_planned_is_trained_on_one_rank_and_on_two(
     assert speeds == [1e9 / 8] * 2 * sum(one["link"] == "1gbit" for one in result["runs"])
 
 
+def test_each_round_trains_all_plans_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[int] = []
+
+    def train(_: Any, **arguments: Any) -> float:
+        trained.append(arguments["staging_bytes"])
+        return float(arguments["staging_bytes"])
+
+    monkeypatch.setattr(module, "time_training", train)
+    plans: list[Any] = [
+        {"placement": "cache", "ranks": 1, "hot_bytes": 1, "staging_bytes": number, "prefetch": None}
+        for number in range(12)
+    ]
+    config = BenchAdviseConfig(machine=Path("machine.json"), rounds=3)
+    links = [module.NO_LINK] * 12
+    seconds = module._take_turns(config, plans, links, {1: Path("shards")}, 2, {}, module.silent)
+    assert seconds == [[float(number)] * 3 for number in range(12)]
+    rounds = [trained[first : first + 12] for first in (0, 12, 24)]
+    assert all(sorted(one) == list(range(12)) for one in rounds)
+    assert list(range(12)) not in rounds and len({tuple(one) for one in rounds}) == 3
+
+
 def test_the_formula_of_torchrec_has_a_word_for_the_kernels_that_it_knows(tmp_path: Path) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec(num_mixed=100, batch_size=20)))
     found = {}
