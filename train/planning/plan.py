@@ -38,6 +38,8 @@ EXACT_CODEC = "none"
 _LEAST_GAIN = 0.01
 """Transfers run fewer batches ahead than by default where that saves so much of a step at least: batches of
 many rows, which a greater depth smooths out, are not predicted one by one."""
+_EQUAL = 0.001
+"""Plans of which one takes so much longer at most are equally fast."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,8 +133,11 @@ def plan(
             hint=f"--fast-bytes {-(-least // KIB)}KiB would do; a smaller --batch-size needs less",
         )
     options = _best_of_each(fitting)
+    peers = [one for one in options if _memory_and_ranks(one) == _memory_and_ranks(options[0])]
+    best = preferred(peers)
+    options = [best, *(one for one in options if one is not best)]
     # Two plans that are nearer than the error of predictions cannot be told apart.
-    margin = options[1]["step_seconds"] / options[0]["step_seconds"] - 1 if len(options) > 1 else None
+    margin = max(options[1]["step_seconds"] / best["step_seconds"] - 1, 0.0) if len(options) > 1 else None
     return {
         "machine": _described(machine, error),
         "batch_size": inputs.workload.batch_size,
@@ -146,6 +151,21 @@ def plan(
         "table_ranks": max(config.ranks),
         "tables": _tables(folder, inputs, max(config.ranks), options[0], every, model.constants),
     }
+
+
+def preferred(options: Sequence[PlannedOption]) -> PlannedOption:
+    """Return the plan to take: the fastest, and of equally fast ones that which moves the fewest bytes.
+
+    Rows that move beside the loop are predicted to cost nothing as long as they are there in time. They are
+    never quicker than rows that stay, and take what other programs could have.
+    """
+    least = min(one["step_seconds"] for one in options)
+    equal = [one for one in options if one["step_seconds"] <= (1 + _EQUAL) * least]
+    return min(equal, key=lambda one: (one["moved_bytes"], *_speed(one)))
+
+
+def _memory_and_ranks(option: PlannedOption) -> tuple[int, int]:
+    return option["fast_bytes"], option["ranks"]
 
 
 def _tables(
@@ -298,6 +318,7 @@ class _Planner:
             "staging_bytes": budget.staging_bytes if is_staged else 0,
             "prefetch": prediction.prefetch,
             "memory_bytes": prediction.memory_bytes,
+            "moved_bytes": prediction.to_fast_bytes + prediction.to_slow_bytes,
             "step_seconds": times.seconds,
             # The interval has the prediction in it, even where all errors were on one side.
             "low_seconds": times.seconds * min(low, 1.0),

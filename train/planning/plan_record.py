@@ -23,6 +23,8 @@ class PlannedOption(TypedDict):
     """Batches that transfers run ahead, as `train --prefetch` takes them; None where no rows are staged."""
     memory_bytes: int
     """Fast memory of one rank, all uses together."""
+    moved_bytes: float
+    """Bytes of a step of one rank between the tiers, both ways together."""
     step_seconds: float
     low_seconds: float
     """Nine in ten held-out cells lay between this and ``high_seconds``."""

@@ -24,7 +24,7 @@ from hotset.stats.step_model.step_work import StepWork
 from hotset.tests.support.planning.made_up_machine import CONSTANTS, ERROR, made_up_machine
 from hotset.train.advice import AdviceConfig
 from hotset.train.planning import plan as module
-from hotset.train.planning.plan import PlanConfig, doubled, parse_link, plan
+from hotset.train.planning.plan import PlanConfig, doubled, parse_link, plan, preferred
 from hotset.train.planning.plan_record import MachinePlan
 from hotset.workflows.recipes import criteo_kaggle
 
@@ -69,6 +69,18 @@ def test_only_sizes_that_were_asked_for_are_planned_and_the_default_ones_say_so(
     every = [*default["options"], *default["too_large"]]
     assert {one["fast_bytes"] for one in every} == set(sizes)
     assert "fast memory" in {one["of"] for one in default["sensitivities"]}
+
+
+def test_of_equally_fast_plans_that_is_taken_which_moves_the_fewest_bytes() -> None:
+    def option(seconds: float, moved: float, memory: int = 1) -> Any:
+        return {"step_seconds": seconds, "moved_bytes": moved, "memory_bytes": memory}
+
+    cache, lookahead, hybrid = option(1.0, 300.0), option(1.0009, 200.0), option(1.002, 0.0)
+    assert preferred([cache, hybrid, lookahead]) is lookahead
+    assert preferred([cache, hybrid]) is cache
+    # Nothing else apart, the faster one, and then the one that needs less memory.
+    smaller = option(1.0, 300.0, memory=0)
+    assert preferred([option(1.0001, 300.0), cache, smaller]) is smaller
 
 
 def test_a_margin_below_the_error_is_too_close_to_tell(folder: Path) -> None:

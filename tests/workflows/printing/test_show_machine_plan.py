@@ -26,6 +26,7 @@ def option(placement: str, seconds: float, **more: Any) -> PlannedOption:
         "staging_bytes": 0,
         "prefetch": None,
         "memory_bytes": 1 << 19,
+        "moved_bytes": 0.0,
         "step_seconds": seconds,
         "low_seconds": 0.8 * seconds,
         "high_seconds": 1.25 * seconds,

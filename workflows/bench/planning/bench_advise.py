@@ -30,7 +30,7 @@ from ....train.advice import AdviceConfig, advise
 from ....train.config import EmbeddingOptimizer
 from ....train.data.shards import Shards
 from ....train.planning.machine_file import MachineFile, StepModel
-from ....train.planning.plan import PlanConfig, parse_link, plan
+from ....train.planning.plan import PlanConfig, parse_link, plan, preferred
 from ....train.planning.plan_record import PlannedOption
 from ....train.ranks.ranks import OneRank
 from ...console import plain_table, print_line, print_table, say
@@ -38,6 +38,8 @@ from ...machine_facts import commit, describe_machine
 from ..ranks.rank_group import RankGroup
 from .planned_runs import PlannedLog, time_training, torchrec_seconds
 
+PLANNER = "hotset"
+"""The planner among those that predict."""
 NO_LINK = "none"
 """The link of a single rank."""
 NEAR = 1.1
@@ -130,6 +132,11 @@ def bench_advise(config: BenchAdviseConfig, progress: ProgressCallback = silent)
             )
             for one, link in zip(options, links, strict=True)
         ]
+    # What the planner takes of those that share ranks, link and size of memory.
+    keys = [(one["ranks"], link, one["fast_bytes"]) for one, link in zip(options, links, strict=True)]
+    taken = [
+        preferred([one for one, own in zip(options, keys, strict=True) if own == key]) for key in {*keys}
+    ]
     runs = [
         {
             "placement": one["placement"],
@@ -139,10 +146,11 @@ def bench_advise(config: BenchAdviseConfig, progress: ProgressCallback = silent)
             "hot_bytes": one["hot_bytes"],
             "staging_bytes": one["staging_bytes"],
             "prefetch": one["prefetch"],
+            "is_planned": any(one is each for each in taken),
             "measured_seconds": statistics.median(own),
             "turns": own,
             "predicted": {
-                "hotset": one["step_seconds"],
+                PLANNER: one["step_seconds"],
                 "typical speeds": typical.get((one["fast_bytes"], one["placement"])),
             }
             | formulas,
@@ -199,6 +207,9 @@ def choices(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             # A predictor that has no word for any of them chooses nothing.
             if known:
                 choice = min(known, key=lambda run: float(run["predicted"][name]))
+                # Of equal times the planner takes the one that moves less.
+                if name == PLANNER:
+                    (choice,) = (run for run in own if run["is_planned"])
                 slower = choice["measured_seconds"] / best["measured_seconds"]
                 chosen[name] = {
                     "placement": choice["placement"],

@@ -53,6 +53,17 @@ def test_a_choice_is_near_where_it_is_at_most_a_tenth_slower_than_the_best() -> 
     assert two["best"] == "cache" and two["chosen"].keys() == {"ours"}
 
 
+def test_the_planners_choice_is_the_plan_that_it_takes_of_equal_times() -> None:
+    first, second = ({"hotset": 2.0, "typical speeds": each} for each in (1.0, 3.0))
+    runs = [run("cache", 1.2, **first) | {"is_planned": False}, run("all-fast", 1.0, **second)]
+    runs[1]["is_planned"] = True
+    (found,) = choices(runs)
+    assert {name: one["placement"] for name, one in found["chosen"].items()} == {
+        "hotset": "all-fast",
+        "typical speeds": "cache",
+    }
+
+
 def test_what_is_planned_is_trained_on_one_rank_and_on_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +101,8 @@ def test_what_is_planned_is_trained_on_one_rank_and_on_two(
     links = {(one["ranks"], one["link"]) for one in result["runs"]}
     assert links == {(1, "none"), (2, "loopback"), (2, "1gbit")}
     assert all(one["measured_seconds"] > 0 and len(one["turns"]) == 1 for one in result["runs"])
+    # One plan of each choice is the planner's.
+    assert sum(one["is_planned"] for one in result["runs"]) == len(result["groups"])
     (group,) = groups
     trained = sum(one["ranks"] == 2 for one in result["runs"])
     assert group.calls == ["time_training"] * trained + ["closed"]
