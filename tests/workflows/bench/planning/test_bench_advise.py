@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.runtime.resources import silent
 from hotset.pipeline.sizes import KIB, MIB, ByteSize
 from hotset.tests.support.planning.made_up_machine import CONSTANTS, made_up_machine
 from hotset.tests.support.processes.thread_processes import ThreadGroup
@@ -54,9 +55,10 @@ def test_a_choice_is_near_where_it_is_at_most_a_tenth_slower_than_the_best() -> 
 
 
 def test_the_planners_choice_is_the_plan_that_it_takes_of_equal_times() -> None:
-    first, second = ({"hotset": 2.0, "typical speeds": each} for each in (1.0, 3.0))
-    runs = [run("cache", 1.2, **first) | {"is_planned": False}, run("all-fast", 1.0, **second)]
-    runs[1]["is_planned"] = True
+    runs = [run("cache", 1.2), run("all-fast", 1.0)]
+    for one, typical, is_planned in zip(runs, (1.0, 3.0), (False, True), strict=True):
+        one["predicted"] = {"hotset": 2.0, "typical speeds": typical}
+        one["is_planned"] = is_planned
     (found,) = choices(runs)
     assert {name: one["placement"] for name, one in found["chosen"].items()} == {
         "hotset": "all-fast",
@@ -133,7 +135,7 @@ def test_each_round_trains_all_plans_in_an_order_of_its_own(monkeypatch: pytest.
     ]
     config = BenchAdviseConfig(machine=Path("machine.json"), rounds=3)
     links = [module.NO_LINK] * 12
-    seconds = module._take_turns(config, plans, links, {1: Path("shards")}, 2, {}, module.silent)
+    seconds = module._take_turns(config, plans, links, {1: Path("shards")}, 2, {}, silent)
     assert seconds == [[float(number)] * 3 for number in range(12)]
     rounds = [trained[first : first + 12] for first in (0, 12, 24)]
     assert all(sorted(one) == list(range(12)) for one in rounds)
