@@ -29,12 +29,14 @@ def preprocess(result: Result) -> list[str]:
         f"{result['samples_per_second']:,.0f}",
         f"{result['data']['num_samples'] / 1e6:.0f} M",
         *(f"{figure:.0f} ns" for figure in _nanoseconds(result)),
+        *(f"{ratio:.2f}x" for ratio in result["processes"]["ratio"].values()),
+        *(f"{each['wall_seconds']:.2f} s" for each in result["processes"]["seconds"].values()),
     ]
 
 
 def _nanoseconds(result: Result) -> Iterator[float]:
-    """Yield CPU time and bound of each job on one core and of its parts; none in older results."""
-    for job in result.get("one_core", {"jobs": {}})["jobs"].values():
+    """Yield CPU time and bound of each job on one core and of its parts."""
+    for job in result["one_core"]["jobs"].values():
         for each in (job, *job["parts"]):
             yield from (each["cpu_nanoseconds"], each["bound_nanoseconds"])
 
@@ -358,7 +360,6 @@ def orders(result: Result) -> list[str]:
 
 
 QUOTED: dict[str, Callable[[Result], list[str]]] = {
-    "preprocess-1m": preprocess,
     "preprocess-4m": preprocess,
     "dlrm-preprocess": dlrm,
     "growth": growth,
@@ -367,6 +368,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "codecs-2m": codecs,
     "full-kaggle": full_kaggle,
     "train": train,
+    "train-avx2": train,
     "train-epyc": train,
     "advise-2m": advise,
     "advise-real-110k": advise,
