@@ -184,7 +184,7 @@ def models(result: Result) -> list[str]:
 
 
 def characterise(result: Result) -> list[str]:
-    assert result["is_quiet"] and result["num_held_out"] >= result["num_repeated"] >= 60
+    assert result["num_held_out"] >= result["num_repeated"] >= 60
     ours, *formulas = result["predictions"].values()
     assert all(ours[name] == result[name] for name in ("median_error", "p90_error", "pairs_in_order"))
     shares = [result[name] for name in ("median_error", "p90_error", "pairs_in_order")]
@@ -194,6 +194,7 @@ def characterise(result: Result) -> list[str]:
         f"{result['num_held_out']} others, {result['num_pairs']:,} pairs, {result['num_repeated']} repeated",
         *(f"{100 * share:.1f}%" for share in shares),
         *(f"{100 * formula['pairs_in_order']:.1f}%" for formula in formulas),
+        *result["disturbances"],
     ]
 
 
@@ -387,6 +388,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "placements-2m": placements,
     "predict": predictions,
     "characterise": characterise,
+    "characterise-epyc": characterise,
     "schedule-400k": schedule,
     "kills": kills,
     "train-kills": kills,
