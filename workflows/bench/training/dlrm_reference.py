@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -151,9 +152,12 @@ def _mlp(widths: Sequence[int], *, sigmoid_last: bool) -> nn.Sequential:
 
 
 def _fbgemm_tables(num_rows: Sequence[int], embedding_dim: int) -> Any:
-    training = importlib.import_module(f"{_FBGEMM}.split_table_batched_embeddings_ops_training")
-    common = importlib.import_module(f"{_FBGEMM}.split_table_batched_embeddings_ops_common")
-    config = importlib.import_module(f"{_FBGEMM}.split_embedding_configs")
+    # Its build for the CPU warns of optimizers that it lacks.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        training = importlib.import_module(f"{_FBGEMM}.split_table_batched_embeddings_ops_training")
+        common = importlib.import_module(f"{_FBGEMM}.split_table_batched_embeddings_ops_common")
+        config = importlib.import_module(f"{_FBGEMM}.split_embedding_configs")
     # Tables in host memory with their update fused into the backward pass, as FBGEMM does best on a CPU.
     place = (common.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
     return training.SplitTableBatchedEmbeddingBagsCodegen(
