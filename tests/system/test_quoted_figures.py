@@ -164,6 +164,13 @@ def coded_quality(result: Result) -> list[str]:
     ]
 
 
+def fuzz(result: Result) -> list[str]:
+    parts = [result[name] for name in ("lines", "fields", "files", "files with lists", "folders")]
+    assert not any(part["wrong"] for part in parts) and min(part["inputs"] for part in parts[:2]) > 1e6
+    num_files = sum(part["inputs"] for part in parts[2:4])
+    return [f"{num_files} files", f"{result['folders']['inputs']:,} crafted folders"]
+
+
 def deferred_quality(result: Result) -> list[str]:
     assert len(result["seeds"]) == 5
     found = [f"{result['bytes_per_sample']['none']:.0f} bytes"]
@@ -390,6 +397,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "characterise": characterise,
     "characterise-epyc": characterise,
     "schedule-400k": schedule,
+    "fuzz": fuzz,
     "kills": kills,
     "train-kills": kills,
     "train-kills-ranks": kills,
