@@ -186,18 +186,21 @@ def _refuse_cap(config: BenchKillsConfig, scratch: Path, wanted: Tree) -> None:
     out = scratch / "capped"
     arguments = ["preprocess", str(scratch / "log.tsv"), "--out", str(out)]
     arguments += ["--hot-bytes", str(config.hot_bytes), "--workers", str(config.most_workers)]
-    # Under the cap and with as many workers as any run has.
-    with start_command([*arguments, "--memory", str(config.memory)], scratch) as process:
-        process.wait()
-    if process.returncode:
-        raise ConfigError(
-            f"{config.most_workers} workers cannot keep within {config.memory} bytes: {last_line(scratch)}",
-            hint="raise --memory, or lower --most-workers",
-        )
-    # The cap may change the way to the bytes, not the bytes.
-    if tree_checksums(out) != wanted:
-        raise ConfigError("a run within --memory ends with other bytes than one without")
-    shutil.rmtree(out)
+    # Under the cap, with as many workers as any run has, and with each engine that runs may have.
+    for engine in config.engines:
+        named = [*arguments, "--memory", str(config.memory), "--engine", engine]
+        with start_command(named, scratch) as process:
+            process.wait()
+        if process.returncode:
+            raise ConfigError(
+                f"{config.most_workers} workers cannot keep within {config.memory} bytes ({engine}): "
+                f"{last_line(scratch)}",
+                hint="raise --memory, or lower --most-workers",
+            )
+        # The cap may change the way to the bytes, not the bytes.
+        if tree_checksums(out) != wanted:
+            raise ConfigError("a run within --memory ends with other bytes than one without")
+        shutil.rmtree(out)
 
 
 def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> float:
@@ -241,7 +244,8 @@ def _kill_and_resume(
     if not is_identical:
         how = f"exit status {process.returncode}: {last_line(scratch)}"
         tally.faults.append(f"folder {tally.folders} differs from an unbroken one ({how})")
-    shutil.rmtree(out)
+    # A run that was refused has made none.
+    shutil.rmtree(out, ignore_errors=True)
 
 
 def _draw_moment(end_seconds: list[float], first: str | None, rng: random.Random) -> float:
