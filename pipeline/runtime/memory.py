@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -132,23 +132,52 @@ def workers_within(stage: str, resources: Resources, worker_bytes: int, *, optio
     workers = num_workers(resources.workers)
     while workers > 1 and spent + num_processes(workers) * FIXED_BYTES + workers * worker_bytes > cap:
         workers -= 1
-    way_out = f"a smaller {option} needs less"
-    refuse_small_cap(stage, replace(resources, workers=workers), worker_bytes, way_out)
+    refuse_small_caps(resources, [need_of_worker(stage, resources, worker_bytes, option=option)])
     return workers
 
 
-def refuse_small_cap(
-    stage: str, resources: Resources, needed_bytes: int, way_out: str = "fewer --workers need less"
-) -> None:
+@dataclass(frozen=True, slots=True)
+class StageNeed:
+    """The least memory that a stage can do with."""
+
+    stage: str
+    cap_bytes: int
+    """The smallest ``--memory`` that does for the stage, fixed costs of all processes included."""
+    way_out: str = "fewer --workers need less"
+    """What else helps, for the hint."""
+
+
+def need_of(stage: str, resources: Resources, needed_bytes: int) -> StageNeed:
+    """Return the need of a stage that holds ``needed_bytes`` at least, in all its workers together."""
+    return StageNeed(stage, (1 + num_processes(resources.workers)) * FIXED_BYTES + needed_bytes)
+
+
+def need_of_worker(stage: str, resources: Resources, worker_bytes: int, *, option: str) -> StageNeed:
+    """Return the need of a stage that takes fewer workers where memory is short; see `workers_within`."""
+    return replace(
+        need_of(stage, replace(resources, workers=1), worker_bytes), way_out=f"a smaller {option} needs less"
+    )
+
+
+def refuse_small_cap(stage: str, resources: Resources, needed_bytes: int) -> None:
     """Raise MemoryCapError where ``stage`` cannot keep within the memory cap, if there is one."""
-    wanted = (1 + num_processes(resources.workers)) * FIXED_BYTES + needed_bytes
-    if resources.memory_bytes is not None and resources.memory_bytes < wanted:
-        # Rounded up to whole mebibytes, so that the cap in the hint is accepted.
-        enough = -(-wanted // MIB)
-        raise MemoryCapError(
-            f"{stage} cannot stay within {format_byte_size(resources.memory_bytes)} of memory",
-            hint=f"--memory {enough}MiB would do; {way_out}",
-        )
+    refuse_small_caps(resources, [need_of(stage, resources, needed_bytes)])
+
+
+def refuse_small_caps(resources: Resources, needs: Sequence[StageNeed]) -> None:
+    """Raise MemoryCapError where one of the stages cannot keep within the memory cap, if there is one.
+
+    The error names the stage that needs the most, so the cap in its hint does for all of them.
+    """
+    largest = max(needs, key=lambda need: need.cap_bytes)
+    if resources.memory_bytes is None or resources.memory_bytes >= largest.cap_bytes:
+        return
+    # Rounded up to whole mebibytes, so that the cap in the hint is accepted.
+    enough = -(-largest.cap_bytes // MIB)
+    raise MemoryCapError(
+        f"{largest.stage} cannot stay within {format_byte_size(resources.memory_bytes)} of memory",
+        hint=f"--memory {enough}MiB would do; {largest.way_out}",
+    )
 
 
 def groups_within(

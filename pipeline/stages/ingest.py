@@ -170,9 +170,14 @@ def workers_for(files: Sequence[RawFile], config: IngestConfig, resources: Resou
     Raises:
         MemoryCapError: not even one worker keeps it.
     """
+    return workers_within("ingest", resources, needed_bytes(files, config), option="--block-bytes")
+
+
+def needed_bytes(files: Sequence[RawFile], config: IngestConfig) -> int:
+    """Return the bytes that one worker of `ingest` needs, estimated from the first lines of files."""
     schema = schema_of(config.schema)
     needed = (part_bytes(file, schema, config.block_bytes, has_label=config.label) for file in files)
-    return workers_within("ingest", resources, max(needed, default=0), option="--block-bytes")
+    return max(needed, default=0)
 
 
 def continued_log(extend: bool) -> Continuation:

@@ -15,8 +15,8 @@ from ..raw.raw_blocks import iterate_blocks
 from ..raw.raw_file import RawFile
 from ..schema.schema import Schema
 
-TYPICAL_LINE_BYTES = 160
-"""Bytes of a line of Criteo's log without its largest integers."""
+_TYPICAL_LINE_BYTES = 160
+"""Bytes of a line of Criteo's log without its largest integers, for a log that cannot be read."""
 _START_BYTES = 1 << 16
 _TEXT_MARGIN = 9 / 8
 """Bytes of the buffer of a block for each byte of the block, see `thread_buffer`."""
@@ -30,6 +30,8 @@ _PARQUET_VALUE_BYTES = 64
 """Bytes of a value of Parquet: the batches that wait to be parsed, what is made of one, and a page."""
 _STORED_VALUE_BYTES = 8
 """Bytes that a value of Parquet counts in a block."""
+_SAMPLES_MARGIN = 9 / 8
+"""Samples of a block for each one that the lines at the start of its file let expect."""
 
 
 def part_bytes(file: RawFile, schema: Schema, block_bytes: int, *, has_label: bool) -> int:
@@ -37,12 +39,24 @@ def part_bytes(file: RawFile, schema: Schema, block_bytes: int, *, has_label: bo
     num_columns = len(schema.dense) + len(schema.sparse) + (has_label and schema.label is not None)
     if schema.format == "parquet":
         return int(block_bytes / _STORED_VALUE_BYTES * _PARQUET_VALUE_BYTES)
-    # A small file is one block, however large a block may be.
-    text_bytes = block_bytes if file.compression else min(block_bytes, file.num_bytes)
+    text_bytes = _text_bytes(file, block_bytes)
     num_values = text_bytes / _line_bytes(file) * num_columns
     value_bytes = _CRITEO_VALUE_BYTES if schema.format == "criteo" else _CSV_VALUE_BYTES
     num_blocks = 1 + _BLOCKS_IN_FLIGHT if file.compression else _TEXT_MARGIN
     return int(text_bytes * num_blocks + num_values * value_bytes)
+
+
+def samples_of_block(file: RawFile, schema: Schema, block_bytes: int, *, has_label: bool) -> int:
+    """Return the estimated samples of the largest part that a block of ``file`` becomes."""
+    if schema.format == "parquet":
+        values_of_row = max(1, len(schema.columns(has_label=has_label)) - len(schema.lists))
+        return max(1, block_bytes // (_STORED_VALUE_BYTES * values_of_row))
+    return int(_text_bytes(file, block_bytes) / _line_bytes(file) * _SAMPLES_MARGIN)
+
+
+def _text_bytes(file: RawFile, block_bytes: int) -> int:
+    """Return the bytes of text of the largest block: a small file is one, however large a block may be."""
+    return block_bytes if file.compression else min(block_bytes, file.num_bytes)
 
 
 def _line_bytes(file: RawFile) -> float:
@@ -53,4 +67,4 @@ def _line_bytes(file: RawFile) -> float:
             num_lines = int((lines == ord("\n")).sum())
             if num_lines:
                 return float(lines.shape[0] / num_lines)
-    return TYPICAL_LINE_BYTES
+    return _TYPICAL_LINE_BYTES

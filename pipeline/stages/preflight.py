@@ -10,7 +10,6 @@ from ..folders.disk import bytes_in, free_bytes
 from ..folders.manifest import Manifest, is_sealed
 from ..raw.raw_file import RawFile
 from ..sizes import MIB, format_byte_size
-from .part_memory import TYPICAL_LINE_BYTES
 
 DISK_FACTORS = {
     "columns": 0.70,
@@ -65,8 +64,3 @@ def refuse_full_disk(needed: Mapping[str, int], out: Path, option: str = "--out"
         f"{out} needs about {format_byte_size(total)} of disk ({parts}), {format_byte_size(free)} are free",
         hint=f"free {format_byte_size(total - free)} more there, or give another {option}",
     )
-
-
-def samples_of_block(block_bytes: int) -> int:
-    """Return the samples that a block of raw text may hold, for estimates before it is read."""
-    return block_bytes // TYPICAL_LINE_BYTES

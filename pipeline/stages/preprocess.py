@@ -11,24 +11,19 @@ from ..errors import ConfigError
 from ..folders.discard import discard_files
 from ..folders.disk import folder_exists, remove_folders
 from ..folders.manifest import Manifest, is_sealed
-from ..formats.part_ids import PartSize
-from ..packing.row_layout import RowLayout
 from ..raw.raw_file import RawFile
-from ..runtime.memory import refuse_small_cap
+from ..runtime.memory import refuse_small_caps
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..schema.feature_settings import FeatureSettings, numbers_of
 from ..schema.schema_file import schema_of
-from . import count as count_stage
-from . import encode as encode_stage
-from . import pack as pack_stage
-from . import rank as rank_stage
 from .adopt import adopt
 from .count import CountConfig, count
 from .encode import EncodeConfig, encode
-from .ingest import IngestConfig, ingest, ingest_identity, workers_for
+from .ingest import IngestConfig, ingest, ingest_identity
 from .map_ids import ID_MAP, map_ids
+from .memory_needs import memory_needs
 from .pack import PackConfig, pack
-from .preflight import disk_needed, refuse_full_disk, samples_of_block
+from .preflight import disk_needed, refuse_full_disk
 from .rank import RankConfig, rank
 from .refusals import refuse_stage, refuse_without_inputs
 from .split import SplitConfig, row_widths, split
@@ -124,7 +119,7 @@ def preprocess(
     """
     config = settled(config)
     # Everything that can be refused is refused before the first folder is touched.
-    check_resources(raw, config, out, resources, extend=extend)
+    check_resources(raw, config, out, resources, extend=extend, transposes=transposes)
     if extend:
         refuse_extension(out, {"ingest": ingest_identity(config.ingest), "count": config.count})
     for stage in FOLDERS:
@@ -188,10 +183,18 @@ def check_resources(
     *,
     extend: bool = False,
     redo: str | None = None,
+    transposes: bool = False,
 ) -> None:
     """Raise ConfigError if a setting names no feature, or the disk or the memory cap is too small.
 
-    ``redo``: the stage whose folder, and those that follow, are to be removed before the run.
+    Args:
+        raw: logs, in order.
+        config: of every stage.
+        out: the folder that is DIR elsewhere.
+        resources: the cap, and the workers.
+        extend: only logs behind those that ``out`` was made from are read.
+        redo: the stage whose folder, and those that follow, are to be removed before the run.
+        transposes: `transpose` is run, too.
     """
     config = settled(config)
     # What the stage to redo reads is there already, so its own settings can be tried before it is removed.
@@ -203,22 +206,11 @@ def check_resources(
     refuse_full_disk(disk_needed(raw, out, is_columnar=schema.format == "parquet", extend=extend), out)
     if resources.memory_bytes is None:
         return
-    # No sample is read yet: parts are as large as a block of short lines could make them.
-    num_features = len(schema.sparse)
-    largest = samples_of_block(config.ingest.block_bytes)
-    part = PartSize(largest, config.ingest.block_bytes // 8 if schema.lists else 0)
-    layout = RowLayout(len(schema.dense), len(schema.lists), len(schema.one_hot))
-    width = layout.width + part.num_list_lookups // max(1, largest)
-    for stage, needed in {
-        "count": count_stage.needed_bytes(num_features, resources.workers),
-        "rank": rank_stage.needed_bytes(resources.workers),
-        "encode": encode_stage.needed_bytes(part, len(schema.one_hot), resources.workers),
-        "pack": pack_stage.needed_bytes(config.pack, width, largest, resources.workers),
-    }.items():
-        refuse_small_cap(stage, resources, needed)
-    if extend or redo == "ingest" or not is_sealed(out / "columns"):
-        files = [RawFile.inspect(path) for path in raw]
-        workers_for(files, config.ingest, resources)
+    # One refusal for all stages: its hint must do for those that come later, too.
+    is_read = extend or redo == "ingest" or not is_sealed(out / "columns")
+    files = [RawFile.inspect(path) for path in raw] if is_read else []
+    configs = (config.ingest, config.pack)
+    refuse_small_caps(resources, memory_needs(files, configs, out, resources, transposes=transposes))
 
 
 def run_stage(stage: str, config: object, folder: Path, resources: Resources = DEFAULT_RESOURCES) -> Manifest:

@@ -86,7 +86,7 @@ def transpose(
 def refuse_transpose(config: TransposeConfig, shards: Manifest, resources: Resources) -> None:
     """Raise HotsetError where `transpose` would refuse, before it writes anything."""
     refuse_other_shards(shards)
-    refuse_small_cap("transpose", resources, needed_bytes(shards, resources.workers))
+    refuse_small_cap("transpose", resources, needed_for(shards, resources.workers))
 
 
 def training_files(shards: Manifest) -> Iterator[FileEntry]:
@@ -96,15 +96,19 @@ def training_files(shards: Manifest) -> Iterator[FileEntry]:
             yield entry
 
 
-def needed_bytes(shards: Manifest, workers: int) -> int:
-    """Return the bytes that `transpose` needs: a file of shards, and a batch at work, for each worker."""
+def needed_for(shards: Manifest, workers: int) -> int:
+    """Return the bytes that `transpose` needs for these shards."""
     num_one_hot = len(one_hot(ShardsTotals.of(shards).tables))
-    batch_size = ShardSettings.of(shards).batch_size
     # All lookups of a file's lists may stand in one of its batches.
     lists = [sum(ShardFacts.of(shards, entry).lookups.values()) for entry in training_files(shards)]
-    most = batch_size * num_one_hot + max(lists, default=0)
+    most = ShardSettings.of(shards).batch_size * num_one_hot + max(lists, default=0)
     largest = max((entry.num_bytes for entry in training_files(shards)), default=0)
-    return num_workers(workers) * (largest + most * _BYTES_A_LOOKUP)
+    return needed_bytes(largest, most, workers)
+
+
+def needed_bytes(file_bytes: int, batch_lookups: int, workers: int) -> int:
+    """Return the bytes that `transpose` needs: a file of shards, and a batch at work, for each worker."""
+    return num_workers(workers) * (file_bytes + batch_lookups * _BYTES_A_LOOKUP)
 
 
 def _transpose_file(entry: FileEntry, shards: Manifest, output: Output) -> int:

@@ -97,7 +97,13 @@ def _preprocess(arguments: Sequence[str]) -> int:
         # Nothing is deleted before all options are known to be valid.
         if options.redo:
             check_resources(
-                options.raw, options, options.out, resources, extend=options.extend, redo=options.redo
+                options.raw,
+                options,
+                options.out,
+                resources,
+                extend=options.extend,
+                redo=options.redo,
+                transposes=options.transpose,
             )
             _report_removed(remove_from(options.redo, options.out))
         shards = preprocess(
@@ -145,6 +151,7 @@ def _dry_run(options: PreprocessCommand) -> int:
         redo=options.redo,
         extend=options.extend,
         like=options.like,
+        transposes=options.transpose,
     )
     if options.run.json:
         print_json({"dir": str(options.out)} | plan.to_json())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hotset.pipeline.errors import ConfigError
+from hotset.pipeline.errors import ConfigError, MemoryCapError
 from hotset.pipeline.generate.generate_log import GenerateConfig, generate
 from hotset.pipeline.runtime import memory
 from hotset.pipeline.runtime.control_groups import control_groups
@@ -24,6 +24,9 @@ from hotset.pipeline.runtime.memory import (
     available_bytes,
     default_memory_bytes,
     groups_within,
+    need_of,
+    need_of_worker,
+    refuse_small_caps,
     room_for,
     workers_within,
 )
@@ -65,6 +68,20 @@ def test_a_cap_given_is_refused_where_it_cannot_be_kept_and_the_default_never_is
     assert caught.value.hint == "--memory 171MiB would do; fewer --workers need less"
     room_for("pack", Resources(memory_bytes=171 * MIB), 10 * MIB + 1)
     assert room_for("pack", Resources(), 1 << 50) == 1 << 50
+
+
+def test_of_several_stages_the_one_that_needs_the_most_is_named() -> None:
+    cap = Resources(3, FIXED_BYTES + 10 * MIB)
+    needs = [
+        need_of("count", cap, 11 * MIB),
+        need_of_worker("ingest", cap, 30 * MIB, option="--x"),
+        need_of("pack", cap, 20 * MIB),
+    ]
+    with pytest.raises(MemoryCapError, match="ingest cannot stay within 170 MiB of memory") as caught:
+        refuse_small_caps(cap, needs)
+    assert caught.value.hint == "--memory 190MiB would do; a smaller --x needs less"
+    refuse_small_caps(Resources(3, 190 * MIB), needs)
+    refuse_small_caps(Resources(), needs)
 
 
 def test_as_many_workers_as_fit_are_taken_and_one_that_does_not_is_refused(

@@ -8,7 +8,7 @@ from pathlib import Path
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.schema.schema_file import schema_of
 from hotset.pipeline.sizes import MIB
-from hotset.pipeline.stages.part_memory import part_bytes
+from hotset.pipeline.stages.part_memory import part_bytes, samples_of_block
 
 _CSV = 'format = "csv"\nlabel = "y"\n[sparse]\na = "integer"\n'
 _LINE = b"1" + b"\t5" * 13 + b"\t0a1b2c3d" * 26 + b"\n"
@@ -48,3 +48,20 @@ def test_parquet_counts_values_and_not_bytes(tmp_path: Path) -> None:
     path = tmp_path / "log.parquet"
     path.write_bytes(b"PAR1")
     assert bytes_of(path, _CSV.replace("csv", "parquet"), 8000) == 64_000
+
+
+def test_the_samples_of_a_block_follow_from_the_first_lines(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"y,a\n" * 800)
+
+    def samples(path: Path, schema: str, block_bytes: int) -> int:
+        return samples_of_block(RawFile.inspect(path), schema_of(schema), block_bytes, has_label=True)
+
+    # An eighth more than expected; a small file has no more than its own.
+    assert samples(path, _CSV, 400) == 112
+    assert samples(path, _CSV, 1 << 40) == 900
+    compressed = tmp_path / "log.csv.gz"
+    compressed.write_bytes(gzip.compress(b"y,a\n" * 800))
+    assert samples(compressed, _CSV, 4000) == 1125
+    path.write_bytes(b"PAR1")
+    assert samples(path, _CSV.replace("csv", "parquet"), 8000) == 500

@@ -8,6 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
 import pytest
 
 from hotset.pipeline.errors import ConfigError
@@ -95,3 +98,24 @@ def test_a_cap_that_a_later_stage_cannot_keep_is_refused_before_any_work(
     enough = hint.split()[2]
     assert enough.endswith("MiB") and 185 < int(enough[:-3]) < 300
     assert main([*words, "300MiB"]) == 0
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_one_hint_does_for_every_stage_of_a_log_of_short_lines(
+    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A block has many more samples than one of Criteo's, so `encode` and `pack` need more for them."""
+    log = tmp_path / f"log.{suffix}"
+    features = {f"f{number}": np.arange(240_000) % (number % 9 + 1) for number in range(39)}
+    table = pa.table({"y": np.arange(240_000) % 2} | features)
+    if suffix == "parquet":
+        pq.write_table(table, log)
+    else:
+        csv.write_csv(table, log)
+    schema = tmp_path / "schema.toml"
+    names = "".join(f'{name} = "integer"\n' for name in features)
+    schema.write_text(f'format = "{suffix}"\nlabel = "y"\n[sparse]\n{names}')
+    words = ["preprocess", str(log), "--schema", str(schema), "--out", str(tmp_path / "dir"), "--memory"]
+    assert main([*words, "1MiB", "--workers", "8"]) == 1
+    enough = capsys.readouterr().err.split("--memory ")[1].split(" ")[0]
+    assert main([*words, enough, "--workers", "8"]) == 0

@@ -219,7 +219,7 @@ def test_the_bytes_it_needs_are_those_of_all_lookups_of_a_batch(name: str, tmp_p
     lists = max(sum((entry.facts.get("lookups") or {}).values()) for entry in files)
     lookups = spec.batch_size * num_one_hot + lists
     largest = max(entry.num_bytes for entry in files)
-    assert stage.needed_bytes(shards, 3) == 3 * (largest + lookups * stage._BYTES_A_LOOKUP)
+    assert stage.needed_for(shards, 3) == 3 * (largest + lookups * stage._BYTES_A_LOOKUP)
 
 
 def test_a_small_memory_cap_is_refused(tmp_path: Path) -> None:

@@ -212,14 +212,15 @@ def test_a_disk_without_room(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> N
     shell.works("preprocess", "log.tsv", "--out", "another")
 
 
-@follows("pipeline/runtime/memory.py::refuse_small_cap")
-def test_too_little_memory(shell: Shell) -> None:
-    arguments = ["preprocess", "log.tsv", "--out", "other", "--memory"]
-    hint = shell.refused(*arguments, "1MiB")
-    while "--memory" in hint:  # each stage knows what it needs when it begins
-        enough = number_in(hint, "--memory")
-        status, _, err = shell.run(*arguments, enough)
-        hint = err.split("hint: ")[-1] if status else ""
+@follows("pipeline/runtime/memory.py::refuse_small_caps")
+@pytest.mark.parametrize("workers", [["--workers", "1"], ["--workers", "3"], ["--engine", "processes"]])
+def test_too_little_memory(shell: Shell, workers: list[str]) -> None:
+    arguments = ["preprocess", "log.tsv", "--out", "other", "--transpose", *workers, "--memory"]
+    enough = number_in(shell.refused(*arguments, "1MiB"), "--memory")
+    assert not Path("other").exists()
+    # One hint does for every stage, and a mebibyte less for one of them at least does not.
+    less = f"{int(enough.removesuffix('MiB')) - 1}MiB"
+    assert number_in(shell.refused(*arguments, less), "--memory") == enough
     shell.works(*arguments, enough)
 
 
