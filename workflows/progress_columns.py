@@ -82,6 +82,7 @@ class Bars:
         self._stage = ""
         self._task: TaskID | None = None
         self._speed = Speed()
+        self._last_speeds: dict[str, float] = {}
 
     def __enter__(self) -> Bars:
         self.start()
@@ -111,7 +112,10 @@ class Bars:
                 self._stage = stage
                 self._speed = Speed()
                 self._task = self._progress.add_task(stage, total=total or None, note=note)
-            speed = self._speed.after(time.monotonic(), done)
+            # Training goes on after an evaluation: until its rate is known anew, it is the one before.
+            speed = self._speed.after(time.monotonic(), done) or self._last_speeds.get(stage)
+            if speed:
+                self._last_speeds[stage] = speed
             self._progress.update(self._task, completed=done, total=total or None, note=note, speed=speed)
 
     def drop_full(self) -> None:

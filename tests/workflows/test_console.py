@@ -9,6 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -16,6 +17,7 @@ from rich.progress import Task, TaskID
 from rich.table import Table
 
 from hotset.tests.support.terminal import run_in_terminal
+from hotset.workflows import progress_columns
 from hotset.workflows.console import describe_rate, plain_table, print_table
 from hotset.workflows.progress_columns import Bars, Speed, columns_for
 
@@ -266,6 +268,27 @@ def test_the_rate_is_that_of_the_last_half_minute_and_of_no_single_moment() -> N
     for second in range(12, 100):
         found = speed.after(float(second), 2 * 10**7 + 1000 * (second - 11))
     assert found == pytest.approx(1000)
+
+
+def test_a_stage_that_goes_on_has_its_rate_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: seconds)
+    monkeypatch.setattr(progress_columns, "time", clock)
+    bars = Bars(Console(file=io.StringIO(), force_terminal=True))
+
+    def rate() -> float | None:
+        (task,) = bars._progress.tasks
+        return task.fields["speed"]  # type: ignore[no-any-return]
+
+    for seconds in (0, 1):
+        bars("train", 1000 * seconds, 9000)
+    assert rate() == 1000
+    for stage, known in (("evaluate", None), ("train", 1000)):
+        bars(stage, 2000, 9000)
+        assert rate() == known
+    # As soon as its own rate is known, that one is shown.
+    seconds = 2
+    bars("train", 2500, 9000)
+    assert rate() == 500
 
 
 _COMPILING = """
