@@ -271,6 +271,7 @@ def test_the_rate_is_that_of_the_last_half_minute_and_of_no_single_moment() -> N
 
 
 def test_a_stage_that_goes_on_has_its_rate_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = 0
     clock = SimpleNamespace(monotonic=lambda: seconds)
     monkeypatch.setattr(progress_columns, "time", clock)
     bars = Bars(Console(file=io.StringIO(), force_terminal=True))
