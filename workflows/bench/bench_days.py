@@ -11,7 +11,7 @@ begin, while what they say of a click stays as it was.
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -34,6 +34,7 @@ from ...train.run import train
 from ...train.run_results.run_summary import TrainSummary
 from ..machine_facts import commit, describe_machine
 from ..recipes import criteo_kaggle
+from .measuring.recorded_settings import recorded_settings
 
 _NUM_DENSE = 13
 _HEX_DIGITS = 8
@@ -108,7 +109,7 @@ def bench_days(config: BenchDaysConfig, progress: ProgressCallback = silent) -> 
         "benchmark": "days",
         "auc": auc,
         "trained_samples": samples,
-        "settings": {name: value for name, value in asdict(config).items() if name != "scratch"},
+        "settings": recorded_settings(config),
         "machine": describe_machine(),
         "commit": commit(),
     }

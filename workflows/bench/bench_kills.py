@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from ...pipeline.runtime.resources import ProgressCallback, silent
 from ...pipeline.sizes import MIB, ByteSize
 from ...pipeline.stages.stage_order import FOLDERS
 from ..machine_facts import describe_machine
+from .measuring.recorded_settings import recorded_settings
 
 _HOT_BYTES = ByteSize(4 * MIB)
 _MOST_KILLS_PER_FOLDER = 4
@@ -138,7 +139,7 @@ def bench_kills(config: BenchKillsConfig, progress: ProgressCallback = silent) -
             "files": len(unbroken.tree),
             "bytes": sum(num_bytes for num_bytes, _ in unbroken.tree.values()),
         },
-        "settings": {name: setting for name, setting in asdict(config).items() if name != "scratch"},
+        "settings": recorded_settings(config),
         "machine": describe_machine(),
     }
 

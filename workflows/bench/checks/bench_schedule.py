@@ -8,7 +8,7 @@ Each job tells how many of its CPU seconds are hashing and checks of what it rea
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +36,7 @@ from ....train.run import train
 from ...machine_facts import describe_machine
 from ...recipes import criteo_kaggle
 from ..measuring.fresh_process import Candidate, Measurement, measure_in_fresh_process
+from ..measuring.recorded_settings import recorded_settings
 from .call_times import CallTimes
 
 _OPTIMIZER: Literal["sgd"] = "sgd"
@@ -103,7 +104,7 @@ def bench_schedule(config: BenchScheduleConfig, progress: ProgressCallback = sil
             job = Candidate("train", "hotset train by the schedule", train_job, warm_up, arguments)
             facts["train"] = _described(measure_in_fresh_process(job, scratch, workers=1))
         progress("bench", 3, 3)
-    settings = {name: setting for name, setting in asdict(config).items() if name != "scratch"}
+    settings = recorded_settings(config)
     return {
         "benchmark": "schedule",
         "settings": settings,

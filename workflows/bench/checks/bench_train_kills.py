@@ -21,7 +21,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,6 +35,7 @@ from ....pipeline.generate.generate_log import GenerateConfig, generate
 from ....pipeline.runtime.resources import ProgressCallback, silent
 from ...machine_facts import describe_machine
 from ..bench_kills import last_line
+from ..measuring.recorded_settings import recorded_settings
 from .checkpoint_stall import measure_stall
 from .killed_runs import KINDS, NUM_SHARES, RANKED_KINDS, RunKind, StartedRun
 from .run_phases import PHASES, newest_checkpoint, phase_of
@@ -348,7 +349,7 @@ def bench_train_kills(config: BenchTrainKillsConfig, progress: ProgressCallback 
         "faults": tally.faults,
         "seconds": seconds,
         "stall": stall,
-        "settings": {name: setting for name, setting in asdict(config).items() if name != "scratch"},
+        "settings": recorded_settings(config),
         "machine": describe_machine(),
     }
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import statistics
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from ....stats.ranking.row_bytes import row_bytes
 from ...console import say
 from ...machine_facts import describe_machine
 from ..measuring.fresh_process import Candidate, Measurement, measure_in_fresh_process
+from ..measuring.recorded_settings import recorded_settings
 from ..measuring.rounds import median_ratio, take_turns
 from .drawn_shards import DrawnShards
 from .limited_training import CONTESTANTS, IN_MEMORY, LOOKAHEAD, LimitedRun, train_limited
@@ -177,7 +178,7 @@ def bench_larger_than_memory(config: BenchLargerThanMemoryConfig) -> dict[str, A
         "shares": shares,
         "is_limited": is_limited,
         "table_bytes": _NUM_TABLES * config.rows_of_table * row_bytes(config.embedding_dim, "sgd"),
-        "settings": asdict(config),
+        "settings": recorded_settings(config),
         "machine": machine,
     }
 

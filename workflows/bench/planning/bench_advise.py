@@ -13,7 +13,7 @@ import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from ....train.planning.plan_record import PlannedOption
 from ....train.ranks.ranks import OneRank
 from ...console import plain_table, print_line, print_table, say
 from ...machine_facts import commit, describe_machine
+from ..measuring.recorded_settings import recorded_settings
 from ..ranks.rank_group import RankGroup
 from .planned_runs import PlannedLog, time_training, torchrec_seconds
 
@@ -159,8 +160,7 @@ def bench_advise(config: BenchAdviseConfig, progress: ProgressCallback = silent)
     ]
     return {
         "benchmark": "advise",
-        "settings": asdict(config)
-        | {"machine": config.machine.name, "data": config.data.name if config.data else None},
+        "settings": recorded_settings(config),
         "runs": runs,
         "groups": choices(runs),
         "too_small": sorted({*config.fast_bytes} - {run["fast_bytes"] for run in runs}),

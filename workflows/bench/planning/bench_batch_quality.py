@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from ....train.run import train
 from ...console import plain_table, print_line, print_table, say
 from ...machine_facts import commit, describe_machine
 from ...recipes import recipe_for
+from ..measuring.recorded_settings import recorded_settings
 
 RULES = {"kept": 0.0, "root": 0.5, "linear": 1.0}
 """Learning rates are multiplied by this power of the batch over the base one."""
@@ -121,9 +122,7 @@ def bench_batch_quality(
                 )
     return {
         "benchmark": "batch-quality",
-        "settings": asdict(config)
-        | {"data": config.data.name if config.data else None}
-        | {"machine": config.machine.name if config.machine else None},
+        "settings": recorded_settings(config),
         "batches": batches,
         "fastest": price_of(batches, speeds) | {"is_predicted": config.machine is not None},
         "machine": describe_machine(),

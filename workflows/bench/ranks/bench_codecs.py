@@ -11,7 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from ....train.run import train
 from ....train.run_folder.run_reader import read_weights
 from ...machine_facts import commit, describe_machine
 from ...recipes import recipe_for
+from ..measuring.recorded_settings import recorded_settings
 
 BOUNDS = (0.01, 0.03, 0.05)
 _FLOAT_BYTES = 4
@@ -100,7 +101,7 @@ def bench_codecs(config: BenchCodecsConfig, progress: ProgressCallback = silent)
             slices.append({"samples": size, "ratios": ratios_of(tables, ids, size)})
     return {
         "benchmark": "codecs",
-        "settings": asdict(config),
+        "settings": recorded_settings(config),
         "slices": slices,
         "published": PUBLISHED,
         "machine": describe_machine(),

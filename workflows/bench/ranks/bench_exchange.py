@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ from ....train.data.shards import Shards
 from ....train.exchange.rank_reader import RankReader, read_epoch
 from ...machine_facts import commit, describe_machine
 from ...recipes import recipe_for
+from ..measuring.recorded_settings import recorded_settings
 from .bench_links import BenchLinksConfig, bench_links, refuse_unknown_links, show_links
 
 _FLOAT_BYTES = 4
@@ -109,7 +110,7 @@ def bench_exchange(config: BenchExchangeConfig, progress: ProgressCallback = sil
     timed = bench_links(BenchLinksConfig(links=config.link, seed=config.seed)) if config.link else None
     return {
         "benchmark": "exchange",
-        "settings": asdict(config) | {"data": config.data.name if config.data else None},
+        "settings": recorded_settings(config),
         "ranks": found,
         "timed": timed,
         "machine": describe_machine(),

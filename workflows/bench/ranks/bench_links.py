@@ -34,6 +34,7 @@ from ....pipeline.stages.preprocess import preprocess
 from ....stats.exchange.homes_name import HomesName
 from ...machine_facts import commit, describe_machine
 from ...recipes import recipe_for
+from ..measuring.recorded_settings import recorded_settings
 from .link_namespaces import ADDRESSES, INTERFACE, NamespacesError, linked_namespaces
 from .rank_speedup import LOOPBACK, compare_ranks, show_speedup
 
@@ -162,7 +163,7 @@ def bench_links(config: BenchLinksConfig, progress: ProgressCallback = silent) -
         progress("bench", 1, 1)
     return {
         "benchmark": "links",
-        "settings": asdict(config),
+        "settings": recorded_settings(config),
         "network": network,
         "links": [_summary(turns, link) for link in slow],
         "loopback": loopback,

@@ -37,6 +37,7 @@ from ....train.trainer_building.devices import LATE, set_threads
 from ...console import say
 from ...machine_facts import describe_machine
 from ...recipes import criteo_kaggle
+from ..measuring.recorded_settings import recorded_settings
 from ..measuring.rounds import median_ratio, take_turns
 from .dcn_reference import ReferenceDcn
 from .device_parts import measure_device_rates, measure_device_step
@@ -142,7 +143,7 @@ def bench_train(config: BenchTrainConfig) -> dict[str, Any]:
         "ratios": _ratios(records),
         "parts": parts,
         "rates": asdict(rates),
-        "settings": asdict(config),
+        "settings": recorded_settings(config),
         "machine": machine | {"torch": torch.__version__},
     }
 
@@ -169,7 +170,7 @@ def _bench_device(config: BenchTrainConfig) -> dict[str, Any]:
         "steps": steps,
         "parts": parts if config.parts else [],
         "rates": asdict(rates),
-        "settings": asdict(config),
+        "settings": recorded_settings(config),
         "machine": describe_machine() | {"torch": torch.__version__},
     }
 
