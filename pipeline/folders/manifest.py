@@ -129,6 +129,15 @@ class Manifest:
         return cls.read(folder) if is_sealed(folder) else None
 
     @classmethod
+    def read_if_begun(cls, folder: Path) -> Manifest | None:
+        """Read the manifest of a folder that need not be there; None where it is not, or is empty.
+
+        Raises:
+            ManifestError: as `read`: also where a folder was begun and not finished, or lost its manifest.
+        """
+        return cls.read(folder) if folder.is_dir() and any(folder.iterdir()) else None
+
+    @classmethod
     def _parse(cls, folder: Path, text: bytes) -> Manifest:
         parts = json.loads(text)
         # The checksum first: whatever fails behind it was written so, and is no damage of the disk.

@@ -94,11 +94,13 @@ class StoredBatches:
 
     @classmethod
     def find(cls, shards: Shards) -> StoredBatches | None:
-        """The lookups beside ``shards``; None where there are none."""
-        folder = shards.manifest.folder.parent / "lookups"
-        if not (folder / "manifest.json").exists():
-            return None
-        return cls(Manifest.read(folder), shards)
+        """The lookups beside ``shards``; None where there are none.
+
+        Raises:
+            ManifestError: there are some, and they are unfinished, damaged or of other shards.
+        """
+        manifest = Manifest.read_if_begun(shards.manifest.folder.parent / "lookups")
+        return None if manifest is None else cls(manifest, shards)
 
     def read(self, number: int) -> StoredBatch:
         """Return the stored lookups of a training batch."""

@@ -74,15 +74,17 @@ class ExchangeSchedule:
         """The schedule beside ``shards``; None where there is none that fits this run.
 
         Raises:
-            ManifestError: there is one, and it is damaged.
+            ManifestError: there is one, and it is unfinished or damaged.
         """
         folder = shards.manifest.folder.parent / "exchange"
-        if not (folder / "manifest.json").exists():
+        manifest = Manifest.read_if_begun(folder)
+        if manifest is None:
             return None
-        manifest = Manifest.read(folder)
         differs = run.own_plan or difference(manifest, shards, config, run)
         if differs is not None:
-            _log.info("%s does not fit this run (%s): ranks plan during training", folder, differs)
+            # One rank says it to the user.
+            level = logging.INFO if run.rank else logging.WARNING
+            _log.log(level, "%s does not fit this run (%s): ranks plan during training", folder, differs)
             return None
         found = cls(manifest, shards, run)
         found._refuse_damage(config.epochs)

@@ -1,9 +1,9 @@
 """The schedule on disk: step plans of whole epochs that `hotset schedule` wrote for shards.
 
 It is used where it fits this run exactly: the same shards, order of batches, slots and prefetch depth.
-Another schedule is not an error: the run plans for itself, and logs why. A damaged one is an error: its
-files are hashed before the first is used, and whatever their checksums, every epoch is run by a `PlanChecker`
-before its first step is, and every step once more against the rows that its batch looks up.
+Another schedule is not an error: the run plans for itself, and warns why. A damaged or unfinished one is an
+error: its files are hashed before the first is used, and whatever their checksums, every epoch is run by a
+`PlanChecker` before its first step is, and every step once more against the rows that its batch looks up.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
@@ -59,24 +60,26 @@ class Schedule:
         self._totals = ScheduleTotals.of(manifest)
         self._checkers: dict[int, tuple[PlanChecker, PlanChecker]] = {}
         """By width: what checks epochs as a whole, and what checks steps before they are run."""
+        self._left_out: set[int] = set()
+        """Widths whose plans are made during training."""
 
     @classmethod
     def find(cls, shards: Shards, config: TrainConfig) -> Schedule | None:
         """The schedule beside ``shards``; None where there is none that fits this run.
 
         Raises:
-            ManifestError: there is a schedule, and it is damaged.
+            ManifestError: there is a schedule, and it is unfinished or damaged.
         """
         folder = shards.manifest.folder.parent / "schedule"
-        if not (folder / "manifest.json").exists():
+        manifest = Manifest.read_if_begun(folder)
+        if manifest is None:
             return None
-        manifest = Manifest.read(folder)
         # A schedule that does not fit is no fault: the same plans can be made during training.
         differs = _difference(manifest, shards, config)
         if differs is None:
             _refuse_damage(manifest)
             return cls(manifest, shards)
-        _log.info("%s does not fit this run (%s): planning during training", folder, differs)
+        _warn(folder, differs)
         return None
 
     def queue(
@@ -103,11 +106,14 @@ class Schedule:
         # Slots first: plans for another number of them name slots that do not exist.
         width = self._width(embedding_dim, placement)
         if width.num_slots != placement.num_staging_slots:
+            differs = f"it has {width.num_slots:,} slots, the run {placement.num_staging_slots:,}"
+            self._warn_once(embedding_dim, differs)
             return None
         found = self._read(epoch, embedding_dim)
         if not np.array_equal(found.batches[num_done:], staged):
             # A run that repeats the order of another; its first epoch decides for all.
             if embedding_dim not in self._checkers:
+                self._warn_once(embedding_dim, "it has the batches in another order")
                 return None
             raise ManifestError(
                 f"{self._manifest.folder} is for the batches of epoch 0, but not for those of epoch {epoch}",
@@ -177,6 +183,12 @@ class Schedule:
                     _check_epoch(checker, found)
         return checkers
 
+    def _warn_once(self, embedding_dim: int, differs: str) -> None:
+        """Say why the plans of a width are not used: in its first epoch, not in each."""
+        if embedding_dim not in self._left_out:
+            self._left_out.add(embedding_dim)
+            _warn(self._manifest.folder, differs)
+
     @contextmanager
     def _refusing_faults(self, epoch: int, embedding_dim: int) -> Iterator[None]:
         """Raise ManifestError for a fault of a plan."""
@@ -217,6 +229,10 @@ class Schedule:
 
     def _refuse(self, epoch: int, embedding_dim: int, fault: str) -> NoReturn:
         raise _damaged(self._manifest, f"epoch {epoch} of width {embedding_dim}: {fault}")
+
+
+def _warn(folder: Path, differs: str) -> None:
+    _log.warning("%s does not fit this run (%s): planning during training", folder, differs)
 
 
 def _check_epoch(checker: PlanChecker, found: _EpochPlans) -> None:

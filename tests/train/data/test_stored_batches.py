@@ -111,6 +111,14 @@ def test_without_the_folder_there_is_nothing_to_find(tmp_path: Path) -> None:
     assert StoredBatches.find(Shards.open(write_shards(tmp_path / "shards", ShardSpec()))) is None
 
 
+def test_a_folder_that_lost_its_manifest_or_was_not_finished_is_refused(tmp_path: Path) -> None:
+    with_lookups(tmp_path, ShardSpec())
+    (tmp_path / "lookups" / "manifest.json").unlink()
+    with pytest.raises(ManifestError, match=r"lookups is unfinished: it has no manifest\.json") as caught:
+        trained(Shards.open(tmp_path), placement="all-fast")
+    assert caught.value.hint is not None and "hotset transpose" in caught.value.hint
+
+
 def test_those_of_other_shards_are_refused(tmp_path: Path) -> None:
     with_lookups(tmp_path, ShardSpec())
     shutil.rmtree(tmp_path / "shards")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
@@ -73,7 +74,6 @@ def test_large_epochs_are_planned_online_unless_there_is_a_schedule(
 def test_a_schedule_of_another_run_is_left_alone(
     change: dict[str, Any], message: str, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
     trained(Shards.open(data), placement="lookahead", **(SETTINGS | change))
     assert message in caplog.text
 
@@ -107,14 +107,28 @@ def test_the_defaults_of_schedule_are_those_of_training(
     assert manifest.config["prefetch"] == trainer.config.prefetch
 
 
-def test_other_slots_or_another_order_are_planned_here(data: Path) -> None:
+def test_other_slots_or_another_order_are_planned_here(data: Path, caplog: pytest.LogCaptureFixture) -> None:
     shards = Shards.open(data)
     other = trained(shards, placement="lookahead", **(SETTINGS | {"staging_bytes": ByteSize(900)}))
+    # Said once for each width, and not in each epoch.
+    assert [" slots, the run " in line for line in caplog.messages] == [True, True]
     reference = trained(shards, placement="all-fast", **SETTINGS)
     assert_equal_bits(other, reference)
     order = reference.numbers[::-1]
+    caplog.clear()
     replayed = trained(shards, order, placement="lookahead", **SETTINGS)
+    assert ["in another order" in line for line in caplog.messages] == [True, True]
     assert_equal_bits(replayed, trained(shards, order, placement="all-fast", **SETTINGS))
+
+
+def test_a_schedule_that_lost_its_manifest_or_was_not_finished_is_refused(data: Path) -> None:
+    shards = Shards.open(data)
+    (data / "schedule" / "manifest.json").unlink()
+    with pytest.raises(ManifestError, match=r"schedule is unfinished: it has no manifest\.json") as caught:
+        trained(shards, placement="lookahead", **SETTINGS)
+    assert caught.value.hint is not None and "hotset schedule" in caught.value.hint
+    # A run that makes its own plans does not look at it.
+    trained(shards, placement="lookahead", plan="epoch", **SETTINGS)
 
 
 def test_no_schedule_is_none(tmp_path: Path) -> None:
