@@ -73,11 +73,12 @@ class Pane:
         self._call("kill-server")
 
 
-def left_by(arguments: str, folder: Path, columns: int) -> list[str]:
-    """Return the lines that a command leaves; no bar and no cut number may be among them."""
-    pane = Pane(arguments, folder, columns)
+def left_by(arguments: str, folder: Path, columns: int, *, color: bool = True) -> list[str]:
+    """Return the lines that a command leaves; no bar, no cut number and no unwanted colour is among them."""
+    pane = Pane(arguments, folder, columns, color=color)
     try:
         lines = pane.wait()
+        assert color or not _COLOR.search("\n".join(pane.lines("-e")))
     finally:
         pane.close()
     assert not [line for line in lines if _BAR.search(line) or "\u2026" in line]
@@ -85,18 +86,25 @@ def left_by(arguments: str, folder: Path, columns: int) -> list[str]:
     return [line for line in lines if not line.startswith("compiling kernels")]
 
 
-def test_the_main_job_leaves_one_line_of_each_stage(log: Path, tmp_path: Path) -> None:
-    columns = 80
-    lines = left_by(f"preprocess {log} --out d --hot-bytes 64KiB --batch-size 64", tmp_path, columns)
+@pytest.mark.diagonal(3)
+@pytest.mark.parametrize("columns", [80, 60, 200])
+@pytest.mark.parametrize("color", [True, False])
+def test_the_main_job_leaves_one_line_of_each_stage(
+    columns: int, color: bool, log: Path, tmp_path: Path
+) -> None:
+    def run(arguments: str) -> list[str]:
+        return left_by(arguments, tmp_path, columns, color=color)
+
+    lines = run(f"preprocess {log} --out d --hot-bytes 64KiB --batch-size 64")
     assert tuple(line.split()[0] for line in lines[: len(_STAGES)]) == _STAGES
     assert all(line.endswith(" samples/s") for line in lines[: len(_STAGES)])
     assert lines[len(_STAGES)].startswith("d: ")
-    scheduled = left_by("schedule d --epochs 2", tmp_path, columns)
-    assert scheduled[0].startswith("d/schedule: ")
-    trained = left_by("train d --out r --placement lookahead", tmp_path, columns)
+    assert run("schedule d --epochs 2")[0].startswith("d/schedule: ")
+    trained = run("train d --out r --placement lookahead")
     assert any("samples/s" in line for line in trained) and any("AUC" in line for line in trained)
-    shown = left_by("stats d", tmp_path, columns)
-    assert [line.split()[0] for line in shown[2:28]] == [f"C{number}" for number in range(1, 27)]
+    # A table that is wider than the terminal begins again with its first column.
+    features = [line.split()[0] for line in run("stats d")]
+    assert [name for name in features if name[1:].isdigit()][:26] == [f"C{number}" for number in range(1, 27)]
 
 
 @pytest.mark.slow
