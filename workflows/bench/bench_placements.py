@@ -9,9 +9,9 @@ On a device each speed stands beside what the link allows at most: the bytes mov
 
 from __future__ import annotations
 
-import resource
 import statistics
 import tempfile
+import time
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from ...train.data.shards import Shards
 from ...train.placements.simulate import simulate_epoch
 from ...train.run_results.run_summary import summarize_transfers
 from ...train.steps.queued_steps import QueuedSteps
-from ...train.trainer import run_steps
+from ...train.trainer import Trainer, run_steps
 from ...train.trainer_building.build_trainer import build_trainer
 from ...train.trainer_building.devices import set_threads
 from ..console import say
@@ -45,6 +45,7 @@ from .measuring.rounds import median_ratio, take_turns
 
 _BELADY = "belady, P = 0"
 """Look-ahead without transfers ahead, the optimal eviction: the lower bound of bytes."""
+_WARM_UP_BATCHES = 3
 _EVALUATED = 32_768
 """Most samples evaluated for the AUC."""
 
@@ -76,7 +77,7 @@ class BenchPlacementsConfig:
     are measured, and what they allow stands beside the speed of each placement."""
 
     train_batches: int = 20
-    """Batches to train in each round; 0 only plans."""
+    """Batches to train in each round, behind three that only warm up; 0 only plans."""
 
     rounds: int = 3
     """Rounds in which each placement trains once."""
@@ -98,6 +99,8 @@ def candidates(staging_bytes: int, seed: int, device: str = "cpu") -> dict[str, 
         device=device,
         staging_bytes=ByteSize(staging_bytes),
         dense_optimizer="sgd",
+        # On the host speeds are those of runs without options.
+        dense_dtype="fp32" if device == "cpu" else "auto",
     )
     lookahead = replace(all_fast, placement="lookahead")
     cache = replace(all_fast, placement="cache")
@@ -167,7 +170,7 @@ def _share(
 
     def turn(name: str) -> dict[str, Any]:
         say(f"training with {name}")
-        return _trained(shards, every[name], order[: config.train_batches])
+        return _trained(shards, every[name], order[: _WARM_UP_BATCHES + config.train_batches])
 
     turns = {name: partial(turn, name) for name in every if name != _BELADY}
     rounds = take_turns(turns, config.rounds if config.train_batches else 0)
@@ -236,20 +239,30 @@ def _ratios(moved: dict[str, dict[str, float]]) -> dict[str, float]:
 
 
 def _trained(shards: Shards, run: TrainConfig, order: list[int]) -> dict[str, Any]:
-    """Train the first batches; return CPU and wall seconds, stalls, and the AUC afterwards."""
+    """Train the first batches; return CPU and wall seconds, stalls, and the AUC afterwards.
+
+    The clocks start behind the batches that only warm up, with the device at rest.
+    """
     set_threads(run.threads)
     trainer = build_trainer(shards, run, RecordedOrder(np.array(order, np.int32)))
     # CPU of all threads: what runs ahead in the background costs, too.
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    run_steps(trainer, lambda *_: None)
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    begin = (time.process_time(), time.perf_counter(), 0)
+
+    def after_step(running: Trainer, *_: object) -> None:
+        nonlocal begin
+        if running.step == _WARM_UP_BATCHES:
+            running.runner.synchronize()
+            begin = (time.process_time(), time.perf_counter(), running.num_samples)
+
+    run_steps(trainer, after_step)
+    trainer.runner.synchronize()
+    cpu, wall = time.process_time() - begin[0], time.perf_counter() - begin[1]
     transfer_thread = trainer.embeddings.transfers
     runner = trainer.runner
     sent = runner.sent_bytes / trainer.num_samples if isinstance(runner, QueuedSteps) else 0.0
     return {
         "cpu_seconds": cpu,
-        "samples_per_second": trainer.num_samples / trainer.meter.training_seconds,
+        "samples_per_second": (trainer.num_samples - begin[2]) / wall,
         "stalls": transfer_thread.num_stalls,
         "stall_seconds": transfer_thread.stall_seconds,
         "sent_bytes_per_sample": sent,
