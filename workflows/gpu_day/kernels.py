@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +26,7 @@ from ...train.config import TrainConfig
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
 from ...train.gpu_kernels.kernel_table import ENGINES, TWINS
+from ...train.options.recipe_options import RecipeOptions
 from ...train.trainer import Trainer, run_steps
 from ...train.trainer_building.build_trainer import build_trainer
 from .checks import small_shards
@@ -44,6 +47,14 @@ _STAGING_BYTES = ByteSize(160_000)
 """So few slots that rows are written back and fetched again in these steps."""
 _TOLERANCE = 1e-3
 """Norm of the difference that a kernel makes, as a share of that of all that the steps have changed."""
+_OTHER_RUNS: dict[str, dict[str, Any]] = {
+    "gather_rows": {"recipe": RecipeOptions(clip_gradient=1e6)},
+    "sum_gradients": {"placement": "hybrid-dedup"},
+}
+"""Settings of the runs that launch a kernel which look-ahead with dense layers in kernels does without: where
+gradients are clipped the layers are torch's, and a hybrid sends the sums of gradients to the host."""
+KERNELS_OF_RUNS = tuple(name for name in TWINS if name != "step_rows")
+"""Those that some run launches; rows take their steps where their gradients are summed."""
 _FEW = ("decode_batch", "sum_and_step")
 """Kernels that are tried where the day is only tried."""
 
@@ -52,7 +63,7 @@ def try_kernels(settings: PartSettings, records: Records) -> None:
     """Try each kernel in a process of its own; note those that are replaced."""
     small_shards(settings, "kernels", "adagrad")
     # They are tried side by side, each with a limit of its own, so one that hangs does not end the others.
-    names = _FEW if settings.is_small else tuple(TWINS)
+    names = _FEW if settings.is_small else KERNELS_OF_RUNS
 
     def try_in_time(name: str) -> Trial:
         # With few cores some begin late, and get what is left.
@@ -71,7 +82,7 @@ def compile_host_kernels(settings: PartSettings, records: Records) -> None:
     """Train a few batches without a GPU, as the host does beside one: whoever is next finds its kernels."""
     late = replace(settings, device="late")
     shards = small_shards(late, "host-kernels", "adagrad")
-    _trained_rows(shards, late, "torch")
+    _trained_rows(shards, late, "torch", {})
 
 
 def try_kernel(settings: PartSettings, records: Records) -> None:
@@ -79,10 +90,11 @@ def try_kernel(settings: PartSettings, records: Records) -> None:
     assert settings.kernels is not None
     shards = Shards.open(settings.scratch / "kernels" / "shards")
     engine = ENGINES[0] if settings.torch_device.type == "cuda" else ENGINES[1]
-    before, twins = _trained_rows(shards, settings, "torch")
+    other = _OTHER_RUNS.get(settings.kernels, {})
+    before, twins = _trained_rows(shards, settings, "torch", other)
     # What goes wrong from here on is the kernel's fault.
     records.fact(tried_kernel=settings.kernels)
-    _, tried = _trained_rows(shards, settings, f"torch,{engine}:{settings.kernels}")
+    _, tried = _trained_rows(shards, settings, f"torch,{engine}:{settings.kernels}", other)
     difference = float((tried - twins).norm() / (twins - before).norm())
     # Not `difference > …`, which is false of values that are no numbers.
     if not difference <= _TOLERANCE:
@@ -119,8 +131,11 @@ def _try_apart(name: str, settings: PartSettings, seconds: float) -> Trial:
     return Trial(fault, is_broken=is_right is not None or own_seconds >= _OWN_SECONDS)
 
 
-def _trained_rows(shards: Shards, settings: PartSettings, kernels: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Train a few batches; return the float64 numbers of all rows before and after, each as one vector."""
+def _trained_rows(
+    shards: Shards, settings: PartSettings, kernels: str, other: Mapping[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Train a few batches, with some ``other`` settings; return the float64 numbers of all rows before and
+    after, each as one vector."""
     config = TrainConfig(
         placement="lookahead",
         device=settings.device,
@@ -130,6 +145,7 @@ def _trained_rows(shards: Shards, settings: PartSettings, kernels: str) -> tuple
         embedding_optimizer="sgd",
         dense_optimizer="sgd",
     )
+    config = replace(config, **other)
     # Some of the first batches of an epoch, of either kind.
     order = epoch_order(shards.is_hot_only, config.seed, 0, spread=shards.is_grouped)
     trainer = build_trainer(shards, config, RecordedOrder(order[:_STEPS].astype(np.int32)))

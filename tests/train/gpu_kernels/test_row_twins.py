@@ -152,6 +152,19 @@ def test_a_step_gives_the_bits_of_numba(
     assert_steps_as_numba(drawn(shape, rng, device, engine), dim, optimizer, engine, rng)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_on_wide_rows_gives_the_bits_of_numba(
+    name: str, dim: int, engine: str, device: torch.device, rng: np.random.Generator
+) -> None:
+    """A program has fewer of them at a time, and long lists are among them."""
+    ids_BF = rng.choice(4, (600, 2), p=[0.48, 0.49, 0.02, 0.01]).astype(np.int32)
+    batch = decoded(draw_batch(ids_BF, np.array([0, 4]), rng, num_padding=50, device=device), engine)
+    assert batch.by_row.counts_U.max() > LONG_LOOKUPS
+    assert_steps_as_numba(batch, dim, RowOptimizer(name, 0.03), engine, rng)
+
+
 @pytest.mark.parametrize(
     "name", ["sgd", *(pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS[1:])]
 )
@@ -266,7 +279,9 @@ def lists_of(moves: RowMoves) -> tuple[torch.Tensor, torch.Tensor]:
     return sources[:count].cpu().long(), targets[:count].cpu().long()
 
 
-@pytest.mark.parametrize(("num_moves", "dim", "name"), [(0, 16, "sgd"), (1, 3, "adam"), (70, 16, "adagrad")])
+@pytest.mark.parametrize(
+    ("num_moves", "dim", "name"), [(0, 16, "sgd"), (1, 3, "adam"), (70, 16, "adagrad"), (70, 128, "adam")]
+)
 def test_moved_rows_keep_their_bits(
     num_moves: int, dim: int, name: str, engine: str, device: torch.device, rng: np.random.Generator
 ) -> None:
@@ -282,7 +297,7 @@ def test_moved_rows_keep_their_bits(
         assert torch.equal(found, want)
 
 
-@pytest.mark.parametrize(("num_moves", "dim"), [(0, 16), (1, 16), (70, 10)])
+@pytest.mark.parametrize(("num_moves", "dim"), [(0, 16), (1, 16), (70, 10), (70, 128)])
 def test_made_rows_have_the_bits_of_the_host(
     num_moves: int, dim: int, engine: str, device: torch.device, rng: np.random.Generator
 ) -> None:

@@ -5,12 +5,13 @@ Tests `part_process`, too.
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 
 from hotset.train.data.shards import Shards
 from hotset.train.gpu_kernels import dense_twins
+from hotset.train.gpu_kernels.kernel_table import TWINS
 from hotset.workflows.gpu_day import kernels
 from hotset.workflows.gpu_day.checks import small_shards
 from hotset.workflows.gpu_day.kernels import Trial
@@ -104,11 +106,11 @@ def test_a_kernel_is_held_against_its_twin(tmp_path: Path, monkeypatch: pytest.M
     def difference_with(kernel: Callable[..., None]) -> float:
         """Return what is found where this is the kernel, and not its twin."""
 
-        def train(shards: Shards, settings: PartSettings, names: str) -> Any:
+        def train(shards: Shards, settings: PartSettings, names: str, other: Mapping[str, Any]) -> Any:
             with monkeypatch.context() as patch:
                 if "gather_dots" in names:
                     patch.setattr(dense_twins, "gather_dots", kernel)
-                return trained(shards, settings, names)
+                return trained(shards, settings, names, other)
 
         monkeypatch.setattr(kernels, "_trained_rows", train)
         kernels.try_kernel(settings, Records(tmp_path / "found.jsonl", 60))
@@ -128,3 +130,26 @@ def test_a_kernel_is_held_against_its_twin(tmp_path: Path, monkeypatch: pytest.M
     for dot in (1.0, math.nan):
         with pytest.raises(ValueError, match="weights of rows differ"):
             difference_with(partial(wrong, dot=dot))
+
+
+@pytest.mark.slow
+def test_every_kernel_is_launched_where_it_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_shards(PartSettings("late", tmp_path, True), "kernels", "adagrad")
+    unused = []
+    for name in kernels.KERNELS_OF_RUNS:
+        module = importlib.import_module(f"hotset.train.gpu_kernels.{TWINS[name]}")
+        twin = getattr(module, name)
+        launched: list[str] = []
+
+        def noting(*arguments: Any, **named: Any) -> None:
+            launched.append(name)  # noqa: B023
+            twin(*arguments, **named)  # noqa: B023
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, noting)
+            kernels.try_kernel(
+                PartSettings("late", tmp_path, True, name), Records(tmp_path / f"{name}.jsonl", 60)
+            )
+        unused += [] if launched else [name]
+        assert records_of(tmp_path / f"{name}.jsonl")[-1]["row"] == {"kernel": name, "difference": 0}
+    assert unused == []

@@ -10,9 +10,12 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from hotset.tests.support.late_runs import keep_slow
 from hotset.train.device.late_device import LateDevice
@@ -28,18 +31,44 @@ import sys
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"polars", "tyro", "rich", "altair", "vl_convert", "ray"}:
+        if name.partition(".")[0] in BLOCKED:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Blocked())
 """
+_OF_THE_IMAGE = ("torch", "triton", "numba", "numpy", "pyarrow", "joblib", "xxhash", "safetensors", "pytest")
+
+
+def packages_beyond_the_image() -> set[str]:
+    """Return the installed packages that a GPU image lacks: all but a few and what these require."""
+    there: set[str] = set()
+    todo = ["hotset", "setuptools", "pip", *_OF_THE_IMAGE]
+    while todo:
+        name = canonicalize_name(todo.pop())
+        if name in there:
+            continue
+        there.add(name)
+        try:
+            required = [] if name == "hotset" else [Requirement(text) for text in requires(name) or ()]
+        except PackageNotFoundError:
+            continue
+        todo += [each.name for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
+    found = packages_distributions()
+    return {package for package, names in found.items() if not there & set(map(canonicalize_name, names))}
+
+
+def test_what_a_gpu_image_lacks_is_found() -> None:
+    beyond = packages_beyond_the_image()
+    assert {"polars", "tyro", "rich", "hypothesis"} <= beyond
+    assert not {"torch", "numpy", "_pytest", "llvmlite", "hotset", "jinja2"} & beyond
 
 
 @pytest.mark.slow
 @pytest.mark.longest
 def test_a_day_without_a_gpu_finds_nothing_wrong(tmp_path: Path) -> None:
     # Processes read this file when they start, so every part lives without these packages.
-    (tmp_path / "sitecustomize.py").write_text(_BLOCKED)
+    blocked = f"BLOCKED = {packages_beyond_the_image()!r}\n"
+    (tmp_path / "sitecustomize.py").write_text(blocked + _BLOCKED)
     out = tmp_path / "day.json"
     root = Path(__file__).resolve().parents[4]
     command = [sys.executable, "-m", "hotset.workflows.gpu_day", "--device", "late", "--small"]
