@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.stages.preprocess import preprocess
+from hotset.stats.batches.epoch_order import epoch_order
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import STAGING, STATELESS, trained
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.placements.choose_placement import with_staging
 from hotset.train.placements.simulate import NOTHING_MOVED, simulate_epoch
+from hotset.workflows.recipes import criteo_kaggle
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +59,25 @@ def test_by_default_no_transfer_is_late_and_few_rows_move_twice(tmp_path: Path) 
     assert with_staging(TrainConfig(staging_bytes=ByteSize(500)), shards).prefetch == 0
     deep = simulate_epoch(shards, TrainConfig(prefetch=4), order)
     assert deep.num_shortened <= 0.05 * len(order)
+
+
+@pytest.mark.slow
+def test_no_transfer_is_late_by_default_on_real_samples(real_data: Path, tmp_path: Path) -> None:
+    """The recipe without options, with fewer hot rows than fit by default."""
+    recipe = criteo_kaggle()
+    for hot_bytes in (256 << 10, 1 << 20):
+        split = replace(recipe.split, hot_bytes=ByteSize(hot_bytes))
+        data = tmp_path / str(hot_bytes)
+        preprocess([real_data / "criteo_kaggle_uniform_110k.tsv.gz"], replace(recipe, split=split), data)
+        shards = Shards.open(data)
+        order = epoch_order(shards.is_hot_only, 0, 0, spread=shards.is_grouped).tolist()
+        config = with_staging(TrainConfig(), shards)
+        moved = simulate_epoch(shards, TrainConfig(), order)
+        belady = simulate_epoch(shards, replace(config, prefetch=0), order)
+        # Transfers run ahead, and still none of them is cut short.
+        assert config.prefetch == 1 and moved.num_bytes > 0
+        assert moved.num_shortened == moved.num_split == 0
+        assert moved.num_bytes <= 1.1 * belady.num_bytes
 
 
 def test_fae_decides_as_it_goes(shards: Shards) -> None:
