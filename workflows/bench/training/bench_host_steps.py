@@ -28,6 +28,7 @@ from ....stats.ranking.row_bytes import row_bytes
 from ....train.config import PlacementName, TrainConfig
 from ....train.data.shards import Shards
 from ....train.device.verbs import Event, Graph, StreamName
+from ....train.steps.queued_steps import QueuedSteps
 from ....train.trainer_building.build_trainer import build_trainer
 from ...machine_facts import describe_machine
 from ..measuring.kaggle_shards import draw_kaggle, write_kaggle_shards
@@ -153,6 +154,8 @@ def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> lis
     )
     # Runs have checkpoints by default, for which the rows that change are marked.
     trainer = build_trainer(shards, config, verbs=device, tracks_changes=True)
+    runner = trainer.runner
+    assert isinstance(runner, QueuedSteps)
     found: list[_QueuedStep] = []
     num_samples = 0
     # All reading counts, since it runs ahead of the loop.
@@ -165,8 +168,9 @@ def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> lis
             if step.packing is not None:
                 step.packing.result()
             device.calls.clear()
+            sent = runner.sent_bytes
             wall, begin = time.perf_counter(), time.thread_time()
-            trainer.runner.train(step, trainer.step, trainer.rates.of_step(trainer.step))
+            runner.train(step, trainer.step, trainer.rates.of_step(trainer.step))
             taking, stopped = taken - stopped, time.thread_time()
             found.append(
                 _QueuedStep(
@@ -176,6 +180,7 @@ def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> lis
                     taking,
                     begin - taken,
                     Counter(device.calls),
+                    (runner.sent_bytes - sent) / step.step.num_samples,
                 )
             )
             stopped = time.thread_time()
@@ -204,6 +209,8 @@ class _QueuedStep:
     waiting_seconds: float
     """CPU time of waiting until it is packed."""
     calls: Counter[str]
+    sent_bytes: float
+    """Bytes of the batch that are sent, per sample."""
 
 
 def _row(kind: str, steps: Sequence[_QueuedStep]) -> dict[str, Any]:
@@ -219,6 +226,7 @@ def _row(kind: str, steps: Sequence[_QueuedStep]) -> dict[str, Any]:
         "loop_wall_us": float(np.median([step.wall_seconds for step in steps])) * _MICROSECONDS,
         "taking_us": float(np.median([step.taking_seconds for step in steps])) * _MICROSECONDS,
         "waiting_us": float(np.median([step.waiting_seconds for step in steps])) * _MICROSECONDS,
+        "sent_bytes_per_sample": float(np.median([step.sent_bytes for step in steps])),
         "calls": dict(middle.calls),
     }
 
@@ -235,6 +243,7 @@ def show(result: dict[str, Any], console: Console) -> None:
         "taking us",
         "waiting us",
         "reading ns/sample",
+        "sent bytes/sample",
         "calls of a step",
     )
     for row in result["rows"]:
@@ -249,6 +258,7 @@ def show(result: dict[str, Any], console: Console) -> None:
             f"{row['taking_us']:.0f}",
             f"{row['waiting_us']:.0f}",
             f"{row['reading_ns_per_sample']:.0f}",
+            f"{row['sent_bytes_per_sample']:.0f}",
             calls,
         )
     console.print(table)

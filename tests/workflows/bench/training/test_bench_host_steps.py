@@ -23,4 +23,7 @@ def test_a_step_is_one_copy_and_one_recorded_step() -> None:
         # The moves of rows are recorded, too; no event is recorded twice at one place.
         assert calls["replay"] == 1 + moves_rows and calls["record"] == 2 + moves_rows
         assert calls["wait"] <= 2 + 2 * moves_rows
+        # The lists of rows to move come on top of a batch.
+        most = 230 if moves_rows else 200
+        assert 100 < row["sent_bytes_per_sample"] < most
     show(result, Console(quiet=True))
