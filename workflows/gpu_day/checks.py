@@ -12,6 +12,7 @@ from ...pipeline.sizes import ByteSize
 from ...stats.ranking.row_bytes import OPTIMIZERS
 from ...train.config import EmbeddingOptimizer, PlacementName, TrainConfig
 from ...train.data.shards import Shards
+from ...train.model.dense_dtype import DenseDtype
 from ...train.run import train
 from ...train.steps.queued_steps import QueuedSteps
 from ...train.trainer import run_steps
@@ -48,32 +49,37 @@ def take_first_steps(settings: PartSettings, records: Records) -> None:
 
 
 def compare_bits(settings: PartSettings, records: Records) -> None:
-    """Compare the weights of the exact placements with those of all-fast, for every optimizer."""
+    """Compare the weights of the exact placements with those of all-fast, for every optimizer, and once more
+    with the dense layers in bfloat16, in which speeds are measured."""
     optimizers = get_args(EmbeddingOptimizer)
     assert set(optimizers) <= set(OPTIMIZERS)
+    kinds: list[tuple[EmbeddingOptimizer, DenseDtype]] = [("sgd", "bf16")]
+    kinds += [(optimizer, "fp32") for optimizer in optimizers]
     pairs = {
-        f"{name} has the bits of all-fast with {optimizer}": (name, optimizer)
-        for optimizer in optimizers
+        f"{name} has the bits of all-fast with {optimizer}, {dtype}": (name, optimizer, dtype)
+        for optimizer, dtype in kinds
         for name in _EXACT
     }
 
     @cache
-    def wanted(optimizer: EmbeddingOptimizer) -> tuple[Shards, TrainConfig, str]:
+    def wanted(optimizer: EmbeddingOptimizer, dtype: DenseDtype) -> tuple[Shards, TrainConfig, str]:
         # A staging area that is too small for comfort: rows move at every batch.
-        shards = small_shards(settings, f"bits-{optimizer}", optimizer)
+        shards = small_shards(settings, f"bits-{optimizer}-{dtype}", optimizer)
         base = TrainConfig(
             device=settings.device,
             kernels=settings.step_kernels,
             staging_bytes=STAGING_BYTES,
             placement="all-fast",
+            dense_dtype=dtype,
         )
-        return shards, base, weights_of(shards, base, settings.scratch / f"bits-{optimizer}-all-fast")
+        out = settings.scratch / f"bits-{optimizer}-{dtype}-all-fast"
+        return shards, base, weights_of(shards, base, out)
 
     for check in records.pieces(list(pairs)):
-        name, optimizer = pairs[check]
+        name, optimizer, dtype = pairs[check]
         with records.catching(check):
-            shards, base, weights = wanted(optimizer)
-            out = settings.scratch / f"bits-{optimizer}-{name}"
+            shards, base, weights = wanted(optimizer, dtype)
+            out = settings.scratch / f"bits-{optimizer}-{dtype}-{name}"
             records.check(check, weights_of(shards, replace(base, placement=name), out) == weights)
 
 

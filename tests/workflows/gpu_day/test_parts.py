@@ -82,7 +82,7 @@ def test_a_day_without_a_gpu_finds_nothing_wrong(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stdout + found.stderr
     assert [part["status"] for part in result["parts"]] == ["ok"] * len(PARTS)
     assert all(not part["left_out"] for part in result["parts"])
-    assert len(result["checks"]) >= 1 + 7 + 2 + 2 * 7 + 1 + 25
+    assert len(result["checks"]) >= 1 + 7 + 2 + 2 * 7 + 1 + 30
     assert all(check["is_right"] for check in result["checks"])
     speeds = {(row["placement"], row["embedding_dim"]) for row in result["rows"] if "placement" in row}
     names = ("all-fast", "lookahead", "hot-only", "hybrid", "hybrid-dedup", "hybrid-uva", "fae", "cache")
