@@ -21,9 +21,8 @@ from .count import CountConfig, count
 from .encode import EncodeConfig, encode
 from .ingest import IngestConfig, ingest, ingest_identity
 from .map_ids import ID_MAP, map_ids
-from .memory_needs import memory_needs
 from .pack import PackConfig, pack
-from .preflight import disk_needed, refuse_full_disk
+from .preflight import disk_needed, memory_needs, refuse_full_disk
 from .rank import RankConfig, rank
 from .refusals import refuse_stage, refuse_without_inputs
 from .split import SplitConfig, row_widths, split
