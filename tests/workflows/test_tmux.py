@@ -86,9 +86,14 @@ def left_by(arguments: str, folder: Path, columns: int, *, color: bool = True) -
     return [line for line in lines if not line.startswith("compiling kernels")]
 
 
-@pytest.mark.diagonal(3)
-@pytest.mark.parametrize("columns", [80, 60, 200])
-@pytest.mark.parametrize("color", [True, False])
+@pytest.mark.parametrize(
+    ("columns", "color"),
+    [
+        (80, True),
+        pytest.param(60, False, marks=pytest.mark.slow),
+        pytest.param(200, True, marks=pytest.mark.slow),
+    ],
+)
 def test_the_main_job_leaves_one_line_of_each_stage(
     columns: int, color: bool, log: Path, tmp_path: Path
 ) -> None:
