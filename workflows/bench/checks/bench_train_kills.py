@@ -43,9 +43,9 @@ from .run_phases import PHASES, newest_checkpoint, phase_of
 _OPTIMIZERS = ("sgd", "adagrad", "adam")
 _FILES = ("weights.safetensors", "states.safetensors", "metrics.jsonl", "batch_order.npy")
 """Files of a finished run that must have the bytes of an unbroken one."""
-_MOST_TRIES = 5
+_MOST_TRIES = 8
 """Attempts to hit a run in one part of its time."""
-_SOONER = 0.9
+_SOONER = 0.8
 """Factor of the moment of a kill for each one of the same folder that came too late."""
 _AGAIN = 0.6
 """Share of killed runs that are killed once more when they are resumed."""
