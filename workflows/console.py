@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _WIDE = 200
 _WITH_UNIT = re.compile(r"\d (?:[KMGT]iB|B|M samples/s|samples/s|ms|µs|s)\b")
-_COMMAND = re.compile("(?:^|(?<=`))hotset(?= )")
-"""The word of a command in a hint: at its beginning, or behind a quote."""
+_COMMAND = re.compile("(?:^|(?<=`)|(?<=&& ))hotset(?= )")
+"""The word of a command in a hint: at its beginning, behind a quote, or behind another command."""
 _JOINED = "\ue000"
 """Stands for a blank where a line may not end; no text contains it."""
 

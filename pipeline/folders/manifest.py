@@ -135,7 +135,12 @@ class Manifest:
         Raises:
             ManifestError: as `read`: also where a folder was begun and not finished, or lost its manifest.
         """
-        return cls.read(folder) if folder.is_dir() and any(folder.iterdir()) else None
+        if not folder.is_dir() or not any(folder.iterdir()):
+            return None
+        # To write it anew works whatever its settings were, and where it was damaged, too.
+        if not is_sealed(folder):
+            raise ManifestError(f"{folder} is unfinished: it has no {MANIFEST}", hint=hint_to_rewrite(folder))
+        return cls.read(folder)
 
     @classmethod
     def _parse(cls, folder: Path, text: bytes) -> Manifest:

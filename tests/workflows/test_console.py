@@ -18,7 +18,7 @@ from rich.table import Table
 
 from hotset.tests.support.terminal import run_in_terminal
 from hotset.workflows import progress_columns
-from hotset.workflows.console import describe_rate, plain_table, print_table
+from hotset.workflows.console import describe_rate, plain_table, print_table, say_error
 from hotset.workflows.progress_columns import Bars, Speed, columns_for
 
 _TWO_STAGES = """
@@ -360,3 +360,13 @@ def rate_beside(stage: str, speed: float) -> str:
 )
 def test_a_stage_with_a_unit_shows_its_rate(stage: str, rate: str) -> None:
     assert rate_beside(stage, 3 << 20) == rate
+
+
+def test_every_command_of_a_hint_is_one_that_this_shell_finds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/opt/env/bin/hotset"])
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    say_error("it is damaged", "`rm -r d/schedule && hotset schedule d` writes it again")
+    hint = capsys.readouterr().err.splitlines()[1]
+    assert hint == "hint: `rm -r d/schedule && /opt/env/bin/hotset schedule d` writes it again"
