@@ -113,8 +113,10 @@ class Bars:
                 self._speed = Speed()
                 self._task = self._progress.add_task(stage, total=total or None, note=note)
             # Training goes on after an evaluation: until its rate is known anew, it is the one before.
-            speed = self._speed.after(time.monotonic(), done) or self._last_speeds.get(stage)
-            if speed:
+            speed = self._speed.after(time.monotonic(), done)
+            if speed is None:
+                speed = self._last_speeds.get(stage)
+            else:
                 self._last_speeds[stage] = speed
             self._progress.update(self._task, completed=done, total=total or None, note=note, speed=speed)
 

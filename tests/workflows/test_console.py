@@ -278,7 +278,8 @@ def test_a_stage_that_goes_on_has_its_rate_from_the_start(monkeypatch: pytest.Mo
 
     def rate() -> float | None:
         (task,) = bars._progress.tasks
-        return task.fields["speed"]  # type: ignore[no-any-return]
+        speed: float | None = task.fields["speed"]
+        return speed
 
     for seconds in (0, 1):
         bars("train", 1000 * seconds, 9000)
@@ -290,6 +291,13 @@ def test_a_stage_that_goes_on_has_its_rate_from_the_start(monkeypatch: pytest.Mo
     seconds = 2
     bars("train", 2500, 9000)
     assert rate() == 500
+    # One that stands still has none, whatever it had before.
+    seconds = 100
+    bars("train", 2500, 9000)
+    bars("train", 2500, 9000)
+    seconds = 101
+    bars("train", 2500, 9000)
+    assert rate() == 0
 
 
 _COMPILING = """
