@@ -145,21 +145,28 @@ class Trainer:
 
 
 def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tensor], None]) -> None:
-    """Train on every batch of the run, then write all rows back.
+    """Train on every batch of the run, then write all rows back; see `taken_steps`."""
+    with closing(taken_steps(trainer)) as taken:
+        for batch, loss_sum in taken:
+            after_step(trainer, batch, loss_sum)
+
+
+def taken_steps(trainer: Trainer) -> Generator[tuple[Batch, torch.Tensor]]:
+    """Train on every batch of the run, then write all rows back; yield the batch and the loss of each step.
 
     The loss of a batch is summed over its samples and divided by the nominal batch size, so that a short
-    last batch takes a small step.
+    last batch takes a small step. Whoever takes these steps may let others run between two of them, and
+    closes the generator where it wants no more.
     """
     with closing(trainer.embeddings), closing(trainer.steps()) as steps:
         for step in steps:
-            batch = step.step.batch
             if trainer.before_update is not None:
                 trainer.before_update(step.step)
             loss_sum = trainer.runner.train(step, trainer.step, trainer.rates.of_step(trainer.step))
             trainer.step += 1
             trainer.num_samples += step.step.num_samples
             trainer.unlogged_samples += step.step.num_samples
-            after_step(trainer, batch, loss_sum)
+            yield step.step.batch, loss_sum
             # The step that met the condition is the last one. After the last planned one the steps end by
             # themselves, once what is staged has been sent back.
             is_stopped = trainer.stopping is not None and trainer.stopping.reason is not None
