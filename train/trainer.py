@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,9 @@ from .steps.step_runner import PreparedStep, StepRunner
 from .work_threads import WorkThreads
 
 _log = logging.getLogger(__name__)
+
+_MOST_STEPS_AHEAD = 12
+"""Steps that are read ahead for the sake of transfers, at most; a larger prefetch depth has what it needs."""
 
 
 @dataclass(slots=True)
@@ -103,7 +107,7 @@ class Trainer:
         """The training steps in the order of the run, each timed from here on."""
         steps = self._prepared_steps()
         # An order that depends on the run (fae) cannot be read ahead.
-        num_ahead = num_steps_ahead(self.config) + self.readers.num_threads
+        num_ahead = num_steps_ahead(self.config, self.shards.mixed_share) + self.readers.num_threads
         # The loop of a device is the busiest thread: it wakes the one that reads ahead now and then.
         at_a_time = 1 if self.runner.is_at_once else PLACES_AT_A_TIME
         ahead = None
@@ -193,10 +197,19 @@ def _with_following(steps: Iterable[PreparedStep]) -> Iterator[PreparedStep]:
         step = following
 
 
-def num_steps_ahead(config: TrainConfig) -> int:
+def num_steps_ahead(config: TrainConfig, mixed_share: float = 1.0) -> int:
     """Return how many steps are read and planned ahead of the one that is computed.
 
-    Two more than transfers may run ahead: the one being computed and the one being prepared.
+    Transfers run as many batches with transfers ahead as are prefetched, over those between them that need
+    none; two more are the one being computed and the one being prepared.
+
+    Args:
+        config: of the run.
+        mixed_share: share of the batches that is mixed.
     """
     assert config.prefetch is not None, "resolve chooses it"
-    return config.prefetch + 2
+    least = config.prefetch + 2
+    # The other placements have a transfer for every batch, or none at all.
+    if config.placement != "lookahead" or not mixed_share:
+        return least
+    return max(least, min(math.ceil((config.prefetch + 1) / mixed_share) + 1, _MOST_STEPS_AHEAD))

@@ -231,6 +231,11 @@ class Shards:
         return len(self._training)
 
     @property
+    def mixed_share(self) -> float:
+        """Share of the training batches that is mixed; 0 where there is none."""
+        return np.count_nonzero(~self.is_hot_only) / max(self.num_training_batches, 1)
+
+    @property
     def num_evaluation_batches(self) -> int:
         return len(self._evaluation)
 

@@ -90,7 +90,7 @@ def build_runner(
         kernels,
         shards.batch_size,
         shards.num_dense,
-        num_steps_ahead(config),
+        num_steps_ahead(config, shards.mixed_share),
         readers,
         fused=fused,
         is_recorded=_can_be_recorded(kernels, verbs),

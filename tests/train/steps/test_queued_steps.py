@@ -41,7 +41,7 @@ from hotset.train.run import train
 from hotset.train.steps import queued_steps as step_module
 from hotset.train.steps.input_ring import InputRing
 from hotset.train.steps.queued_steps import QueuedSteps
-from hotset.train.trainer import Trainer
+from hotset.train.trainer import Trainer, num_steps_ahead
 
 
 def hold_against_the_host(seed: int, folder: Path) -> None:
@@ -255,12 +255,43 @@ def test_the_memory_of_steps_that_are_done_is_given_back_by_readers(tmp_path: Pa
 
     trainer = trained(run.shards, device="late:1", placement="lookahead", after_step=after_step, **run.fields)
     # Those of the loop, and of the batches that were packed before.
-    ahead = run.fields["prefetch"] + 2 + trainer.readers.num_threads
+    ahead = num_steps_ahead(trainer.config, run.shards.mixed_share) + trainer.readers.num_threads
     assert 0 < max(kept) <= ahead + 5 < len(kept)
     # Those of the last steps go once all is done, and not with the trainer.
     assert isinstance(trainer.runner, QueuedSteps)
     trainer.runner.synchronize()
     assert not trainer.runner._done
+
+
+def test_rows_move_beside_every_hot_only_step_between_two_mixed_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where nothing is prefetched, and so a transfer waits for the mixed batch before its own."""
+    spec = ShardSpec(num_rows=(5, 40, 900), num_hot_only=32 * 30, num_mixed=32 * 10)
+    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    num_computed = 0
+    begun: list[int] = []
+    sum_and_step = row_twins.sum_and_step
+
+    def count(*args: Any) -> None:
+        nonlocal num_computed
+        sum_and_step(*args)
+        num_computed += 1
+
+    def note(moves: RowMoves, source: RowTensors, target: RowTensors) -> None:
+        begun.append(num_computed)
+        move_rows(moves, source, target)
+
+    monkeypatch.setattr(row_twins, "sum_and_step", count)
+    monkeypatch.setattr(row_twins, "move_rows", note)
+    keep_slow(monkeypatch, "compute")
+    settings: dict[str, Any] = {"staging_bytes": 16_000, "prefetch": 0}
+    found = trained(shards, device="late:1", placement="lookahead", **settings)
+    mixed = [step for step, number in enumerate(found.numbers) if not shards.is_hot_only[number]]
+    # Rows of a batch are written back and fetched by one kernel each.
+    ahead = [step - computed for step, computed in zip(mixed, begun[::2], strict=True)]
+    assert max(ahead) == 3
+    assert_equal_bits(found, trained(shards, placement="all-fast", **settings))
 
 
 def test_nothing_asks_which_device_it_has() -> None:
