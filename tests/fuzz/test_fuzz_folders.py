@@ -76,25 +76,18 @@ def test_tracebacks_and_messages_without_a_file_are_found(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "found"),
-    [
-        ("os.abort()", r"ended by SIGABRT"),
-        ("fuzz_folders.time.sleep(50)", r"hung: (?s:.*) in crash\n.* in run_child\n.*"),
-    ],
-)
-def test_a_process_that_ends_by_a_signal_or_hangs_is_named(
-    monkeypatch: pytest.MonkeyPatch, fault: str, found: str
-) -> None:
-    program = f"""
+def test_processes_that_end_by_a_signal_or_hang_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = """
 import os, sys
 from hotset.tests.fuzz import fuzz_folders
 run = fuzz_folders.Crafter.run
 def crash(self, number):
     if number == 1:
+        os.abort()
+    if number == 2:
         fuzz_folders.faulthandler.cancel_dump_traceback_later()
         fuzz_folders.faulthandler.dump_traceback_later(0.1, exit=True)
-        {fault}
+        fuzz_folders.time.sleep(50)
     return run(self, number)
 fuzz_folders.Crafter.run = crash
 sys.argv[0] = "fuzz_folders"
@@ -106,9 +99,11 @@ fuzz_folders.main()
         return popen([command[0], "-c", program, *command[3:]], **options)
 
     monkeypatch.setattr("subprocess.Popen", start)
-    result = fuzz_folders.fuzz_folders(3, 0)
-    assert result["inputs"] == 3 and len(result["wrong"]) == 1
-    assert re.match(f"at folder 1: the process {found}", result["wrong"][0])
+    result = fuzz_folders.fuzz_folders(4, 0)
+    assert result["inputs"] == 4 and len(result["wrong"]) == 2
+    assert re.match("at folder 1: the process ended by SIGABRT", result["wrong"][0])
+    hung = r"at folder 2: the process hung: (?s:.*) in crash\n.* in run_child\n.*"
+    assert re.match(hung, result["wrong"][1])
 
 
 def test_every_kind_of_file_is_edited_and_equal_seeds_edit_equally(crafter: Crafter) -> None:

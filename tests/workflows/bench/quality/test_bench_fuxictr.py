@@ -61,6 +61,7 @@ def test_a_failure_is_one_line(log: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.slow
 def test_fuxictr_trains_on_the_export(tmp_path: Path) -> None:
     pytest.importorskip("fuxictr", reason="the extra interop is not installed")
-    generate(GenerateConfig(samples=5000, scale=100), tmp_path / "log.tsv", workers=1)
+    generate(GenerateConfig(samples=20_000, scale=100), tmp_path / "log.tsv", workers=1)
     result = bench_fuxictr(BenchFuxictrConfig(data=tmp_path / "log.tsv", seeds=(1,)))
-    assert all(0.5 < mean < 1 for mean in result["mean_auc"].values())
+    # The generated labels depend on the features, so a model that reads them rightly ranks far above chance.
+    assert all(0.6 < mean < 1 for mean in result["mean_auc"].values())
