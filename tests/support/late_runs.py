@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hotset.pipeline.errors import HotsetError
 from hotset.stats.ranking.row_bytes import OPTIMIZERS, row_bytes
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
@@ -79,7 +80,7 @@ def is_wrong(run: DrawnRun, wanted: Trainer, seed: int, **fields: Any) -> bool:
     """Whether a run on the late device ends with other bits than ``wanted``, or does not end well."""
     try:
         assert_equal_bits(train_late(run, seed, **fields), wanted)
-    except (AssertionError, IndexError, RuntimeError):
+    except (AssertionError, IndexError, RuntimeError, HotsetError):
         return True
     return False
 
@@ -93,7 +94,7 @@ def keep_slow(monkeypatch: pytest.MonkeyPatch, stream: StreamName) -> None:
         device._slow = stream
 
     monkeypatch.setattr(LateDevice, "__init__", begin_with_slow_stream)
-    monkeypatch.setattr(late_device, "_CALLS_UNTIL_OTHER_SLOW", 10**9)
+    monkeypatch.setattr(late_device, "_CALLS_OF_A_WHILE", 10**9)
     monkeypatch.setattr(late_device, "_SLOW_SHARE", 0.99)
 
 

@@ -18,11 +18,12 @@ import torch
 
 from .verbs import STREAMS, Event, Graph, StreamName
 
-_MOST_AT_ONCE = 3
-"""Pieces of work that run at most when another is queued."""
+_MOST_AT_ONCE = (0, 1, 3)
+"""Pieces of work that run at most when another is queued, for a while: the device stands still, falls behind,
+or keeps up."""
 _SLOW_SHARE = 0.8
 """How often the slow stream is passed over while others have work."""
-_CALLS_UNTIL_OTHER_SLOW = 64
+_CALLS_OF_A_WHILE = 64
 _POISON = float("nan")
 """Content of new memory of the device."""
 
@@ -67,7 +68,7 @@ class LateDevice:
         self.torch_device = torch.device("cpu")
         self._random = random.Random(seed)
         self._queues: dict[StreamName, deque[_Entry]] = {name: deque() for name in STREAMS}
-        self._slow: StreamName = self._random.choice(STREAMS)
+        self._begin_while()
         self._num_calls = 0
         self._recording: tuple[StreamName, list[Callable[[], object]]] | None = None
         # Threads that fill input slots wait for copies, too.
@@ -147,13 +148,18 @@ class LateDevice:
             # A stream is a queue: what is queued runs later, in any order that its events allow.
             self._queues[stream].append(work)
             self._num_calls += 1
-            if self._num_calls % _CALLS_UNTIL_OTHER_SLOW == 0:
-                self._slow = self._random.choice(STREAMS)
+            if self._num_calls % _CALLS_OF_A_WHILE == 0:
+                self._begin_while()
             # Sometimes nothing runs and sometimes much, so that hosts that wait too little are found.
-            for _ in range(self._random.randint(0, _MOST_AT_ONCE)):
+            for _ in range(self._random.randint(0, self._most_at_once)):
                 if not self._ready():
                     return
                 self._run_one()
+
+    def _begin_while(self) -> None:
+        """Choose a slow stream and the haste of the device, until others are chosen."""
+        self._slow: StreamName = self._random.choice(STREAMS)
+        self._most_at_once = self._random.choice(_MOST_AT_ONCE)
 
     def _ready(self) -> list[StreamName]:
         """Streams whose next entry may run."""

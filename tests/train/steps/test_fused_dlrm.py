@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from hotset.pipeline.sizes import ByteSize
-from hotset.tests.support.late_runs import draw_run, is_wrong
+from hotset.tests.support.late_runs import draw_run, ignore_waits, is_wrong, keep_slow, train_late
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import trained
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
 from hotset.train.config import PlacementName, TrainConfig
 from hotset.train.data.shards import Shards
+from hotset.train.device.verbs import StreamName
 from hotset.train.options.interval import parse_interval
 from hotset.train.run import train
 from hotset.train.steps.fused_at_once import FusedAtOnce
@@ -68,15 +69,20 @@ def test_layers_in_bf16_round_as_those_of_the_host(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "drawn", [2, 5, 9, *(pytest.param(drawn, marks=pytest.mark.slow) for drawn in range(10, 19))]
+    "drawn", [2, 5, 9, *(pytest.param(drawn, marks=pytest.mark.slow) for drawn in range(10, 22))]
 )
 def test_placements_give_equal_bits(drawn: int, dtype: str, tmp_path: Path) -> None:
     run = draw_run(drawn, tmp_path, has_one_width=True)
     fused: dict[str, Any] = {"kernels": "torch", "dense_dtype": dtype, **LAYERS}
+    if drawn % 2:
+        fused["mover"] = "threads"
     wanted = trained(run.shards, device="late:1", placement="all-fast", **run.fields, **fused)
     names = ("lookahead", "cache", "hybrid", "hybrid-dedup", "hybrid-uva", "all-fast")
     for seed, name in enumerate(names):
         assert not is_wrong(run, wanted, seed, placement=name, **fused)
+    # fae orders its batches by itself.
+    of_fae = trained(run.shards, device="late:1", placement="fae", **run.fields, **fused)
+    assert not is_wrong(run, of_fae, 2, placement="fae", **fused)
 
 
 def test_a_whole_step_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +140,41 @@ def test_a_step_at_once_copies_nothing_from_the_host(tmp_path: Path, monkeypatch
     at_once.train(batch, [torch.zeros(batch.num_samples, num_tables, dim)])
     at_once.prepare(0.25)
     assert copied == [] and at_once._rates_2.tolist() == [0.25, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("placement", "waiting", "recorded", "drawn"),
+    [
+        ("lookahead", "copies", "compute", 12),
+        ("lookahead", "compute", "copies", 12),
+        ("lookahead", "compute", "moves", 12),
+        ("lookahead", "moves", "copies", 12),
+        ("lookahead", "moves", "compute", 5),
+        ("hybrid-uva", "copies", "compute", 5),
+        ("hybrid-uva", "moves", "compute", 5),
+        ("hybrid", "compute", "copies", 5),
+        ("hybrid-dedup", "moves", "compute", 5),
+        ("fae", "compute", "copies", 5),
+        ("fae", "moves", "compute", 5),
+    ],
+)
+def test_a_missing_wait_is_found(
+    placement: str,
+    waiting: StreamName,
+    recorded: StreamName,
+    drawn: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernels of a step are one piece of recorded work: its waits are those of the whole."""
+    run = draw_run(drawn, tmp_path, has_one_width=True)
+    # fae orders its batches by itself; the others follow the order of all-fast.
+    base = "fae" if placement == "fae" else "all-fast"
+    wanted = train_late(run, 0, placement=base, kernels="torch")
+    keep_slow(monkeypatch, recorded)
+    assert not is_wrong(run, wanted, 1, placement=placement, kernels="torch")
+    ignore_waits(monkeypatch, waiting, recorded)
+    assert any(is_wrong(run, wanted, seed, placement=placement, kernels="torch") for seed in range(8))
 
 
 @pytest.mark.slow

@@ -65,25 +65,35 @@ def test_every_placement_gives_the_bits_of_the_host_in_many_runs(first: int, tmp
 
 
 @pytest.mark.parametrize(
-    ("waiting", "recorded", "drawn"),
+    ("placement", "waiting", "recorded", "drawn"),
     [
         # The next batch arrives over that of a step; a step without its batch, and without its rows.
-        ("copies", "compute", 12),
-        ("compute", "copies", 9),
-        ("compute", "moves", 9),
+        ("lookahead", "copies", "compute", 12),
+        ("lookahead", "compute", "copies", 9),
+        ("lookahead", "compute", "moves", 9),
         # Transfers by lists that have not arrived, and before their victims are computed.
-        ("moves", "copies", 9),
-        ("moves", "compute", 5),
+        ("lookahead", "moves", "copies", 9),
+        ("lookahead", "moves", "compute", 5),
+        # The same where every batch moves its rows, behind whose copy the moves are.
+        ("hybrid-uva", "copies", "compute", 12),
+        ("hybrid-uva", "compute", "moves", 12),
+        ("hybrid-uva", "moves", "copies", 12),
+        ("hybrid-uva", "moves", "compute", 12),
     ],
 )
 def test_a_missing_wait_is_found(
-    waiting: StreamName, recorded: StreamName, drawn: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    placement: str,
+    waiting: StreamName,
+    recorded: StreamName,
+    drawn: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = draw_run(drawn, tmp_path)
     wanted = trained(run.shards, placement="all-fast", **run.fields)
-    assert not is_wrong(run, wanted, 0, placement="lookahead")
+    assert not is_wrong(run, wanted, 0, placement=placement)
     ignore_waits(monkeypatch, waiting, recorded)
-    assert any(is_wrong(run, wanted, seed, placement="lookahead") for seed in range(6))
+    assert any(is_wrong(run, wanted, seed, placement=placement) for seed in range(6))
 
 
 def test_a_fetch_before_the_write_back_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

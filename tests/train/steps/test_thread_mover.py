@@ -71,6 +71,7 @@ def test_threads_give_the_bits_of_all_fast_in_many_runs(first: int, tmp_path: Pa
         hold_against_the_host(seed, tmp_path)
 
 
+@pytest.mark.parametrize("kernels", [None, "torch"])
 @pytest.mark.parametrize(
     ("waiting", "recorded", "drawn"),
     [
@@ -80,14 +81,20 @@ def test_threads_give_the_bits_of_all_fast_in_many_runs(first: int, tmp_path: Pa
     ],
 )
 def test_a_missing_wait_is_found(
-    waiting: StreamName, recorded: StreamName, drawn: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    waiting: StreamName,
+    recorded: StreamName,
+    drawn: int,
+    kernels: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = draw_run(drawn, tmp_path)
-    wanted = trained(run.shards, placement="all-fast", **run.fields)
+    run = draw_run(drawn, tmp_path, has_one_width=True)
+    wanted = train_late(run, 0, placement="all-fast", kernels=kernels)
     keep_slow(monkeypatch, recorded)
-    assert not is_wrong_with_threads(run, wanted, 0, placement="lookahead")
+    fields: dict[str, Any] = {"placement": "lookahead", "kernels": kernels}
+    assert not is_wrong_with_threads(run, wanted, 0, **fields)
     ignore_waits(monkeypatch, waiting, recorded)
-    assert any(is_wrong_with_threads(run, wanted, seed, placement="lookahead") for seed in range(12))
+    assert any(is_wrong_with_threads(run, wanted, seed, **fields) for seed in range(12))
 
 
 def test_a_slot_of_a_ring_that_is_used_too_early_is_found(
