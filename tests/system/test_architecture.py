@@ -59,8 +59,8 @@ FLOORS = {
         "exchange histories",
         "rows model",
         "recipe",
-        "data device meter metrics ranks run_config work_threads advice_record",
-        "config",
+        "data device meter metrics ranks run_config advice_record",
+        "config work_threads",
         "options",
     ),
     "pipeline": (

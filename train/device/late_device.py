@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..work_threads import one_torch_thread
 from .verbs import STREAMS, Event, Graph, StreamName
 
 _MOST_AT_ONCE = (0, 1, 3)
@@ -181,4 +182,6 @@ class LateDevice:
         if isinstance(entry, LateEvent):
             entry.has_happened = True
         elif not isinstance(entry, _Wait):
-            entry()
+            # Whichever thread happens to run it: with as many threads of its own, torch adds in one order.
+            with one_torch_thread():
+                entry()

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from ..device.verbs import Device
 from ..gpu_kernels.dense_rule import DenseOptimizerName, DenseRule
 from ..gpu_kernels.dense_twins import BIAS_BLOCK, LOSS_BLOCK
-from ..gpu_kernels.row_twins import is_sample
 from ..model.dense_dtype import DenseDtype
 from ..model.dlrm import Dlrm
 
@@ -42,7 +41,7 @@ class DenseInputs:
     label_B: torch.Tensor
     """uint8."""
     dense_BK: torch.Tensor
-    """float32."""
+    """float32; zeros behind the batch."""
     num_samples_1: torch.Tensor
     """int32."""
     weights_SD: torch.Tensor
@@ -160,7 +159,7 @@ class FusedDlrm:
         # Dense values through the bottom MLP, where the model has one.
         if self._bottom:
             # Then the dots of its output with the rows, which are the inputs of the top MLP.
-            launch(_copy_dense, inputs.dense_BK, inputs.num_samples_1, self._dense_BK)
+            launch(_copy_dense, inputs.dense_BK, self._dense_BK)
             bottom_BD = self._dense_BK
             for layer in self._bottom:
                 launch(_forward, layer, bottom_BD)
@@ -353,11 +352,9 @@ def _starts(shapes: Sequence[tuple[int, int]]) -> list[int]:
     return [0, *stops[:-1].tolist()]
 
 
-def _copy_dense(dense_BK: torch.Tensor, num_samples_1: torch.Tensor, target_BK: torch.Tensor) -> None:
-    """Copy dense values, zeros behind the batch."""
-    is_padding = ~is_sample(dense_BK.shape[0], num_samples_1).unsqueeze(1)
-    # The number is an argument of the kernel: a copy of it from the host could not be recorded.
-    target_BK[:, : dense_BK.shape[1]] = dense_BK.masked_fill(is_padding, 0.0)
+def _copy_dense(dense_BK: torch.Tensor, target_BK: torch.Tensor) -> None:
+    """Copy dense values in the type of the products."""
+    target_BK[:, : dense_BK.shape[1]] = dense_BK
 
 
 def _forward(layer: _Layer, inputs_BM: torch.Tensor) -> None:

@@ -246,6 +246,8 @@ def pack(
     num_samples = label_B.size
     put("label", label_B)
     put("dense", dense_BK)
+    # Dense layers take as many samples of every batch, so those behind a short one are zeros.
+    place_of("dense")[dense_BK.size :] = 0
     for width, lists in enumerate(widths):
         lookups, layout = lists.lookups, lists.layout
         put(f"num_samples_1{width}", np.array([num_samples]))
