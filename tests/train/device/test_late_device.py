@@ -123,6 +123,20 @@ def test_recorded_work_is_of_one_stream() -> None:
         device.capture("moves", lambda: device.launch("compute", done.append, 1))
 
 
+def test_products_have_one_thread_whoever_runs_them() -> None:
+    """Torch adds in an order that depends on the threads that a product has."""
+    device = LateDevice()
+    before = torch.get_num_threads()
+    found: list[int] = []
+    device.launch("compute", lambda: found.append(torch.get_num_threads()))
+    device.synchronize()
+    device.launch("compute", lambda: found.append(torch.get_num_threads()))
+    other = threading.Thread(target=device.synchronize)
+    other.start()
+    other.join()
+    assert found == [1, 1] and torch.get_num_threads() == before
+
+
 def test_streams_that_wait_for_each_other_are_named() -> None:
     device = LateDevice()
     other = LateDevice().record("compute")

@@ -26,7 +26,7 @@ from ....train.trainer import Trainer, run_steps
 from ....train.trainer_building.build_trainer import build_trainer
 from ....train.trainer_building.devices import open_verbs
 from ..measuring.link_rates import measure_link
-from ..measuring.step_floors import GpuRates, part_floors
+from ..measuring.step_floors import LAST, GpuRates, part_floors
 from .step_parts import StepPart
 
 _PARTS = {
@@ -40,9 +40,7 @@ _PARTS = {
     "_backward": "products",
     "copy": "copy of the batch",
 }
-"""The part that each kernel belongs to."""
-_OTHERS = "last layer, loss, dense values"
-"""Kernels without a lower bound of their own: they read what others have written just before."""
+"""The part that each kernel belongs to; the others are `LAST`."""
 _TRIALS = 5
 _REPETITIONS, _FEW_REPETITIONS = 20, 1
 _COPIED_BYTES, _FEW_COPIED_BYTES = 1 << 30, 1 << 22
@@ -118,7 +116,7 @@ class WritingDevice:
 
     def _write_down(self, name: str, kernel: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         if self.launches is not None:
-            self.launches.setdefault(_PARTS.get(name, _OTHERS), []).append((kernel, arguments))
+            self.launches.setdefault(_PARTS.get(name, LAST), []).append((kernel, arguments))
 
 
 def measure_device_rates(name: str) -> GpuRates:
@@ -180,7 +178,7 @@ def measure_device_step(
                 floors.get(name, 0.0) * _MICROSECONDS,
                 _bound_by(name),
             )
-            for name in dict.fromkeys([*_PARTS.values(), _OTHERS])
+            for name in dict.fromkeys([*_PARTS.values(), LAST])
             if (of_part := launches.get(name))
         )
     return DeviceStep(us, parts)
@@ -241,7 +239,7 @@ def _can_be_recorded(kernel: Callable[..., object]) -> bool:
 def _bound_by(name: str) -> str:
     if name == "products":
         return "products or memory"
-    return {"copy of the batch": "link", _OTHERS: ""}.get(name, "memory")
+    return "link" if name == "copy of the batch" else "memory"
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:

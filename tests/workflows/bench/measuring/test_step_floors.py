@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from hotset.train.model.dlrm_shape import dlrm_shape
 from hotset.workflows.bench.measuring.step_floors import (
+    MOVED_ROWS,
     GpuRates,
+    expected_parts,
     expected_seconds,
     hybrid_floor,
+    moves_floor,
     part_floors,
+    part_kernels,
     sent_bytes,
     tables,
 )
@@ -37,6 +43,22 @@ def test_large_layers_are_bound_by_their_products() -> None:
 
 def test_a_batch_sends_less_than_200_bytes_a_sample() -> None:
     assert all(sent_bytes(batch_size) < 200 for batch_size in (2_048, 16_384, 65_536))
+
+
+def test_every_part_is_expected_to_take_its_kernels_and_more_than_its_bound() -> None:
+    floors, expected = part_floors(16, 2_048), expected_parts(16, 2_048)
+    kernels = part_kernels(dlrm_shape("auto", 13, 26, 16))
+    assert floors.keys() == expected.keys() == kernels.keys()
+    for name, floor in floors.items():
+        assert expected[name] == pytest.approx(floor / 0.45 + kernels[name] * 2e-6 / 2_048)
+    assert sum(expected.values()) == expected_seconds(16, 2_048)
+
+
+def test_moved_rows_are_those_of_the_recorded_plan() -> None:
+    plan = json.loads((ROOT / "workflows/results/schedule-full-kaggle.json").read_text())
+    moved = [plan[name] / plan["training_samples"] for name in ("rows_to_fast", "rows_to_slow")]
+    assert moved == pytest.approx(MOVED_ROWS, abs=0.005)
+    assert moves_floor(128) == pytest.approx(1.08 * 512 / 55e9)
 
 
 def test_small_batches_wait_for_kernels() -> None:
