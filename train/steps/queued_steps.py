@@ -277,8 +277,9 @@ class QueuedSteps:
         """Allocate memory on the device for batches of these sizes."""
         # Queued work may still use the old memory; recorded work has its addresses, and goes with it.
         self._device.synchronize()
-        self._recorded.forget()
-        self._made = room, [StepInputs.of(room, self._device) for _ in range(self._num_inputs)]
+        places = [StepInputs.of(room, self._device) for _ in range(self._num_inputs)]
+        self._recorded.begin(places)
+        self._made = room, places
         self._passes.make_room(room)
 
     def _new_loss(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -232,6 +232,29 @@ def test_work_that_is_not_recorded_gives_the_same_bits(
     assert not is_wrong(run, wanted, 2, placement="cache")
 
 
+def test_the_second_step_records_the_work_of_all_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec(skew=0.0)))
+    capture = LateDevice.capture
+    num_recorded = 0
+    after_steps = []
+
+    def count(device: LateDevice, stream: StreamName, queue_work: Callable[[], None]) -> Graph:
+        nonlocal num_recorded
+        num_recorded += 1
+        return capture(device, stream, queue_work)
+
+    def after_step(trainer: Trainer, *_: object) -> None:
+        after_steps.append(num_recorded)
+
+    monkeypatch.setattr(LateDevice, "capture", count)
+    fields: dict[str, Any] = {"device": "late:1", "kernels": "torch", "prefetch": 2}
+    trained(shards, placement="all-fast", after_step=after_step, **fields)
+    num_places = 4
+    assert after_steps[:2] == [0, num_places] and set(after_steps[1:-1]) == {num_places}
+
+
 def test_a_device_that_refuses_to_record_costs_speed_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
