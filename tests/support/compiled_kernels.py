@@ -133,7 +133,6 @@ def _launch_rows(
         rows = RowTensors(*(each.clone() for each in draw_rows(optimizer, 64, dim, rng, _HOST)))
         numbers = numbers_of(optimizer, _HOST)
         _call("sum_and_step", lists, decoded, grad_BFD, partials, optimizer, numbers, rows)
-        _call("step_rows", integers[:1], decoded.slots_U, sums_UD, optimizer, numbers, rows)
         _call("move_rows", moves, rows, rows)
         _call("make_rows", moves, seeds, rows)
 

@@ -138,10 +138,10 @@ def sum_and_step(
     """
     sums_UD = torch.empty(decoded.slots_U.numel(), grad_BFD.shape[2], device=grad_BFD.device)
     sum_gradients(lists, decoded, grad_BFD, partials_LKD, sums_UD)
-    step_rows(lists.row_offsets_F1[-1:], decoded.slots_U, sums_UD, optimizer, numbers, rows)
+    _step_rows(lists.row_offsets_F1[-1:], decoded.slots_U, sums_UD, optimizer, numbers, rows)
 
 
-def step_rows(
+def _step_rows(
     count_1: torch.Tensor,
     slots_U: torch.Tensor,
     sums_UD: torch.Tensor,
@@ -149,16 +149,7 @@ def step_rows(
     numbers: StepNumbers,
     rows: RowTensors,
 ) -> None:
-    """Take one optimizer step on rows by gradients summed already.
-
-    Args:
-        count_1: int32; how many of ``slots`` there are.
-        slots_U: int32, none twice; rows with -1 are left out.
-        sums_UD: float32; gradient of each.
-        optimizer: that of the rows.
-        numbers: those of the step.
-        rows: updated.
-    """
+    """Take one optimizer step on the first ``count_1`` of some rows, none twice, that have a slot."""
     slots = slots_U[: int(count_1)].long()
     is_here = slots >= 0
     step_with_torch(

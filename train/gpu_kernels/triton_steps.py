@@ -55,21 +55,6 @@ def sum_and_step(
     _sum(lists, decoded, grad_BFD, partials_LKD, rule_of_step(optimizer, numbers, rows))
 
 
-def step_rows(
-    count_1: torch.Tensor,
-    slots_U: torch.Tensor,
-    sums_UD: torch.Tensor,
-    optimizer: RowOptimizer,
-    numbers: StepNumbers,
-    rows: RowTensors,
-) -> None:
-    """See `row_twins.step_rows`."""
-    sizes = _sizes(sums_UD.shape[1])
-    _step_rows[(num_programs(triton.cdiv(slots_U.numel(), sizes["R"]), slots_U.device),)](
-        count_1, slots_U, sums_UD, **rule_of_step(optimizer, numbers, rows), **sizes, **EXACT
-    )
-
-
 def _sum(
     lists: BatchLists,
     decoded: DecodedBatch,
@@ -309,41 +294,6 @@ def _add_blocks(
                 source = partials + (number.to(tl.int64) * room + block + i)[:, None] * D + column
                 total += tl.load(source, mask=is_number & (block + i < num_blocks), other=0.0)
             block += _BLOCKS_AHEAD
-        finish_rows(
-            total, row, slot, is_row, weights, state, rates, root_scales,
-            RULE, EPS, DECAY, T, ROOT_T, D, DP, R,
-        )  # fmt: skip
-        at += tl.num_programs(0) * R
-
-
-@triton.jit
-def _step_rows(
-    count_1,
-    slots,
-    sums,
-    weights,
-    state,
-    rates,
-    root_scales,
-    RULE: tl.constexpr,
-    EPS: tl.constexpr,
-    DECAY: tl.constexpr,
-    T: tl.constexpr,
-    ROOT_T: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    R: tl.constexpr,
-):
-    """Finish rows by sums that are there."""
-    count = tl.load(count_1)
-    column = tl.arange(0, DP)[None, :]
-    at = tl.program_id(0) * R
-    while at < count:
-        row = at + tl.arange(0, R)
-        is_row = row < count
-        slot = tl.load(slots + row, mask=is_row, other=-1)
-        source = sums + row.to(tl.int64)[:, None] * D + column
-        total = tl.load(source, mask=is_row[:, None] & (column < D), other=0.0)
         finish_rows(
             total, row, slot, is_row, weights, state, rates, root_scales,
             RULE, EPS, DECAY, T, ROOT_T, D, DP, R,

@@ -53,8 +53,6 @@ _OTHER_RUNS: dict[str, dict[str, Any]] = {
 }
 """Settings of the runs that launch a kernel which look-ahead with dense layers in kernels does without: where
 gradients are clipped the layers are torch's, and a hybrid sends the sums of gradients to the host."""
-KERNELS_OF_RUNS = tuple(name for name in TWINS if name != "step_rows")
-"""Those that some run launches; rows take their steps where their gradients are summed."""
 _FEW = ("decode_batch", "sum_and_step")
 """Kernels that are tried where the day is only tried."""
 
@@ -63,7 +61,7 @@ def try_kernels(settings: PartSettings, records: Records) -> None:
     """Try each kernel in a process of its own; note those that are replaced."""
     small_shards(settings, "kernels", "adagrad")
     # They are tried side by side, each with a limit of its own, so one that hangs does not end the others.
-    names = _FEW if settings.is_small else KERNELS_OF_RUNS
+    names = _FEW if settings.is_small else tuple(TWINS)
 
     def try_in_time(name: str) -> Trial:
         # With few cores some begin late, and get what is left.

@@ -27,7 +27,7 @@ DIMS = (16, 64, 128)
 WIDE = {"LDG.E.128", "LDGSTS.E.BYPASS.128"}
 ROW_KERNELS = {
     *("_gather_rows", "_gather_dots", "_gather_dots_backward", "_move_rows"),
-    *("_sum_rows", "_sum_blocks", "_add_blocks", "_step_rows"),
+    *("_sum_rows", "_sum_blocks", "_add_blocks"),
 }
 ALL_SIZES = os.environ.get("HOTSET_ALL_SIZES") == "1"
 Facts = list[dict[str, Any]]
@@ -71,7 +71,7 @@ def check_that_rows_are_read_16_bytes_at_a_time(kernels: Facts, dim: int) -> Non
 
 
 def check_that_products_and_sums_are_not_fused_where_bits_are_promised(kernels: Facts) -> None:
-    names = ("_sum_rows", "_sum_blocks", "_add_blocks", "_step_rows", "_step_dense")
+    names = ("_sum_rows", "_sum_blocks", "_add_blocks", "_step_dense")
     exact = [each for each in kernels if each["name"] in names]
     # Divisions and roots are made of fused operations, and rounded correctly; nothing else has any.
     plain = [each for each in exact if each.get("RULE", "none") in ("none", "sgd", "momentum")]

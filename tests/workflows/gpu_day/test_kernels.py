@@ -136,7 +136,7 @@ def test_a_kernel_is_held_against_its_twin(tmp_path: Path, monkeypatch: pytest.M
 def test_every_kernel_is_launched_where_it_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_shards(PartSettings("late", tmp_path, True), "kernels", "adagrad")
     unused = []
-    for name in kernels.KERNELS_OF_RUNS:
+    for name in TWINS:
         module = importlib.import_module(f"hotset.train.gpu_kernels.{TWINS[name]}")
         twin = getattr(module, name)
         launched: list[str] = []
