@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from .batch_lists import BatchLists, DecodedBatch, SlotLayout
-from .launching import floor_of, num_programs
+from .launching import EXACT, floor_of, num_programs
 
 _TABLE_NUMBERS = 4096
 """Comparisons of rows with tables that a program makes at a time."""
@@ -71,6 +71,7 @@ def gather_rows(
         D=dim,
         DP=width,
         R=rows,
+        **EXACT,
     )
 
 

@@ -34,6 +34,7 @@ def move_rows(moves: RowMoves, source: RowTensors, target: RowTensors) -> None:
                 source_SW,
                 target_SW,
                 **_sizes(source_SW.shape[1]),
+                **EXACT,
             )
 
 
