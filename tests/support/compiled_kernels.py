@@ -1,14 +1,16 @@
 """Compiles every Triton kernel for a GPU that need not be there: what is launched, with its sizes then.
 
-Run as a program, in a process without Triton's interpreter; prints what is in the code of each kernel.
+Run as a program, in a process without Triton's interpreter; prints what is in the code of each kernel. With
+``--machine-code`` it takes the code apart that the GPU runs, too: a third of a second for each.
 
-    python -m hotset.tests.support.compiled_kernels DIM[,SAMPLES[,TABLES[,OUTPUTS]]] [OPTIMIZER…]
+    python -m hotset.tests.support.compiled_kernels [--machine-code] SIZES[:OPTIMIZER…]…
+
+SIZES are DIM[,SAMPLES[,TABLES[,OUTPUTS]]].
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import subprocess
@@ -16,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,6 +26,7 @@ import numpy as np
 import torch
 
 from hotset.tests.support.device_batches import DrawnBatch, draw_batch, draw_rows, numbers_of
+from hotset.tests.support.kernel_code import inexact_operations, narrow_accesses, races_of
 from hotset.train.gpu_kernels.batch_lists import RowMoves, RowTensors, SeedTables
 from hotset.train.gpu_kernels.dense_rule import DenseOptimizerName, DenseRule
 from hotset.train.gpu_kernels.dense_twins import BIAS_BLOCK, LOSS_BLOCK
@@ -33,20 +37,8 @@ from hotset.train.rows.tiers import Layout
 
 HOPPER = 90
 """Compute capability of an H200."""
-OPERATIONS = (
-    *(
-        "LDG.E.128",
-        "LDGSTS.E.BYPASS.128",
-        "LDG.E.64",
-        "LDG.E.U16",
-        "STG.E.128",
-        "STG.E.64",
-        "STG.E.U16",
-        "HMMA",
-        "HGMMA",
-    ),
-    *("FFMA", "FMUL", "FADD", "LDL", "STL"),
-)
+OPERATIONS = ("HMMA", "FFMA", "LDL", "STL")
+"""Of the machine: products of matrices, fused operations, and loads and stores of registers spilled."""
 _HOST = torch.device("cpu")
 
 
@@ -164,6 +156,27 @@ def _call(name: str, *args: Any) -> None:
 
 
 def facts_of(kernel: Any) -> dict[str, Any]:
+    """What is in the code of a kernel."""
+    num_threads = 32 * kernel.metadata.num_warps
+    code, ptx = kernel.asm["ttgir"], kernel.asm["ptx"]
+    constants = {
+        key: str(value)
+        for key, value in _constants(kernel).items()
+        if key in ("RULE", "D", "W", "R", "B", "V")
+    }
+    return {
+        "name": kernel.name,
+        "types": sorted({each for each in kernel.src.signature.values() if each.startswith("*")}),
+        **constants,
+        "shared": kernel.metadata.shared,
+        "is_contracted": kernel.metadata.enable_fp_fusion,
+        "inexact": inexact_operations(ptx),
+        "narrow": narrow_accesses(code, ptx, num_threads),
+        "races": races_of(code, num_threads),
+    }
+
+
+def machine_facts_of(kernel: Any) -> dict[str, Any]:
     """The needs of a kernel's machine code, and how often each of `OPERATIONS` is in it."""
     import triton
 
@@ -177,54 +190,14 @@ def facts_of(kernel: Any) -> dict[str, Any]:
             ).stdout
             for tool, option in (("cuobjdump", "--dump-resource-usage"), ("nvdisasm", "-c"))
         )
-    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found is not None, usage
-    constants = {
-        key: str(value) for key, value in _constants(kernel).items() if key in ("RULE", "D", "R", "B", "V")
-    }
     counts = {name: len(re.findall(rf"\b{re.escape(name)}\b", code)) for name in OPERATIONS}
     return {
-        "name": kernel.name,
-        "types": sorted({each for each in kernel.src.signature.values() if each.startswith("*")}),
-        **constants,
         "registers": int(found[1]),
         "stack": int(found[2]),
-        "shared": kernel.metadata.shared,
-        "races": races_of(kernel.asm["ttgir"], 32 * kernel.metadata.num_warps),
         **{name: count for name, count in counts.items() if count},
     }
-
-
-def races_of(code: str, num_threads: int) -> list[str]:
-    """Return the stores of a kernel to which some threads may lose the value that they are about to read.
-
-    A tensor with fewer numbers than there are threads is read by several of them, each for itself, perhaps
-    twice in two layouts, and stored by one: Triton puts no barrier between the two. Larger ones are read
-    once, by the thread that stores them, or pass through shared memory behind a barrier.
-
-    Args:
-        code: of the kernel, as Triton calls it "ttgir".
-        num_threads: of a program.
-    """
-    # The argument of the kernel that an address is counted from.
-    origins: dict[str, str] = {}
-    unguarded: set[str] = set()
-    racing = []
-    for line in code.splitlines():
-        if derived := re.search(r"(%\w+) = (?:tt\.addptr|tt\.splat|ttg\.convert_layout) (%\w+)", line):
-            origins[derived[1]] = origins.get(derived[2], derived[2])
-        elif re.search(r"\b(gpu|ttg)\.\w*barrier", line):
-            unguarded.clear()
-        elif access := re.search(r"tt\.(load|store) (%\w+).*tensor<([0-9x]+)x!tt\.ptr", line):
-            kind, address, shape = access.groups()
-            origin = origins.get(address, address)
-            if math.prod(map(int, shape.split("x"))) >= num_threads:
-                continue
-            if kind == "load":
-                unguarded.add(origin)
-            elif origin in unguarded:
-                racing.append(line.strip())
-    return racing
 
 
 def _constants(kernel: Any) -> dict[str, Any]:
@@ -233,12 +206,17 @@ def _constants(kernel: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print a line of JSON for every kernel."""
+    """Print a line of JSON for every kernel that is launched; code that is the same is looked at once."""
     assert os.environ.get("TRITON_INTERPRET", "0") == "0"
-    numbers, *optimizers = sys.argv[1:]
-    sizes = LaunchSizes(*map(int, numbers.split(",")))
-    for kernel in compile_launches(lambda: launch_all(sizes, optimizers)):
-        print(json.dumps(facts_of(kernel)), flush=True)
+    has_machine_code = "--machine-code" in sys.argv
+    facts: dict[str, dict[str, Any]] = {}
+    for argument in sys.argv[1 + has_machine_code :]:
+        numbers, *optimizers = argument.split(":")
+        sizes = LaunchSizes(*map(int, numbers.split(",")))
+        for kernel in compile_launches(partial(launch_all, sizes, optimizers)):
+            if kernel.hash not in facts:
+                facts[kernel.hash] = facts_of(kernel) | (machine_facts_of(kernel) if has_machine_code else {})
+            print(json.dumps({"sizes": numbers, **facts[kernel.hash]}), flush=True)
 
 
 if __name__ == "__main__":
