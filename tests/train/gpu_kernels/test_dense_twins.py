@@ -72,6 +72,8 @@ def test_dots_of_all_pairs_and_their_gradients(
     weights = draw((50, dim), rng, torch.float32, device)
     slots_BF = torch.from_numpy(rng.integers(-1, 50, (room, num_tables)).astype(np.int32)).to(device)
     bottom = draw((room, dim), rng, dtype, device) if has_bottom else None
+    if bottom is not None:
+        bottom[num_samples:] = float("nan")
     num_samples_1 = torch.tensor([num_samples], dtype=torch.int32, device=device)
     num_passed = dim if has_bottom else 0
     num_vectors = num_tables + has_bottom
@@ -89,6 +91,7 @@ def test_dots_of_all_pairs_and_their_gradients(
     assert not inputs[num_samples:].any() and not inputs[:, num_inputs:].any()
 
     grad_BP = draw((room, padded), rng, dtype, device)
+    grad_BP[num_samples:] = float("nan")
     grad_BFD = poisoned(torch.empty(room, num_tables, dim, device=device))
     bottom_grad = None if bottom is None else poisoned(torch.empty_like(bottom))
     kernel_of("gather_dots_backward", engine)(

@@ -188,6 +188,22 @@ def test_rows_at_the_length_of_long_lists_are_updated_once(
     assert_steps_as_numba(batch, 2, RowOptimizer("sgd", 0.03), engine, rng)
 
 
+def test_rows_that_an_earlier_batch_left_take_no_step(
+    engine: str, device: torch.device, rng: np.random.Generator
+) -> None:
+    ids_BF = rng.choice(4, (600, 2), p=[0.48, 0.49, 0.02, 0.01]).astype(np.int32)
+    batch = decoded(draw_batch(ids_BF, np.array([4, 4]), rng, device=device), engine)
+    num_rows, num_long = batch.by_row.num_rows, int(batch.lists.long_offsets_F1[-1])
+    assert num_long > 0
+    # Behind the end are rows with a slot, short lists and a long one.
+    # Adam counts steps without a gradient, too.
+    left = batch.decoded
+    left.starts_U1[num_rows + 1 :] = left.starts_U1[num_rows]
+    left.slots_U[num_rows:] = 0
+    left.long_rows_L[num_long:] = left.long_rows_L[0]
+    assert_steps_as_numba(batch, 16, RowOptimizer("adam", 0.03), engine, rng)
+
+
 def far_rows(num_rows: int, dim: int) -> torch.Tensor:
     """Rows whose numbers are more than 32 bits count; pages that no test touches have no memory."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
@@ -309,17 +325,17 @@ def test_moved_rows_keep_their_bits(
         assert torch.equal(found, want)
 
 
-@pytest.mark.parametrize(("num_moves", "dim"), [(0, 16), (1, 16), (70, 10), (70, 128)])
+@pytest.mark.parametrize(("num_moves", "dim"), [(0, 16), (1, 16), (70, 10), (127, 128)])
 def test_made_rows_have_the_bits_of_the_host(
     num_moves: int, dim: int, engine: str, device: torch.device, rng: np.random.Generator
 ) -> None:
-    # A table without a row on the tier lies between two that have some.
+    # A table without a row on the tier lies between two that have some; 127 are the rows of all.
     layout = Layout.of([3, 40, 0], [60, 40, 70])
     initial = InitialValues.of(11, range(3), [60, 40, 70])
     optimizer = RowOptimizer("adagrad", 0.1)
-    rows = draw_rows(optimizer, 90, dim, rng, device)
+    rows = draw_rows(optimizer, 130, dim, rng, device)
     weights, state = (each.cpu().clone() for each in rows)
-    moves = draw_moves(num_moves, layout.num_own_slots, 90, rng, device)
+    moves = draw_moves(num_moves, layout.num_own_slots, 130, rng, device)
     kernel_of("make_rows", engine)(moves, SeedTables.of(layout, initial, device), rows)
     sources, targets = lists_of(moves)
     tables_N, ids_N = layout.rows_at(sources.numpy())
