@@ -98,6 +98,7 @@ class FusedDlrm:
         self._grad_N = torch.zeros(num_weights, device=on)
         self._states_KN = torch.zeros(rule.num_states, num_weights, device=on)
         self._rounded_N = torch.zeros(num_weights, dtype=compute, device=on) if dtype == "bf16" else None
+        self._keeps_sums = keeps_float32_sums(on, compute)
 
         used_N = self._weights_N if self._rounded_N is None else self._rounded_N
         # In bfloat16 the products read a rounded copy, which the step writes with the weights.
@@ -229,6 +230,7 @@ class FusedDlrm:
                 layer,
                 before.outputs_BN if before else inputs_BN,
                 before.grad_BN if before else inputs_grad_BN,
+                self._keeps_sums,
             )
 
     def _adopt_parameters(self, layers: Sequence[_Layer]) -> None:
@@ -363,12 +365,34 @@ def _forward(layer: _Layer, inputs_BM: torch.Tensor) -> None:
     torch._addmm_activation(layer.bias_N, inputs_BM, layer.weight_NM.t(), out=layer.outputs_BN)
 
 
-def _backward(layer: _Layer, inputs_BM: torch.Tensor, inputs_grad_BM: torch.Tensor | None) -> None:
-    """Write the gradients of the weights and, where wanted, of the inputs."""
-    # The product writes float32 directly where its factors are float32; else it is converted.
-    if layer.grad_BN.dtype == layer.weight_grad_NM.dtype:
-        torch.mm(layer.grad_BN.t(), inputs_BM, out=layer.weight_grad_NM)
+def _backward(
+    layer: _Layer, inputs_BM: torch.Tensor, inputs_grad_BM: torch.Tensor | None, keeps_sums: bool
+) -> None:
+    """Write the gradients of the weights and, where wanted, of the inputs.
+
+    Args:
+        layer: whose gradient by its outputs is there.
+        inputs_BM: of the layer.
+        inputs_grad_BM: written.
+        keeps_sums: see `keeps_float32_sums`.
+    """
+    grad_NB, target_NM = layer.grad_BN.t(), layer.weight_grad_NM
+    if grad_NB.dtype == target_NM.dtype:
+        torch.mm(grad_NB, inputs_BM, out=target_NM)
+    elif keeps_sums:
+        torch.mm(grad_NB, inputs_BM, out_dtype=target_NM.dtype, out=target_NM)
     else:
-        layer.weight_grad_NM.copy_(torch.mm(layer.grad_BN.t(), inputs_BM))
+        target_NM.copy_(torch.mm(grad_NB, inputs_BM))
     if inputs_grad_BM is not None:
         torch.mm(layer.grad_BN, layer.weight_NM, out=inputs_grad_BM)
+
+
+def keeps_float32_sums(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether a product of numbers of ``dtype`` can leave its sums in float32, as torch has it on GPUs
+    from 2.8 on; elsewhere they are rounded to ``dtype`` once."""
+    factor = torch.zeros(_ROUNDED_TO, _ROUNDED_TO, dtype=dtype, device=device)
+    try:
+        torch.mm(factor, factor, out_dtype=torch.float32, out=torch.empty_like(factor, dtype=torch.float32))
+    except (RuntimeError, TypeError):
+        return False
+    return True

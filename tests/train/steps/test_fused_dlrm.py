@@ -24,6 +24,7 @@ from hotset.train.device.verbs import StreamName
 from hotset.train.options.interval import parse_interval
 from hotset.train.run import train
 from hotset.train.steps.fused_at_once import FusedAtOnce
+from hotset.train.steps.fused_dlrm import keeps_float32_sums
 from hotset.train.steps.queued_steps import QueuedSteps
 from hotset.train.trainer_building.build_trainer import build_trainer
 
@@ -65,6 +66,35 @@ def test_layers_in_bf16_round_as_those_of_the_host(tmp_path: Path) -> None:
     # Products are rounded to 8 bits; where that is, in the pass backward, differs from the host.
     for other in (of_host, wide):
         assert 0 < (found - other).norm() < 0.03 * learned
+
+
+def test_gradients_of_weights_are_not_rounded_where_the_device_can_keep_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU a product of bfloat16 numbers writes its sums in float32; the host's torch cannot."""
+    shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec()))
+    settings: dict[str, Any] = {"placement": "all-fast", "dense_dtype": "bf16", "device": "late:3"}
+    assert not keeps_float32_sums(torch.device("cpu"), torch.bfloat16)
+    rounded = trained(shards, kernels="torch", **settings, **LAYERS)
+    multiply = torch.mm
+    num_kept = 0
+
+    def keeping(left: torch.Tensor, right: torch.Tensor, **options: Any) -> torch.Tensor:
+        nonlocal num_kept
+        if options.pop("out_dtype", None) is None:
+            return multiply(left, right, **options)
+        num_kept += 1
+        assert options["out"].dtype == torch.float32 and left.dtype == right.dtype == torch.bfloat16
+        return multiply(left.float(), right.float(), **options)
+
+    monkeypatch.setattr(torch, "mm", keeping)
+    kept = trained(shards, kernels="torch", **settings, **LAYERS)
+    # Once for the question, and for each hidden layer in each step.
+    assert num_kept == 1 + 4 * kept.step
+    for name, tensor in rounded.model.state_dict().items():
+        found = kept.model.state_dict()[name]
+        torch.testing.assert_close(found, tensor, rtol=0.02, atol=0.02)
+        assert name.endswith("bias") or not torch.equal(found, tensor)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

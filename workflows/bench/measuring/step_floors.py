@@ -110,8 +110,8 @@ def part_kernels(shape: DlrmShape) -> dict[str, int]:
         "sum and step of rows": 3,
         LAST: 4,
         "step of dense layers": 1,
-        # Outputs, gradient of weights and its conversion, gradient of inputs but for dense values.
-        "products": 4 * num_hidden - 1,
+        # Outputs, gradient of weights, and gradient of inputs but for dense values.
+        "products": 3 * num_hidden - 1,
     }
 
 
