@@ -269,8 +269,12 @@ def train(result: Result) -> list[str]:
             f"{run['wall_us']:.2f}",
             *(f"{ratio[kind]:.2f}x" for kind in ("wall_ratio", "cpu_ratio")),
         ]
+    # The sums of the parts of a step and of their bounds, by the type of the products.
     parts = [part for part in result["parts"] if (part["batch_size"], part["embedding_dim"]) == (2048, 16)]
-    return [*found, *(f"{sum(part[time] for part in parts):.2f}" for time in ("us", "floor_us"))]
+    for dtype in ("fp32", "bf16"):
+        of_type = [part for part in parts if part.get("dense_dtype", "fp32") == dtype]
+        found += [f"{sum(part[time] for part in of_type):.2f}" for time in ("us", "floor_us")]
+    return found
 
 
 def links(result: Result) -> list[str]:

@@ -28,7 +28,7 @@ from ....train.config import TrainConfig
 from ....train.data.batch_order import RecordedOrder
 from ....train.data.shards import Shards
 from ....train.model.dcn_shape import DcnShape
-from ....train.model.dense_dtype import cpu_features, has_bf16
+from ....train.model.dense_dtype import DenseDtype, cpu_features, has_bf16
 from ....train.model.dlrm_shape import DlrmShape, dlrm_shape
 from ....train.model_building.choose_model import choose_model
 from ....train.model_building.model_inputs import ModelInputs
@@ -321,10 +321,14 @@ def _ratios(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _parts(shards: Shards, rates: MachineRates, config: BenchTrainConfig) -> list[dict[str, Any]]:
     set_threads(1)
     order = RecordedOrder(np.array(_order(shards, config), np.int32))
-    run = replace(_training(config), threads=1)
-    parts = measure_parts(build_trainer(shards, run, order), _shape(shards), rates, WARM_UP_STEPS)
-    setting = {"batch_size": shards.batch_size, "embedding_dim": shards.embedding_dim}
-    return [setting | asdict(part) for part in parts]
+    dtypes: tuple[DenseDtype, ...] = ("fp32", "bf16") if has_bf16(cpu_features()) else ("fp32",)
+    found = []
+    for dtype in dtypes:
+        run = replace(_training(config), threads=1, dense_dtype=dtype)
+        parts = measure_parts(build_trainer(shards, run, order), _shape(shards), rates, WARM_UP_STEPS)
+        setting = {"batch_size": shards.batch_size, "embedding_dim": shards.embedding_dim}
+        found += [setting | {"dense_dtype": dtype} | asdict(part) for part in parts]
+    return found
 
 
 CONFIG = BenchTrainConfig

@@ -35,7 +35,8 @@ def show_train(result: dict[str, Any], console: Console) -> None:
                 table.add_row(*_cells(record, ratios[_key(record)]))
         console.print(table)
         parts = [p for p in result["parts"] if (p["batch_size"], p["embedding_dim"]) == (batch_size, dim)]
-        _show_parts(parts, console)
+        for dtype in dict.fromkeys(part["dense_dtype"] for part in parts):
+            _show_parts(dtype, [part for part in parts if part["dense_dtype"] == dtype], console)
 
 
 def _key(record: dict[str, Any]) -> tuple[Any, ...]:
@@ -69,11 +70,9 @@ def _show_device_parts(parts: list[dict[str, Any]], console: Console) -> None:
     console.print(table)
 
 
-def _show_parts(parts: list[dict[str, Any]], console: Console) -> None:
-    if not parts:
-        return
+def _show_parts(dtype: str, parts: list[dict[str, Any]], console: Console) -> None:
     table = Table(box=None, pad_edge=False)
-    table.add_column("part of hotset's step, one thread")
+    table.add_column(f"part of hotset's step, {dtype}, one thread")
     for column in ("us/sample", "lower bound", "bound by"):
         table.add_column(column, justify="right")
     for part in parts:

@@ -21,6 +21,7 @@ import torch
 
 from ....train.data.batch_shares import BatchShares
 from ....train.execution.row_width import PlannedStep
+from ....train.model.dense_dtype import DenseDtype
 from ....train.model.dense_step import TiledStep
 from ....train.model.dlrm import Dlrm
 from ....train.model.dlrm_shape import DlrmShape
@@ -168,8 +169,8 @@ class _TimedMlp:
 class _TimedStep(TiledStep):
     """The dense step of one thread, its parts timed."""
 
-    def __init__(self, model: Dlrm, batch_size: int, watch: _Stopwatch) -> None:
-        super().__init__(model, BatchShares(batch_size), WorkThreads(1))
+    def __init__(self, model: Dlrm, batch_size: int, dtype: DenseDtype, watch: _Stopwatch) -> None:
+        super().__init__(model, BatchShares(batch_size), WorkThreads(1), dtype)
         self._watch = watch
         tile = self.tile_of(0)
         if tile.bottom is not None:
@@ -195,7 +196,8 @@ def measure_parts(
     """
     watch = _Stopwatch()
     assert isinstance(trainer.model, Dlrm)
-    trainer.dense = _TimedStep(trainer.model, trainer.shards.batch_size, watch)
+    dtype = trainer.dense.dtype
+    trainer.dense = _TimedStep(trainer.model, trainer.shards.batch_size, dtype, watch)
     num_samples = 0
     with closing(trainer.embeddings), closing(trainer.steps()) as steps:
         for number, step in enumerate(steps):
@@ -207,7 +209,7 @@ def measure_parts(
             num_samples += step.step.batch.num_samples
         trainer.meter.enter(None)
     # What each part must cost at least, from its products and its bytes.
-    floors = lower_bounds(shape, trainer.shards.batch_size, rates)
+    floors = lower_bounds(shape, trainer.shards.batch_size, rates, dtype)
     return [
         StepPart(name, watch.seconds[name] / num_samples * 1e6, floor * 1e6, bound)
         for name, (floor, bound) in floors.items()
@@ -230,8 +232,17 @@ def _run_step(trainer: Trainer, step: PlannedStep, watch: _Stopwatch) -> None:
         trainer.embeddings.update(step, embeddings)
 
 
-def lower_bounds(shape: DlrmShape, batch_size: int, rates: MachineRates) -> dict[str, tuple[float, str]]:
-    """Return the lower bound of each part in seconds per sample, and the rate behind it."""
+def lower_bounds(
+    shape: DlrmShape, batch_size: int, rates: MachineRates, dtype: DenseDtype = "fp32"
+) -> dict[str, tuple[float, str]]:
+    """Return the lower bound of each part in seconds per sample, and the rate behind it.
+
+    Args:
+        shape: of the model.
+        batch_size: samples.
+        rates: of the machine.
+        dtype: of the products of hidden layers; the interaction and the last layer are float32.
+    """
     weights = sum(a * b for layers in (shape.bottom, shape.top) for a, b in pairwise(layers))
     bottom = sum(a * b for a, b in pairwise(shape.bottom))
     first = shape.bottom[0] * shape.bottom[1] if shape.bottom else 0
@@ -260,7 +271,11 @@ def lower_bounds(shape: DlrmShape, batch_size: int, rates: MachineRates) -> dict
         # Gradients are read, rows read and written.
         "update rows": 3 * vectors,
     }
-    by_flops = {name: (count / rates.fp32_flops, "flops") for name, count in flops.items()}
+    of_hidden = rates.fp32_flops if dtype == "fp32" else rates.bf16_flops
+    by_flops = {
+        name: (count / (rates.fp32_flops if name == _REST else of_hidden), "flops")
+        for name, count in flops.items()
+    }
     by_bytes = {name: (count / rates.memory_bytes, "bytes") for name, count in moved.items()}
     found = by_flops | by_bytes
     return {name: found[name] for name in _PARTS}

@@ -38,7 +38,9 @@ def test_contestants_and_parts_are_measured() -> None:
     assert all(ratio["wall_ratio"] == ratio["cpu_ratio"] == 1 for ratio in of_reference)
     assert {(part["batch_size"], part["embedding_dim"]) for part in result["parts"]} == {(64, 8), (128, 8)}
     assert all(part["us"] > 0 for part in result["parts"] if part["floor_us"] > 0)
-    assert len(result["parts"]) == 2 * 9
+    dtypes = ["fp32", "bf16"] if has_bf16(cpu_features()) else ["fp32"]
+    assert len(result["parts"]) == 2 * 9 * len(dtypes)
+    assert list(dict.fromkeys(part["dense_dtype"] for part in result["parts"])) == dtypes
     assert result["machine"]["cpu"] and result["machine"]["load_average"] >= 0
     console = Console(file=StringIO(), width=80)
     show_train(result, console)

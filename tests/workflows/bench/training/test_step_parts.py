@@ -24,6 +24,15 @@ def test_the_flops_are_those_of_the_layers_and_the_interaction() -> None:
     assert found["look up rows"] == (2 * 26 * 16 * 4, "bytes")
 
 
+def test_hidden_layers_alone_are_bound_by_the_rate_of_their_type() -> None:
+    shape = dlrm_shape("kaggle", 13, 26, 16)
+    rates = MachineRates(fp32_flops=1.0, bf16_flops=4.0, memory_bytes=1.0)
+    wide, narrow = (lower_bounds(shape, 2048, rates, dtype) for dtype in ("fp32", "bf16"))
+    ratios = {name: wide[name][0] / narrow[name][0] for name in wide}
+    assert {name for name, ratio in ratios.items() if ratio == 4} == {name for name in wide if "MLP" in name}
+    assert all(ratio in (1, 4) for ratio in ratios.values())
+
+
 def test_a_single_tile_has_nothing_to_add() -> None:
     shape = dlrm_shape("kaggle", 13, 26, 16)
     rates = MachineRates(1.0, 1.0, 1.0)
