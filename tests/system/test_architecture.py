@@ -350,7 +350,20 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(*pip, *build, cwd=folder)
     (wheel,) = folder.glob("*.whl")
     run(*pip, "install", *alone, "--target", str(folder / "target"), str(wheel), cwd=folder)
+    _keep_compiled_kernels(folder / "target" / "hotset")
     return folder / "target"
+
+
+def _keep_compiled_kernels(installed: Path) -> None:
+    """Put the compiled kernels of the checkout beside the installed ones, which take most of a minute to
+    compile. Numba takes them where a module has the size and the time of the one that was compiled."""
+    for path in MODULES:
+        copy = installed / path.relative_to(ROOT)
+        state = path.stat()
+        os.utime(copy, ns=(state.st_atime_ns, state.st_mtime_ns))
+        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.nb[ic]"):
+            (copy.parent / "__pycache__").mkdir(exist_ok=True)
+            shutil.copy2(compiled, copy.parent / "__pycache__")
 
 
 @pytest.mark.slow
