@@ -37,7 +37,7 @@ from .dense_optimizers import build_dense_optimizers
 from .resolve_config import resolve
 from .run_start import RunStart
 
-_MOST_READERS = 16
+MOST_READERS = 16
 """Threads that read and pack for a GPU: 40 million samples per second, more than it takes."""
 
 
@@ -97,7 +97,7 @@ def build_trainer(
     order = build_order(shards, config, order, scheduler, predictor, start)
     # An order that depends on the run cannot be read ahead, and the host itself is busy with the steps.
     reads_ahead = tools.verbs is not None and order.is_known
-    readers = Readers(min(tools.threads.num_threads, _MOST_READERS) if reads_ahead else 0)
+    readers = Readers(min(tools.threads.num_threads, MOST_READERS) if reads_ahead else 0)
     source = build_step_source(shards, config, tools, embeddings, order, readers, start)
 
     optimizers = build_dense_optimizers(

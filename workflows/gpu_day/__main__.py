@@ -112,6 +112,8 @@ def _names(parts: Sequence[Part]) -> str:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return f"({' '.join(map(_shown, value))})"
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 

@@ -15,26 +15,28 @@ from ..bench.measuring.link_rates import measure_link
 from .checks import STAGING_BYTES, small_shards, weights_of
 from .part_settings import PartSettings
 from .records import Records
-from .speed import HOT_SHARE, drawn_samples, measure, packed_shards
+from .speed import HOT_SHARE, drawn_samples, packed_shards
+from .turns import REFERENCE, Contestant, Turns, measure_in_turns
 
 _BATCH_SIZE, _SMALL_BATCH_SIZE = 16_384, 256
 _DIM = 16
 _LINK = "rates of the link"
+_SPEEDS = "speeds with each mover"
 _MOVERS = tuple(name for name in get_args(MoverName) if name != "auto")
 
 
 def compare_movers(settings: PartSettings, records: Records) -> None:
     """Write the rates of the link, check the bits of both movers, and train with each."""
     bits = {f"lookahead has the bits of all-fast where {name} moves rows": name for name in _MOVERS}
-    # The last one has the rates at which both were timed.
-    speeds = {f"speed with the mover {name}": name for name in get_args(MoverName)[::-1]}
     inputs = _Inputs(settings)
-    for piece in records.pieces([_LINK, *bits, *speeds]):
+    for piece in records.pieces([_LINK, *bits, _SPEEDS]):
         with records.catching(piece):
             if piece in bits:
                 records.check(piece, inputs.has_wanted_bits(bits[piece]))
-            elif piece in speeds:
-                records.row(**inputs.speed_with(speeds[piece]))
+            elif piece == _SPEEDS:
+                contestants = inputs.contestants()
+                turns = Turns.of(contestants[0].shards.batch_size, is_small=settings.is_small)
+                measure_in_turns(piece, contestants, turns, records)
             elif link := measure_link(settings.device):
                 records.row(what="link, by the verbs of training", **asdict(link))
         gc.collect()
@@ -52,11 +54,30 @@ class _Inputs:
         config = replace(base, placement="lookahead", mover=mover)
         return weights_of(shards, config, self._settings.scratch / f"movers-{mover}") == wanted
 
-    def speed_with(self, mover: MoverName) -> dict[str, Any]:
-        """Return the speed of `lookahead` with a mover, on tables of full size."""
-        shards, config, facts = self._of_full_size
-        measured = measure(shards, replace(config, mover=mover), is_hot_only=False)
-        return facts | {"wanted_mover": mover} | measured
+    def contestants(self) -> list[Contestant]:
+        """Return all-fast and `lookahead` with each mover, on tables of full size."""
+        shards, config, facts = self._of_full_size()
+        found = [
+            Contestant(
+                name=REFERENCE,
+                check=f"speed of {REFERENCE} beside the movers",
+                shards=shards,
+                config=replace(config, placement="all-fast"),
+                facts={"placement": REFERENCE, **facts},
+            )
+        ]
+        # The last one has the rates at which both were timed.
+        for mover in get_args(MoverName)[::-1]:
+            found.append(
+                Contestant(
+                    name=mover,
+                    check=f"speed with the mover {mover}",
+                    shards=shards,
+                    config=replace(config, mover=mover),
+                    facts={"placement": "lookahead", "wanted_mover": mover, **facts},
+                )
+            )
+        return found
 
     @cached_property
     def _wanted(self) -> tuple[Shards, TrainConfig, str]:
@@ -71,7 +92,6 @@ class _Inputs:
         )
         return shards, base, weights_of(shards, base, settings.scratch / "movers-all-fast")
 
-    @cached_property
     def _of_full_size(self) -> tuple[Shards, TrainConfig, dict[str, Any]]:
         """Shards, settings, and what describes them in a row."""
         settings = self._settings
@@ -90,10 +110,5 @@ class _Inputs:
             embedding_optimizer="sgd",
             dense_optimizer="sgd",
         )
-        facts = {
-            "placement": "lookahead",
-            "embedding_dim": _DIM,
-            "batch_size": batch_size,
-            "num_rows": num_rows,
-        }
+        facts = {"embedding_dim": _DIM, "batch_size": batch_size, "num_rows": num_rows}
         return shards, config, facts

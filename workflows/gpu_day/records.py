@@ -30,6 +30,7 @@ class Records:
         self._path = path
         self._end = time.monotonic() + seconds
         self._done = frozenset(done)
+        self._is_left_open = False
 
     @property
     def seconds_left(self) -> float:
@@ -69,7 +70,13 @@ class Records:
             begin = time.monotonic()
             yield name
             last_seconds = time.monotonic() - begin
-            self.finish(name)
+            if not self._is_left_open:
+                self.finish(name)
+            self._is_left_open = False
+
+    def leave_open(self) -> None:
+        """Let the piece of work under way count as left out, so that a later call does it once more."""
+        self._is_left_open = True
 
     def announce(self, names: Sequence[str]) -> list[str]:
         """Note the names of all pieces of work, and return those that are left to do."""

@@ -1,92 +1,150 @@
-"""Samples per second of every placement on the device, by batch size, at one embedding dimension."""
+"""Samples per second of every placement on the device, by batch size, at one embedding dimension.
+
+Placements are measured in groups that take turns, each with all-fast among them. As many runs of a group live
+side by side as there is memory for: a slow tier has all rows on the host, 17 GB at dim 128.
+"""
 
 from __future__ import annotations
 
-import gc
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
-import numpy as np
+import torch
 
+from ...pipeline.runtime.memory import available_bytes
 from ...pipeline.sizes import ByteSize
 from ...pipeline.stages.transpose import TransposeConfig, transpose
-from ...stats.batches.epoch_order import epoch_order
 from ...stats.ranking.row_bytes import row_bytes
 from ...train.config import TrainConfig
-from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
-from ...train.run_results.run_summary import summarize_transfers
-from ...train.steps.queued_steps import QueuedSteps
-from ...train.trainer import run_steps
-from ...train.trainer_building.build_trainer import build_trainer
 from ..bench.measuring.kaggle_shards import KaggleSamples, draw_kaggle, write_kaggle_shards
-from ..bench.measuring.link_rates import measure_link
 from .part_settings import PartSettings
 from .records import Records
+from .turns import REFERENCE, Contestant, Turns, measure_in_turns
 
 BATCH_SIZES = (65_536, 16_384, 2_048)
 """The largest first: its figures are asked for first."""
-_ASKED_FIRST = ("all-fast", "lookahead")
-"""Placements that are measured at all batch sizes before others are at the smaller ones."""
-_NUM_AT_FIRST_SIZE = 5
-"""Placements that are measured at the largest batch size before any is at another."""
 _SMALL_BATCH_SIZES = (64,)
+_FIRST = ("lookahead", "hybrid", "fae")
+"""Placements that are measured at the largest batch size before all else, beside all-fast."""
+_FIRST_AT_OTHER_SIZES = ("lookahead", "hot-only")
+"""Placements that are measured at the smaller ones before the others are."""
 SAMPLES = 2_500_000
 SMALL_SAMPLES = 6_000
 SMALL_SCALE = 1000.0
 HOT_SHARE = 0.0075
 """Share of all rows that is hot; as many slots stage the others: 1.5 % of the rows are on the device."""
-_WARM_UP_STEPS = 5
-_MOST_SAMPLES = 16_000_000
-"""Samples of the measured steps of one placement, at most."""
-_MOST_STEPS = 1500
-_SMALL_STEPS = 10
-_FEWEST_STEPS = 10
-_STEP_SECONDS = 3.0
-"""Measured time of one placement, at most about."""
+_SHARE_OF_HOST = 0.6
+"""Share of the host's available memory that the rows of a group may take."""
+_SHARE_OF_DEVICE = 0.9
+_LAYER_NUMBERS = 6_000
+"""Numbers of a sample in the dense layers, about: activations and their gradients."""
 
 
 def measure_speed(settings: PartSettings, records: Records, embedding_dim: int) -> None:
-    """Train under every placement in turn; a row is written as soon as one is measured."""
+    """Train under all placements, those of a group in turns; rows are written as soon as one is measured."""
     samples = drawn_samples(settings)
     num_rows = sum(samples.num_rows)
     # Staging gets as many slots as there are hot rows.
     half = ByteSize(int(HOT_SHARE * num_rows) * row_bytes(embedding_dim, "sgd"))
-    contestants = {name: (config, is_hot_only) for name, config, is_hot_only in _contestants(settings, half)}
-    pairs = _in_order(list(contestants), _SMALL_BATCH_SIZES if settings.is_small else BATCH_SIZES)
-    pieces = {f"speed of {name} at {batch_size}": (name, batch_size) for name, batch_size in pairs}
+    configs = {name: (config, is_hot_only) for name, config, is_hot_only in _contestants(settings, half)}
+    free = free_memory(settings.torch_device)
+    on_host = settings.torch_device.type == "cpu"
+    groups: dict[str, tuple[list[str], int]] = {}
+    for names, batch_size in _in_order(list(configs), _batch_sizes(settings)):
+        needs = {name: _needs(name, num_rows, embedding_dim, batch_size, on_host=on_host) for name in names}
+        for fitting in _fitting(needs, free):
+            groups[f"speeds at {batch_size}: {', '.join(fitting)}"] = fitting, batch_size
 
     @cache
     def shards_of(batch_size: int) -> Shards:
         return packed_shards(settings, samples, batch_size, embedding_dim)
 
-    for piece in records.pieces(list(pieces)):
-        name, batch_size = pieces[piece]
-        config, is_hot_only = contestants[name]
-        facts = {
-            "placement": name,
-            "embedding_dim": embedding_dim,
-            "batch_size": batch_size,
-            "num_rows": num_rows,
-        }
+    for piece in records.pieces(list(groups)):
+        names, batch_size = groups[piece]
+        facts = {"embedding_dim": embedding_dim, "batch_size": batch_size, "num_rows": num_rows}
         with records.catching(piece):
-            measured = measure(shards_of(batch_size), config, is_hot_only=is_hot_only)
-            records.row(**facts, **measured)
-        # The rows of a trainer, 17 GB at dim 128, go only now: its parts refer to each other.
-        gc.collect()
+            shards = shards_of(batch_size)
+            contestants = [
+                Contestant(
+                    name=name,
+                    check=f"speed of {name} at {batch_size}",
+                    shards=shards,
+                    config=configs[name][0],
+                    is_hot_only=configs[name][1],
+                    facts={"placement": name, **facts},
+                )
+                for name in names
+            ]
+            turns = Turns.of(batch_size, is_small=settings.is_small)
+            measure_in_turns(piece, contestants, turns, records)
 
 
-def _in_order(names: Sequence[str], batch_sizes: Sequence[int]) -> list[tuple[str, int]]:
-    """Return what is measured, in the order of what is asked first."""
-    first, *others = batch_sizes
-    last = [name for name in names if name not in _ASKED_FIRST]
-    pairs = [(name, first) for name in names[:_NUM_AT_FIRST_SIZE]]
-    pairs += [(name, batch_size) for batch_size in others for name in _ASKED_FIRST]
-    pairs += [(name, batch_size) for batch_size in batch_sizes for name in last]
-    return list(dict.fromkeys(pairs))
+def _batch_sizes(settings: PartSettings) -> tuple[int, ...]:
+    return _SMALL_BATCH_SIZES if settings.is_small else BATCH_SIZES
+
+
+def _in_order(names: Sequence[str], batch_sizes: Sequence[int]) -> list[tuple[list[str], int]]:
+    """Return the groups with their batch sizes, in the order of what is asked first."""
+    largest, *others = batch_sizes
+    first = [([name for name in names if name in _FIRST], largest)]
+    first += [([name for name in names if name in _FIRST_AT_OTHER_SIZES], size) for size in others]
+    # Behind them what is left at each size.
+    rest = [([name for name in names if name not in chosen], size) for chosen, size in first]
+    # The reference is in all of them.
+    return [
+        ([REFERENCE, *(name for name in group if name != REFERENCE)], size) for group, size in first + rest
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on the host and on the device; where the device computes on the host all are the host's."""
+
+    host: float
+    device: float
+
+    def __add__(self, other: Memory) -> Memory:
+        return Memory(self.host + other.host, self.device + other.device)
+
+    def holds(self, other: Memory) -> bool:
+        """Whether there is room for other bytes."""
+        return other.host <= self.host and other.device <= self.device
+
+
+def free_memory(device: torch.device) -> Memory:
+    """Return the memory that runs of a group may take."""
+    available = available_bytes()
+    host = float("inf") if available is None else _SHARE_OF_HOST * available
+    if device.type != "cuda":
+        return Memory(host, float("inf"))
+    return Memory(host, _SHARE_OF_DEVICE * torch.cuda.mem_get_info(device)[0])
+
+
+def _needs(name: str, num_rows: int, embedding_dim: int, batch_size: int, *, on_host: bool) -> Memory:
+    """Return what a run takes, about: its rows, and what its steps write."""
+    rows = num_rows * row_bytes(embedding_dim, "sgd")
+    near = 2 * HOT_SHARE * rows
+    # Vectors of the lookups with their gradients, and the numbers of the dense layers.
+    near += 4 * batch_size * (2 * 27 * embedding_dim + _LAYER_NUMBERS)
+    need = Memory(0.0, near + rows) if name == REFERENCE else Memory(rows, near)
+    return Memory(need.host + need.device, 0.0) if on_host else need
+
+
+def _fitting(needs: dict[str, Memory], free: Memory) -> list[list[str]]:
+    """Divide the contestants of a group, the first of which is the reference, into groups that memory holds,
+    each with the reference; two are a group in any case."""
+    reference, *others = needs
+    groups = [[reference]]
+    held = needs[reference]
+    for name in others:
+        if len(groups[-1]) > 1 and not free.holds(held + needs[name]):
+            groups.append([reference])
+            held = needs[reference]
+        groups[-1].append(name)
+        held += needs[name]
+    return groups
 
 
 def drawn_samples(settings: PartSettings) -> KaggleSamples:
@@ -129,78 +187,3 @@ def packed_shards(
     # Grouped by row beforehand, as for any run of several epochs.
     transpose(TransposeConfig(), shards.manifest, folder.parent / "lookups")
     return shards
-
-
-def measure(shards: Shards, config: TrainConfig, *, is_hot_only: bool) -> dict[str, Any]:
-    """Train on the first batches of an epoch, and return the speed; the first few only warm the device up.
-
-    The batches are repeated where an epoch has too few of them.
-    """
-    order = epoch_order(shards.is_hot_only, config.seed, 0, spread=shards.is_grouped)
-    if is_hot_only:
-        order = order[shards.is_hot_only[order]]
-    if order.size == 0:
-        raise ValueError("no batch looks up hot rows alone")
-    most_steps = min(_MOST_STEPS, _MOST_SAMPLES // shards.batch_size)
-    if shards.num_training_samples < SMALL_SAMPLES:
-        most_steps = _SMALL_STEPS
-    order = np.resize(order, _WARM_UP_STEPS + most_steps).astype(np.int32)
-    # fae orders its batches by itself, and needs as many epochs.
-    if config.placement == "fae":
-        epochs = -(-order.size // shards.num_training_batches)
-        trainer = build_trainer(shards, replace(config, epochs=epochs))
-    else:
-        trainer = build_trainer(shards, config, RecordedOrder(order))
-    begin = 0.0
-    first_samples = 0
-    measured: dict[str, Any] = {}
-
-    def after_step(trainer: Any, *_: object) -> None:
-        nonlocal begin, first_samples
-        # The clock starts once the device has done the first steps, not when they are queued.
-        if trainer.step == _WARM_UP_STEPS:
-            trainer.runner.synchronize()
-            begin = time.perf_counter()
-            first_samples = trainer.num_samples
-        steps = trainer.step - _WARM_UP_STEPS
-        if steps < _FEWEST_STEPS:
-            return
-        # It stops after some seconds or steps, with the device at rest again.
-        if steps == most_steps or time.perf_counter() - begin > _STEP_SECONDS:
-            trainer.runner.synchronize()
-            seconds = time.perf_counter() - begin
-            measured.update(
-                samples_per_second=(trainer.num_samples - first_samples) / seconds,
-                steps=steps,
-                seconds=seconds,
-            )
-            raise _MeasuredError
-
-    try:
-        run_steps(trainer, after_step)
-    except _MeasuredError:
-        pass
-    if not measured:
-        raise ValueError(f"the run ended after {trainer.step} steps, want {_WARM_UP_STEPS + _FEWEST_STEPS}")
-    traffic = trainer.meter.training_bytes()
-    transfers = summarize_transfers(trainer)
-    runner = trainer.runner
-    if isinstance(runner, QueuedSteps) and runner.sent_samples:
-        measured["bytes_sent_per_sample"] = runner.sent_bytes / runner.sent_samples
-        measured["is_recorded"] = runner.is_recorded
-    # Where the link is what a placement waits for, this tells how well it is used.
-    link = measure_link(config.device)
-    seconds = link.seconds(config.placement, *traffic) if link else 0.0
-    bound = trainer.num_samples / seconds if seconds else None
-    return measured | {
-        "bytes_to_device": traffic[0],
-        "bytes_to_host": traffic[1],
-        "mover": transfers.mover,
-        "mover_rows_per_second": transfers.mover_rows_per_second,
-        "all_steps": trainer.step,
-        "most_samples_per_second_of_link": bound,
-    }
-
-
-class _MeasuredError(Exception):
-    """Ends a run whose speed is known."""

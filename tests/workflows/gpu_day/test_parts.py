@@ -7,6 +7,7 @@ command, `__main__`.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, req
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -24,7 +26,7 @@ from hotset.workflows.gpu_day.__main__ import _DAY_SECONDS, PARTS, main
 from hotset.workflows.gpu_day.device_verbs import try_verbs
 from hotset.workflows.gpu_day.part_settings import PartSettings
 from hotset.workflows.gpu_day.records import Records
-from hotset.workflows.gpu_day.speed import _in_order
+from hotset.workflows.gpu_day.speed import Memory, _fitting, _in_order, _needs, free_memory
 
 _BLOCKED = '''
 import sys
@@ -130,11 +132,46 @@ def test_a_call_for_some_parts_refuses_the_file_of_another_commit(
     assert f"make gpu-day OUT={out} ONLY=bits,verbs goes on" in capsys.readouterr().out
 
 
-def test_the_fastest_placements_are_measured_at_all_sizes_before_others_are() -> None:
+def test_what_is_asked_first_is_measured_first_and_all_fast_in_every_group() -> None:
     names = ["all-fast", "lookahead", "hybrid", "fae", "hot-only", "cache"]
     found = _in_order(names, [64, 16])
-    assert found[:7] == [*((name, 64) for name in names[:5]), ("all-fast", 16), ("lookahead", 16)]
-    assert sorted(found) == sorted((name, size) for name in names for size in (64, 16))
+    assert found == [
+        (["all-fast", "lookahead", "hybrid", "fae"], 64),
+        (["all-fast", "lookahead", "hot-only"], 16),
+        (["all-fast", "hot-only", "cache"], 64),
+        (["all-fast", "hybrid", "fae", "cache"], 16),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("host", "device", "wanted"),
+    [
+        (90.0, 90.0, ["all-fast a b c d"]),
+        # Each but all-fast takes 10 on the host, all-fast 10 on the device, and each 1 there.
+        (20.0, 90.0, ["all-fast a b", "all-fast c d"]),
+        (90.0, 13.0, ["all-fast a b", "all-fast c d"]),
+        # A pair is tried in any case.
+        (5.0, 5.0, ["all-fast a", "all-fast b", "all-fast c", "all-fast d"]),
+    ],
+)
+def test_groups_are_divided_where_memory_does_not_hold_them(
+    host: float, device: float, wanted: list[str]
+) -> None:
+    needs = {name: Memory(10.0, 1.0) for name in ("all-fast", *"abcd")}
+    needs["all-fast"] = Memory(0.0, 11.0)
+    assert [" ".join(group) for group in _fitting(needs, Memory(host, device))] == wanted
+
+
+def test_a_run_needs_its_rows_on_the_host_unless_it_is_all_fast() -> None:
+    rows = 1_000_000 * 4 * 128
+    near, far = (_needs(name, 1_000_000, 128, 1, on_host=False) for name in ("all-fast", "hybrid"))
+    assert near.host == 0 and rows < near.device < 1.1 * rows
+    assert far.host == rows and far.device < 0.1 * rows
+    # Without a GPU, all is in one memory.
+    both = _needs("hybrid", 1_000_000, 128, 1, on_host=True)
+    assert both.device == 0 and rows < both.host < 1.1 * rows
+    free = free_memory(torch.device("cpu"))
+    assert 0 < free.host < math.inf and free.device == math.inf
 
 
 def checks_of_verbs(folder: Path) -> dict[str, bool]:
