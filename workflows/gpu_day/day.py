@@ -27,6 +27,8 @@ _PATIENCE = 2
 """A part may take so many times as long where a day is only tried."""
 
 Status = Literal["ok", "failed", "timeout", "rubbish", "not begun"]
+CHECKING = ("bits", "tests")
+"""Parts whose checks tell whether the device computes what it should: speeds mean little where one failed."""
 RECORDS = ("fact", "check", "row", "pieces", "done")
 """Kinds of records that a part may write: a line is an object with one of these keys."""
 
@@ -91,6 +93,7 @@ def run_day(
     begin = time.monotonic()
     result: dict[str, Any] = before or {
         "device": None,
+        "checks_failed": False,
         "commit": settings.commit,
         "settings": asdict(settings),
         "parts": [],
@@ -107,6 +110,7 @@ def run_day(
         result["parts"] = [each for each in result["parts"] if each["name"] != part.name]
         result["parts"].append(asdict(found))
         result["device"] = result["facts"].get("device")
+        result["checks_failed"] = bool(failed_parts(result))
         _save(result, out)
         left_out = f", {len(found.left_out)} left out" if found.left_out else ""
         say(f"{part.name}: {found.status}, {found.seconds:.1f} s{left_out}")
@@ -116,6 +120,14 @@ def run_day(
 def left_out_of(result: dict[str, Any]) -> dict[str, list[str]]:
     """Return what the parts of a day have left out, by their names."""
     return {part["name"]: part["left_out"] for part in result["parts"] if part["left_out"]}
+
+
+def failed_parts(result: dict[str, Any]) -> list[str]:
+    """Return those of the `CHECKING` parts in which a check failed, or which broke."""
+    wrong = {check["part"] for check in result["checks"] if not check["is_right"]}
+    # One that was killed for its time, or had none, has found nothing wrong.
+    wrong |= {part["name"] for part in result["parts"] if part["status"] in ("failed", "rubbish")}
+    return [name for name in CHECKING if name in wrong]
 
 
 def _limit(part: Part, later: Sequence[Part], left: float, settings: DaySettings) -> float:

@@ -43,6 +43,8 @@ if name == "has pieces":
 if name == "crashes":
     records.row(placement="lookahead", samples_per_second=3.5)
     os.abort()
+if name in ("bits", "tests"):
+    records.check("equal bits", name != sys.argv[sys.argv.index("--device") + 1])
 if name == "fails":
     raise ZeroDivisionError("a kernel")
 if name == "rubbish":
@@ -93,6 +95,27 @@ def test_without_time_a_part_is_not_begun(tmp_path: Path) -> None:
     result = run_day([Part("ends well", 60.0, 60.0)], settings, tmp_path / "day.json", tmp_path, print)
     assert [part["status"] for part in result["parts"]] == ["not begun"] and result["checks"] == []
     assert left_out_of(result) == {"ends well": ["ends well"]}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("parts_that_misbehave")
+@pytest.mark.parametrize("wrong", ["tests", "bits", "none"])
+def test_a_result_says_whether_a_check_of_the_device_failed(wrong: str, tmp_path: Path) -> None:
+    parts = [Part(name, 5.0, 60.0) for name in ("bits", "tests", "ends well")]
+    out = tmp_path / "day.json"
+    result = run_day(parts, DaySettings(device=wrong), out, tmp_path, print)
+    assert json.loads(out.read_text())["checks_failed"] is (wrong != "none")
+    assert day.failed_parts(result) == [name for name in ("bits", "tests") if name == wrong]
+    # What comes behind is measured all the same.
+    assert [part["status"] for part in result["parts"]] == ["ok"] * 3
+
+
+@pytest.mark.parametrize(
+    ("status", "is_failed"), [("ok", False), ("failed", True), ("rubbish", True), ("timeout", False)]
+)
+def test_a_part_that_checks_and_breaks_counts_as_a_check_that_failed(status: str, is_failed: bool) -> None:
+    parts = [{"name": name, "status": status} for name in ("bits", "speed-16")]
+    assert day.failed_parts({"parts": parts, "checks": []}) == ["bits"] * is_failed
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 from hotset.tests.support.late_runs import keep_slow
 from hotset.train.device.late_device import LateDevice
 from hotset.train.device.verbs import StreamName
-from hotset.workflows.gpu_day.__main__ import _DAY_SECONDS, PARTS, main
+from hotset.workflows.gpu_day.__main__ import _DAY_SECONDS, PARTS, _print, main
 from hotset.workflows.gpu_day.device_verbs import try_verbs
 from hotset.workflows.gpu_day.part_settings import PartSettings
 from hotset.workflows.gpu_day.records import Records
@@ -111,7 +111,11 @@ def test_an_unknown_part_is_refused_with_those_there_are(capsys: pytest.CaptureF
 def test_the_parts_keep_to_the_time_of_a_day() -> None:
     assert sum(part.seconds for part in PARTS) <= _DAY_SECONDS
     assert all(part.seconds <= part.most_seconds for part in PARTS)
-    assert PARTS[0].name == "machine" and len({part.name for part in PARTS}) == len(PARTS)
+    # What is wrong is known before anything is measured, but for the rates of the machine.
+    names = [part.name for part in PARTS]
+    assert names[:6] == ["machine", "verbs", "kernels", "first-steps", "bits", "tests"]
+    assert all(name.startswith("speed") for name in names[6:8])
+    assert len(set(names)) == len(PARTS)
 
 
 def test_a_call_for_some_parts_refuses_the_file_of_another_commit(
@@ -130,6 +134,16 @@ def test_a_call_for_some_parts_refuses_the_file_of_another_commit(
     # The same settings go on.
     assert main([*arguments, "--commit", "a", "--only", "verbs"]) == 1
     assert f"make gpu-day OUT={out} ONLY=bits,verbs goes on" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_speeds_of_a_device_whose_checks_failed_are_said_to_be_so(
+    is_right: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check = {"name": "equal bits", "is_right": is_right, "detail": "", "part": "bits"}
+    part = {"name": "bits", "status": "ok", "left_out": []}
+    _print({"rows": [], "checks": [check], "parts": [part]}, tmp_path)
+    assert ("CHECKS FAILED in bits: all speeds are of a device" in capsys.readouterr().out) is not is_right
 
 
 def test_what_is_asked_first_is_measured_first_and_all_fast_in_every_group() -> None:
