@@ -28,7 +28,6 @@ from ...train.config import TrainConfig
 from ...train.data.background import PLACES_AT_A_TIME
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
-from ...train.run_results.run_summary import summarize_transfers
 from ...train.steps.queued_steps import QueuedSteps
 from ...train.trainer import Trainer, taken_steps
 from ...train.trainer_building.build_trainer import MOST_READERS, build_trainer
@@ -295,18 +294,18 @@ def _counted_by(trainer: Trainer, link: LinkRates | None) -> dict[str, Any]:
     """Return what a run has counted: bytes that moved, and what the link allows with them."""
     counted: dict[str, Any] = {}
     runner = trainer.runner
-    if isinstance(runner, QueuedSteps) and runner.sent_samples:
+    assert isinstance(runner, QueuedSteps), "a part for devices that are not the host"
+    if runner.sent_samples:
         counted["bytes_sent_per_sample"] = runner.sent_bytes / runner.sent_samples
         counted["is_recorded"] = runner.is_recorded
     # Where the link is what a placement waits for, this tells how well it is used.
     traffic = trainer.meter.training_bytes()
     seconds = link.seconds(trainer.config.placement, *traffic) if link else 0.0
-    transfers = summarize_transfers(trainer)
     return counted | {
         "bytes_to_device": traffic[0],
         "bytes_to_host": traffic[1],
-        "mover": transfers.mover,
-        "mover_rows_per_second": transfers.mover_rows_per_second,
+        "mover": runner.moves.name,
+        "mover_rows_per_second": dict(runner.moves.rows_per_second),
         "all_steps": trainer.step,
         "most_samples_per_second_of_link": trainer.num_samples / seconds if seconds else None,
     }

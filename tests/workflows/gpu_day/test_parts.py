@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 from hotset.tests.support.late_runs import keep_slow
 from hotset.train.device.late_device import LateDevice
 from hotset.train.device.verbs import StreamName
+from hotset.workflows.gpu_day import part
 from hotset.workflows.gpu_day.__main__ import _DAY_SECONDS, PARTS, _print, main
 from hotset.workflows.gpu_day.device_verbs import try_verbs
 from hotset.workflows.gpu_day.part_settings import PartSettings
@@ -102,6 +103,57 @@ def test_a_day_without_a_gpu_finds_nothing_wrong(tmp_path: Path) -> None:
     assert result["device"] and "torch" in result["facts"]["libraries"]
 
 
+_IMPORT_ALL = """
+import importlib
+from hotset.workflows.gpu_day import part
+for name, (module, function, _) in part.PARTS.items():
+    try:
+        getattr(importlib.import_module(f"hotset.workflows.gpu_day.{module}"), function)
+    except ModuleNotFoundError as error:
+        print(name, error.name)
+"""
+
+
+def run_without(package: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python where a package is missing."""
+    (folder / "sitecustomize.py").write_text(f"BLOCKED = {{{package!r}}}\n" + _BLOCKED)
+    environment = {
+        "PYTHONPATH": f"{folder}:{Path(__file__).resolve().parents[4]}",
+        "PATH": os.environ["PATH"],
+    }
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.parametrize(("package", "wanted"), [("pytest", "tests pytest\n"), ("safetensors", "")])
+def test_a_missing_package_ends_the_parts_that_need_it_and_no_other(
+    package: str, wanted: str, tmp_path: Path
+) -> None:
+    found = run_without(package, tmp_path, "-c", _IMPORT_ALL)
+    assert (found.stdout, found.stderr) == (wanted, "")
+
+
+@pytest.mark.slow
+def test_parts_run_where_a_package_is_missing_that_another_needs(tmp_path: Path) -> None:
+    arguments = ["--device", "late", "--small", "--scratch", str(tmp_path)]
+    arguments += ["--records", str(tmp_path / "records")]
+    call = ["-m", "hotset.workflows.gpu_day.part"]
+    found = run_without("pytest", tmp_path, *call, "verbs", *arguments)
+    assert found.returncode == 0, found.stderr
+    checks = [json.loads(line)["check"] for line in (tmp_path / "records").read_text().splitlines()]
+    assert len(checks) == 7 and all(check["is_right"] for check in checks)
+    found = run_without("pytest", tmp_path, *call, "tests", *arguments)
+    assert found.returncode == 1 and "No module named 'pytest'" in found.stderr
+
+
+@pytest.mark.slow
+def test_a_part_that_hangs_prints_where_it_is(tmp_path: Path) -> None:
+    hanging = "import time; from hotset.workflows.gpu_day import device_verbs as verbs, part; "
+    hanging += "verbs.try_verbs = lambda *_: time.sleep(2); "
+    hanging += f"part.main(['verbs', '--records', 'x', '--scratch', {str(tmp_path)!r}, '--seconds', '4'])"
+    found = run_without("nothing", tmp_path, "-c", hanging)
+    assert "Timeout" in found.stderr and "in <lambda>" in found.stderr
+
+
 def test_an_unknown_part_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--only", "bits,machines"])
@@ -115,7 +167,7 @@ def test_the_parts_keep_to_the_time_of_a_day() -> None:
     names = [part.name for part in PARTS]
     assert names[:6] == ["machine", "verbs", "kernels", "first-steps", "bits", "tests"]
     assert all(name.startswith("speed") for name in names[6:8])
-    assert len(set(names)) == len(PARTS)
+    assert len(set(names)) == len(PARTS) and set(names) <= part.PARTS.keys()
 
 
 def test_a_call_for_some_parts_refuses_the_file_of_another_commit(
@@ -141,8 +193,8 @@ def test_speeds_of_a_device_whose_checks_failed_are_said_to_be_so(
     is_right: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check = {"name": "equal bits", "is_right": is_right, "detail": "", "part": "bits"}
-    part = {"name": "bits", "status": "ok", "left_out": []}
-    _print({"rows": [], "checks": [check], "parts": [part]}, tmp_path)
+    of_bits = {"name": "bits", "status": "ok", "left_out": []}
+    _print({"rows": [], "checks": [check], "parts": [of_bits]}, tmp_path)
     assert ("CHECKS FAILED in bits: all speeds are of a device" in capsys.readouterr().out) is not is_right
 
 
