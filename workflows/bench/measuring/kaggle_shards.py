@@ -30,6 +30,9 @@ from ....stats.ranking.row_bytes import row_bytes
 
 _PROFILE = "criteo-kaggle"
 _PART_SAMPLES = 1 << 16
+"""Samples that a core draws at a time, as int64."""
+_FILE_SAMPLES = 1 << 22
+"""Samples of a file, about; stages work on files side by side."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,27 +64,31 @@ def draw_kaggle(num_samples: int, scale: float = 1.0, seed: int = 0) -> KaggleSa
     """Draw samples; ``scale`` divides the cardinalities of the tables, as `hotset generate` does."""
     world = world_of(_PROFILE, scale)
     columns = load_profile(_PROFILE).columns
-    ranks_NC = np.empty((num_samples, len(columns)), np.int64)
-    logits_N = np.empty(num_samples, np.int64)
-    labels_N = np.empty(num_samples, np.uint8)
+    is_dense = np.array([column.is_dense for column in columns])
+    tables = [column for column in columns if not column.is_dense]
+    num_rows = [scaled_num_rows(column.num_rows, scale) for column in tables]
+    ids_NF = np.empty((num_samples, len(tables)), np.int32)
+    dense_NK = np.empty((num_samples, len(columns) - len(tables)), np.float32)
+    label_N = np.empty(num_samples, np.float32)
 
     # Parts of a bounded size, drawn by all cores: a sample depends on its number alone.
     def draw(first: int) -> None:
         part = slice(first, min(first + _PART_SAMPLES, num_samples))
-        draw_samples(world, np.uint64(seed), first, ranks_NC[part], logits_N[part], labels_N[part])
+        num_drawn = part.stop - first
+        ranks_NC = np.empty((num_drawn, len(columns)), np.int64)
+        labels_N = np.empty(num_drawn, np.uint8)
+        draw_samples(world, np.uint64(seed), first, ranks_NC, np.empty(num_drawn, np.int64), labels_N)
+        # Missing values are the first id, which most tables' missing values have by frequency.
+        ids_NF[part] = np.minimum(np.maximum(ranks_NC[:, ~is_dense], 0), np.array(num_rows) - 1)
+        dense_NK[part] = np.log1p(np.maximum(ranks_NC[:, is_dense], 0))
+        label_N[part] = labels_N
 
     with ThreadPoolExecutor(num_workers(0)) as pool:
         list(pool.map(draw, range(0, num_samples, _PART_SAMPLES)))
-    is_dense = np.array([column.is_dense for column in columns])
-    tables = [column for column in columns if not column.is_dense]
-    num_rows = [scaled_num_rows(column.num_rows, scale) for column in tables]
-    # Missing values are the first id, which most tables' missing values have by frequency.
-    ids_NF = np.minimum(np.maximum(ranks_NC[:, ~is_dense], 0), np.array(num_rows) - 1)
-    dense_NK = np.log1p(np.maximum(ranks_NC[:, is_dense], 0))
     return KaggleSamples(
-        ids_NF=ids_NF.astype(np.int32),
-        dense_NK=dense_NK.astype(np.float32),
-        label_N=labels_N.astype(np.float32),
+        ids_NF=ids_NF,
+        dense_NK=dense_NK,
+        label_N=label_N,
         names=tuple(column.name for column in tables),
         num_rows=tuple(num_rows),
     )
@@ -100,8 +107,7 @@ def write_kaggle_shards(
     """Write shards as `pack` does: hot-only batches, mixed ones, and the last samples for evaluation."""
     num_hot = samples.num_hot(hot_share)
     num_training = samples.label_N.size - num_evaluation
-    # The first rows of each table are hot, so a sample is hot where each of its ids is below their number.
-    is_hot_N = np.logical_and.reduce(samples.ids_NF < np.array(num_hot, np.int32), axis=1)
+    is_hot_N = _are_hot(samples.ids_NF, num_hot)
     chosen: dict[ShardKind, NDArray[np.int64]] = {
         "hot_only": np.flatnonzero(is_hot_N[:num_training]),
         "mixed": np.flatnonzero(~is_hot_N[:num_training]),
@@ -115,9 +121,12 @@ def write_kaggle_shards(
     for kind, numbers in chosen.items():
         sizes[kind] = numbers.size
         batches[kind] = -(-numbers.size // batch_size)
-        if numbers.size:
-            tags = is_hot_N if kind == "evaluation" else None
-            _write_file(output, kind, samples, numbers, batch_size, tags)
+        tags = is_hot_N if kind == "evaluation" else None
+        # Only the last file of a kind has a short batch.
+        file_samples = batch_size * max(_FILE_SAMPLES // batch_size, 1)
+        for file, first in enumerate(range(0, numbers.size, file_samples)):
+            part = numbers[first : first + file_samples]
+            _write_file(output, kind, file, samples, part, batch_size, tags)
     width = row_bytes(embedding_dim, optimizer)
     tables = tuple(
         PlannedTable(name=name, num_rows=rows, oov_id=rows - 1, missing_id=0, num_hot=hot)
@@ -140,9 +149,20 @@ def write_kaggle_shards(
     )
 
 
+def _are_hot(ids_NF: NDArray[np.int32], num_hot: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Whether each sample is hot: as the first rows of each table are hot, all its ids are below their
+    number."""
+    is_hot_N = np.empty(ids_NF.shape[0], np.bool_)
+    for first in range(0, is_hot_N.size, _PART_SAMPLES):
+        part = slice(first, first + _PART_SAMPLES)
+        is_hot_N[part] = np.logical_and.reduce(ids_NF[part] < np.array(num_hot, np.int32), axis=1)
+    return is_hot_N
+
+
 def _write_file(
     output: Output,
     kind: ShardKind,
+    file: int,
     samples: KaggleSamples,
     numbers: NDArray[np.int64],
     batch_size: int,
@@ -158,7 +178,7 @@ def _write_file(
     schema = pa.schema(fields)
     facts = ShardFacts(kind=kind, num_batches=-(-numbers.size // batch_size))
     with (
-        output.writing(f"{kind}-00000.arrow", numbers.size, facts) as path,
+        output.writing(f"{kind}-{file:05}.arrow", numbers.size, facts) as path,
         open_writer(path, schema) as writer,
     ):
         for first in range(0, numbers.size, batch_size):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.run import train
+from hotset.workflows.bench.measuring import kaggle_shards
 from hotset.workflows.bench.measuring.kaggle_shards import KaggleSamples, draw_kaggle, write_kaggle_shards
 
 
@@ -68,6 +70,40 @@ def test_batches_are_of_one_kind_each_and_train(samples: KaggleSamples, tmp_path
     assert shards.num_evaluation_samples == 500
     summary = train(tmp_path, TrainConfig(), tmp_path / "run")
     assert summary.auc is not None and summary.auc > 0.55
+
+
+def test_a_sample_depends_on_its_number_alone(
+    samples: KaggleSamples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kaggle_shards, "_PART_SAMPLES", 700)
+    parts = draw_kaggle(9_000, 1000.0)
+    for name in ("ids_NF", "dense_NK", "label_N"):
+        np.testing.assert_array_equal(getattr(parts, name), getattr(samples, name))
+
+
+def test_samples_are_drawn_in_little_more_memory_than_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_kaggle(100, 1000.0)
+    monkeypatch.setattr(kaggle_shards, "_PART_SAMPLES", 200)
+    tracemalloc.start()
+    drawn = draw_kaggle(40_000, 1000.0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.5 * (drawn.ids_NF.nbytes + drawn.dense_NK.nbytes + drawn.label_N.nbytes)
+
+
+def test_many_samples_lie_in_several_files_and_the_batches_are_the_same(
+    samples: KaggleSamples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for most in (1 << 22, 1000):
+        monkeypatch.setattr(kaggle_shards, "_FILE_SAMPLES", most)
+        folder = tmp_path / str(most) / "shards"
+        write_kaggle_shards(samples, folder, batch_size=256, embedding_dim=8, hot_share=0.1)
+        shards = Shards.open(folder)
+        shards.refuse_damage()
+        found.append([shards.training_batch(number).ids_BF for number in range(shards.num_training_batches)])
+    assert len(list((tmp_path / "1000/shards").glob("mixed-*.arrow"))) > 2
+    assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_a_full_sized_table_has_all_its_rows() -> None:
