@@ -104,4 +104,10 @@ def weights_of(shards: Shards, config: TrainConfig, out: Path) -> str:
     from ...train.run import train
 
     train(shards.manifest.folder, config, out)
-    return hashlib.sha256((out / "weights.safetensors").read_bytes()).hexdigest()
+    return checksum_of_weights(out)
+
+
+def checksum_of_weights(run: Path) -> str:
+    """Return a checksum of the weights of a finished run, which are not read into memory."""
+    with (run / "weights.safetensors").open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

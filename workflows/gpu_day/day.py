@@ -42,6 +42,8 @@ class Part:
     """Its share of the day, which no part before it can take."""
     most_seconds: float
     """Time it may take, where parts before it have left some."""
+    is_extra: bool = False
+    """Whether it is left out of a day unless it is named, and has the latter time whatever a day has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +134,8 @@ def failed_parts(result: dict[str, Any]) -> list[str]:
 
 def _limit(part: Part, later: Sequence[Part], left: float, settings: DaySettings) -> float:
     """Return the seconds of a part: its own share, and what those before have left of theirs."""
+    if part.is_extra:
+        return part.most_seconds
     # Where everything is only tried, the machine is a slow one, and no part is worth more than another.
     if settings.is_small:
         return min(_PATIENCE * part.most_seconds, left)

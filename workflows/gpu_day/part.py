@@ -29,6 +29,7 @@ PARTS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "speed-64": ("speed", "measure_speed", (64,)),
     "speed-128": ("speed", "measure_speed", (128,)),
     "parts": ("step_parts", "measure_step_parts", ()),
+    "epoch": ("epoch", "train_an_epoch", ()),
     "movers": ("movers", "compare_movers", ()),
 }
 """The module of each part, its function there, and what that is given besides settings and records."""

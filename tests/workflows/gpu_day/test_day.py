@@ -133,6 +133,8 @@ def test_a_part_takes_no_time_of_those_behind_it(left: float, wanted: float) -> 
     assert day._limit(part, later, left, DaySettings()) == wanted
     # Where a day is only tried, on a slow machine, each takes what it needs.
     assert day._limit(part, later, left, DaySettings(is_small=True)) == min(left, 240.0)
+    # One that was asked for by name has a time of its own.
+    assert day._limit(Part("epoch", 0.0, 500.0, is_extra=True), [], left, DaySettings()) == 500.0
 
 
 @pytest.mark.slow

@@ -11,8 +11,10 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +24,10 @@ from packaging.utils import canonicalize_name
 from hotset.tests.support.late_runs import keep_slow
 from hotset.train.device.late_device import LateDevice
 from hotset.train.device.verbs import StreamName
+from hotset.workflows.gpu_day import __main__ as command
 from hotset.workflows.gpu_day import part
 from hotset.workflows.gpu_day.__main__ import _DAY_SECONDS, PARTS, _print, main
+from hotset.workflows.gpu_day.day import Part
 from hotset.workflows.gpu_day.device_verbs import try_verbs
 from hotset.workflows.gpu_day.part_settings import PartSettings
 from hotset.workflows.gpu_day.records import Records
@@ -92,7 +96,8 @@ def test_a_day_without_a_gpu_finds_nothing_wrong(tmp_path: Path) -> None:
     )
     result = json.loads(out.read_text())
     assert found.returncode == 0, found.stdout + found.stderr
-    assert [part["status"] for part in result["parts"]] == ["ok"] * len(PARTS)
+    assert [part["name"] for part in result["parts"]] == [part.name for part in PARTS if not part.is_extra]
+    assert {part["status"] for part in result["parts"]} == {"ok"} and not result["checks_failed"]
     assert all(not part["left_out"] for part in result["parts"])
     assert len(result["checks"]) >= 1 + 7 + 2 + 2 * 7 + 1 + 30
     assert all(check["is_right"] for check in result["checks"])
@@ -160,8 +165,30 @@ def test_an_unknown_part_is_refused_with_those_there_are(capsys: pytest.CaptureF
     assert "no part machines: want some of machine, verbs, kernels, first-steps" in capsys.readouterr().err
 
 
+def test_the_help_says_which_parts_are_left_out_unless_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "speed-64; left out unless named: epoch" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("arguments", "has_epoch"), [([], False), (["--only", "verbs,epoch"], True)])
+def test_an_epoch_is_trained_only_where_it_is_named(
+    arguments: list[str], has_epoch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    def run(parts: Sequence[Part], *_: object) -> dict[str, Any]:
+        begun.extend(part.name for part in parts)
+        return {"rows": [], "checks": [], "parts": []}
+
+    monkeypatch.setattr(command, "run_day", run)
+    assert main([*arguments, "--out", str(tmp_path / "day.json")]) == 0
+    assert ("epoch" in begun) == has_epoch and "verbs" in begun
+
+
 def test_the_parts_keep_to_the_time_of_a_day() -> None:
     assert sum(part.seconds for part in PARTS) <= _DAY_SECONDS
+    assert [part.name for part in PARTS if part.is_extra] == ["epoch"] == [PARTS[-1].name]
     assert all(part.seconds <= part.most_seconds for part in PARTS)
     # What is wrong is known before anything is measured, but for the rates of the machine.
     names = [part.name for part in PARTS]
