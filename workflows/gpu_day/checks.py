@@ -82,7 +82,7 @@ def compare_bits(settings: PartSettings, records: Records) -> None:
             records.check(check, weights_of(shards, replace(base, placement=name), out) == weights)
 
 
-def small_shards(settings: PartSettings, name: str, optimizer: str) -> Shards:
+def small_shards(settings: PartSettings, name: str, optimizer: str, embedding_dim: int = 16) -> Shards:
     """Shards with some forty thousand rows, more than the staging slots hold."""
     folder = settings.scratch / name / "shards"
     samples = draw_kaggle(3_000 if settings.is_small else 40_000, _SCALE)
@@ -90,7 +90,7 @@ def small_shards(settings: PartSettings, name: str, optimizer: str) -> Shards:
         samples,
         folder,
         batch_size=512,
-        embedding_dim=16,
+        embedding_dim=embedding_dim,
         hot_share=0.05,
         optimizer=optimizer,
         num_evaluation=512,

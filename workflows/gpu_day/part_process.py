@@ -10,7 +10,11 @@ from .part_settings import PartSettings
 
 
 def start_part(
-    name: str, settings: PartSettings, records: Path, kernels: str | None = None
+    name: str,
+    settings: PartSettings,
+    records: Path,
+    kernels: str | None = None,
+    seconds: float | None = None,
 ) -> subprocess.Popen[str]:
     """Start a part, and return its process, whose output can be read.
 
@@ -19,10 +23,12 @@ def start_part(
         settings: passed on to it.
         records: file of its findings.
         kernels: passed on instead of those that are replaced.
+        seconds: time that it has; None: as a part has it.
     """
     command = [sys.executable, "-m", "hotset.workflows.gpu_day.part", name, "--device", settings.device]
     command += ["--records", str(records), "--scratch", str(settings.scratch)]
     command += ["--kernels", kernels] if kernels else []
+    command += ["--seconds", f"{seconds:.1f}"] if seconds is not None else []
     command += ["--small"] * settings.is_small
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
