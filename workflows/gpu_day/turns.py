@@ -239,7 +239,11 @@ class _Runs:
         for name, run in list(self._runs.items()):
             with self._catching(self._contestants[name]):
                 run.close()
-        links = {each.config.device: measure_link(each.config.device) for each in self._contestants.values()}
+        # Speeds are written whether or not the link can be measured.
+        links: dict[str, LinkRates | None] = {}
+        for device in {contestant.config.device for contestant in self._contestants.values()}:
+            with self._records.catching(f"rates of the link: {self._group}"):
+                links[device] = measure_link(device)
         for name, run in self._runs.items():
             contestant = self._contestants[name]
             turns = self._turns[name]
@@ -250,7 +254,7 @@ class _Runs:
                     measured["of_all_fast"] = median_ratio(rates, _rates(self._turns[REFERENCE]))
                 measured["steps"] = sum(turn.steps for turn in turns)
                 measured["seconds"] = sum(turn.seconds for turn in turns)
-                counted = _counted_by(run.trainer, links[contestant.config.device])
+                counted = _counted_by(run.trainer, links.get(contestant.config.device))
                 self._records.row(**contestant.facts, group=self._group, **measured, **counted)
 
     def end(self) -> None:

@@ -132,6 +132,15 @@ def test_a_run_that_raises_is_a_check_that_failed_and_the_others_go_on(
         assert name not in table.said[table.said.index(f"close {name}") + 1 :]
 
 
+def test_speeds_are_written_where_the_link_cannot_be_measured(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "measure_link", lambda device: 1 // 0)
+    found = table.measure(tmp_path, 1000.0, "all-fast", "b")
+    assert found["row"].keys() == {"all-fast", "b"}
+    assert found["check"].keys() == {"rates of the link: all"}
+
+
 def test_without_the_reference_there_is_no_ratio(table: Table, tmp_path: Path) -> None:
     table.speeds = {"all-fast": [10.0, 0.0]}
     found = table.measure(tmp_path, 1000.0, "all-fast", "b")
