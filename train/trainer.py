@@ -37,7 +37,7 @@ from .work_threads import WorkThreads
 
 _log = logging.getLogger(__name__)
 
-_MOST_STEPS_AHEAD = 12
+MOST_STEPS_AHEAD = 12
 """Steps that are read ahead for the sake of transfers, at most; a larger prefetch depth has what it needs."""
 
 
@@ -212,4 +212,4 @@ def num_steps_ahead(config: TrainConfig, mixed_share: float = 1.0) -> int:
     # The other placements have a transfer for every batch, or none at all.
     if config.placement != "lookahead" or not mixed_share:
         return least
-    return max(least, min(math.ceil((config.prefetch + 1) / mixed_share) + 1, _MOST_STEPS_AHEAD))
+    return max(least, min(math.ceil((config.prefetch + 1) / mixed_share) + 1, MOST_STEPS_AHEAD))

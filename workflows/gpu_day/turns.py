@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 
 from ...pipeline.runtime.tasks import num_workers
 from ...stats.batches.epoch_order import epoch_order
-from ...stats.staging.staging_size import MOST_PREFETCH
 from ...train.config import TrainConfig
 from ...train.data.background import PLACES_AT_A_TIME
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
 from ...train.steps.queued_steps import QueuedSteps
-from ...train.trainer import Trainer, taken_steps
+from ...train.trainer import MOST_STEPS_AHEAD, Trainer, taken_steps
 from ...train.trainer_building.build_trainer import MOST_READERS, build_trainer
 from ..bench.measuring.link_rates import LinkRates, measure_link
 from ..bench.measuring.rounds import median_ratio
@@ -84,7 +83,7 @@ class Turns:
             return cls(seconds=0.0, fewest_steps=2, most_steps=2, steps_ahead=0)
         # Batches are read ahead by each reader, packed ahead by each, and sent ahead.
         num_readers = min(num_workers(0), MOST_READERS)
-        steps_ahead = 2 * num_readers + MOST_PREFETCH + 2 + PLACES_AT_A_TIME
+        steps_ahead = 2 * num_readers + MOST_STEPS_AHEAD + PLACES_AT_A_TIME
         most_steps = min(_MOST_STEPS, _MOST_SAMPLES // batch_size) // _ROUNDS
         return cls(seconds=_STEP_SECONDS / _ROUNDS, most_steps=most_steps, steps_ahead=steps_ahead)
 
