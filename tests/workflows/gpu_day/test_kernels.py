@@ -106,7 +106,7 @@ def test_kernels_that_take_optimizer_steps_are_tried_with_every_optimizer() -> N
     rows = {shape.embedding_optimizer for shape in kernels.shapes_of("sum_and_step")}
     layers = {shape.dense_optimizer for shape in kernels.shapes_of("step_dense")}
     assert rows == set(get_args(EmbeddingOptimizer)) and layers == set(get_args(DenseOptimizer)) - {"same"}
-    for name in kernels.TWINS:
+    for name in TWINS:
         first, wide, *_ = kernels.shapes_of(name)
         assert str(first) == "dim 16, fp32, rows by sgd, layers by sgd"
         assert str(wide) == "dim 128, bf16, rows by sgd, layers by sgd"
