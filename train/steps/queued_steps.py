@@ -142,6 +142,11 @@ class QueuedSteps:
         """Whether steps are recorded as graphs; no more once the device has refused to."""
         return self._recorded.is_recorded
 
+    @property
+    def num_prepared(self) -> int:
+        """Steps whose packing has been asked for."""
+        return self._num_packed
+
     def prepare(self, step: PlannedStep) -> PreparedStep:
         sends_rows = all(map(_is_sent, step.parts))
         if self._has_shares or not (sends_rows or all(map(_can_be_queued, step.parts))):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hotset.tests.support.device_batches import poisoned
+from hotset.tests.support.gpu.device_batches import poisoned
 from hotset.train.gpu_kernels.dense_rule import DenseOptimizerName, DenseRule
 from hotset.train.gpu_kernels.dense_twins import BIAS_BLOCK, LOSS_BLOCK
 from hotset.train.gpu_kernels.kernel_table import kernel_of

@@ -18,7 +18,7 @@ from typing import Any, get_args
 import pytest
 
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
-from hotset.tests.support.kernel_code import inexact_operations, narrow_accesses, races_of
+from hotset.tests.support.gpu.kernel_code import inexact_operations, narrow_accesses, races_of
 from hotset.train.gpu_kernels.dense_rule import DenseOptimizerName
 
 pytestmark = [
@@ -48,7 +48,7 @@ Facts = list[dict[str, Any]]
 def compiled_for(optimizers_of: Mapping[str, Sequence[str]], *options: str) -> dict[str, Facts]:
     """Return what is in the code of every kernel by sizes, compiled in a process without the interpreter."""
     sizes = [":".join([name, *optimizers]) for name, optimizers in optimizers_of.items()]
-    command = [sys.executable, "-m", "hotset.tests.support.compiled_kernels", *options, *sizes]
+    command = [sys.executable, "-m", "hotset.tests.support.gpu.compiled_kernels", *options, *sizes]
     found = subprocess.run(
         command, env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True, timeout=600
     )

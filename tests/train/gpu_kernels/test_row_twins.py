@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hotset.stats.batches.stored_lookups import LONG_LOOKUPS
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
-from hotset.tests.support.device_batches import (
+from hotset.tests.support.gpu.device_batches import (
     DrawnBatch,
     draw_batch,
     draw_ids,

@@ -9,10 +9,11 @@ one copy, one recorded step and a few events.
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,18 +23,21 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from ....pipeline.folders.stage_totals import LookupsTotals
 from ....pipeline.sizes import ByteSize
 from ....pipeline.stages.transpose import TransposeConfig, transpose
 from ....stats.ranking.row_bytes import row_bytes
 from ....train.config import PlacementName, TrainConfig
 from ....train.data.shards import Shards
 from ....train.device.verbs import Event, Graph, StreamName
+from ....train.steps.packed_batch import bytes_per_sample
 from ....train.steps.queued_steps import QueuedSteps
 from ....train.trainer_building.build_trainer import build_trainer
 from ...machine_facts import describe_machine
 from ..measuring.kaggle_shards import draw_kaggle, write_kaggle_shards
 
-_WARM_UP_STEPS = 4
+_EPOCHS = 3
+"""The first one is that in which memory is allocated, and what is recorded recorded."""
 _NANOSECONDS = 1e9
 _MICROSECONDS = 1e6
 _OPTIMIZER: Literal["sgd"] = "sgd"
@@ -121,6 +125,7 @@ def measure(config: HostStepsConfig) -> dict[str, Any]:
     samples = draw_kaggle(config.samples, config.scale)
     staging = ByteSize(int(4 * config.hot_share * sum(samples.num_rows)) * row_bytes(16, _OPTIMIZER))
     rows: list[dict[str, Any]] = []
+    transposed: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="hotset-host-steps-") as scratch:
         for batch_size in config.batch_sizes:
             folder = Path(scratch) / str(batch_size) / "shards"
@@ -128,22 +133,40 @@ def measure(config: HostStepsConfig) -> dict[str, Any]:
                 samples, folder, batch_size=batch_size, embedding_dim=16, hot_share=config.hot_share
             )
             shards = Shards.open(folder)
-            transpose(TransposeConfig(), shards.manifest, folder.parent / "lookups")
             # Once for the code of kernels, which is loaded or compiled at its first use.
-            if not rows:
+            is_first = not rows
+            if is_first:
+                _transpose(shards, folder.parent / "first")
+            transposed.append({"batch_size": batch_size} | _transpose(shards, folder.parent / "lookups"))
+            if is_first:
                 for placement in config.placements:
                     _measure(shards, placement, staging)
             for placement in config.placements:
                 facts = {"batch_size": batch_size, "placement": placement}
                 rows += [facts | row for row in _measure(shards, placement, staging)]
-    return {"rows": rows, "machine": describe_machine()}
+    return {"rows": rows, "transposed": transposed, "machine": describe_machine()}
+
+
+def _transpose(shards: Shards, out: Path) -> dict[str, float]:
+    """Group the lookups of all batches by row, as `hotset transpose` does; return what that takes."""
+    begin = time.process_time()
+    lookups = transpose(TransposeConfig(), shards.manifest, out)
+    cpu_seconds = time.process_time() - begin
+    totals = LookupsTotals.of(lookups)
+    return {
+        "samples_per_cpu_second": totals.samples / cpu_seconds,
+        "stored_bytes_per_sample": sum(entry.num_bytes for entry in lookups.files) / totals.samples,
+        "packed_bytes_per_sample": bytes_per_sample(totals, shards.num_dense),
+    }
 
 
 def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> list[dict[str, Any]]:
-    """Queue an epoch; return a row for hot-only batches and one for mixed ones."""
+    """Queue the steps of some epochs, of which the first does not count; return a row for each kind of
+    batch."""
     device = IdleDevice()
     config = TrainConfig(
         placement=placement,
+        epochs=_EPOCHS,
         # One core for reading and one for the loop, whose CPU times are told apart.
         threads=1,
         device="late",
@@ -157,12 +180,12 @@ def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> lis
     runner = trainer.runner
     assert isinstance(runner, QueuedSteps)
     found: list[_QueuedStep] = []
-    num_samples = 0
-    # All reading counts, since it runs ahead of the loop.
-    process_begin, loop_begin = time.process_time(), time.thread_time()
+    ahead: _Ahead | None = None
     with closing(trainer.embeddings), closing(trainer.steps()) as steps:
         stopped = time.thread_time()
         for step in steps:
+            if trainer.step == shards.num_training_batches:
+                ahead = _Ahead(runner)
             taken = time.thread_time()
             # Packed before it is queued, as it is where reading keeps up: the loop does not wait then.
             if step.packing is not None:
@@ -183,18 +206,57 @@ def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> lis
                     (runner.sent_bytes - sent) / step.step.num_samples,
                 )
             )
+            if ahead is not None:
+                ahead.look()
             stopped = time.thread_time()
             trainer.step += 1
-            num_samples += step.step.num_samples
-        of_others = time.process_time() - process_begin - (time.thread_time() - loop_begin)
-    reading = of_others / max(num_samples, 1) * _NANOSECONDS
-    counted = found[_WARM_UP_STEPS:]
+        assert ahead is not None
+        of_ahead = ahead.per_sample(shards.batch_size)
+    counted = found[shards.num_training_batches :]
     by_kind = {kind: [step for step in counted if step.kind == kind] for kind in ("hot-only", "mixed")}
-    return [
-        _row(kind, steps_of_kind) | {"reading_ns_per_sample": reading}
-        for kind, steps_of_kind in by_kind.items()
-        if steps_of_kind
-    ]
+    return [_row(kind, steps_of_kind) | of_ahead for kind, steps_of_kind in by_kind.items() if steps_of_kind]
+
+
+class _Ahead:
+    """CPU time of the threads that run ahead of the loop, from now on.
+
+    Args:
+        runner: counts the steps that they have prepared.
+    """
+
+    def __init__(self, runner: QueuedSteps) -> None:
+        self._runner = runner
+        self._num_prepared = runner.num_prepared
+        self._of_others = _seconds_of_others()
+        # Plans and lists of all steps go through this one, whatever number of readers there are.
+        (self._thread,) = (each for each in threading.enumerate() if each.name == "steps")
+        assert self._thread.ident is not None
+        self._clock = time.pthread_getcpuclockid(self._thread.ident)
+        self._begin = time.clock_gettime(self._clock)
+        self._of_thread = 0.0
+        self._num_of_thread = 0
+
+    def look(self) -> None:
+        """Note the time so far of the thread that prepares steps in order, which ends before the loop."""
+        if self._thread.is_alive():
+            with suppress(OSError):
+                self._of_thread = time.clock_gettime(self._clock) - self._begin
+                self._num_of_thread = self._runner.num_prepared - self._num_prepared
+
+    def per_sample(self, batch_size: int) -> dict[str, float]:
+        """Return the nanoseconds of all threads and of that one."""
+        num_samples = batch_size * (self._runner.num_prepared - self._num_prepared)
+        return {
+            "reading_ns_per_sample": (_seconds_of_others() - self._of_others) / num_samples * _NANOSECONDS,
+            "ordering_ns_per_sample": self._of_thread
+            / max(batch_size * self._num_of_thread, 1)
+            * _NANOSECONDS,
+        }
+
+
+def _seconds_of_others() -> float:
+    """CPU seconds of all threads but the calling one."""
+    return time.process_time() - time.thread_time()
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +305,7 @@ def show(result: dict[str, Any], console: Console) -> None:
         "taking us",
         "waiting us",
         "reading ns/sample",
+        "in order",
         "sent bytes/sample",
         "calls of a step",
     )
@@ -258,12 +321,20 @@ def show(result: dict[str, Any], console: Console) -> None:
             f"{row['taking_us']:.0f}",
             f"{row['waiting_us']:.0f}",
             f"{row['reading_ns_per_sample']:.0f}",
+            f"{row['ordering_ns_per_sample']:.0f}",
             f"{row['sent_bytes_per_sample']:.0f}",
             calls,
         )
     console.print(table)
+    for stored in result["transposed"]:
+        millions = stored["samples_per_cpu_second"] / 1e6
+        console.print(
+            f"batch {stored['batch_size']:,}: transpose groups {millions:.2f} M samples in a CPU second, and "
+            f"stores {stored['stored_bytes_per_sample']:.0f} bytes for each; with its values a sample is "
+            f"{stored['packed_bytes_per_sample']:.0f} bytes of a step's copy"
+        )
     console.print(
         "CPU time, and wall time where it says so. Loop: the thread that queues, which takes each step from "
         "those that read before, and waits where they are behind, as beside a device that does nothing. "
-        "Reading: all other threads, which the cores share."
+        "Reading: all other threads, which the cores share. In order: the one through which all steps go."
     )

@@ -18,6 +18,7 @@ def test_a_step_is_one_copy_and_one_recorded_step() -> None:
         # The loss is kept beside the recorded step; nothing waits for the device but the ring of inputs.
         assert calls["copy"] == calls["launch"] == 1 and "synchronize" not in calls and "capture" not in calls
         assert row["loop_us"] >= row["loop_us_least"] > 0 and row["reading_ns_per_sample"] > 0
+        assert 0 < row["ordering_ns_per_sample"] < row["reading_ns_per_sample"]
         assert row["loop_wall_us"] > 0 and row["taking_us"] > 0 and row["waiting_us"] > 0
         moves_rows = (row["placement"], row["kind"]) == ("lookahead", "mixed")
         # The moves of rows are recorded, too; no event is recorded twice at one place.
@@ -26,4 +27,10 @@ def test_a_step_is_one_copy_and_one_recorded_step() -> None:
         # The lists of rows to move come on top of a batch.
         most = 230 if moves_rows else 200
         assert 100 < row["sent_bytes_per_sample"] < most
+    (transposed,) = result["transposed"]
+    assert transposed["batch_size"] == 256 and transposed["samples_per_cpu_second"] > 0
+    # A batch has a little room to spare, and the lists of rows to move on top.
+    sent = found["all-fast", "mixed"]["sent_bytes_per_sample"]
+    assert 0.8 * sent < transposed["packed_bytes_per_sample"] < sent
+    assert transposed["stored_bytes_per_sample"] > 2 * 26
     show(result, Console(quiet=True))

@@ -3,7 +3,7 @@
 Run as a program, in a process without Triton's interpreter; prints what is in the code of each kernel. With
 ``--machine-code`` it takes the code apart that the GPU runs, too: a third of a second for each.
 
-    python -m hotset.tests.support.compiled_kernels [--machine-code] SIZES[:OPTIMIZER…]…
+    python -m hotset.tests.support.gpu.compiled_kernels [--machine-code] SIZES[:OPTIMIZER…]…
 
 SIZES are DIM[,SAMPLES[,TABLES[,OUTPUTS]]].
 """
@@ -25,8 +25,8 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from hotset.tests.support.device_batches import DrawnBatch, draw_batch, draw_rows, numbers_of
-from hotset.tests.support.kernel_code import inexact_operations, narrow_accesses, races_of
+from hotset.tests.support.gpu.device_batches import DrawnBatch, draw_batch, draw_rows, numbers_of
+from hotset.tests.support.gpu.kernel_code import inexact_operations, narrow_accesses, races_of
 from hotset.train.gpu_kernels.batch_lists import RowMoves, RowTensors, SeedTables
 from hotset.train.gpu_kernels.dense_rule import DenseOptimizerName, DenseRule
 from hotset.train.gpu_kernels.dense_twins import BIAS_BLOCK, LOSS_BLOCK
