@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from rich.console import Console
 
 from hotset.workflows.bench.training.bench_host_steps import HostStepsConfig, measure, show
@@ -34,3 +37,22 @@ def test_a_step_is_one_copy_and_one_recorded_step() -> None:
     assert 0.8 * sent < transposed["packed_bytes_per_sample"] < sent
     assert transposed["stored_bytes_per_sample"] > 2 * 26
     show(result, Console(quiet=True))
+
+
+def test_the_docs_have_the_figures_of_the_result() -> None:
+    root = Path(__file__).resolve().parents[4]
+    text = (root / "docs" / "gpu.md").read_text()
+    rows = json.loads((root / "workflows" / "results" / "host-steps.json").read_text())["rows"]
+    names = ("loop_us", "loop_us_least", "taking_us", "sent_bytes_per_sample")
+    names += ("reading_ns_per_sample", "ordering_ns_per_sample")
+    for row in rows:
+        if row["batch_size"] == 65_536:
+            cells = [f"{row['placement']}, {row['kind']}", *(f"{row[name]:.0f}" for name in names)]
+            assert f"| {' | '.join(cells)} |" in text
+    # What follows from them in the text.
+    found = {(row["batch_size"], row["placement"]): row for row in rows}
+    large, small = found[65_536, "lookahead"], found[2_048, "lookahead"]
+    cores = [30e-3 * found[65_536, name]["reading_ns_per_sample"] for name in ("all-fast", "lookahead")]
+    assert f"{cores[0]:.1f}\nsuch cores, and {cores[1]:.1f} with `lookahead`" in text
+    assert f"lets {1e3 / large['ordering_ns_per_sample']:.0f} million samples a second pass" in text
+    assert f"{1e3 / small['ordering_ns_per_sample']:.1f} million samples a second. A sample" in text
