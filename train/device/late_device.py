@@ -182,6 +182,6 @@ class LateDevice:
         if isinstance(entry, LateEvent):
             entry.has_happened = True
         elif not isinstance(entry, _Wait):
-            # Whichever thread happens to run it: with as many threads of its own, torch adds in one order.
+            # Torch adds in an order that depends on its own threads, of which each thread may have others.
             with one_torch_thread():
                 entry()
