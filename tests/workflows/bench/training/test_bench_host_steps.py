@@ -43,8 +43,8 @@ def test_the_docs_have_the_figures_of_the_result() -> None:
     root = Path(__file__).resolve().parents[4]
     text = (root / "docs" / "gpu.md").read_text()
     rows = json.loads((root / "workflows" / "results" / "host-steps.json").read_text())["rows"]
-    names = ("loop_us", "loop_us_least", "taking_us", "sent_bytes_per_sample")
-    names += ("reading_ns_per_sample", "ordering_ns_per_sample")
+    names = ["loop_us", "loop_us_least", "taking_us", "sent_bytes_per_sample"]
+    names += ["reading_ns_per_sample", "ordering_ns_per_sample"]
     for row in rows:
         if row["batch_size"] == 65_536:
             cells = [f"{row['placement']}, {row['kind']}", *(f"{row[name]:.0f}" for name in names)]
