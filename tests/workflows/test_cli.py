@@ -358,3 +358,17 @@ def test_a_command_in_a_folder_that_was_removed_says_so(log: Path, tmp_path: Pat
     )
     assert done.returncode == 1
     assert done.stderr == "error: the current folder was removed\nhint: cd to a folder that is there\n"
+
+
+@pytest.mark.parametrize(("world_size", "ends_at_once"), [("1", False), ("2", True)])
+def test_a_rank_ends_at_once_with_all_that_it_has_said(world_size: str, ends_at_once: bool) -> None:
+    """Whatever the libraries do at the end of a process."""
+    program = "import atexit, os; atexit.register(os.abort); from hotset.workflows.cli import leave; "
+    found = subprocess.run(
+        [sys.executable, "-c", program + "print('said', end=''); leave(3)"],
+        env=os.environ | {"WORLD_SIZE": world_size},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == (3 if ends_at_once else -signal.SIGABRT)
+    assert found.stdout == "said" or not ends_at_once
