@@ -264,7 +264,7 @@ def leave(status: int) -> NoReturn:
     A rank has left its group by then. About one in sixty keeps a thread of torch's all the same, which aborts
     the process where that ends in the usual way: a launcher would take a run that is done for a failed one.
     """
-    if os.environ.get("WORLD_SIZE", "1") != "1":
+    if (os.environ.get("WORLD_SIZE") or "1") != "1":
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()

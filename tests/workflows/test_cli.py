@@ -360,7 +360,7 @@ def test_a_command_in_a_folder_that_was_removed_says_so(log: Path, tmp_path: Pat
     assert done.stderr == "error: the current folder was removed\nhint: cd to a folder that is there\n"
 
 
-@pytest.mark.parametrize(("world_size", "ends_at_once"), [("1", False), ("2", True)])
+@pytest.mark.parametrize(("world_size", "ends_at_once"), [("", False), ("1", False), ("2", True)])
 def test_a_rank_ends_at_once_with_all_that_it_has_said(world_size: str, ends_at_once: bool) -> None:
     """Whatever the libraries do at the end of a process."""
     program = "import atexit, os; atexit.register(os.abort); from hotset.workflows.cli import leave; "
