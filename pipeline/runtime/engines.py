@@ -1,22 +1,26 @@
-"""Where tasks run: in threads, in processes of this machine, or in the processes of a Ray cluster.
+"""Where tasks run: in threads of this process, or in the processes of a Ray cluster.
 
-Threads are the default and usually the fastest on one machine: kernels release the GIL, tables are held once
-and nothing is serialized. Processes cost 1 to 2 s to start and some 150 MiB each, and survive the kill of
-one of them. A cluster pays off where one machine is too slow; all its machines see the folders at the same
-paths. Whatever the engine, the same tasks write the same bytes.
+Threads are the default and the fastest on one machine: kernels release the GIL, tables are held once and
+nothing is serialized. A cluster pays off where one machine is too slow; all its machines see the folders at
+the same paths. Whatever the engine, the same tasks write the same bytes.
 """
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ..errors import ConfigError, MissingExtraError, install_hint
-from .engine import ENGINES, Engine, EngineName
 
-_current: ContextVar[Engine | None] = ContextVar("engine", default=None)
+if TYPE_CHECKING:
+    from .ray_engine import RayEngine
+
+EngineName = Literal["threads", "ray"]
+ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+
+_current: ContextVar[RayEngine | None] = ContextVar("engine", default=None)
 
 
 @contextmanager
@@ -25,13 +29,13 @@ def use_engine(name: EngineName) -> Iterator[None]:
 
     Raises:
         ConfigError: there is no such engine.
-        MissingExtraError: ray is not installed.
+        MissingExtraError: ray or joblib is not installed.
         EngineError: no cluster answers.
     """
     if name not in ENGINES:
         raise ConfigError(f"there is no engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")
-    # The engine starts before the first task, so that what it lacks is told at once.
-    engine = _start_engine(name)
+    # The engine starts before the first task, so that a missing cluster is reported first.
+    engine = _start_ray() if name == "ray" else None
     token = _current.set(engine)
     try:
         yield
@@ -42,31 +46,14 @@ def use_engine(name: EngineName) -> Iterator[None]:
             engine.close()
 
 
-def _start_engine(name: EngineName) -> Engine | None:
-    if name == "ray":
-        try:
-            from .ray_engine import RayEngine
-        except ModuleNotFoundError as error:
-            raise MissingExtraError("--engine ray needs ray", hint=install_hint("ray")) from error
-        return RayEngine()
-    if name == "processes":
-        # joblib takes longer to import than many commands run, and threads do without it.
-        from .process_engine import ProcessEngine
-
-        return ProcessEngine()
-    return None
+def _start_ray() -> RayEngine:
+    try:
+        from .ray_engine import RayEngine
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("--engine ray needs ray", hint=install_hint("ray")) from error
+    return RayEngine()
 
 
-def current_engine() -> Engine | None:
+def current_engine() -> RayEngine | None:
     """Return the engine of the surrounding `use_engine`, None for threads."""
     return _current.get()
-
-
-@contextmanager
-def sigint_blocked() -> Iterator[None]:
-    """Start child processes that ignore SIGINT, which a terminal sends to all; the parent handles it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

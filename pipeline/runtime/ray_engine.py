@@ -20,7 +20,6 @@ from ray.util.joblib.ray_backend import RayBackend
 from ray.util.multiprocessing.pool import ResultThread
 
 from ..errors import ConfigError, EngineError
-from .engine import Engine, EngineName
 
 _BACKEND = "hotset-ray"
 _MOST_WAIT_SECONDS = 3.0
@@ -59,19 +58,20 @@ class _Backend(RayBackend):  # type: ignore[misc]
         self.terminate()
 
 
-class RayEngine(Engine):
+class RayEngine:
     """Actors of a Ray cluster: the connected one, that of RAY_ADDRESS, or the one running on this machine.
 
     If there is none, one is started on this machine and ends with the run.
     """
 
-    name: EngineName = "ray"
+    worker_failures = (ray.exceptions.RayError,)
+    """Exceptions raised when a worker was killed, not when a task failed."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._parallel: Any = None
+        self._count = 0
         for setting, value in _SETTINGS.items():
             os.environ.setdefault(setting, value)
-        self.worker_failures = (ray.exceptions.RayError,)
         joblib.register_parallel_backend(_BACKEND, _Backend)
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
@@ -98,14 +98,29 @@ class RayEngine(Engine):
     def _num_cpus(self) -> int:
         return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
-    def _start(self, count: int, options: dict[str, Any]) -> Any:
+    def parallel(self, count: int) -> Any:
+        """Return a joblib.Parallel of ``count`` workers: results in order, two tasks per worker in flight."""
+        if self._parallel is None or self._count != count:
+            self.stop()
+            self._parallel = self._start(count).__enter__()
+            self._count = count
+        return self._parallel
+
+    def _start(self, count: int) -> Any:
         if count > self.num_workers():
             raise ConfigError(
                 f"{count} workers on a Ray cluster of {self.num_workers()} CPUs", hint="give fewer --workers"
             )
         # As many workers as there is room for now: the tasks, and so the bytes, stay the same.
         free = self._wait_for(count)
-        return joblib.Parallel(n_jobs=free, backend=_BACKEND, ray_remote_args={"num_cpus": 1}, **options)
+        return joblib.Parallel(
+            n_jobs=free,
+            backend=_BACKEND,
+            ray_remote_args={"num_cpus": 1},
+            return_as="generator",
+            pre_dispatch=2 * count,
+            batch_size=1,
+        )
 
     def _wait_for(self, count: int) -> int:
         """Return ``count``, or the free CPUs: a machine may have died, or others may use the cluster."""
@@ -118,7 +133,10 @@ class RayEngine(Engine):
 
     def stop(self) -> None:
         """End the workers and join the threads that wait for them: at exit they would crash Ray."""
-        super().stop()
+        parallel = self._parallel
+        self._parallel = None
+        if parallel is not None:
+            parallel.__exit__(None, None, None)
         deadline = time.monotonic() + _MOST_WAIT_SECONDS
         for thread in threading.enumerate():
             if isinstance(thread, ResultThread):

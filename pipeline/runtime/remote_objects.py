@@ -10,19 +10,12 @@ from __future__ import annotations
 
 import os
 import pickle
-import select
-import signal
-import threading
-import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import count
 from typing import Any, Generic, TypeVar
-
-_WATCH_SECONDS = 0.5
-"""Interval at which a worker looks whether its main process is there, on systems that do not tell."""
 
 Result = TypeVar("Result")
 Reports = list[tuple[int, Any]]
@@ -33,8 +26,6 @@ _originals: weakref.WeakValueDictionary[int, RemoteObject] = weakref.WeakValueDi
 _keys = count()
 _copies: list[tuple[int, RemoteObject]] = []
 """In a worker: copies that came with the current task; a worker runs one task at a time."""
-_watched: set[int] = set()
-"""In a worker: main processes whose end ends this worker."""
 
 
 class RemoteObject(ABC):
@@ -79,25 +70,23 @@ def _build_copy(kind: type[RemoteObject], key: int, state: tuple[Any, ...]) -> R
 class RemoteCall(Generic[Result]):
     """One task for a worker; calling it there returns the result and the reports."""
 
-    def __init__(
-        self, function: Callable[..., Result], task: tuple[Any, ...], *, ends_with_main_process: bool
-    ) -> None:
+    def __init__(self, function: Callable[..., Result], task: tuple[Any, ...]) -> None:
         # Pickled here, not by the transport: the function is unpickled within `__call__`, where the copies
         # of remote objects are collected.
         self._packed = pickle.dumps((function, task), protocol=pickle.HIGHEST_PROTOCOL)
         self._folder = os.getcwd()
-        self._main_process = os.getpid() if ends_with_main_process else None
         self._task: tuple[Any, ...] = task
         """Never sent; keeps the originals alive until the reports are applied."""
 
-    def __getstate__(self) -> tuple[bytes, str, int | None]:
-        return self._packed, self._folder, self._main_process
+    def __getstate__(self) -> tuple[bytes, str]:
+        return self._packed, self._folder
 
-    def __setstate__(self, state: tuple[bytes, str, int | None]) -> None:
-        self._packed, self._folder, self._main_process = state
+    def __setstate__(self, state: tuple[bytes, str]) -> None:
+        self._packed, self._folder = state
 
     def __call__(self) -> tuple[Result, Reports]:
-        _prepare_worker(self._folder, self._main_process)
+        if os.getcwd() != self._folder:
+            os.chdir(self._folder)
         _copies.clear()
         function, task = pickle.loads(self._packed)
         copies = list(_copies)
@@ -114,28 +103,3 @@ def apply_reports(reports: Reports) -> None:
         original = _originals.get(key)
         if original is not None:
             original.apply_report(report)
-
-
-def _prepare_worker(folder: str, main_process: int | None) -> None:
-    """Enter the run's folder, and once per worker leave Ctrl-C to the run and end when the run does."""
-    if os.getcwd() != folder:
-        os.chdir(folder)
-    if main_process in (None, os.getpid()) or main_process in _watched:
-        return
-    _watched.add(main_process)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_after, args=(main_process,), daemon=True).start()
-
-
-def _exit_after(main_process: int) -> None:
-    """Exit when the main process is gone: the system then gives this one another parent."""
-    try:
-        ended = os.pidfd_open(main_process)
-    except (AttributeError, OSError):  # a system without it, or the process is gone: see by the parent
-        while os.getppid() == main_process:
-            time.sleep(_WATCH_SECONDS)
-        os._exit(1)
-    # Where it was gone already, its number may be that of another process by now.
-    if os.getppid() == main_process:
-        select.select([ended], [], [])
-    os._exit(1)

@@ -14,13 +14,15 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import EngineError, first_line
-from .engine import Engine
-from .engines import current_engine, sigint_blocked
+from .engines import current_engine
 from .remote_objects import RemoteCall, RemoteObject, Reports, apply_reports
 from .usable_cores import usable_cores
+
+if TYPE_CHECKING:
+    from .ray_engine import RayEngine
 
 Result = TypeVar("Result")
 Task = tuple[Any, ...]
@@ -145,17 +147,16 @@ def _run_in_threads(function: Callable[..., Result], tasks: Iterable[Task], coun
 
 
 def _run_in_processes(
-    function: Callable[..., Result], tasks: Iterable[Task], count: int, engine: Engine
+    function: Callable[..., Result], tasks: Iterable[Task], count: int, engine: RayEngine
 ) -> Iterator[Result]:
     """Run tasks in other processes; those that a killed worker did not finish are sent again."""
-    run = _RemoteRun(function, iter(tasks), engine)
+    run = _RemoteRun(function, iter(tasks))
     num_failures = 0
     results: Iterator[tuple[Result, Reports]] = iter(())
     try:
         while not run.is_done:
             try:
-                with sigint_blocked():
-                    results = engine.parallel(count)(run.calls())
+                results = engine.parallel(count)(run.calls())
                 for result, reports in results:
                     num_failures = 0
                     apply_reports(reports)
@@ -191,10 +192,9 @@ def _close(results: Iterator[Any]) -> None:
 class _RemoteRun:
     """The tasks of one `run_tasks` that are sent to other processes."""
 
-    def __init__(self, function: Callable[..., Any], tasks: Iterator[Task], engine: Engine) -> None:
+    def __init__(self, function: Callable[..., Any], tasks: Iterator[Task]) -> None:
         self._function = function
         self._tasks = tasks
-        self._engine = engine
         self._lock = threading.Lock()
         self._attempt = 0
         self.in_flight: deque[RemoteCall[Any]] = deque()
@@ -214,8 +214,7 @@ class _RemoteRun:
                 task = next(self._tasks, None) if self._attempt == attempt else None
                 if task is None:
                     return
-                ends = self._engine.ends_with_main_process
-                call = RemoteCall(self._function, task, ends_with_main_process=ends)
+                call = RemoteCall(self._function, task)
                 self.in_flight.append(call)
             yield call, (), {}
 

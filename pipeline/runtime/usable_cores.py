@@ -12,8 +12,7 @@ from .control_groups import ControlGroup, control_groups
 def usable_cores(process: Path = Path("/proc/self")) -> int:
     """Return the cores of this machine, or fewer where the process is bound to some or its container is.
 
-    A container that may use 2.5 cores counts as 3, as for joblib, whose ``cpu_count`` takes 50 ms to import
-    and looks at the outermost group alone.
+    A container that may use 2.5 cores counts as 3. All groups around the process are looked at.
 
     Args:
         process: folder in which the system describes the process.

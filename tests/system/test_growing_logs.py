@@ -407,9 +407,11 @@ def test_days_with_lists_and_texts_are_added(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # Ray's own: files and processes it leaves to the system
 def test_a_day_is_added_by_processes(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("ray")
     # Other processes know all features of the format.
     monkeypatch.setitem(SCHEMAS, "criteo-kaggle", SCHEMA)
     days = [tmp_path / f"day_{number}" for number in range(3)]
@@ -418,7 +420,7 @@ def test_a_day_is_added_by_processes(
     folders = {tmp_path / f"dir{config.count.count_last}": config for config in (CONFIG, WINDOW)}
     for out, config in folders.items():
         preprocess(days[:2], config, out, Resources(workers=1))
-    with use_engine("processes"):  # once, because each worker takes a second to start
+    with use_engine("ray"):  # once, because each worker takes a second to start
         for out, config in folders.items():
             preprocess(days, config, out, Resources(workers=2), extend=True, until="rank")
     for out, config in folders.items():

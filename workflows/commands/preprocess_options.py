@@ -16,7 +16,7 @@ import tyro
 from ...pipeline.errors import ConfigError
 from ...pipeline.folders.manifest import MANIFEST, Manifest
 from ...pipeline.formats.stage_settings import ColumnsSettings
-from ...pipeline.runtime.engine import EngineName
+from ...pipeline.runtime.engines import EngineName
 from ...pipeline.schema.schema_file import setting_of
 from ...pipeline.sizes import ByteSize
 from ...pipeline.stages.ingest import IngestConfig
@@ -44,11 +44,11 @@ class RunOptions:
     """Where and how the stages run."""
 
     workers: int = 0
-    """Number of threads or processes; 0 takes every core."""
+    """Number of threads, or of processes of the Ray cluster; 0 takes every core."""
 
     engine: EngineName = "threads"
-    """Kind of the workers: threads, processes of this machine, or processes of the Ray cluster that
-    RAY_ADDRESS names (without RAY_ADDRESS, of one started here)."""
+    """Kind of the workers: threads, or processes of the Ray cluster that RAY_ADDRESS names (without
+    RAY_ADDRESS, of one started here)."""
 
     memory: ByteSize | None = None
     """Limit on the anonymous resident memory of all processes together. Default: a quarter of the machine's

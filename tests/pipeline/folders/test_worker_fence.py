@@ -69,7 +69,7 @@ def begin(folder: Path) -> Output:
 def test_what_a_copy_finished_is_known_at_home(tmp_path: Path) -> None:
     output = begin(tmp_path / "out")
     for was_there in (False, True):  # the second worker is sent what the first did and could not tell of
-        result, reports = RemoteCall(write, (output, "a.arrow"), ends_with_main_process=False)()
+        result, reports = RemoteCall(write, (output, "a.arrow"))()
         assert result is was_there and not output.has("a.arrow") and len(reports) == 1
     apply_reports(reports)
     assert output.has("a.arrow") and output.finished["a.arrow"].facts == {"fact": 1}
@@ -78,7 +78,7 @@ def test_what_a_copy_finished_is_known_at_home(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_an_earlier_run_writes_nothing(tmp_path: Path) -> None:
-    early = RemoteCall(write, (begin(tmp_path / "out"), "a.arrow"), ends_with_main_process=False)
+    early = RemoteCall(write, (begin(tmp_path / "out"), "a.arrow"))
     output = begin(tmp_path / "out")
     with pytest.raises(ManifestError, match="another run"):
         early()

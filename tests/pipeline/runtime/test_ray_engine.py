@@ -20,11 +20,11 @@ import pytest
 from hotset.pipeline.errors import ConfigError, EngineError, InputError
 from hotset.pipeline.runtime.engines import use_engine
 from hotset.pipeline.runtime.resources import Resources
-from hotset.pipeline.runtime.tasks import num_workers, run_tasks
+from hotset.pipeline.runtime.tasks import Advance, num_workers, run_tasks
 from hotset.pipeline.stages.preprocess import preprocess
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of, tree_of
 from hotset.tests.support.preprocess_runs import CONFIG
-from hotset.tests.support.processes.remote_tasks import die_at, fail_at, where_at
+from hotset.tests.support.processes.remote_tasks import die_at, fail_at, square, where_at
 
 pytestmark = [
     # Ray itself takes a second to import, in each process that collects tests.
@@ -83,6 +83,58 @@ def left_after_death() -> set[tuple[str, int]]:
 
 
 @pytest.mark.slow
+def test_tasks_end_as_in_threads_whatever_happens_to_a_worker(
+    tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with use_engine("ray"):
+        check_results_and_reports()
+        check_a_killed_worker(tmp_path, monkeypatch)
+        check_an_error_is_what_the_task_raised()
+        check_a_feed_that_fails()
+        check_a_caller_that_stops_reading()
+
+
+def check_results_and_reports() -> None:
+    told: list[int] = []
+    advance = Advance(told.append)
+    results = list(run_tasks(square, ((number, advance) for number in range(30)), workers=2))
+    assert results == [number * number for number in range(30)]
+    assert sorted(told) == list(range(1, 31))
+
+
+def check_a_killed_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [(number, 7, tmp_path / "mark") for number in range(20)]
+    assert list(run_tasks(die_at, tasks, workers=2)) == [number * number for number in range(20)]
+    monkeypatch.setattr("hotset.pipeline.runtime.tasks._MOST_WORKER_FAILURES", 1)
+    with pytest.raises(EngineError, match="killed 1 times in a row") as caught:
+        list(run_tasks(die_at, ((number, 3, None) for number in range(20)), workers=2))
+    assert caught.value.hint and "resumes the run" in caught.value.hint
+    monkeypatch.undo()
+
+
+def check_an_error_is_what_the_task_raised() -> None:
+    with pytest.raises(InputError, match="7 is bad") as caught:
+        list(run_tasks(fail_at, ((number, 7) for number in range(1000))))
+    assert caught.value.hint == "give another"
+
+
+def check_a_feed_that_fails() -> None:
+    def feed() -> Iterator[tuple[int]]:
+        yield from ((number,) for number in range(9))
+        raise InputError("the feed broke")
+
+    with pytest.raises(InputError, match="the feed broke"):
+        list(run_tasks(square, feed(), workers=2))
+
+
+def check_a_caller_that_stops_reading() -> None:
+    results = run_tasks(fail_at, ((number, -1) for number in range(1000)), workers=2)
+    assert next(results) != os.getpid()
+    results.close()
+    assert list(run_tasks(square, [(3,), (4,)], workers=2)) == [9, 16]
+
+
+@pytest.mark.slow
 def test_a_cluster_makes_the_same_bytes_though_a_node_dies(tmp_path: Path, cluster: Any) -> None:
     log = tmp_path / "log.tsv"
     log.write_bytes(text_of(draw_samples(180, np.random.default_rng(10))))
@@ -103,9 +155,4 @@ def test_a_cluster_makes_the_same_bytes_though_a_node_dies(tmp_path: Path, clust
         preprocess([log], CONFIG, tmp_path / "together", Resources(progress=progress))
         assert "encode" in stages
         assert len(left_after_death()) <= 2
-        tasks = [(number, 7, tmp_path / "mark") for number in range(20)]
-        assert list(run_tasks(die_at, tasks)) == [number * number for number in range(20)]
-        with pytest.raises(InputError, match="7 is bad") as caught:
-            list(run_tasks(fail_at, ((number, 7) for number in range(1000))))
-        assert caught.value.hint == "give another"
     assert tree_of(tmp_path / "together") == tree_of(tmp_path / "alone")

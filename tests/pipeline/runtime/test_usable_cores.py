@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import joblib
 import pytest
 
 from hotset.pipeline.runtime.usable_cores import usable_cores
@@ -56,6 +55,7 @@ def test_a_system_that_binds_no_process_has_all_its_cores(
 
 
 def test_this_machine_has_as_many_as_joblib_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    joblib = pytest.importorskip("joblib")
     monkeypatch.undo()
     monkeypatch.delenv("LOKY_MAX_CPU_COUNT", raising=False)
     assert usable_cores() == joblib.cpu_count()

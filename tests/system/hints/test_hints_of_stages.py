@@ -213,7 +213,7 @@ def test_a_disk_without_room(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @follows("pipeline/runtime/memory.py::refuse_small_caps")
-@pytest.mark.parametrize("workers", [["--workers", "1"], ["--workers", "3"], ["--engine", "processes"]])
+@pytest.mark.parametrize("workers", [["--workers", "1"], ["--workers", "3"]])
 def test_too_little_memory(shell: Shell, workers: list[str]) -> None:
     arguments = ["preprocess", "log.tsv", "--out", "other", "--transpose", *workers, "--memory"]
     enough = number_in(shell.refused(*arguments, "1MiB"), "--memory")
@@ -234,7 +234,7 @@ def test_an_engine_is_named(shell: Shell) -> None:
         use(name)
 
 
-@follows("pipeline/runtime/engines.py::_start_engine")
+@follows("pipeline/runtime/engines.py::_start_ray")
 def test_the_extra_of_ray_is_installed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hotset.pipeline.runtime.ray_engine", None)
     hint = shell.refused("preprocess", "log.tsv", "--out", "other", "--engine", "ray")
