@@ -46,7 +46,7 @@ def own_calls(run: Callable[[], object]) -> Counter[Function]:
         run()
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     return calls
 
 
