@@ -80,7 +80,7 @@ def advise(
     inputs = read_inputs(folder, config, resources)
     workload = inputs.workload
     options: list[MemoryOption] = []
-    for (size, _), budgets in inputs.budgets.items():
+    for size, budgets in inputs.budgets.items():
         predictions = [one for budget in budgets for one in predict(workload, machine, budget)]
         options.append(_option(size, predictions))
     # Two sizes are named: where nothing is faster, and where more is no longer worth it.
@@ -92,6 +92,7 @@ def advise(
             "host_bytes_per_second": machine.host_bytes_per_second,
             "flops": machine.flops,
             "step_seconds": machine.step_seconds,
+            "loader_samples_per_second": machine.loader_samples_per_second,
         },
         "compute_seconds": compute_seconds(workload, machine),
         "options": options,
@@ -105,31 +106,12 @@ class AdviceInputs:
     """A preprocessed log as predictions take it."""
 
     workload: Workload
-    shape: DlrmShape | DcnShape
-    """The sizes of the model."""
-    budgets: dict[tuple[int, int], list[Budget]]
-    """By size of fast memory of a rank, ascending, and number of ranks: the ways to share it between hot rows
-    and staging slots. Bytes are those of a rank, hot rows those of all."""
-    sizes: tuple[int, ...]
-    """Sizes that were asked for, or the default ones; ``budgets`` may have more."""
+    budgets: dict[int, list[Budget]]
+    """By size of fast memory, ascending: the ways to share it between hot rows and staging slots."""
 
 
-def read_inputs(
-    folder: Path,
-    config: AdviceConfig,
-    resources: Resources = DEFAULT_RESOURCES,
-    *,
-    also: int = 1,
-    ranks: Sequence[int] = (1,),
-) -> AdviceInputs:
+def read_inputs(folder: Path, config: AdviceConfig, resources: Resources = DEFAULT_RESOURCES) -> AdviceInputs:
     """Read the counts of a log, and count what each budget makes hot.
-
-    Args:
-        folder: as `preprocess` wrote it.
-        config: sizes, batch and model.
-        resources: threads and progress.
-        also: sizes times this are counted too.
-        ranks: numbers of ranks, each of which has so much memory.
 
     Raises:
         ManifestError: as in `advise`.
@@ -139,21 +121,13 @@ def read_inputs(
     batch_size = config.batch_size or packed_batch_size(folder) or PackConfig().batch_size
     columns = Manifest.read(folder / "columns")
     workload = read_workload(vocabulary, plan, columns, config.model, batch_size)
-    dims = PlanSettings.of(plan).embedding_dim
-    shape = _shape_of(
-        config.model, len(ColumnsTotals.of(columns).dense), len(PlanTotals.of(plan).tables), dims
-    )
-    wanted = config.fast_bytes or _ladder(workload)
-    sizes = sorted({size * factor for size in wanted for factor in {1, also}})
     # Hot lookups of every budget are counted in one pass over the samples.
     budgets = [
-        ((size, count), budget)
-        for size in sizes
-        for count in ranks
-        for budget in _budgets(size, workload.of_rank(count))
+        (size, budget)
+        for size in sorted({*(config.fast_bytes or _ladder(workload))})
+        for budget in _budgets(size, workload)
     ]
-    counted = _count_hot(budgets, vocabulary, samples, plan, resources)
-    return AdviceInputs(workload, shape, dict(sorted(counted.items())), tuple(sorted({*wanted})))
+    return AdviceInputs(workload, _count_hot(budgets, vocabulary, samples, plan, resources))
 
 
 def read_workload(
@@ -188,7 +162,7 @@ def read_workload(
         batch_size=batch_size,
         vector_bytes=4 * dim,
         row_bytes=row_bytes,
-        flops_per_sample=_flops(shape),
+        flops_per_sample=flops_per_sample(shape),
         dense_bytes=dense_bytes(shape),
         activation_bytes=activation_bytes(shape),
         input_bytes=4 + 4 * num_dense + int(4 * rates.lookups_per_sample),
@@ -211,9 +185,8 @@ def _shape_of(model: str, num_dense: int, num_tables: int, dim: int) -> DlrmShap
     return dlrm_shape(model, num_dense, num_tables, dim)
 
 
-def _flops(shape: DlrmShape | DcnShape) -> float:
-    """Operations per sample: a product and a sum for each weight and each pair, forward and twice
-    backward."""
+def flops_per_sample(shape: DlrmShape | DcnShape) -> float:
+    """Return the operations of a sample: a product and a sum per weight and pair, forward and twice back."""
     products = sum(inputs * outputs for inputs, outputs in shape.layers)
     return 3 * 2.0 * (products + shape.interaction_products)
 
@@ -265,36 +238,27 @@ def _budgets(fast_bytes: int, workload: Workload) -> list[Budget]:
 
 
 def _count_hot(
-    budgets: Sequence[tuple[tuple[int, int], Budget]],
+    budgets: Sequence[tuple[int, Budget]],
     vocabulary: Manifest,
     samples: Manifest,
     plan: Manifest,
     resources: Resources,
-) -> dict[tuple[int, int], list[Budget]]:
-    """Count the hot rows and fully hot samples of each budget, in one pass over the ids.
-
-    Args:
-        budgets: of a rank, by size of fast memory and number of ranks.
-    """
-
-    def hot_bytes(one: tuple[tuple[int, int], Budget]) -> int:
-        (_, num_ranks), budget = one
-        return num_ranks * budget.hot_bytes
-
+) -> dict[int, list[Budget]]:
+    """Count the hot rows and fully hot samples of each budget by its size of fast memory."""
     # Ascending, so that each hot set contains those before it and a single pass counts for all.
     order = HotOrder(vocabulary, PlanTotals.of(plan).bytes_of_rows)
-    ascending = sorted(budgets, key=hot_bytes)
-    found = [order.num_hot(hot_bytes(one)) for one in ascending]
+    ascending = sorted(budgets, key=lambda one: one[1].hot_bytes)
+    found = [order.num_hot(budget.hot_bytes) for _, budget in ascending]
     num_hot = np.array([hot for hot, _ in found], np.int64)
     num_train = VocabularyTotals.of(vocabulary).num_train_samples
     # So many budgets are counted in one pass at most.
     passes = [num_hot[first : first + MAX_BUDGETS] for first in range(0, len(num_hot), MAX_BUDGETS)]
     hot_samples = [count for own in passes for count in count_hot_samples(samples, own, num_train, resources)]
-    counted: dict[tuple[int, int], list[Budget]] = {}
-    for (key, budget), (_, num_rows), count in zip(ascending, found, hot_samples, strict=True):
+    counted: dict[int, list[Budget]] = {}
+    for (size, budget), (_, num_rows), count in zip(ascending, found, hot_samples, strict=True):
         share = int(count) / max(1, num_train)
-        counted.setdefault(key, []).append(replace(budget, num_hot_rows=num_rows, hot_sample_share=share))
-    return counted
+        counted.setdefault(size, []).append(replace(budget, num_hot_rows=num_rows, hot_sample_share=share))
+    return dict(sorted(counted.items()))
 
 
 def _option(fast_bytes: int, predictions: Sequence[Prediction]) -> MemoryOption:

@@ -63,6 +63,7 @@ class DescribedMachine(TypedDict):
     host_bytes_per_second: float
     flops: float
     step_seconds: float
+    loader_samples_per_second: float | None
 
 
 class PlacementAdvice(TypedDict):

@@ -23,7 +23,10 @@ COMMANDS = {
     "recipe": ("recipe_command", "print the options in force as a recipe file"),
     "stats": ("stats_command", "show frequency statistics, or write a report"),
     "advise": ("planning.advise_command", "predict which placement and how much fast memory pay off"),
-    "characterise": ("planning.characterise_command", "measure this machine for predictions of training"),
+    "characterise": (
+        "planning.characterise_command",
+        "measure how a model decides the speed of training",
+    ),
     "verify": ("verify_command", "check every manifest, checksum and invariant"),
     "train": ("train_commands", "train a model on shards"),
     "evaluate": ("train_commands", "evaluate a trained run"),

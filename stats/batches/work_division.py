@@ -45,8 +45,3 @@ def num_row_ranges(num_lookups: int, most: int) -> int:
         most: ranges at most, 1 or more.
     """
     return max(1, min(most, num_lookups // LEAST_RANGE_LOOKUPS))
-
-
-def busiest_share(num_pieces: int, num_threads: int) -> float:
-    """Return the share of equal pieces that the thread with the most of them takes, in (0, 1]."""
-    return -(-num_pieces // num_threads) / num_pieces

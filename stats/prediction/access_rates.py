@@ -51,17 +51,6 @@ class AccessRates:
         """Expected lookups of one sample."""
         return float(self.rates @ self.num_rows)
 
-    def part(self, num_parts: int) -> AccessRates:
-        """Return the rows of the first of ``num_parts`` equal parts, such as those that live at a rank.
-
-        Every part has its share of each class, so its rows are looked up as often as those of the others.
-        """
-        # Rounded where classes end, so that small classes lose no rows together.
-        ends = np.cumsum(self.num_rows) // num_parts
-        num_rows = np.diff(ends, prepend=0)
-        is_there = num_rows > 0
-        return AccessRates(self.rates[is_there], num_rows[is_there])
-
     def split(self, num_top: int) -> tuple[AccessRates, AccessRates]:
         """Return the ``num_top`` likeliest rows, and the others; a class may be divided between the two."""
         before = np.cumsum(self.num_rows) - self.num_rows

@@ -102,14 +102,6 @@ class EpochUses:
 
         return self._loads(largest(fits, self.num_batches))
 
-    def successive_loads(self) -> float:
-        """Return the rows that batches load which keep those of the batch before, and nothing else.
-
-        Error:
-            Independent batches: see the module.
-        """
-        return self._loads(1.0)
-
     def cache_loads(self, num_slots: int) -> float:
         """Return the rows that a cache loads which keeps the most frequent rows, each first use among them.
 

@@ -31,14 +31,11 @@ def predict(workload: Workload, machine: Machine, budget: Budget) -> list[Predic
     """
     placements = (_all_fast, _lookahead, _cache, _fae, _hybrid_dedup, _hybrid)
     predictions = [predict_one(workload, machine, budget) for predict_one in placements]
+    # Batches are read during the steps before theirs, so only a slow loader holds up a step.
+    if machine.loader_samples_per_second is not None:
+        least = workload.batch_size / machine.loader_samples_per_second
+        predictions = [replace(one, step_seconds=max(one.step_seconds, least)) for one in predictions]
     return sorted(predictions, key=lambda one: one.step_seconds)
-
-
-def shallower_lookahead(
-    workload: Workload, machine: Machine, budget: Budget, deepest: int
-) -> list[Prediction]:
-    """Predict `lookahead` with each prefetch depth below ``deepest``, from 0 up."""
-    return [_lookahead(workload, machine, replace(budget, most_prefetch=depth)) for depth in range(deepest)]
 
 
 def where_more_stops_paying(step_seconds: Sequence[float]) -> int:
@@ -70,8 +67,6 @@ def _prediction(
     transfers: float = 0.0,
     prefetch: int | None = None,
     initialized: float = 0.0,
-    is_ahead: bool = True,
-    num_passes: int = 1,
 ) -> Prediction:
     memory = {
         "hot": hot,
@@ -91,8 +86,6 @@ def _prediction(
         memory=memory,
         initialized_bytes=initialized,
         prefetch=prefetch,
-        is_ahead=is_ahead,
-        num_passes=num_passes,
     )
 
 
@@ -152,9 +145,7 @@ def _cache(workload: Workload, machine: Machine, budget: Budget) -> Prediction:
     return _prediction(
         "cache", workload, budget, compute + seconds, compute, moved.to_fast, moved.to_slow,
         initialized=moved.initialized, hot=budget.hot_bytes, staging=budget.staging_bytes,
-        transfers=moved.num_bytes, num_passes=num_passes,
-        # Its slots are those of the hot rows, too, but the depth follows from its staging bytes.
-        is_ahead=_prefetch(_cold_uses(workload, budget), budget, workload.row_bytes) > 0,
+        transfers=moved.num_bytes,
     )  # fmt: skip
 
 
@@ -177,8 +168,7 @@ def _lookahead(workload: Workload, machine: Machine, budget: Budget) -> Predicti
         "lookahead", workload, budget, total, compute,
         mixed_share * moved.to_fast, mixed_share * moved.to_slow,
         initialized=mixed_share * moved.initialized, hot=budget.num_hot_rows * workload.row_bytes,
-        staging=budget.staging_bytes, transfers=moved.num_bytes, prefetch=prefetch, is_ahead=prefetch > 0,
-        num_passes=num_passes,
+        staging=budget.staging_bytes, transfers=moved.num_bytes, prefetch=prefetch,
     )  # fmt: skip
 
 
@@ -226,11 +216,10 @@ def _cold_uses(workload: Workload, budget: Budget) -> EpochUses:
 
 
 def _prefetch(uses: EpochUses, budget: Budget, row_bytes: int) -> int:
-    """Return the prefetch depth that `train` takes by default with these slots, or the most of the budget."""
+    """Return the prefetch depth that `train` takes by default with these slots."""
     most = min(uses.num_first_uses, buffer_rows(uses.rows_per_batch, _OVERFLOW_PROBABILITY))
     width = WidthSizes(budget.num_hot_rows, uses.num_first_uses, row_bytes, most)
-    depth = deepest_prefetch([width], budget.staging_bytes)
-    return depth if budget.most_prefetch is None else min(depth, budget.most_prefetch)
+    return deepest_prefetch([width], budget.staging_bytes)
 
 
 def _unique(workload: Workload) -> float:

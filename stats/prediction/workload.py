@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .access_rates import AccessRates
 
@@ -19,6 +19,8 @@ class Machine:
     """Operations per second that the dense layers really reach."""
     step_seconds: float = 300e-6
     """Fixed time of a step: launches and small kernels."""
+    loader_samples_per_second: float | None = None
+    """Samples read per second; None: steps never wait for their batches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,21 +46,6 @@ class Workload:
     input_bytes: int
     """Bytes of a sample as it is read: label, dense features, ids."""
 
-    def of_rank(self, num_ranks: int) -> Workload:
-        """Return what one of several ranks has: its part of the rows, which serve the whole batch, and its
-        part of the samples."""
-        if num_ranks == 1:
-            return self
-        # Rows are spread evenly, and each batch looks up those that live here. A rank computes its share of
-        # the samples.
-        return replace(
-            self,
-            rates=self.rates.part(num_ranks),
-            num_rows=-(-self.num_rows // num_ranks),
-            flops_per_sample=self.flops_per_sample / num_ranks,
-            activation_bytes=-(-self.activation_bytes // num_ranks),
-        )
-
     @property
     def steps_per_epoch(self) -> float:
         return self.num_train_samples / self.batch_size
@@ -74,8 +61,6 @@ class Budget:
     """Share of training samples all of whose lookups are hot, in [0, 1]."""
     staging_bytes: int
     """Bytes of the staging area, on top of ``hot_bytes``."""
-    most_prefetch: int | None = None
-    """Batches that transfers may run ahead at most; None: as many as `train` takes by default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,10 +82,6 @@ class Prediction:
     """Bytes per step of rows at their first use: initialized on the fast tier instead of transferred."""
     prefetch: int | None = None
     """Batches that transfers run ahead with this staging area; None where nothing is staged."""
-    is_ahead: bool = True
-    """Whether rows may be loaded during the step before: not where that needs all slots."""
-    num_passes: int = 1
-    """Times that a batch loads its rows: twice, in passes within its step, where it has more than slots."""
 
     @property
     def memory_bytes(self) -> int:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -193,21 +193,6 @@ def models(result: Result) -> list[str]:
     return [f"{each:.4f}" for each in result["mean_auc"].values()]
 
 
-def characterise(result: Result) -> list[str]:
-    assert result["num_held_out"] >= result["num_repeated"] >= 60
-    ours, *formulas = result["predictions"].values()
-    assert all(ours[name] == result[name] for name in ("median_error", "p90_error", "pairs_in_order"))
-    shares = [result[name] for name in ("median_error", "p90_error", "pairs_in_order")]
-    shares += [result[f"repeat_{name}"] for name in ("median_error", "p90_error")]
-    return [
-        f"{result['num_cells'] - result['num_held_out']} of {result['num_cells']} cells",
-        f"{result['num_held_out']} others, {result['num_pairs']:,} pairs, {result['num_repeated']} repeated",
-        *(f"{100 * share:.1f}%" for share in shares),
-        *(f"{100 * formula['pairs_in_order']:.1f}%" for formula in formulas),
-        *result["disturbances"],
-    ]
-
-
 def predictions(result: Result) -> list[str]:
     ratios = result["ratios"]
     clock, cpu = (ratios["predict / train"][kind] for kind in ("seconds", "cpu_seconds"))
@@ -301,22 +286,6 @@ def loopback(result: Result) -> list[str]:
     ]
 
 
-def advise(result: Result) -> list[str]:
-    groups, runs = result["groups"], result["runs"]
-    worst = [
-        max(group["chosen"][name]["times_the_best"] for group in groups if name in group["chosen"])
-        for name in ("hotset", "typical speeds")
-    ]
-    errors = [abs(run["predicted"]["hotset"] / run["measured_seconds"] - 1) for run in runs]
-    return [
-        "2 M, 110 k",
-        str(len(runs)),
-        str(len(groups)),
-        *(f"{ratio:.2f}x" for ratio in worst),
-        *(f"{100 * share:.1f}%" for share in (median(errors), max(errors))),
-    ]
-
-
 def larger_than_memory(result: Result) -> list[str]:
     settings = result["settings"]
     found = [
@@ -386,8 +355,6 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "train-avx2": train,
     "train-dcnv2": train,
     "train-epyc": train,
-    "advise-2m": advise,
-    "advise-real-110k": advise,
     "links": links,
     "links-loopback": loopback,
     "larger-than-memory": larger_than_memory,
@@ -402,8 +369,6 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "fuxictr-real-110k": fuxictr,
     "placements-2m": placements,
     "predict": predictions,
-    "characterise": characterise,
-    "characterise-epyc": characterise,
     "schedule-400k": schedule,
     "fuzz": fuzz,
     "kills": kills,

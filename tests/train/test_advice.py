@@ -106,7 +106,7 @@ def test_what_a_budget_leaves_is_room_for_the_rest_of_a_step(folder: Path) -> No
     workload = inputs.workload
     # The label, dense features and ids of a sample, 4 bytes each.
     assert workload.input_bytes == 4 * (1 + 13 + 26)
-    for (size, _), budgets in inputs.budgets.items():
+    for size, budgets in inputs.budgets.items():
         for budget in budgets:
             predicted = {one.placement: one for one in predict(workload, Machine(), budget)}
             for placement in ("lookahead", "cache"):
@@ -117,37 +117,13 @@ def test_what_a_budget_leaves_is_room_for_the_rest_of_a_step(folder: Path) -> No
             assert budget.hot_bytes + budget.staging_bytes == pytest.approx(size - rest - moved, abs=2)
 
 
-def test_each_rank_has_memory_for_hot_rows_of_its_own(folder: Path) -> None:
-    inputs = read_inputs(folder, AdviceConfig(batch_size=256), Resources(workers=1), ranks=(1, 2, 4))
-    workload = inputs.workload
-    alone = read_inputs(folder, AdviceConfig(batch_size=256), Resources(workers=1)).budgets
-    assert {key: budgets for key, budgets in inputs.budgets.items() if key[1] == 1} == alone
-    for (size, ranks), budgets in inputs.budgets.items():
-        for budget, of_one in zip(budgets, inputs.budgets[size, 1], strict=True):
-            # A rank computes some of the samples, so it has more room for rows than one that has them all.
-            assert budget.hot_bytes >= of_one.hot_bytes and budget.num_hot_rows >= of_one.num_hot_rows
-            part = replace(budget, num_hot_rows=budget.num_hot_rows // ranks)
-            memory = next(
-                one.memory
-                for one in predict(workload.of_rank(ranks), Machine(), part)
-                if one.placement == "lookahead"
-            )
-            assert memory["hot"] <= budget.hot_bytes and sum(memory.values()) <= size
-            # Its part of the hot rows fills what it has for them, unless all rows are hot.
-            is_all = budget.num_hot_rows >= workload.rates.num_rows.sum()
-            assert is_all or budget.hot_bytes - memory["hot"] < 2 * workload.row_bytes
-    most = max(inputs.budgets)[0]
-    hot = {ranks: inputs.budgets[most, ranks][0].num_hot_rows for ranks in (1, 2, 4)}
-    assert hot[1] <= hot[2] <= hot[4]
-
-
 def test_more_budgets_than_one_pass_counts_are_counted_in_several(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     for most in (255, 3):
         monkeypatch.setattr(module, "MAX_BUDGETS", most)
-        found.append(read_inputs(folder, AdviceConfig(batch_size=256), Resources(workers=1), ranks=(1, 2)))
+        found.append(read_inputs(folder, AdviceConfig(batch_size=256), Resources(workers=1)))
     assert found[0].budgets == found[1].budgets
 
 

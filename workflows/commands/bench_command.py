@@ -41,10 +41,6 @@ BENCHES = {
     "codecs": ("ranks.bench_codecs", "compare the bytes of trained rows in every codec"),
     "links": ("ranks.bench_links", "compare codecs by the step of two ranks behind slow links"),
     "placements": ("bench_placements", "compare bytes, speed and AUC of all placements"),
-    "advise": (
-        "planning.bench_advise",
-        "train what `advise --machine` plans, and compare its choice with the fastest",
-    ),
     "batch-quality": (
         "planning.bench_batch_quality",
         "measure AUC by batch size at equal samples and at equal time",

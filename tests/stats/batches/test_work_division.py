@@ -1,4 +1,4 @@
-"""Numbers of tiles and ranges of rows, and what the busiest thread has of them."""
+"""Numbers of tiles and ranges of rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from hotset.stats.batches.work_division import (
     LEAST_RANGE_LOOKUPS,
     MOST_TILE_SAMPLES,
-    busiest_share,
     most_row_ranges,
     num_row_ranges,
     num_tiles_of,
@@ -32,12 +31,3 @@ def test_few_lookups_are_one_range_and_many_are_two_for_each_thread() -> None:
     lookups = [LEAST_RANGE_LOOKUPS * times - 1 for times in (1, 2, 3, 4, 5, 100)]
     assert [num_row_ranges(count, most) for count in lookups] == [1, 1, 2, 3, 4, 4]
     assert num_row_ranges(0, most) == num_row_ranges(10**9, most_row_ranges(1)) == 1
-
-
-@pytest.mark.parametrize("num_threads", [1, 2, 3, 8])
-@pytest.mark.parametrize("num_pieces", [1, 2, 3, 7, 16])
-def test_the_busiest_thread_has_as_many_pieces_as_when_they_are_dealt_out(
-    num_pieces: int, num_threads: int
-) -> None:
-    dealt = [len(range(first, num_pieces, num_threads)) for first in range(num_threads)]
-    assert busiest_share(num_pieces, num_threads) == pytest.approx(max(dealt) / num_pieces)

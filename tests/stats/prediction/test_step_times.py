@@ -18,7 +18,6 @@ from hotset.stats.prediction.row_loads import EpochUses
 from hotset.stats.prediction.step_times import (
     compute_seconds,
     predict,
-    shallower_lookahead,
     where_more_stops_paying,
 )
 from hotset.stats.prediction.workload import Budget, Machine, Prediction, Workload
@@ -52,23 +51,6 @@ def budget(num_hot_rows: int, hot_sample_share: float, staging_rows: int) -> Bud
         hot_sample_share=hot_sample_share,
         staging_bytes=128 * staging_rows,
     )
-
-
-def test_slots_decide_whether_rows_are_loaded_ahead_or_in_passes() -> None:
-    in_batch = EpochUses.of_rates(workload().rates, 1_000_000, 512).rows_per_batch
-    # Slots for less than a batch, for a batch alone, for the next one too, and for all rows.
-    for slots, is_ahead, num_passes in (
-        (0.5 * in_batch, False, 2),
-        (1.5 * in_batch, False, 1),
-        (5.5 * in_batch, True, 1),
-        (NUM_ROWS, True, 1),
-    ):
-        found = by_name(predict(workload(), MACHINE, budget(0, 0.0, int(slots))))
-        for name in ("cache", "lookahead"):
-            assert (found[name].is_ahead, found[name].num_passes) == (is_ahead, num_passes), slots
-        # What the staging area is to the others it is to no placement without one.
-        others = [each for name, each in found.items() if name not in ("cache", "lookahead")]
-        assert all(each.is_ahead and each.num_passes == 1 for each in others)
 
 
 def by_name(predictions: list[Prediction]) -> dict[str, Prediction]:
@@ -121,24 +103,14 @@ def test_more_staging_moves_less_and_looks_further_ahead() -> None:
     assert prefetches == sorted(prefetches) and prefetches[-1] == MOST_PREFETCH
 
 
-def test_fewer_batches_ahead_move_no_more_rows_and_with_none_a_step_waits() -> None:
-    # Of 50,000 rows nearly alike a batch has some 4,000: the slots are for more than two and three batches.
-    log = workload(exponent=0.2, num_rows=50_000, batch_size=1024)
-    for staging_rows in (18_000, 30_000):
-        given = budget(0, 0.0, staging_rows)
-        default = by_name(predict(log, MACHINE, given))["lookahead"]
-        deepest = default.prefetch or 0
-        found = shallower_lookahead(log, MACHINE, given, deepest)
-        assert [one.prefetch for one in found] == list(range(deepest)) and deepest > 0
-        assert [one.is_ahead for one in found] == [depth > 0 for depth in range(deepest)]
-        moved = [one.to_fast_bytes for one in (*found, default)]
-        assert moved == sorted(moved)
-        # Each batch ahead is read ahead, too.
-        assert [one.memory["inputs"] for one in (*found, default)] == sorted(
-            {one.memory["inputs"] for one in (*found, default)}
-        )
-        # More than by default is not planned: its slots would not do.
-        assert by_name(predict(log, MACHINE, replace(given, most_prefetch=99)))["lookahead"] == default
+def test_no_step_is_shorter_than_its_batch_takes_to_read() -> None:
+    log = workload()
+    given = budget(200, 0.3, 1_000)
+    quick, slow = (
+        predict(log, replace(MACHINE, loader_samples_per_second=speed), given) for speed in (1e12, 1e5)
+    )
+    assert quick == predict(log, MACHINE, given)
+    assert {one.step_seconds for one in slow} == {512 / 1e5}
 
 
 def test_fae_pays_for_mixed_batches_and_for_switches() -> None:

@@ -6,12 +6,15 @@ import json
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from hotset.train.ranks.ranks import Ranks
+import torch
+
+from hotset.train.ranks.ranks import Ranks, first_says
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 
 
@@ -68,6 +71,16 @@ def echo_rank(connection: Connection, rank: int, *_: object) -> None:
         # The group may have been closed since, as another rank failed.
         with suppress(OSError):
             connection.send_bytes(json.dumps(reply).encode())
+
+
+def gather_numbers(ranks: Ranks, seconds: float) -> list[int]:
+    """Gather the numbers of all ranks, again and again for some seconds, as a rank of a group."""
+    ends_at = time.monotonic() + seconds
+    while True:
+        found = [int(part) for part in ranks.gather(torch.tensor([ranks.rank]))]
+        # The first rank decides for all when it is over, so that none waits for another.
+        if first_says(ranks, time.monotonic() >= ends_at):
+            return found
 
 
 class ThreadGroup:

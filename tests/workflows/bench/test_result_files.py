@@ -14,7 +14,7 @@ from hotset.workflows.commands.bench_command import BENCHES
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = sorted((ROOT / "workflows" / "results").glob("*.json"))
-COMMANDS = (*BENCHES, "characterise")
+COMMANDS = BENCHES
 OTHER_NAMES = {"full-kaggle": "growth", "schedule-full-kaggle": "schedule"}
 """Results whose names do not begin with that of their benchmark."""
 OF_THE_MACHINE = {

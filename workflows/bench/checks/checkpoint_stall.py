@@ -15,7 +15,7 @@ from ....train.options.interval import Interval
 from ....train.resuming.run_checkpoints import RunCheckpoints
 from ....train.trainer import Trainer
 from ....train.trainer_building.build_trainer import build_trainer
-from ..limited.drawn_shards import DrawnShards
+from ...drawn_shards import DrawnShards
 
 _TABLES = 26
 _REPEATS = 5

@@ -28,11 +28,11 @@ from ....pipeline.errors import ConfigError, require_at_least
 from ....pipeline.sizes import MIB, ByteSize, format_byte_size
 from ....stats.ranking.row_bytes import row_bytes
 from ...console import say
+from ...drawn_shards import DrawnShards
 from ...machine_facts import describe_machine
 from ..measuring.fresh_process import Candidate, Measurement, measure_in_fresh_process
 from ..measuring.recorded_settings import recorded_settings
 from ..measuring.rounds import median_ratio, take_turns
-from .drawn_shards import DrawnShards
 from .limited_training import CONTESTANTS, IN_MEMORY, LOOKAHEAD, LimitedRun, train_limited
 from .memory_limit import memory_limit
 

@@ -2,9 +2,8 @@
 
 A log is packed in batches of several sizes, and each is trained with every seed: with the learning rates
 kept, scaled by the root of the batch, and linearly. AUC is told at equal samples, one epoch of each, and at
-equal time, the seconds in which the fastest size is through its epoch: by a machine file, so that other load
-changes nothing, or as measured here. The batch that is fastest has a price: what its AUC lacks to the best
-of all.
+equal time, the seconds in which the fastest size is through its epoch. The batch that is fastest has a price:
+what its AUC lacks to the best of all.
 """
 
 from __future__ import annotations
@@ -22,11 +21,8 @@ from ....pipeline.errors import ConfigError, require_at_least
 from ....pipeline.generate.generate_log import GenerateConfig, generate
 from ....pipeline.runtime.resources import ProgressCallback, silent
 from ....pipeline.stages.preprocess import preprocess
-from ....train.advice import AdviceConfig
 from ....train.config import DENSE_LR, EMBEDDING_LR, DenseOptimizer, EmbeddingOptimizer, TrainConfig
 from ....train.data.shards import Shards
-from ....train.planning.machine_file import MachineFile
-from ....train.planning.plan import PlanConfig, plan
 from ....train.run import train
 from ...console import plain_table, print_line, print_table, say
 from ...machine_facts import commit, describe_machine
@@ -60,10 +56,6 @@ class BenchBatchQualityConfig:
     optimizer: EmbeddingOptimizer = "adagrad"
     """Optimizer of the embedding rows; the dense layers have Adam."""
 
-    machine: Path | None = None
-    """File that `characterise` wrote: it tells the time of a step and the fastest batch size. Default: the
-    times measured here."""
-
     threads: int | None = None
     """Number of threads of a run. Default: the cores this process may use."""
 
@@ -82,13 +74,7 @@ def bench_batch_quality(
     Returns:
         ``batches``: by size and rule the AUC of each seed at equal samples and at equal time, and the seconds
         of a step; ``fastest``: the size with the most samples per second, and its price in AUC.
-
-    Raises:
-        ConfigError: the machine file has no model.
     """
-    # Refused now, and not after all runs.
-    if config.machine is not None:
-        MachineFile.read(config.machine).fitted_model(config.machine)
     with tempfile.TemporaryDirectory(prefix="hotset-batches-") as name:
         folder = Path(name)
         log = config.data or folder / "log.tsv"
@@ -98,7 +84,7 @@ def bench_batch_quality(
         trials = {size: _packed(log, folder, size, config) for size in config.batch_sizes}
         whole = _epochs(trials, config, progress)
         seconds = {size: statistics.median(one.step_seconds for one in whole[size]) for size in trials}
-        speeds = _predicted_speeds(trials, config) or {size: size / each for size, each in seconds.items()}
+        speeds = {size: size / each for size, each in seconds.items()}
         batches = []
         for size, num_steps in steps_at_equal_time(
             {size: trial.num_steps for size, trial in trials.items()}, speeds
@@ -124,7 +110,7 @@ def bench_batch_quality(
         "benchmark": "batch-quality",
         "settings": recorded_settings(config),
         "batches": batches,
-        "fastest": price_of(batches, speeds) | {"is_predicted": config.machine is not None},
+        "fastest": price_of(batches, speeds),
         "machine": describe_machine(),
         "commit": commit(),
     }
@@ -229,22 +215,6 @@ def _epochs(
     return found
 
 
-def _predicted_speeds(
-    trials: Mapping[int, _Trial], config: BenchBatchQualityConfig
-) -> dict[int, float] | None:
-    """Return the samples per second of the best plan of each size; None without a machine file."""
-    if config.machine is None:
-        return None
-    machine = MachineFile.read(config.machine)
-    model = machine.fitted_model(config.machine)
-    return {
-        size: plan(trial.data, PlanConfig(advice=AdviceConfig(batch_size=size)), machine, model)["options"][
-            0
-        ]["samples_per_second"]
-        for size, trial in trials.items()
-    }
-
-
 def show_batch_quality(result: dict[str, Any], console: Console) -> None:
     """Print the mean AUC by size and rule, and the price of the fastest size."""
     columns = ("batch", "learning rate", "step", "AUC, equal samples", "AUC, equal time", "steps of")
@@ -260,16 +230,13 @@ def show_batch_quality(result: dict[str, Any], console: Console) -> None:
         )
     print_table(console, table, num_keys=2)
     fastest = result["fastest"]
-    by = "predicted" if fastest["is_predicted"] else "measured"
     told = []
     for at in ("equal_samples", "equal_time"):
         rule = fastest[f"rule_at_{at}"]
         if rule is not None:
             price = fastest[f"price_at_{at}"][rule]
             told.append(f"{price:.4f} of AUC at {at.replace('_', ' ')} (rate {rule})")
-    print_line(
-        console, f"The fastest batch, as {by}, is {fastest['batch_size']:,}: it costs {' and '.join(told)}."
-    )
+    print_line(console, f"The fastest batch is {fastest['batch_size']:,}: it costs {' and '.join(told)}.")
 
 
 CONFIG = BenchBatchQualityConfig

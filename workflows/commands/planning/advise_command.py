@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -15,11 +15,9 @@ from ....pipeline.sizes import ByteSize, format_byte_size
 from ....stats.prediction.workload import Machine
 from ....train.advice import AdviceConfig, advise
 from ....train.advice_record import PlacementAdvice
-from ....train.planning.machine_file import MachineFile
-from ....train.planning.plan import PlanConfig, parse_link, plan
+from ....train.machine_speeds import MachineSpeeds
 from ...console import plain_table, print_json, print_line, print_table, progress_bars, stdout_console
 from ...options import Dir, parse_options
-from ...printing.show_machine_plan import show_machine_plan
 from ...report.report_sentences import rounded
 from ...report.series_tables import predicted_bytes, predicted_seconds
 
@@ -44,36 +42,21 @@ class AdviseCommand:
     model: str = "auto"
     """Model: auto, a preset of DLRM (kaggle, terabyte, mlperf, small), or dcnv2 with its default layers."""
 
-    link_gbps: float = 20.0
-    """Bandwidth between host and fast memory in GB/s, each way. PCIe 4.0 x16 gives 20 to 25 in practice."""
+    speeds: Path | None = None
+    """File of measured speeds that `characterise` wrote. Default: typical speeds, which the output names."""
 
-    host_gbps: float = 10.0
-    """Bandwidth in GB/s at which all cores together access rows at random positions of host memory."""
+    link_gbps: float | None = None
+    """Bandwidth between host and fast memory in GB/s, each way. Typical: 20, as of PCIe 4.0 x16."""
 
-    teraflops: float = 10.0
-    """Measured speed of the dense layers, in 10**12 operations per second."""
+    host_gbps: float | None = None
+    """Bandwidth in GB/s at which all cores together access rows at random positions of host memory.
+    Typical: 10."""
 
-    step_us: float = 300.0
-    """Other time per step, such as launches and small kernels, in microseconds."""
+    teraflops: float | None = None
+    """Measured speed of the dense layers, in 10**12 operations per second. Typical: 10."""
 
-    machine: Path | None = None
-    """File that `characterise` wrote: times follow from it, and the four speeds above are not used."""
-
-    ranks: tuple[int, ...] = (1,)
-    """Numbers of ranks to plan for, with --machine."""
-
-    link: str = "loopback"
-    """Link between ranks, such as 200mbit or 10gbit, each on a machine of its own; loopback: they share
-    this machine."""
-
-    codecs: tuple[str, ...] = ("none",)
-    """Ways to send rows between ranks to plan for: none, fp16, bf16, fp8, int8, int4."""
-
-    device: str = "cpu"
-    """Device to plan for; the file of --machine must be of it."""
-
-    threads: int | None = None
-    """Number of threads of a step; the file of --machine must be of it. Default: that of the file."""
+    step_us: float | None = None
+    """Other time per step, such as launches and small kernels, in microseconds. Typical: 300."""
 
     workers: int = 0
     """Number of threads that count; 0 takes every core."""
@@ -83,27 +66,34 @@ class AdviseCommand:
 
     def __post_init__(self) -> None:
         for name in ("link_gbps", "host_gbps", "teraflops"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"{name} must be above 0, got {value}")
         require_at_least("step_us", self.step_us, 0)
-        # The four speeds say nothing about messages between ranks, so options that need them are refused.
-        if self.machine is None and (
-            self.ranks != (1,) or self.link != "loopback" or self.codecs != ("none",)
-        ):
-            raise ConfigError(
-                "several ranks, links and codecs are planned on a measured machine",
-                hint="`hotset characterise --out machine.json`, then give --machine machine.json",
-            )
+
+    def machine(self) -> Machine:
+        """Return the speeds of the file or typical ones, with those of the options in their place.
+
+        Raises:
+            ConfigError: the file of speeds cannot be read.
+        """
+        machine = Machine() if self.speeds is None else MachineSpeeds.read(self.speeds).machine()
+        given = {
+            "link_bytes_per_second": (self.link_gbps, _GIGA),
+            "host_bytes_per_second": (self.host_gbps, _GIGA),
+            "flops": (self.teraflops, _TERA),
+            "step_seconds": (self.step_us, _MICRO),
+        }
+        return replace(
+            machine, **{name: value * unit for name, (value, unit) in given.items() if value is not None}
+        )
 
     @property
-    def typical_machine(self) -> Machine:
-        """The machine that the four speeds describe, in the units of the prediction."""
-        return Machine(
-            link_bytes_per_second=self.link_gbps * _GIGA,
-            host_bytes_per_second=self.host_gbps * _GIGA,
-            flops=self.teraflops * _TERA,
-            step_seconds=self.step_us * _MICRO,
-        )
+    def source(self) -> str:
+        """Where the speeds are from, for the title of the output."""
+        given = (self.link_gbps, self.host_gbps, self.teraflops, self.step_us)
+        kind = "typical speeds" if self.speeds is None else f"speeds of {self.speeds.name}"
+        return kind if all(value is None for value in given) else f"{kind} and those given"
 
 
 def run(command: str, arguments: Sequence[str]) -> int:
@@ -115,44 +105,26 @@ def run(command: str, arguments: Sequence[str]) -> int:
         description="Predict the time per step by placement and fast memory.",
     )
     config = AdviceConfig(fast_bytes=options.fast_bytes, batch_size=options.batch_size, model=options.model)
-    if options.machine is not None:
-        return _plan(options, config, options.machine)
+    machine = options.machine()
     with progress_bars() as progress:
         resources = Resources(workers=options.workers, progress=progress)
-        advice = advise(options.dir, config, options.typical_machine, resources)
+        advice = advise(options.dir, config, machine, resources)
     if options.json:
         print_json(advice)
     else:
-        show_advice(advice, stdout_console())
+        show_advice(advice, stdout_console(), options.source)
     return 0
 
 
-def _plan(options: AdviseCommand, advice: AdviceConfig, path: Path) -> int:
-    """Plan on a measured machine."""
-    machine = MachineFile.read(path)
-    # A file that does not suit is refused before anything is counted.
-    machine.refuse_other(path, options.device, options.threads)
-    model = machine.fitted_model(path)
-    config = PlanConfig(
-        advice=advice,
-        ranks=options.ranks,
-        link_bytes_per_second=parse_link(options.link),
-        codecs=options.codecs,
-    )
-    with progress_bars() as progress:
-        resources = Resources(workers=options.workers, progress=progress)
-        found = plan(options.dir, config, machine, model, resources)
-    if options.json:
-        print_json(found)
-    else:
-        show_machine_plan(found, stdout_console())
-    return 0
+def show_advice(advice: PlacementAdvice, console: Console, source: str = "typical speeds") -> None:
+    """Print what `advise` returned: speeds, memory, and what to do.
 
-
-def show_advice(advice: PlacementAdvice, console: Console) -> None:
-    """Print what `advise` returned: speeds, memory, and what to do."""
-    batch_size = advice["workload"]["batch_size"]
-    print_table(console, _speeds(advice, batch_size), num_keys=2)
+    Args:
+        advice: predictions.
+        console: where to print.
+        source: where the speeds of the machine are from.
+    """
+    print_table(console, _speeds(advice, source), num_keys=2)
     print_table(console, _memory(advice), num_keys=2)
     for line in _sentences(advice):
         print_line(console, line)
@@ -162,10 +134,21 @@ def _table(title: str, *columns: str) -> Table:
     return plain_table(title, columns, texts=("placement",))
 
 
-def _speeds(advice: PlacementAdvice, batch_size: int) -> Table:
+def _title(advice: PlacementAdvice, source: str) -> str:
+    machine = advice["machine"]
+    return (
+        f"Predicted steps of {advice['workload']['batch_size']:,} samples, {source} "
+        f"(link {machine['link_bytes_per_second'] / _GIGA:.3g} GB/s, "
+        f"host {machine['host_bytes_per_second'] / _GIGA:.3g} GB/s, "
+        f"{machine['flops'] / _TERA:.3g} TFLOP/s, {machine['step_seconds'] / _MICRO:.3g} µs a step)"
+    )
+
+
+def _speeds(advice: PlacementAdvice, source: str) -> Table:
+    batch_size = advice["workload"]["batch_size"]
     # One section per size of fast memory, its placements from the fastest to the slowest.
     table = _table(
-        f"Predicted steps of {batch_size:,} samples",
+        _title(advice, source),
         "fast memory", "placement", "needs", "step", "samples/s", "up/step", "down/step", "prefetch",
     )  # fmt: skip
     for option in advice["options"]:
@@ -219,7 +202,7 @@ def _sentences(advice: PlacementAdvice) -> list[str]:
             f"tier; {more}."
         )
     note = (
-        "Speeds that no option gives are typical, and `hotset characterise` measures those of this machine. "
-        "These are predictions from counts and from the speeds given as options, not measurements."
+        "These are predictions from counts and the speeds in the title, not measurements; "
+        "`hotset characterise --out FILE` measures the speeds of this machine for --speeds FILE."
     )
     return [advised, note]

@@ -1,75 +1,71 @@
-"""``hotset characterise``: measure this machine for predictions of training."""
+"""``hotset characterise``: measure how the speed of training follows a model on this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
-from ....pipeline.errors import ConfigError
+from rich.console import Console
+
+from ....pipeline.errors import ConfigError, require_at_least
 from ....pipeline.formats.whole_file import refuse_target, whole_file
-from ...characterise.characterise_config import CharacteriseConfig
 from ...console import print_json, say, stdout_console
-from ...options import command_options, config_of, parse_options
+from ...options import parse_options
+
+_PAGE_COLUMNS = 140
 
 
 @dataclass(frozen=True, kw_only=True)
-class CharacteriseOptions:
-    """Options of ``hotset characterise`` beside what it measures."""
+class CharacteriseCommand:
+    """Options of ``hotset characterise``."""
 
     out: Path
-    """File for the machine, such as machine.json. Its cells go beside it, to a file of lines."""
+    """File for the speeds, such as machine.json. Its cells go next to it, to machine.cells.jsonl."""
 
-    fit: Path | None = None
-    """Machine file whose cells are fitted again; measures nothing."""
+    minutes: float = 8.0
+    """Minutes that measuring may take."""
+
+    threads: int | None = None
+    """Number of threads of a step. Default: the cores this process may use."""
 
     html: Path | None = None
-    """File for a page with the findings: elasticities, longest parts, published observations."""
+    """File for a page with the findings: verdicts on published observations, elasticities, speeds."""
 
     json: bool = False
     """Print one JSON object on stdout."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minutes < float("inf"):
+            raise ConfigError(f"minutes must be above 0, got {self.minutes:g}")
+        require_at_least("threads", self.threads, 1)
 
 
 def run(command: str, arguments: Sequence[str]) -> int:
     """Run ``hotset characterise``."""
     options = parse_options(
-        command_options(CharacteriseConfig, CharacteriseOptions),
+        CharacteriseCommand,
         arguments,
         command=command,
-        description="Measure this machine for predictions of training.",
+        description="Measure training speed by model on this machine.",
     )
     # torch takes a second and more to import: not before the options are known to be right.
-    from ...characterise.characterise import characterise
-    from ...characterise.findings.findings_page import findings_page
-    from ...characterise.findings.findings_record import findings_record
-    from ...characterise.fit_machine import fit_again
-    from ...characterise.show_machine import show_machine
+    from ...characterise import characterise, findings_record, show_findings
 
-    # Faults that a user can mend are told before minutes of work.
+    # A path that cannot be written is refused before minutes of work.
     if options.html is not None:
         refuse_target(options.html, overwrite=False, option="--html")
-    config = config_of(CharacteriseConfig, options)
-    if options.fit is None:
-        result = characterise(config, options.out, say)
-    else:
-        _refuse_to_measure(config)
-        result = fit_again(options.fit, options.out)
+    result = characterise(options.out, options.minutes, options.threads, say)
     say(f"wrote {options.out}")
     if options.html is not None:
+        page = Console(file=StringIO(), record=True, width=_PAGE_COLUMNS)
+        show_findings(result, page)
         with whole_file(options.html, option="--html") as file:
-            file.write(findings_page(result).encode())
+            file.write(page.export_html().encode())
         say(f"wrote {options.html}")
     if options.json:
         print_json(findings_record(result))
     else:
-        show_machine(result, stdout_console())
+        show_findings(result, stdout_console())
     return 0
-
-
-def _refuse_to_measure(config: CharacteriseConfig) -> None:
-    """Raise ConfigError where something is asked for of a measurement that will not be made."""
-    if config != CharacteriseConfig():
-        raise ConfigError(
-            "--fit measures nothing, so there is no time, device, rank or thread to choose",
-            hint="give --fit with --out, --html and --json alone",
-        )

@@ -19,7 +19,6 @@ from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.sizes import KIB, MIB, ByteSize
 from hotset.train.data.shards import Shards
 from hotset.workflows.bench.limited import bench_larger_than_memory as bench
-from hotset.workflows.bench.limited.drawn_shards import DrawnShards
 from hotset.workflows.bench.limited.limited_training import (
     CONTESTANTS,
     IN_MEMORY,
@@ -30,6 +29,7 @@ from hotset.workflows.bench.limited.limited_training import (
     train_limited,
 )
 from hotset.workflows.bench.measuring.fresh_process import Candidate, Measurement, measure_in_fresh_process
+from hotset.workflows.drawn_shards import DrawnShards
 
 DRAWN = DrawnShards(
     num_tables=3,

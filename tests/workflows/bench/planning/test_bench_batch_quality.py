@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hotset.pipeline.errors import ConfigError, HotsetError
-from hotset.tests.support.planning.made_up_machine import made_up_machine
+from hotset.pipeline.errors import ConfigError
 from hotset.train.run import train
 from hotset.workflows.bench.planning import bench_batch_quality as module
 from hotset.workflows.bench.planning.bench_batch_quality import (
@@ -36,13 +35,11 @@ def test_every_size_is_trained_by_every_rule_and_larger_rates_follow_the_batch(
         return own(data, config, out)
 
     monkeypatch.setattr(module, "train", watched)
-    made_up_machine().write(tmp_path / "machine.json")
     config = BenchBatchQualityConfig(
         samples=900,
         batch_sizes=(64, 256),
         base=64,
         seeds=(3,),
-        machine=tmp_path / "machine.json",
         threads=1,
     )
     result = bench_batch_quality(config)
@@ -59,11 +56,10 @@ def test_every_size_is_trained_by_every_rule_and_larger_rates_follow_the_batch(
         if one["steps_at_equal_time"] == one["steps"]:
             assert one["auc_at_equal_time"] == one["auc_at_equal_samples"]
     assert any(one["steps_at_equal_time"] == one["steps"] for one in result["batches"])
-    assert result["fastest"]["is_predicted"] and result["settings"]["machine"] == "machine.json"
     assert json.loads(json.dumps(result, default=str))["fastest"] == result["fastest"]
     console = Console(record=True, width=140)
     show_batch_quality(result, console)
-    assert "The fastest batch, as predicted, is" in console.export_text()
+    assert "The fastest batch is" in console.export_text()
 
 
 def test_every_size_has_the_time_in_which_the_first_one_is_through_its_epoch() -> None:
@@ -103,11 +99,3 @@ def test_the_price_is_what_the_fastest_size_lacks_to_the_best() -> None:
 def test_nonsense_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         BenchBatchQualityConfig(**change)
-
-
-def test_a_machine_file_is_read_before_anything_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "generate", lambda *arguments: pytest.fail("the log was generated"))
-    with pytest.raises(HotsetError, match="missing cannot be read"):
-        bench_batch_quality(BenchBatchQualityConfig(machine=tmp_path / "missing"))

@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 
 from hotset.pipeline.errors import HotsetError
-from hotset.tests.support.processes.thread_processes import ThreadContext, ThreadProcess, echo_rank
+from hotset.tests.support.processes.thread_processes import (
+    ThreadContext,
+    ThreadProcess,
+    echo_rank,
+    gather_numbers,
+)
 from hotset.train.ranks.ranks import RankError
 from hotset.workflows.bench.ranks import rank_group as module
 from hotset.workflows.bench.ranks.rank_group import RankGroup
-from hotset.workflows.characterise.collective_probes import COLLECTIVES, SIZES, time_collectives
 
 LOST = {"error": "rank 0 lost another rank", "hint": "look elsewhere", "is_lost": True}
 REFUSED = {"error": "no such codec", "hint": "take int8", "is_lost": False}
@@ -29,7 +33,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def call(group: RankGroup, *replies: Any) -> list[Any]:
-    return group.call(time_collectives, replies=replies)
+    return group.call(gather_numbers, replies=replies)
 
 
 @pytest.mark.usefixtures("threads")
@@ -76,13 +80,9 @@ def test_a_rank_that_was_killed_is_told_with_its_signal() -> None:
 
 
 @pytest.mark.slow
-def test_processes_measure_collectives_and_one_that_is_killed_is_told_in_one_line() -> None:
+def test_processes_gather_and_one_that_is_killed_is_told_in_one_line() -> None:
     with RankGroup(2, timeout_seconds=300) as group:
-        found, other = group.call(time_collectives, seconds=0.0)
-        assert found == other
-        assert [(each["name"], each["bytes"]) for each in found] == [
-            (name, size) for size in SIZES for name in COLLECTIVES
-        ]
+        assert group.call(gather_numbers, seconds=0.0) == [[0, 1], [0, 1]]
         # At any moment, while both are at work or between two calls.
         victim = group.processes[1].pid
         assert victim is not None
@@ -90,6 +90,6 @@ def test_processes_measure_collectives_and_one_that_is_killed_is_told_in_one_lin
         timer.start()
         with pytest.raises(RankError, match="rank 1 of 2 was killed by SIGKILL"):
             while True:
-                group.call(time_collectives, seconds=0.2)
+                group.call(gather_numbers, seconds=0.2)
         timer.join()
     assert not any(process.is_alive() for process in group.processes)

@@ -14,19 +14,30 @@ from rich.console import Console
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
+from hotset.stats.prediction.workload import Machine
 from hotset.train.advice import AdviceConfig, advise
+from hotset.train.machine_speeds import MachineSpeeds
 from hotset.workflows.cli import main
 from hotset.workflows.commands.planning.advise_command import AdviseCommand, show_advice
 from hotset.workflows.report.report_sentences import rounded
 from hotset.workflows.report.series_tables import predicted_bytes, predicted_seconds
 
+SPEEDS = MachineSpeeds(
+    device_name="A CPU",
+    threads=2,
+    flops=2e11,
+    host_rows_per_second=5e7,
+    row_bytes=64,
+    link_bytes_per_second=9e9,
+    loader_samples_per_second=1e6,
+)
 SIZES = (ByteSize(1 << 20), ByteSize(8 << 20))
 
 
 @pytest.fixture(scope="module")
 def advice(data: Path) -> Any:
     config = AdviceConfig(fast_bytes=SIZES, batch_size=128, model="small")
-    return advise(data, config, AdviseCommand(dir=data).typical_machine, Resources(workers=1))
+    return advise(data, config, Machine(), Resources(workers=1))
 
 
 def printed(advice: Any, width: int = 200) -> str:
@@ -38,7 +49,7 @@ def printed(advice: Any, width: int = 200) -> str:
 def test_the_machine_is_in_units_of_the_prediction() -> None:
     machine = AdviseCommand(
         dir=Path("dir"), link_gbps=25.0, host_gbps=8.0, teraflops=2.0, step_us=150.0
-    ).typical_machine
+    ).machine()
     assert machine.link_bytes_per_second == 25e9 and machine.host_bytes_per_second == 8e9
     assert machine.flops == 2e12 and machine.step_seconds == pytest.approx(150e-6)
 
@@ -51,7 +62,7 @@ def test_a_speed_that_is_none_is_refused(name: str, value: float) -> None:
 
 
 def test_a_step_may_take_no_other_time_but_not_less() -> None:
-    assert AdviseCommand(dir=Path("dir"), step_us=0.0).typical_machine.step_seconds == 0
+    assert AdviseCommand(dir=Path("dir"), step_us=0.0).machine().step_seconds == 0
     with pytest.raises(ConfigError, match="step_us must be 0 or more"):
         AdviseCommand(dir=Path("dir"), step_us=-1.0)
 
@@ -133,7 +144,34 @@ def test_the_last_lines_say_what_to_do(advice: dict[str, Any]) -> None:
     most["options"][-1]["placements"][0]["placement"] = "lookahead"
     assert "; no larger size was compared." in printed(most)
     for advised in (whole, part, most):
-        assert printed(advised).rstrip().endswith("given as options, not measurements.")
+        assert printed(advised).rstrip().endswith("the speeds of this machine for --speeds FILE.")
+
+
+def test_the_title_names_the_speeds_and_where_they_are_from(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    SPEEDS.write(tmp_path / "machine.json")
+    command = ("advise", str(data), "--fast-bytes", "8MiB", "--model", "small")
+    for options, title in (
+        ((), "typical speeds (link 20 GB/s, host 10 GB/s, 10 TFLOP/s, 300 µs a step)"),
+        (("--link-gbps", "5"), "typical speeds and those given (link 5 GB/s"),
+        (
+            ("--speeds", str(tmp_path / "machine.json")),
+            "speeds of machine.json (link 9 GB/s, host 3.2 GB/s, 0.2 TFLOP/s, 300 µs a step)",
+        ),
+        (
+            ("--speeds", str(tmp_path / "machine.json"), "--host-gbps", "4"),
+            "speeds of machine.json and those given (link 9 GB/s, host 4 GB/s, 0.2 TFLOP/s",
+        ),
+    ):
+        capsys.readouterr()
+        assert main([*command, *options]) == 0
+        assert title in " ".join(capsys.readouterr().out.split())
+    # Steps wait for a slow loader.
+    assert main([*command, "--speeds", str(tmp_path / "machine.json"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["machine"]["loader_samples_per_second"] == 1e6
+    assert found["best"]["step_seconds"] >= found["workload"]["batch_size"] / 1e6
 
 
 def test_the_command_prints_what_the_function_returns(

@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ....pipeline.folders.file_facts import ShardFacts, ShardKind
-from ....pipeline.folders.output import Output
-from ....pipeline.folders.stage_totals import KindCounts, ShardsTotals
-from ....pipeline.folders.table_info import PlannedTable
-from ....pipeline.formats.arrow_files import as_fixed_lists, open_writer
-from ....pipeline.stages.pack import VERSION, PackConfig
-from ....stats.ranking.row_bytes import row_bytes
-from ....stats.step_model.zipf_rates import ZIPF_ONE
+from ..pipeline.folders.file_facts import ShardFacts, ShardKind
+from ..pipeline.folders.output import Output
+from ..pipeline.folders.stage_totals import KindCounts, ShardsTotals
+from ..pipeline.folders.table_info import PlannedTable
+from ..pipeline.formats.arrow_files import as_fixed_lists, open_writer
+from ..pipeline.stages.pack import VERSION, PackConfig
+from ..stats.ranking.row_bytes import row_bytes
 
+_ZIPF_ONE = 1e-9
+"""Exponents nearer to 1 than this are taken as 1, whose integral is a logarithm."""
 _STEEPNESS = 3
 """Hot rows are looked up as a power of a uniform number: 1 % of them get a fifth of their lookups."""
 
@@ -161,8 +162,11 @@ class DrawnShards:
 def zipf_ids(
     uniform: np.ndarray[tuple[int, ...], np.dtype[np.float64]], num_rows: int, skew: float
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
-    """Turn numbers drawn evenly from [0, 1) into ids by Zipf's law, as `zipf_rates` has it."""
-    if abs(skew - 1) < ZIPF_ONE:
+    """Turn numbers drawn evenly from [0, 1) into ids by Zipf's law.
+
+    The law is continuous: id k has the part of the density ``x**-skew`` between k + 1 and k + 2.
+    """
+    if abs(skew - 1) < _ZIPF_ONE:
         drawn = (num_rows + 1.0) ** uniform
     else:
         power = 1 - skew

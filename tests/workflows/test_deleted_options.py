@@ -1,0 +1,35 @@
+"""Options that were deleted are refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from hotset.workflows.cli import main
+
+DELETED_OPTIONS = [
+    ("advise", "--machine"),
+    ("advise", "--ranks"),
+    ("advise", "--link"),
+    ("advise", "--codecs"),
+    ("advise", "--device"),
+    ("advise", "--threads"),
+    ("characterise", "--sweep"),
+    ("characterise", "--fit"),
+    ("characterise", "--ranks"),
+    ("characterise", "--device"),
+]
+"""Command and option of each."""
+NEEDED = {
+    "advise": ("data",),
+    "characterise": ("--out", "machine.json"),
+}
+"""Arguments that a command needs before it looks at options."""
+
+
+@pytest.mark.parametrize(("command", "option"), DELETED_OPTIONS)
+def test_a_deleted_option_is_refused_by_name(
+    command: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([command, *NEEDED.get(command, ()), option, "1"])
+    assert option in capsys.readouterr().err

@@ -1,0 +1,630 @@
+"""``hotset characterise``: sweep whole training steps over what a model is made of, and measure four speeds.
+
+Each cell is a model made on the spot, trained for some steps on a drawn log; the time of a step is read from
+one clock around it, reading and planning included. Cells are lines of a file next to the result, so that a
+run that is killed resumes. Speeds of single parts are not modelled: the sweep says how speed follows a
+factor on this machine, and the four speeds are what `advise` predicts with.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from rich.console import Console
+
+from .. import __version__
+from ..pipeline.errors import ConfigError, HotsetError
+from ..pipeline.folders.json_record import JsonRecord, RecordError, require_range
+from ..pipeline.formats.whole_file import refuse_target
+from ..pipeline.runtime.tasks import num_workers
+from ..pipeline.sizes import MIB, ByteSize
+from ..stats.analysis.elasticities import UNDECIDED, Interval, log_slope, verdict
+from ..stats.ranking.row_bytes import row_bytes
+from ..train.advice import flops_per_sample
+from ..train.config import PlacementName, TrainConfig
+from ..train.data.shards import Shards
+from ..train.machine_speeds import MachineSpeeds
+from ..train.model.dlrm_shape import DlrmShape
+from ..train.trainer import taken_steps
+from ..train.trainer_building.build_trainer import build_trainer
+from ..train.trainer_building.devices import set_threads
+from .console import plain_table, print_line, print_table
+from .drawn_shards import DrawnShards
+from .machine_facts import describe_machine
+
+OPTIMIZER = "rowwise-adagrad"
+"""Optimizer of the rows of every cell."""
+FACTORS: Mapping[str, tuple[Any, ...]] = {
+    "mlp_width": (32, 64, 128, 256, 512),
+    "batch_size": (128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+    "num_dense": (16, 64, 256, 1024),
+    "num_tables": (4, 8, 16, 32, 64),
+    "rows_of_table": (500, 5000, 20_000, 100_000, 300_000),
+    "pooling": (1, 2, 4, 8, 16, 32),
+    "embedding_dim": (8, 16, 32, 64, 128),
+    "skew": (0.0, 0.8, 1.05, 1.2),
+    "mlp_depth": (1, 2, 3, 4),
+    "placement": ("all-fast", "hybrid", "hybrid-dedup", "hybrid-uva", "cache", "lookahead", "fae"),
+}
+"""The values of each factor, tried while the others stay as in `Cell`."""
+_MODELS: tuple[Mapping[str, Any], ...] = (
+    {"batch_size": 256},
+    {"batch_size": 8192},
+    {"embedding_dim": 64},
+    {"skew": 0.0},
+    {"pooling": 8},
+)
+"""Models in which placements are compared, besides the base."""
+_BUDGETED = ("cache", "lookahead")
+_FAST_SHARE = 0.25
+"""Share of all rows that placements keep on the fast tier."""
+_MOST_ROUNDS = 9
+_MEMORY_SHARE = 1 / 16
+"""Share of the memory that the rows of a cell may take."""
+_WARM_UP_STEPS = 3
+_LEAST_STEPS = 6
+_MOST_STEPS = 24
+_SAMPLES = 32_768
+"""Samples that a cell trains on, where that gives neither too few nor too many steps."""
+
+_FLAT = 0.1
+"""Elasticities nearer to zero count as flat."""
+_LINEAR = 0.15
+"""Exponents so near to one count as linear."""
+_SATURATED = 0.9
+_DEPENDS = 1.2
+"""The best speed over the worst from which speed depends on a factor."""
+_LEAST_POINTS = 3
+
+_PROBE_SECONDS = 0.3
+_PROBE_ROWS = 1 << 20
+_PROBE_DIM = 16
+_LINK_BYTES = 64 * MIB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell(JsonRecord):
+    """A model, its log and a placement: one point of the sweep."""
+
+    batch_size: int = 2048
+    """Samples per step."""
+    num_dense: int = 64
+    """Dense features."""
+    num_tables: int = 16
+    """Embedding tables, all alike."""
+    rows_of_table: int = 20_000
+    """Rows of each."""
+    pooling: int = 1
+    """Lookups of a sample in each table."""
+    embedding_dim: int = 16
+    """Floats of a row."""
+    skew: float = 1.05
+    """Exponent of Zipf's law of the lookups; 0: rows are alike."""
+    mlp_width: int = 128
+    """Width of the hidden layers of both MLPs."""
+    mlp_depth: int = 2
+    """Number of hidden layers of each MLP."""
+    placement: str = "all-fast"
+    """Where rows are kept."""
+
+    def refuse_nonsense(self, where: str) -> None:
+        for name, value in asdict(self).items():
+            if name not in ("skew", "placement"):
+                require_range(f"{where}{name}", value, 1)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Widths of the hidden layers of each MLP."""
+        return (self.mlp_width,) * self.mlp_depth
+
+    @property
+    def bytes_of_rows(self) -> int:
+        """Bytes of all rows with their optimizer state."""
+        return self.num_tables * self.rows_of_table * row_bytes(self.embedding_dim, OPTIMIZER)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of measured steps."""
+        return min(max(_SAMPLES // self.batch_size, _LEAST_STEPS), _MOST_STEPS)
+
+    @property
+    def flops(self) -> float:
+        """Operations of the dense layers of a step."""
+        shape = DlrmShape(self.num_dense, self.num_tables, self.embedding_dim, self.layers, self.layers)
+        return self.batch_size * flops_per_sample(shape)
+
+
+_DENSE_CELLS = (Cell(mlp_width=512), Cell(mlp_width=32))
+"""The cells that the speed of the dense layers follows from; they come first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellRun(JsonRecord):
+    """One run of a cell; a line of the file of a sweep."""
+
+    cell: Cell
+    step_seconds: float
+    """Median over its measured steps."""
+    low: float
+    """Lower quartile of them."""
+    high: float
+    """Upper quartile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A published observation, and the verdict of the sweep on it."""
+
+    text: str
+    source: str
+    verdict: str
+    measured: str
+
+
+@dataclass(frozen=True, slots=True)
+class Characterised:
+    """The result of a measurement."""
+
+    speeds: MachineSpeeds
+    runs: list[CellRun]
+    """Runs of all cells; of each cell one or more."""
+    minutes: float
+
+
+def characterise(
+    out: Path, minutes: float, threads: int | None = None, say: Callable[[str], object] = lambda text: None
+) -> Characterised:
+    """Sweep cells and measure four speeds; write these to ``out``, and the runs of cells next to it.
+
+    Args:
+        out: the file of speeds; runs go to ``out`` with ``.cells.jsonl`` for its suffix.
+        minutes: time for all of it.
+        threads: of a step; None: every core this process may use.
+        say: reports progress.
+
+    Raises:
+        HotsetError: ``out`` exists, or its cells were begun on another machine.
+    """
+    refuse_target(out, overwrite=False)
+    began = time.monotonic()
+    threads = threads or num_workers(0)
+    machine = describe_machine()
+    file = CellFile(
+        out.with_suffix(".cells.jsonl"),
+        {"format": "hotset sweep", "hotset": __version__, "device_name": machine["cpu"], "threads": threads},
+    )
+    runs = file.read()
+    if runs:
+        say(f"{file.path} has {len(runs)} runs already")
+    set_threads(threads)
+    with tempfile.TemporaryDirectory(prefix="hotset-characterise-") as scratch:
+        say("measuring the speeds of rows, link and loader")
+        rows, link = _row_speed(), _link_speed()
+        loader = _loader_speed(Path(scratch) / "loader")
+        every = cells(int(machine["memory_bytes"] * _MEMORY_SHARE))
+        for number, cell in _remaining(every, runs):
+            # The first cells are measured whatever the time: the speed of the dense layers needs them.
+            if number > len(_DENSE_CELLS) and time.monotonic() - began > 60 * minutes:
+                break
+            if number % 20 == 0:
+                say(f"run {number + 1}, of {len(every)} cells")
+            runs.append(run_cell(cell, threads, Path(scratch) / f"run-{number}"))
+            file.add(runs[-1])
+    speeds = MachineSpeeds(
+        device_name=machine["cpu"],
+        threads=threads,
+        flops=_dense_speed(runs),
+        host_rows_per_second=rows,
+        row_bytes=4 * _PROBE_DIM,
+        link_bytes_per_second=link,
+        loader_samples_per_second=loader,
+    )
+    speeds.write(out)
+    return Characterised(speeds, runs, (time.monotonic() - began) / 60)
+
+
+def cells(most_bytes: int) -> list[Cell]:
+    """Return the cells in the order in which they run, each once: single factors in turns, then placements.
+
+    Args:
+        most_bytes: of the rows of one cell.
+    """
+    base = Cell()
+    found = [base, *_DENSE_CELLS]
+    # Value by value, so that a sweep that ends early has some values of every factor.
+    for number in range(max(map(len, FACTORS.values()))):
+        for factor, values in FACTORS.items():
+            if number < len(values):
+                found.append(replace(base, **{factor: values[number]}))
+    for placement in FACTORS["placement"]:
+        found += [replace(base, placement=placement, **model) for model in _MODELS]
+    return [cell for cell in dict.fromkeys(found) if cell.bytes_of_rows <= most_bytes]
+
+
+def _remaining(every: Sequence[Cell], runs: Sequence[CellRun]) -> Iterator[tuple[int, Cell]]:
+    """Yield the number and the cell of each run that is left; all cells once before any again."""
+    done = {cell: sum(run.cell == cell for run in runs) for cell in every}
+    number = len(runs)
+    for round_number in range(_MOST_ROUNDS):
+        for cell in every:
+            if done[cell] <= round_number:
+                yield number, cell
+                number += 1
+
+
+def run_cell(cell: Cell, threads: int, folder: Path) -> CellRun:
+    """Train the steps of a cell on a log drawn for it, in a new folder, and time each by the clock."""
+    num_hot = int(_FAST_SHARE * cell.rows_of_table) if cell.placement == "fae" else 0
+    num_batches = _WARM_UP_STEPS + cell.num_steps
+    drawn = DrawnShards(
+        num_tables=cell.num_tables,
+        rows_of_table=cell.rows_of_table,
+        hot_rows_of_table=num_hot,
+        num_hot_batches=num_batches // 2 if num_hot else 0,
+        skew=cell.skew,
+        num_dense=cell.num_dense,
+        pooling=cell.pooling,
+        batch_size=cell.batch_size,
+        num_batches=num_batches,
+        # Shards have an evaluation part, of which fae alone reads: one sample is the least.
+        num_evaluation=1,
+        embedding_dim=cell.embedding_dim,
+        optimizer=OPTIMIZER,
+    )
+    drawn.write(folder)
+    fast = ByteSize(max(int(_FAST_SHARE * cell.bytes_of_rows), 1))
+    config = TrainConfig(
+        placement=cast(PlacementName, cell.placement),
+        staging_bytes=fast if cell.placement in _BUDGETED else None,
+        model="dlrm",
+        bottom_mlp=cell.layers,
+        top_mlp=cell.layers,
+        threads=threads,
+    )
+    ends = []
+    with closing(taken_steps(build_trainer(Shards.open(folder), config))) as steps:
+        for _ in steps:
+            ends.append(time.perf_counter())
+    # From the end of one step to that of the next: what a step waits for its batch counts.
+    seconds = [last - first for first, last in pairwise(ends)][_WARM_UP_STEPS - 1 :]
+    low, median, high = statistics.quantiles(seconds, n=4)
+    return CellRun(cell=cell, step_seconds=median, low=low, high=high)
+
+
+@dataclass(frozen=True, slots=True)
+class CellFile:
+    """The file of a sweep: a line for the machine, and one for each run of a cell."""
+
+    path: Path
+    identity: dict[str, Any]
+    """The machine and settings that all lines share."""
+
+    def read(self) -> list[CellRun]:
+        """Return the runs that are done; a last line that was cut off is removed.
+
+        Raises:
+            ConfigError: another machine or other settings began the file, or it is damaged.
+        """
+        if not self.path.exists():
+            return []
+        data = self.path.read_bytes()
+        # A line ends with its newline: what follows the last one was being written when the process died.
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            with self.path.open("r+b") as file:
+                file.truncate(len(whole))
+        try:
+            found = [json.loads(line) for line in whole.decode(errors="replace").splitlines()]
+            runs = [CellRun.from_json(each, f"line {number}") for number, each in enumerate(found[1:], 2)]
+        except (ValueError, RecordError) as error:
+            raise ConfigError(
+                f"{self.path} is damaged: {error}", hint="delete it, and measure its cells again"
+            ) from error
+        # Times of another machine, version or number of threads do not belong together.
+        if found and found[0] != self.identity:
+            raise ConfigError(
+                f"{self.path} was begun on another machine or with other settings: {found[0]}",
+                hint="give another --out, or delete the file",
+            )
+        return runs
+
+    def add(self, run: CellRun) -> None:
+        """Append a line, after that of the machine where the file is new.
+
+        Raises:
+            HotsetError: the disk is full, or the file cannot be written.
+        """
+        try:
+            is_new = not self.path.exists() or self.path.stat().st_size == 0
+            # Closed after each run, so that a sweep that is killed loses only the one under way.
+            with self.path.open("a") as file:
+                for each in [self.identity] * is_new + [run.to_json()]:
+                    file.write(json.dumps(each, allow_nan=False) + "\n")
+        except OSError as error:
+            raise HotsetError(
+                f"{self.path} cannot be written: {error.strerror or error}",
+                hint="free disk space, and run the same command: finished cells are kept",
+            ) from error
+
+
+# Speeds
+
+
+def _calls_per_second(call: Callable[[], object]) -> float:
+    """Return the calls per second of some work, the median of several tries after a warm-up."""
+    call()
+    tries: list[float] = []
+    ends_at = time.perf_counter() + _PROBE_SECONDS
+    while len(tries) < _LEAST_POINTS or time.perf_counter() < ends_at:
+        start = time.perf_counter()
+        call()
+        tries.append(time.perf_counter() - start)
+    return 1 / statistics.median(tries)
+
+
+def _row_speed() -> float:
+    """Return the rows per second that all threads read and write at random places of host memory."""
+    rows_SD = torch.zeros(_PROBE_ROWS, _PROBE_DIM)
+    ids_N = torch.randperm(_PROBE_ROWS, generator=torch.Generator().manual_seed(0))[: _PROBE_ROWS // 4]
+    vectors_ND = torch.empty(ids_N.numel(), _PROBE_DIM)
+
+    def read_and_write() -> None:
+        torch.index_select(rows_SD, 0, ids_N, out=vectors_ND)
+        rows_SD.index_copy_(0, ids_N, vectors_ND)
+
+    return 2 * ids_N.numel() * _calls_per_second(read_and_write)
+
+
+def _link_speed() -> float:
+    """Return the bytes per second of copies between the tiers, each way of a copy there and back."""
+    here, there = (torch.ones(_LINK_BYTES, dtype=torch.uint8) for _ in range(2))
+
+    def there_and_back() -> None:
+        there.copy_(here)
+        here.copy_(there)
+
+    return _LINK_BYTES * _calls_per_second(there_and_back)
+
+
+def _loader_speed(folder: Path) -> float:
+    """Return the samples per second that are read from shards of the Kaggle shape, and checked."""
+    drawn = DrawnShards(rows_of_table=10_000, skew=1.0, num_batches=8, num_evaluation=1)
+    drawn.write(folder)
+    shards = Shards.open(folder)
+
+    def read() -> None:
+        for number in range(drawn.num_batches):
+            shards.training_batch(number)
+
+    return drawn.num_batches * drawn.batch_size * _calls_per_second(read)
+
+
+def _dense_speed(runs: Sequence[CellRun]) -> float:
+    """Return the operations per second of the dense layers: what wide ones take longer than narrow ones."""
+    seconds = median_seconds(runs)
+    wide, narrow = _DENSE_CELLS
+    return (wide.flops - narrow.flops) / max(seconds[wide] - seconds[narrow], 1e-9)
+
+
+# Findings
+
+
+def median_seconds(runs: Sequence[CellRun]) -> dict[Cell, float]:
+    """Return the seconds of a step of each cell, the median over its runs."""
+    found = defaultdict(list)
+    for run in runs:
+        found[run.cell].append(run.step_seconds)
+    return {cell: statistics.median(each) for cell, each in found.items()}
+
+
+def points_of(runs: Sequence[CellRun], factor: str) -> list[tuple[float, float]]:
+    """Return value and samples per second of the cells that differ from the base in one factor alone."""
+    base = Cell()
+    found = {}
+    for cell, seconds in median_seconds(runs).items():
+        value = getattr(cell, factor)
+        # Zero has no logarithm: a skew of 0 is left out, and so are placements.
+        if replace(cell, **{factor: getattr(base, factor)}) == base and not isinstance(value, str) and value:
+            found[float(value)] = cell.batch_size / seconds
+    return sorted(found.items())
+
+
+def elasticities(runs: Sequence[CellRun]) -> dict[str, tuple[Interval, list[tuple[float, float]]]]:
+    """Return slope and points of each factor that has enough values: ``d log speed / d log factor``."""
+    every = {factor: points_of(runs, factor) for factor in FACTORS}
+    return {
+        factor: (log_slope(points), points)
+        for factor, points in every.items()
+        if len(points) >= _LEAST_POINTS
+    }
+
+
+def placement_speeds(runs: Sequence[CellRun]) -> dict[str, dict[str, float]]:
+    """Return samples per second by model and placement, of the models that have two placements or more."""
+    base = asdict(Cell())
+    found: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for cell, seconds in median_seconds(runs).items():
+        changed = {name: value for name, value in asdict(cell).items() if value != base[name]}
+        placement = changed.pop("placement", Cell().placement)
+        name = ", ".join(f"{factor} {value}" for factor, value in changed.items()) or "base"
+        found[name][placement] = cell.batch_size / seconds
+    return {name: speeds for name, speeds in found.items() if len(speeds) > 1}
+
+
+_ACUN = "Acun et al., HPCA 2021, arXiv 2011.05497"
+_FENG = "Feng et al., SC 2024, arXiv 2407.04272"
+
+
+def observations(runs: Sequence[CellRun]) -> list[Observation]:
+    """Return the published observations, each with a verdict from the intervals of the sweep."""
+    found = elasticities(runs)
+    spread = statistics.median((run.high - run.low) / run.step_seconds for run in runs)
+    return [
+        _factors_matter(found, spread),
+        _batch_saturates(found),
+        _rows_are_flat(found),
+        _lookups_are_linear(found),
+        _no_best_placement(runs, spread),
+        Observation(
+            "A GPU gains more with dense features and MLPs, less with sparse features",
+            _ACUN, UNDECIDED, "it needs a GPU",
+        ),
+        Observation(
+            "Larger batches cost quality unless rates are tuned again",
+            _ACUN, UNDECIDED, "the labels of cells are drawn",
+        ),
+        Observation(
+            "The exchange takes over 60% of a step on 32 GPUs", _FENG, UNDECIDED, "it needs several GPUs"
+        ),
+    ]  # fmt: skip
+
+
+_Found = Mapping[str, tuple[Interval, list[tuple[float, float]]]]
+
+
+def _factors_matter(found: _Found, spread: float) -> Observation:
+    text = "Speed depends on dense features, sparse features and MLP"
+    names = ("num_dense", "num_tables", "mlp_width")
+    if not all(name in found for name in names):
+        return Observation(text, _ACUN, UNDECIDED, "too few cells")
+    # The best speed over the worst: the law of a factor need not be a power.
+    ratios = []
+    for name in names:
+        speeds = [speed for _, speed in found[name][1]]
+        ratio = max(speeds) / min(speeds)
+        ratios.append(Interval(ratio, ratio * spread))
+    measured = ", ".join(f"{name} {each.value:.2f}x" for name, each in zip(names, ratios, strict=True))
+    claims = [each.lies_in(_DEPENDS, math.inf) for each in ratios]
+    return Observation(text, _ACUN, verdict(claims), f"best over worst speed: {measured}")
+
+
+def _batch_saturates(found: _Found) -> Observation:
+    text = "Speed rises with the batch, then saturates"
+    points = found["batch_size"][1] if "batch_size" in found else []
+    half = len(points) // 2
+    if half < _LEAST_POINTS:
+        return Observation(text, _ACUN, UNDECIDED, "too few cells")
+    small, large = log_slope(points[:half]), log_slope(points[half:])
+    rises = None if small.low <= 0 < small.high else small.low > 0
+    slows = None if large.low < small.high and small.low < large.high else large.high <= small.low
+    best = max(speed for _, speed in points)
+    enough = next(batch for batch, speed in points if speed >= _SATURATED * best)
+    measured = (
+        f"elasticity {_shown(small)} of small batches, {_shown(large)} of large ones; "
+        f"{_SATURATED:.0%} of the best speed from {enough:,.0f} samples on"
+    )
+    return Observation(text, _ACUN, verdict([rises, slows]), measured)
+
+
+def _rows_are_flat(found: _Found) -> Observation:
+    text = "Speed is flat in the rows of tables until they leave a tier"
+    if "rows_of_table" not in found:
+        return Observation(text, _ACUN, UNDECIDED, "too few cells")
+    slope = found["rows_of_table"][0]
+    return Observation(text, _ACUN, verdict([slope.lies_in(-_FLAT, _FLAT)]), f"elasticity {_shown(slope)}")
+
+
+def _lookups_are_linear(found: _Found) -> Observation:
+    text = "Lookups per feature cost linearly"
+    # A feature with one lookup is no list: nothing is added up, which is other work.
+    lists = [point for point in found["pooling"][1] if point[0] > 1] if "pooling" in found else []
+    if len(lists) <= _LEAST_POINTS:
+        return Observation(text, _ACUN, UNDECIDED, "too few cells")
+    # Seconds of a sample less those of the shortest list: with a linear cost they grow in proportion.
+    (fewest, fastest), *others = lists
+    more = [(value - fewest, 1 / speed - 1 / fastest) for value, speed in others]
+    if min(seconds for _, seconds in more) <= 0:
+        return Observation(text, _ACUN, verdict([False]), "longer lists are not slower")
+    slope = log_slope(more)
+    claim = slope.lies_in(1 - _LINEAR, 1 + _LINEAR)
+    return Observation(text, _ACUN, verdict([claim]), f"exponent {_shown(slope)} of further lookups")
+
+
+def _no_best_placement(runs: Sequence[CellRun], spread: float) -> Observation:
+    text = "No placement is best for every model"
+    best: dict[str, str] = {}
+    for model, speeds in placement_speeds(runs).items():
+        # Where all-fast fits there is nothing to choose. A winner leads by more than steps of a run vary.
+        others = sorted(((speed, name) for name, speed in speeds.items() if name != "all-fast"), reverse=True)
+        if len(others) > 1 and others[0][0] > (1 + spread) * others[1][0]:
+            best[model] = others[0][1]
+    if len(best) < _LEAST_POINTS:
+        return Observation(text, _ACUN, UNDECIDED, "too few models with a clear winner")
+    counts = {name: list(best.values()).count(name) for name in sorted(set(best.values()))}
+    measured = ", ".join(f"{name} in {count}" for name, count in counts.items())
+    return Observation(
+        text, _ACUN, verdict([len(counts) > 1]), f"clearly best of {len(best)} models: {measured}"
+    )
+
+
+def _shown(interval: Interval) -> str:
+    return f"{interval.value:+.2f} ± {interval.error:.2f}"
+
+
+# Output
+
+
+def findings_record(result: Characterised) -> dict[str, Any]:
+    """Return speeds and findings as plain data, ready for JSON.
+
+    Returns:
+        ``speeds``, as the file has them; ``observations`` with their verdicts; ``elasticities`` with half of
+        their 95% interval and their points, value and samples per second; ``placements``, samples per second
+        by model; ``machine``, as benchmarks record it.
+    """
+    return {
+        "num_cells": len(median_seconds(result.runs)),
+        "num_runs": len(result.runs),
+        "minutes": result.minutes,
+        "speeds": result.speeds.to_json(),
+        "observations": [asdict(each) for each in observations(result.runs)],
+        "elasticities": [
+            {"factor": factor, "slope": slope.value, "error": slope.error, "points": points}
+            for factor, (slope, points) in elasticities(result.runs).items()
+        ],
+        "placements": placement_speeds(result.runs),
+        "machine": describe_machine(),
+    }
+
+
+def show_findings(result: Characterised, console: Console) -> None:
+    """Print speeds, verdicts, elasticities, and speeds by placement."""
+    speeds = result.speeds
+    texts = ("speed", "observation", "verdict", "measured", "factor", "model")
+    table = plain_table(
+        f"Speeds of {speeds.device_name}, {speeds.threads} threads", ("speed", "", "unit"), texts=texts
+    )
+    for name, value, unit in speeds.in_units():
+        table.add_row(name, f"{value:.3g}", unit)
+    print_table(console, table)
+    columns = ("observation", "verdict", "measured", "source")
+    table = plain_table("Published observations", columns, texts=columns)
+    for each in observations(result.runs):
+        table.add_row(each.text, each.verdict, each.measured, each.source)
+    print_table(console, table)
+    names = ("factor", "slope", "samples/s by value")
+    table = plain_table("Elasticities of the speed, with 95% intervals", names, texts=names)
+    for factor, (slope, points) in elasticities(result.runs).items():
+        table.add_row(factor, _shown(slope), ", ".join(f"{value:g}: {speed:,.0f}" for value, speed in points))
+    print_table(console, table)
+    placements = FACTORS["placement"]
+    table = plain_table("Samples per second by placement", ("model", *placements), texts=texts)
+    for model, by_placement in placement_speeds(result.runs).items():
+        table.add_row(
+            model, *(f"{by_placement[name]:,.0f}" if name in by_placement else "-" for name in names)
+        )
+    print_table(console, table)
+    num_cells = len(median_seconds(result.runs))
+    print_line(console, f"{num_cells} cells, {len(result.runs)} runs in {result.minutes:.1f} minutes.")

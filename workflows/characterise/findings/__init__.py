@@ -1,1 +1,0 @@
-"""What the cells of a sweep say of a machine: how speed follows factors, observations, other predictors."""
