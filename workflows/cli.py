@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import difflib
 import errno
-import importlib
 import io
 import logging
 import os
-import shlex
 import shutil
 import signal
 import sys
@@ -27,33 +25,9 @@ from ..pipeline.errors import HotsetError, MissingExtraError, SaidElsewhereError
 from ..pipeline.runtime.address_limit import TORCH_BYTES, lost_library, refuse_few_addresses
 from ..stats.compile_notice import call_when_compiling
 from .bus_errors import explain_bus_errors
-from .command_list import COMMANDS
+from .command_list import COMMANDS, command_class
 from .console import say, say_error, set_verbosity, with_help
 
-_STAGE_INTERRUPTED = "finished work is kept; run the same command to resume"
-_STEPS_INTERRUPTED = "the steps so far are kept in the checkpoint of --out, unless those are off"
-_AFTER_INTERRUPTION = {
-    "train": "the steps up to the last checkpoint of --out are kept, where it has one",
-    "evaluate": "nothing was written",
-    "predict": "nothing was written",
-    "export": "nothing was written",
-    "apply": "nothing was written",
-    "export-shards": "nothing was written",
-    "schema": "nothing was written",
-    "stats": "nothing was written",
-    "advise": "nothing was written",
-    "verify": "nothing was written",
-    "generate": "nothing was written",
-    "bench": "nothing was written",
-    "recipe": "nothing was written",
-    "runs": "nothing was written",
-    "completion": "nothing was written",
-    "characterise": "finished cells are kept; run the same command to resume",
-}
-"""Hint after an interruption of a command that is no stage; stages keep finished work."""
-
-_WITH_TORCH = ("train", "evaluate", "predict", "export", "apply", "demo", "characterise")
-"""Commands that import torch when they run."""
 _LEAST_COLUMNS = 20
 """Width that a narrower terminal counts as: in less, help has no room for a word beside its options."""
 
@@ -66,7 +40,8 @@ def usage() -> str:
     paragraphs = (
         "Preprocess click logs, and train recommendation models whose embedding tables do not fit on the "
         "GPU.",
-        "hotset COMMAND --help explains the options of a command; hotset -V (--version) prints the version. "
+        "hotset COMMAND --help explains the usual options of a command, --help-all all of them; hotset -V "
+        "(--version) prints the version. "
         "Every command takes -q (--quiet), which shows only errors and warnings, and -v (--verbose), which "
         "reports details.",
         "Exit status: 0 success, 1 an error that you can fix, 2 wrong usage, 130 interrupted (Ctrl-C, "
@@ -180,22 +155,9 @@ def _is_here_gone() -> bool:
 
 def _say_interrupted(command: str, arguments: Sequence[str], error: KeyboardInterrupt) -> None:
     """Say what is left of an interrupted command, and how it continues; the first of several ranks does."""
-    left = _AFTER_INTERRUPTION.get(command, _STAGE_INTERRUPTED)
-    resumes = None
-    if command == "train":
-        # Imported here: most commands import nothing of training.
-        from ..train.checkpoints.interrupts import Interrupted
-        from ..train.options.rank_options import is_first, is_launched
-
-        if not is_first():
-            return
-        # Steps are saved where they were under way; a run that was starting has none.
-        if isinstance(error, Interrupted):
-            left = _STEPS_INTERRUPTED
-        resumes = f"`hotset {shlex.join(arguments)}` resumes the run"
-        if is_launched():
-            resumes = "the same command of the launcher resumes the run, with any number of ranks"
-    say_error(left, resumes, kind="interrupted")
+    left = command_class(command).after_interrupt(arguments[1:], error) if command in COMMANDS else None
+    if left is not None:
+        say_error(left[0], left[1], kind="interrupted")
 
 
 def _answer(arguments: Sequence[str]) -> int:
@@ -247,10 +209,10 @@ def _run(command: str, arguments: Sequence[str]) -> int:
     call_when_compiling(_say_compiling)
     # Modules are imported when called, so that only the commands that train import torch.
     try:
-        module = importlib.import_module(f".commands.{COMMANDS[command][0]}", __package__)
-        if not {"-h", "--help"} & set(arguments):
-            refuse_few_addresses(f"hotset {command}", TORCH_BYTES if command in _WITH_TORCH else 0)
-        status: int = module.run(command, arguments)
+        kind = command_class(command)
+        if not {"-h", "--help", "--help-all"} & set(arguments):
+            refuse_few_addresses(f"hotset {command}", TORCH_BYTES if kind.needs_torch else 0)
+        status: int = kind.parse(command, arguments).execute()
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "safetensors"):
             raise

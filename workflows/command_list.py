@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
 COMMANDS = {
     "demo": ("demo", "generate a log, preprocess it, train on it three ways and compare"),
     "generate": ("generate_command", "write a synthetic click log with the statistics of a real one"),
@@ -16,8 +20,8 @@ COMMANDS = {
     "encode": ("preprocess_commands", "replace categories by their ids"),
     "split": ("preprocess_commands", "choose hot rows within a byte budget"),
     "pack": ("preprocess_commands", "shuffle samples into hot-only and mixed batches"),
-    "schedule": ("preprocess_commands", "plan which cold rows each batch loads and evicts"),
-    "transpose": ("preprocess_commands", "group each batch's lookups by row, once for all epochs"),
+    "schedule": ("schedule_commands", "plan which cold rows each batch loads and evicts"),
+    "transpose": ("schedule_commands", "group each batch's lookups by row, once for all epochs"),
     "map-ids": ("map_ids_command", "map the rows of an old vocabulary to a new one"),
     "export-shards": ("export_shards_command", "write shards as Parquet, CSV or another program's files"),
     "recipe": ("recipe_command", "print the options in force as a recipe file"),
@@ -38,3 +42,40 @@ COMMANDS = {
     "bench": ("bench_command", "run benchmarks against named baselines"),
 }
 """For each command, the module of `commands` that runs it and a line of help."""
+STAGE_INTERRUPTED = "finished work is kept; run the same command to resume"
+
+
+class Command:
+    """A command: a dataclass of its options; its docstring describes it, `execute` does the work."""
+
+    on_interrupt: ClassVar[str] = "nothing was written"
+    """What is left of the command after Ctrl-C."""
+    needs_torch: ClassVar[bool] = False
+    """Whether it imports torch when it runs."""
+    main_options: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Fields that ``--help`` shows, by the title of their group; all of them where it is empty."""
+
+    @classmethod
+    def parse(cls, command: str, arguments: Sequence[str]) -> Any:
+        """Return an instance with the options that are typed behind the name of the command."""
+        from .options import parse_options  # here, so that the list of commands imports nothing
+
+        return parse_options(cls, arguments, command=command)
+
+    @classmethod
+    def after_interrupt(
+        cls, arguments: Sequence[str], error: KeyboardInterrupt
+    ) -> tuple[str, str | None] | None:
+        """Return what is left and a hint how to go on; None where nothing is to be printed."""
+        return cls.on_interrupt, None
+
+    def execute(self) -> int:
+        """Run the command and return its exit status."""
+        raise NotImplementedError
+
+
+def command_class(name: str) -> type[Command]:
+    """Import the command ``name``; what the others need is not imported."""
+    module = importlib.import_module(f".commands.{COMMANDS[name][0]}", __package__)
+    commands: dict[str, type[Command]] = module.COMMANDS
+    return commands[name]

@@ -1,18 +1,36 @@
-"""Options from dataclasses: one option per field, with the field's docstring as help and its default.
+"""Options from dataclasses: one option for each field, with the field's docstring as its help.
 
-tyro does the work; this module sets how sizes are written, that no option has a prefix, and that a wrong
-option ends in exit status 2. How the help reads is in `option_help`.
+argparse tells options from values. The type of a field says how its value is written, so sizes, intervals
+and lists are read alike by every command, and a wrong value ends in one error line, a hint and exit status 2.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+import ast
+import dataclasses
+import difflib
+import functools
+import inspect
+import re
+import shutil
+import textwrap
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union, cast
-
-import tyro
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from ..pipeline.errors import ConfigError, HotsetError
 from ..pipeline.schema.feature_settings import (
@@ -23,104 +41,49 @@ from ..pipeline.schema.feature_settings import (
 from ..pipeline.sizes import ByteSize, format_byte_size, parse_byte_size
 from ..train.options.interval import Interval, parse_interval
 from .console import say_error, set_verbosity
-from .option_errors import UsageError, usage_errors
-from .option_help import InvalidOptionsError, describe_dataclass, without_none
-from .option_list import Option, list_options
 
 T = TypeVar("T")
 
-_MARKERS = (
-    tyro.conf.OmitArgPrefixes,
-    tyro.conf.OmitSubcommandPrefixes,
-    tyro.conf.FlagCreatePairsOff,
-    tyro.conf.HelptextFromCommentsOff,
-)
-_PARSERS: dict[Any, Callable[[str], Any]] = {
-    int: int,
-    float: float,
-    str: str,
-    Path: Path,
-    ByteSize: parse_byte_size,
-    Interval: parse_interval,
-}
-_WIDTHS = tuple[int, ...]
-"""Numbers in one word, ``512,256``, where an option may be left out; ``none`` for none."""
-_registry = tyro.constructors.ConstructorRegistry()
-_registry.struct_rule(describe_dataclass)
+HELP = "help"
+"""Key of a field's metadata for help that differs from its docstring, as that of ``--no-X`` does."""
+OFFERED = "offered"
+"""Key of a field's metadata for names that completion offers, where other values are accepted, too."""
+NO_OPTION = "no_option"
+"""Key of a field's metadata for settings that only programs and tests choose."""
+_HELP_COLUMN = 26
+"""Column in which the help of an option begins."""
+_HELP_FLAGS = ("-h", "--help", "--help-all")
 
-Dir = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """How the command line shows a field; empty texts follow from its type and name."""
+
+    metavar: str = ""
+    name: str = ""
+    is_positional: bool = False
+
+
+Dir = Annotated[Path, Arg("DIR", is_positional=True)]
 """The folder of all stages, the first argument of most commands."""
-RecipeFile = Annotated[
-    Union[None, Path],  # noqa: RUF036, UP007  (as `option_help` has it, for a quick start)
-    tyro.conf.arg(name="recipe", metavar="FILE", help_behavior_hint=""),
-]
+RecipeFile = Annotated[Path | None, Arg("FILE", name="recipe")]
 """A recipe file, which `recipe_file.with_recipe` takes out of the arguments before they are parsed."""
 
 
-@_registry.primitive_rule
-def _byte_size_rule(
-    type_info: tyro.constructors.PrimitiveTypeInfo,
-) -> tyro.constructors.PrimitiveConstructorSpec[ByteSize] | None:
-    if type_info.type is not ByteSize:
-        return None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="SIZE",
-        instance_from_str=lambda texts: parse_byte_size(texts[0]),
-        is_instance=lambda instance: isinstance(instance, ByteSize),
-        str_from_instance=lambda instance: [format_byte_size(instance).replace(" ", "")],
-    )
+@dataclass(frozen=True, kw_only=True)
+class _CommonOptions:
+    quiet: bool = False
+    """Show only errors and warnings."""
+
+    verbose: bool = False
+    """Report details: what each stage finds and decides, and where in the code an error was raised."""
 
 
-@_registry.primitive_rule
-def _interval_rule(
-    type_info: tyro.constructors.PrimitiveTypeInfo,
-) -> tyro.constructors.PrimitiveConstructorSpec[Interval] | None:
-    if type_info.type is not Interval:
-        return None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="STEPS|TIME",
-        instance_from_str=lambda texts: parse_interval(texts[0]),
-        is_instance=lambda instance: isinstance(instance, Interval),
-        str_from_instance=lambda instance: [str(instance)],
-    )
-
-
-@_registry.primitive_rule
-def _optional_rule(
-    type_info: tyro.constructors.PrimitiveTypeInfo,
-) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-    # tyro tries None first for ``X | None`` and reports both failures; a user never writes None.
-    # An option that may be absent is parsed like the value that it has otherwise.
-    inner = without_none(type_info.type)
-    parse = _PARSERS.get(inner) if inner is not type_info.type else None
-    if parse is None:
-        return None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="VALUE",  # the field sets its own
-        instance_from_str=lambda texts: parse(texts[0]),
-        is_instance=lambda instance: instance is None or isinstance(instance, inner),
-        str_from_instance=lambda instance: [str(instance)],
-    )
-
-
-@_registry.primitive_rule
-def _optional_widths_rule(
-    type_info: tyro.constructors.PrimitiveTypeInfo,
-) -> tyro.constructors.PrimitiveConstructorSpec[tuple[int, ...] | None] | None:
-    # Widths are one word on the command line, whereas tyro would take several.
-    inner = without_none(type_info.type)
-    if inner is type_info.type or inner != _WIDTHS:
-        return None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="INT,...",
-        instance_from_str=lambda texts: parse_widths(texts[0]),
-        is_instance=lambda instance: instance is None or isinstance(instance, tuple),
-        str_from_instance=lambda instance: [",".join(map(str, instance or ())) or "none"],
-    )
+def _number(kind: Callable[[str], Any], noun: str, text: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a {noun}") from None
 
 
 def parse_widths(text: str) -> tuple[int, ...]:
@@ -135,75 +98,324 @@ def parse_widths(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-@_registry.primitive_rule
-def _feature_settings_rule(
-    type_info: tyro.constructors.PrimitiveTypeInfo,
-) -> tyro.constructors.PrimitiveConstructorSpec[FeatureSettings] | None:
-    if type_info.type is not FeatureSettings:
-        return None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="FEATURE=N,...",
-        instance_from_str=lambda texts: parse_feature_settings(texts[0]),
-        is_instance=lambda instance: isinstance(instance, FeatureSettings),
-        str_from_instance=lambda instance: [format_feature_settings(instance)],
-    )
+_KINDS: dict[Any, tuple[str, Callable[[str], Any]]] = {
+    int: ("INT", functools.partial(_number, int, "whole number")),
+    float: ("FLOAT", functools.partial(_number, float, "number")),
+    str: ("STR", str),
+    Path: ("PATH", Path),
+    ByteSize: ("SIZE", parse_byte_size),
+    Interval: ("STEPS|TIME", parse_interval),
+    FeatureSettings: ("FEATURE=N,...", parse_feature_settings),
+    tuple[int, ...]: ("INT,...", parse_widths),
+}
+"""For each type that is written as one word, its name in the help, and its parser."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommonOptions:
-    """Options of every command."""
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option, or one positional argument, of a command."""
 
-    quiet: Annotated[bool, tyro.conf.arg(aliases=["-q"], help_behavior_hint="")] = False
-    """Show only errors and warnings."""
+    field: str
+    """Name of the field that it sets."""
+    owner: type
+    """Dataclass that has the field."""
+    name: str
+    """The option as it is typed, ``--hot-bytes``; a positional argument's name in the help, ``DIR``."""
+    kind: Any
+    """Type of one value; bool for a switch."""
+    metavar: str
+    """Value as the help names it."""
+    default: Any
+    """Value without the option; `dataclasses.MISSING` where it must be given."""
+    is_positional: bool
+    is_many: bool
+    """Whether several values may follow."""
+    group: str
+    """Name of the config inside the command that has the field; empty for the command's own."""
+    metadata: Mapping[str, Any]
 
-    verbose: Annotated[bool, tyro.conf.arg(aliases=["-v"], help_behavior_hint="")] = False
-    """Report details: what each stage finds and decides, and where in the code an error was raised."""
+    @property
+    def takes_value(self) -> bool:
+        return self.kind is not bool
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is MISSING
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values it accepts, or names that completion offers; empty where there are none."""
+        is_closed = get_origin(self.kind) is Literal
+        return tuple(map(str, get_args(self.kind) if is_closed else self.metadata.get(OFFERED, ())))
+
+    @property
+    def text(self) -> str:
+        """The docstring of the field as one line."""
+        return as_sentences(self.metadata.get(HELP) or field_docstrings(self.owner).get(self.field, ""))
+
+    @property
+    def summary(self) -> str:
+        """First sentence of the text, without the full stop."""
+        return self.text.split(". ")[0].removesuffix(".")
+
+    def help(self, *, is_full: bool) -> str:
+        """Return the text and default; unless ``is_full``, its first sentence and that on a default."""
+        sentences = re.split(r"(?<=\.) ", self.text)
+        kept = [each for each in sentences if is_full or each is sentences[0] or "efault" in each]
+        notes = [f"one of {', '.join(self.choices)}"] if self.metavar == "NAME" else []
+        shown = "" if self.default is MISSING else _shown(self.default)
+        notes += [f"default: {shown}"] if shown else []
+        return " ".join([*kept, f"({'; '.join(notes)})"] if notes else kept)
+
+    def parse(self, text: str) -> Any:
+        """Return the value that ``text`` stands for; raises ConfigError that names the option."""
+        if get_origin(self.kind) is Literal:
+            if text in self.choices:
+                return text
+            near = difflib.get_close_matches(text, self.choices, n=1, cutoff=0.5)
+            message = f"{self.name} must be one of {', '.join(self.choices)}, got {text!r}"
+            raise ConfigError(message, hint=f"{self.name} {near[0]}" if near else None)
+        try:
+            return _KINDS[self.kind][1](text)
+        except HotsetError as error:
+            raise ConfigError(f"{self.name}: {error}", hint=error.hint) from error
+
+
+def list_options(kind: Any, defaults: Mapping[str, Any] | None = None, group: str = "") -> list[Option]:
+    """Return the options of the dataclass ``kind`` and of the configs inside it, positional ones first.
+
+    Args:
+        defaults: values of some fields, in place of those that ``kind`` gives them.
+        group: name of the config that ``kind`` is inside another.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    found: list[Option] = []
+    for field in fields(kind):
+        hint, arg = _without_arg(hints[field.name])
+        inner = _without_none(hint)
+        default = _default_of(field, defaults or {})
+        if is_dataclass(inner) and inner not in _KINDS:
+            values = {each.name: getattr(default, each.name) for each in fields(inner)}
+            found += list_options(inner, values, field.name)
+        elif NO_OPTION not in field.metadata:
+            is_many = get_origin(inner) is tuple and inner not in _KINDS
+            leaf = get_args(inner)[0] if is_many else inner
+            metavar = _KINDS.get(leaf, ("{" + ",".join(map(str, get_args(leaf))) + "}",))[0]
+            flag = arg.name or field.name.replace("_", "-")
+            # A switch that is on by default is typed to turn it off.
+            dashed = f"--no-{flag}" if default is True else f"--{flag}"
+            found.append(
+                Option(
+                    field=field.name,
+                    owner=kind,
+                    name=arg.metavar if arg.is_positional else dashed,
+                    kind=leaf,
+                    metavar=arg.metavar or (metavar if len(metavar) < _HELP_COLUMN else "NAME"),
+                    default=default,
+                    is_positional=arg.is_positional,
+                    is_many=is_many,
+                    group=group,
+                    metadata=field.metadata,
+                )
+            )
+    return sorted(found, key=lambda option: not option.is_positional)
+
+
+def options_of(kind: Any, defaults: Mapping[str, Any] | None = None) -> list[Option]:
+    """Return the options of a command, with those that every command has."""
+    return list_options(kind, defaults) + list_options(_CommonOptions)
+
+
+def _without_arg(hint: Any) -> tuple[Any, Arg]:
+    if get_origin(hint) is not Annotated:
+        return hint, Arg()
+    hint, *notes = get_args(hint)
+    return hint, next(note for note in notes if isinstance(note, Arg))
+
+
+def _without_none(kind: Any) -> Any:
+    """Return X for ``X | None``, any other type as it is."""
+    if get_origin(kind) not in (Union, types.UnionType):
+        return kind
+    (inner,) = (member for member in get_args(kind) if member is not types.NoneType)
+    return inner
+
+
+def _default_of(field: dataclasses.Field[Any], defaults: Mapping[str, Any]) -> Any:
+    if field.name in defaults:
+        return defaults[field.name]
+    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def parse_options(
-    kind: type[T], arguments: Sequence[str], *, command: str, description: str, default: T | None = None
+    kind: type[T], arguments: Sequence[str], *, command: str, defaults: Mapping[str, Any] | None = None
 ) -> T:
     """Parse command-line arguments into an instance of the dataclass ``kind``.
 
     Args:
-        kind: one option per field.
+        kind: one option for each field; its docstring describes the command.
         arguments: what follows the name of the command.
-        command: the name, for the help.
-        description: what the command does, for the help.
-        default: an instance whose values are the defaults; its fields may be ``tyro.MISSING``.
+        command: the name, for help and messages.
+        defaults: values of some fields, in place of those that ``kind`` gives them.
 
     Raises:
         SystemExit: 0 after ``--help``; 2 for an unknown option, a malformed value, or values that ``kind``
             refuses.
     """
-    # Completion and recipes ask for the options themselves; nothing is parsed then.
-    full = _with_common_options(kind)
-    if _Asked.is_open:
-        raise _Asked(list_options(full, full(**_values_of(default)) if default is not None else None))
-    default = full(**_values_of(default)) if default is not None else None
+    options = options_of(kind, defaults)
+    if set(_HELP_FLAGS) & set(arguments):
+        print(help_of(kind, command, options, is_full="--help-all" in arguments), end="")
+        raise SystemExit(0)
     try:
-        with _registry, usage_errors(command, lambda: list_options(full, default)):
-            parsed = tyro.cli(
-                full,
-                prog=f"hotset {command}",
-                description=description,
-                args=list(arguments),
-                default=default,
-                config=_MARKERS,
-                console_outputs=True,
-            )
-    # A value of the right type that the config refuses: the message names the option instead of the field.
-    except InvalidOptionsError as error:
-        cause = cast(HotsetError, error.__cause__)
-        message = _with_option_name(str(cause), kind)
-        say_error(message, cause.hint or f"hotset {command} --help explains the options")
+        values = _values_of(options, command, arguments)
+        parsed = _build(kind, defaults or {}, values)
+    except HotsetError as error:
+        # Configs name their fields as Python does; the message names the option instead.
+        first, space, rest = str(error).partition(" ")
+        named = next((option.name for option in options if option.field == first), first)
+        say_error(f"{named}{space}{rest}", error.hint or f"hotset {command} --help explains the options")
         raise SystemExit(2) from error
-    except UsageError as error:
-        say_error(str(error), error.hint)
-        raise SystemExit(2) from error
-    set_verbosity(quiet=parsed.quiet, verbose=parsed.verbose)
+    set_verbosity(quiet=values.get("quiet", False), verbose=values.get("verbose", False))
     return cast(T, parsed)
+
+
+def _values_of(options: Sequence[Option], command: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the values that are typed, by field; raises ConfigError for wrong usage."""
+    named = {option.name: option for option in options if not option.is_positional}
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
+    )
+    for option in named.values():
+        how: dict[str, Any] = {"nargs": "+" if option.is_many else None} if option.takes_value else {}
+        parser.add_argument(
+            *_flags(option), dest=option.field, action="store" if option.takes_value else "store_true", **how
+        )
+    # Only what stands before a bare -- can be an option, whose name may be written with underscores.
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    typed = [_with_dashes(word) for word in arguments[:end]]
+    try:
+        known, others = parser.parse_known_args(typed)
+    except argparse.ArgumentError as error:
+        name = str(error.argument_name).split("/")[-1]
+        if named[name].takes_value:
+            raise ConfigError(f"{name} needs a value") from None
+        given = next(word for word in typed if word.startswith(f"{name}="))
+        raise ConfigError(f"{name} takes no value, got {given.partition('=')[2]!r}") from None
+    # The typo is what has to be fixed, not the option that is missing because of it.
+    unknown = [word for word in others if word.startswith("-") and len(word) > 1]
+    if unknown:
+        raise _unknown(unknown[0].partition("=")[0], command, named)
+    found = vars(known)
+    words = [*others, *arguments[end + 1 :]]
+    for option in options:
+        if option.is_positional and words:
+            found[option.field], words = (words, []) if option.is_many else (words[0], words[1:])
+    if words:
+        raise ConfigError(f"hotset {command} takes no argument {words[0]!r}", hint=synopsis(command, options))
+    missing = [option.name for option in options if option.is_required and option.field not in found]
+    if missing:
+        listed = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
+        raise ConfigError(
+            f"{listed} {'is' if len(missing) == 1 else 'are'} missing",
+            hint=f"{synopsis(command, options)} (hotset {command} --help explains the options)",
+        )
+    return {option.field: _parsed(option, found[option.field]) for option in options if option.field in found}
+
+
+def _parsed(option: Option, found: Any) -> Any:
+    if not option.takes_value:
+        return option.default is not True
+    return tuple(map(option.parse, found)) if option.is_many else option.parse(found)
+
+
+def _flags(option: Option) -> tuple[str, ...]:
+    if option.is_positional:
+        return (option.field,)
+    return (f"-{option.field[0]}", option.name) if option.owner is _CommonOptions else (option.name,)
+
+
+def _with_dashes(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
+
+
+def _unknown(typed: str, command: str, named: Mapping[str, Option]) -> ConfigError:
+    """Return the error for an option that the command does not have, with the one that is most like it."""
+    # Compared without the dashes, which all of them have in common.
+    names = {name.lstrip("-"): option for name, option in named.items()}
+    near = difflib.get_close_matches(typed.lstrip("-"), names, n=1)
+    hint = None
+    if near:
+        option = names[near[0]]
+        hint = f"{option.name}: {option.summary}" if option.summary else option.name
+    return ConfigError(f"hotset {command} has no option {typed}", hint=hint)
+
+
+def _build(kind: Any, defaults: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
+    """Return an instance of ``kind``, and of the configs inside it, from the values of single options."""
+    hints = get_type_hints(kind)
+    built = {}
+    for field in fields(kind):
+        default = _default_of(field, defaults)
+        if is_dataclass(hints[field.name]) and hints[field.name] not in _KINDS:
+            inner = {each.name: getattr(default, each.name) for each in fields(default)}
+            built[field.name] = _build(hints[field.name], inner, values)
+        else:
+            built[field.name] = values.get(field.name, default)
+    return kind(**built)
+
+
+def synopsis(command: str, options: Sequence[Option]) -> str:
+    """Return what has to be typed at least: ``hotset train DIR --out OUT``."""
+    required = [option for option in options if option.is_positional or option.is_required]
+    words = [
+        option.name if option.is_positional else f"{option.name} {option.name.lstrip('-').upper()}"
+        for option in required
+    ]
+    return " ".join([f"hotset {command}", *words])
+
+
+def help_of(kind: Any, command: str, options: Sequence[Option], *, is_full: bool) -> str:
+    """Return the help of a command: the options that most people set, or with ``is_full`` all of them."""
+    width = shutil.get_terminal_size().columns - 2
+    main = {name: title for title, names in getattr(kind, "main_options", {}).items() for name in names}
+    titles = ["required", *main.values()]
+    groups: dict[str, list[Option]] = {title: [] for title in titles}
+    for option in options:
+        title = main.get(option.field) or option.group or ("more options" if main else "options")
+        if option.owner is _CommonOptions:
+            title = "every command"
+        groups.setdefault("required" if option.is_required or option.is_positional else title, []).append(
+            option
+        )
+    is_whole = is_full or not main
+    parser = argparse.ArgumentParser(
+        usage=f"{synopsis(command, options)} [OPTIONS]",
+        description=textwrap.fill(as_sentences(kind.__doc__), width),
+        formatter_class=functools.partial(
+            argparse.RawTextHelpFormatter, max_help_position=_HELP_COLUMN, width=width
+        ),
+        add_help=False,
+    )
+
+    # argparse would break words such as --hot-bytes at a hyphen.
+    def wrapped(text: str) -> str:
+        lines = textwrap.wrap(text, max(width - _HELP_COLUMN, 20), break_on_hyphens=False)
+        return "\n".join(lines).replace("%", "%%")
+
+    for title, members in groups.items():
+        if not is_whole and title not in (*titles, "every command"):
+            continue
+        group = parser.add_argument_group(title)
+        for option in members:
+            how: dict[str, Any] = (
+                {"metavar": option.metavar} if option.takes_value else {"action": "store_true"}
+            )
+            how |= {"nargs": "+"} if option.is_many else {}
+            group.add_argument(*_flags(option), help=wrapped(option.help(is_full=is_whole)), **how)
+    more = "Show this help." if is_whole else "Show these options; --help-all shows all."
+    group.add_argument("-h", "--help", action="store_true", help=wrapped(more))
+    return parser.format_help()
 
 
 def find_options(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
@@ -234,43 +446,47 @@ def config_of(kind: type[T], options: Any) -> T:
     return kind(**{field.name: getattr(options, field.name) for field in fields(cast(Any, kind))})
 
 
-class _Asked(BaseException):
-    """Carries the options of a command to `options_of`, past whatever the command would do with them."""
-
-    is_open = False
-
-    def __init__(self, options: list[Option]) -> None:
-        super().__init__()
-        self.options = options
-
-
-def options_of(run: Callable[[], object]) -> list[Option]:
-    """Return the options of the command that ``run`` starts, which ends where it would parse them."""
-    _Asked.is_open = True
-    try:
-        run()
-    except _Asked as asked:
-        return asked.options
-    finally:
-        _Asked.is_open = False
-    return []
+def field_docstrings(kind: type) -> dict[str, str]:
+    """Return the string below each field of a dataclass, those it inherits too."""
+    found: dict[str, str] = {}
+    # From the oldest base to the class itself, so that a field that is declared again has its new docstring.
+    # Classes without annotations, such as those built by `type`, have no fields and perhaps no source.
+    for base in reversed(kind.__mro__):
+        if vars(base).get("__annotations__"):
+            found |= _own_docstrings(base)
+    return found
 
 
-def _with_common_options(kind: type) -> type[Any]:
-    """Return ``kind`` with the options of every command behind its own."""
-    return dataclass(frozen=True, kw_only=True)(type(kind.__name__, (CommonOptions, kind), {}))
+@functools.cache
+def _own_docstrings(base: Any) -> dict[str, str]:
+    """Return the docstrings of the fields that stand in the class itself."""
+    definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    # A string below a field is its docstring, by the convention of this code.
+    for statement, below in pairwise(definition.body):
+        match statement, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[name] = text
+    return found
 
 
-def _values_of(instance: Any) -> dict[str, Any]:
-    return {field.name: getattr(instance, field.name) for field in fields(instance)}
+def as_sentences(docstring: str) -> str:
+    """Return a docstring as one line without markup: `name` in quotes, ``value`` as it is."""
+    return " ".join(docstring.split()).replace("``", "").replace("`", "'")
 
 
-def _with_option_name(message: str, kind: type) -> str:
-    """Return a message that begins with a field's name with the name of its option instead."""
-    # Configs name their fields as Python does; fields of nested configs are options without a prefix.
-    first, space, rest = message.partition(" ")
-    names = {field.name for field in fields(cast(Any, kind))}
-    for field in fields(cast(Any, kind)):
-        if is_dataclass(field.default_factory):
-            names |= {inner.name for inner in fields(cast(Any, field.default_factory))}
-    return f"--{first.replace('_', '-')}{space}{rest}" if first in names else message
+def _shown(default: Any) -> str:
+    """Return a default as it is typed; nothing where it would say nothing."""
+    if default is None or isinstance(default, bool) or default in ("", ()) or "\n" in str(default):
+        return ""
+    if isinstance(default, ByteSize):
+        return format_byte_size(default).replace(" ", "")
+    if isinstance(default, FeatureSettings):
+        return format_feature_settings(default)
+    if isinstance(default, tuple):
+        return " ".join(map(_shown, default))
+    return f"{default:.4g}" if isinstance(default, float) else str(default)

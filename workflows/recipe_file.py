@@ -24,8 +24,7 @@ from typing import Any
 from ..pipeline.errors import ConfigError, first_line
 from ..pipeline.schema.feature_settings import FeatureSettings, format_feature_settings
 from ..pipeline.sizes import ByteSize, exact_byte_size
-from .option_list import Option, list_options
-from .options import find_options
+from .options import Option, find_options, list_options
 
 TABLES = ("preprocess", "train")
 """Commands that a recipe has options of, each in a table of its name."""

@@ -93,7 +93,7 @@ def hints_recorded() -> Iterator[None]:
         frame = inspect.currentframe()
         caller = frame.f_back if frame is not None else None
         if hint is not None and caller is not None:
-            path = caller.f_code.co_filename
+            path = str(Path(caller.f_code.co_filename).resolve())
             reached.update(
                 place.name
                 for place in places().values()

@@ -24,7 +24,7 @@ LAYERS = ("workflows", "train", "pipeline", "stats")
 TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
 FLOORS = {
     "workflows": (
-        "cli library make_completion make_profile gpu_day",
+        "cli library make_profile gpu_day",
         "commands",
         "characterise",
         "bench",
@@ -32,11 +32,10 @@ FLOORS = {
         "printing",
         "report",
         "recipe_file",
-        "recipes options completion",
-        "option_errors",
-        "option_list",
-        "console option_help machine_facts",
-        "progress_columns command_list bus_errors",
+        "recipes command_list",
+        "options",
+        "console machine_facts",
+        "progress_columns bus_errors",
     ),
     "train": (
         "serve open_shards",
@@ -373,7 +372,6 @@ def test_the_wheel_holds_the_package_and_its_data(installed: Path) -> None:
         *MODULES,
         *(ROOT / "pipeline/generate/profiles").glob("*.json"),
         *(ROOT / "workflows").rglob("*.html"),
-        *(ROOT / "workflows/completion").glob("*.json"),
     ]:
         assert (installed / "hotset" / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
     assert not (installed / "hotset" / "tests").exists()

@@ -44,7 +44,7 @@ def help_of(command: str) -> str:
     """The help of a command as it is printed."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output), pytest.raises(SystemExit) as stopped:
-        raise SystemExit(main([command, "--help"]))
+        raise SystemExit(main([command, "--help-all"]))
     assert stopped.value.code == 0
     return output.getvalue()
 

@@ -1,17 +1,31 @@
-"""Options from dataclasses, and how their help reads (`options`, `option_help`)."""
+"""Options from dataclasses: how they are read, how their help reads, and what wrong usage prints."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
 
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.schema.feature_settings import NO_SETTINGS, FeatureSettings
 from hotset.pipeline.sizes import ByteSize
-from hotset.workflows.option_help import as_sentences, field_docstrings
-from hotset.workflows.options import command_options, config_of, find_options, parse_options
+from hotset.train.config import TrainConfig
+from hotset.train.options.model_config import MODEL_NAMES
+from hotset.workflows.options import (
+    NO_OPTION,
+    Arg,
+    Dir,
+    as_sentences,
+    command_options,
+    config_of,
+    field_docstrings,
+    find_options,
+    list_options,
+    parse_options,
+    synopsis,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +64,11 @@ class SpinOptions:
     """Print JSON."""
 
 
-Command = command_options(SpinConfig, SpinOptions)
+SpinCommand = command_options(SpinConfig, SpinOptions)
 
 
 def parse(*arguments: str) -> SpinOptions:
-    parsed: SpinOptions = parse_options(Command, arguments, command="spin", description="Spin a wheel.")
+    parsed: SpinOptions = parse_options(SpinCommand, arguments, command="spin")
     return parsed
 
 
@@ -78,10 +92,16 @@ def test_help_names_types_and_says_nothing_of_none(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = help_of(capsys, monkeypatch, 120)
-    for line in ("--window INT", "--memory SIZE", "--dims FEATURE=N,...", "--kinds {a,b} ...", "--no-wheel"):
+    for line in (
+        "--window INT",
+        "--memory SIZE",
+        "--dims FEATURE=N,...",
+        "--kinds {a,b} [{a,b} ...]",
+        "--no-wheel",
+    ):
         assert line in shown
     assert "Speed of the wheel. (default: 0.3333)" in shown
-    assert "Spin without a wheel. " in shown and "Whether" not in shown
+    assert "Spin without a wheel.\n" in shown and "Whether" not in shown
     assert "Width of some features, as 'preprocess' has it." in shown
     assert "None" not in shown and "default: )" not in shown and "(default: False)" not in shown
     assert shown.index("--rounds-per-minute") < shown.index("--memory")
@@ -127,7 +147,7 @@ def test_options_that_decide_defaults_are_found_in_either_form() -> None:
 def test_a_docstring_becomes_one_line_without_markup() -> None:
     assert field_docstrings(SpinConfig)["window"].count("\n") == 1
     assert as_sentences("Of `rank`,\n    ``C3=1``.") == "Of 'rank', C3=1."
-    assert "wheel" in field_docstrings(Command) and "memory" in field_docstrings(Command)
+    assert "wheel" in field_docstrings(SpinCommand) and "memory" in field_docstrings(SpinCommand)
 
 
 def test_an_option_in_a_group_is_named_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,5 +159,174 @@ def test_an_option_in_a_group_is_named_too(capsys: pytest.CaptureFixture[str]) -
         """Settings of the wheel."""
 
     with pytest.raises(SystemExit):
-        parse_options(Outer, ["--window", "0"], command="spin", description="Spin.")
+        parse_options(Outer, ["--window", "0"], command="spin")
     assert capsys.readouterr().err.startswith("error: --window must be")
+
+
+SIZES = "write bytes as 268435456, 256MiB or 1.5GB"
+HELP = "hotset spin --help explains the options"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """Spin a wheel."""
+
+    dir: Dir
+    """Folder of wheels."""
+
+    out: Path
+    """New folder. Nothing may be in it."""
+
+    rounds: int = 3
+    """Number of rounds. At least one."""
+
+    speed: float = 1.0
+    """Speed of the wheel."""
+
+    memory: ByteSize | None = None
+    """Limit on memory."""
+
+    kind: Literal["fast", "slow"] = "fast"
+    """Kind of wheel."""
+
+    wheel: bool = True
+    """Have no wheel."""
+
+    names: tuple[str, ...] = ()
+    """Names of the wheels."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        ("", "DIR and --out are missing", f"hotset spin DIR --out OUT ({HELP})"),
+        ("d", "--out is missing", f"hotset spin DIR --out OUT ({HELP})"),
+        ("d --out", "--out needs a value", HELP),
+        ("d --out o --round 4", "hotset spin has no option --round", "--rounds: Number of rounds"),
+        ("d --out o --round=4", "hotset spin has no option --round", "--rounds: Number of rounds"),
+        # The typo is what has to be fixed, not the option that is missing because of it.
+        ("d --uot o", "hotset spin has no option --uot", "--out: New folder"),
+        ("d --out o --no-wheels", "hotset spin has no option --no-wheels", "--no-wheel: Have no wheel"),
+        ("d --out o --frobnicate", "hotset spin has no option --frobnicate", HELP),
+        ("d --out o e", "hotset spin takes no argument 'e'", "hotset spin DIR --out OUT"),
+        ("d --out o --rounds x", "--rounds: 'x' is not a whole number", HELP),
+        ("d --out o --speed x", "--speed: 'x' is not a number", HELP),
+        ("d --out o --memory 4Mip", "--memory: not a size: '4Mip'", SIZES),
+        ("d --out o --kind fats", "--kind must be one of fast, slow, got 'fats'", "--kind fast"),
+        ("d --out o --wheel=1", "hotset spin has no option --wheel", "--no-wheel: Have no wheel"),
+        ("d --out o --no-wheel=1", "--no-wheel takes no value, got '1'", HELP),
+        ("d --out o --names", "--names needs a value", HELP),
+        ("d --out o --kind x", "--kind must be one of fast, slow, got 'x'", HELP),
+    ],
+)  # fmt: skip
+def test_wrong_usage_is_one_error_and_one_hint(
+    arguments: str, error: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse_options(Wheel, arguments.split(), command="spin")
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"error: {error}\nhint: {hint}\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    """A group of options."""
+
+    hot_bytes: int | None = None
+    """Bytes. Of hot rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    """Options of a command."""
+
+    out: Path
+    """New `folder`."""
+
+    logs: Annotated[tuple[Path, ...], Arg("RAW", is_positional=True)]
+    """Logs."""
+
+    dir: Dir
+    """Folder of all stages."""
+
+    kinds: tuple[Literal["a", "b"], ...] | None = None
+    """Kinds."""
+
+    json: bool = False
+    """Print JSON."""
+
+    label: bool = field(default=True, metadata={"help": "Read a log without labels."})
+    """Whether there are labels."""
+
+    inner: Inner = field(default_factory=Inner)
+    """The group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """Copy logs."""
+
+    dir: Dir
+    """Folder of all stages."""
+
+    logs: Annotated[tuple[Path, ...], Arg("RAW", is_positional=True)]
+    """Logs."""
+
+    out: Path
+    """New folder."""
+
+    kinds: tuple[Literal["a", "b"], ...] = ()
+    """Kinds."""
+
+    json: bool = False
+    """Print JSON."""
+
+    copies: int = field(default=1, metadata={NO_OPTION: True})
+    """Number of copies, which programs choose."""
+
+
+def test_every_field_is_an_option() -> None:
+    options = list_options(Outer)
+    shown = [(each.name, each.summary, each.takes_value, each.is_required, each.choices) for each in options]
+    assert shown == [
+        ("RAW", "Logs", True, True, ()),
+        ("DIR", "Folder of all stages", True, True, ()),
+        ("--out", "New 'folder'", True, True, ()),
+        ("--kinds", "Kinds", True, False, ("a", "b")),
+        ("--json", "Print JSON", False, False, ()),
+        ("--no-label", "Read a log without labels", False, False, ()),
+        ("--hot-bytes", "Bytes", True, False, ()),
+    ]
+    (out,) = (each for each in list_options(Outer, {"out": Path("x")}) if each.name == "--out")
+    assert not out.is_required
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "a b c --out o --kinds a b",
+        "--out o a b --kinds=b --kinds a b -- c",
+        "--out=o --kinds a b --json a b c",
+    ],
+)
+def test_positional_arguments_stand_anywhere(arguments: str) -> None:
+    parsed = parse_options(Copy, arguments.split(), command="copy")
+    assert (parsed.dir, parsed.out, parsed.logs) == (Path("a"), Path("o"), (Path("b"), Path("c")))
+    assert parsed.kinds == ("a", "b") and parsed.copies == 1
+    assert "--copies" not in {each.name for each in list_options(Copy)}
+
+
+def test_options_are_typed_with_underscores_too() -> None:
+    options = parse("--rounds_per_minute", "2", "--dims=C_1=8")
+    found = config_of(SpinConfig, options)
+    assert (found.rounds_per_minute, found.dims) == (2, FeatureSettings([("C_1", 8)]))
+
+
+def test_a_synopsis_has_what_is_required() -> None:
+    assert synopsis("spin", list_options(Outer)) == "hotset spin RAW DIR --out OUT"
+
+
+def test_the_models_of_hotset_are_offered_though_others_are_accepted() -> None:
+    (found,) = (option for option in list_options(TrainConfig) if option.name == "--model")
+    assert found.choices == MODEL_NAMES
+    assert TrainConfig(model="nets:Net").model == "nets:Net"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.preprocess import PreprocessConfig
 from hotset.train.config import TrainConfig
 from hotset.train.options.recipe_options import RecipeOptions
-from hotset.workflows.commands.preprocess_options import parse_preprocess
-from hotset.workflows.commands.train_options import parse_train
+from hotset.workflows.commands.preprocess_commands import PreprocessCommand
+from hotset.workflows.commands.train_commands import TrainCommand
 from hotset.workflows.options import config_of
 from hotset.workflows.recipe_file import read_recipe, with_recipe, write_recipe
+
+preprocess_options = partial(PreprocessCommand.parse, "preprocess")
+train_options = partial(TrainCommand.parse, "train")
 
 
 def recipe(folder: Path, text: str) -> str:
@@ -45,10 +49,10 @@ def test_options_of_a_recipe_are_those_that_would_be_typed(tmp_path: Path) -> No
         warmup_steps = 10
         """,
     )
-    preprocessed = config_of(PreprocessConfig, parse_preprocess(["log", "--out", "dir", "--recipe", path]))
+    preprocessed = config_of(PreprocessConfig, preprocess_options(["log", "--out", "dir", "--recipe", path]))
     assert preprocessed.split.hot_bytes == 64 * 1024 and not preprocessed.ingest.label
     assert (preprocessed.rank.min_count, preprocessed.count.valid_fraction) == (4, 0.1)
-    trained = config_of(TrainConfig, parse_train(["dir", "--out", "run", f"--recipe={path}"]))
+    trained = config_of(TrainConfig, train_options(["dir", "--out", "run", f"--recipe={path}"]))
     assert trained == TrainConfig(
         placement="all-fast",
         bottom_mlp=(32, 16),
@@ -59,14 +63,14 @@ def test_options_of_a_recipe_are_those_that_would_be_typed(tmp_path: Path) -> No
 
 def test_what_is_typed_wins(tmp_path: Path) -> None:
     path = recipe(tmp_path, "[train]\nepochs = 3\nseed = 4\n[preprocess]\nlabel = false\n")
-    options = parse_train(["dir", "--epochs", "2", "--out", "run", "--recipe", path])
+    options = train_options(["dir", "--epochs", "2", "--out", "run", "--recipe", path])
     assert (options.epochs, options.seed) == (2, 4)
     assert with_recipe("preprocess", ["--recipe", path]) == ["--no-label"]
 
 
 def test_a_schema_in_a_recipe_sets_the_defaults_that_suit_it(tmp_path: Path) -> None:
     path = recipe(tmp_path, '[preprocess]\nschema = "criteo-1tb"\n')
-    options = parse_preprocess(["log", "--out", "dir", "--recipe", path])
+    options = preprocess_options(["log", "--out", "dir", "--recipe", path])
     assert (options.ingest.schema, options.rank.min_count, options.split.embedding_dim) == (
         "criteo-1tb",
         15,
@@ -121,7 +125,7 @@ def test_a_wrong_value_is_refused_as_if_it_had_been_typed(
 ) -> None:
     path = recipe(tmp_path, "[train]\nplacement = 'lookahed'\n")
     with pytest.raises(SystemExit):
-        parse_train(["dir", "--out", "run", "--recipe", path])
+        train_options(["dir", "--out", "run", "--recipe", path])
     assert "--placement must be one of" in capsys.readouterr().err
 
 
@@ -141,8 +145,8 @@ def test_a_written_recipe_is_read_back_to_the_same_configs(tmp_path: Path) -> No
         split=replace(default.split, hot_bytes=ByteSize(1000)),
     )
     path = recipe(tmp_path, write_recipe({"preprocess": preprocessed, "train": train}))
-    assert config_of(TrainConfig, parse_train(["dir", "--out", "run", "--recipe", path])) == train
-    found = config_of(PreprocessConfig, parse_preprocess(["log", "--out", "dir", "--recipe", path]))
+    assert config_of(TrainConfig, train_options(["dir", "--out", "run", "--recipe", path])) == train
+    found = config_of(PreprocessConfig, preprocess_options(["log", "--out", "dir", "--recipe", path]))
     assert found == preprocessed
 
 

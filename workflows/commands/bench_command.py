@@ -6,14 +6,15 @@ import difflib
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...pipeline.errors import HotsetError
 from ...pipeline.formats.whole_file import refuse_target, whole_file
+from ..command_list import Command
 from ..console import print_json, say, say_error, stdout_console, with_help
-from ..options import command_options, config_of, parse_options
+from ..options import NO_OPTION, command_options, config_of, parse_options
 
 BENCHES = {
     "preprocess": (
@@ -75,7 +76,24 @@ class BenchOptions:
     """Print one JSON object on stdout."""
 
 
-def run(command: str, arguments: Sequence[str]) -> int:
+@dataclass(frozen=True, kw_only=True)
+class BenchCommand(Command):
+    """Run a benchmark."""
+
+    typed: tuple[str, ...] = field(default=(), metadata={NO_OPTION: True})
+    """Name of the benchmark and its options."""
+
+    @classmethod
+    def parse(cls, command: str, arguments: Sequence[str]) -> BenchCommand:
+        """Take the arguments as they are: each benchmark parses its own."""
+        return cls(typed=tuple(arguments))
+
+    def execute(self) -> int:
+        """Run ``hotset bench``."""
+        return run(self.typed)
+
+
+def run(arguments: Sequence[str]) -> int:
     """Run one benchmark, or list them where no name is given."""
     # Benchmarks are listed by hand: tyro would have to import all of them to print their names.
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -88,7 +106,7 @@ def run(command: str, arguments: Sequence[str]) -> int:
         say_error(f"there is no benchmark {arguments[0]!r}", hint)
         return 2
     name = arguments[0]
-    module_name, description = BENCHES[name]
+    module_name, _ = BENCHES[name]
     # Imported by name, so that one benchmark does not wait for the dependencies of the others.
     module = importlib.import_module(f"..bench.{module_name}", __package__)
     # The options are those of the benchmark's own config, and where its result goes.
@@ -96,7 +114,6 @@ def run(command: str, arguments: Sequence[str]) -> int:
         command_options(module.CONFIG, BenchOptions),
         arguments[1:],
         command=f"bench {name}",
-        description=description[0].upper() + description[1:] + ".",
     )
     # Some measure for hours, so a file that cannot be written is refused before.
     if options.out:
@@ -122,3 +139,6 @@ def _write(out: Path, result: Mapping[str, Any]) -> None:
         print_json(result)
         raise
     say(f"wrote {out}")
+
+
+COMMANDS: dict[str, type[Command]] = {"bench": BenchCommand}

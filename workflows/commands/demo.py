@@ -6,7 +6,7 @@ import json
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from ...pipeline.sizes import MIB, ByteSize, format_byte_size
 from ...pipeline.stages.preprocess import StageReport, preprocess
 from ...stats.ranking.row_bytes import row_bytes
 from ...train.config import TrainConfig
+from ..command_list import STAGE_INTERRUPTED, Command
 from ..console import (
     bars_hidden,
     command_prefix,
@@ -40,7 +41,6 @@ from ..console import (
     stderr_console,
     stdout_console,
 )
-from ..options import parse_options
 from ..printing.describe_stages import describe_stage
 from ..printing.show_stats import show_statistics
 from ..recipes import DEFAULT_SCHEMA, criteo_kaggle, recipe_for, small_real_sample
@@ -54,8 +54,11 @@ _PLACEMENTS: Final = ("all-fast", "fae", "lookahead")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoCommand:
-    """Options of ``hotset demo``."""
+class DemoCommand(Command):
+    """Generate a log, preprocess it, and compare three models."""
+
+    on_interrupt = STAGE_INTERRUPTED
+    needs_torch = True
 
     samples: int | None = None
     """Number of samples to generate, or of lines to read from --data. Default: 300,000, or all of --data."""
@@ -84,23 +87,16 @@ class DemoCommand:
     def __post_init__(self) -> None:
         require_at_least("samples", self.samples, 100)
         if self.schema is not None and self.data is None:
-            raise ValueError("--schema describes the log of --data, which is not given")
+            raise ConfigError("--schema describes the log of --data, which is not given")
 
-
-def run(command: str, arguments: Sequence[str]) -> int:
-    """Run ``hotset demo``."""
-    options = parse_options(
-        DemoCommand,
-        arguments,
-        command=command,
-        description="Generate a log, preprocess it, and compare three models.",
-    )
-    # With --json only the object goes to stdout, and the steps are reported on stderr.
-    console = stderr_console() if options.json else stdout_console()
-    result = demo(options, console)
-    if options.json:
-        print_json(result)
-    return 0
+    def execute(self) -> int:
+        """Run ``hotset demo``."""
+        # With --json only the object goes to stdout, and the steps are reported on stderr.
+        console = stderr_console() if self.json else stdout_console()
+        result = demo(self, console)
+        if self.json:
+            print_json(result)
+        return 0
 
 
 def demo(options: DemoCommand, console: Console) -> dict[str, Any]:
@@ -289,3 +285,6 @@ def _next_commands(options: DemoCommand) -> list[str]:
         f"{hotset} evaluate {folder}/runs/lookahead {data}",
         f"{hotset} preprocess YOUR-LOG.tsv.gz --schema {schema} --hot-bytes 256MiB --out DIR",
     ]
+
+
+COMMANDS: dict[str, type[Command]] = {"demo": DemoCommand}

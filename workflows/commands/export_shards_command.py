@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -10,13 +9,14 @@ from ...pipeline.export.export_shards import ExportFormat, export_shards
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.runtime.resources import Resources
 from ...pipeline.sizes import format_byte_size
+from ..command_list import Command
 from ..console import print_json, print_line, progress_bars, stdout_console
-from ..options import Dir, parse_options
+from ..options import Dir
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportShardsCommand:
-    """Options of ``hotset export-shards``."""
+class ExportShardsCommand(Command):
+    """Write the samples of shards for other programs."""
 
     dir: Dir
     """Folder that `preprocess --out` created, or its `shards/`."""
@@ -35,26 +35,22 @@ class ExportShardsCommand:
     json: bool = False
     """Print one JSON object on stdout."""
 
-
-def run(command: str, arguments: Sequence[str]) -> int:
-    """Run ``hotset export-shards``."""
-    options = parse_options(
-        ExportShardsCommand,
-        arguments,
-        command=command,
-        description="Write the samples of shards for other programs.",
-    )
-    inner = options.dir / "shards"
-    shards = Manifest.read(inner if inner.is_dir() else options.dir)
-    with progress_bars() as progress:
-        exported = export_shards(
-            shards, options.to, options.out, Resources(workers=options.workers, progress=progress)
-        )
-    if options.json:
-        print_json({"out": str(options.out)} | asdict(exported))
+    def execute(self) -> int:
+        """Run ``hotset export-shards``."""
+        inner = self.dir / "shards"
+        shards = Manifest.read(inner if inner.is_dir() else self.dir)
+        with progress_bars() as progress:
+            exported = export_shards(
+                shards, self.to, self.out, Resources(workers=self.workers, progress=progress)
+            )
+        if self.json:
+            print_json({"out": str(self.out)} | asdict(exported))
+            return 0
+        for file in exported.files:
+            print_line(stdout_console(), f"{self.out / file.name}: {format_byte_size(file.num_bytes)}")
+        counted = ", ".join(f"{count:,} in {split}" for split, count in exported.num_samples.items())
+        print_line(stdout_console(), f"samples: {counted}")
         return 0
-    for file in exported.files:
-        print_line(stdout_console(), f"{options.out / file.name}: {format_byte_size(file.num_bytes)}")
-    counted = ", ".join(f"{count:,} in {split}" for split, count in exported.num_samples.items())
-    print_line(stdout_console(), f"samples: {counted}")
-    return 0
+
+
+COMMANDS: dict[str, type[Command]] = {"export-shards": ExportShardsCommand}

@@ -6,8 +6,9 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ...pipeline.errors import ConfigError
 from ...pipeline.folders.discard import parse_discard
@@ -23,6 +24,7 @@ from ...pipeline.sizes import format_byte_size
 from ...pipeline.stages.ingest import IngestConfig, ingest, ingest_identity, workers_for
 from ...pipeline.stages.map_ids import ID_MAP
 from ...pipeline.stages.preprocess import (
+    PreprocessConfig,
     StageReport,
     check_resources,
     preprocess,
@@ -31,8 +33,9 @@ from ...pipeline.stages.preprocess import (
 )
 from ...pipeline.stages.refusals import refuse_stage
 from ...pipeline.stages.stage_order import ALL_FOLDERS, FOLDERS, refuse_extension, remove_stale
+from ..command_list import Command
 from ..console import message_width, print_json, print_line, progress_bars, say, stdout_console
-from ..options import config_of
+from ..options import command_options, config_of, field_docstrings
 from ..printing.describe_stages import (
     describe_exchange,
     describe_id_map,
@@ -43,22 +46,16 @@ from ..printing.describe_stages import (
     explain_all_hot,
 )
 from .preprocess_options import (
-    PreprocessCommand,
+    IngestOptions,
+    PreprocessOptions,
     RunOptions,
+    StageOptions,
     parse_ingest,
     parse_preprocess,
     parse_stage,
-    rank_schedule_of,
 )
 
 _log = logging.getLogger(__name__)
-
-
-def run(command: str, arguments: Sequence[str]) -> int:
-    """Run ``hotset preprocess`` or one stage of it."""
-    if command == "preprocess":
-        return _preprocess(arguments)
-    return _ingest(arguments) if command == "ingest" else _stage(command, arguments)
 
 
 @contextmanager
@@ -75,8 +72,54 @@ def _running(options: RunOptions) -> Iterator[Resources]:
         yield resources
 
 
-def _preprocess(arguments: Sequence[str]) -> int:
-    options = parse_preprocess(arguments)
+@dataclass(frozen=True, kw_only=True)
+class PreprocessCommand(PreprocessOptions):
+    """Turn raw logs into shards, resuming what is unfinished."""
+
+    @classmethod
+    def parse(cls, command: str, arguments: Sequence[str]) -> PreprocessCommand:
+        """Parse the arguments of ``hotset preprocess``."""
+        return parse_preprocess(cls, arguments)
+
+    def execute(self) -> int:
+        """Run ``hotset preprocess``."""
+        return _preprocess(self)
+
+
+class IngestCommand(IngestOptions):
+    """Parse raw logs, check every field, and write columns."""
+
+    @classmethod
+    def parse(cls, command: str, arguments: Sequence[str]) -> Any:
+        """Parse the arguments of ``hotset ingest``."""
+        return parse_ingest(cls, arguments)
+
+    def execute(self) -> int:
+        """Run ``hotset ingest``."""
+        return _ingest(self)
+
+
+class StageCommand(StageOptions):
+    """One stage after ingest."""
+
+    stage: ClassVar[str]
+    config_type: ClassVar[type]
+
+    @classmethod
+    def parse(cls, command: str, arguments: Sequence[str]) -> Any:
+        """Parse the arguments of the stage."""
+        return parse_stage(cls, cls.stage, arguments)
+
+    def chosen(self) -> tuple[str, Any]:
+        """Return the stage to run and its settings."""
+        return self.stage, config_of(self.config_type, self)
+
+    def execute(self) -> int:
+        """Run the stage."""
+        return _stage(self)
+
+
+def _preprocess(options: PreprocessCommand) -> int:
     # What contradicts itself is refused before the first byte is read.
     discard = parse_discard(options.discard)
     if options.map_ids and not options.extend:
@@ -165,8 +208,7 @@ def _dry_run(options: PreprocessCommand) -> int:
     return 0
 
 
-def _ingest(arguments: Sequence[str]) -> int:
-    options = parse_ingest(arguments)
+def _ingest(options: Any) -> int:
     config = config_of(IngestConfig, options)
     with _running(options.run) as resources:
         if options.redo:
@@ -191,13 +233,8 @@ def _ingest(arguments: Sequence[str]) -> int:
     return _finish("ingest", columns, seconds, as_json=options.run.json, was_sealed=was_sealed)
 
 
-def _stage(stage: str, arguments: Sequence[str]) -> int:
-    options, config_type = parse_stage(stage, arguments)
-    config = config_of(config_type, options)
-    of_ranks = rank_schedule_of(options) if stage == "schedule" else None
-    if of_ranks is not None:
-        stage = "schedule-ranks"
-        config = of_ranks
+def _stage(options: Any) -> int:
+    stage, config = options.chosen()
     with _running(options.run) as resources:
         # The stage and what follows it go first; then it runs as if it had never been there.
         if options.redo:
@@ -250,3 +287,17 @@ def _report_outdated(removed: Sequence[Path]) -> None:
 def _report_removed(removed: Sequence[Path]) -> None:
     for path in removed:
         say(f"removed {path}")
+
+
+def stage_command(stage: str, config: Any, more: Any, description: str) -> type[Command]:
+    """Return the command of one stage, whose options are those of its config and of ``more``."""
+    kind = command_options(config, more)
+    kind.__doc__, kind.stage, kind.config_type = description, stage, config
+    return kind
+
+
+COMMANDS: dict[str, type[Command]] = {"preprocess": PreprocessCommand}
+for _field in fields(PreprocessConfig):
+    _more = IngestCommand if _field.name == "ingest" else StageCommand
+    _description = field_docstrings(PreprocessConfig)[_field.name]
+    COMMANDS[_field.name] = stage_command(_field.name, _field.default_factory, _more, _description)

@@ -9,34 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-import tyro
-
-from ...pipeline.errors import ConfigError
 from ...pipeline.folders.manifest import MANIFEST, Manifest
 from ...pipeline.formats.stage_settings import ColumnsSettings
 from ...pipeline.runtime.engines import EngineName
 from ...pipeline.schema.schema_file import setting_of
 from ...pipeline.sizes import ByteSize
-from ...pipeline.stages.ingest import IngestConfig
 from ...pipeline.stages.preprocess import PreprocessConfig
 from ...pipeline.stages.stage_order import FOLDERS
-from ...stats.exchange.homes_name import HomesName
-from ..option_help import field_docstrings
-from ..options import Dir, RecipeFile, command_options, config_of, find_options, parse_options
+from ..command_list import STAGE_INTERRUPTED, Command
+from ..options import Arg, Dir, RecipeFile, find_options, parse_options
 from ..recipe_file import with_recipe
 from ..recipes import DEFAULT_SCHEMA, recipe_for, recipe_like
 
-Raw = Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RAW", help_behavior_hint="")]
-StageName = Annotated[str | None, tyro.conf.arg(metavar="STAGE", help_behavior_hint="")]
-Folders = Annotated[str, tyro.conf.arg(metavar="FOLDER,...", help_behavior_hint="")]
+T = TypeVar("T")
 
-_DESCRIPTIONS = {
-    "schedule": "Plan which cold rows batches load, or what ranks send.",
-    "transpose": "Group each batch's lookups by row, once for all epochs.",
-}
-"""The first sentence of the help of stages that `PreprocessConfig` does not describe."""
+Raw = Annotated[tuple[Path, ...], Arg("RAW", is_positional=True)]
+StageName = Annotated[str | None, Arg("STAGE")]
+Folders = Annotated[str, Arg("FOLDER,...")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +53,17 @@ class RunOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreprocessCommand(PreprocessConfig):
-    """Options of all stages, and of the run as a whole."""
+class PreprocessOptions(Command, PreprocessConfig):
+    """Turn raw logs into shards, resuming what is unfinished."""
+
+    on_interrupt = STAGE_INTERRUPTED
+    main_options = {  # noqa: RUF012
+        "log": ("schema", "on_bad_line", "eval_fraction"),
+        "rows": ("hot_bytes", "embedding_dim", "embedding_optimizer", "min_count", "rank_by"),
+        "batches": ("batch_size", "order", "seed"),
+        "this run": ("dry_run", "redo", "extend", "like", "recipe_file"),
+        "machine and output": ("workers", "memory", "json"),
+    }
 
     raw: Raw
     """Logs, in order: text (plain, gzip or zstd) or Parquet."""
@@ -104,8 +104,10 @@ class PreprocessCommand(PreprocessConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IngestOptions:
+class IngestOptions(Command):
     """Options of ingest besides those of its config."""
+
+    on_interrupt = STAGE_INTERRUPTED
 
     raw: Raw
     """Logs, in order: text (plain, gzip or zstd) or Parquet."""
@@ -125,8 +127,10 @@ class IngestOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageOptions:
+class StageOptions(Command):
     """Options of a later stage besides those of its config."""
+
+    on_interrupt = STAGE_INTERRUPTED
 
     dir: Dir
     """Folder of all stages, as `preprocess --out` or `ingest --out` created it."""
@@ -138,18 +142,7 @@ class StageOptions:
     """The same for every stage. None of these changes a byte of the output."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScheduleOptions(StageOptions):
-    """Options of schedule that make it plan for several ranks."""
-
-    ranks: int | None = None
-    """Plan what crosses between so many ranks in each step, to DIR/exchange, instead of row movement."""
-
-    homes: HomesName = "by-use"
-    """With --ranks: rank where a row lives, as in training."""
-
-
-def parse_preprocess(arguments: Sequence[str]) -> PreprocessCommand:
+def parse_preprocess(kind: type[T], arguments: Sequence[str]) -> T:
     """Parse the arguments of ``hotset preprocess``; ``--like`` and ``--schema`` set the defaults."""
     arguments = with_recipe("preprocess", arguments)
     found, others = find_options(arguments, "--like", "--schema")
@@ -158,74 +151,28 @@ def parse_preprocess(arguments: Sequence[str]) -> PreprocessCommand:
     like = Path(found["--like"]) if "--like" in found else None
     recipe = recipe_for(schema or DEFAULT_SCHEMA) if like is None else recipe_like(like, schema)
     stages = {stage: getattr(recipe, stage) for stage in FOLDERS}
-    return parse_options(
-        PreprocessCommand,
-        others,
-        command="preprocess",
-        description="Turn raw logs into shards, resuming what is unfinished.",
-        default=PreprocessCommand(raw=tyro.MISSING, out=tyro.MISSING, like=like, **stages),
-    )
+    return parse_options(kind, others, command="preprocess", defaults={"like": like, **stages})
 
 
-def parse_ingest(arguments: Sequence[str]) -> Any:
-    """Parse the arguments of ``hotset ingest`` into an `IngestOptions` with the fields of `IngestConfig`."""
+def parse_ingest(kind: type[T], arguments: Sequence[str]) -> T:
+    """Parse the arguments of ``hotset ingest``."""
     found, others = find_options(_with_bare_redo("ingest", arguments), "--schema")
     recipe = recipe_for(setting_of(found.get("--schema", DEFAULT_SCHEMA)))
-    command = command_options(IngestConfig, IngestOptions)
-    return _parse_stage("ingest", command, recipe.ingest, others, raw=tyro.MISSING, out=tyro.MISSING)
+    return parse_options(kind, others, command="ingest", defaults=_values_of(recipe.ingest))
 
 
-def parse_stage(stage: str, arguments: Sequence[str]) -> tuple[StageOptions, Any]:
-    """Parse the arguments of a stage after ingest; returns its options, and its config's type."""
-    default = _settings_of(stage) or getattr(_recipe_in(arguments), stage)
-    own = ScheduleOptions if stage == "schedule" else StageOptions
-    command = command_options(type(default), own)
+def parse_stage(kind: type[T], stage: str, arguments: Sequence[str]) -> T:
+    """Parse the arguments of a stage after ingest."""
     arguments = _with_bare_redo(stage, arguments)
     # The schedule of several ranks is a stage of its own, which messages name.
     if stage == "schedule":
         arguments = _with_bare_redo("schedule-ranks", arguments)
-    return _parse_stage(stage, command, default, arguments, dir=tyro.MISSING), type(default)
+    default = getattr(_recipe_in(arguments), stage, None)
+    return parse_options(kind, arguments, command=stage, defaults=_values_of(default) if default else None)
 
 
-def rank_schedule_of(options: Any) -> Any:
-    """Return the settings of a schedule of several ranks; None where ``--ranks`` is not given.
-
-    Args:
-        options: of ``hotset schedule``.
-
-    Raises:
-        ConfigError: options of the other kind of schedule are given.
-    """
-    from ...pipeline.stages.schedule import ScheduleConfig
-    from ...pipeline.stages.schedule_ranks import RankScheduleConfig
-
-    if options.ranks is None:
-        if options.homes != ScheduleOptions.homes:
-            raise ConfigError("--homes is of a schedule of several ranks", hint="give --ranks, too")
-        return None
-    # Each rank plans its slots in training, with what it has for them.
-    names = ("staging_bytes", "prefetch", "window", "split_batches")
-    given = [name for name in names if getattr(options, name) != getattr(ScheduleConfig(), name)]
-    if given:
-        raise ConfigError(
-            f"--{given[0].replace('_', '-')} is of a schedule of one process, and --ranks of several",
-            hint="leave it out: each rank plans its own slots in training",
-        )
-    return config_of(RankScheduleConfig, options)
-
-
-def _settings_of(stage: str) -> Any:
-    """Return the defaults of a stage that no recipe sets; None for the others."""
-    # `preprocess` starts sooner without these two stages, which it does not run.
-    if stage == "schedule":
-        from ...pipeline.stages.schedule import ScheduleConfig
-
-        return ScheduleConfig()
-    if stage == "transpose":
-        from ...pipeline.stages.transpose import TransposeConfig
-
-        return TransposeConfig()
-    return None
+def _values_of(config: Any) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in fields(config)}
 
 
 def _with_bare_redo(stage: str, arguments: Sequence[str]) -> list[str]:
@@ -236,19 +183,6 @@ def _with_bare_redo(stage: str, arguments: Sequence[str]) -> list[str]:
         for before, argument in zip(["", *joined], joined, strict=False)
         if (before, argument) != ("--redo", stage)
     ]
-
-
-def _parse_stage(
-    stage: str, command: type[Any], config: Any, arguments: Sequence[str], **missing: Any
-) -> Any:
-    settings = {field.name: getattr(config, field.name) for field in fields(config)}
-    return parse_options(
-        command,
-        arguments,
-        command=stage,
-        description=_DESCRIPTIONS.get(stage) or field_docstrings(PreprocessConfig)[stage],
-        default=command(**settings, **missing),
-    )
 
 
 def _recipe_in(arguments: Sequence[str]) -> PreprocessConfig:

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-
 from ...pipeline.errors import ConfigError
 from ...pipeline.folders.manifest import MANIFEST, Manifest
 from ...pipeline.sizes import ByteSize
@@ -20,12 +18,13 @@ from ...pipeline.stages.rank import RankConfig
 from ...pipeline.stages.split import SplitConfig
 from ...train.config import TrainConfig
 from ...train.run_folder.run_settings import read_settings
+from ..command_list import Command
 from ..console import print_json
-from ..options import config_of, parse_options
+from ..options import Arg, config_of
 from ..recipe_file import TABLES, arguments_of, read_recipe, write_recipe
 from ..recipes import setting_in
-from .preprocess_options import parse_preprocess
-from .train_options import parse_train
+from .preprocess_options import PreprocessOptions, parse_preprocess
+from .train_commands import TrainCommand
 
 _CONFIG = "config.json"
 _STAND_IN = "x"
@@ -33,39 +32,30 @@ _STAND_IN = "x"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeCommand:
-    """Options of ``hotset recipe``."""
+class RecipeCommand(Command):
+    """Print all options in force as a recipe file."""
 
-    sources: Annotated[
-        tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="SOURCE", help_behavior_hint="")
-    ] = ()
+    sources: Annotated[tuple[Path, ...], Arg("SOURCE", is_positional=True)] = ()
     """Recipe files, folders of preprocess and runs of train, whose options are printed; an option that none
     of them sets has its default."""
 
     json: bool = False
     """Print one JSON object on stdout."""
 
-
-def run(command: str, arguments: Sequence[str]) -> int:
-    """Run ``hotset recipe``."""
-    options = parse_options(
-        RecipeCommand,
-        arguments,
-        command=command,
-        description="Print all options in force as a recipe file.",
-    )
-    # Later sources win, as options that are typed later do.
-    found: dict[str, Any] = {}
-    for source in options.sources:
-        found |= _configs_of(source)
-    # An experiment is both tables; with sources, those that they have.
-    wanted = [name for name in TABLES if name in found or not found]
-    configs = {name: found.get(name) or _config_from(name, []) for name in wanted}
-    if options.json:
-        print_json({name: asdict(config) for name, config in configs.items()})
-    else:
-        print(write_recipe(configs), end="")
-    return 0
+    def execute(self) -> int:
+        """Run ``hotset recipe``."""
+        # Later sources win, as options that are typed later do.
+        found: dict[str, Any] = {}
+        for source in self.sources:
+            found |= _configs_of(source)
+        # An experiment is both tables; with sources, those that they have.
+        wanted = [name for name in TABLES if name in found or not found]
+        configs = {name: found.get(name) or _config_from(name, []) for name in wanted}
+        if self.json:
+            print_json({name: asdict(config) for name, config in configs.items()})
+        else:
+            print(write_recipe(configs), end="")
+        return 0
 
 
 def _configs_of(source: Path) -> dict[str, Any]:
@@ -92,8 +82,10 @@ def _configs_of(source: Path) -> dict[str, Any]:
 def _config_from(table: str, arguments: Sequence[str]) -> Any:
     """Return the config of a table of options as they are typed."""
     if table == "preprocess":
-        return config_of(PreprocessConfig, parse_preprocess([*arguments, _STAND_IN, "--out", _STAND_IN]))
-    return config_of(TrainConfig, parse_train([*arguments, _STAND_IN, "--out", _STAND_IN]))
+        return config_of(
+            PreprocessConfig, parse_preprocess(PreprocessOptions, [*arguments, _STAND_IN, "--out", _STAND_IN])
+        )
+    return config_of(TrainConfig, TrainCommand.parse("train", [*arguments, _STAND_IN, "--out", _STAND_IN]))
 
 
 def _config_of_folder(folder: Path) -> PreprocessConfig:
@@ -118,3 +110,6 @@ def _config_of_folder(folder: Path) -> PreprocessConfig:
         split=SplitConfig.of(plan),
         pack=shards.read_config(lambda config: PackConfig(**config)),
     )
+
+
+COMMANDS: dict[str, type[Command]] = {"recipe": RecipeCommand}

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from ...pipeline.formats.whole_file import whole_file
+from ..command_list import Command
 from ..console import print_json, say, stdout_console
-from ..options import parse_options
+from ..options import Arg
 from ..printing.read_runs import differing_settings, read_runs
 from ..printing.show_run_list import best_first, page_of_runs, show_run_list
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunsCommand:
-    """Options of ``hotset runs``."""
+class RunsCommand(Command):
+    """List runs, best AUC first, and what differs."""
 
-    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
+    folder: Annotated[Path, Arg("FOLDER", is_positional=True)]
     """Folder with runs that `train --out` created, in folders of their own."""
 
     html: Path | None = None
@@ -29,31 +27,30 @@ class RunsCommand:
     json: bool = False
     """Print one JSON object on stdout."""
 
+    def execute(self) -> int:
+        """Run ``hotset runs``."""
+        # The page is written whatever else is printed.
+        runs = best_first(read_runs(self.folder))
+        if self.html is not None:
+            with whole_file(self.html, overwrite=True, option="--html") as file:
+                file.write(page_of_runs(runs).encode())
+            say(f"wrote {self.html}")
+        if self.json:
+            # Only settings that differ between runs are told: all others are the same in each.
+            names = differing_settings(runs)
+            found = [
+                {
+                    "run": each.name,
+                    "differs": {name: each.settings.get(name) for name in names},
+                    "summary": each.summary,
+                    "fault": each.fault,
+                }
+                for each in runs
+            ]
+            print_json({"runs": found})
+        else:
+            show_run_list(runs, stdout_console())
+        return 0
 
-def run(command: str, arguments: Sequence[str]) -> int:
-    """Run ``hotset runs``."""
-    options = parse_options(
-        RunsCommand, arguments, command=command, description="List runs, best AUC first, and what differs."
-    )
-    # The page is written whatever else is printed.
-    runs = best_first(read_runs(options.folder))
-    if options.html is not None:
-        with whole_file(options.html, overwrite=True, option="--html") as file:
-            file.write(page_of_runs(runs).encode())
-        say(f"wrote {options.html}")
-    if options.json:
-        # Only settings that differ between runs are told: all others are the same in each.
-        names = differing_settings(runs)
-        found = [
-            {
-                "run": each.name,
-                "differs": {name: each.settings.get(name) for name in names},
-                "summary": each.summary,
-                "fault": each.fault,
-            }
-            for each in runs
-        ]
-        print_json({"runs": found})
-    else:
-        show_run_list(runs, stdout_console())
-    return 0
+
+COMMANDS: dict[str, type[Command]] = {"runs": RunsCommand}

@@ -12,8 +12,9 @@ from ...pipeline.inspect.frequency_series import QUICK, frequency_statistics
 from ...pipeline.inspect.inspected_folder import Inspected
 from ...pipeline.inspect.table_rows import TableHead, open_table
 from ...pipeline.runtime.resources import Resources
+from ..command_list import Command
 from ..console import print_json, progress_bars, say, stdout_console
-from ..options import Dir, parse_options
+from ..options import Dir
 from ..printing.show_stats import show_ranks, show_rows, show_statistics
 from ..report.report_commands import preprocess_command
 from ..report.write_report import check_html, check_parquet, write_html, write_parquet
@@ -22,8 +23,8 @@ _TOP = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StatsCommand:
-    """Options of ``hotset stats``."""
+class StatsCommand(Command):
+    """Show how lookups are distributed over rows."""
 
     dir: Dir
     """Folder that `preprocess --out` created."""
@@ -80,47 +81,40 @@ class StatsCommand:
             raise ConfigError(f"--{given[0]} and --{given[1]} select different rows and cannot be combined")
         require_at_least("--top", self.top, 1)
 
-
-def run(command: str, arguments: Sequence[str]) -> int:
-    """Run ``hotset stats``."""
-    options = parse_options(
-        StatsCommand,
-        arguments,
-        command=command,
-        description="Show how lookups are distributed over rows.",
-    )
-    if options.feature is not None:
-        return _show_table(options, options.feature)
-    if options.ranks is not None:
-        return _show_ranks(options, options.ranks)
-    # In a terminal only the series that take no time; files and JSON get all of them.
-    is_quick = not options.json and options.html is None and options.parquet is None
-    # What would fail at the end is refused before the work begins.
-    if options.html is not None:
-        check_html(options.html)
-    if options.parquet is not None:
-        check_parquet(options.parquet)
-    with progress_bars() as progress:
-        statistics = frequency_statistics(
-            options.dir,
-            Resources(workers=options.workers, progress=progress),
-            series=QUICK if is_quick and options.series is None else options.series,
-            num_parts=options.parts,
-        )
-    # The command is the command line's to word; the report and --json print it.
-    provenance = statistics["provenance"]
-    provenance["command"] = preprocess_command(provenance, options.dir)
-    if options.html is not None:
-        write_html(options.dir, statistics, options.html, workers=options.workers)
-        say(f"wrote {options.html}")
-    if options.parquet is not None:
-        files = write_parquet(statistics, options.parquet)
-        say(f"wrote {len(files)} files to {options.parquet}: {', '.join(path.name for path in files)}")
-    if options.json:
-        print_json(statistics)
-    elif is_quick:
-        show_statistics(statistics, stdout_console())
-    return 0
+    def execute(self) -> int:
+        """Run ``hotset stats``."""
+        if self.feature is not None:
+            return _show_table(self, self.feature)
+        if self.ranks is not None:
+            return _show_ranks(self, self.ranks)
+        # In a terminal only the series that take no time; files and JSON get all of them.
+        is_quick = not self.json and self.html is None and self.parquet is None
+        # What would fail at the end is refused before the work begins.
+        if self.html is not None:
+            check_html(self.html)
+        if self.parquet is not None:
+            check_parquet(self.parquet)
+        with progress_bars() as progress:
+            statistics = frequency_statistics(
+                self.dir,
+                Resources(workers=self.workers, progress=progress),
+                series=QUICK if is_quick and self.series is None else self.series,
+                num_parts=self.parts,
+            )
+        # The command is the command line's to word; the report and --json print it.
+        provenance = statistics["provenance"]
+        provenance["command"] = preprocess_command(provenance, self.dir)
+        if self.html is not None:
+            write_html(self.dir, statistics, self.html, workers=self.workers)
+            say(f"wrote {self.html}")
+        if self.parquet is not None:
+            files = write_parquet(statistics, self.parquet)
+            say(f"wrote {len(files)} files to {self.parquet}: {', '.join(path.name for path in files)}")
+        if self.json:
+            print_json(statistics)
+        elif is_quick:
+            show_statistics(statistics, stdout_console())
+        return 0
 
 
 def _show_ranks(options: StatsCommand, ranks: Sequence[int]) -> int:
@@ -155,3 +149,6 @@ def _show_table(options: StatsCommand, feature: str) -> int:
     else:
         show_rows(found, stdout_console())
     return 0
+
+
+COMMANDS: dict[str, type[Command]] = {"stats": StatsCommand}

@@ -5,33 +5,167 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
 from ...pipeline.sizes import ByteSize, format_byte_size
 from ...train.checkpoints.checkpoint_settings import CheckpointSettings
 from ...train.config import TrainConfig
-from ...train.options.rank_options import RankOptions
+from ...train.options.rank_options import RankOptions, is_first, is_launched
+from ..command_list import Command
 from ..console import print_json, progress_bars, say, say_error, set_verbosity, stdout_console
-from ..options import Dir, config_of, parse_options
+from ..options import NO_OPTION, Arg, Dir, RecipeFile, config_of, parse_options
 from ..printing.describe_stages import explain_all_hot
-from .train_options import TrainCommand, parse_train
+from ..recipe_file import with_recipe
 
+_START_INTERRUPTED = "the steps up to the last checkpoint of --out are kept, where it has one"
+_STEPS_INTERRUPTED = "the steps so far are kept in the checkpoint of --out, unless those are off"
 _MOVES_COLD_ROWS = ("fae", "cache", "lookahead")
 """Placements that differ from all-fast by what they do with cold rows alone."""
 _Show = Callable[[dict[str, Any]], str]
 """How one figure of a run's summary is printed."""
-Run = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+Run = Annotated[Path, Arg("RUN", is_positional=True)]
+"""The folder of a trained run."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateCommand:
-    """Options of ``hotset evaluate``."""
+class TrainCommand(Command, RankOptions, CheckpointSettings, TrainConfig):
+    """Train a model on shards, and evaluate it at the end."""
+
+    needs_torch = True
+    main_options = {  # noqa: RUF012
+        "data and time": ("epochs", "max_steps", "max_time", "seed", "recipe_file"),
+        "embedding rows": ("placement", "hot_bytes", "staging_bytes", "slow_bytes"),
+        "model": ("model", "dense_dtype"),
+        "optimizers": ("embedding_optimizer", "embedding_lr", "dense_optimizer", "dense_lr"),
+        "evaluation and checkpoints": ("evaluate_every", "checkpoint_every", "keep_best", "init_from"),
+        "machine and output": ("device", "threads", "tensorboard", "json"),
+    }
+
+    dir: Dir
+    """Folder that `preprocess --out` created, or only its shards folder."""
+
+    out: Path
+    """New folder for the run: weights, summary and metrics. One that holds an unfinished run with the same
+    settings is resumed."""
+
+    recipe_file: RecipeFile = None
+    """Recipe with options in its table [train]; options on the command line take precedence. `hotset
+    recipe` prints one."""
+
+    init_from: Path | None = None
+    """Run whose weights and optimizer states this one starts with: a finished one, or the last checkpoint of
+    another. Its ids must be those of DIR, or be mapped by --id-map."""
+
+    id_map: Path | None = None
+    """Folder id_map that `map-ids` or `--extend --map-ids` wrote, or the DIR that has it; needed where DIR
+    has a newer vocabulary than the run of --init-from."""
+
+    slow_dir: Path | None = None
+    """Folder on the disk that takes rows beyond --slow-bytes while the run trains; by default --out."""
+
+    tensorboard: Path | None = None
+    """Folder for a file of losses and scores that TensorBoard reads (`tensorboard --logdir` shows it)."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    typed: tuple[str, ...] = field(default=(), metadata={NO_OPTION: True})
+    """The arguments as they were typed, which the run records."""
+
+    def __post_init__(self) -> None:
+        TrainConfig.__post_init__(self)
+        CheckpointSettings.__post_init__(self)
+        RankOptions.__post_init__(self)
+
+    @classmethod
+    def parse(cls, command: str, arguments: Sequence[str]) -> TrainCommand:
+        """Parse the arguments of ``hotset train``, those of a recipe before them."""
+        parsed = parse_options(cls, with_recipe("train", arguments), command=command)
+        return replace(parsed, typed=tuple(arguments))
+
+    @classmethod
+    def after_interrupt(
+        cls, arguments: Sequence[str], error: KeyboardInterrupt
+    ) -> tuple[str, str | None] | None:
+        """Return which steps are kept and how to resume; None on ranks but the first."""
+        # Imported here: most commands import nothing of checkpoints.
+        from ...train.checkpoints.interrupts import Interrupted
+
+        if not is_first():
+            return None
+        # Steps are saved where they were under way; a run that was starting has none.
+        left = _STEPS_INTERRUPTED if isinstance(error, Interrupted) else _START_INTERRUPTED
+        if is_launched():
+            return left, "the same command of the launcher resumes the run, with any number of ranks"
+        return left, f"`hotset train {shlex.join(arguments)}` resumes the run"
+
+    def execute(self) -> int:
+        """Run ``hotset train``."""
+        # torch takes a second and more to import: not before the options are known to be right.
+        from ...train.run import train
+        from ..machine_facts import describe_machine
+
+        # Rank 0 speaks for all; what the others have to say is why they stop.
+        if not is_first():
+            set_verbosity(quiet=True)
+            logging.getLogger("hotset").setLevel(logging.ERROR)
+        # The machine is described before training, so that the description takes none of its time.
+        machine = describe_machine()
+        config = config_of(TrainConfig, self)
+        with progress_bars() as progress:
+            summary = train(
+                self.dir,
+                config,
+                self.out,
+                slow_dir=self.slow_dir,
+                checkpoints=config_of(CheckpointSettings, self),
+                init_from=self.init_from,
+                id_map=self.id_map,
+                tensorboard=self.tensorboard,
+                rank_options=config_of(RankOptions, self),
+                provenance={
+                    "command": shlex.join(["hotset", "train", *self.typed]),
+                    "commit": machine["commit"],
+                    "machine": machine,
+                },
+                progress=progress,
+            ).to_dict()
+        if not is_first():
+            return 0
+        try:
+            self._show(config, summary)
+        except KeyboardInterrupt:
+            say_error(f"the run is finished: {self.out}", kind="interrupted")
+            return 130
+        return 0
+
+    def _show(self, config: TrainConfig, summary: dict[str, Any]) -> None:
+        """Print the summary of a run: an object for a program, or tables and notes."""
+        if self.json:
+            print_json(summary)
+            return
+        show_quality(summary, stdout_console())
+        show_runs([summary], stdout_console(), with_scores=False)
+        if summary["stopped"] is not None:
+            say(f"stopped at step {summary['num_steps']:,}: {summary['stopped']}")
+        if config.recipe.keeps_best and summary["best_step"] is not None:
+            say(f"kept the weights of step {summary['best_step']:,}, the best of the validation part")
+        say(f"wrote {self.out}")
+        all_hot = explain_all_hot(summary["num_rows"], summary["num_hot_rows"])
+        if all_hot and self.placement in _MOVES_COLD_ROWS:
+            say(all_hot)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateCommand(Command):
+    """Evaluate a run on the evaluation part of DIR."""
+
+    needs_torch = True
 
     run: Run
     """Folder that `train --out` created."""
@@ -49,93 +183,23 @@ class EvaluateCommand:
     json: bool = False
     """Print one JSON object on stdout."""
 
+    def execute(self) -> int:
+        """Run ``hotset evaluate``."""
+        from ...train.evaluate import evaluate
 
-def run(command: str, arguments: Sequence[str]) -> int:
-    """Run ``hotset train`` or ``hotset evaluate``."""
-    return _train(arguments) if command == "train" else _evaluate(arguments)
-
-
-def _train(arguments: Sequence[str]) -> int:
-    options = parse_train(arguments)
-    # torch takes a second and more to import: not before the options are known to be right.
-    from ...train.options.rank_options import is_first
-    from ...train.run import train
-    from ..machine_facts import describe_machine
-
-    # Rank 0 speaks for all; what the others have to say is why they stop.
-    if not is_first():
-        set_verbosity(quiet=True)
-        logging.getLogger("hotset").setLevel(logging.ERROR)
-    # The machine is described before training, so that the description takes none of its time.
-    machine = describe_machine()
-    with progress_bars() as progress:
-        config = config_of(TrainConfig, options)
-        summary = train(
-            options.dir,
-            config,
-            options.out,
-            slow_dir=options.slow_dir,
-            checkpoints=config_of(CheckpointSettings, options),
-            init_from=options.init_from,
-            id_map=options.id_map,
-            tensorboard=options.tensorboard,
-            rank_options=config_of(RankOptions, options),
-            provenance={
-                "command": shlex.join(["hotset", "train", *arguments]),
-                "commit": machine["commit"],
-                "machine": machine,
-            },
-            progress=progress,
-        ).to_dict()
-    if not is_first():
+        with progress_bars() as progress:
+            result = evaluate(
+                self.run,
+                self.dir,
+                device=self.device,
+                slow_bytes=self.slow_bytes,
+                progress=lambda done, total: progress("evaluate", done, total),
+            ).to_dict()
+        if self.json:
+            print_json(result)
+        else:
+            show_quality(result, stdout_console())
         return 0
-    try:
-        _show_trained(options, config, summary)
-    except KeyboardInterrupt:
-        say_error(f"the run is finished: {options.out}", kind="interrupted")
-        return 130
-    return 0
-
-
-def _show_trained(options: TrainCommand, config: TrainConfig, summary: dict[str, Any]) -> None:
-    """Print what a run came to: an object for a program, or tables with what to know about the run below."""
-    if options.json:
-        print_json(summary)
-    else:
-        show_quality(summary, stdout_console())
-        show_runs([summary], stdout_console(), with_scores=False)
-        if summary["stopped"] is not None:
-            say(f"stopped at step {summary['num_steps']:,}: {summary['stopped']}")
-        if config.recipe.keeps_best and summary["best_step"] is not None:
-            say(f"kept the weights of step {summary['best_step']:,}, the best of the validation part")
-        say(f"wrote {options.out}")
-        all_hot = explain_all_hot(summary["num_rows"], summary["num_hot_rows"])
-        if all_hot and options.placement in _MOVES_COLD_ROWS:
-            say(all_hot)
-
-
-def _evaluate(arguments: Sequence[str]) -> int:
-    options = parse_options(
-        EvaluateCommand,
-        arguments,
-        command="evaluate",
-        description="Evaluate a run on the evaluation part of DIR.",
-    )
-    from ...train.evaluate import evaluate
-
-    with progress_bars() as progress:
-        result = evaluate(
-            options.run,
-            options.dir,
-            device=options.device,
-            slow_bytes=options.slow_bytes,
-            progress=lambda done, total: progress("evaluate", done, total),
-        ).to_dict()
-    if options.json:
-        print_json(result)
-    else:
-        show_quality(result, stdout_console())
-    return 0
 
 
 def show_quality(scores: dict[str, Any], console: Console) -> None:
@@ -232,3 +296,6 @@ def _sent_bytes(summary: dict[str, Any]) -> str:
     if not exchange:
         return "-"
     return format_byte_size(sum(sum(sent.values()) for sent in exchange["bytes_by_rank"]))
+
+
+COMMANDS: dict[str, type[Command]] = {"train": TrainCommand, "evaluate": EvaluateCommand}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,13 +13,14 @@ from ...pipeline.runtime.address_limit import TORCH_BYTES, refuse_few_addresses
 from ...pipeline.runtime.resources import Resources
 from ...pipeline.sizes import ByteSize
 from ...pipeline.verify.verify import STAGE_FOLDERS, verify
+from ..command_list import Command
 from ..console import print_json, progress_bars, say
-from ..options import Dir, parse_options
+from ..options import Dir
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyCommand:
-    """Options of ``hotset verify``."""
+class VerifyCommand(Command):
+    """Check every manifest, checksum and invariant."""
 
     dir: Dir
     """Folder that `preprocess --out` or `train --out` created."""
@@ -58,41 +58,37 @@ class VerifyCommand:
     json: bool = False
     """Print one JSON object on stdout."""
 
-
-def run(command: str, arguments: Sequence[str]) -> int:
-    """Run ``hotset verify`` and return exit status 1 where a fault was found."""
-    options = parse_options(
-        VerifyCommand, arguments, command=command, description="Check every manifest, checksum and invariant."
-    )
-    # A run folder is known by its config, and has checks of its own.
-    if (options.dir / "config.json").exists():
-        return _verify_run(options)
-    if options.shards is not None:
-        raise ConfigError(f"--shards are those of a training run, and {options.dir} is none")
-    # Published logs are told apart from damaged ones before they are parsed.
-    published: list[str] = []
-    if options.md5sums is not None:
-        if not options.inputs:
-            raise ConfigError("md5sums are of raw logs: name them by --inputs")
-        published = md5_faults(options.inputs, options.md5sums)
-    with progress_bars() as progress:
-        faults = published + verify(
-            options.dir,
-            Resources(workers=options.workers, memory_bytes=options.memory, progress=progress),
-            raw=options.inputs,
-            rebuild=options.rebuild,
-            scratch=options.scratch,
-            other_vocabulary=options.other_vocabulary,
-        )
-    # A check that could not be made is reported, so that no fault found does not read as all is well.
-    discarded = [name for name in STAGE_FOLDERS if is_discarded(options.dir / name)]
-    for name in discarded:
-        say(f"{options.dir / name} was discarded, so only its manifest was checked")
-    if options.json:
-        print_json({"dir": str(options.dir), "faults": faults, "discarded": discarded})
-    else:
-        print("\n".join(faults) if faults else f"{options.dir}: OK, all checks passed")
-    return 1 if faults else 0
+    def execute(self) -> int:
+        """Run ``hotset verify`` and return exit status 1 where a fault was found."""
+        # A run folder is known by its config, and has checks of its own.
+        if (self.dir / "config.json").exists():
+            return _verify_run(self)
+        if self.shards is not None:
+            raise ConfigError(f"--shards are those of a training run, and {self.dir} is none")
+        # Published logs are told apart from damaged ones before they are parsed.
+        published: list[str] = []
+        if self.md5sums is not None:
+            if not self.inputs:
+                raise ConfigError("md5sums are of raw logs: name them by --inputs")
+            published = md5_faults(self.inputs, self.md5sums)
+        with progress_bars() as progress:
+            faults = published + verify(
+                self.dir,
+                Resources(workers=self.workers, memory_bytes=self.memory, progress=progress),
+                raw=self.inputs,
+                rebuild=self.rebuild,
+                scratch=self.scratch,
+                other_vocabulary=self.other_vocabulary,
+            )
+        # A check that could not be made is reported, so that no fault found does not read as all is well.
+        discarded = [name for name in STAGE_FOLDERS if is_discarded(self.dir / name)]
+        for name in discarded:
+            say(f"{self.dir / name} was discarded, so only its manifest was checked")
+        if self.json:
+            print_json({"dir": str(self.dir), "faults": faults, "discarded": discarded})
+        else:
+            print("\n".join(faults) if faults else f"{self.dir}: OK, all checks passed")
+        return 1 if faults else 0
 
 
 def _verify_run(options: VerifyCommand) -> int:
@@ -120,3 +116,6 @@ def _verify_run(options: VerifyCommand) -> int:
     else:
         print("\n".join(faults) if faults else f"{options.dir}: OK, all checks passed")
     return 1 if faults else 0
+
+
+COMMANDS: dict[str, type[Command]] = {"verify": VerifyCommand}

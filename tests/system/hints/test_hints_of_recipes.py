@@ -123,3 +123,21 @@ def test_runs_are_listed_of_the_folder_that_holds_them(shell: Shell) -> None:
     Path("empty").mkdir()
     assert shell.refused("runs", "empty") == "give the folder that runs were written to"
     assert "run" in shell.works("runs", ".")
+
+
+@follows(
+    "workflows/options.py::Option.parse",
+    "workflows/options.py::_values_of",
+    "workflows/options.py::_values_of#2",
+    "workflows/options.py::_unknown",
+)
+def test_wrong_usage_is_corrected_by_its_hints(shell: Shell) -> None:
+    hint = shell.refused(*TRAIN, "other", "--placement", "all-fats")
+    assert hint == "--placement all-fast"
+    shell.works(*TRAIN, "other", *hint.split())
+    assert shell.refused("evaluate", "other", "data", "log.tsv") == "hotset evaluate RUN DIR"
+    assert shell.refused("evaluate", "other").startswith("hotset evaluate RUN DIR (")
+    shell.works("evaluate", "other", "data")
+    hint = shell.refused("evaluate", "other", "data", "--jsom")
+    assert hint.startswith("--json: ")
+    shell.works("evaluate", "other", "data", hint.split(":")[0])

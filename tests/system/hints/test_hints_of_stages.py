@@ -39,8 +39,8 @@ def test_fae_needs_ids_by_sampled_counts(shell: Shell) -> None:
 
 
 @follows(
-    "workflows/commands/preprocess_options.py::rank_schedule_of",
-    "workflows/commands/preprocess_options.py::rank_schedule_of#2",
+    "workflows/commands/schedule_commands.py::rank_schedule_of",
+    "workflows/commands/schedule_commands.py::rank_schedule_of#2",
 )
 def test_a_schedule_is_of_one_process_or_of_several_ranks(shell: Shell) -> None:
     assert shell.refused("schedule", "data", "--homes", "moving") == "give --ranks, too"

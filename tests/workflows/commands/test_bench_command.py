@@ -49,7 +49,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_without_a_name_benchmarks_are_listed_and_none_is_imported(
     arguments: list[str], status: int, made_up: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("bench", arguments) == status
+    assert run(arguments) == status
     shown = capsys.readouterr().out
     assert shown.startswith("usage: hotset bench NAME") and all(name in shown for name in BENCHES)
     assert made_up == []
@@ -62,7 +62,7 @@ def test_without_a_name_benchmarks_are_listed_and_none_is_imported(
 def test_a_mistyped_name_offers_the_nearest(
     name: str, hint: str, made_up: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("bench", [name]) == 2
+    assert run([name]) == 2
     assert capsys.readouterr().err == f"error: there is no benchmark {name!r}\nhint: {hint}\n"
     assert made_up == []
 
@@ -70,10 +70,10 @@ def test_a_mistyped_name_offers_the_nearest(
 def test_a_result_is_shown_or_printed_and_written(
     made_up: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("bench", ["kills", "--samples", "4"]) == 0
+    assert run(["kills", "--samples", "4"]) == 0
     assert capsys.readouterr().out == "shown 8\n" and made_up == ["..bench.bench_kills", "measured"]
     out = tmp_path / "result.json"
-    assert run("bench", ["kills", "--json", "--out", str(out)]) == 0
+    assert run(["kills", "--json", "--out", str(out)]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out) == json.loads(out.read_text()) == {"samples": 10}
     assert f"wrote {out}" in said.err.replace("\n", "")
@@ -84,7 +84,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
 ) -> None:
     for out in (tmp_path / "none" / "result.json", tmp_path):
         with pytest.raises(HotsetError):
-            run("bench", ["kills", "--out", str(out)])
+            run(["kills", "--out", str(out)])
     assert "measured" not in made_up
 
 
@@ -96,5 +96,5 @@ def test_a_disk_without_room_loses_no_result(
 
     monkeypatch.setattr(bench_command, "whole_file", full)
     with pytest.raises(HotsetError, match="no room"):
-        run("bench", ["kills", "--out", str(tmp_path / "result.json")])
+        run(["kills", "--out", str(tmp_path / "result.json")])
     assert json.loads(capsys.readouterr().out) == {"samples": 10}

@@ -1,4 +1,4 @@
-"""``hotset preprocess`` and its stages (`preprocess_options`)."""
+"""``hotset preprocess`` and its stages (`preprocess_options`, `schedule_commands`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hotset.pipeline.stages.rank import RankConfig
 from hotset.workflows.cli import main
-from hotset.workflows.commands.preprocess_options import parse_preprocess, parse_stage
+from hotset.workflows.commands.preprocess_commands import COMMANDS, PreprocessCommand
 from hotset.workflows.options import config_of
 
 
@@ -128,25 +129,27 @@ def test_the_schedule_is_described(data: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_the_schema_sets_the_defaults_and_options_replace_them() -> None:
-    options = parse_preprocess(["raw", "--out", "x", "--schema", "criteo-1tb", "--embedding-dim", "8"])
+    options = PreprocessCommand.parse(
+        "preprocess", ["raw", "--out", "x", "--schema", "criteo-1tb", "--embedding-dim", "8"]
+    )
     assert (options.ingest.schema, options.rank.min_count, options.split.embedding_dim) == (
         "criteo-1tb",
         15,
         8,
     )
-    assert parse_preprocess(["raw", "--out", "x"]).rank.min_count == 1
+    assert PreprocessCommand.parse("preprocess", ["raw", "--out", "x"]).rank.min_count == 1
 
 
 def test_another_folder_sets_the_defaults_too(data: Path) -> None:
-    options = parse_preprocess(["raw", "--out", "x", f"--like={data}", "--seed", "3"])
+    options = PreprocessCommand.parse("preprocess", ["raw", "--out", "x", f"--like={data}", "--seed", "3"])
     assert options.like == data and options.split.hot_bytes == 65536
     assert (options.pack.batch_size, options.pack.seed) == (128, 3)
 
 
 def test_the_log_of_a_folder_sets_the_defaults_of_its_stages(log: Path, tmp_path: Path) -> None:
     assert main(["ingest", str(log), "--out", str(tmp_path), "--schema", "criteo-1tb"]) == 0
-    options, config_type = parse_stage("rank", ["--peel-floor", "5", str(tmp_path)])
-    config = config_of(config_type, options)
+    options = COMMANDS["rank"].parse("rank", ["--peel-floor", "5", str(tmp_path)])
+    config = config_of(RankConfig, options)
     assert options.dir == tmp_path
     assert (config.min_count, config.peel_floor) == (15, 5)
 

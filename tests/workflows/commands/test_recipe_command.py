@@ -1,6 +1,6 @@
 """``hotset recipe`` and ``--recipe``: an experiment is one file.
 
-Tests `train_options`, too.
+Tests the options of `train`, too.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def packages_beyond_the_image() -> set[str]:
 
 def test_what_a_gpu_image_lacks_is_found() -> None:
     beyond = packages_beyond_the_image()
-    assert {"polars", "tyro", "rich", "hypothesis"} <= beyond
+    assert {"polars", "rich", "hypothesis"} <= beyond
     assert not {"torch", "numpy", "_pytest", "llvmlite", "hotset", "jinja2"} & beyond
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,8 +15,9 @@ from ....stats.prediction.workload import Machine
 from ....train.advice import AdviceConfig, advise
 from ....train.advice_record import PlacementAdvice
 from ....train.machine_speeds import MachineSpeeds
+from ...command_list import Command
 from ...console import plain_table, print_json, print_line, print_table, progress_bars, stdout_console
-from ...options import Dir, parse_options
+from ...options import Dir
 from ...report.report_sentences import rounded
 from ...report.series_tables import predicted_bytes, predicted_seconds
 
@@ -27,8 +27,8 @@ _MICRO = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdviseCommand:
-    """Options of ``hotset advise``."""
+class AdviseCommand(Command):
+    """Predict the time per step by placement and fast memory."""
 
     dir: Dir
     """Folder that `preprocess --out` created."""
@@ -95,25 +95,18 @@ class AdviseCommand:
         kind = "typical speeds" if self.speeds is None else f"speeds of {self.speeds.name}"
         return kind if all(value is None for value in given) else f"{kind} and those given"
 
-
-def run(command: str, arguments: Sequence[str]) -> int:
-    """Run ``hotset advise``."""
-    options = parse_options(
-        AdviseCommand,
-        arguments,
-        command=command,
-        description="Predict the time per step by placement and fast memory.",
-    )
-    config = AdviceConfig(fast_bytes=options.fast_bytes, batch_size=options.batch_size, model=options.model)
-    machine = options.machine()
-    with progress_bars() as progress:
-        resources = Resources(workers=options.workers, progress=progress)
-        advice = advise(options.dir, config, machine, resources)
-    if options.json:
-        print_json(advice)
-    else:
-        show_advice(advice, stdout_console(), options.source)
-    return 0
+    def execute(self) -> int:
+        """Run ``hotset advise``."""
+        config = AdviceConfig(fast_bytes=self.fast_bytes, batch_size=self.batch_size, model=self.model)
+        machine = self.machine()
+        with progress_bars() as progress:
+            resources = Resources(workers=self.workers, progress=progress)
+            advice = advise(self.dir, config, machine, resources)
+        if self.json:
+            print_json(advice)
+        else:
+            show_advice(advice, stdout_console(), self.source)
+        return 0
 
 
 def show_advice(advice: PlacementAdvice, console: Console, source: str = "typical speeds") -> None:
@@ -206,3 +199,6 @@ def _sentences(advice: PlacementAdvice) -> list[str]:
         "`hotset characterise --out FILE` measures the speeds of this machine for --speeds FILE."
     )
     return [advised, note]
+
+
+COMMANDS: dict[str, type[Command]] = {"advise": AdviseCommand}

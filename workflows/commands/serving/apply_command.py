@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
+from ...command_list import Command
 from ...console import print_json, progress_bars, say
-from ...options import parse_options
+from ...options import Arg
 from .changed_rows import counts_of, show_changes
 
 
 @dataclass(frozen=True, kw_only=True)
-class ApplyCommand:
-    """Options of ``hotset apply``."""
+class ApplyCommand(Command):
+    """Lead an exported folder to a later run."""
 
-    changes: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CHANGES")]
+    needs_torch = True
+
+    changes: Annotated[Path, Arg("CHANGES", is_positional=True)]
     """Folder that `export --since` created."""
 
     to: Path
@@ -30,26 +30,22 @@ class ApplyCommand:
     json: bool = False
     """Print one JSON object on stdout."""
 
+    def execute(self) -> int:
+        """Run ``hotset apply``."""
+        # torch takes a second and more to import: not before the options are known to be right.
+        from ....pipeline.formats.whole_file import refuse_target
+        from ....train.exporting.apply_changes import apply_changes
 
-def run(command: str, arguments: Sequence[str]) -> int:
-    """Run ``hotset apply``."""
-    options = parse_options(
-        ApplyCommand,
-        arguments,
-        command=command,
-        description="Lead an exported folder to a later run.",
-    )
-    # torch takes a second and more to import: not before the options are known to be right.
-    from ....pipeline.formats.whole_file import refuse_target
-    from ....train.exporting.apply_changes import apply_changes
+        # A folder that exists is refused before any other is hashed.
+        refuse_target(self.out, overwrite=False)
+        with progress_bars() as progress:
+            changes = apply_changes(self.to, self.changes, self.out, progress=progress)
+        if self.json:
+            print_json({"out": str(self.out), "changes": counts_of(changes)})
+        else:
+            show_changes(counts_of(changes))
+            say(f"wrote {self.out}")
+        return 0
 
-    # A folder that exists is refused before any other is hashed.
-    refuse_target(options.out, overwrite=False)
-    with progress_bars() as progress:
-        changes = apply_changes(options.to, options.changes, options.out, progress=progress)
-    if options.json:
-        print_json({"out": str(options.out), "changes": counts_of(changes)})
-    else:
-        show_changes(counts_of(changes))
-        say(f"wrote {options.out}")
-    return 0
+
+COMMANDS: dict[str, type[Command]] = {"apply": ApplyCommand}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,18 @@ from rich.table import Table
 
 from ....pipeline.errors import ConfigError
 from ....train.options.export_config import ExportConfig
+from ...command_list import Command
 from ...console import print_json, progress_bars, say, stdout_console
-from ...options import command_options, config_of, parse_options
+from ...options import config_of
 from ..train_commands import Run
 from .changed_rows import counts_of, show_changes
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Files:
-    """Options of ``hotset export``."""
+class ExportCommand(Command, ExportConfig):
+    """Write a run as files that serve it without hotset."""
+
+    needs_torch = True
 
     run: Run
     """Folder that `train --out` created."""
@@ -39,56 +41,44 @@ class _Files:
     json: bool = False
     """Print one JSON object on stdout."""
 
+    def execute(self) -> int:
+        """Run ``hotset export``."""
+        if self.since is not None and self.onnx:
+            raise ConfigError("changes have no graph: --onnx is for a whole export")
+        # torch takes a second and more to import: not before the options are known to be right.
+        from ....pipeline.formats.whole_file import refuse_target
+        from ....train.exporting.export_changes import export_changes
+        from ....train.exporting.export_run import export_run
+        from ....train.exporting.row_cost import score_packed_rows
 
-ExportCommand = command_options(ExportConfig, _Files)
-
-
-def run(command: str, arguments: Sequence[str]) -> int:
-    """Run ``hotset export``."""
-    options = parse_options(
-        ExportCommand,
-        arguments,
-        command=command,
-        description="Write a run as files that serve it without hotset.",
-    )
-    if options.since is not None and options.onnx:
-        raise ConfigError("changes have no graph: --onnx is for a whole export")
-    # torch takes a second and more to import: not before the options are known to be right.
-    from ....pipeline.formats.whole_file import refuse_target
-    from ....train.exporting.export_changes import export_changes
-    from ....train.exporting.export_run import export_run
-    from ....train.exporting.row_cost import score_packed_rows
-
-    config = config_of(ExportConfig, options)
-    report: dict[str, Any] = {"out": str(options.out)}
-    refuse_target(options.out, overwrite=False)
-    with progress_bars() as progress:
-        # Rows are packed and unpacked as exported, and scored beside those of the run; before anything is
-        # written, so that shards that do not fit leave no folder behind.
-        if options.evaluate is not None:
-            packed, trained = score_packed_rows(
-                options.run, options.evaluate, options.row_type, progress=progress
-            )
-            report |= {"auc": packed.auc, "auc_fp32": trained.auc}
-            report |= {"log_loss": packed.log_loss, "log_loss_fp32": trained.log_loss}
-        if options.since is None:
-            export_run(options.run, options.out, config, vocabulary=options.vocabulary, progress=progress)
+        config = config_of(ExportConfig, self)
+        report: dict[str, Any] = {"out": str(self.out)}
+        refuse_target(self.out, overwrite=False)
+        with progress_bars() as progress:
+            # Rows are packed and unpacked as exported, and scored beside those of the run; before anything is
+            # written, so that shards that do not fit leave no folder behind.
+            if self.evaluate is not None:
+                packed, trained = score_packed_rows(self.run, self.evaluate, self.row_type, progress=progress)
+                report |= {"auc": packed.auc, "auc_fp32": trained.auc}
+                report |= {"log_loss": packed.log_loss, "log_loss_fp32": trained.log_loss}
+            if self.since is None:
+                export_run(self.run, self.out, config, vocabulary=self.vocabulary, progress=progress)
+            else:
+                changes = export_changes(
+                    self.run,
+                    self.since,
+                    self.out,
+                    config,
+                    vocabulary=self.vocabulary,
+                    progress=progress,
+                )
+                report["changes"] = counts_of(changes)
+        if self.json:
+            print_json(report)
         else:
-            changes = export_changes(
-                options.run,
-                options.since,
-                options.out,
-                config,
-                vocabulary=options.vocabulary,
-                progress=progress,
-            )
-            report["changes"] = counts_of(changes)
-    if options.json:
-        print_json(report)
-    else:
-        _show(report, options.row_type)
-        say(f"wrote {options.out}")
-    return 0
+            _show(report, self.row_type)
+            say(f"wrote {self.out}")
+        return 0
 
 
 def _show(report: dict[str, Any], row_type: str) -> None:
@@ -104,3 +94,6 @@ def _show(report: dict[str, Any], row_type: str) -> None:
             difference = "-" if None in pair else f"{pair[0] - pair[1]:+.6f}"
             table.add_row(name, *shown, difference)
         stdout_console().print(table)
+
+
+COMMANDS: dict[str, type[Command]] = {"export": ExportCommand}

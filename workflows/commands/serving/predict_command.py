@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from ....train.options.predict_config import PredictConfig
+from ...command_list import Command
 from ...console import print_json, progress_bars, say
-from ...options import command_options, config_of, parse_options
+from ...options import Arg, config_of
 from ..train_commands import Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Files:
-    """Options of ``hotset predict``."""
+class PredictCommand(Command, PredictConfig):
+    """Predict the probability of a click for each line of LOG."""
+
+    needs_torch = True
 
     run: Run
     """Folder that `train --out` created."""
 
-    log: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="LOG")]
+    log: Annotated[Path, Arg("LOG", is_positional=True)]
     """Raw log in the format that the run was trained on; may be compressed."""
 
     out: Path
@@ -41,38 +41,29 @@ class _Files:
     json: bool = False
     """Print one JSON object on stdout."""
 
+    def execute(self) -> int:
+        """Run ``hotset predict``."""
+        # torch takes a second and more to import: not before the options are known to be right.
+        from ....pipeline.formats.whole_file import refuse_target
+        from ....train.scoring.predict_log import RunPredictor, predict_file
 
-PredictCommand = command_options(PredictConfig, _Files)
+        # A file that must not be overwritten is refused before the model is read.
+        refuse_target(self.out, overwrite=self.overwrite)
+        with progress_bars() as progress:
+            predictor = RunPredictor(self.run, config_of(PredictConfig, self), vocabulary=self.vocabulary)
+            num_samples = predict_file(
+                predictor,
+                self.log,
+                self.out,
+                has_label=not self.no_label,
+                overwrite=self.overwrite,
+                progress=partial(progress, "predict"),
+            )
+        if self.json:
+            print_json({"out": str(self.out), "num_samples": num_samples})
+        else:
+            say(f"wrote {num_samples:,} predictions to {self.out}")
+        return 0
 
 
-def run(command: str, arguments: Sequence[str]) -> int:
-    """Run ``hotset predict``."""
-    options = parse_options(
-        PredictCommand,
-        arguments,
-        command=command,
-        description="Predict the probability of a click for each line of LOG.",
-    )
-    # torch takes a second and more to import: not before the options are known to be right.
-    from ....pipeline.formats.whole_file import refuse_target
-    from ....train.scoring.predict_log import RunPredictor, predict_file
-
-    # A file that must not be overwritten is refused before the model is read.
-    refuse_target(options.out, overwrite=options.overwrite)
-    with progress_bars() as progress:
-        predictor = RunPredictor(
-            options.run, config_of(PredictConfig, options), vocabulary=options.vocabulary
-        )
-        num_samples = predict_file(
-            predictor,
-            options.log,
-            options.out,
-            has_label=not options.no_label,
-            overwrite=options.overwrite,
-            progress=partial(progress, "predict"),
-        )
-    if options.json:
-        print_json({"out": str(options.out), "num_samples": num_samples})
-    else:
-        say(f"wrote {num_samples:,} predictions to {options.out}")
-    return 0
+COMMANDS: dict[str, type[Command]] = {"predict": PredictCommand}

@@ -1,4 +1,4 @@
-"""Completion in real shells (`shell_scripts`, `completion_command`): what is offered at some place."""
+"""Completion in real shells: what is offered at some place, and that every offer parses."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hotset.workflows.cli import main
 from hotset.workflows.command_list import COMMANDS
-from hotset.workflows.completion.kept_options import read_commands
-from hotset.workflows.completion.shell_scripts import SHELLS
+from hotset.workflows.commands.completion_command import SHELLS, all_options
 
 COMPLETE = """
 source "$0"
@@ -25,7 +25,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The script of each shell."""
     folder = tmp_path_factory.mktemp("completion")
-    commands = read_commands()
+    commands = all_options()
     for shell, script in SHELLS.items():
         (folder / shell).write_text(script(commands))
     return {shell: folder / shell for shell in SHELLS}
@@ -36,8 +36,6 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     [
         (["st"], {"stats"}),
         (["ev"], {"evaluate"}),
-        (["bench", "k"], {"kills"}),
-        (["bench", "kills", "--ki"], {"--kills"}),
         (["train", "--embedding-o"], {"--embedding-optimizer"}),
         (["train", "DIR", "--embedding-optimizer", "a"], {"adagrad", "adam"}),
         (["preprocess", "--no-l"], {"--no-label"}),
@@ -60,11 +58,32 @@ def test_bash_offers_every_command(scripts: dict[str, Path]) -> None:
     assert set(done.stdout.splitlines()) == set(COMMANDS)
 
 
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
+def test_every_offered_option_parses(
+    command: str, scripts: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An offer that takes no value is refused for what follows it, another for its missing value."""
+    typed = ["bash", "--norc", "-c", COMPLETE, str(scripts["bash"]), "hotset", command, "--"]
+    offers = set(subprocess.run(typed, capture_output=True, text=True, check=True).stdout.split())
+    assert {"--help", "--quiet"} <= offers
+    # All three scripts offer the same.
+    lines = [line for line in scripts["fish"].read_text().splitlines() if f"from {command}'" in line]
+    in_fish = {f"--{line.split(' -l ')[1].split()[0]}" for line in lines}
+    assert in_fish == offers - {"--help", "--help-all"}
+    assert scripts["bash"].read_text() in scripts["zsh"].read_text()
+    for offer in offers - {"--help", "--help-all"}:
+        with pytest.raises(SystemExit) as stopped:
+            main([command, offer, "--no-such-option"])
+        assert stopped.value.code == 2
+        said = capsys.readouterr().err.splitlines()[0]
+        takes_value = said == f"error: {offer} needs a value"
+        assert takes_value or said == f"error: hotset {command} has no option --no-such-option"
+
+
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish_offers_what_can_stand_there(scripts: dict[str, Path]) -> None:
     for typed, offered in (
         ("st", "stats"),
-        ("bench k", "kills"),
         ("train --embedding-o", "--embedding-optimizer"),
     ):
         program = f"source {scripts['fish']}; complete -C 'hotset {typed}'"

@@ -1,1 +1,0 @@
-"""Completion in a shell: its scripts, and the options of all commands in a file."""
