@@ -17,13 +17,11 @@ from .chart_layers import (
     INK,
     ORANGE,
     PURPLE,
-    WIDE,
     ChartRow,
     ChartSpec,
-    NamedPoints,
     chart_spec,
+    color_by_name,
     line_layers,
-    make_axes,
     percent_axis,
     point_layer,
 )
@@ -33,7 +31,7 @@ _ALL_TABLES = "all tables together"
 
 
 def coverage_chart(
-    rows: Sequence[CoverageRow], named: Sequence[str], all_tables: Sequence[BudgetRow], *, width: float = WIDE
+    rows: Sequence[CoverageRow], named: Sequence[str], all_tables: Sequence[BudgetRow]
 ) -> ChartSpec:
     """Return the share of lookups that the top rows of each table serve.
 
@@ -63,32 +61,30 @@ def coverage_chart(
     axis = alt.Axis(format="~s", values=[10**k for k in range(10) if 10**k <= most], grid=False)
     scale = alt.Scale(type="log", domain=[1, most], nice=False)
     x = alt.X("x:Q", title="top rows (those with the most lookups)", scale=scale, axis=axis)
-    axes = make_axes((x, (1, most)), percent_axis("share of lookups"), width)
     layers = line_layers(
         points,
-        axes,
-        colors,
+        (x, percent_axis("share of lookups")),
+        color_by_name(colors, hidden=others),
         tooltips=["table", "rows", "lookups"],
-        labels=[_ALL_TABLES, *palette],
         thin=others,
         with_dots=False,
     )
     return chart_spec(layers, "Share of lookups by number of top rows, per table")
 
 
-def unique_rows_chart(rows: Sequence[UniqueRowsRow], *, width: float = WIDE) -> ChartSpec:
+def unique_rows_chart(rows: Sequence[UniqueRowsRow]) -> ChartSpec:
     """Return the distinct rows per batch, expected and measured, by batch size."""
     lines: dict[str, BatchFigure] = {"lookups": "num_lookups", "distinct rows, expected": "expected"}
-    colors = {"lookups": INK, "distinct rows, expected": BLUE}
+    name = "distinct rows, measured"
+    colors = {"lookups": INK, "distinct rows, expected": BLUE, name: ORANGE}
     # Computed figures are drawn as lines, those counted in batches as points.
-    points = [_batch_point(row, name, key) for row in rows for name, key in lines.items()]
-    measured = [_batch_point(row, "distinct rows, measured", "measured") for row in rows]
+    points = [_batch_point(row, line, key) for row in rows for line, key in lines.items()]
+    measured = [_batch_point(row, name, "measured") for row in rows]
     # The y axis ends at powers of ten just beyond the data.
     sizes = [row["batch_size"] for row in rows]
     most = max(row["num_lookups"] for row in rows)
     least = min(point["y"] for point in [*points, *measured])
     ticks = [10**k for k in range(12) if least / 10 < 10**k < most * 10]
-    ends = (float(ticks[0]), float(ticks[-1]))
     # Both axes are logarithmic: equal factors of rows then have equal lengths.
     x = alt.X(
         "x:Q",
@@ -99,16 +95,13 @@ def unique_rows_chart(rows: Sequence[UniqueRowsRow], *, width: float = WIDE) -> 
     y = alt.Y(
         "y:Q",
         title="rows",
-        scale=alt.Scale(type="log", domain=list(ends), nice=False),
+        scale=alt.Scale(type="log", domain=[ticks[0], ticks[-1]], nice=False),
         axis=alt.Axis(format="~s", values=ticks),
     )
-    axes = make_axes((x, (min(sizes), max(sizes))), (y, ends), width, log_y=True)
     tooltips = ["name", "batch", "rows"]
-    labeled = NamedPoints([(point["x"], point["y"]) for point in measured], ORANGE)
-    layers = line_layers(
-        points, axes, colors, tooltips=tooltips, with_dots=False, named_points={"measured": labeled}
-    )
-    layers.append(point_layer(measured, axes, tooltips, size=55, color=ORANGE))
+    color = color_by_name(colors)
+    layers = line_layers(points, (x, y), color, tooltips=tooltips, with_dots=False)
+    layers.append(point_layer(measured, (x, y), color, tooltips, size=55))
     return chart_spec(layers, "Distinct rows per batch by batch size")
 
 
@@ -122,7 +115,7 @@ def _batch_point(row: UniqueRowsRow, name: str, key: BatchFigure) -> ChartRow:
     }
 
 
-def drift_chart(by_age: Sequence[DriftAge], *, width: float = WIDE) -> ChartSpec:
+def drift_chart(by_age: Sequence[DriftAge]) -> ChartSpec:
     """Return the shares that the hot rows of one part serve in later parts, by the parts in between."""
     lines: dict[str, ServedShare] = {
         "hot lookups": "hot_lookup_share",
@@ -142,10 +135,9 @@ def drift_chart(by_age: Sequence[DriftAge], *, width: float = WIDE) -> ChartSpec
         for name, key in lines.items()
     ]
     # The age of a part is its distance from the part that chose the hot rows.
-    ends = (0, by_age[-1]["age"])
     axis = alt.Axis(values=[row["age"] for row in by_age], format="d", grid=False)
     title = "age of the hot rows (parts of the log)"
-    x = alt.X("x:Q", title=title, scale=alt.Scale(domain=ends), axis=axis)
-    axes = make_axes((x, ends), percent_axis("share"), width, log_x=False)
-    layers = line_layers(points, axes, colors, tooltips=["name", "age", "share"])
+    x = alt.X("x:Q", title=title, scale=alt.Scale(domain=[0, by_age[-1]["age"]]), axis=axis)
+    axes = (x, percent_axis("share"))
+    layers = line_layers(points, axes, color_by_name(colors), tooltips=["name", "age", "share"])
     return chart_spec(layers, "What hot rows serve as they age")

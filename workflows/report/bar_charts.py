@@ -10,19 +10,17 @@ from dataclasses import dataclass
 import altair as alt
 
 from ...pipeline.inspect.log_series import DenseRow
-from .chart_layers import BLUE, ORANGE, WIDE, ChartRow, ChartSpec, chart_spec
+from .chart_layers import BLUE, ORANGE, ChartRow, ChartSpec, chart_spec
 from .log_tables import short_number
 
 _ROW_HEIGHT = 19
 """Height of a row of a chart (pixels)."""
-_VALUE_ROOM = 1.16
-_NARROW_VALUE_ROOM = 1.4
+_VALUE_ROOM = 1.3
 """How far the axis extends beyond the longest bar, for its value."""
-_MOST_LETTERS, _NARROW_MOST_LETTERS = 22, 15
-"""Letters of a name that are drawn on a laptop and on a phone."""
 _NUMBER = "abs(datum.value) < 1 ? format(datum.value, '~g') : format(datum.value, '~s')"
-_LINE_LETTERS = 30
-"""Letters of an axis title in a line on a phone."""
+_MOST_TICKS = 7
+_LINE_LETTERS = 40
+"""Letters of an axis title in a line, so that a phone has room for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +36,13 @@ class Bar:
     color: str = BLUE
 
 
-def bar_chart(bars: Sequence[Bar], title: str, description: str, *, width: float = WIDE) -> ChartSpec:
+def bar_chart(bars: Sequence[Bar], title: str, description: str) -> ChartSpec:
     """Return horizontal bars from 0, with their values written behind them.
 
     Args:
         bars: from the top to the bottom.
         title: of the axis of values, which has no labels: every bar has its value.
         description: of the chart, for readers who do not see it.
-        width: of the plot (pixels).
     """
     rows = [
         {
@@ -61,12 +58,11 @@ def bar_chart(bars: Sequence[Bar], title: str, description: str, *, width: float
     # Never 0, so that a chart of empty bars still has a scale.
     most = max([1e-12, *(bar.value for bar in bars), *(bar.mark or 0 for bar in bars)])
     # Room behind the longest bar for its value, and twice that factor where a mark has one too.
-    room = _VALUE_ROOM if width >= WIDE else _NARROW_VALUE_ROOM
+    room = _VALUE_ROOM
     if any(bar.mark is not None for bar in bars):
         room *= room
-    y = _names([bar.name for bar in bars], width)
-    # On a phone a long title takes two lines.
-    lines = [title] if width >= WIDE else textwrap.wrap(title, _LINE_LETTERS)
+    y = _names([bar.name for bar in bars])
+    lines = textwrap.wrap(title, _LINE_LETTERS)
     x = alt.X(
         "value:Q",
         title=lines,
@@ -92,17 +88,16 @@ def bar_chart(bars: Sequence[Bar], title: str, description: str, *, width: float
     return chart_spec(layers, description, _ROW_HEIGHT * max(1, len(bars)))
 
 
-def dense_chart(dense: Sequence[DenseRow], *, width: float = WIDE) -> ChartSpec:
+def dense_chart(dense: Sequence[DenseRow]) -> ChartSpec:
     """Return the range of each dense feature: 1% to 99%, the middle half, and the median.
 
     Args:
         dense: rows of the series ``log``, features without a value are left out.
-        width: of the plot (pixels).
     """
     rows = [_range(row) for row in dense if row["num_values"]]
     low = min((row["low"] for row in rows), default=0)
     high = max((row["high"] for row in rows), default=1)
-    ticks = _powers(low, high, most=9 if width >= WIDE else 5)
+    ticks = _powers(low, high, most=_MOST_TICKS)
     # Logarithmic on both sides of 0, linear around it.
     # A symmetric logarithm, since counts span decades and dense values may be 0 or negative.
     scale = alt.Scale(
@@ -115,7 +110,7 @@ def dense_chart(dense: Sequence[DenseRow], *, width: float = WIDE) -> ChartSpec:
     x = alt.X("low:Q", title="value (logarithmic)", scale=scale, axis=axis)
     tooltips = [alt.Tooltip(f"{key}:N") for key in ("name", "1%", "25%", "median", "75%", "99%")]
     base = alt.Chart(alt.Data(values=rows)).encode(
-        x=x, y=_names([row["name"] for row in rows], width), tooltip=tooltips
+        x=x, y=_names([row["name"] for row in rows]), tooltip=tooltips
     )
     # A rule from the 1st to the 99th percentile, a bar over the middle half, a point at the median.
     layers = [
@@ -167,8 +162,7 @@ def _last_power(end: float) -> int:
     return math.floor(math.log10(end) + 1e-9)
 
 
-def _names(names: Sequence[str], width: float) -> alt.Y:
-    most = _MOST_LETTERS if width >= WIDE else _NARROW_MOST_LETTERS
+def _names(names: Sequence[str]) -> alt.Y:
     # Names that are too long are cut by the chart itself, so that the whole name remains in the tooltip.
     axis = alt.Axis(
         title=None,
@@ -176,8 +170,7 @@ def _names(names: Sequence[str], width: float) -> alt.Y:
         domain=False,
         labelColor="var(--ink)",
         labelPadding=7,
-        labelLimit=160,
-        labelExpr=f"length(datum.label) > {most} ? slice(datum.label, 0, {most - 1}) + '…' : datum.label",
+        labelLimit=120,
         labelOverlap=False,
     )
     return alt.Y("name:N", sort=list(names), scale=alt.Scale(padding=0), axis=axis)

@@ -1,4 +1,4 @@
-"""Building blocks of the report's charts: axes, lines that carry their names, charts as Vega-Lite JSON.
+"""Building blocks of the report's charts: axes, lines with a legend, charts as Vega-Lite JSON.
 
 Colors are CSS variables of the page, so one drawing serves the light and the dark theme; the palette is Okabe
 and Ito's, which color-blind readers can tell apart. Numbers in tooltips are formatted here, as text.
@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import altair as alt
 from altair.utils import schemapi
 
-from .report_labels import CHARACTER_WIDTH, Frame, Label, Points, place_labels
-
-WIDE, NARROW = 820, 290
-"""Width of a plot on a laptop and on a phone (pixels); other windows stretch or shrink one of them."""
 HEIGHT = 320
 """Height of a plot (pixels)."""
 BLUE, ORANGE, GREEN, PURPLE, INK, GREY = (
@@ -34,30 +29,10 @@ _BYTES = (
 )
 """A Vega expression that writes a number of bytes in the largest unit it reaches."""
 
-"""The rows of one series of the statistics."""
 ChartSpec = dict[str, Any]
 """A chart as Vega-Lite has it."""
 ChartRow = dict[str, Any]
 """A point of a chart: what is drawn under x, y and name, and what its tooltip shows."""
-"""A chart as Vega-Lite JSON."""
-_Ends = tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Axes:
-    """Both axes, for Vega-Lite and for placing labels."""
-
-    x: alt.X
-    y: alt.Y
-    frame: Frame
-
-
-@dataclass(frozen=True, slots=True)
-class NamedPoints:
-    """Points that another layer draws and that only need a label here."""
-
-    points: Points
-    color: str
 
 
 def chart_spec(layers: Sequence[alt.Chart], description: str, height: float = HEIGHT) -> ChartSpec:
@@ -94,22 +69,17 @@ def _config() -> dict[str, Any]:
         "font": "system-ui, -apple-system, 'Segoe UI', sans-serif",
         "view": {"stroke": None},
         "axis": axis,
-        "legend": {"labelColor": "var(--muted)", "titleColor": "var(--muted)", "labelFontSize": 12},
+        "legend": {"labelColor": "var(--ink)", "labelFontSize": 12, "symbolStrokeWidth": 2.25},
     }
 
 
-def make_axes(x: tuple[alt.X, _Ends], y: tuple[alt.Y, _Ends], width: float, **logs: bool) -> Axes:
-    """Return both axes of a plot of some width, each given as its encoding and the values at its ends."""
-    return Axes(x[0], y[0], Frame(x[1], y[1], width, HEIGHT, **logs))
-
-
-def percent_axis(title: str, top: float = 1.0) -> tuple[alt.Y, _Ends]:
+def percent_axis(title: str, top: float = 1.0) -> alt.Y:
     """Return a y axis of shares from 0 to ``top``, labeled in percent."""
     scale = alt.Scale(domain=[0, top], nice=False)
-    return alt.Y("y:Q", title=title, scale=scale, axis=alt.Axis(format="~%", tickCount=6)), (0, top)
+    return alt.Y("y:Q", title=title, scale=scale, axis=alt.Axis(format="~%", tickCount=6))
 
 
-def byte_axis(title: str, sizes: Sequence[float]) -> tuple[alt.X, _Ends]:
+def byte_axis(title: str, sizes: Sequence[float]) -> alt.X:
     """Return a logarithmic x axis over ``sizes``, labeled in KiB, MiB and so on."""
     low = min(sizes)
     high = max(sizes)
@@ -117,7 +87,7 @@ def byte_axis(title: str, sizes: Sequence[float]) -> tuple[alt.X, _Ends]:
         labelExpr=_BYTES, values=_byte_ticks(low, high), grid=False, labelOverlap="greedy", labelSeparation=8
     )
     scale = alt.Scale(type="log", base=2, domain=[low, high], nice=False)
-    return alt.X("x:Q", title=title, scale=scale, axis=axis), (low, high)
+    return alt.X("x:Q", title=title, scale=scale, axis=axis)
 
 
 def _byte_ticks(low: float, high: float) -> list[int]:
@@ -139,37 +109,40 @@ def nice_top(shares: Sequence[float]) -> float:
     return next((top for top in (0.05, *(k / 10 for k in range(1, 10))) if most <= top), 1.0)
 
 
+def color_by_name(colors: Mapping[str, str], hidden: Collection[str] = ()) -> alt.Color:
+    """Return the color of each name, with a legend above the plot of all that are not hidden."""
+    values = [name for name in colors if name not in hidden]
+    # A phone has room for one name in a row.
+    columns = alt.ExprRef("width < 480 ? 1 : 3")
+    legend = alt.Legend(
+        title=None, orient="top", columns=columns, values=values, labelLimit=0, symbolOpacity=1
+    )
+    scale = alt.Scale(domain=list(colors), range=list(colors.values()))
+    return alt.Color("name:N", scale=scale, legend=legend)
+
+
 def line_layers(
     rows: list[ChartRow],
-    axes: Axes,
-    colors: Mapping[str, str],
+    axes: tuple[alt.X, alt.Y],
+    color: alt.Color,
     *,
     tooltips: Sequence[str],
-    labels: Sequence[str] | None = None,
     dashed: Sequence[str] = (),
     thin: Sequence[str] = (),
     with_dots: bool = True,
-    obstacles: Points = (),
-    named_points: Mapping[str, NamedPoints] | None = None,
 ) -> list[alt.Chart]:
-    """Return the layers of some lines: strokes, dots, tooltips, and each line's name on it.
+    """Return the layers of some lines: strokes, dots, tooltips.
 
     Args:
         rows: a point each: x, y, the line's name, and the texts of the tooltip.
-        axes: of the plot.
-        colors: by name of a line; their order is that of the lines.
+        axes: x and y of the plot.
+        color: of the names, as `color_by_name` returns it.
         tooltips: keys of ``rows`` that a tooltip lists.
-        labels: lines to label, the most important first; all by default.
         dashed: lines drawn dashed.
-        thin: lines drawn thin and never labeled; labels may cross them.
+        thin: lines drawn thin.
         with_dots: draw the points of the lines too.
-        obstacles: points that labels keep away from.
-        named_points: points drawn elsewhere, by the name to write beside them.
     """
-    named = dict(named_points or {})
-    names = list(colors)
-    color = alt.Color("name:N", scale=alt.Scale(domain=names, range=list(colors.values())), legend=None)
-    base = alt.Chart(alt.Data(values=rows)).encode(x=axes.x, y=axes.y, detail="name:N", color=color)
+    base = alt.Chart(alt.Data(values=rows)).encode(x=axes[0], y=axes[1], detail="name:N", color=color)
     is_thin = alt.FieldOneOfPredicate(field="name", oneOf=list(thin))
     is_dashed = alt.FieldOneOfPredicate(field="name", oneOf=list(dashed))
     line = base.mark_line().encode(
@@ -181,46 +154,19 @@ def line_layers(
     targets = base.mark_point(filled=True, size=450, opacity=0).encode(
         tooltip=[alt.Tooltip(f"{key}:N") for key in tooltips]
     )
-    # Thin lines are background: labels are placed as if they were not there.
-    to_avoid = {
-        name: [(row["x"], row["y"]) for row in rows if row["name"] == name]
-        for name in names
-        if name not in thin
-    }
-    to_avoid |= {name: list(found.points) for name, found in named.items()}
-    placed = place_labels(to_avoid, [*(names if labels is None else labels), *named], axes.frame, obstacles)
-    label_colors = dict(colors) | {name: found.color for name, found in named.items()}
-    return [line, dots, targets, *_label_layers(placed, label_colors, axes.frame.width)]
+    return [line, dots, targets]
 
 
-def _label_layers(labels: Sequence[Label], colors: Mapping[str, str], width: float) -> list[alt.Chart]:
-    """Draw each label twice: a wide halo in the page's color, so that it stands out, and the text itself."""
-    layers = []
-    for label in labels:
-        # A share of the width, not pixels, because the window stretches or shrinks the plot; but not beyond
-        # its edges.
-        half = len(label.name) * CHARACTER_WIDTH / 2
-        x = alt.value(
-            alt.ExprRef(
-                f"clamp(width * {label.x / width:.4f}, {half:.1f}, max({half:.1f}, width - {half:.1f}))"
-            )
-        )
-        base = alt.Chart(alt.Data(values=[{}])).encode(x=x, y=alt.value(label.y), text=alt.value(label.name))
-        style = {"fontSize": 12, "fontWeight": 600, "baseline": "middle"}
-        halo = base.mark_text(stroke="var(--paper)", strokeWidth=4, strokeJoin="round", **style)
-        color = "var(--muted)" if colors[label.name] == GREY else colors[label.name]
-        layers += [halo, base.mark_text(color=color, **style)]
-    return layers
-
-
-def budget_line(num_bytes: int, axes: Axes) -> alt.Chart:
-    """Return a vertical line at a budget."""
-    base = alt.Chart(alt.Data(values=[{"x": num_bytes}])).encode(x=axes.x)
-    return base.mark_rule(color="var(--muted)", strokeDash=[2, 3])
-
-
-def point_layer(rows: list[ChartRow], axes: Axes, tooltips: Sequence[str], **mark: Any) -> alt.Chart:
-    """Return points that belong to no line; ``mark`` sets their shape, size and color."""
-    base = alt.Chart(alt.Data(values=rows)).encode(x=axes.x, y=axes.y)
+def point_layer(
+    rows: list[ChartRow], axes: tuple[alt.X, alt.Y], color: alt.Color, tooltips: Sequence[str], **mark: Any
+) -> alt.Chart:
+    """Return points that belong to no line; ``mark`` sets their shape and size."""
+    base = alt.Chart(alt.Data(values=rows)).encode(x=axes[0], y=axes[1], color=color)
     shown = [alt.Tooltip(f"{key}:N") for key in tooltips]
     return base.mark_point(filled=True, opacity=1, **mark).encode(tooltip=shown)
+
+
+def budget_line(num_bytes: int, x: alt.X, name: str, color: alt.Color) -> alt.Chart:
+    """Return a vertical line at a budget."""
+    base = alt.Chart(alt.Data(values=[{"x": num_bytes, "name": name}])).encode(x=x, color=color)
+    return base.mark_rule(strokeDash=[2, 3])

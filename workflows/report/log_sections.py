@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from ...pipeline.inspect.category_series import CategoryRow
@@ -14,7 +15,6 @@ from ...pipeline.inspect.provenance import Provenance
 from ...pipeline.sizes import format_byte_size
 from . import log_tables as tables
 from .bar_charts import Bar, bar_chart, dense_chart
-from .chart_layers import ChartSpec
 from .report_page import Section
 from .report_sentences import percent
 from .series_tables import TextTable
@@ -65,10 +65,8 @@ def default_runs_sections(found: DefaultRuns) -> Iterator[Section]:
         }
         bars.append(Bar(row["placement"], to_fast + to_slow, text, tooltip=tooltip))
 
-    def chart(width: float) -> ChartSpec:
-        title = "bytes per sample, both ways together"
-        return bar_chart(bars, title, "Bytes that each placement moves", width=width)
-
+    title = "bytes per sample, both ways together"
+    chart = partial(bar_chart, bars, title, "Bytes that each placement moves")
     text = tables.describe_default_runs(found)
     yield Section("default-runs", "What do the placements move?", text, chart, [tables.default_runs(found)])
 
@@ -92,10 +90,8 @@ def hot_tables_section(rows: Sequence[HotTableRow]) -> Section:
         for row in largest[:_MOST_BARS]
     ]
 
-    def chart(width: float) -> ChartSpec:
-        title = "share of the hot bytes (bar) and of all cold lookups (mark)"
-        return bar_chart(bars, title, "Share of the hot bytes by table", width=width)
-
+    title = "share of the hot bytes (bar) and of all cold lookups (mark)"
+    chart = partial(bar_chart, bars, title, "Share of the hot bytes by table")
     # The reading is explained in words, because the chart holds two shares of different wholes.
     text = (
         "Bars show each table's share of the plan's hot bytes, marks its share of the lookups that still hit "
@@ -131,9 +127,7 @@ def _labels(log: LogSeries) -> Iterator[Section]:
         for row in parts[:_MOST_BARS]
     ]
 
-    def chart(width: float) -> ChartSpec:
-        return bar_chart(bars, "label rate", "Label rate of each part of the log", width=width)
-
+    chart = partial(bar_chart, bars, "label rate", "Label rate of each part of the log")
     text = (
         "The share of clicked samples (label 1) in each part of the log, in the order of the log; parts for "
         "evaluation are orange. Below, the same of fully hot, mixed and evaluation samples: if hot and mixed "
@@ -164,10 +158,8 @@ def _missing(log: LogSeries) -> Section:
         for row in most_first
     ]
 
-    def chart(width: float) -> ChartSpec:
-        title = "share of samples without a value: training (bar), evaluation (mark)"
-        return bar_chart(bars, title, "Missing values by feature", width=width)
-
+    title = "share of samples without a value: training (bar), evaluation (mark)"
+    chart = partial(bar_chart, bars, title, "Missing values by feature")
     num_whole = len(rows) - len(lacking)
     if not bars:
         text = "Every feature has a value in every training sample."
@@ -183,9 +175,7 @@ def _missing(log: LogSeries) -> Section:
 def _dense(log: LogSeries) -> Section:
     rows = log["dense"]
 
-    def chart(width: float) -> ChartSpec:
-        return dense_chart(rows[:_MOST_BARS], width=width)
-
+    chart = partial(dense_chart, rows[:_MOST_BARS])
     # The transform loses values without a word, so its losses are named here.
     clamped = [row["feature"] for row in rows if (row["clamped_share"] or 0) > 0]
     text = (

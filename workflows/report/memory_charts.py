@@ -17,16 +17,13 @@ from .chart_layers import (
     INK,
     ORANGE,
     PURPLE,
-    WIDE,
-    Axes,
     ChartRow,
     ChartSpec,
-    NamedPoints,
     budget_line,
     byte_axis,
     chart_spec,
+    color_by_name,
     line_layers,
-    make_axes,
     nice_top,
     percent_axis,
     point_layer,
@@ -38,6 +35,7 @@ PUBLISHED = ((4_000_000, 0.51), (20_000_000, 0.65), (140_000_000, 0.76))
 PUBLISHED_ROW_BYTES = 64
 """Bytes of a row there: dim 16, without optimizer state."""
 _FAE = "FAE, full log"
+_PLAN = "the plan"
 _ORDER_COLORS = {"frequency": BLUE, "peel": GREEN, "fae": ORANGE, "sampled": ORANGE}
 _ORDER_NAMES = {
     "frequency": "exact counts",
@@ -57,7 +55,7 @@ _PLACEMENT_COLORS = {
 
 
 def hot_samples_chart(
-    rows: Sequence[OrderRow], plan_bytes: int, *, published_row_bytes: int | None = None, width: float = WIDE
+    rows: Sequence[OrderRow], plan_bytes: int, *, published_row_bytes: int | None = None
 ) -> ChartSpec:
     """Return fully hot samples by budget for each order; hot lookups of the first order are dashed.
 
@@ -66,14 +64,9 @@ def hot_samples_chart(
         plan_bytes: the plan's budget, marked by a vertical line; one of more than all rows at their size.
         published_row_bytes: bytes of a row; FAE's published points are shown at as many rows of this size.
             None leaves them out.
-        width: of the plot (pixels).
     """
     orders = list(dict.fromkeys(row["order"] for row in rows))
-    # A phone has no room for long names: there the axis says what most lines are.
-    is_narrow = width < WIDE / 2
-    names = {order: _ORDER_NAMES.get(order, order) for order in orders}
-    if not is_narrow:
-        names = {order: f"fully hot, {name}" for order, name in names.items()}
+    names = {order: f"fully hot, {_ORDER_NAMES.get(order, order)}" for order in orders}
     lookups = "hot lookups"
     # One line for each order of rows, and the hot lookups of the first order beside it.
     points: list[ChartRow] = []
@@ -90,30 +83,27 @@ def hot_samples_chart(
         points.append(point)
         if row["order"] == orders[0]:
             points.append(point | {"y": row["hot_lookup_share"], "name": lookups})
-    colors = {lookups: INK} | {name: _ORDER_COLORS.get(order, PURPLE) for order, name in names.items()}
     sizes = [row["bytes"] for row in rows]
-    shares = percent_axis("fully hot samples" if is_narrow else "share")
-    axes = make_axes(byte_axis("fast memory for hot rows", sizes), shares, width)
     # Published figures are shown where the axis reaches anyway, and never stretch it.
-    published = [point for point in published_points(published_row_bytes) if point[0] <= max(sizes)]
-    # Labels of lines keep clear of these points.
+    published: list[ChartRow] = [
+        {"x": x, "y": y, "name": _FAE, "budget": format_byte_size(x), "fully hot samples": percent(y, 0)}
+        for x, y in published_points(published_row_bytes)
+        if x <= max(sizes)
+    ]
+    colors = {lookups: INK} | {name: _ORDER_COLORS.get(order, PURPLE) for order, name in names.items()}
+    colors |= {_PLAN: GREY} | ({_FAE: PURPLE} if published else {})
+    color = color_by_name(colors)
+    axes = (byte_axis("fast memory for hot rows", sizes), percent_axis("share"))
     # A plan outside the axis is marked at its end, since beyond the last size every row is hot anyway: a line
     # outside would shrink the whole chart to nothing.
     marked_bytes = min(max(plan_bytes, min(sizes)), max(sizes))
-    plan_line = [(marked_bytes, height / 50) for height in range(51)]
+    shown = ["name", "budget", "hot rows", "fully hot samples", "hot lookups"]
     layers = [
-        budget_line(marked_bytes, axes),
-        *line_layers(
-            points,
-            axes,
-            colors,
-            tooltips=["name", "budget", "hot rows", "fully hot samples", "hot lookups"],
-            dashed=[lookups],
-            with_dots=False,
-            obstacles=published,
-            named_points={"the plan": NamedPoints(plan_line, GREY), _FAE: NamedPoints(published, PURPLE)},
+        budget_line(marked_bytes, axes[0], _PLAN, color),
+        *line_layers(points, axes, color, tooltips=shown, dashed=[lookups], with_dots=False),
+        point_layer(
+            published, axes, color, ("name", "budget", "fully hot samples"), shape="diamond", size=80
         ),
-        _published_layer(published, axes),
     ]
     return chart_spec(layers, "Share of fully hot samples by fast memory")
 
@@ -125,16 +115,7 @@ def published_points(row_bytes: int | None) -> list[tuple[float, float]]:
     return [(num_bytes * row_bytes / PUBLISHED_ROW_BYTES, share) for num_bytes, share in PUBLISHED]
 
 
-def _published_layer(points: Sequence[tuple[float, float]], axes: Axes) -> alt.Chart:
-    rows = [
-        {"x": x, "y": y, "source": _FAE, "budget": format_byte_size(x), "fully hot samples": percent(y, 0)}
-        for x, y in points
-    ]
-    tooltips = ("source", "budget", "fully hot samples")
-    return point_layer(rows, axes, tooltips, shape="diamond", size=80, color=PURPLE)
-
-
-def miss_ratios_chart(found: MissRatios, *, width: float = WIDE) -> ChartSpec:
+def miss_ratios_chart(found: MissRatios) -> ChartSpec:
     """Return the share of rows that each policy fetches again, by slots; ``found`` is `miss_ratios`."""
     # Bytes on the axis, not slots: tables of several widths share them.
     points: list[ChartRow] = [
@@ -152,11 +133,13 @@ def miss_ratios_chart(found: MissRatios, *, width: float = WIDE) -> ChartSpec:
     x = byte_axis("fast memory, all used for slots", [point["x"] for point in points])
     y = percent_axis("refetched share of the rows a batch needs", nice_top([point["y"] for point in points]))
     tooltips = ["policy", "fast memory", "slots", "refetched"]
-    layers = line_layers(points, make_axes(x, y, width), _POLICY_COLORS, tooltips=tooltips, dashed=["lru"])
+    present = {point["name"] for point in points}
+    color = color_by_name({name: color for name, color in _POLICY_COLORS.items() if name in present})
+    layers = line_layers(points, (x, y), color, tooltips=tooltips, dashed=["lru"])
     return chart_spec(layers, "Refetched rows by policy and fast memory")
 
 
-def placements_chart(options: Sequence[MemoryOption], batch_size: int, *, width: float = WIDE) -> ChartSpec:
+def placements_chart(options: Sequence[MemoryOption], batch_size: int) -> ChartSpec:
     """Return the predicted speed of each placement by fast memory; ``options`` are those of `advise`."""
     points: list[ChartRow] = [
         {
@@ -173,7 +156,7 @@ def placements_chart(options: Sequence[MemoryOption], batch_size: int, *, width:
     # The legend names the placements that are there, in their usual colors.
     present = {point["name"] for point in points}
     colors = {name: color for name, color in _PLACEMENT_COLORS.items() if name in present}
-    top = 1.12 * max(point["y"] for point in points)  # room above the fastest line for its name
+    top = 1.05 * max(point["y"] for point in points)
     y = alt.Y(
         "y:Q",
         title="samples per second (predicted)",
@@ -182,9 +165,9 @@ def placements_chart(options: Sequence[MemoryOption], batch_size: int, *, width:
     )
     x = byte_axis("fast memory, all uses together", [point["x"] for point in points])
     tooltips = ["placement", "fast memory", "samples per second"]
-    axes = make_axes(x, (y, (0, top)), width)
-    layers = line_layers(points, axes, colors, tooltips=tooltips)
+    color = color_by_name(colors)
+    layers = line_layers(points, (x, y), color, tooltips=tooltips)
     # all-fast has one size, at which others are as fast: a mark that stands out below their dots.
     alone = [point for point in points if [other["name"] for other in points].count(point["name"]) == 1]
-    layers.insert(0, point_layer(alone, axes, tooltips, shape="diamond", size=190, color=INK))
+    layers.insert(0, point_layer(alone, (x, y), color, tooltips, shape="diamond", size=190))
     return chart_spec(layers, "Predicted speed by placement and fast memory")

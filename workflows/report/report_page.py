@@ -17,7 +17,6 @@ from typing import Any
 import vl_convert
 from altair.utils.schemapi import debug_mode
 
-from .chart_layers import NARROW, WIDE
 from .series_tables import TextTable
 
 _FRAME = Path(__file__).with_name("report_page.html")
@@ -32,8 +31,8 @@ class Section:
     name: str
     title: str
     text: str
-    chart: Callable[[float], Mapping[str, Any]] | None
-    """Draws the chart for a width of the plot in pixels."""
+    chart: Callable[[], Mapping[str, Any]] | None
+    """Returns the chart, as Vega-Lite has it."""
     tables: Sequence[TextTable] = ()
     """The numbers behind the chart, shown at a click."""
     shown: Sequence[TextTable] = ()
@@ -67,11 +66,7 @@ def render(page: Page) -> str:
     """Return the page as one HTML document."""
     # Altair would hold every part of a chart against its schema, which takes as long as all the rest.
     with debug_mode(False):
-        specs = {
-            section.name: {"wide": section.chart(WIDE), "narrow": section.chart(NARROW)}
-            for section in page.sections
-            if section.chart is not None
-        }
+        specs = {section.name: section.chart() for section in page.sections if section.chart is not None}
     # "<" is escaped because "</script>" in a name would end the element that holds the JSON.
     specs_json = json.dumps(specs, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
     parts = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from ...pipeline.inspect.drift_series import PairShare
@@ -12,7 +13,6 @@ from ...pipeline.sizes import format_byte_size
 from ...train.advice_record import PlacementAdvice
 from . import series_tables as tables
 from .access_charts import coverage_chart, drift_chart, unique_rows_chart
-from .chart_layers import ChartSpec
 from .log_sections import (
     categories_section,
     default_runs_sections,
@@ -107,9 +107,7 @@ def _hot_samples(statistics: Statistics) -> Section:
             "a shorter log has fewer rows, so its curve lies further left."
         )
 
-    def chart(width: float) -> ChartSpec:
-        return hot_samples_chart(rows, plan_bytes, published_row_bytes=row_bytes, width=width)
-
+    chart = partial(hot_samples_chart, rows, plan_bytes, published_row_bytes=row_bytes)
     title = "How much fast memory do hot rows need?"
     return Section("hot-samples", title, text, chart, [tables.hot_samples(rows)])
 
@@ -130,9 +128,7 @@ def _placements(advice: PlacementAdvice, folder: Path) -> Section:
         f"--teraflops {machine['flops'] / 1e12:g}"
     )
 
-    def chart(width: float) -> ChartSpec:
-        return placements_chart(advice["options"], batch_size, width=width)
-
+    chart = partial(placements_chart, advice["options"], batch_size)
     title = "Which placement, with how much fast memory?"
     return Section("placements", title, text, chart, [tables.placements(advice)], [], [command])
 
@@ -157,9 +153,7 @@ def _coverage(statistics: Statistics) -> Section:
         f"serve 90%: {', '.join(names)}."
     )
 
-    def chart(width: float) -> ChartSpec:
-        return coverage_chart(statistics["coverage"], names, order_of(statistics), width=width)
-
+    chart = partial(coverage_chart, statistics["coverage"], names, order_of(statistics))
     return Section("coverage", "Lookup distribution", text, chart, [tables.features(features)])
 
 
@@ -180,9 +174,7 @@ def _policies(statistics: Statistics) -> Iterator[Section]:
         "permanently, and lfu and lru decide by past use."
     )
 
-    def chart(width: float) -> ChartSpec:
-        return miss_ratios_chart(found, width=width)
-
+    chart = partial(miss_ratios_chart, found)
     yield Section("policies", "Refetched rows by cache policy", text, chart, [tables.miss_ratios(found)])
 
 
@@ -194,9 +186,7 @@ def _unique_rows(statistics: Statistics) -> Section:
         "of the log in its original order."
     )
 
-    def chart(width: float) -> ChartSpec:
-        return unique_rows_chart(rows, width=width)
-
+    chart = partial(unique_rows_chart, rows)
     title = "Distinct rows per batch"
     return Section("unique-rows", title, text, chart if rows else None, [tables.unique_rows(rows)])
 
@@ -208,9 +198,7 @@ def _drift(statistics: Statistics) -> Section:
         "most; the chart shows what they serve in later parts (age 0: in the part itself)."
     )
 
-    def chart(width: float) -> ChartSpec:
-        return drift_chart(drift["by_age"], width=width)
-
+    chart = partial(drift_chart, drift["by_age"])
     shown = [tables.drift_parts(drift)]
     # With one part there is nothing to compare, and too wide a matrix cannot be read.
     if 1 < len(drift["by_age"]) <= _MOST_PARTS:

@@ -36,7 +36,6 @@ from hotset.train.advice import AdviceConfig, advise
 from hotset.workflows.cli import main
 from hotset.workflows.report import series_tables
 from hotset.workflows.report.bar_charts import _powers
-from hotset.workflows.report.chart_layers import WIDE
 from hotset.workflows.report.memory_charts import published_points
 from hotset.workflows.report.report_advice import advise_reader
 from hotset.workflows.report.report_commands import preprocess_command
@@ -124,9 +123,9 @@ def test_charts_are_those_of_their_schema(folder: Path, statistics: Any) -> None
     assert tuple(charts) == CHARTS
     for chart in charts.values():
         # Here Altair checks every part, which the report leaves out, and raises where one is wrong.
-        checked = chart(WIDE)
+        checked = chart()
         with debug_mode(False):
-            assert chart(WIDE) == checked
+            assert chart() == checked
 
 
 @pytest.mark.slow
