@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.built
 
-.PHONY: env demo docs test test-long check gpu-test gpu-day clean
+.PHONY: env demo docs test test-long check bench gpu-test gpu-day clean
 
 env: $(STAMP)
 
@@ -53,6 +53,11 @@ check: $(STAMP)
 	mkdir -p $(VENV)/link && ln -sfn $(CURDIR) $(VENV)/link/hotset
 	cd $(VENV)/link && MYPYPATH=$$PWD $(CURDIR)/$(BIN)/mypy --config-file hotset/pyproject.toml hotset/pipeline hotset/stats hotset/train hotset/workflows hotset/tests
 
+# One benchmark of this checkout: make bench NAME=preprocess ARGS="--samples 4000000 --out result.json".
+NAME ?= preprocess
+bench: $(STAMP)
+	$(BIN)/python -m hotset.workflows.bench.$(NAME) $(ARGS)
+
 # On a machine with a GPU, with its own torch: PYTHON=/path/to/python make gpu-test. Only files with GPU tests are
 # imported, because others need packages that may be missing there; warnings of foreign versions are only printed.
 PYTHON ?= python3
@@ -66,7 +71,7 @@ OUT ?= gpu-day.json
 ONLY ?=
 gpu-day:
 	rm -rf build/gpu && mkdir -p build/gpu && ln -sfn $(CURDIR) build/gpu/hotset
-	PYTHONPATH=$(CURDIR)/build/gpu $(PYTHON) -m hotset.workflows.gpu_day --out $(OUT) --only "$(ONLY)"
+	PYTHONPATH=$(CURDIR)/build/gpu $(PYTHON) -m hotset.workflows.bench.gpu_day --out $(OUT) --only "$(ONLY)"
 
 clean:
 	rm -rf $(VENV) build demo *.egg-info

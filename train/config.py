@@ -35,7 +35,7 @@ EMBEDDING_LR: dict[str, float] = {
 samples gets 1/2048 of one sample's: SGD at DLRM's 0.1 hardly moves rare rows (AUC 0.706 after 0.4 M
 generated samples, against 0.762 at 10 and 0.793 with Adagrad)."""
 DENSE_LR: dict[str, float] = {"sgd": 0.1, "adagrad": 0.01, "adam": 0.001}
-"""Usual learning rates of the dense layers. `hotset bench defaults` compares them over batch sizes."""
+"""Usual learning rates of the dense layers."""
 _DENSE_TWIN = {"momentum": "sgd", "rowwise-adagrad": "adagrad"}
 """The dense optimizer nearest to one of rows that torch has not."""
 

@@ -25,7 +25,7 @@ from ..pipeline.errors import HotsetError, MissingExtraError, SaidElsewhereError
 from ..pipeline.runtime.address_limit import TORCH_BYTES, lost_library, refuse_few_addresses
 from ..stats.compile_notice import call_when_compiling
 from .bus_errors import explain_bus_errors
-from .command_list import COMMANDS, command_class
+from .command_list import COMMANDS, REMOVED, command_class
 from .console import say, say_error, set_verbosity, with_help
 
 _LEAST_COLUMNS = 20
@@ -172,6 +172,7 @@ def _answer(arguments: Sequence[str]) -> int:
         if arguments[0] not in COMMANDS:
             nearest = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
             hint = f"hotset {nearest[0]}" if nearest else "hotset --help lists the commands"
+            hint = REMOVED.get(arguments[0], hint)
             say_error(f"there is no command {arguments[0]!r}", hint)
             return 2
         status = _run(arguments[0], arguments[1:])

@@ -39,9 +39,12 @@ COMMANDS = {
     "apply": ("serving.apply_command", "lead an exported folder to a later run by what changed since"),
     "runs": ("runs_command", "compare the runs of a folder"),
     "completion": ("completion_command", "print a script that completes commands and options in a shell"),
-    "bench": ("bench_command", "run benchmarks against named baselines"),
 }
 """For each command, the module of `commands` that runs it and a line of help."""
+REMOVED = {
+    "bench": "python -m hotset.workflows.bench.NAME runs a benchmark in a checkout of hotset",
+}
+"""For each command that an earlier version had, what replaces it."""
 STAGE_INTERRUPTED = "finished work is kept; run the same command to resume"
 
 

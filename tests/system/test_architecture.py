@@ -21,13 +21,15 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ("workflows", "train", "pipeline", "stats")
 """A folder imports what stands to its right, never what stands to its left."""
 
+BENCH = ROOT / "workflows" / "bench"
+"""Scripts of a checkout, which are not in the wheel."""
 TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
 FLOORS = {
     "workflows": (
-        "cli library make_profile gpu_day",
+        "bench",
+        "cli library make_profile",
         "commands",
         "characterise",
-        "bench",
         "drawn_shards",
         "printing",
         "report",
@@ -197,7 +199,8 @@ def test_every_module_has_a_test_file_or_is_named_in_one() -> None:
     untested = [
         str(path.relative_to(ROOT))
         for path in NAMES.values()
-        if not (ROOT / "tests" / path.relative_to(ROOT)).with_name(f"test_{path.name}").exists()
+        if BENCH not in path.parents
+        and not (ROOT / "tests" / path.relative_to(ROOT)).with_name(f"test_{path.name}").exists()
         and f"`{path.stem}`" not in named
     ]
     assert untested == []
@@ -218,6 +221,16 @@ def test_every_room_has_its_place_on_the_page_for_readers_of_the_code() -> None:
     rooms = {path.parent for layer in LAYERS for path in (ROOT / layer).glob("*/__init__.py")}
     absent = [str(room.relative_to(ROOT)) for room in rooms if f"{room.name}/" not in page]
     assert absent == [], "add these rooms to the table in docs/architecture.md"
+
+
+def test_the_package_imports_no_benchmark() -> None:
+    importers = [
+        str(path.relative_to(ROOT))
+        for path in MODULES
+        if BENCH not in path.parents
+        and any(name.startswith("hotset.workflows.bench") for name in imports_of(path))
+    ]
+    assert importers == []
 
 
 def test_imports_inside_the_package_are_relative() -> None:
@@ -263,7 +276,12 @@ def test_every_module_says_what_it_is_for() -> None:
 
 def test_the_package_list_equals_the_folders() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = {path.parent.relative_to(ROOT) for layer in LAYERS for path in (ROOT / layer).rglob("*.py")}
+    folders = {
+        path.parent.relative_to(ROOT)
+        for layer in LAYERS
+        for path in (ROOT / layer).rglob("*.py")
+        if BENCH not in path.parents
+    }
     assert sorted(listed) == sorted(["hotset", *(".".join(["hotset", *folder.parts]) for folder in folders)])
     assert all((ROOT / folder / "__init__.py").exists() for folder in folders)
 
@@ -356,6 +374,8 @@ def _keep_compiled_kernels(installed: Path) -> None:
     """Put the compiled kernels of the checkout beside the installed ones, which take most of a minute to
     compile. Numba takes them where a module has the size and the time of the one that was compiled."""
     for path in MODULES:
+        if BENCH in path.parents:
+            continue
         copy = installed / path.relative_to(ROOT)
         state = path.stat()
         os.utime(copy, ns=(state.st_atime_ns, state.st_mtime_ns))
@@ -369,12 +389,13 @@ def test_the_wheel_holds_the_package_and_its_data(installed: Path) -> None:
     for path in [
         ROOT / "__init__.py",
         ROOT / "py.typed",
-        *MODULES,
+        *(path for path in MODULES if BENCH not in path.parents),
         *(ROOT / "pipeline/generate/profiles").glob("*.json"),
         *(ROOT / "workflows").rglob("*.html"),
     ]:
         assert (installed / "hotset" / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
     assert not (installed / "hotset" / "tests").exists()
+    assert not (installed / "hotset" / "workflows" / "bench").exists()
 
 
 @pytest.mark.slow

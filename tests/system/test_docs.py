@@ -58,21 +58,10 @@ def test_every_command_exists_and_has_the_options_it_is_given(page: Path) -> Non
             if command not in ("COMMAND", "--help", "…"):
                 wrong.append(" ".join(words))
             continue
-        # The options of each benchmark are its own.
         arguments = [word.split("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word)]
-        shown = help_of(command) if command != "bench" else help_of_benchmark(words)
+        shown = help_of(command)
         wrong += [f"{command} {option}" for option in arguments if not re.search(rf"{option}\b", shown)]
     assert wrong == []
-
-
-def help_of_benchmark(words: list[str]) -> str:
-    """The help of ``hotset bench NAME``."""
-    if len(words) < 2 or words[1] in ("NAME", "--help"):
-        return "--json --help"
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output), pytest.raises(SystemExit):
-        raise SystemExit(main(["bench", words[1], "--help"]))
-    return output.getvalue()
 
 
 def test_the_readme_is_short_and_says_first_what_was_never_measured() -> None:

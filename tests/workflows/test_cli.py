@@ -23,19 +23,19 @@ from hotset.pipeline.errors import install_hint
 from hotset.train.checkpoints.interrupts import Interrupted
 from hotset.workflows import cli
 from hotset.workflows.cli import main
-from hotset.workflows.command_list import COMMANDS, command_class
+from hotset.workflows.command_list import COMMANDS, REMOVED, command_class
 from hotset.workflows.console import say
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("command", [*(name for name in COMMANDS if name != "bench"), "bench preprocess"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_a_help_text_and_stands_in_the_readme(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     with pytest.raises(SystemExit) as stopped:
-        main([*command.split(), "--help"])
+        main([command, "--help"])
     assert stopped.value.code == 0
     shown = capsys.readouterr().out
     assert f"usage: hotset {command}" in shown and "--" in shown
@@ -117,7 +117,7 @@ def test_the_hint_at_a_bad_line_works(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_without_torch_the_extra_is_named(tmp_path: Path) -> None:
-    commands = (["demo", "--samples", "500"], ["train", "DIR", "--out", "RUN"], ["bench", "quality"])
+    commands = (["demo", "--samples", "500"], ["train", "DIR", "--out", "RUN"])
     program = "import sys; sys.modules['torch'] = None; from hotset.workflows.cli import main"
     program += f"; sys.exit({{main(each) for each in {commands}}} != {{1}})"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
@@ -143,9 +143,12 @@ def test_a_generated_log_is_written_once(tmp_path: Path, capsys: pytest.CaptureF
     assert len(out.read_text().splitlines()) == 50
 
 
-def test_bench_without_a_name_lists_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--help"]) == 0 and main(["bench"]) == 2
-    assert "  kills " in capsys.readouterr().out
+@pytest.mark.parametrize("command", REMOVED)
+def test_a_removed_command_is_refused_with_what_replaces_it(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "DIR"]) == 2
+    assert capsys.readouterr().err == f"error: there is no command {command!r}\nhint: {REMOVED[command]}\n"
 
 
 def test_a_cache_of_kernels_that_cannot_be_written_is_noted_once(
@@ -231,7 +234,7 @@ def test_a_verbose_error_shows_where_it_was_raised(
     assert "Traceback (most recent call last)" in said and "error: " in said.splitlines()[-2]
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["train", "--help"], ["bench"]])
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["train", "--help"], []])
 def test_help_on_a_full_disk_is_one_line(words: list[str]) -> None:
     command = [sys.executable, "-m", "hotset.workflows.cli", *words]
     with open("/dev/full", "w") as full:

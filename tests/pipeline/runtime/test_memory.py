@@ -42,7 +42,7 @@ installed, which pyarrow then imports."""
 WORKERS = ("--workers", "2")
 MEASURED = """
 import sys
-from hotset.workflows.bench.measuring.fresh_process import AnonymousMemory
+from hotset.workflows.bench.harness import AnonymousMemory
 from hotset.workflows.cli import main
 
 with AnonymousMemory() as memory:

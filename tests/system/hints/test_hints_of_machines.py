@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 
 from hotset.tests.support.hints import Shell, follows, hint_of
-from hotset.tests.support.processes.thread_processes import ThreadContext, echo_rank
 from hotset.train.machine_speeds import MachineSpeeds
 from hotset.workflows import characterise as module
-from hotset.workflows.bench.ranks import rank_group
-from hotset.workflows.bench.ranks.rank_group import RankGroup
 from hotset.workflows.characterise import Cell, CellFile, CellRun
 
 TINY = Cell(batch_size=16, num_dense=4, num_tables=2, rows_of_table=60, embedding_dim=4, mlp_width=8)
@@ -35,17 +32,6 @@ def test_a_machine_is_measured_where_there_is_none(shell: Shell) -> None:
     shell.obey(hint, FILE="machine.json")
     assert MachineSpeeds.read(Path("machine.json")).threads >= 1
     shell.works("advise", "data", "--speeds", "machine.json")
-
-
-@follows("workflows/bench/ranks/rank_group.py::RankGroup._fail")
-def test_ranks_start_again_where_one_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_group, "get_context", lambda _: ThreadContext())
-    monkeypatch.setattr(rank_group, "_serve", echo_rank)
-    with RankGroup(4) as group:
-        hint = hint_of(lambda: group.call(echo_rank, replies=[{"found": 1}] * 3 + [None]))
-    assert hint == "run the same command again, with fewer ranks where memory is short"
-    with RankGroup(2) as group:
-        assert group.call(echo_rank, replies=[{"found": 1}] * 2) == [1, 1]
 
 
 @pytest.mark.usefixtures("small_machine")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
-import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -26,8 +24,6 @@ from hotset.train.ranks.torch_ranks import join_ranks
 from hotset.train.rows.row_optimizers import RowOptimizer
 from hotset.train.trainer_building.build_ranked_embeddings import _refuse_what_copies_cannot
 from hotset.train.trainer_building.resolve_config import resolve
-from hotset.workflows.bench.ranks import link_namespaces
-from hotset.workflows.bench.ranks.bench_links import BenchLinksConfig
 
 
 def free_port() -> str:
@@ -143,23 +139,3 @@ def test_copies_take_an_optimizer_whose_steps_add_up() -> None:
         assert hint == "leave --embedding-decay out"
         assert hint_of(partial(_refuse_what_copies_cannot, plain, "moving")) == "use --homes by-use"
         _refuse_what_copies_cannot(plain, "by-use")
-
-
-@follows(
-    "workflows/bench/ranks/link_namespaces.py::linked_namespaces",
-    "workflows/bench/ranks/link_namespaces.py::_call",
-)
-def test_a_link_without_namespaces_is_kept_slow_by_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    def enter() -> None:
-        with link_namespaces.linked_namespaces():
-            pass
-
-    # Without the program, and with one that refuses.
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert hint_of(enter) == "install iproute2"
-    monkeypatch.setattr(shutil, "which", lambda name: name)
-    refused = subprocess.CompletedProcess([], 1, "", "Operation not permitted")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: refused)
-    hint = hint_of(enter)
-    assert hint == "start it as root, or with --network throttle"
-    BenchLinksConfig(network=hint.split()[-1])  # type: ignore[arg-type]

@@ -6,30 +6,17 @@ import json
 import re
 import resource
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 
 from hotset.pipeline.errors import install_hint
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.inspect import frequency_series
 from hotset.pipeline.runtime.resources import Resources
-from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.verify import rebuild
 from hotset.tests.support.hints import Shell, follows, hint_of
-from hotset.tests.support.logs.one_label import write_one_label
 from hotset.tests.support.resealed import write_manifest
-from hotset.train.data.shards import Shards
-from hotset.workflows.bench import bench_kills
-from hotset.workflows.bench.bench_stats import BenchStatsConfig
-from hotset.workflows.bench.limited.bench_larger_than_memory import BenchLargerThanMemoryConfig
-from hotset.workflows.bench.quality.both_labels import refuse_one_label
-from hotset.workflows.bench.training import bench_train
-from hotset.workflows.bench.training.bench_train import BenchTrainConfig
 
 
 @follows("pipeline/inspect/drift_series.py::parts_of_log")
@@ -170,43 +157,6 @@ def test_maps_of_ids_need_an_extension(shell: Shell) -> None:
     shell.obey(hint, OLD="data", NEW="data")
 
 
-@follows(
-    "workflows/bench/bench_dlrm.py::BenchDlrmConfig.__post_init__",
-    "workflows/bench/bench_stats.py::BenchStatsConfig.__post_init__",
-    "workflows/bench/limited/bench_larger_than_memory.py::BenchLargerThanMemoryConfig.__post_init__",
-    "workflows/bench/training/bench_train.py::BenchTrainConfig.__post_init__",
-    "workflows/bench/training/bench_train.py::_order",
-)
-def test_benchmarks_say_what_they_lack(shell: Shell) -> None:
-    small = BenchTrainConfig(
-        samples=200, batch_sizes=(16,), embedding_dims=(8,), threads=(1,), round_samples=16
-    )
-    shards: Any = SimpleNamespace(batch_size=16, num_training_batches=5, is_hot_only=np.zeros(5, bool))
-    enough = int(hint_of(lambda: bench_train._order(shards, small)).removeprefix("give --samples "))
-    shards.num_training_batches = enough // 16
-    shards.is_hot_only = np.zeros(enough // 16, bool)
-    assert bench_train._order(shards, small)
-    name = shell.refused("bench", "larger-than-memory", "--hot-bytes", "900GiB")
-    assert name == "lower --hot-bytes, or raise --memory or --times"
-    BenchLargerThanMemoryConfig(hot_bytes=ByteSize(1 << 20))
-    assert "checkout" in shell.refused("bench", "dlrm", "--dlrm", "nowhere")
-    hint = shell.refused("bench", "train", "--device", "late", "--model", "dcnv2")
-    assert hint == "leave --model out, or use --device cpu"
-    BenchTrainConfig(device="late")
-    BenchTrainConfig(model="dcnv2")
-    assert "as many --slots as --batch-lookups" in shell.refused("bench", "stats", "--slots", "5")
-    BenchStatsConfig(slots=50, batch_lookups=50)
-
-
-@follows("workflows/bench/quality/both_labels.py::refuse_one_label")
-def test_quality_is_measured_on_both_labels(shell: Shell) -> None:
-    one = shell.folder / "one.tsv"
-    one.write_bytes((shell.folder / "log.tsv").read_bytes())
-    write_one_label(one, "1")
-    assert "both labels" in shell.refused("bench", "quality", "--data", "one.tsv", "--seeds", "0")
-    refuse_one_label(Shards.open(shell.folder / "data"))
-
-
 @follows("workflows/cli.py::_run")
 def test_the_extra_of_training_is_installed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_torch(*_: object) -> None:
@@ -216,20 +166,10 @@ def test_the_extra_of_training_is_installed(shell: Shell, monkeypatch: pytest.Mo
     assert shell.refused("train", "data", "--out", "other") == install_hint("train")
 
 
-@follows("workflows/bench/checks/bench_fuzz.py::bench_fuzz")
-def test_the_fuzz_runs_from_a_checkout(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert shell.refused("bench", "fuzz") == "run it from a checkout of hotset"
-
-
-@follows("workflows/bench/bench_kills.py::_refuse_cap")
-def test_more_memory_for_runs_that_are_killed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start_command(arguments: list[str], scratch: Path) -> AbstractContextManager[Any]:
-        return nullcontext(SimpleNamespace(wait=lambda: 1, returncode=1))
-
-    monkeypatch.setattr(bench_kills, "start_command", start_command)
-    monkeypatch.setattr(bench_kills, "last_line", lambda scratch: "error")
-    config = bench_kills.BenchKillsConfig(memory=ByteSize(1))
-    hint = hint_of(lambda: bench_kills._refuse_cap(config, Path(), {}))
-    assert hint == "raise --memory, or lower --most-workers"
-    bench_kills._refuse_cap(bench_kills.BenchKillsConfig(memory=None, most_workers=1), Path(), {})
+@follows("workflows/commands/runs_command.py::compare_settings")
+def test_runs_are_compared_once_they_have_scores(shell: Shell) -> None:
+    Path("runs/one").mkdir(parents=True)
+    Path("runs/one/config.json").write_text("{}")
+    assert "finish runs" in shell.refused("runs", "runs", "--compare")
+    Path("runs/one/summary.json").write_text('{"auc": 0.5}')
+    shell.works("runs", "runs", "--compare")

@@ -1,4 +1,4 @@
-"""Each recorded result says what made it: a command of today, a machine, and a commit that exists."""
+"""Each recorded result says what made it: a script of today, a machine, and a commit that exists."""
 
 from __future__ import annotations
 
@@ -10,13 +10,32 @@ from typing import Any
 
 import pytest
 
-from hotset.workflows.commands.bench_command import BENCHES
-
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = sorted((ROOT / "workflows" / "results").glob("*.json"))
-COMMANDS = BENCHES
-OTHER_NAMES = {"full-kaggle": "growth", "schedule-full-kaggle": "schedule"}
-"""Results whose names do not begin with that of their benchmark."""
+SCRIPTS = {
+    "preprocess": "preprocess",
+    "dlrm-preprocess": "preprocess --dlrm",
+    "growth": "preprocess --growth",
+    "full-kaggle": "preprocess --growth",
+    "train": "train_step",
+    "placements": "placements",
+    "schedule-full-kaggle": "placements --bytes",
+    "larger-than-memory": "larger_than_memory",
+    "kills": "kills",
+    "train-kills": "kills --of train",
+    "exchange": "ranks bytes",
+    "codecs": "ranks codecs",
+    "links": "ranks speed",
+    "quality": "quality",
+    "defaults": "quality",
+    "torch-quality": "quality --torch",
+    "fuxictr": "quality --fuxictr",
+    "stats": "stats_kernels",
+    "orders": "stats_kernels --orders",
+    "fuzz": "fuzz",
+    "host-steps": "host_steps",
+}
+"""For each result, by the beginning of its name, what makes it today."""
 OF_THE_MACHINE = {
     "cpu": str,
     "cores": int,
@@ -30,10 +49,10 @@ OF_THE_MACHINE = {
 }
 
 
-def benchmark_of(name: str) -> str | None:
-    """The benchmark that a result is of: the longest whose name it begins with."""
-    found = [each for each in COMMANDS if name == each or name.startswith(f"{each}-")]
-    return OTHER_NAMES.get(name, max(found, key=len, default=None))
+def script_of(name: str) -> str | None:
+    """The script that makes a result: that of the longest beginning of its name."""
+    found = [each for each in SCRIPTS if name == each or name.startswith(f"{each}-")]
+    return SCRIPTS[max(found, key=len)] if found else None
 
 
 @cache
@@ -55,12 +74,9 @@ def result(request: pytest.FixtureRequest) -> tuple[str, Any]:
     return path.stem, json.loads(path.read_text())
 
 
-def test_a_result_is_what_a_benchmark_of_today_records(result: tuple[str, Any]) -> None:
+def test_a_result_names_its_machine_and_is_made_by_a_script(result: tuple[str, Any]) -> None:
     name, values = result
-    benchmark = benchmark_of(name)
-    assert benchmark in COMMANDS, f"no benchmark is called as {name}.json begins"
-    # A result that names its benchmark names that one, or the one it was run as a part of.
-    assert isinstance(values, dict) and values.get("benchmark", benchmark) == benchmark
+    assert script_of(name), f"no script makes {name}.json"
     machine = values["machine"]
     assert {key: type(machine[key]) for key in OF_THE_MACHINE} == OF_THE_MACHINE
     assert machine["cores"] >= 1 and machine["memory_bytes"] > 2**30 and machine["load_average"] >= 0
@@ -75,14 +91,13 @@ def test_the_commit_of_a_result_exists(result: tuple[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "benchmark"),
+    ("name", "script"),
     [
         ("kills", "kills"),
-        ("train-kills", "train-kills"),
-        ("train-2048", "train"),
-        ("full-kaggle", "growth"),
+        ("train-kills", "kills --of train"),
+        ("train-2048", "train_step"),
         ("killsmore", None),
     ],
 )
-def test_the_longest_name_of_a_benchmark_counts(name: str, benchmark: str | None) -> None:
-    assert benchmark_of(name) == benchmark
+def test_the_longest_name_counts(name: str, script: str | None) -> None:
+    assert script_of(name) == script

@@ -145,3 +145,24 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path, capsys: pytest.Capture
     assert "holds no training run" in capsys.readouterr().err
     assert main(["runs", str(tmp_path / "none")]) == 1
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_settings_are_compared_over_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Dim 32 is better by 0.01 and 0.03 with the same seeds, and has one seed more.
+    scores = {(16, 0): 0.70, (16, 1): 0.72, (32, 0): 0.71, (32, 1): 0.75, (32, 2): 0.73}
+    for (dim, seed), auc in scores.items():
+        folder = tmp_path / f"{dim}-{seed}"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"staging_bytes": dim, "seed": seed}))
+        summary = {"auc": auc, "log_loss": 0.5, "samples_per_second": 100.0 * dim}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished/config.json").write_text(json.dumps({"staging_bytes": 64, "seed": 0}))
+    best, other = json.loads(printed(capsys, tmp_path, "--compare", "--json"))["settings"]
+    assert best["settings"] == {"staging_bytes": 32} and best["seeds"] == [0, 1, 2]
+    assert best["difference_auc"] is None and best["mean_auc"] == pytest.approx(0.73)
+    assert best["deviation_auc"] == pytest.approx(0.02) and best["mean_samples_per_second"] == 3200.0
+    assert other["num_pairs"] == 2 and other["difference_auc"] == pytest.approx(-0.02)
+    assert other["deviation_difference"] == pytest.approx(0.02 / 2**0.5)
+    shown = printed(capsys, tmp_path, "--compare")
+    assert "0.7300 ± 0.0200" in shown and "-0.0200 ± 0.0141" in shown and "best" in shown

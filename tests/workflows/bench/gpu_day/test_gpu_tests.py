@@ -1,0 +1,71 @@
+"""Each test on a GPU is written down when it has ended, so that a run that is killed has those before."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_TESTS = """
+import time
+import pytest
+
+def test_passes(): pass
+def test_fails(): assert 1 == 2, "as it should"
+@pytest.mark.skipif(True, reason="no GPU")
+def test_is_skipped(): pass
+@pytest.fixture
+def broken():
+    yield
+    raise ZeroDivisionError("a kernel")
+def test_ends_badly(broken): pass
+def test_is_slow(): time.sleep(SECONDS)
+def test_is_left_out(): pass
+"""
+_RUN = """
+import sys, pytest
+from pathlib import Path
+from hotset.workflows.bench.gpu_day.gpu_tests import CheckWriter
+from hotset.workflows.bench.gpu_day.records import Records
+folder = Path(sys.argv[1])
+records = Records(folder / "records", float(sys.argv[2]), sys.argv[3:])
+options = ["-q", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--rootdir", str(folder)]
+pytest.main([*options, str(folder)], plugins=[CheckWriter(records)])
+"""
+
+
+def run(folder: Path, seconds: float, *done: str) -> list[dict[str, Any]]:
+    (folder / "records").unlink(missing_ok=True)
+    command = [sys.executable, "-c", _RUN, str(folder), str(seconds), *done]
+    subprocess.run(command, check=True, cwd=folder, capture_output=True)
+    return [json.loads(line) for line in (folder / "records").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_run_without_time_has_the_checks_of_the_tests_before(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(_TESTS.replace("SECONDS", "6"))
+    (tmp_path / "test_that_cannot_be_imported.py").write_text("import a_package_that_is_missing")
+    found = run(tmp_path, 10.0)
+    checks = {each["check"]["name"].partition("::")[2]: each["check"] for each in found if "check" in each}
+    assert {name: check["is_right"] for name, check in checks.items()} == {
+        "": False,
+        "test_passes": True,
+        "test_fails": False,
+        "test_is_skipped": False,
+        "test_ends_badly": False,
+        "test_is_slow": True,
+    }
+    assert "as it should" in checks["test_fails"]["detail"]
+    assert "ZeroDivisionError" in checks["test_ends_badly"]["detail"]
+    assert "a_package_that_is_missing" in checks[""]["detail"]
+    names = [name for each in found for name in each.get("pieces", {}).get("names", [])]
+    done = [each["done"]["name"] for each in found if "done" in each]
+    assert set(names) - set(done) == {"test_some.py::test_is_left_out"}
+    # A second call runs what is left.
+    (tmp_path / "test_that_cannot_be_imported.py").unlink()
+    found = run(tmp_path, 10.0, *done)
+    assert [each["done"]["name"] for each in found if "done" in each] == ["test_some.py::test_is_left_out"]

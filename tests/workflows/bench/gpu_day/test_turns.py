@@ -1,0 +1,241 @@
+"""Runs of a group take turns in rounds, and one that breaks or has no time costs no other its figures."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from hotset.train.config import PlacementName, TrainConfig
+from hotset.train.data.shards import Shards
+from hotset.workflows.bench.gpu_day import turns
+from hotset.workflows.bench.gpu_day.checks import STAGING_BYTES, small_shards
+from hotset.workflows.bench.gpu_day.part_settings import PartSettings
+from hotset.workflows.bench.gpu_day.records import Records
+from hotset.workflows.bench.gpu_day.turns import Contestant, RunInTurns, Turn, Turns, measure_in_turns
+
+_TURNS = Turns(rounds=3, seconds=1.0, most_steps=9, steps_ahead=0)
+
+
+class Table:
+    """The runs of a test: notes what each does, and lets time pass."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[str] = []
+        self.now = 0.0
+        self.build_seconds = self.turn_seconds = 1.0
+        self.speeds: dict[str, list[float]] = {}
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(turns, "measure_link", lambda device: None)
+        monkeypatch.setattr(turns, "_counted_by", lambda trainer, link: {})
+        monkeypatch.setattr(turns, "RunInTurns", lambda contestant, turns: Run(self, contestant.name))
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def measure(self, folder: Path, seconds: float, *names: str) -> dict[str, dict[str, Any]]:
+        """Measure, and return the content of all records by their kinds and names."""
+        path = folder / "records"
+        path.unlink(missing_ok=True)
+        records = Records(path, seconds)
+        shards = cast(Shards, None)
+        contestants = [
+            Contestant(
+                name=name, check=f"speed of {name}", shards=shards, config=TrainConfig(), facts={"name": name}
+            )
+            for name in names
+        ]
+        for piece in records.pieces(["all"]):
+            measure_in_turns(piece, contestants, _TURNS, records)
+        found: dict[str, dict[str, Any]] = {"row": {}, "check": {}, "done": {}, "fact": {}, "pieces": {}}
+        for line in path.read_text().splitlines():
+            ((kind, content),) = json.loads(line).items()
+            found[kind][content.get("name", "")] = content
+        return found
+
+
+class Run:
+    """Stands for a run that takes turns."""
+
+    trainer = None
+
+    def __init__(self, table: Table, name: str) -> None:
+        self._table = table
+        self._name = name
+        table.now += table.build_seconds
+        self._speeds = iter(table.speeds.get(name, [10.0] * _TURNS.rounds))
+        if name == "not built":
+            raise ZeroDivisionError("while it is built")
+
+    def warm_up(self) -> None:
+        self._table.say(f"warm {self._name}")
+        if self._name == "not warm":
+            raise ZeroDivisionError("in the first steps")
+
+    def turn(self) -> Turn:
+        self._table.say(self._name)
+        self._table.now += self._table.turn_seconds
+        speed = next(self._speeds)
+        if not speed:
+            raise ZeroDivisionError("in a turn")
+        return Turn(num_samples=int(2 * speed), steps=4, seconds=2.0)
+
+    def close(self) -> None:
+        self._table.say(f"close {self._name}")
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Table:
+    return Table(monkeypatch)
+
+
+def test_runs_take_turns_in_one_order_and_in_the_other(table: Table, tmp_path: Path) -> None:
+    table.speeds = {"all-fast": [10.0, 20.0, 90.0], "b": [5.0, 20.0, 9.0], "c": [20.0, 30.0, 270.0]}
+    found = table.measure(tmp_path, 1000.0, "all-fast", "b", "c")
+    assert table.said[:3] == ["warm all-fast", "warm b", "warm c"]
+    assert table.said[3:12] == ["all-fast", "b", "c", "c", "b", "all-fast", "all-fast", "b", "c"]
+    assert table.said[12:15] == ["close all-fast", "close b", "close c"]
+    row = found["row"]["b"]
+    assert (row["samples_per_second"], row["rounds"], row["group"]) == (9.0, [5.0, 20.0, 9.0], "all")
+    assert (row["steps"], row["seconds"]) == (12, 6.0)
+    # The median of the ratios 0.5, 1 and 0.1, not the ratio of the medians.
+    assert row["of_all_fast"] == 0.5 and found["row"]["c"]["of_all_fast"] == 2.0
+    assert found["check"] == {} and found["done"].keys() == {"all"}
+    # Each round is written down, so that a later turn that hangs costs nothing before it.
+    assert found["fact"][""]["turns of all"]["c"] == [20.0, 30.0, 270.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "speeds", "detail"),
+    [
+        ("not built", [10.0], "while it is built"),
+        ("not warm", [10.0], "in the first steps"),
+        ("breaks", [10.0, 0.0], "in a turn"),
+    ],
+)
+def test_a_run_that_raises_is_a_check_that_failed_and_the_others_go_on(
+    name: str, speeds: list[float], detail: str, table: Table, tmp_path: Path
+) -> None:
+    table.speeds = {name: speeds}
+    found = table.measure(tmp_path, 1000.0, "all-fast", name, "c")
+    assert found["row"].keys() == {"all-fast", "c"} and found["check"].keys() == {f"speed of {name}"}
+    check = found["check"][f"speed of {name}"]
+    assert not check["is_right"] and detail in check["detail"]
+    assert len(found["row"]["c"]["rounds"]) == _TURNS.rounds and found["done"].keys() == {"all"}
+    # It is released at once, and has no turn any more.
+    if name != "not built":
+        assert name not in table.said[table.said.index(f"close {name}") + 1 :]
+
+
+def test_speeds_are_written_where_the_link_cannot_be_measured(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "measure_link", lambda device: 1 // 0)
+    found = table.measure(tmp_path, 1000.0, "all-fast", "b")
+    assert found["row"].keys() == {"all-fast", "b"}
+    assert found["check"].keys() == {"rates of the link: all"}
+
+
+def test_without_the_reference_there_is_no_ratio(table: Table, tmp_path: Path) -> None:
+    table.speeds = {"all-fast": [10.0, 0.0]}
+    found = table.measure(tmp_path, 1000.0, "all-fast", "b")
+    assert "of_all_fast" not in found["row"]["b"] and found["row"].keys() == {"b"}
+
+
+def test_where_time_runs_out_the_round_is_the_last_one(table: Table, tmp_path: Path) -> None:
+    table.turn_seconds = 10.0
+    # Two runs are built in 2 seconds, and a round takes 20.
+    found = table.measure(tmp_path, 60.0, "all-fast", "b")
+    assert [len(row["rounds"]) for row in found["row"].values()] == [2, 2]
+    assert found["done"].keys() == {"all"}
+    # There is one round in any case.
+    found = table.measure(tmp_path, table.now + 3.0, "all-fast", "b")
+    assert [len(row["rounds"]) for row in found["row"].values()] == [1, 1]
+
+
+def test_without_time_to_build_a_run_the_group_is_left_open(table: Table, tmp_path: Path) -> None:
+    table.build_seconds = 20.0
+    found = table.measure(tmp_path, 60.0, "all-fast", "b", "c")
+    assert found["row"].keys() == {"all-fast", "b"}
+    assert found["done"] == {} and found["check"] == {}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
+    return small_shards(PartSettings("late", tmp_path_factory.mktemp("shards"), True), "turns", "sgd")
+
+
+@pytest.mark.parametrize("placement", ["lookahead", "hybrid"])
+def test_steps_that_were_read_ahead_do_not_count(placement: PlacementName, shards: Shards) -> None:
+    config = TrainConfig(placement=placement, device="late", kernels="torch", staging_bytes=STAGING_BYTES)
+    long = Turns(rounds=2, seconds=1000.0, most_steps=4, steps_ahead=3)
+    run = RunInTurns(Contestant(name="a", check="a", shards=shards, config=config), long)
+    run.warm_up()
+    assert run.trainer.step == 5
+    for number in (1, 2):
+        turn = run.turn()
+        assert turn.steps == 4 and run.trainer.step == 5 + number * (3 + 4)
+        assert 0 < turn.num_samples <= 4 * shards.batch_size and turn.samples_per_second > 0
+    # No turn more was asked for than the run has steps.
+    with pytest.raises(ValueError, match="the run ended after 19 steps"):
+        run.turn()
+    run.close()
+
+
+def test_a_turn_ends_with_its_time_and_not_before_a_few_steps(shards: Shards) -> None:
+    config = TrainConfig(placement="all-fast", device="late", kernels="torch")
+    short = Turns(rounds=1, seconds=1e-9, fewest_steps=3, most_steps=40, steps_ahead=9)
+    run = RunInTurns(Contestant(name="a", check="a", shards=shards, config=config), short)
+    run.warm_up()
+    assert run.turn().steps == 3
+    # Of the steps that do not count one was enough.
+    assert run.trainer.step == 5 + 1 + 3
+    run.close()
+
+
+def test_the_clock_is_read_with_the_device_at_rest(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig(placement="all-fast", device="late", kernels="torch")
+    long = Turns(rounds=1, seconds=1000.0, most_steps=2, steps_ahead=0)
+    run = RunInTurns(Contestant(name="a", check="a", shards=shards, config=config), long)
+    run.warm_up()
+    seen: list[str] = []
+
+    def noting(name: str, call: Callable[[], Any]) -> Callable[[], Any]:
+        def noted() -> Any:
+            seen.append(name)
+            return call()
+
+        return noted
+
+    monkeypatch.setattr(run, "_take", noting("step", run._take))
+    monkeypatch.setattr(run.trainer.runner, "synchronize", noting("rest", run.trainer.runner.synchronize))
+    clock = SimpleNamespace(perf_counter=noting("clock", time.perf_counter))
+    with monkeypatch.context() as patch:
+        patch.setattr(turns, "time", clock)
+        run.turn()
+    run.close()
+    assert " ".join(seen).endswith("rest clock step step rest clock")
+
+
+def test_a_turn_of_fae_has_whole_epochs(shards: Shards) -> None:
+    config = TrainConfig(placement="fae", device="late", kernels="torch")
+    short = Turns(rounds=1, seconds=1e-9, fewest_steps=1, most_steps=2, steps_ahead=9)
+    run = RunInTurns(Contestant(name="a", check="a", shards=shards, config=config), short)
+    run.warm_up()
+    assert run.turn().steps == shards.num_training_batches
+    run.close()
+
+
+def test_a_run_without_batches_of_its_kind_says_so(shards: Shards) -> None:
+    cold = shards.with_hot_rows([1] * len(shards.tables))
+    assert not cold.is_hot_only.any()
+    contestant = Contestant(
+        name="a", check="a", shards=cold, config=TrainConfig(device="late"), is_hot_only=True
+    )
+    with pytest.raises(ValueError, match="no batch looks up hot rows alone"):
+        RunInTurns(contestant, _TURNS)

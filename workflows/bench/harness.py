@@ -1,0 +1,296 @@
+"""What the scripts of this folder share: turns, fresh processes, and result files.
+
+Speeds of a shared machine drift by a factor of two within minutes, so candidates take turns and a ratio
+compares runs of one round; the median over rounds is reported. CPU seconds of all threads stand next to the
+wall clock, because other programs disturb them least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...pipeline.errors import HotsetError, first_line
+from ...pipeline.formats.whole_file import refuse_target, whole_file
+from ...pipeline.runtime.tasks import num_workers
+from ...pipeline.sizes import ByteSize, parse_byte_size
+from ..machine_facts import describe_machine
+
+Result = TypeVar("Result")
+Facts = dict[str, Any]
+"""Plain data, ready for JSON."""
+_SAMPLING_SECONDS = 0.02
+"""Interval at which anonymous memory is read."""
+
+
+def new_parser(module: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser with the options of every script: ``--out`` and ``--scratch``."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="file for the result as JSON; stdout by default")
+    parser.add_argument("--scratch", type=Path, help="folder for temporary files")
+    return parser
+
+
+def run_script(
+    parser: argparse.ArgumentParser,
+    measure: Callable[[argparse.Namespace], Facts],
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """Parse the options, measure, and write the result with what made it; return the exit status."""
+    options = parser.parse_args(arguments)
+    # Some measure for hours, so a file that cannot be written is refused first.
+    try:
+        if options.out:
+            refuse_target(options.out, overwrite=True)
+        result = made_by(options, str(parser.prog).rpartition(".")[2]) | measure(options)
+        text = json.dumps(result, indent=1, default=str) + "\n"
+        if options.out is None:
+            print(text, end="")
+            return 0
+        with whole_file(options.out, overwrite=True) as file:
+            file.write(text.encode())
+    except HotsetError as error:
+        print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
+        return 1
+    tell(f"wrote {options.out}")
+    return 0
+
+
+def made_by(options: argparse.Namespace, name: str) -> Facts:
+    """Return what made a result: script, settings without folders of this machine, machine and versions."""
+    settings = {key: value for key, value in vars(options).items() if key not in ("out", "scratch")}
+    plain = {key: value.name if isinstance(value, Path) else value for key, value in settings.items()}
+    machine = describe_machine()
+    for library in ("torch", "safetensors"):
+        try:
+            machine["libraries"][library] = version(library)
+        except PackageNotFoundError:
+            machine["libraries"][library] = None
+    return {"benchmark": name, "settings": plain, "machine": machine}
+
+
+def tell(text: str) -> None:
+    """Print progress on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def scratch_folder(options: argparse.Namespace) -> Iterator[Path]:
+    """Yield a temporary folder, in ``--scratch`` if given."""
+    with tempfile.TemporaryDirectory(prefix="hotset-bench-", dir=options.scratch) as name:
+        yield Path(name)
+
+
+def byte_size(text: str) -> ByteSize:
+    """Parse ``512MiB`` as the type of an option."""
+    try:
+        return parse_byte_size(text)
+    except HotsetError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def take_turns(
+    candidates: Mapping[str, Callable[[], Result]], rounds: int, *, is_alternating: bool = False
+) -> dict[str, list[Result]]:
+    """Call each candidate once per round, in turn; return their results by name, in the order of rounds.
+
+    Args:
+        is_alternating: every second round runs backwards, so that none always follows the same other.
+    """
+    results: dict[str, list[Result]] = {name: [] for name in candidates}
+    for number in range(rounds):
+        names = list(candidates)
+        for name in reversed(names) if is_alternating and number % 2 else names:
+            results[name].append(candidates[name]())
+            tell(f"round {number + 1} of {rounds}: {name}")
+    return results
+
+
+def median_ratio(numerators: Iterable[float], denominators: Iterable[float]) -> float:
+    """Return the median over rounds of the ratio of two candidates, both of one round."""
+    return statistics.median(above / below for above, below in zip(numerators, denominators, strict=True))
+
+
+def cpu_seconds(function: Callable[[], object]) -> float:
+    """Return the CPU seconds of a call."""
+    before = time.process_time()
+    function()
+    return max(time.process_time() - before, 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to do a job, measured in a process of its own."""
+
+    name: str
+    about: str
+    """What it does."""
+    function: Callable[..., Facts]
+    """A top-level function, called with an empty folder and ``arguments``; returns facts for the result."""
+    warm_up: tuple[Any, ...]
+    """Arguments of a small job that runs before the clock starts."""
+    arguments: tuple[Any, ...]
+    """Arguments of the job that is measured."""
+    room_bytes: int = 0
+    """Memory and page cache that it may need, touched before the clock starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One candidate in one round."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    """CPU seconds of all threads."""
+    peak_rss_bytes: int
+    """Peak resident memory of the whole process, mapped files included."""
+    peak_anonymous_bytes: int
+    """Peak of the part that is no mapped file, read every 20 ms."""
+    user_seconds: float
+    """CPU seconds in user mode; those of the system are mostly fresh pages."""
+    facts: Facts
+    """Result of the candidate's function."""
+
+
+def run_rounds(
+    candidates: Sequence[Candidate], rounds: int, scratch: Path, *, workers: int = 0
+) -> dict[str, list[Measurement]]:
+    """Run each candidate once per round, each in a fresh process."""
+    turns = {
+        each.name: partial(measure_in_fresh_process, each, scratch, workers=workers) for each in candidates
+    }
+    return take_turns(turns, rounds)
+
+
+def measure_in_fresh_process(candidate: Candidate, scratch: Path, *, workers: int = 0) -> Measurement:
+    """Measure in a new process whose libraries may use ``workers`` threads."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        1, mp_context=spawn, initializer=_limit_threads, initargs=(num_workers(workers),)
+    ) as pool:
+        return pool.submit(measure, candidate, scratch).result()
+
+
+def _limit_threads(workers: int) -> None:
+    """Limit the threads of libraries, which read this once, when they are imported."""
+    os.environ["POLARS_MAX_THREADS"] = str(workers)
+    os.environ["OMP_NUM_THREADS"] = str(workers)
+
+
+def measure(candidate: Candidate, scratch: Path) -> Measurement:
+    """Measure in this process, with temporary folders under ``scratch``."""
+    # The first run compiles and reads libraries from disk; it is not counted.
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        candidate.function(Path(folder), *candidate.warm_up)
+    touch_memory(candidate.room_bytes)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder, AnonymousMemory() as anonymous:
+        wall_start, cpu_start, user_start = time.perf_counter(), time.process_time(), os.times().user
+        facts = candidate.function(Path(folder), *candidate.arguments)
+        wall_seconds = time.perf_counter() - wall_start
+        cpu = time.process_time() - cpu_start
+        user = os.times().user - user_start
+    return Measurement(wall_seconds, cpu, memory_bytes("VmHWM"), anonymous.peak_bytes, user, facts)
+
+
+def touch_memory(num_bytes: int) -> None:
+    """Let another process fill and free ``num_bytes``, at most half of the available memory.
+
+    In a virtual machine memory that the host reclaimed costs up to 2 ms per MiB to touch, forty times as
+    much as usual, and the first candidate to use it would pay.
+    """
+    num_bytes = min(num_bytes, memory_bytes("MemAvailable", "/proc/meminfo") // 2)
+    if num_bytes:
+        subprocess.run([sys.executable, "-IS", "-c", f"b'1' * {num_bytes}"], check=True)
+
+
+class AnonymousMemory:
+    """Watch the anonymous memory of this process from a thread, which costs 0.3% of a core."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> AnonymousMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        is_over = False
+        while not is_over:
+            is_over = self._stop.wait(_SAMPLING_SECONDS)
+            self.peak_bytes = max(self.peak_bytes, memory_bytes("RssAnon"))
+
+
+def memory_bytes(field: str, file: str = "/proc/self/status") -> int:
+    """Return a field that Linux gives in kB as bytes; 0 where there is none.
+
+    ``ru_maxrss`` would not do: it starts at the memory of the process that started this one.
+    """
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
+
+
+def summarize(candidate: Candidate, rounds: Sequence[Measurement]) -> Facts:
+    """Return medians over rounds, peaks of memory, and the seconds of every round."""
+    wall_seconds = statistics.median(each.wall_seconds for each in rounds)
+    return {
+        "about": candidate.about,
+        "wall_seconds": wall_seconds,
+        "cpu_seconds": statistics.median(each.cpu_seconds for each in rounds),
+        "samples_per_second": rounds[0].facts["num_samples"] / wall_seconds,
+        "peak_rss_bytes": max(each.peak_rss_bytes for each in rounds),
+        "peak_anonymous_bytes": max(each.peak_anonymous_bytes for each in rounds),
+        "rounds": [{"wall": each.wall_seconds, "cpu": each.cpu_seconds} for each in rounds],
+    }
+
+
+def time_module(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> tuple[float, float]:
+    """Run ``python -m module``; return the wall and CPU seconds of the whole process, imports included.
+
+    Raises:
+        HotsetError: the process failed; its first line of errors is in the message.
+    """
+    # What it prints goes to a file, which never makes it wait.
+    with tempfile.TemporaryFile() as errors:
+        begin = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env=os.environ | dict(environment or {}),
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        )
+        # This call alone gives the CPU seconds of a single child.
+        _, status, usage = os.wait4(process.pid, 0)
+        wall_seconds = time.perf_counter() - begin
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            errors.seek(0)
+            reason = first_line(Exception(errors.read().decode(errors="replace").strip()))
+            raise HotsetError(f"python -m {module} ended with {process.returncode}: {reason}")
+    return wall_seconds, usage.ru_utime + usage.ru_stime

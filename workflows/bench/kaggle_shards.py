@@ -1,0 +1,193 @@
+"""Shards of the Criteo Kaggle shape, drawn on the spot: its tables, its frequencies, its clicks.
+
+A category's id is its rank of frequency, as `rank` would make it, so nothing has to be counted or encoded,
+and every row of the full shape exists although few samples are drawn. Rows are hot where they are looked up
+often in the drawn samples; hot-only samples and the others are batched apart, as `pack` does.
+"""
+# ruff: noqa: N815  (arrays carry shape suffixes)
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ...pipeline.folders.file_facts import ShardFacts, ShardKind
+from ...pipeline.folders.output import Output
+from ...pipeline.folders.stage_totals import KindCounts, ShardsTotals
+from ...pipeline.folders.table_info import PlannedTable
+from ...pipeline.formats.arrow_files import as_fixed_lists, open_writer
+from ...pipeline.generate.generate_kernel import draw_samples
+from ...pipeline.generate.generate_world import scaled_num_rows, world_of
+from ...pipeline.generate.profile import load_profile
+from ...pipeline.runtime.tasks import num_workers
+from ...pipeline.stages.pack import VERSION, PackConfig
+from ...stats.ranking.row_bytes import row_bytes
+
+_PROFILE = "criteo-kaggle"
+_PART_SAMPLES = 1 << 16
+"""Samples that a core draws at a time, as int64."""
+_FILE_SAMPLES = 1 << 22
+"""Samples of a file, about; stages work on files side by side."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KaggleSamples:
+    """Drawn samples, before they are batched."""
+
+    ids_NF: NDArray[np.int32]
+    dense_NK: NDArray[np.float32]
+    label_N: NDArray[np.float32]
+    names: tuple[str, ...]
+    num_rows: tuple[int, ...]
+
+    def num_hot(self, share: float) -> tuple[int, ...]:
+        """Return the prefix of each table that is hot, all together about ``share`` of the rows."""
+        # A prefix that holds all rows looked up at least so often ends where no row behind is: the largest
+        # count from a row on, which only falls. The first row of a table is hot whatever its count.
+        falling = []
+        for table in range(len(self.num_rows)):
+            counts = np.bincount(self.ids_NF[:, table], minlength=1)
+            falling.append(np.maximum.accumulate(counts[::-1])[::-1][1:])
+        # Rows of all prefixes by their least count, from which the lowest that is within the share follows.
+        rows_by_count = np.bincount(np.concatenate(falling))
+        num_hot = len(falling) + np.cumsum(rows_by_count[::-1])[::-1]
+        least = max(1, int(np.count_nonzero(num_hot > share * sum(self.num_rows))))
+        return tuple(1 + int(np.count_nonzero(each >= least)) for each in falling)
+
+
+def draw_kaggle(num_samples: int, scale: float = 1.0, seed: int = 0) -> KaggleSamples:
+    """Draw samples; ``scale`` divides the cardinalities of the tables, as `hotset generate` does."""
+    world = world_of(_PROFILE, scale)
+    columns = load_profile(_PROFILE).columns
+    is_dense = np.array([column.is_dense for column in columns])
+    tables = [column for column in columns if not column.is_dense]
+    num_rows = [scaled_num_rows(column.num_rows, scale) for column in tables]
+    ids_NF = np.empty((num_samples, len(tables)), np.int32)
+    dense_NK = np.empty((num_samples, len(columns) - len(tables)), np.float32)
+    label_N = np.empty(num_samples, np.float32)
+
+    # Parts of a bounded size, drawn by all cores: a sample depends on its number alone.
+    def draw(first: int) -> None:
+        part = slice(first, min(first + _PART_SAMPLES, num_samples))
+        num_drawn = part.stop - first
+        ranks_NC = np.empty((num_drawn, len(columns)), np.int64)
+        labels_N = np.empty(num_drawn, np.uint8)
+        draw_samples(world, np.uint64(seed), first, ranks_NC, np.empty(num_drawn, np.int64), labels_N)
+        # Missing values are the first id, which most tables' missing values have by frequency.
+        ids_NF[part] = np.minimum(np.maximum(ranks_NC[:, ~is_dense], 0), np.array(num_rows) - 1)
+        dense_NK[part] = np.log1p(np.maximum(ranks_NC[:, is_dense], 0))
+        label_N[part] = labels_N
+
+    with ThreadPoolExecutor(num_workers(0)) as pool:
+        list(pool.map(draw, range(0, num_samples, _PART_SAMPLES)))
+    return KaggleSamples(
+        ids_NF=ids_NF,
+        dense_NK=dense_NK,
+        label_N=label_N,
+        names=tuple(column.name for column in tables),
+        num_rows=tuple(num_rows),
+    )
+
+
+def write_kaggle_shards(
+    samples: KaggleSamples,
+    folder: Path,
+    *,
+    batch_size: int,
+    embedding_dim: int,
+    hot_share: float,
+    optimizer: str = "sgd",
+    num_evaluation: int = 4096,
+) -> None:
+    """Write shards as `pack` does: hot-only batches, mixed ones, and the last samples for evaluation."""
+    num_hot = samples.num_hot(hot_share)
+    num_training = samples.label_N.size - num_evaluation
+    is_hot_N = _are_hot(samples.ids_NF, num_hot)
+    chosen: dict[ShardKind, NDArray[np.int64]] = {
+        "hot_only": np.flatnonzero(is_hot_N[:num_training]),
+        "mixed": np.flatnonzero(~is_hot_N[:num_training]),
+        "evaluation": np.arange(num_training, samples.label_N.size),
+    }
+    # No plan was made for these shards, so its fingerprint is a made-up one.
+    inputs = [{"name": "plan", "fingerprint": f"{0:032x}"}]
+    output = Output.begin("pack", VERSION, PackConfig(batch_size=batch_size), inputs, folder)
+    sizes: dict[str, int] = {}
+    batches: dict[str, int] = {}
+    for kind, numbers in chosen.items():
+        sizes[kind] = numbers.size
+        batches[kind] = -(-numbers.size // batch_size)
+        tags = is_hot_N if kind == "evaluation" else None
+        # Only the last file of a kind has a short batch.
+        file_samples = batch_size * max(_FILE_SAMPLES // batch_size, 1)
+        for file, first in enumerate(range(0, numbers.size, file_samples)):
+            part = numbers[first : first + file_samples]
+            _write_file(output, kind, file, samples, part, batch_size, tags)
+    width = row_bytes(embedding_dim, optimizer)
+    tables = tuple(
+        PlannedTable(name=name, num_rows=rows, oov_id=rows - 1, missing_id=0, num_hot=hot)
+        for name, rows, hot in zip(samples.names, samples.num_rows, num_hot, strict=True)
+    )
+    output.seal(
+        ShardsTotals(
+            tables=tables,
+            row_bytes=width,
+            num_rows=sum(samples.num_rows),
+            num_hot_rows=sum(num_hot),
+            hot_bytes=sum(num_hot) * width,
+            embedding_dim=embedding_dim,
+            embedding_optimizer=optimizer,
+            has_label=True,
+            dense=tuple(f"I{number + 1}" for number in range(samples.dense_NK.shape[1])),
+            samples=KindCounts(**sizes),
+            batches=KindCounts(**batches),
+        )
+    )
+
+
+def _are_hot(ids_NF: NDArray[np.int32], num_hot: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Whether each sample is hot: as the first rows of each table are hot, all its ids are below their
+    number."""
+    is_hot_N = np.empty(ids_NF.shape[0], np.bool_)
+    for first in range(0, is_hot_N.size, _PART_SAMPLES):
+        part = slice(first, first + _PART_SAMPLES)
+        is_hot_N[part] = np.logical_and.reduce(ids_NF[part] < np.array(num_hot, np.int32), axis=1)
+    return is_hot_N
+
+
+def _write_file(
+    output: Output,
+    kind: ShardKind,
+    file: int,
+    samples: KaggleSamples,
+    numbers: NDArray[np.int64],
+    batch_size: int,
+    is_hot_N: NDArray[np.bool_] | None,
+) -> None:
+    fields = [
+        pa.field("label", pa.float32()),
+        pa.field("dense", pa.list_(pa.float32(), samples.dense_NK.shape[1])),
+        pa.field("ids", pa.list_(pa.int32(), samples.ids_NF.shape[1])),
+    ]
+    if is_hot_N is not None:
+        fields.append(pa.field("is_hot", pa.uint8()))
+    schema = pa.schema(fields)
+    facts = ShardFacts(kind=kind, num_batches=-(-numbers.size // batch_size))
+    with (
+        output.writing(f"{kind}-{file:05}.arrow", numbers.size, facts) as path,
+        open_writer(path, schema) as writer,
+    ):
+        for first in range(0, numbers.size, batch_size):
+            part = numbers[first : first + batch_size]
+            columns = [
+                pa.array(samples.label_N[part]),
+                as_fixed_lists(samples.dense_NK[part]),
+                as_fixed_lists(samples.ids_NF[part]),
+            ]
+            if is_hot_N is not None:
+                columns.append(pa.array(is_hot_N[part].astype(np.uint8)))
+            writer.write_batch(pa.record_batch(columns, schema=schema))

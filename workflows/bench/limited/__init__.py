@@ -1,1 +1,0 @@
-"""Training under a limit of memory: ``hotset bench larger-than-memory``."""

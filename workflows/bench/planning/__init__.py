@@ -1,1 +1,0 @@
-"""Benchmarks of plans: what was predicted beside what was measured."""
