@@ -32,7 +32,8 @@ def show_statistics(statistics: Statistics, console: Console) -> None:
             continue
         match name:
             case "features":
-                _show_features(statistics, console)
+                title = f"Lookups of {statistics['num_train_samples']:,} training samples"
+                _print_table(title, tables.features(statistics["features"]), console)
             case "budgets":
                 _show_budgets(statistics, console)
             case "drift":
@@ -80,19 +81,6 @@ def _shown(category: str) -> str:
 
 def _table(title: str, *columns: str) -> Table:
     return plain_table(title, columns, texts=("feature",))
-
-
-def _show_features(statistics: Statistics, console: Console) -> None:
-    table = _table(
-        f"Lookups of {statistics['num_train_samples']:,} training samples",
-        "feature", "rows", "top 1", "top 10", "top 100", "top 1000",
-        "rows for 80%", "for 90%", "for 95%", "for 99%",
-    )  # fmt: skip
-    for feature in statistics["features"]:
-        shares = [f"{share:.1%}" for share in feature["top_share"].values()]
-        rows = [f"{rows:,}" for rows in feature["rows_for_share"].values()]
-        table.add_row(feature["name"], f"{feature['num_rows']:,}", *shares, *rows)
-    print_table(console, table)
 
 
 def _show_budgets(statistics: Statistics, console: Console) -> None:

@@ -91,7 +91,7 @@ def test_each_feature_is_a_row_of_shares_and_of_rows(found: dict[str, Any], line
 
 def test_a_column_of_a_narrow_table_says_what_it_counts(found: dict[str, Any]) -> None:
     lines = printed(show_statistics, found, width=60).splitlines()
-    titles = [line for line in lines if line.startswith("feature ")]
+    titles = [line for line in lines if line.startswith("table ")]
     assert len(titles) > 1 and not any(line.split()[1:2] == ["95%"] for line in titles)
     assert all(f"for {share}%" in " ".join(titles) for share in (80, 90, 95, 99))
 
