@@ -27,7 +27,7 @@ import hotset
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv
 from hotset.workflows.cli import main
 
-DATA = Path(__file__).resolve().parents[1] / "data"
+DATA = Path(__file__).resolve().with_name("data")
 LISTS = DATA / "lists.parquet"
 """A log with list-valued columns, 300 rows; its bytes are part of the manifests, so it is kept as a file."""
 LISTS_SCHEMA = """format = "parquet"
