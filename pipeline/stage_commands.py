@@ -14,7 +14,6 @@ STAGE_OF = {
     "shards": "pack",
     "lookups": "transpose",
     "schedule": "schedule",
-    "exchange": "schedule-ranks",
 }
 """The stage that writes each folder inside DIR."""
 
@@ -50,8 +49,6 @@ def hint_to_verify(folder: Path) -> str:
 
 def _command(stage: str, folder: Path) -> str:
     directory = _quoted(folder.parent)
-    if stage == "schedule-ranks":
-        return f"hotset schedule {directory} --ranks W"
     return f"hotset ingest RAW --out {directory}" if stage == "ingest" else f"hotset {stage} {directory}"
 
 

@@ -75,7 +75,6 @@ def build_run(
         start=rows,
         tracks_changes=not settings.checkpoint_every.is_off,
         ranks=ranks,
-        homes=request.rank_options.homes,
         exchange=start.exchange,
     )
     # A checkpoint has the dense layers too, and they are restored with it.

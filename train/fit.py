@@ -27,8 +27,8 @@ from .model_building.choose_model import recorded_model
 from .model_building.model_inputs import ModelInputs
 from .model_building.user_code import ModelSource, name_of
 from .model_building.user_model import UserModel
+from .options.exchange_options import ExchangeOptions
 from .options.interval import parse_interval
-from .options.rank_options import RankOptions
 from .options.recipe_options import RecipeOptions
 from .run_folder.run_reader import read_config, read_finite, read_weights, refuse_other_weights
 from .run_results.run_log import TrainProgress
@@ -103,7 +103,7 @@ def fit(
         progress: called as ``progress("train" or "evaluate", done, total, note)``, in samples.
         settings: fields of `TrainConfig` and of its recipe that differ from ``config``, such as
             ``placement="cache"`` and ``lr_schedule="cosine"``; ``model_args`` may be a dictionary. On several
-            ranks also ``homes``, ``rank_timeout``, ``exchange`` and its likes.
+            ranks also ``exchange`` and ``exchange_feedback``.
 
     Raises:
         HotsetError: what is wrong with the data, the settings or the model, in one line.
@@ -112,8 +112,8 @@ def fit(
         ``run = hotset.fit("data", "run", placement="lookahead", epochs=2); print(run.summary.auc)``
     """
     # Options of ranks are no fields of `TrainConfig`, so they are taken out of the settings first.
-    of_ranks = {field.name for field in fields(RankOptions)}
-    rank_options = RankOptions(**{name: settings.pop(name) for name in of_ranks & set(settings)})
+    of_ranks = {field.name for field in fields(ExchangeOptions)}
+    rank_options = ExchangeOptions(**{name: settings.pop(name) for name in of_ranks & set(settings)})
     chosen = _with_settings(config or TrainConfig(), settings)
     # A module or a function that makes one, or the name of a model that hotset knows.
     source: ModelSource | None = None
@@ -211,7 +211,7 @@ def _with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainCon
     # The model has an argument of its own; options of ranks were taken out before, and only hints name them.
     own = {field.name for field in fields(TrainConfig)} - {"model"}
     of_recipe = {field.name for field in fields(RecipeOptions)}
-    of_ranks = {field.name for field in fields(RankOptions)}
+    of_ranks = {field.name for field in fields(ExchangeOptions)}
     for name in settings:
         if name not in own | of_recipe:
             known = sorted(own | of_recipe | of_ranks)

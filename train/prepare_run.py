@@ -15,14 +15,13 @@ from .data.shards import Shards, with_hot_bytes
 from .exchange.chosen_exchange import ChosenExchange, chosen_by
 from .model_building.choose_model import choose_model
 from .options.exchange_options import AUTO, ExchangeOptions
-from .options.rank_options import RankOptions
 from .ranks.ranks import Ranks
 from .resuming.source_run import SourceRun, open_source
 from .run_folder.run_description import (
     describe,
+    recorded_description,
     recorded_exchange,
     recorded_shares,
-    refuse_other_settings,
 )
 from .run_folder.run_files import refuse_missing_folder
 from .run_folder.run_reader import read_manifest, refuse_changed_files
@@ -44,7 +43,7 @@ class RunRequest:
     slow_dir: Path | None
     init_from: Path | None
     id_map: Path | None
-    rank_options: RankOptions
+    rank_options: ExchangeOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +95,13 @@ def prepare_run(request: RunRequest, ranks: Ranks, *, is_resumed: bool) -> Prepa
     if ranks.num_ranks > 1:
         exchange = chosen_by(options, config.epochs * opened.num_training_batches)
     elif options.names_codecs:
-        _log.warning("one process sends nothing: --exchange and --sync-rows change nothing in this run")
-    if leaves_codecs_open and is_resumed:
-        exchange = recorded_exchange(out)
-        leaves_codecs_open = False
-    description |= coding_of(exchange, ranks, options)
+        _log.warning("one process sends nothing: --exchange changes nothing in this run")
+    if is_resumed and ranks.num_ranks > 1:
+        begun_with = recorded_exchange(out)
+        if leaves_codecs_open or begun_with.vectors == exchange.vectors:
+            exchange = begun_with
+            leaves_codecs_open = False
+    description |= coding_of(exchange, ranks)
     # Weights to start from are checked against the shards, and become part of what decides the bits.
     source = None
     if request.init_from is not None:
@@ -112,7 +113,7 @@ def prepare_run(request: RunRequest, ranks: Ranks, *, is_resumed: bool) -> Prepa
         raise ConfigError("--id-map maps the ids of a run", hint="name the run: --init-from RUN")
     # Last, when the description of this command is complete.
     if is_resumed:
-        refuse_other_settings(out, description)
+        description = recorded_description(out, description)
     return PreparedRun(
         shards=opened,
         config=config,
@@ -125,20 +126,20 @@ def prepare_run(request: RunRequest, ranks: Ranks, *, is_resumed: bool) -> Prepa
     )
 
 
-def coding_of(exchange: ChosenExchange, ranks: Ranks, options: RankOptions) -> dict[str, Any]:
+def coding_of(exchange: ChosenExchange, ranks: Ranks) -> dict[str, Any]:
     """Return the part of a run's description that codecs decide; none where rows cross as they are.
 
-    Which rows are rounded depends on where they live and on who uses them, so homes and ranks decide the bits
-    of such a run, too.
+    Which rows are rounded depends on who owns and uses them, so the number of ranks decides the bits of such
+    a run, too.
     """
     if exchange.is_exact:
         return {}
-    return {"exchange": exchange.to_json() | {"ranks": ranks.num_ranks, "homes": options.homes}}
+    return {"exchange": exchange.to_json() | {"ranks": ranks.num_ranks}}
 
 
-def compared_by_ranks(start: PreparedRun, options: RankOptions) -> dict[str, object]:
+def compared_by_ranks(start: PreparedRun, options: ExchangeOptions) -> dict[str, object]:
     """Return what ranks must have in common, by the names that a user knows."""
-    found: dict[str, object] = dict(start.description) | {"version": __version__, "homes": options.homes}
+    found: dict[str, object] = dict(start.description) | {"version": __version__}
     settings = dict(start.description["config"])
     del found["config"]
     # Options are named one by one; the number of threads is the one in force.

@@ -21,7 +21,8 @@ from .config import TrainConfig
 from .exchange.row_messages import NotFiniteRowError
 from .model.dense_dtype import cpu_features, warn_of_slow_bf16
 from .model_building.user_code import ModelSource
-from .options.rank_options import RankOptions
+from .options.exchange_options import ExchangeOptions
+from .options.rank_options import rank_timeout
 from .prepare_run import RunRequest, coding_of, compared_by_ranks, prepare_run
 from .ranks.ranks import agree, refuse_other_settings_of_ranks
 from .ranks.torch_ranks import joined_ranks
@@ -50,7 +51,7 @@ def train(
     init_from: Path | None = None,
     id_map: Path | None = None,
     tensorboard: Path | None = None,
-    rank_options: RankOptions | None = None,
+    rank_options: ExchangeOptions | None = None,
     progress: TrainProgress = no_progress,
 ) -> TrainSummary:
     """Train on ``shards`` (a shards folder, or the folder that holds it) and write the run to ``out``.
@@ -86,9 +87,9 @@ def train(
         slow_dir=slow_dir,
         init_from=init_from,
         id_map=id_map,
-        rank_options=rank_options or RankOptions(),
+        rank_options=rank_options or ExchangeOptions(),
     )
-    with joined_ranks(request.rank_options.rank_timeout) as ranks:
+    with joined_ranks(rank_timeout()) as ranks:
         # Rank 0 alone writes to the folder, so it knows whether there is a run to resume.
         is_resumed = bool(ranks.gather(torch.tensor([ranks.rank == 0 and is_unfinished(out)]))[0])
         # Everything that can be refused is refused before the first file is written.
@@ -107,7 +108,7 @@ def train(
             description = start.description
             if start.leaves_codecs_open:
                 trainer.coded.use(choose_exchange(trainer, request.rank_options))
-                description = description | coding_of(trainer.coded.chosen, ranks, request.rank_options)
+                description = description | coding_of(trainer.coded.chosen, ranks)
             extras = RunExtras(provenance, tensorboard, progress)
             return _run(trainer, out, description, checkpoint, settings, start.threads, extras)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -115,9 +115,7 @@ class Trainer:
             ahead = BackgroundIterator(steps, num_ahead + at_a_time - 1, "steps", at_a_time)
         known = ahead or steps
         try:
-            # Where the order is decided as it goes, the next step must not be asked for yet.
-            is_announced = self.embeddings.sends_early and self.order.is_known
-            for step in _with_following(known) if is_announced else known:
+            for step in known:
                 self.meter.enter("hot_only" if step.step.batch.is_hot_only else "mixed")
                 self.numbers.append(step.step.number)
                 yield step
@@ -185,16 +183,6 @@ def taken_steps(trainer: Trainer) -> Generator[tuple[Batch, torch.Tensor]]:
         else:
             trainer.embeddings.finish()
         trainer.meter.enter(None)
-
-
-def _with_following(steps: Iterable[PreparedStep]) -> Iterator[PreparedStep]:
-    """Yield each step with the one behind it."""
-    left = iter(steps)
-    step = next(left, None)
-    while step is not None:
-        following = next(left, None)
-        yield replace(step, following=following.step if following is not None else None)
-        step = following
 
 
 def num_steps_ahead(config: TrainConfig, mixed_share: float = 1.0) -> int:

@@ -134,21 +134,6 @@ class ScheduleFacts(FileFacts):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankFacts(FileFacts):
-    """A file of exchange/: the homes of the rows of a width, or steps of one rank in one epoch."""
-
-    kind: Literal["homes", "steps"]
-    embedding_dim: int
-    epoch: int | None = None
-    """None for homes."""
-    rank: int | None = None
-    """None for homes, which all ranks read."""
-    first_step: int | None = None
-    """Number of the first step in its epoch; None for homes."""
-    num_steps: int | None = field(default=None, metadata={"key": "steps"})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class IdMapFacts(FileFacts):
     """One table of an id map."""
 

@@ -370,49 +370,6 @@ class ScheduleTotals(StageTotals):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RanksEpoch(JsonRecord):
-    """The messages between ranks of one epoch and one row width, each of one row."""
-
-    steps: int
-    vectors: int
-    """Vectors to ranks that look them up, those of rows that move among them."""
-    early: int
-    """Those of them that may travel while the step before is computed, which does not update their rows."""
-    moves: int
-    """Rows that move to another home, with their optimizer states."""
-    gradients: int
-    """Summed gradients to homes."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankedWidthTotals(JsonRecord):
-    """The rows of one width over all ranks, and its epochs."""
-
-    embedding_dim: int
-    num_rows: int
-    rows_of_ranks: tuple[int, ...]
-    """Rows that live at each rank before the first step."""
-    epochs: tuple[RanksEpoch, ...]
-
-    def refuse_nonsense(self, where: str) -> None:
-        require_range(f"{where}embedding_dim", self.embedding_dim, 1, MOST_FLOATS)
-        require_range(f"{where}num_rows", self.num_rows, 0, MOST_ROWS)
-        if sum(self.rows_of_ranks) != self.num_rows:
-            raise RecordError(
-                f"{where}rows_of_ranks is of {sum(self.rows_of_ranks)} rows, want {self.num_rows}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExchangeTotals(StageTotals):
-    """The totals of exchange/: the plans of all ranks."""
-
-    samples: int
-    """Samples of all epochs."""
-    widths: tuple[RankedWidthTotals, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LookupsTotals(StageTotals):
     """The totals of lookups/."""
 
@@ -448,7 +405,6 @@ TOTALS_OF_STAGE: dict[str, type[StageTotals]] = {
     "split": PlanTotals,
     "pack": ShardsTotals,
     "schedule": ScheduleTotals,
-    "schedule-ranks": ExchangeTotals,
     "transpose": LookupsTotals,
     "map-ids": IdMapTotals,
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from ...stats.exchange.homes_name import HomesName
 from ..folders.json_record import JsonRecord, require_range
 from ..folders.manifest import Manifest
 
@@ -80,13 +79,3 @@ class ScheduleSettings(StageSettings):
     """Batches known ahead; None: the whole epoch."""
     epochs: int
     staging_bytes: int | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankScheduleSettings(StageSettings):
-    """The settings of exchange/."""
-
-    ranks: int
-    homes: HomesName
-    epochs: int
-    seed: int

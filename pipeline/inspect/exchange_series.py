@@ -16,16 +16,12 @@ from numpy.typing import NDArray
 from ...stats.batches.batch_lookups import of_matrix
 from ...stats.batches.lookups_by_row import group_lookups
 from ...stats.exchange.count_exchange import count_exchange
-from ...stats.exchange.fixed_homes import striped_homes
-from ...stats.exchange.home_moves import MoveCosts, move_costs
+from ...stats.exchange.fixed_homes import striped_owners
 from ...stats.exchange.rank_masks import MOST_RANKS, mask_type, rank_masks, ranks_of_samples
 from ...stats.exchange.ranked_epoch import RankedEpoch
 from ...stats.exchange.volume import count_remote_lookups
 from ...stats.prediction.epoch_exchange import expected_exchange
-from ...stats.prediction.moving_homes import expected_moving
-from ...stats.ranking.row_bytes import state_width
 from ..errors import ConfigError
-from ..formats.stage_settings import PlanSettings
 from ..stages.pack import PackConfig
 from .inspected_folder import Inspected, packed_batch_size
 from .training_trace import Trace, draw_trace
@@ -52,10 +48,6 @@ class RanksRow(TypedDict):
     rank_samples: float
     """Samples that each rank computes per step."""
     schemes: list[SchemeRow]
-    states: float
-    """Optimizer states that cross beside rows whose home moves, received by a rank in a step."""
-    states_expected: float
-    """Those expected over the samples that were counted."""
 
 
 class RankStatistics(TypedDict):
@@ -87,19 +79,13 @@ def exchange_of_ranks(inspected: Inspected, ranks: Sequence[int]) -> RankStatist
     if trace.num_samples == 0:
         raise ConfigError("--ranks: the log has no training samples")
     # For the whole epoch rows are expected by its counts; what is counted is the trace, which may be shorter.
-    settings = PlanSettings.of(inspected.plan)
-    state = state_width(settings.embedding_dim, settings.embedding_optimizer)
-    try:
-        costs = move_costs(settings.embedding_dim, state)
-    except ValueError as error:
-        raise ConfigError(f"--ranks: {error}") from None
     counts = np.concatenate([np.empty(0, np.int64), *inspected.counts])
     found: list[RanksRow] = []
     for number, num_ranks in enumerate(ranks):
         inspected.resources.progress("ranks", number, len(ranks))
         epoch = _epoch_of(trace, num_rows, batch_size, num_ranks)
-        of_epoch, _ = _expected(counts, inspected.num_train, batch_size, num_ranks, costs)
-        found.append(_row(epoch, of_epoch, batch_size, costs))
+        of_epoch = _expected(counts, inspected.num_train, batch_size, num_ranks)
+        found.append(_row(epoch, of_epoch, batch_size))
     inspected.resources.progress("ranks", len(ranks), len(ranks))
     return {
         "batch_size": batch_size,
@@ -115,7 +101,7 @@ def _epoch_of(trace: Trace, num_rows: int, batch_size: int, num_ranks: int) -> R
     keys: list[NDArray[np.int32]] = []
     masks = []
     remote_lookups = 0
-    striped = striped_homes(num_rows, num_ranks)
+    striped = striped_owners(num_rows, num_ranks)
     for first, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
         # All tables are numbered through, so they are one table here.
         rows = trace.rows[trace.offsets[first] : trace.offsets[stop]].astype(np.int32)
@@ -138,31 +124,28 @@ def _epoch_of(trace: Trace, num_rows: int, batch_size: int, num_ranks: int) -> R
 
 
 def _expected(
-    lookups: NDArray[np.int64], num_samples: int, batch_size: int, num_ranks: int, costs: MoveCosts
-) -> tuple[dict[str, float], float]:
-    """Return the expected rows of each scheme that one rank receives in a step, and states beside them."""
+    lookups: NDArray[np.int64], num_samples: int, batch_size: int, num_ranks: int
+) -> dict[str, float]:
+    """Return the expected rows of each scheme that one rank receives in a step."""
     num_steps = -(-num_samples // batch_size)
     expected = asdict(expected_exchange(lookups, num_samples, num_steps, num_ranks))
-    moving = expected_moving(lookups, num_samples, batch_size, num_ranks, costs)
-    rows = {name.replace("_", " "): found for name, found in expected.items()} | {"homes move": moving.rows}
     per_rank = num_ranks * num_steps
-    return {name: found / per_rank for name, found in rows.items()}, moving.moves / per_rank
+    return {name.replace("_", " "): found / per_rank for name, found in expected.items()}
 
 
-def _row(epoch: RankedEpoch, of_epoch: dict[str, float], batch_size: int, costs: MoveCosts) -> RanksRow:
-    found = count_exchange(epoch, costs.vector, costs.state)
+def _row(epoch: RankedEpoch, of_epoch: dict[str, float], batch_size: int) -> RanksRow:
+    found = count_exchange(epoch)
     # From the plainest scheme to the least that any could send.
     counted = {
         "every lookup": 2 * epoch.remote_lookups,
         "deduplicated": found.deduplicated,
         "first uses computed": found.striped.rows,
         "homes by use": found.by_use.rows,
-        "homes move": found.moving.rows,
         "least possible": found.least,
     }
     # Beside its counts stands what is expected of the trace itself, from its own lookups.
     of_trace = (epoch.lookups_of_rows, epoch.num_samples, batch_size, epoch.num_ranks)
-    expected, states = _expected(*of_trace, costs)
+    expected = _expected(*of_trace)
     per_rank = epoch.num_ranks * epoch.num_steps
     return {
         "ranks": epoch.num_ranks,
@@ -176,6 +159,4 @@ def _row(epoch: RankedEpoch, of_epoch: dict[str, float], batch_size: int, costs:
             }
             for name, rows in counted.items()
         ],
-        "states": found.moving.moves / per_rank,
-        "states_expected": states,
     }

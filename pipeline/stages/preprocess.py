@@ -240,12 +240,10 @@ def _stage_named(stage: str) -> Callable[..., Manifest]:
         return _STAGES[stage]
     # `preprocess` does not run these, and starts sooner without their planners and kernels.
     from .schedule import schedule
-    from .schedule_ranks import schedule_ranks
     from .transpose import transpose
 
     by_themselves: dict[str, Callable[..., Manifest]] = {
         "schedule": schedule,
-        "schedule-ranks": schedule_ranks,
         "transpose": transpose,
     }
     return by_themselves[stage]

@@ -55,12 +55,10 @@ def _refusal_of(stage: str) -> Callable[..., object]:
         return _REFUSALS[stage]
     # As in `preprocess`: these are not loaded where they are not run.
     from .schedule import refuse_schedule
-    from .schedule_ranks import refuse_schedule_ranks
     from .transpose import refuse_transpose
 
     by_themselves: dict[str, Callable[..., object]] = {
         "schedule": refuse_schedule,
-        "schedule-ranks": refuse_schedule_ranks,
         "transpose": refuse_transpose,
     }
     return by_themselves[stage]

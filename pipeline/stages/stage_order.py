@@ -26,7 +26,7 @@ FOLDERS = {
 }
 """Stages of `preprocess` in order, and the folder each writes inside DIR."""
 
-ALL_FOLDERS = FOLDERS | {"transpose": "lookups", "schedule": "schedule", "schedule-ranks": "exchange"}
+ALL_FOLDERS = FOLDERS | {"transpose": "lookups", "schedule": "schedule"}
 """FOLDERS, and those of the stages that are run by themselves."""
 
 INPUTS = {
@@ -38,7 +38,7 @@ INPUTS = {
 }
 """Folders each stage after `ingest` reads with its default settings."""
 
-ALL_INPUTS = INPUTS | {"transpose": ("shards",), "schedule": ("shards",), "schedule-ranks": ("shards",)}
+ALL_INPUTS = INPUTS | {"transpose": ("shards",), "schedule": ("shards",)}
 """INPUTS, and those of the stages that are run by themselves."""
 
 OLD_VOCABULARY = "old_vocabulary"

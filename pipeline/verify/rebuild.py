@@ -31,7 +31,6 @@ from ..stages.preflight import refuse_full_disk
 from ..stages.preprocess import build_stage
 from ..stages.rank import RankConfig
 from ..stages.schedule import ScheduleConfig
-from ..stages.schedule_ranks import RankScheduleConfig
 from ..stages.split import SplitConfig
 from ..stages.stage_order import inputs_of
 from ..stages.transpose import TransposeConfig
@@ -129,7 +128,6 @@ _CONFIGS: dict[str, Callable[[Manifest], Any]] = {
     "split": SplitConfig.of,
     "pack": lambda shards: PackConfig(**shards.config),
     "schedule": lambda schedule: ScheduleConfig(**schedule.config),
-    "schedule-ranks": lambda exchange: RankScheduleConfig(**exchange.config),
     "transpose": lambda _: TransposeConfig(),
 }
 """The config that each folder was made with, from its manifest."""

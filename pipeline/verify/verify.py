@@ -39,7 +39,6 @@ from ..runtime.tasks import run_tasks
 from ..stages.map_ids import ID_MAP, check_id_map
 from ..stages.pack import PackConfig, first_sample_trained_on
 from ..stages.stage_order import ALL_FOLDERS
-from .check_exchange import check_exchange, check_exchange_file
 from .check_files import check_columns, check_counts, check_texts, check_vocabulary, faults_of_plan
 from .check_ids import check_samples, check_shards, check_tags
 from .check_lookups import check_lookups
@@ -114,8 +113,6 @@ def verify(
         faults += _check_sums(manifests)
         if "schedule" in there:
             faults += check_schedule(there["schedule"], there.get("shards"))
-        if "exchange" in there:
-            faults += check_exchange(there["exchange"])
         faults += _check_raw(manifests["columns"], raw) if raw and "columns" in manifests else []
     # Running the stages again takes longest and needs whole inputs, so it comes last.
     if rebuild and not faults:
@@ -193,7 +190,6 @@ _CHECKS: dict[str, Callable[[FileEntry, Manifest, dict[str, Manifest]], Iterator
     "pack": check_shards,
     "map-ids": check_id_map,
     "schedule": lambda entry, schedule, _: check_schedule_file(entry, schedule),
-    "schedule-ranks": lambda entry, exchange, _: check_exchange_file(entry, exchange),
     "transpose": check_lookups,
 }
 

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from .bounded_codec import BoundedCodec
-from .budget_codec import BudgetCodec
 from .float_codecs import Bfloat16Codec, Float16Codec, Float32Codec
 from .row_codec import RowCodec
-from .scaled_codecs import Float8Codec, Int4Codec, Int8Codec
+from .scaled_codecs import Int8Codec
 
 _FIXED: tuple[RowCodec, ...] = (
     Float32Codec(),
     Float16Codec(),
     Bfloat16Codec(),
-    Float8Codec(),
     Int8Codec(),
-    Int4Codec(),
 )
 CODEC_NAMES = tuple(codec.name for codec in _FIXED)
-"""Names of the codecs without a setting; ``bounded:E`` has a bound, ``bounded:budget=B`` bytes instead."""
-_BUDGET = "budget="
+"""Names of the codecs without a setting; ``bounded:E`` has a bound."""
 
 
 def codec_of(name: str) -> RowCodec:
-    """Return the codec of a name, such as int8, bounded:0.03 or bounded:budget=0.15.
+    """Return the codec of a name, such as int8 or bounded:0.03.
 
     Raises:
-        ValueError: there is none, or its bound or budget is no number in range.
+        ValueError: there is none, or its bound is no number in range.
     """
     for codec in _FIXED:
         if codec.name == name:
@@ -34,8 +30,6 @@ def codec_of(name: str) -> RowCodec:
     if kind != "bounded":
         raise ValueError(f"no codec {name!r}: want {', '.join(CODEC_NAMES)} or bounded:E")
     try:
-        if bound.startswith(_BUDGET):
-            return BudgetCodec(float(bound.removeprefix(_BUDGET)))
         return BoundedCodec(float(bound))
     except ValueError as error:
         raise ValueError(f"codec {name!r}: {error}") from None

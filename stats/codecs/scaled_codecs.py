@@ -1,4 +1,4 @@
-"""Rows as small whole numbers, or as 8-bit floats, times one scale a row.
+"""Rows as small whole numbers times one scale a row.
 
 A row's scale s is its largest magnitude m over the largest code, rounded up to bfloat16, so no number leaves
 the range. The exponent of bfloat16 is that of float32, so a scale cannot underflow, where a gradient divided
@@ -6,17 +6,14 @@ by the batch often lies below the smallest float16. A message is the scales of a
 behind them their codes. Promises, for finite x, but for 2**-149 where products are denormal:
 
     int8    x' = s q, |q| <= 127     |x - x'| <= s / 2 (1 + 2**-16),  s <= (1 + 2**-7) m / 127 + 2**-133
-    int4    x' = s q, |q| <= 7       likewise,  s <= (1 + 2**-7) m / 7 + 2**-133
-    fp8     x' = s q, q in e4m3      |x - x'| <= max(2**-4 |x|, 2**-10 s) (1 + 2**-20)
 
 2**-133 is the smallest bfloat16. Stochastic rounding takes the next code up or down, each as likely as it is
 near, with the bits of `random_bits`: unbiased, at most twice these errors, and the same in every run.
 
 Source:
-    Row-wise scales as in FBGEMM's and TorchRec's quantized communications; e4m3 as in Micikevicius et al.,
-    FP8 formats for deep learning, arXiv 2209.05433.
+    Row-wise scales as in FBGEMM's and TorchRec's quantized communications.
 
-Shapes: N rows, D numbers of a row, C bytes of codes.
+Shapes: N rows, D numbers of a row.
 """
 
 from __future__ import annotations
@@ -32,7 +29,6 @@ _SIGN_OFF = np.uint32(0x7FFF_FFFF)
 _INFINITY = np.uint32(0x7F80_0000)
 _SCALE_BYTES = 2
 _LARGEST = np.finfo(np.float32).max
-_LARGEST_FP8 = 448
 _UNIT = np.float32(2.0**-16)
 """Random numbers of stochastic rounding are odd multiples of half of it, so that their mean is 1/2."""
 
@@ -125,106 +121,6 @@ def _scaled_back(
             rows_ND[row, column] = min(max(number, -_LARGEST), _LARGEST)
 
 
-@kernel
-def _pack_halves(codes_ND: NDArray[np.int8], packed_NC: NDArray[np.uint8]) -> None:
-    """Put two codes into each byte, the even column into its lower half; an odd last one stands alone."""
-    for row in range(codes_ND.shape[0]):
-        for column in range(0, codes_ND.shape[1] - 1, 2):
-            # Four bits hold a code with its sign; those above are the sign again.
-            low = np.uint8(codes_ND[row, column]) & np.uint8(15)
-            packed_NC[row, column >> 1] = low | (np.uint8(codes_ND[row, column + 1]) << np.uint8(4))
-        if codes_ND.shape[1] % 2:
-            packed_NC[row, packed_NC.shape[1] - 1] = np.uint8(codes_ND[row, -1]) & np.uint8(15)
-
-
-@kernel
-def _unpack_halves(packed_NC: NDArray[np.uint8], codes_ND: NDArray[np.int8]) -> None:
-    for row in range(codes_ND.shape[0]):
-        for column in range(codes_ND.shape[1]):
-            half = (packed_NC[row, column >> 1] >> np.uint8(4 * (column & 1))) & np.uint8(15)
-            # The highest of four bits is the sign.
-            codes_ND[row, column] = np.int8(half ^ np.uint8(8)) - np.int8(8)
-
-
-@kernel
-def _to_fp8(
-    rows_ND: NDArray[np.float32],
-    scales_N: NDArray[np.float32],
-    quotients_D: NDArray[np.float32],
-    codes_ND: NDArray[np.uint8],
-) -> None:
-    """Write each number over its row's scale as e4m3, ties to even; ``quotients_D`` is changed."""
-    bits_D = quotients_D.view(np.uint32)
-    for row in range(rows_ND.shape[0]):
-        divisor = _divisor(scales_N[row])
-        for column in range(rows_ND.shape[1]):
-            quotients_D[column] = rows_ND[row, column] / divisor
-        for column in range(rows_ND.shape[1]):
-            bits = bits_D[column]
-            sign = (bits >> np.uint32(24)) & np.uint32(0x80)
-            bits &= _SIGN_OFF
-            if bits >= np.uint32(121 << 23):
-                # A normal number: 3 of 23 digits are kept, and the exponent counts from 7 instead of 127.
-                kept = (bits + np.uint32(0x7FFFF) + ((bits >> np.uint32(20)) & np.uint32(1))) >> np.uint32(20)
-                # 0x7E is 448, the largest number; the code behind it is NaN.
-                code = min(kept - np.uint32(120 << 3), np.uint32(0x7E))
-            else:
-                # Below 2**-6 codes are multiples of 2**-9.
-                code = np.uint32(np.rint(abs(quotients_D[column]) * np.float32(512)))
-            codes_ND[row, column] = np.uint8(code | sign)
-
-
-@kernel
-def _to_fp8_stochastically(
-    rows_ND: NDArray[np.float32],
-    scales_N: NDArray[np.float32],
-    quotients_D: NDArray[np.float32],
-    keys_N: NDArray[np.int64],
-    stream: np.uint64,
-    codes_ND: NDArray[np.uint8],
-) -> None:
-    """Write each number over its row's scale as one of the two e4m3 around it; ``quotients_D`` is changed."""
-    bits_D = quotients_D.view(np.uint32)
-    for row in range(rows_ND.shape[0]):
-        divisor = _divisor(scales_N[row])
-        for column in range(rows_ND.shape[1]):
-            quotients_D[column] = rows_ND[row, column] / divisor
-        seed = seed_of_row(stream, keys_N[row])
-        word = np.uint64(0)
-        for column in range(rows_ND.shape[1]):
-            if column % COLUMNS_OF_WORD == 0:
-                word = word_of_columns(seed, column)
-            random = np.uint32(word & np.uint64(0xFFFF))
-            word >>= np.uint64(16)
-            bits = bits_D[column]
-            sign = (bits >> np.uint32(24)) & np.uint32(0x80)
-            bits &= _SIGN_OFF
-            if bits >= np.uint32(121 << 23):
-                # Random digits in place of the half that rounds to nearest: 16 bits, and the middle of the
-                # other four.
-                kept = (bits + (random << np.uint32(4)) + np.uint32(8)) >> np.uint32(20)
-                code = min(kept - np.uint32(120 << 3), np.uint32(0x7E))
-            else:
-                # Below 2**-6, multiples of 2**-9 as in `_to_fp8`.
-                fraction = (np.float32(random) + np.float32(0.5)) * _UNIT
-                code = np.uint32(np.floor(abs(quotients_D[column]) * np.float32(512) + fraction))
-            codes_ND[row, column] = np.uint8(code | sign)
-
-
-def _fp8_numbers() -> NDArray[np.float32]:
-    """Return the number of each e4m3 code, (256,); no encoder writes the two NaN codes, here 0."""
-    codes = np.arange(256)
-    exponents = codes >> 3 & 15
-    digits = codes & 7
-    # From exponent 1 up a leading 1 stands before the three digits; at 0 nothing does.
-    numbers = np.where(exponents > 0, (8 + digits) * 2.0 ** (exponents - 10), digits * 2.0**-9)
-    numbers[codes & 0x7F == 0x7F] = 0
-    return np.where(codes & 0x80, -numbers, numbers).astype(np.float32)
-
-
-_FP8_NUMBERS = _fp8_numbers()
-
-
 def _split(data: NDArray[np.uint8], num_rows: int) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
     """Return the scales of a message, as bits, and its codes, (num_rows, bytes of a row)."""
     # Without rows nothing says how many bytes one would have, and reshape refuses to guess.
@@ -272,62 +168,3 @@ class Int8Codec:
         """Multiply codes by scales."""
         scale_codes_N, codes_ND = _split(data, shape.num_rows)
         _scaled_back(codes_ND.view(np.int8), scales_of(scale_codes_N), rows)
-
-
-class Int4Codec:
-    """Whole numbers from -7 to 7 times a scale a row, two of them in a byte."""
-
-    name = "int4"
-    is_exact = False
-    _largest = 7
-
-    def num_bytes(self, shape: MessageShape) -> int:
-        """Half a byte a number, rounded up in each row, and two bytes a row."""
-        return ((shape.embedding_dim + 1) // 2 + _SCALE_BYTES) * shape.num_rows
-
-    def encode(self, message: RowMessage, data: NDArray[np.uint8]) -> int:
-        """Round the rows; nothing saturates."""
-        scale_codes_N, packed_NC = _split(data, message.rows_ND.shape[0])
-        scales_N = _write_scales(message, self._largest, scale_codes_N)
-        codes_ND = np.empty(message.rows_ND.shape, np.int8)
-        _write_codes(message, scales_N, self._largest, codes_ND)
-        _pack_halves(codes_ND, packed_NC)
-        return 0
-
-    def decode(self, data: NDArray[np.uint8], shape: MessageShape, rows: NDArray[np.float32]) -> None:
-        """Multiply codes by scales."""
-        scale_codes_N, packed_NC = _split(data, shape.num_rows)
-        codes_ND = np.empty(rows.shape, np.int8)
-        _unpack_halves(packed_NC, codes_ND)
-        _scaled_back(codes_ND, scales_of(scale_codes_N), rows)
-
-
-class Float8Codec:
-    """Floats of 8 bits, 4 of them the exponent, times a scale a row."""
-
-    name = "fp8"
-    is_exact = False
-
-    def num_bytes(self, shape: MessageShape) -> int:
-        """A byte a number, and two a row."""
-        return (shape.embedding_dim + _SCALE_BYTES) * shape.num_rows
-
-    def encode(self, message: RowMessage, data: NDArray[np.uint8]) -> int:
-        """Round the rows; nothing saturates."""
-        scale_codes_N, codes_ND = _split(data, message.rows_ND.shape[0])
-        scales_N = _write_scales(message, _LARGEST_FP8, scale_codes_N)
-        quotients_D = np.empty(message.rows_ND.shape[1], np.float32)
-        if message.stream is None:
-            _to_fp8(message.rows_ND, scales_N, quotients_D, codes_ND)
-            return 0
-        stream = np.uint64(message.stream)
-        _to_fp8_stochastically(message.rows_ND, scales_N, quotients_D, message.keys_N, stream, codes_ND)
-        return 0
-
-    def decode(self, data: NDArray[np.uint8], shape: MessageShape, rows: NDArray[np.float32]) -> None:
-        """Look codes up and multiply by scales."""
-        scale_codes_N, codes_ND = _split(data, shape.num_rows)
-        # A scale rounded up may carry the largest numbers of float32 beyond it.
-        with np.errstate(over="ignore"):
-            np.multiply(_FP8_NUMBERS[codes_ND], scales_of(scale_codes_N)[:, None], out=rows)
-        np.clip(rows, -_LARGEST, _LARGEST, out=rows)

@@ -1,4 +1,4 @@
-"""Homes that stay where they are for a whole run: striped by id, or at the rank that uses the row most.
+"""The owner of each row for a whole run: striped by id, or the rank that uses the row most.
 
 Shapes: U rows of a step, K rows of a range, W ranks.
 """
@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernel import kernel
-from .home_moves import NO_HOME
 from .rank_masks import Masks, lowest_bit
 
 
-def striped_homes(num_rows: int, num_ranks: int, first_row: int = 0) -> NDArray[np.uint8]:
-    """Return the home ``id mod W`` of each row, (num_rows,): ids follow frequency, so loads are even."""
+def striped_owners(num_rows: int, num_ranks: int, first_row: int = 0) -> NDArray[np.uint8]:
+    """Return the owner ``id mod W`` of each row, (num_rows,): ids follow frequency, so loads are even."""
     return ((np.arange(num_rows) + first_row) % num_ranks).astype(np.uint8)
 
 
@@ -39,7 +38,7 @@ def count_uses(rows: NDArray[np.int32], masks: Masks, first_row: int, uses_KW: N
 
 @kernel
 def _most_using(
-    uses_KW: NDArray[np.uint32], first_row: int, rows_W: NDArray[np.int64], homes_K: NDArray[np.uint8]
+    uses_KW: NDArray[np.uint32], first_row: int, rows_W: NDArray[np.int64], owners_K: NDArray[np.uint8]
 ) -> None:
     num_ranks = uses_KW.shape[1]
     for row in range(uses_KW.shape[0]):
@@ -54,37 +53,20 @@ def _most_using(
             best = (first_row + row) % num_ranks
         else:
             rows_W[best] += 1
-        homes_K[row] = best
+        owners_K[row] = best
 
 
-def homes_by_use(
+def owners_by_use(
     uses: NDArray[np.uint32], rows_of_ranks: NDArray[np.int64], first_row: int = 0
 ) -> NDArray[np.uint8]:
     """Return the rank that uses each row of a range in most steps, (num_rows of the range,).
 
     Args:
         uses: (num_rows of the range, num_ranks), as `count_uses` left them.
-        rows_of_ranks: (num_ranks,), used rows that live at each rank so far; added to. Among ranks that use a
+        rows_of_ranks: (num_ranks,), used rows that each rank owns so far; added to. Among ranks that use a
             row equally often, the one with the fewest takes it.
-        first_row: of the range; a row that no rank uses lives at ``id mod W``.
+        first_row: of the range; a row that no rank uses is owned by ``id mod W``.
     """
-    homes_K = np.empty(uses.shape[0], np.uint8)
-    _most_using(uses, first_row, rows_of_ranks, homes_K)
-    return homes_K
-
-
-def stay_at(
-    rows: NDArray[np.int32], fixed: NDArray[np.uint8], homes: NDArray[np.uint8]
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return the home of each row of a step before and after it, as `home_moves.follow_choices` does.
-
-    Args:
-        rows: (num_entries,), keys of the step's rows.
-        fixed: (num_rows,), the home of every row.
-        homes: (num_rows,), `NO_HOME` where a row was not used yet; changed.
-    """
-    before_U = homes[rows]
-    after_U = fixed[rows]
-    assert ((before_U == NO_HOME) | (before_U == after_U)).all(), "a fixed home has moved"
-    homes[rows] = after_U
-    return before_U, after_U
+    owners_K = np.empty(uses.shape[0], np.uint8)
+    _most_using(uses, first_row, rows_of_ranks, owners_K)
+    return owners_K

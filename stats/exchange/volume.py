@@ -1,13 +1,12 @@
-"""Counts what crosses between ranks in a step, from the homes of its rows, and the least that must cross.
+"""Counts what crosses between ranks in a step, from the owners of its rows, and the least that must cross.
 
-A vector crosses for each user of a row that is not its home, except at the row's first use, whose initial
-values every rank computes; a gradient crosses back from each. Where a home moves, the optimizer state crosses
-beside the vector (`home_moves`).
+A vector crosses for each user of a row that is not its owner, except at the row's first use, whose initial
+values every rank computes; a gradient crosses back from each.
 
 The lower bound holds for every exact scheme that gives samples to ranks as ours does. The |S| partial
 gradients of a row's users S must be combined, which takes |S| - 1 messages in any topology; then its new
 value must reach every user of the next step S', |S'| - 1 messages, and one more where no user of S is in S'.
-A first use needs no value. Optimizer state is not in the bound.
+A first use needs no value.
 
 Shapes: U rows of a step.
 """
@@ -23,21 +22,20 @@ from numpy.typing import NDArray
 
 from ..batches.lookups_by_row import LookupsByRow
 from ..kernel import inlined_kernel, kernel
-from .home_moves import NO_HOME
 from .rank_masks import Masks
 
 
 class StepRows(NamedTuple):
-    """The distinct rows of a step, the ranks that use them, and their homes."""
+    """The distinct rows of a step, the ranks that use them, and their owners."""
 
     rows_U: NDArray[np.int32]
     """Keys, ascending."""
     masks_U: Masks
     """The ranks that use each; at least one."""
-    before_U: NDArray[np.uint8]
-    """The rank where each lives when the step begins; `NO_HOME` at its first use."""
-    after_U: NDArray[np.uint8]
-    """The rank that takes the optimizer step, where it lives from then on."""
+    owners_U: NDArray[np.uint8]
+    """The rank that holds each and takes its optimizer step."""
+    is_first_U: NDArray[np.bool_]
+    """Whether no step before used the row, so that every rank computes its initial value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,33 +43,20 @@ class Crossings:
     """Messages between ranks, each of one row."""
 
     vectors: int
-    """Vectors to users, those of rows that move among them."""
+    """Vectors to users."""
     gradients: int
-    """Summed gradients to homes."""
-    moves: int
-    """Optimizer states beside vectors."""
-    early: int
-    """Vectors of rows that the step before did not update, which can cross while it is computed."""
+    """Summed gradients to owners."""
 
     @property
     def rows(self) -> int:
         """Vectors and gradients together."""
         return self.vectors + self.gradients
 
-    def num_numbers(self, vector: int, state: int) -> int:
-        """Return the numbers of 4 bytes of all, for rows of ``vector`` numbers and ``state`` of state."""
-        return self.rows * vector + self.moves * state
-
     def __add__(self, other: Crossings) -> Crossings:
-        return Crossings(
-            self.vectors + other.vectors,
-            self.gradients + other.gradients,
-            self.moves + other.moves,
-            self.early + other.early,
-        )
+        return Crossings(self.vectors + other.vectors, self.gradients + other.gradients)
 
 
-NOTHING = Crossings(0, 0, 0, 0)
+NOTHING = Crossings(0, 0)
 
 
 @inlined_kernel
@@ -86,45 +71,24 @@ def count_bits(mask: np.uint64) -> np.int64:
 
 
 @kernel
-def _count_crossings(
-    step: StepRows, number: int, last_step_N: NDArray[np.int32], counts_4: NDArray[np.int64]
-) -> None:
-    vectors = np.int64(0)
-    gradients = np.int64(0)
-    moves = np.int64(0)
-    early = np.int64(0)
+def _count_crossings(step: StepRows, counts_2: NDArray[np.int64]) -> None:
     for i in range(step.rows_U.shape[0]):
         mask = np.uint64(step.masks_U[i])
-        num_users = count_bits(mask)
-        before = step.before_U[i]
-        after = step.after_U[i]
-        # A rank that is the home needs no message; of a row without one nothing is sent. No branch, since
-        # homes are as good as drawn.
-        has_home = np.int64(before != NO_HOME)
-        others = num_users - np.int64(mask >> (np.uint64(before) & np.uint64(63)) & np.uint64(1))
-        vectors += has_home * others
-        moves += has_home * np.int64(before != after)
-        # A vector can be sent before the step only where the step before did not change it.
-        early += has_home * others * np.int64(last_step_N[step.rows_U[i]] != number - 1)
-        gradients += num_users - np.int64(mask >> np.uint64(after) & np.uint64(1))
-        last_step_N[step.rows_U[i]] = number
-    counts_4[0] += vectors
-    counts_4[1] += gradients
-    counts_4[2] += moves
-    counts_4[3] += early
+        # An owner needs no message.
+        others = count_bits(mask) - np.int64(mask >> np.uint64(step.owners_U[i]) & np.uint64(1))
+        counts_2[0] += others * np.int64(not step.is_first_U[i])
+        counts_2[1] += others
 
 
-def count_crossings(step: StepRows, number: int, last_steps: NDArray[np.int32]) -> Crossings:
+def count_crossings(step: StepRows) -> Crossings:
     """Count what crosses in a step. Exact.
 
     Args:
         step: its rows.
-        number: of the step, from 0, ascending from call to call.
-        last_steps: (num_rows,), the last step that used each row, below -1 before the first; changed.
     """
-    counts_4 = np.zeros(4, np.int64)
-    _count_crossings(step, number, last_steps, counts_4)
-    return Crossings(*counts_4.tolist())
+    counts_2 = np.zeros(2, np.int64)
+    _count_crossings(step, counts_2)
+    return Crossings(*counts_2.tolist())
 
 
 @kernel
@@ -135,7 +99,7 @@ def _least_crossings(rows_U: NDArray[np.int32], masks_U: Masks, users_N: Masks) 
         mask = np.uint64(masks_U[i])
         last = np.uint64(users_N[rows_U[i]])
         num_users = int(count_bits(mask))
-        # The best home is one of the users: the others send it their gradients, and get the vector from it.
+        # The best owner is one of the users: the others send it their gradients, and get the vector from it.
         total += num_users - 1
         if last:
             total += num_users - 1
@@ -162,22 +126,22 @@ def _count_remote(
     order_N: NDArray[np.int32],
     starts_U1: NDArray[np.int32],
     ranks_N: NDArray[np.uint8],
-    homes_U: NDArray[np.uint8],
+    owners_U: NDArray[np.uint8],
 ) -> int:
     remote = 0
-    for i in range(homes_U.shape[0]):
+    for i in range(owners_U.shape[0]):
         for k in range(starts_U1[i], starts_U1[i + 1]):
-            if ranks_N[order_N[k]] != homes_U[i]:
+            if ranks_N[order_N[k]] != owners_U[i]:
                 remote += 1
     return remote
 
 
-def count_remote_lookups(lookups: LookupsByRow, ranks: NDArray[np.uint8], homes: NDArray[np.uint8]) -> int:
-    """Return the lookups of a batch whose row lives at another rank, one vector each without deduplication.
+def count_remote_lookups(lookups: LookupsByRow, ranks: NDArray[np.uint8], owners: NDArray[np.uint8]) -> int:
+    """Return the lookups of a batch whose row another rank holds, one vector each without deduplication.
 
     Args:
         lookups: of the batch by row.
         ranks: (num_lookups,), the rank of each lookup's sample.
-        homes: (num_rows of the batch,), the rank where each distinct row lives.
+        owners: (num_rows of the batch,), the rank that holds each distinct row.
     """
-    return int(_count_remote(lookups.order_N, lookups.starts_U1, ranks, homes))
+    return int(_count_remote(lookups.order_N, lookups.starts_U1, ranks, owners))

@@ -14,7 +14,6 @@ d is the probability that no user of a step is a user of the next one. The steps
 order, so its first one is like any other. The most uses among W ranks are those of n balls in W bins: exact
 up to 64, beyond that by the normal distribution, both with the smaller spread of n draws out of W T pairs.
 Of few steps that is too many, so homes by use send the least possible at least.
-Moving homes reach the least where rows have no optimizer state; where they have, see `moving_homes`.
 
 Error:
     Within 3 % of counts on generated logs, 10 % on the real sample; a test compares them.

@@ -29,7 +29,6 @@ from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.stages.map_ids import map_ids
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess, run_stage
 from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
-from hotset.pipeline.stages.schedule_ranks import RankScheduleConfig, schedule_ranks
 from hotset.pipeline.stages.stage_order import INPUTS
 from hotset.pipeline.stages.transpose import TransposeConfig, transpose
 from hotset.pipeline.verify.verify import verify
@@ -55,7 +54,6 @@ SCHEDULE = ScheduleConfig(staging_bytes=ByteSize(3_000), prefetch=1, epochs=2, s
 TRAIN = TrainConfig(
     staging_bytes=SCHEDULE.staging_bytes, prefetch=SCHEDULE.prefetch, epochs=SCHEDULE.epochs, threads=1
 )
-RANKS = RankScheduleConfig(ranks=2, homes="moving", epochs=TRAIN.epochs)
 KEEPING_BEST = replace(TRAIN, evaluate_every=3, recipe=RecipeOptions(keep_best=True))
 EVERY_FEW_STEPS = CheckpointSettings(checkpoint_every=Interval(steps=4))
 Reader = Callable[[Path, Path], Any]
@@ -118,20 +116,14 @@ def train_again(root: Path, out: Path, *, replay: bool = False) -> Any:
     return hash_file(out / "run" / "weights.safetensors")
 
 
-def schedule_ranks_again(root: Path, out: Path) -> Any:
-    """Plan what crosses between ranks."""
-    shards = Manifest.read(root / "dir" / "shards")
-    return files_of(schedule_ranks(RANKS, shards, out / "exchange", ONE).folder)
-
-
 def train_on_ranks_again(root: Path, out: Path) -> Any:
-    """Train on as many ranks as the schedule has, each a thread."""
+    """Train on two ranks, each a thread."""
     causes: list[HotsetError] = []
 
     def work(ranks: Ranks) -> list[bytes]:
         try:
             shards = Shards.open(root / "dir")
-            trainer = build_trainer(shards, TRAIN, ranks=ranks, homes=RANKS.homes)
+            trainer = build_trainer(shards, TRAIN, ranks=ranks)
             run_steps(trainer, lambda *_: None)
             return [trainer.embeddings.table(n).numpy().tobytes() for n in range(len(shards.tables))]
         except HotsetError as error:
@@ -141,7 +133,7 @@ def train_on_ranks_again(root: Path, out: Path) -> Any:
             raise
 
     try:
-        return run_thread_ranks(RANKS.ranks, work)[0]
+        return run_thread_ranks(2, work)[0]
     except HotsetError as error:
         raise causes[0] if causes else error from None
 

@@ -81,7 +81,6 @@ def make_folders(root: Path, config: PreprocessConfig) -> None:
     before, after = (Manifest.read(root / name / "vocabulary") for name in ("old", "dir"))
     map_ids(before, after, root / "dir" / "id_map", readers.ONE)
     schedule(readers.SCHEDULE, Manifest.read(root / "dir" / "shards"), root / "dir" / "schedule", readers.ONE)
-    readers.schedule_ranks_again(root, root / "dir")
     readers.transpose_again(root, root / "dir")
     train(root / "dir", readers.TRAIN, root / "run")
     train(root / "old", readers.TRAIN, root / "old_run")

@@ -34,6 +34,4 @@ def test_where_no_stage_has_run_all_are_to_be_run(tmp_path: Path) -> None:
 def test_a_damaged_folder_is_removed_and_written_again() -> None:
     hint = hint_to_rewrite(Path("my data/shards"))
     assert hint.startswith("`rm -r 'my data/shards' && hotset pack 'my data'` writes it again")
-    hint = hint_to_rewrite(Path("data/exchange"))
-    assert hint.startswith("`rm -r data/exchange && hotset schedule data --ranks W` writes it again")
     assert hint_to_rewrite(Path("x/run")).startswith("take the folder from a copy")

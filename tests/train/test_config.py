@@ -11,7 +11,7 @@ import pytest
 
 from hotset.pipeline.errors import ConfigError
 from hotset.train.config import Optimizers, TrainConfig
-from hotset.train.options.rank_options import RankOptions
+from hotset.train.options.exchange_options import ExchangeOptions
 from hotset.train.options.recipe_options import RecipeOptions
 
 
@@ -75,7 +75,7 @@ def test_the_config_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("kind", [TrainConfig, RecipeOptions, RankOptions])
+@pytest.mark.parametrize("kind", [TrainConfig, RecipeOptions, ExchangeOptions])
 def test_a_value_that_no_choice_has_is_refused_with_those_there_are(kind: Any) -> None:
     """The command line knows its choices; from Python they come unchecked."""
     hints = {name: str(hint) for name, hint in get_type_hints(kind).items() if "Literal" in str(hint)}

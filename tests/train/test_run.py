@@ -21,8 +21,8 @@ from hotset.tests.support.shard_factory import write_shards
 from hotset.train import run
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
 from hotset.train.config import TrainConfig
+from hotset.train.options.exchange_options import ExchangeOptions
 from hotset.train.options.interval import Interval
-from hotset.train.options.rank_options import RankOptions
 from hotset.train.ranks.ranks import Ranks
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 from hotset.train.run import train
@@ -61,10 +61,10 @@ def test_one_process_warns_of_a_codec_that_it_has_no_use_for(
     shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = TrainConfig(**FIELDS)
-    train(shards, config, tmp_path / "exact", rank_options=RankOptions())
+    train(shards, config, tmp_path / "exact", rank_options=ExchangeOptions())
     assert "--exchange" not in caplog.text
-    train(shards, config, tmp_path / "coded", rank_options=RankOptions(exchange="int8"))
-    assert "one process sends nothing: --exchange and --sync-rows change nothing in this run" in caplog.text
+    train(shards, config, tmp_path / "coded", rank_options=ExchangeOptions(exchange="int8"))
+    assert "one process sends nothing: --exchange changes nothing in this run" in caplog.text
     weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("exact", "coded")]
     assert weights[0] == weights[1]
 

@@ -17,9 +17,21 @@ DELETED_OPTIONS = [
     ("characterise", "--fit"),
     ("characterise", "--ranks"),
     ("characterise", "--device"),
+    ("schedule", "--ranks"),
+    ("schedule", "--homes"),
+    ("train", "--homes"),
+    ("train", "--sync-rows"),
+    ("train", "--sync-every"),
+    ("train", "--exchange-back"),
+    ("train", "--exchange-dense"),
+    ("train", "--exchange-decay"),
+    ("train", "--exchange-early"),
+    ("train", "--rank-timeout"),
 ]
-"""Command and option of each."""
+"""Command and option of each, one a line."""
 NEEDED = {
+    "schedule": ("data",),
+    "train": ("data", "--out", "run"),
     "advise": ("data",),
     "characterise": ("--out", "machine.json"),
 }

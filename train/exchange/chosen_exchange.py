@@ -6,12 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-import numpy as np
-
 from ...pipeline.errors import ConfigError
-from ...stats.codecs.bound_decay import BoundDecay, bound_factor
+from ...stats.codecs.bound_decay import EARLY_SHARE, bound_factor
 from ...stats.codecs.bounded_codec import BoundedCodec
-from ...stats.codecs.budget_codec import BudgetCodec
 from ...stats.codecs.codec_names import codec_of
 from ...stats.codecs.published_bounds import BASE, bound_by_size
 from ...stats.codecs.row_codec import RowCodec
@@ -19,6 +16,7 @@ from ..data.batch import EmbeddingTable
 from ..options.exchange_options import AUTO, CodecChoice, ExchangeOptions, parse_codec
 
 _EXACT = "none"
+_DENSE_CODECS = (_EXACT, "fp16", "bf16")
 _BACK_OF_BOUNDED = "int8"
 """Gradients of rows differ in size by decades, so one range for a table would erase those of rare rows."""
 _MOST_BOUND = 0.49
@@ -31,26 +29,15 @@ class ChosenExchange:
     vectors: str = _EXACT
     gradients: str = _EXACT
     dense: str = _EXACT
-    decay: BoundDecay = "none"
     early_steps: int = 0
     """Steps in which bounds are looser."""
     feedback: bool = False
     """Whether the error of a hot row's gradient is added to its next one."""
-    sync_rows: int = 0
-    """Most rows of which every rank holds a copy."""
-    sync_every: int | None = None
-    """Steps from one synchronisation of these copies to the next; None: there are none."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether everything crosses as it is, in every step."""
-        return self.vectors == self.gradients == self.dense == _EXACT and self.sync_every is None
-
-    @property
-    def codes_vectors_alone(self) -> bool:
-        """Whether the code of a vector depends on no other one in its message, so that it may cross in
-        another; bounded codecs take the range of all rows of a table in a message."""
-        return parse_codec("exchange", self.vectors).kind != "bounded"
+        """Whether everything crosses as it is."""
+        return self.vectors == self.gradients == self.dense == _EXACT
 
     def to_json(self) -> dict[str, Any]:
         """The choice as plain data."""
@@ -63,28 +50,23 @@ class ChosenExchange:
 
 
 def chosen_by(options: ExchangeOptions, num_steps: int) -> ChosenExchange:
-    """Return the codecs that options name; where ``--exchange auto`` leaves one open it is none so far.
+    """Return the codecs that options name; where ``--exchange auto`` leaves them open they are none so far.
+
+    Gradients take the codec of the vectors, or int8 where that is bounded; those of the dense layers the same
+    16-bit type, or bf16.
 
     Args:
         options: of the exchange.
         num_steps: of the run.
     """
-    # Gradients take the codec of the vectors, or int8 where that is bounded, unless one is named.
     vectors = _EXACT if options.exchange == AUTO else options.exchange
     is_bounded = parse_codec("exchange", vectors).kind == "bounded"
-    back = options.exchange_back or (_BACK_OF_BOUNDED if is_bounded else vectors)
-    early = options.exchange_early
     return ChosenExchange(
         vectors=vectors,
-        gradients=back,
-        dense=options.exchange_dense or _EXACT,
-        decay=options.exchange_decay,
-        early_steps=0
-        if options.exchange_decay == "none"
-        else int(early if early >= 1 else early * num_steps),
+        gradients=_BACK_OF_BOUNDED if is_bounded else vectors,
+        dense=vectors if vectors in _DENSE_CODECS else "bf16",
+        early_steps=int(EARLY_SHARE * num_steps) if is_bounded else 0,
         feedback=options.exchange_feedback,
-        sync_rows=options.sync_rows or 0,
-        sync_every=options.sync_every,
     )
 
 
@@ -104,9 +86,7 @@ class WidthCodec:
         choice = parse_codec(option, text)
         self._bounded: BoundedCodec | None = None
         self._fixed: RowCodec = codec_of(_EXACT)
-        if choice.budget is not None:
-            self._fixed = _codec_with(choice.budget, tables)
-        elif choice.kind == "bounded":
+        if choice.kind == "bounded":
             self._bounded = _bounds_of(choice, tables)
         else:
             self._fixed = codec_of(choice.kind)
@@ -126,17 +106,14 @@ class WidthCodec:
 def refuse_unknown_tables(chosen: ChosenExchange, tables: Sequence[EmbeddingTable]) -> None:
     """Raise ConfigError where a bound is of a table that is not there."""
     names = [table.name for table in tables]
-    for option, text in (("exchange", chosen.vectors), ("exchange_back", chosen.gradients)):
-        for name, _ in parse_codec(option, text).of_tables:
-            if name not in names:
-                raise ConfigError(
-                    f"{option}: there is no table {name!r}", hint=f"tables are {', '.join(names)}"
-                )
+    for name, _ in parse_codec("exchange", chosen.vectors).of_tables:
+        if name not in names:
+            raise ConfigError(f"exchange: there is no table {name!r}", hint=f"tables are {', '.join(names)}")
 
 
 def factor_at(chosen: ChosenExchange, step: int) -> float:
     """Return the factor of all bounds in a step, counted from 0."""
-    return bound_factor(chosen.decay, step, chosen.early_steps)
+    return bound_factor(step, chosen.early_steps)
 
 
 def _bounds_of(choice: CodecChoice, tables: Sequence[EmbeddingTable]) -> BoundedCodec:
@@ -145,9 +122,3 @@ def _bounds_of(choice: CodecChoice, tables: Sequence[EmbeddingTable]) -> Bounded
     of_names = dict(choice.of_tables)
     bounds |= {n: of_names[table.name] for n, table in enumerate(tables) if table.name in of_names}
     return BoundedCodec(choice.bound or BASE, bounds)
-
-
-def _codec_with(budget: float, tables: Sequence[EmbeddingTable]) -> BudgetCodec:
-    # Errors that are to be smaller by a factor weigh more by its square.
-    weights = np.array([bound_by_size(table.num_rows) ** -2 for table in tables])
-    return BudgetCodec(budget, weights)

@@ -1,9 +1,9 @@
 """The coding of what crosses between the ranks of a run: codecs, bytes so far, and the time it took.
 
 Vectors are rounded to nearest, so a row has the same values at all ranks of a step. Gradients are summed over
-the shares of a rank first, and then rounded stochastically, once: the sum that a home adds up is unbiased,
-and its random bits follow from the seed, the step, the rank and the row, so a run can be repeated. Sums are
-of float32 always. Evaluation reads rows as they are.
+the micro-batches of a rank first, and then rounded stochastically, once: the sum that an owner adds up is
+unbiased, and its random bits follow from the seed, the step, the rank and the row, so a run can be repeated.
+Sums are of float32 always. Evaluation reads rows as they are.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from ..data.batch import EmbeddingTable
 from .chosen_exchange import ChosenExchange, WidthCodec, factor_at
 from .error_feedback import WidthErrors
 
-Kind = Literal["vectors", "moves", "gradients", "dense", "synced"]
-"""Rows that move to another home cross whole, with their optimizer states, apart from vectors; so do those of
-which all ranks hold copies."""
+Kind = Literal["vectors", "gradients", "dense"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -42,26 +40,18 @@ class Coding(NamedTuple):
         """Whether the rows cross as they are."""
         return all(codec.is_exact for codec in self.codecs)
 
-    def with_exact(self, num_widths: int) -> Coding:
-        """Return the coding of a message in which the rows of as many widths follow that cross as they
-        are."""
-        exact = codec_of(ChosenExchange().vectors)
-        return Coding([*self.codecs, *[exact] * num_widths], [*self.streams, *[None] * num_widths])
-
 
 @dataclass(slots=True)
 class ExchangeCounts:
     """Counts of what one rank has sent."""
 
     sent_bytes: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
-    early_bytes: int = 0
-    """Bytes among those of vectors that crossed while the step before was computed."""
     num_saturated: int = 0
     """Numbers that were too large for their code and became its largest."""
     num_steps: int = 0
     """Training steps in which that was."""
     seconds_of: dict[Kind, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
-    """Seconds of the training loop for coding and waiting; those of moves are among those of vectors."""
+    """Seconds of the training loop for coding and waiting."""
 
     @property
     def seconds(self) -> float:
@@ -110,13 +100,12 @@ class CodedExchange:
         """Send by these codecs from now on."""
         self.chosen = chosen
         self._vectors = [WidthCodec("exchange", chosen.vectors, tables) for tables in self._widths]
-        self._gradients = [WidthCodec("exchange_back", chosen.gradients, tables) for tables in self._widths]
+        self._gradients = [WidthCodec("exchange", chosen.gradients, tables) for tables in self._widths]
         self._dense = codec_of(chosen.dense)
         self.errors = [WidthErrors(tables) for tables in self._widths] if chosen.feedback else None
 
     def vectors(self) -> Coding:
-        """The coding of the vectors of this step; also of those that cross a step early, which are in codes
-        without a bound, and so without one that changes."""
+        """The coding of the vectors of this step."""
         factor = factor_at(self.chosen, self.step)
         return Coding([codec.at(factor) for codec in self._vectors], [None] * len(self._widths))
 

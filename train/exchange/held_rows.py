@@ -1,12 +1,11 @@
-"""The rows of one width that live at this rank, as tables of their own.
+"""The rows of one table group that this rank owns, as tables of their own.
 
-A row has one home rank, which holds its weights and optimizer state. The rows of a rank keep their order, so
-its part of a table is a table of fewer rows whose hot rows are a prefix, and tiers, placements and planners
-work on it as in one process. Where homes move, a rank has a place for each row that may ever live there; only
-that at its home has its value. Keys number the rows of all tables of the width, table after table; such a map
-takes 5 bytes per row on every rank.
+The owner of a row holds its weights and optimizer state. The rows of a rank keep their order, so its part of
+a table is a table of fewer rows whose hot rows are a prefix, and tiers, placements and planners work on it as
+in one process. Keys number the rows of all tables of the group, table after table; such a map takes 5 bytes
+per row on every rank.
 
-Shapes: F tables of the width, K keys, R rows with a place at this rank, S of these that a step serves.
+Shapes: F tables of the group, K keys, R rows that this rank owns, S of these that a step serves.
 """
 
 from __future__ import annotations
@@ -23,33 +22,25 @@ from ..rows.initial_values import HeldIds
 
 
 class HeldRows:
-    """Where each row of a width lives, and the rows of this rank.
+    """The owner of each row of a table group, and the rows of this rank.
 
     Args:
         num_rows: of each table.
-        homes_K: (num_keys,); the rank of each row before the first step.
+        owners_K: (num_keys,); the rank that owns each row.
         rank: this one.
-        is_held_K: (num_keys,); whether a row has a place here; None: those that live here have one.
     """
 
-    def __init__(
-        self,
-        num_rows: Sequence[int],
-        homes_K: NDArray[np.uint8],
-        rank: int,
-        is_held_K: NDArray[np.bool_] | None = None,
-    ) -> None:
+    def __init__(self, num_rows: Sequence[int], owners_K: NDArray[np.uint8], rank: int) -> None:
         self.first_key_F1 = np.cumsum([0, *num_rows])
         """Key of the first row of each table, and the end of the last."""
-        self.homes_K = homes_K
-        """The rank of each row, after the last step that was computed."""
+        self.owners_K = owners_K
+        """The rank that owns each row."""
         self.rank = rank
         # The rows here are numbered by their keys; what other rows get is never read.
-        if is_held_K is None:
-            is_held_K = homes_K == rank
+        is_held_K = owners_K == rank
         self._number_K = (np.cumsum(is_held_K) - 1).astype(np.int32)
         self.keys_R = np.flatnonzero(is_held_K)
-        """Keys of the rows that have a place at this rank, ascending."""
+        """Keys of the rows that this rank owns, ascending."""
         # A key less the first key of its table is an id.
         first_F1 = np.searchsorted(self.keys_R, self.first_key_F1)
         firsts_R = np.repeat(self.first_key_F1[:-1], np.diff(first_F1))
@@ -73,11 +64,11 @@ class HeldRows:
         return self.first_key_F1[tables_N] + ids_N
 
     def local_ids(self, tables_N: NDArray[np.int64], keys_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers that rows with a place at this rank have in their tables here."""
+        """Return the numbers that rows of this rank have in their tables here."""
         return self._number_K[keys_N] - self.ids.first_F1[tables_N]
 
     def served(self, keys_S: NDArray[np.int32]) -> LookupsByRow:
-        """Return one lookup of each of some rows with a place at this rank, in its tables.
+        """Return one lookup of each of some rows of this rank, in its tables.
 
         Args:
             keys_S: (num_served,), ascending.
@@ -89,3 +80,7 @@ class HeldRows:
         numbers = np.arange(keys_S.size + 1, dtype=np.int32)
         rows = (self._number_K[keys_S] - firsts).astype(np.int32)
         return LookupsByRow(numbers[:-1], rows, numbers, first_F1.astype(np.int64))
+
+    def served_of(self, keys_U: NDArray[np.int32]) -> LookupsByRow:
+        """Return the same of those among some rows, ascending, that this rank owns."""
+        return self.served(keys_U[self.owners_K[keys_U] == self.rank])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError
 from ...stats.batches.lookups_by_row import LookupsByRow
-from ...stats.exchange.fixed_homes import striped_homes
+from ...stats.exchange.fixed_homes import count_uses, owners_by_use, striped_owners
 from ...stats.exchange.rank_masks import Masks, mask_type, rank_masks, ranks_of_samples
 from ...stats.exchange.ranked_epoch import RankedEpoch
 from ...stats.exchange.volume import count_remote_lookups
@@ -24,6 +24,9 @@ from ..data.shards import Shards
 
 _MOST_ROWS = 2**31 - 1
 """Keys are int32."""
+_RANGE_BYTES = 256 << 20
+"""Memory for the counts of the rows that are looked at together; each range reads all batches."""
+_COUNT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ def read_epoch(reader: RankReader, order: Iterable[int]) -> RankedEpoch:
     keys: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
     masks: list[Masks] = [np.empty(0, mask_type(reader.num_ranks))]
     lookups_of_rows = np.zeros(reader.num_rows, np.int64)
-    striped = striped_homes(reader.num_rows, reader.num_ranks)
+    striped = striped_owners(reader.num_rows, reader.num_ranks)
     num_samples = 0
     remote_lookups = 0
     # A batch is forgotten as soon as its rows and their ranks are known.
@@ -120,3 +123,25 @@ def read_epoch(reader: RankReader, order: Iterable[int]) -> RankedEpoch:
         lookups_of_rows=lookups_of_rows,
         remote_lookups=remote_lookups,
     )
+
+
+def choose_owners(reader: RankReader, num_batches: int) -> NDArray[np.uint8]:
+    """Return for each row the rank that uses it in most steps, (num_keys,), table after table.
+
+    Which rank uses a row in which steps follows from the batches alone, whatever their order.
+
+    Args:
+        reader: of the batches.
+        num_batches: of training.
+    """
+    # Rows are counted across ranges: of ranks that use a row equally often, the one with the fewest takes it.
+    owners = [np.empty(0, np.uint8)]
+    rows_of_ranks = np.zeros(reader.num_ranks, np.int64)
+    most = max(1, _RANGE_BYTES // (_COUNT_BYTES * reader.num_ranks))
+    for first in range(0, reader.num_rows, most):
+        uses_KW = np.zeros((min(most, reader.num_rows - first), reader.num_ranks), np.uint32)
+        for number in range(num_batches):
+            batch = reader.read(number)
+            count_uses(batch.keys_U, batch.masks_U, first, uses_KW)
+        owners.append(owners_by_use(uses_KW, rows_of_ranks, first))
+    return np.concatenate(owners)

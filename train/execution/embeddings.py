@@ -71,16 +71,6 @@ class Embeddings:
             width.executor.initialize()
             width.executor.warm_up()
 
-    def plan_epoch(self, numbers: Iterable[int]) -> None:
-        """Plan what depends on the order of an epoch's batches, before any of them is read.
-
-        Args:
-            numbers: the batches: a list where their order is known, else anything that is not iterated.
-        """
-
-    def begin_epoch(self) -> None:
-        """Let the batches that are read to be run be those of the next epoch that was planned."""
-
     def plan(self, number: int, batch: Batch, lookups: Sequence[WidthLookups]) -> PlannedStep:
         """The next training step; its lookups are given by width."""
         plans = [width.placement.plan(is_hot_only=batch.is_hot_only) for width in self.widths]
@@ -176,18 +166,6 @@ class Embeddings:
             width.executor.look_up(part.ids, part.lookups, part.plan)
             for width, part in zip(self.widths, step.parts, strict=True)
         ]
-
-    @property
-    def sends_early(self) -> bool:
-        """Whether vectors of a step may be sent while the step before is computed, which has to know it."""
-        return False
-
-    def send_ahead(self, step: PlannedStep | None) -> None:
-        """Send the vectors of the step after the present one that the present one does not change.
-
-        Args:
-            step: that one, planned; None where it is not known.
-        """
 
     def update(
         self, step: PlannedStep, embeddings: Sequence[torch.Tensor], rate: float | None = None
@@ -293,11 +271,6 @@ class Embeddings:
         most = max(_PART_BYTES // width.executor.fast.row_bytes, 1)
         for first in range(0, num_rows, most):
             yield width.newest_rows(position, first, min(first + most, num_rows))
-
-    @property
-    def can_be_saved(self) -> bool:
-        """Whether a checkpoint may be taken now; not while copies of rows differ."""
-        return True
 
     def held_ids(
         self, tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]

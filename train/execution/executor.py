@@ -188,26 +188,6 @@ class Executor:
             for rows, values in ((tier.weights_SD, weights_ND), (tier.state_SW, state_NW)):
                 rows.index_copy_(0, here, torch.from_numpy(values[is_here_N]).to(tier.device))
 
-    def set_newest(
-        self,
-        tables_N: NDArray[np.int64],
-        ids_N: NDArray[np.int64],
-        weights_ND: NDArray[np.float32],
-        state_NW: NDArray[np.float32],
-    ) -> None:
-        """Set rows in every place they have in memory, staged ones too; valid while no transfer runs."""
-        self.restore(tables_N, ids_N, weights_ND, state_NW)
-        rows_R, slots_R = self.staged.by_row()
-        if not rows_R.size:
-            return
-        # A staged row is written back later, with the value that it has in its slot.
-        slow_N = self.slow.layout.slots_of_rows(tables_N, ids_N)
-        found_N = np.minimum(np.searchsorted(rows_R, slow_N), rows_R.size - 1)
-        staged = np.flatnonzero(rows_R[found_N] == slow_N)
-        slots = torch.from_numpy(slots_R[found_N[staged]]).to(self.fast.device)
-        for rows, values in ((self.fast.weights_SD, weights_ND), (self.fast.state_SW, state_NW)):
-            rows.index_copy_(0, slots, torch.from_numpy(values[staged]).to(self.fast.device))
-
     def look_up(self, ids: BatchIds, lookups: LookupsByRow, plan: StepPlan) -> torch.Tensor:
         """(B, F, D) embeddings of a batch, a leaf whose gradient ``update`` wants.
 
@@ -335,12 +315,6 @@ class Executor:
         slots_U = own_U.copy()
         slots_U[own_U < 0] = staged_U
         return own_U, slots_U
-
-    def fast_slots(self, lookups: LookupsByRow, plan: StepPlan) -> NDArray[np.int64]:
-        """Slots on the fast tier of the distinct rows of a training step, -1 where the slow tier has them."""
-        if plan.in_place:
-            return np.full(lookups.num_rows, -1)
-        return self._slots(lookups, plan)[1]
 
     def _passes(
         self, split: SplitBatch | None, own_U: NDArray[np.int64]

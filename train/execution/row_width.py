@@ -56,15 +56,6 @@ class RowWidth:
         except ValueError as error:
             raise stored.other_lookups(*error.args) from None
 
-    @property
-    def plans_rows(self) -> bool:
-        """Whether the rows of each batch are on disk, so that it need not be read to be planned."""
-        return False
-
-    def planned_cold_rows(self, number: int) -> ColdRows:
-        """The same of a batch that is not read; batches come in their order."""
-        raise NotImplementedError
-
     def cold_rows(self, number: int, batch: Batch) -> ColdRows:
         """The rows of a batch that staging slots have to serve, to plan it alone; batches come in their
         order."""

@@ -120,7 +120,7 @@ class StepSource:
         """The steps of epochs of batches given by number; the transfers of each are queued already."""
         # Without staging a step needs nothing but its own batch.
         if not self._staged:
-            for numbers in self._begun_epochs(epochs):
+            for numbers in epochs:
                 for number, read in self._readers.in_order(self._read_whole, numbers):
                     yield self._embeddings.plan(number, read.batch, read.widths)
             return
@@ -140,26 +140,7 @@ class StepSource:
             yield from self._planned_by_epoch(epochs, new_queues)
         else:
             for numbers in epochs:
-                self._embeddings.plan_epoch(numbers)
                 yield from self._planned_online(numbers, new_queues())
-
-    def _begun_epochs(self, epochs: Iterable[Iterable[int]]) -> Iterator[Iterable[int]]:
-        """Yield the epochs of batches that need no staging; the next one is planned while one runs."""
-        with ThreadPoolExecutor(1, thread_name_prefix="plan") as pool:
-            pending: deque[tuple[Iterable[int], Future[None]]] = deque()
-            for numbers in epochs:
-                pending.append((numbers, pool.submit(self._embeddings.plan_epoch, numbers)))
-                # An order that is decided as it goes is not asked for its next epoch before that begins.
-                if isinstance(numbers, list) and len(pending) == 1:
-                    continue
-                yield self._begun(*pending.popleft())
-            while pending:
-                yield self._begun(*pending.popleft())
-
-    def _begun(self, numbers: Iterable[int], planned: Future[None]) -> Iterable[int]:
-        planned.result()
-        self._embeddings.begin_epoch()
-        return numbers
 
     def plan_run(self, epochs: Iterable[Iterable[int]], limits: SpillLimits) -> None:
         """Plan all epochs now, and open the files of rows that do not fit in memory, which need those plans.
@@ -220,7 +201,6 @@ class StepSource:
 
         # Runs in the planning thread, one epoch ahead of the run.
         def plan(epoch: int, numbers: list[int]) -> tuple[list[int], list[PlanQueue]]:
-            self._embeddings.plan_epoch(numbers)
             if scheduled := self._scheduled(epoch, numbers):
                 return numbers, scheduled
             queues = new_queues()
@@ -263,7 +243,6 @@ class StepSource:
 
     def _run_epoch(self, numbers: list[int], queues: list[PlanQueue]) -> Iterator[PlannedStep]:
         first_item = self._embeddings.transfers.num_items
-        self._embeddings.begin_epoch()
         for number, read in self._readers.in_order(self._read_whole, numbers):
             yield self._take(number, read, queues, first_item)
         self._flush(queues)
@@ -271,7 +250,6 @@ class StepSource:
     def _planned_online(self, numbers: Iterable[int], queues: list[PlanQueue]) -> Iterator[PlannedStep]:
         """Plan batch by batch; a batch waits until the planner has seen enough of those behind it."""
         first_item = self._embeddings.transfers.num_items
-        self._embeddings.begin_epoch()
         waiting: deque[int] = deque()
         # A batch runs as soon as the planner holds it back no longer.
         for number in numbers:
@@ -290,11 +268,6 @@ class StepSource:
     def _add(self, number: int, queues: Sequence[PlanQueue | EpochSpool]) -> None:
         """Read a batch for its plan alone."""
         if not self._is_staged(number):
-            return
-        # Of several ranks the plan of each may be on disk: then nothing of the batch is needed.
-        if self._staged[0].plans_rows:
-            for width, queue in zip(self._staged, queues, strict=True):
-                queue.add(width.planned_cold_rows(number))
             return
         # What `transpose` stored has the distinct rows already; otherwise the batch itself is read.
         stored = self._stored(number)

@@ -1,35 +1,31 @@
-"""Options of a run on several ranks, and whether this process is one. Imports nothing heavy."""
+"""Whether this process is one of several ranks, and how long it waits for them. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from ...pipeline.errors import ConfigError
-from ...stats.exchange.homes_name import HomesName
-from .exchange_options import ExchangeOptions
 
+TIMEOUT_VARIABLE = "HOTSET_RANK_TIMEOUT"
 MOST_SECONDS = 86_400
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankOptions(ExchangeOptions):
-    """Options of a run on several ranks. Only codecs change a bit of it."""
+def rank_timeout() -> float:
+    """Return the seconds that a rank waits for another before it stops the run.
 
-    homes: HomesName = "by-use"
-    """Rank where an embedding row and its optimizer state live, on several ranks: striped over them by id, at
-    the one whose samples use it in most batches (by-use), or moving with its vectors to ranks that use it
-    where a plan of the epoch saves bytes, which takes more memory."""
-
-    rank_timeout: float = 60.0
-    """Seconds that a rank waits for another before it stops the run."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.rank_timeout <= MOST_SECONDS:
-            raise ConfigError(
-                f"rank_timeout must be above 0 and at most {MOST_SECONDS}, got {self.rank_timeout:g}"
-            )
+    Raises:
+        ConfigError: the environment variable that sets them is no such number.
+    """
+    text = os.environ.get(TIMEOUT_VARIABLE) or "60"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MOST_SECONDS:
+        raise ConfigError(
+            f"the environment variable {TIMEOUT_VARIABLE} is {text!r}, want seconds, at most {MOST_SECONDS}"
+        )
+    return seconds
 
 
 def is_launched() -> bool:

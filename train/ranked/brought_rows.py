@@ -34,7 +34,7 @@ def brought_rows(
         position: of the table in it.
         num_rows: rows of the whole table.
         dim: floats of a row.
-        rows_of: the rows that have a place here, from the first to before the last, by their ids here.
+        rows_of: the rows that this rank owns, from the first to before the last, by their ids here.
         ranks: all of them.
     """
     held = width.exchange.held
@@ -48,31 +48,27 @@ def brought_rows(
     for first in range(0, num_rows, most):
         stop = min(first + most, num_rows)
         start, end = np.searchsorted(ids, [first, stop]).tolist()
-        homes_N = held.homes_K[first_key + first : first_key + stop]
-        own_ND = rows_of(start, end)
-        # Of the rows that have a place here some live elsewhere now.
-        if width.exchange.homes.may_move:
-            own_ND = own_ND[torch.from_numpy(homes_N[ids[start:end] - first] == held.rank)]
-        yield _brought_together(own_ND, homes_N, ranks)
+        owners_N = held.owners_K[first_key + first : first_key + stop]
+        yield _brought_together(rows_of(start, end), owners_N, ranks)
 
 
-def _brought_together(own_ND: torch.Tensor, homes_N: NDArray[np.uint8], ranks: Ranks) -> torch.Tensor:
+def _brought_together(own_ND: torch.Tensor, owners_N: NDArray[np.uint8], ranks: Ranks) -> torch.Tensor:
     """Return rows of all ranks in order at rank 0, none elsewhere."""
     # Only rank 0 receives; the others send all they have of this part.
     rank = ranks.rank
     num_ranks = ranks.num_ranks
     row_bytes = _FLOAT_BYTES * own_ND.shape[1]
     out = tuple(row_bytes * own_ND.shape[0] if other == 0 and rank else 0 for other in range(num_ranks))
-    counts = np.bincount(homes_N, minlength=num_ranks).tolist()
+    counts = np.bincount(owners_N, minlength=num_ranks).tolist()
     into = tuple(row_bytes * counts[other] if rank == 0 and other else 0 for other in range(num_ranks))
     data = own_ND.contiguous().reshape(-1).view(torch.uint8) if rank else torch.empty(0, dtype=torch.uint8)
     received = Message.unset(into)
     ranks.exchange(Message(data, out), received).wait()
     if rank:
         return own_ND[:0]
-    # Rows of a rank arrive in ascending order, so its places in the whole are those with its home.
-    whole_ND = torch.empty(homes_N.size, own_ND.shape[1])
+    # Rows of a rank arrive in ascending order, so its places in the whole are those that it owns.
+    whole_ND = torch.empty(owners_N.size, own_ND.shape[1])
     for other, part in enumerate(received.parts()):
         rows_ND = part.view(torch.float32).view(-1, own_ND.shape[1]) if other else own_ND
-        whole_ND[torch.from_numpy(np.flatnonzero(homes_N == other))] = rows_ND
+        whole_ND[torch.from_numpy(np.flatnonzero(owners_N == other))] = rows_ND
     return whole_ND

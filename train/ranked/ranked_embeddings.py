@@ -1,27 +1,21 @@
 """The embeddings of a rank: its own rows, those it looks up at other ranks, and the gradients of both.
 
-To the tiers of a rank, to its placement and to its planners a step is one lookup of each row that lives here
-and that any rank uses: the rows are brought, their vectors read, and updated by gradients that are summed
-already, as in one process. Around that, vectors and gradients cross between ranks:
+To the tiers of a rank, to its placement and to its planners a step is one lookup of each row that the rank
+owns and that any rank uses: the rows are gathered, their vectors read, and updated by gradients that are
+summed already, as in one process. Around that, vectors and gradients cross between ranks:
 
     look_up   vectors of served rows  -> to the ranks that use them
               the rank's own lookups  <- kept and received vectors, initial values of rows used first
-    send_ahead  vectors of the next step that this one does not change  -> to the ranks that use them
-    update    gradients of own rows, summed over the rank's shares  -> to the rows' homes
+    update    gradients of own rows, summed over the rank's micro-batches  -> to the rows' owners
               served rows             <- gradients of all ranks, added by the tree, one optimizer step
 
 Vectors of a step are read after the last update of their row before it, in the loop, so no rank ever sees an
 older value. All ranks make the same exchanges in the same order.
-
-Where homes move, a row goes with its vectors: its home before the step sends it whole to the home after it,
-which puts it in its own place and updates it. Both serve it in that step. What the old home keeps is never
-read again, unless the row comes back and overwrites it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 
@@ -31,7 +25,7 @@ from numpy.typing import NDArray
 
 from ..data.batch import Batch, EmbeddingTable
 from ..data.batch_shares import BatchShares
-from ..exchange.coded_exchange import CodedExchange
+from ..exchange.coded_exchange import EXACT, CodedExchange, Kind
 from ..exchange.partial_sums import sum_over_ranks
 from ..exchange.row_messages import NotFiniteRowError, RowMessages, RowsUnderWay, WidthLayout
 from ..exchange.width_exchange import WidthExchange
@@ -43,10 +37,7 @@ from ..rows.row_kernels import copy_rows
 from ..rows.row_optimizers import RowOptimizer
 from ..work_threads import WorkThreads
 from .brought_rows import brought_rows
-from .moved_rows import read_ahead, read_newest, write_rows
 from .ranked_width import RankedWidth
-from .sent_vectors import SentVectors, early_of, exchanges_of
-from .synced_copies import SyncedCopies
 
 
 class RankedEmbeddings(Embeddings):
@@ -60,7 +51,6 @@ class RankedEmbeddings(Embeddings):
         optimizer: that of the rows.
         threads: share the work on rows.
         coded: codecs and counts of what crosses.
-        copies: rows that every rank holds, synchronised every few steps.
     """
 
     def __init__(
@@ -72,7 +62,6 @@ class RankedEmbeddings(Embeddings):
         optimizer: RowOptimizer,
         threads: WorkThreads,
         coded: CodedExchange,
-        copies: SyncedCopies,
     ) -> None:
         super().__init__(len(tables), widths)
         self._tables = tables
@@ -81,7 +70,6 @@ class RankedEmbeddings(Embeddings):
         self._shares = shares
         self._rows = NumbaRows(optimizer, threads, shares)
         self._coded = coded
-        self.copies = copies
         layout = [
             WidthLayout(
                 width.embedding_dim,
@@ -91,21 +79,8 @@ class RankedEmbeddings(Embeddings):
             for width in widths
         ]
         self._messages = RowMessages(ranks, layout)
-        self.may_move = any(width.exchange.homes.may_move for width in widths)
-        """Whether rows may change their homes."""
-        self._vectors = SentVectors(widths, ranks, layout, coded, may_move=self.may_move)
-        self._last_item = -1
-        """The last item of the transfer thread that a step has waited for."""
         self._served: list[torch.Tensor] = []
         """(S, 1, D) vectors of each width that were read last, whose gradients become those of the rows."""
-
-    def plan_epoch(self, numbers: Iterable[int]) -> None:
-        for width in self._ranked:
-            width.exchange.homes.plan_epoch(numbers)
-
-    def begin_epoch(self) -> None:
-        for width in self._ranked:
-            width.exchange.homes.begin_epoch()
 
     def own_part(self, batch: Batch) -> Batch:
         return self._shares.cut(batch)
@@ -134,144 +109,68 @@ class RankedEmbeddings(Embeddings):
     def look_up(self, step: PlannedStep) -> list[torch.Tensor]:
         """(B, F, D) embeddings of each width, of the samples of this rank."""
         # The vectors of served rows go out first.
-        exchanges = exchanges_of(step)
+        exchanges = _exchanges_of(step)
         self._served = super().look_up(step)
         served = [vectors.detach().squeeze(1).numpy() for vectors in self._served]
-        under_way = self._vectors.send(step, served)
+        under_way = self._send("vectors", served, exchanges)
         # What is here already is put in its place while the others' vectors arrive.
         own = []
-        for number, (width, vectors_SD, each) in enumerate(zip(self._ranked, served, exchanges, strict=True)):
+        for width, vectors_SD, each in zip(self._ranked, served, exchanges, strict=True):
             vectors_OD = torch.empty(each.own_lookups.num_rows, width.embedding_dim)
             copy_rows(vectors_SD, each.kept[1], vectors_OD.numpy(), each.kept[0])
-            if each.copied.own.size:
-                copied = self.copies.widths[number].weights_KD[each.copied.slots]
-                vectors_OD.numpy()[each.copied.own] = copied
             width.initial.write(*each.made_rows, vectors_OD, each.made)
             own.append(vectors_OD)
         # Received vectors fill the gaps, and the rank's own lookups read all of them.
-        embeddings = []
         with self._coded.clocked("vectors"):
-            arrived, early = under_way.wait()
-        for number, (vectors_OD, each) in enumerate(zip(own, exchanges, strict=True)):
-            vectors_OD.numpy()[each.received] = arrived[number]
-            if each.early is not None:
-                vectors_OD.numpy()[each.early.received] = early[number]
-            if self.may_move and each.is_training:
-                self._take_in(number, step.parts[number], each, arrived[len(own) + number], vectors_OD)
-            embeddings.append(self._look_up_own(vectors_OD, each))
-        return embeddings
-
-    def wait_for_rows(self, step: PlannedStep) -> None:
-        super().wait_for_rows(step)
-        if step.item is not None:
-            self._last_item = step.item
-
-    def send_ahead(self, step: PlannedStep | None) -> None:
-        if step is None or not (lists := early_of(step)):
-            return
-        # Rows are where they were fetched to, or still where the next transfer fetches them.
-        is_next = step.item is None or step.item == self._last_item + 1
-        if is_next and all(part.plan.split is None for part in step.parts):
-            rows = [
-                read_ahead(width.executor, part, each.sent)
-                for width, part, each in zip(self._ranked, step.parts, lists, strict=True)
-            ]
-        else:
-            with self.transfers.paused():
-                rows = [
-                    read_newest(width.executor, part, each.sent)
-                    for width, part, each in zip(self._ranked, step.parts, lists, strict=True)
-                ]
-        self._vectors.send_ahead(step, rows)
+            arrived = under_way.wait()
+        for vectors_OD, received_ND, each in zip(own, arrived, exchanges, strict=True):
+            vectors_OD.numpy()[each.vectors.receive.places] = received_ND
+        return [self._look_up_own(vectors_OD, each) for vectors_OD, each in zip(own, exchanges, strict=True)]
 
     def update(
         self, step: PlannedStep, embeddings: Sequence[torch.Tensor], rate: float | None = None
     ) -> None:
-        """Take one optimizer step on every row that lives here and that any rank looked up."""
-        # The gradients of each own row, summed over the shares of this rank.
-        exchanges = exchanges_of(step)
+        """Take one optimizer step on every row that this rank owns and that any rank looked up."""
+        # The gradients of each own row, summed over the micro-batches of this rank.
+        exchanges = _exchanges_of(step)
         sums = []
         for emb_BFD, each in zip(embeddings, exchanges, strict=True):
             assert emb_BFD.grad is not None, "the backward pass comes first"
             grad_PD = emb_BFD.grad.reshape(-1, emb_BFD.shape[-1])
             by_bag = each.own_ids.by_bag(each.own_lookups)
             sums.append(self._rows.sums(by_bag, grad_PD, each.own_ids.num_features).numpy())
-        # Sums go to the homes of their rows; those that live here are kept.
+        # Sums go to the owners of their rows; those owned here are kept.
+        under_way = self._send("gradients", sums, exchanges)
         with self._coded.clocked("gradients"):
-            found = self._send_gradients(sums, exchanges).wait()
-        # A home adds the sums of all ranks by the tree, as one process adds those of its shares.
+            found = under_way.wait()
+        # An owner adds the sums of all ranks by the tree, as one process adds those of its micro-batches.
         for vectors, received_ND, sums_OD, each in zip(self._served, found, sums, exchanges, strict=True):
-            partials_ND = np.concatenate([received_ND, sums_OD[each.updated]])
+            partials_ND = np.concatenate([received_ND, sums_OD[each.kept[0]]])
             vectors.grad = torch.from_numpy(sum_over_ranks(each.partials_SW, partials_ND)).unsqueeze(1)
         super().update(step, self._served, rate)
-        self._change_homes(step, exchanges)
-        self.copies.step(exchanges, sums, rate)
         self._coded.note_step()
-        self.copies.end_step()
 
-    @contextmanager
-    def rows_written_back(self) -> Iterator[None]:
-        with super().rows_written_back():
-            self.copies.publish()
-            yield
-
-    def finish(self) -> None:
-        self._vectors.drop()
-        super().finish()
-        self.copies.publish()
-
-    def stop(self) -> None:
-        self._vectors.drop()
-        super().stop()
-
-    def _take_in(
-        self,
-        number: int,
-        part: WidthStep,
-        exchange: WidthExchange,
-        rows_NX: NDArray[np.float32],
-        vectors_OD: torch.Tensor,
-    ) -> None:
-        """Put rows that move here in their places, and their vectors among those of own rows."""
-        width = self._ranked[number]
-        own_N, served_N = exchange.coming
-        weights_ND, state_NW = np.split(rows_NX, [width.embedding_dim], axis=1)
-        vectors_OD.numpy()[own_N] = weights_ND
-        write_rows(width.executor, part, served_N, weights_ND, state_NW)
-
-    def _change_homes(self, step: PlannedStep, exchanges: Sequence[WidthExchange]) -> None:
-        """Let rows live from now on where the step has updated them."""
-        if not self.may_move:
-            return
-        for width, part, each in zip(self._ranked, step.parts, exchanges, strict=True):
-            keys_N, homes_N = each.rehomed
-            width.exchange.held.homes_K[keys_N] = homes_N
-            # The new home saves the row, which the step has changed there.
-            if width.changed is not None:
-                tables_U = np.repeat(np.arange(len(width.tables)), np.diff(part.lookups.first_F1))
-                left_N = part.lookups.rows_U[each.leaving].astype(np.int64)
-                layout = width.changed.layout
-                width.changed.forget(layout.slots_of_rows(tables_U[each.leaving], left_N))
-
-    def _send_gradients(
-        self, sums: Sequence[NDArray[np.float32]], exchanges: Sequence[WidthExchange]
+    def _send(
+        self, kind: Kind, rows: Sequence[NDArray[np.float32]], exchanges: Sequence[WidthExchange]
     ) -> RowsUnderWay:
-        """Send one gradient of each row that lives elsewhere to its home."""
-        rows = [sums_OD[each.gradients_sent] for sums_OD, each in zip(sums, exchanges, strict=True)]
-        sent = [each.gradients_sent_rows for each in exchanges]
-        received = [each.gradients_received_rows for each in exchanges]
-        with self._step_named():
-            under_way = self._messages.send(rows, sent, received, self._coded.gradients())
-        self._coded.note_sent("gradients", self._messages.sent_bytes, self._messages.num_saturated)
-        return under_way
-
-    @contextmanager
-    def _step_named(self) -> Iterator[None]:
-        """Say in which step a gradient is not finite."""
+        """Send the vectors of served rows, or the gradients of own rows, to the ranks that need them."""
+        found = [each.vectors if kind == "vectors" else each.gradients for each in exchanges]
+        coding = self._coded.vectors() if kind == "vectors" else self._coded.gradients()
+        # Evaluation reads rows as they are, and counts no bytes.
+        is_training = all(each.is_training for each in exchanges)
+        data = [rows_ND[each.send.places] for rows_ND, each in zip(rows, found, strict=True)]
+        sent = [each.send.rows for each in found]
+        received = [each.receive.rows for each in found]
+        if not is_training:
+            return self._messages.send(data, sent, received, EXACT)
         try:
-            yield
+            with self._coded.clocked(kind):
+                under_way = self._messages.send(data, sent, received, coding)
         except NotFiniteRowError as error:
-            raise NotFiniteRowError(f"the gradient of {error} at step {self._coded.step + 1}") from None
+            name = f"the {kind.removesuffix('s')} of {error} at step {self._coded.step + 1}"
+            raise NotFiniteRowError(name) from None
+        self._coded.note_sent(kind, self._messages.sent_bytes, self._messages.num_saturated)
+        return under_way
 
     def _look_up_own(self, vectors_OD: torch.Tensor, exchange: WidthExchange) -> torch.Tensor:
         """(B, F, D) embeddings of this rank's samples from its distinct rows."""
@@ -286,19 +185,6 @@ class RankedEmbeddings(Embeddings):
             vectors_ND = pooled_PD
         return vectors_ND.view(ids.num_samples, ids.num_features, dim).requires_grad_(torch.is_grad_enabled())
 
-    @property
-    def has_sent_ahead(self) -> bool:
-        """Whether vectors of a step to come are under way."""
-        return self._vectors.has_sent_ahead
-
-    @property
-    def sends_early(self) -> bool:
-        return any(width.exchange.sends_early for width in self._ranked)
-
-    @property
-    def can_be_saved(self) -> bool:
-        return self.copies.agree
-
     def held_ids(
         self, tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
@@ -310,7 +196,7 @@ class RankedEmbeddings(Embeddings):
         held = width.exchange.held
         keys_N = held.keys(positions_N, ids_N.astype(np.int64))
         width.exchange.mark_used(keys_N)
-        is_held_N = held.homes_K[keys_N] == held.rank
+        is_held_N = held.owners_K[keys_N] == held.rank
         local_N = held.local_ids(positions_N[is_held_N], keys_N[is_held_N])
         return is_held_N, local_N.astype(np.int32)
 
@@ -357,3 +243,10 @@ class RankedEmbeddings(Embeddings):
 
     def table(self, table: int, *, state: bool = False) -> torch.Tensor:
         return torch.cat(list(self.table_parts(table, state=state)))
+
+
+def _exchanges_of(step: PlannedStep) -> list[WidthExchange]:
+    """Return what crosses in a step, by width."""
+    found = [part.exchange for part in step.parts if part.exchange is not None]
+    assert len(found) == len(step.parts), "steps of several ranks say what crosses"
+    return found

@@ -29,22 +29,19 @@ class RankedWidth(RowWidth):
 
     def read(self, number: int, batch: Batch, stored: StoredBatch | None) -> WidthLookups:
         """The rows that a training step serves, once each, and what crosses between the ranks."""
-        # Every rank cuts its own share out of the batch; without a plan on disk it reads the others', too.
+        # Every rank cuts its own share out of the batch, and reads the others', too.
         own = self.reader.read(self.shares.cut(batch))
-        if self.exchange.planned is not None:
-            served, exchange = self.exchange.read_by_plan(own, number)
-            return WidthLookups(served_ids(served), served, exchange)
         ids = self.reader.read(batch)
-        served, exchange = self.exchange.read(ids, self.by_row(ids, stored), self._ranks_of(ids), own, number)
+        served, exchange = self.exchange.read(ids, self.by_row(ids, stored), self._ranks_of(ids), own)
         return WidthLookups(served_ids(served), served, exchange)
 
     def look_at(self, batch: Batch) -> WidthExchange:
-        """Return what would cross in a training step if all its rows had been used before and none moved;
-        nothing is remembered."""
+        """Return what would cross in a training step if all its rows had been used before; nothing is
+        remembered."""
         ids = self.reader.read(batch)
         own = self.reader.read(self.shares.cut(batch))
         lookups = self.reader.by_row(ids)
-        return self.exchange.look(ids, lookups, self._ranks_of(ids), own, reads_copies=True)[1]
+        return self.exchange.look(ids, lookups, self._ranks_of(ids), own)[1]
 
     def _ranks_of(self, ids: BatchIds) -> NDArray[np.uint8]:
         shares = self.shares
@@ -60,28 +57,19 @@ class RankedWidth(RowWidth):
         served, exchange = self.exchange.look(ids, self.reader.by_row(ids), ranks_B, own)
         return WidthLookups(served_ids(served), served, exchange)
 
-    @property
-    def plans_rows(self) -> bool:
-        return self.exchange.planned is not None
-
-    def planned_cold_rows(self, number: int) -> ColdRows:
-        assert isinstance(self.placement, StagingPlacement)
-        return self.placement.cold_rows(self.exchange.expected_by_plan(number))
-
     def cold_rows(self, number: int, batch: Batch) -> ColdRows:
-        keys_U = self.exchange.keys(self.reader.by_row(self.reader.read(batch)))
-        return self._cold_rows(number, keys_U)
+        return self._cold_rows(self.exchange.keys(self.reader.by_row(self.reader.read(batch))))
 
     def stored_cold_rows(self, number: int, stored: StoredBatch) -> ColdRows:
         # Among all rows of the whole tables the slot of a row is its key.
         first_F1 = self.exchange.held.first_key_F1
         layout = (np.zeros(first_F1.size - 1, np.int64), np.diff(first_F1), first_F1[:-1])
         keys_U, _ = stored.cold_rows(np.array(self.tables, np.int64), layout)
-        return self._cold_rows(number, keys_U)
+        return self._cold_rows(keys_U)
 
-    def _cold_rows(self, number: int, keys_U: NDArray[np.int32]) -> ColdRows:
+    def _cold_rows(self, keys_U: NDArray[np.int32]) -> ColdRows:
         assert isinstance(self.placement, StagingPlacement)
-        return self.placement.cold_rows(self.exchange.expected(number, keys_U))
+        return self.placement.cold_rows(self.exchange.held.served_of(keys_U))
 
 
 def _joined(parts: Sequence[BatchIds]) -> BatchIds:

@@ -219,7 +219,7 @@ def _refuse_others(found: Sequence[torch.Tensor], what: str) -> None:
         names = f"rank {others[0]} differs" if len(others) == 1 else f"ranks {', '.join(others)} differ"
         raise RankError(
             f"{names} from rank 0 in {what}",
-            hint="give all ranks the same DIR (shards/ and exchange/), options and version of hotset",
+            hint="give all ranks the same DIR (its shards/), options and version of hotset",
         )
 
 

@@ -81,7 +81,7 @@ class TorchRanks:
     @contextmanager
     def lost_ranks(self) -> Iterator[None]:
         """Turn what torch raises when a rank is gone, or late, into one line."""
-        with _lost_ranks(self.rank, f"no answer in {self._timeout_seconds:g} s (--rank-timeout)"):
+        with _lost_ranks(self.rank, f"no answer in {self._timeout_seconds:g} s (HOTSET_RANK_TIMEOUT)"):
             yield
 
 

@@ -42,7 +42,6 @@ class RankCheckpoints:
 
     def __init__(self, trainer: Trainer, written: RunCheckpoints | None, last_step: int | None) -> None:
         self._ranks = trainer.ranks
-        self._embeddings = trainer.embeddings
         self._written = written
         self.last_written = last_step
         """Step of the newest checkpoint that is whole."""
@@ -51,8 +50,6 @@ class RankCheckpoints:
 
     def is_due(self, step: int) -> bool:
         """Whether the next checkpoint is to be taken now, by the clock of rank 0."""
-        if not self._embeddings.can_be_saved:
-            return False
         own = self._written is not None and self._written.is_due(step)
         return first_says(self._ranks, own)
 
@@ -63,11 +60,9 @@ class RankCheckpoints:
             NotFiniteError: weights are not finite.
             SaidElsewhereError: the same, at other ranks than the first.
         """
-        # Rows that were ever changed, at all ranks together; the homes of copies have their values first.
+        # Rows that were ever changed, at all ranks together.
         embeddings = trainer.embeddings
         assert isinstance(embeddings, RankedEmbeddings)
-        with embeddings.transfers_paused():
-            embeddings.copies.publish()
         errors = trainer.resumables.get(SAVED_ERRORS)
         if isinstance(errors, SavedErrors):
             errors.bring_together()

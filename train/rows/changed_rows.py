@@ -200,13 +200,6 @@ class ChangedRows:
         with self._caught_up() as marks_R:
             marks_R[rows_N] |= _USED if is_saved else _USED | _CHANGED
 
-    def forget(self, rows_N: NDArray[np.int64]) -> None:
-        """Take rows, by number, as never changed here: they are another rank's to save from now on. No
-        checkpoint may be under way."""
-        with self._caught_up() as marks_R:
-            assert not (marks_R[rows_N] & (_SAVING | _PENDING)).any(), "rows move while they are saved"
-            marks_R[rows_N] = 0
-
     def begin_saving(self) -> int:
         """Begin to save the rows that are changed, and return how many these are; all are pending."""
         with self._caught_up() as marks_R:

@@ -14,6 +14,7 @@ from ..data.shard_origin import ShardOrigin, vocabulary_of
 from ..data.shards import Shards
 from ..exchange.chosen_exchange import ChosenExchange
 from ..model_building.choose_model import choose_model, recorded_name
+from .removed_options import without_removed
 from .run_files import (
     CONFIG,
     plain_file,
@@ -67,8 +68,12 @@ def settings_of(description: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def refuse_other_settings(path: Path, description: Mapping[str, Any]) -> None:
-    """Raise HotsetError unless an unfinished run has these settings, but for threads and the mover."""
+def recorded_description(path: Path, description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the contents of ``config.json`` of an unfinished run, which a run goes on with.
+
+    Raises:
+        HotsetError: unless the run has these settings, but for threads and the mover.
+    """
     try:
         found = json.loads(plain_file(path / CONFIG).read_bytes())
         if not isinstance(found, dict):
@@ -80,11 +85,12 @@ def refuse_other_settings(path: Path, description: Mapping[str, Any]) -> None:
         ) from error
     # Through JSON, so that tuples and lists compare as the file has them.
     wanted = settings_of(json.loads(json.dumps(description)))
-    for name, value in _differences(settings_of(found), wanted):
+    for name, value in _differences(settings_of(without_removed(path, found)), wanted):
         raise HotsetError(
             f"{path} holds an unfinished run with other settings: {name} is {value[0]!r}, here {value[1]!r}",
             hint="give the settings of that run to resume it, or another --out, or remove the folder",
         )
+    return found
 
 
 def recorded_shares(path: Path) -> int | None:
@@ -92,7 +98,7 @@ def recorded_shares(path: Path) -> int | None:
     try:
         found = json.loads(plain_file(path / CONFIG).read_bytes())["config"]["shares"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None  # `refuse_other_settings` says what is wrong with it
+        return None  # `recorded_description` says what is wrong with it
     return found if isinstance(found, int) and 1 <= found <= MOST_SHARES else None
 
 
@@ -102,7 +108,7 @@ def recorded_exchange(path: Path) -> ChosenExchange:
         found = json.loads(plain_file(path / CONFIG).read_bytes()).get("exchange")
         return ChosenExchange() if found is None else ChosenExchange.of_json(found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return ChosenExchange()  # `refuse_other_settings` says what is wrong with it
+        return ChosenExchange()  # `recorded_description` says what is wrong with it
 
 
 def _differences(

@@ -92,9 +92,7 @@ class RunLog:
                 self._saved.take(trainer, self._folder.metrics)
         total = trainer.shards.num_training_samples * trainer.config.epochs
         self._progress("train", trainer.num_samples, total, self._note())
-        # Copies of rows that differ have no place in a checkpoint: a few steps later they agree.
-        if trainer.embeddings.can_be_saved or trainer.step == trainer.num_planned_steps:
-            self._stop_if_interrupted(trainer.ranks)
+        self._stop_if_interrupted(trainer.ranks)
 
     def evaluate(self, trainer: Trainer) -> None:
         """Evaluate the run after its last step, and log it."""

@@ -58,8 +58,6 @@ class ExchangeSummary:
     """Whether the weights are those of any number of ranks: everything crossed as it is."""
     bytes_by_rank: list[dict[str, int]]
     """Bytes that each rank sent, by kind."""
-    early_bytes_by_rank: list[int]
-    """Bytes of vectors among them that crossed while the step before was computed."""
     num_saturated: int
     """Numbers that were too large for their code and became its largest."""
     seconds_per_step: float
@@ -150,15 +148,14 @@ def _summarize_exchange(trainer: Trainer) -> ExchangeSummary | None:
         return None
     counts = coded.counts
     # Whole numbers and seconds cross apart, since a tensor has one type.
-    sent = ranks.gather(torch.tensor([*counts.sent_bytes.values(), counts.early_bytes, counts.num_saturated]))
+    sent = ranks.gather(torch.tensor([*counts.sent_bytes.values(), counts.num_saturated]))
     seconds = ranks.gather(torch.tensor([counts.seconds], dtype=torch.float64))
     chosen = coded.chosen
     return ExchangeSummary(
         ranks=ranks.num_ranks,
         codecs={"vectors": chosen.vectors, "gradients": chosen.gradients, "dense": chosen.dense},
         has_equal_bits=chosen.is_exact,
-        bytes_by_rank=[dict(zip(counts.sent_bytes, each.tolist()[:-2], strict=True)) for each in sent],
-        early_bytes_by_rank=[int(each[-2]) for each in sent],
+        bytes_by_rank=[dict(zip(counts.sent_bytes, each.tolist()[:-1], strict=True)) for each in sent],
         num_saturated=sum(int(each[-1]) for each in sent),
         seconds_per_step=max(float(each) for each in seconds) / max(counts.num_steps, 1),
         prediction=coded.prediction,

@@ -44,8 +44,6 @@ class PreparedStep:
     """The batch in a slot of pinned memory, where it is sent to a device, once a reader has packed it."""
     copies_hot: bool = False
     """Whether all hot rows are copied to the other tier before a step that is sent."""
-    following: PlannedStep | None = None
-    """The next step, where other ranks may get vectors of it ahead; None where none does."""
 
 
 class StepRunner(Protocol):
@@ -104,7 +102,6 @@ class StepsAtOnce:
         parts = self._parts
         parts.embeddings.wait_for_rows(step)
         embeddings = parts.embeddings.look_up(step)
-        parts.embeddings.send_ahead(prepared.following)
         loss_sum = parts.dense.train(step.batch, embeddings, number)  # leaves the gradients
         parts.prepare_dense(rates.dense)
         # Embedding rows by our optimizer, dense layers by torch's, at the same time.

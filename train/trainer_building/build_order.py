@@ -86,8 +86,6 @@ def build_step_source(
     # A plan asked for by name is made here, whatever lies on disk.
     schedule = None
     is_alone = not isinstance(embeddings, RankedEmbeddings)
-    # A row that moves to a rank has a value there before the first batch that uses it here.
-    may_move = isinstance(embeddings, RankedEmbeddings) and embeddings.may_move
     may_fetch = is_fresh or not has_first_fetches
     # It has the plans of whole epochs.
     may_fetch &= num_planned_steps(config, shards) == config.epochs * shards.num_training_batches
@@ -105,7 +103,7 @@ def build_step_source(
         embeddings,
         shards.training_batch,
         looks_up_hot_rows_alone,
-        is_fresh=(is_fresh or has_first_fetches) and not may_move,
+        is_fresh=is_fresh or has_first_fetches,
         is_resumed=start is not None,
         done=done,
         schedule=schedule,

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import tempfile
-from functools import partial
 from pathlib import Path
 
-import torch
-
 from ...pipeline.runtime.tasks import num_workers
-from ...stats.exchange.homes_name import HomesName
 from ..config import TrainConfig
 from ..data.batch_shares import BatchShares
 from ..data.shards import Shards
 from ..device.verbs import Device
 from ..exchange.coded_exchange import CodedExchange
-from ..exchange.exchange_file import ExchangeSchedule
-from ..exchange.exchange_fit import RunOnRanks
 from ..execution.embeddings import Embeddings
 from ..execution.row_parts import restore_rows
 from ..meter import Meter
 from ..placements.choose_placement import spills
-from ..ranks.ranks import Ranks, agree
+from ..ranks.ranks import Ranks
 from ..rows.mapped_rows import HostMemory
 from ..work_threads import WorkThreads
 from .build_embeddings import RowTools, build_embeddings
@@ -78,54 +72,18 @@ def build_rows(
     config: TrainConfig,
     tools: RowTools,
     ranks: Ranks,
-    homes: HomesName,
     coded: CodedExchange,
     start: RunStart | None,
-    *,
-    has_own_order: bool,
 ) -> Embeddings:
     """Build the tiers of all rows, or of those that live at this rank, with the values that the run starts
     with.
-
-    Args:
-        has_own_order: whether the run was given the order of its batches.
     """
     if ranks.num_ranks == 1:
         embeddings = build_embeddings(shards, config, tools)
         if start is not None:
             restore_rows(embeddings, start.rows, are_saved=start.done is not None)
         return embeddings
-    run = _run_on(ranks, homes, config, coded, start, has_own_order=has_own_order)
-    schedule = agree(ranks, partial(ExchangeSchedule.find, shards, config, run))
-    # Where some ranks have none, their plans are found to be others.
-    has_schedule = all(ranks.gather(torch.tensor([schedule is not None])))
-    if has_schedule and schedule is not None:
-        schedule.refuse_contradictions(ranks, shards, config.epochs)
-    ranked = build_ranked_embeddings(shards, config, tools, ranks, homes, coded, schedule)
+    ranked = build_ranked_embeddings(shards, config, tools, ranks, coded)
     if start is not None:
         restore_rows(ranked, start.rows, are_saved=start.done is not None)
-    # Copies are made of the rows as they are now.
-    ranked.copies.begin()
     return ranked
-
-
-def _run_on(
-    ranks: Ranks,
-    homes: HomesName,
-    config: TrainConfig,
-    coded: CodedExchange,
-    start: RunStart | None,
-    *,
-    has_own_order: bool,
-) -> RunOnRanks:
-    """Say what of a run decides whether its ranks can follow a schedule on disk."""
-    own_plan = None
-    if config.placement == "fae" or has_own_order:
-        own_plan = "the run decides the order of its batches as it goes"
-    elif coded.chosen.sync_every is not None:
-        own_plan = "the run holds copies of rows on all ranks"
-    elif config.plan != "auto":
-        own_plan = f"the run was given --plan {config.plan}"
-    num_done = start.num_done if start is not None else 0
-    is_fresh = start is None or start.is_fresh
-    return RunOnRanks(ranks.rank, ranks.num_ranks, homes, num_done, not is_fresh, own_plan)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from ...stats.exchange.homes_name import HomesName
 from ..config import TrainConfig
 from ..data.batch_order import BatchOrder
 from ..data.readers import Readers
@@ -51,7 +50,6 @@ def build_trainer(
     start: RunStart | None = None,
     tracks_changes: bool = False,
     ranks: Ranks | None = None,
-    homes: HomesName = "by-use",
     exchange: ChosenExchange | None = None,
     verbs: Device | None = None,
 ) -> Trainer:
@@ -65,7 +63,6 @@ def build_trainer(
             `resuming.saved_run`.
         tracks_changes: whether rows that steps change are marked, for checkpoints.
         ranks: share the batches and the rows; None: this process does it all.
-        homes: where rows live among several ranks.
         exchange: codecs of what crosses between them; None: it crosses as it is.
         verbs: device to queue steps on; None: the one that the settings name, if any.
 
@@ -88,8 +85,7 @@ def build_trainer(
     coded = build_coded_exchange(shards, config.seed, ranks.rank, exchange or ChosenExchange(), num_done)
     build_sums = partial(DenseSums, ranks, coded) if ranks.num_ranks > 1 else None
     model, dense = _build_dense_layers(shards, config, tools, threads, build_sums, model_source)
-    has_own_order = order is not None
-    embeddings = build_rows(shards, config, tools, ranks, homes, coded, start, has_own_order=has_own_order)
+    embeddings = build_rows(shards, config, tools, ranks, coded, start)
 
     # The order of batches follows the predictor, which that of fae needs for its test loss.
     predictor = Predictor(shards, dense, embeddings, tools.meter, tools.folder, ranks)

@@ -46,17 +46,16 @@ def choose_exchange(trainer: Trainer, options: ExchangeOptions) -> ChosenExchang
 
     Args:
         trainer: of the run, before its first step; what it sends from then on is not changed here.
-        options: those that name a codec leave nothing to choose.
+        options: of the exchange, which leave the codecs open.
     """
     assert options.exchange == AUTO, "nothing is left open"
     link = measure_link(trainer.ranks)
     volumes = _volumes(trainer)
-    # What an option names is not tried; with auto vectors are always open.
-    open_kinds: dict[Kind, tuple[str, ...]] = {"vectors": _ROW_CODECS}
-    if options.exchange_back is None:
-        open_kinds["gradients"] = _ROW_CODECS
-    if options.exchange_dense is None:
-        open_kinds["dense"] = _DENSE_CODECS
+    open_kinds: dict[Kind, tuple[str, ...]] = {
+        "vectors": _ROW_CODECS,
+        "gradients": _ROW_CODECS,
+        "dense": _DENSE_CODECS,
+    }
     names: dict[Kind, str] = {}
     seconds: dict[str, dict[str, float]] = {}
     for kind, tried in open_kinds.items():
@@ -68,12 +67,11 @@ def choose_exchange(trainer: Trainer, options: ExchangeOptions) -> ChosenExchang
     trainer.coded.prediction = ExchangePrediction(
         link.delay_seconds, link.bytes_per_second, step_seconds, seconds
     )
-    named = trainer.coded.chosen
     return replace(
-        named,
+        trainer.coded.chosen,
         vectors=names["vectors"],
-        gradients=names.get("gradients", named.gradients),
-        dense=names.get("dense", named.dense),
+        gradients=names["gradients"],
+        dense=names["dense"],
     )
 
 
@@ -89,10 +87,10 @@ def _volumes(trainer: Trainer) -> dict[Kind, list[_Volume]]:
         found = [width.look_at(trainer.shards.training_batch(number)) for number in numbers]
         counts_N4 = [
             (
-                each.sent.size,
-                each.received.size,
-                each.gradients_sent.size,
-                each.gradients_received_rows.keys_N.size,
+                each.vectors.send.places.size,
+                each.vectors.receive.places.size,
+                each.gradients.send.places.size,
+                each.gradients.receive.places.size,
             )
             for each in found
         ]

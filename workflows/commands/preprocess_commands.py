@@ -37,7 +37,6 @@ from ..command_list import Command
 from ..console import message_width, print_json, print_line, progress_bars, say, stdout_console
 from ..options import command_options, config_of, field_docstrings
 from ..printing.describe_stages import (
-    describe_exchange,
     describe_id_map,
     describe_lookups,
     describe_schedule,
@@ -242,24 +241,18 @@ def _stage(options: Any) -> int:
             _report_removed(remove_from(stage, options.dir))
         was_sealed = is_sealed(options.dir / ALL_FOLDERS[stage])
         started = time.perf_counter()
-        cpu_started = time.process_time()
         folder = run_stage(stage, config, options.dir, resources)
         seconds = time.perf_counter() - started
-        cpu_seconds = time.process_time() - cpu_started
-    return _finish(
-        stage, folder, seconds, as_json=options.run.json, was_sealed=was_sealed, cpu_seconds=cpu_seconds
-    )
+    return _finish(stage, folder, seconds, as_json=options.run.json, was_sealed=was_sealed)
 
 
-def _finish(
-    stage: str, folder: Manifest, seconds: float, *, as_json: bool, was_sealed: bool, cpu_seconds: float = 0
-) -> int:
+def _finish(stage: str, folder: Manifest, seconds: float, *, as_json: bool, was_sealed: bool) -> int:
     """Print what a single stage wrote, in this run or in an earlier one."""
     if as_json:
         told = {"stage": stage, "dir": str(folder.folder), "seconds": seconds, "was_finished": was_sealed}
         print_json(told | folder.totals)
         return 0
-    # Every stage says what it wrote; three of them have more to tell.
+    # Every stage says what it wrote; two of them have more to tell.
     num_bytes = format_byte_size(sum(entry.num_bytes for entry in folder.files))
     num_files = len(folder.files)
     files = f"{num_files:,} file{'' if num_files == 1 else 's'}"
@@ -267,8 +260,6 @@ def _finish(
     print_line(stdout_console(), f"{folder.folder}: {files}, {num_bytes}{when}")
     if stage == "schedule":
         print_line(stdout_console(), describe_schedule(folder))
-    if stage == "schedule-ranks":
-        print_line(stdout_console(), describe_exchange(folder, None if was_sealed else cpu_seconds))
     if stage == "transpose":
         print_line(stdout_console(), describe_lookups(folder))
     return 0

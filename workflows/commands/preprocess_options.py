@@ -164,9 +164,6 @@ def parse_ingest(kind: type[T], arguments: Sequence[str]) -> T:
 def parse_stage(kind: type[T], stage: str, arguments: Sequence[str]) -> T:
     """Parse the arguments of a stage after ingest."""
     arguments = _with_bare_redo(stage, arguments)
-    # The schedule of several ranks is a stage of its own, which messages name.
-    if stage == "schedule":
-        arguments = _with_bare_redo("schedule-ranks", arguments)
     default = getattr(_recipe_in(arguments), stage, None)
     return parse_options(kind, arguments, command=stage, defaults=_values_of(default) if default else None)
 

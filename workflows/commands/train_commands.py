@@ -15,7 +15,8 @@ from rich.table import Table
 from ...pipeline.sizes import ByteSize, format_byte_size
 from ...train.checkpoints.checkpoint_settings import CheckpointSettings
 from ...train.config import TrainConfig
-from ...train.options.rank_options import RankOptions, is_first, is_launched
+from ...train.options.exchange_options import ExchangeOptions
+from ...train.options.rank_options import is_first, is_launched
 from ..command_list import Command
 from ..console import print_json, progress_bars, say, say_error, set_verbosity, stdout_console
 from ..options import NO_OPTION, Arg, Dir, RecipeFile, config_of, parse_options
@@ -33,7 +34,7 @@ Run = Annotated[Path, Arg("RUN", is_positional=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainCommand(Command, RankOptions, CheckpointSettings, TrainConfig):
+class TrainCommand(Command, ExchangeOptions, CheckpointSettings, TrainConfig):
     """Train a model on shards, and evaluate it at the end."""
 
     needs_torch = True
@@ -80,7 +81,7 @@ class TrainCommand(Command, RankOptions, CheckpointSettings, TrainConfig):
     def __post_init__(self) -> None:
         TrainConfig.__post_init__(self)
         CheckpointSettings.__post_init__(self)
-        RankOptions.__post_init__(self)
+        ExchangeOptions.__post_init__(self)
 
     @classmethod
     def parse(cls, command: str, arguments: Sequence[str]) -> TrainCommand:
@@ -127,7 +128,7 @@ class TrainCommand(Command, RankOptions, CheckpointSettings, TrainConfig):
                 init_from=self.init_from,
                 id_map=self.id_map,
                 tensorboard=self.tensorboard,
-                rank_options=config_of(RankOptions, self),
+                rank_options=config_of(ExchangeOptions, self),
                 provenance={
                     "command": shlex.join(["hotset", "train", *self.typed]),
                     "commit": machine["commit"],

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.stage_totals import (
-    ExchangeTotals,
     IdMapTotals,
     LookupsTotals,
     ScheduleTotals,
@@ -77,29 +76,6 @@ def describe_schedule(schedule: Manifest) -> str:
     if totals.split:
         line += f"; {totals.split:,} steps run in several passes"
     return line
-
-
-def describe_exchange(exchange: Manifest, cpu_seconds: float | None) -> str:
-    """Return one line: the rows that cross between ranks, and the rate of planning on one core.
-
-    ``cpu_seconds`` is None where an earlier run planned.
-    """
-    totals = ExchangeTotals.of(exchange)
-    epochs = [epoch for width in totals.widths for epoch in width.epochs]
-    vectors, early, moves, gradients = (
-        sum(getattr(epoch, name) for epoch in epochs) for name in ("vectors", "early", "moves", "gradients")
-    )
-    num_ranks = len(totals.widths[0].rows_of_ranks)
-    share = early / max(1, vectors)
-    line = (
-        f"{num_ranks} ranks send {vectors:,} vectors, {share:.0%} of which could go a step early, "
-        f"and {gradients:,} gradients"
-    )
-    if moves:
-        line += f"; {moves:,} rows move"
-    if cpu_seconds is None:
-        return line
-    return f"{line}. Planned {describe_rate(totals.samples / max(cpu_seconds, 1e-9))} per core"
 
 
 def describe_lookups(lookups: Manifest) -> str:

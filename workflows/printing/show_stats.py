@@ -155,10 +155,6 @@ def show_ranks(found: RankStatistics, console: Console) -> None:
             if not is_whole:
                 figures.append(scheme["expected_of_epoch"])
             table.add_row(scheme["scheme"], *("-" if each is None else f"{each:,.0f}" for each in figures))
-        # States of rows that move cross beside their vectors, where the optimizer has any.
-        if row["states"] or row["states_expected"]:
-            figures = [row["states_expected"], row["states"]] + [None] * (not is_whole)
-            table.add_row("states beside", *("-" if each is None else f"{each:,.0f}" for each in figures))
         print_table(console, table)
     print_line(
         console,

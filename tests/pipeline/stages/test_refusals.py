@@ -19,7 +19,6 @@ from hotset.pipeline.stages.preprocess import preprocess, run_stage
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.refusals import refuse_stage
 from hotset.pipeline.stages.schedule import ScheduleConfig
-from hotset.pipeline.stages.schedule_ranks import RankScheduleConfig
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.stages.stage_order import ALL_FOLDERS
 from hotset.pipeline.stages.transpose import TransposeConfig
@@ -33,7 +32,6 @@ DEFAULTS: dict[str, Any] = {
     "split": SplitConfig(),
     "pack": PackConfig(),
     "schedule": ScheduleConfig(),
-    "schedule-ranks": RankScheduleConfig(ranks=2),
     "transpose": TransposeConfig(),
 }
 

@@ -22,7 +22,6 @@ from hotset.pipeline.scheduling import cold_batches, epoch_plans
 from hotset.pipeline.scheduling.step_plan_files import read_plans, read_residents, write_plans
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
-from hotset.pipeline.stages.schedule_ranks import RankScheduleConfig, schedule_ranks
 from hotset.pipeline.stages.transpose import TransposeConfig, transpose
 from hotset.pipeline.verify import check_schedule as verify_schedule
 from hotset.pipeline.verify.verify import verify
@@ -226,7 +225,7 @@ def test_a_refused_schedule_leaves_no_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("stage", "config"),
-    [(schedule, CONFIG), (schedule_ranks, RankScheduleConfig(ranks=2)), (transpose, TransposeConfig())],
+    [(schedule, CONFIG), (transpose, TransposeConfig())],
 )
 def test_a_full_device_leaves_no_folder_where_no_file_is_finished(
     stage: Any, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,12 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 from hotset.stats.exchange.count_exchange import count_exchange
-from hotset.stats.exchange.home_moves import NO_HOME
 from hotset.stats.exchange.messages import list_messages
 from hotset.stats.exchange.rank_masks import mask_type, ranks_of_samples
 from hotset.stats.exchange.ranked_epoch import RankedEpoch
 from hotset.stats.exchange.volume import StepRows, count_crossings
-from hotset.tests.support.naive.naive_exchange import least_messages, path_numbers
+from hotset.tests.support.naive.naive_exchange import least_messages, messages_of_owner
 
 Users = dict[int, frozenset[int]]
 """The ranks that use each row of a step."""
@@ -54,11 +53,9 @@ def epoch_of(steps: list[Users], num_ranks: int) -> RankedEpoch:
     )
 
 
-def of_fixed_homes(steps: list[Users], homes: list[int]) -> int:
+def of_owners(steps: list[Users], owners: list[int]) -> int:
     uses = [[step[row] for step in steps if row in step] for row in range(NUM_ROWS)]
-    return sum(
-        path_numbers(of_row, [home] * len(of_row), 1, 0) for of_row, home in zip(uses, homes, strict=True)
-    )
+    return sum(map(messages_of_owner, uses, owners))
 
 
 @pytest.mark.parametrize("num_ranks", WIDE)
@@ -66,10 +63,10 @@ def test_the_counts_of_an_epoch_are_those_of_sets(num_ranks: int, rng: np.random
     steps = drawn(num_ranks, rng)
     epoch = epoch_of(steps, num_ranks)
     assert epoch.num_rows == NUM_ROWS and epoch.num_steps == len(steps)
-    found = count_exchange(epoch, 4, 0)
-    # Homes that stay: by number, and where the rows have most uses, the rank with fewer rows first.
+    found = count_exchange(epoch)
+    # Owners by number, and where the rows have most uses, the rank with fewer rows first.
     striped = [row % num_ranks for row in range(NUM_ROWS)]
-    assert found.striped.rows == of_fixed_homes(steps, striped)
+    assert found.striped.rows == of_owners(steps, striped)
     away = sum(len(users - {row % num_ranks}) for step in steps for row, users in step.items())
     assert found.deduplicated == 2 * away
     by_use, loads = [], [0] * num_ranks
@@ -78,37 +75,22 @@ def test_the_counts_of_an_epoch_are_those_of_sets(num_ranks: int, rng: np.random
         best = min(range(num_ranks), key=lambda rank: (-uses[rank], loads[rank], rank))
         loads[best] += max(uses) > 0
         by_use.append(best if max(uses) else row % num_ranks)
-    assert found.by_use.rows == of_fixed_homes(steps, by_use)
-    # Homes that move for nothing reach the least.
+    assert found.by_use.rows == of_owners(steps, by_use)
     uses_of = [[step[row] for step in steps if row in step] for row in range(NUM_ROWS)]
-    assert found.least == found.moving.rows == sum(map(least_messages, uses_of))
-    assert found.rows_of_ranks.size == num_ranks
-    assert found.rows_of_ranks.sum() == sum(any(row in step for step in steps) for row in range(NUM_ROWS))
+    assert found.least == sum(map(least_messages, uses_of))
 
 
 @pytest.mark.parametrize("num_ranks", WIDE)
 def test_the_lists_of_all_ranks_are_what_is_counted(num_ranks: int, rng: np.random.Generator) -> None:
-    homes = np.full(NUM_ROWS, NO_HOME, np.uint8)
-    last_steps = np.full(NUM_ROWS, -9, np.int32)
-    before_step: Users = {}
-    for number, users in enumerate(drawn(num_ranks, rng, 3)):
+    for users in drawn(num_ranks, rng, 3):
         rows = np.array(sorted(users), np.int32)
-        after = np.array([rng.choice(sorted(users[row])) for row in rows.tolist()], np.uint8)
-        before = homes[rows]
-        step = StepRows(rows, masks_of(users, num_ranks), before, after)
-        crossings = count_crossings(step, number, last_steps)
+        owners = rng.integers(0, num_ranks, rows.size).astype(np.uint8)
+        step = StepRows(rows, masks_of(users, num_ranks), owners, rng.random(rows.size) < 0.3)
+        crossings = count_crossings(step)
         every = [list_messages(step, rank, num_ranks) for rank in range(num_ranks)]
         assert crossings.vectors == sum(each.vectors_out.positions.size for each in every)
         assert crossings.vectors == sum(each.vectors_in.positions.size for each in every)
         assert crossings.gradients == sum(each.gradients_out.positions.size for each in every)
-        assert crossings.moves == sum(int(each.vectors_in.is_move.sum()) for each in every)
-        # Vectors of rows that the step before used are not early.
-        early = [
-            len(users[row] - {home})
-            for row, home in zip(rows.tolist(), before.tolist(), strict=True)
-            if home != NO_HOME and row not in before_step
-        ]
-        assert crossings.early == sum(early)
         for rank, each in enumerate(every):
             for lists in each:
                 assert lists.starts_W1.size == num_ranks + 1 and lists.of(rank) == slice(
@@ -117,8 +99,6 @@ def test_the_lists_of_all_ranks_are_what_is_counted(num_ranks: int, rng: np.rand
                 assert all(
                     (np.diff(lists.positions[lists.of(other)]) > 0).all() for other in range(num_ranks)
                 )
-        homes[rows] = after
-        before_step = users
 
 
 @pytest.mark.parametrize(

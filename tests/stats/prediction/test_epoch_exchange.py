@@ -53,7 +53,7 @@ def test_expected_rows_are_those_of_drawn_epochs(
     num_ranks: int, skew: float, rng: np.random.Generator
 ) -> None:
     epoch = drawn_epoch(num_ranks, 60, 40, skew, rng)
-    counted = count_exchange(epoch, 4, 0)
+    counted = count_exchange(epoch)
     found = asdict(
         expected_exchange(epoch.lookups_of_rows, epoch.num_samples, epoch.num_steps, epoch.num_ranks)
     )

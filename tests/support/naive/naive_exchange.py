@@ -1,4 +1,4 @@
-"""The exchange between ranks as plain Python: sets of users, and shortest paths of homes by trying all."""
+"""The exchange between ranks as plain Python: sets of users."""
 
 from __future__ import annotations
 
@@ -41,22 +41,10 @@ def drawn_steps(draw: st.DrawFn) -> DrawnSteps:
     return DrawnSteps(num_ranks, num_rows, tuple(draw(st.lists(step, max_size=6))))
 
 
-def path_numbers(uses: Sequence[frozenset[int]], homes: Sequence[int], vector: int, state: int) -> int:
-    """Numbers that cross for one row that lives at ``homes[t]`` after its use t."""
-    total = 0
-    for t, (users, home) in enumerate(zip(uses, homes, strict=True)):
-        receivers = set(users) | {home}
-        if t > 0:
-            total += vector * len(receivers - {homes[t - 1]})
-            total += state * (home != homes[t - 1])
-        total += vector * len(set(users) - {home})
-    return total
-
-
-def least_numbers(uses: Sequence[frozenset[int]], num_ranks: int, vector: int, state: int) -> int:
-    """The cheapest of all paths of homes, users or not."""
-    paths = itertools.product(range(num_ranks), repeat=len(uses))
-    return min(path_numbers(uses, path, vector, state) for path in paths)
+def messages_of_owner(uses: Sequence[frozenset[int]], owner: int) -> int:
+    """Vectors and gradients that cross for one row; its first use sends no vector."""
+    crossing = [len(users - {owner}) for users in uses]
+    return sum(crossing[1:]) + sum(crossing)
 
 
 def least_messages(uses: Sequence[frozenset[int]]) -> int:

@@ -57,7 +57,7 @@ def test_a_run_whose_checkpoints_are_damaged_begins_again(shell: Shell) -> None:
     shell.works(*TRAIN, "other")
 
 
-@follows("train/run_folder/run_description.py::refuse_other_settings#2")
+@follows("train/run_folder/run_description.py::recorded_description#2")
 def test_an_unfinished_run_is_resumed_with_its_settings(shell: Shell) -> None:
     interrupt("other")
     hint = shell.refused(*TRAIN, "other", "--seed", "5")
@@ -66,7 +66,7 @@ def test_an_unfinished_run_is_resumed_with_its_settings(shell: Shell) -> None:
     shell.works(*TRAIN, "another", "--seed", "5")
 
 
-@follows("train/run_folder/run_description.py::refuse_other_settings")
+@follows("train/run_folder/run_description.py::recorded_description")
 def test_an_unfinished_run_without_readable_settings_is_removed(shell: Shell) -> None:
     interrupt("other")
     Path("other/config.json").write_text("not JSON")

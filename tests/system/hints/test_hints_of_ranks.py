@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,9 @@ from hotset.train.config import TrainConfig
 from hotset.train.data.batch_shares import BatchShares
 from hotset.train.data.shards import Shards
 from hotset.train.exchange.chosen_exchange import ChosenExchange, refuse_unknown_tables
-from hotset.train.options.exchange_options import ExchangeOptions
 from hotset.train.ranks.ranks import Ranks, refuse_other_plans
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 from hotset.train.ranks.torch_ranks import join_ranks
-from hotset.train.rows.row_optimizers import RowOptimizer
-from hotset.train.trainer_building.build_ranked_embeddings import _refuse_what_copies_cannot
 from hotset.train.trainer_building.resolve_config import resolve
 
 
@@ -88,7 +84,7 @@ def test_all_ranks_get_the_same_options() -> None:
         return hint_of(lambda: refuse_other_plans(ranks, plans[ranks.rank]))
 
     assert set(run_thread_ranks(2, hint)) == {
-        "give all ranks the same DIR (shards/ and exchange/), options and version of hotset"
+        "give all ranks the same DIR (its shards/), options and version of hotset"
     }
     run_thread_ranks(2, lambda ranks: refuse_other_plans(ranks, plans[0]))
 
@@ -115,27 +111,3 @@ def test_a_bound_is_of_a_table_of_the_shards(tmp_path: Path) -> None:
     hint = hint_of(lambda: refuse_unknown_tables(ChosenExchange("bounded:0.1,nope=0.2"), tables))
     assert hint == f"tables are {', '.join(table.name for table in tables)}"
     refuse_unknown_tables(ChosenExchange(f"bounded:0.1,{tables[0].name}=0.2"), tables)
-
-
-@follows("train/options/exchange_options.py::ExchangeOptions._check_copies")
-def test_copies_have_a_number_and_an_interval() -> None:
-    hint = hint_of(lambda: ExchangeOptions(sync_rows=10))
-    assert hint == hint_of(lambda: ExchangeOptions(sync_every=4))
-    _, rows, _, every = hint.removeprefix("give both, such as ").split()
-    ExchangeOptions(sync_rows=int(rows), sync_every=int(every))
-
-
-@follows(
-    "train/trainer_building/build_ranked_embeddings.py::_refuse_what_copies_cannot",
-    "train/trainer_building/build_ranked_embeddings.py::_refuse_what_copies_cannot#2",
-    "train/trainer_building/build_ranked_embeddings.py::_refuse_what_copies_cannot#3",
-)
-def test_copies_take_an_optimizer_whose_steps_add_up() -> None:
-    hint = hint_of(lambda: _refuse_what_copies_cannot(RowOptimizer("adam", 0.1), "by-use"))
-    names = hint.removeprefix("use --embedding-optimizer ").replace(" or ", ", ").split(", ")
-    for name in names:
-        decaying, plain = RowOptimizer(name, 0.1, 0.01), RowOptimizer(name, 0.1)
-        hint = hint_of(partial(_refuse_what_copies_cannot, decaying, "by-use"))
-        assert hint == "leave --embedding-decay out"
-        assert hint_of(partial(_refuse_what_copies_cannot, plain, "moving")) == "use --homes by-use"
-        _refuse_what_copies_cannot(plain, "by-use")

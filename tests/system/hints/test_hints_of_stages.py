@@ -38,29 +38,6 @@ def test_fae_needs_ids_by_sampled_counts(shell: Shell) -> None:
     shell.works("preprocess", "log.tsv", "--out", "other", "--mode", "fae-code")
 
 
-@follows(
-    "workflows/commands/schedule_commands.py::rank_schedule_of",
-    "workflows/commands/schedule_commands.py::rank_schedule_of#2",
-)
-def test_a_schedule_is_of_one_process_or_of_several_ranks(shell: Shell) -> None:
-    assert shell.refused("schedule", "data", "--homes", "moving") == "give --ranks, too"
-    shell.works("schedule", "data", "--homes", "moving", "--ranks", "2")
-    ranks = ["schedule", "data", "--ranks", "3", "--redo"]
-    assert shell.refused(*ranks, "--window", "4").startswith("leave it out")
-    shell.works(*ranks)
-
-
-@follows("pipeline/stages/schedule_ranks.py::_widths")
-def test_ranks_of_a_schedule_are_no_more_than_samples(shell: Shell) -> None:
-    again = ["preprocess", "log.tsv", "--out", "small", "--hot-bytes", "64KiB", "--batch-size"]
-    shell.works(*again, "4")
-    hint = shell.refused("schedule", "small", "--ranks", "5")
-    assert hint == "preprocess with a larger --batch-size, or give fewer --ranks"
-    shell.works("schedule", "small", "--ranks", "4")
-    shell.works(*again, "8", "--redo", "pack")
-    shell.works("schedule", "small", "--ranks", "5")
-
-
 @follows("pipeline/hot_rows/fae_hot_rows.py::_by_threshold")
 def test_small_tables_of_fae_get_their_bytes(shell: Shell) -> None:
     arguments = ["preprocess", "log.tsv", "--out", "other", "--mode", "fae-paper", "--hot-bytes"]

@@ -89,7 +89,7 @@ def test_a_dense_gradient_that_is_not_finite_is_refused_by_its_step() -> None:
         run_thread_ranks(2, work)
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16", "int8", "int4", "fp8"])
+@pytest.mark.parametrize("name", ["fp16", "bf16", "int8"])
 def test_a_coded_sum_rounds_what_is_sent_and_then_the_sum(name: str, rng: np.random.Generator) -> None:
     """Bit for bit: a rank keeps its own slice as it is, blocks of 128 numbers have keys of their own."""
     # Two slices of two blocks, the last of them with 3 numbers.
@@ -124,7 +124,7 @@ def test_a_coded_sum_rounds_what_is_sent_and_then_the_sum(name: str, rng: np.ran
 
     assert run_thread_ranks(2, work) == [np.concatenate(wanted)[:387].tobytes()] * 2
     # A slice to the other rank, and the sum of the own slice with the loss.
-    slice_bytes = {"fp16": 512, "bf16": 512, "int8": 2 * 130, "int4": 2 * 66, "fp8": 2 * 130}[name]
+    slice_bytes = {"fp16": 512, "bf16": 512, "int8": 2 * 130}[name]
     assert [coded.counts.sent_bytes["dense"] for coded in codecs] == [2 * slice_bytes + 8] * 2
 
 
@@ -144,7 +144,7 @@ def test_saturated_numbers_of_dense_gradients_are_counted() -> None:
 
 def test_one_rank_sends_nothing() -> None:
     coded = CodedExchange(0, 0)
-    coded.use(ChosenExchange(dense="int4"))
+    coded.use(ChosenExchange(dense="int8"))
     gradient = torch.tensor([1e-9, 2.0])
     assert DenseSums(OneRank(), coded, 2).add(gradient, 0.25) == 0.25
     assert gradient.tolist() == torch.tensor([1e-9, 2.0]).tolist() and not any(

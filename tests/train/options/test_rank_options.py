@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.train.options.rank_options import RankOptions, is_launched
+from hotset.train.options.rank_options import is_launched, rank_timeout
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, 1e9, float("nan")])
-def test_a_timeout_is_some_seconds(seconds: float) -> None:
-    assert RankOptions(rank_timeout=2).homes == "by-use"
-    with pytest.raises(ConfigError, match="rank_timeout"):
-        RankOptions(rank_timeout=seconds)
+@pytest.mark.parametrize("seconds", ["0", "-1", "1e9", "nan", "soon"])
+def test_a_timeout_is_some_seconds(seconds: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOTSET_RANK_TIMEOUT", raising=False)
+    assert rank_timeout() == 60
+    monkeypatch.setenv("HOTSET_RANK_TIMEOUT", "2.5")
+    assert rank_timeout() == 2.5
+    monkeypatch.setenv("HOTSET_RANK_TIMEOUT", seconds)
+    with pytest.raises(ConfigError, match=f"HOTSET_RANK_TIMEOUT is '{seconds}', want seconds"):
+        rank_timeout()
 
 
 @pytest.mark.parametrize(("number", "wanted"), [("", False), ("0", False), ("1", False), ("2", True)])

@@ -18,18 +18,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hotset.stats.codecs.codec_names import codec_of
-from hotset.stats.exchange.homes_name import HomesName
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.config import TrainConfig
+from hotset.train.data.batch_shares import BatchShares
 from hotset.train.data.evaluation_part import Part
 from hotset.train.data.shards import Shards
 from hotset.train.exchange import row_messages
 from hotset.train.exchange.chosen_exchange import ChosenExchange
 from hotset.train.exchange.coded_exchange import Coding
-from hotset.train.ranked import ranked_embeddings, sent_vectors
+from hotset.train.exchange.held_rows import HeldRows
+from hotset.train.ranked import ranked_embeddings
 from hotset.train.ranks.ranks import OneRank, RankError, Ranks
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 from hotset.train.trainer import run_steps
+from hotset.train.trainer_building import build_ranked_embeddings
 from hotset.train.trainer_building.build_trainer import build_trainer
 
 PLACEMENTS = ("all-fast", "hybrid", "hybrid-dedup", "fae", "cache", "lookahead")
@@ -43,13 +45,12 @@ def result(
     shards: Shards,
     fields: dict[str, Any],
     ranks: Ranks,
-    homes: HomesName = "by-use",
     exchange: ChosenExchange | None = None,
 ) -> Result:
     """Losses, AUC, and the bytes of weights and states."""
     torch.set_num_threads(1)
     config = TrainConfig(threads=1, **fields)
-    trainer = build_trainer(shards, config, ranks=ranks, homes=homes, exchange=exchange)
+    trainer = build_trainer(shards, config, ranks=ranks, exchange=exchange)
     losses: list[float] = []
     run_steps(trainer, lambda _, __, loss: losses.append(float(loss)))
     quality = trainer.predictor.score_run()
@@ -65,10 +66,9 @@ def on_ranks(
     shards: Shards,
     fields: dict[str, Any],
     num_ranks: int,
-    homes: HomesName = "by-use",
     exchange: ChosenExchange | None = None,
 ) -> list[Result]:
-    return run_thread_ranks(num_ranks, lambda ranks: result(shards, fields, ranks, homes, exchange), 20)
+    return run_thread_ranks(num_ranks, lambda ranks: result(shards, fields, ranks, exchange), 20)
 
 
 def fields_of(placement: str, num_shares: int) -> dict[str, Any]:
@@ -85,29 +85,22 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
     return Shards.open(write_shards(tmp_path_factory.mktemp("ranks") / "shards", SPEC))
 
 
-RANKS_AND_HOMES: tuple[tuple[tuple[int, HomesName], ...], ...] = (
-    ((2, "striped"), (4, "moving")),
-    ((4, "by-use"), (2, "moving")),
-)
-
-
 @pytest.mark.parametrize(
-    ("placement", "half"),
+    ("placement", "num_ranks"),
     [
-        # Each placement with one half of them, and in the slow run with the other half.
-        pytest.param(placement, half, marks=[] if number % 2 == half else pytest.mark.slow)
+        # Each placement with two or four ranks, and in the slow run with the other number.
+        pytest.param(placement, num_ranks, marks=[] if number % 2 == half else pytest.mark.slow)
         for number, placement in enumerate(PLACEMENTS)
-        for half in range(2)
+        for half, num_ranks in enumerate((2, 4))
     ],
 )
-def test_ranks_end_with_the_bits_of_one_process(placement: str, half: int, shards: Shards) -> None:
+def test_ranks_end_with_the_bits_of_one_process(placement: str, num_ranks: int, shards: Shards) -> None:
     fields = fields_of(placement, 4)
     wanted = result(shards, fields, OneRank())
-    drawn = RANKS_AND_HOMES[half]
-    for found in (on_ranks(shards, fields, num_ranks, homes) for num_ranks, homes in drawn):
-        assert found[0] == wanted
-        # All ranks know losses and scores; only rank 0 has the tables.
-        assert all(each[:2] == wanted[:2] for each in found)
+    found = on_ranks(shards, fields, num_ranks)
+    assert found[0] == wanted
+    # All ranks know losses and scores; only rank 0 has the tables.
+    assert all(each[:2] == wanted[:2] for each in found)
 
 
 def check_drawn(placement: str, num_ranks: int, per_rank: int, seed: int, path: Path) -> None:
@@ -145,8 +138,7 @@ def check_drawn(placement: str, num_ranks: int, per_rank: int, seed: int, path: 
         "prefetch": one_of(0, 1, 3) if staged else None,
         "plan": one_of("epoch", "online") if placement == "lookahead" else "auto",
     }
-    homes = one_of("striped", "by-use", "moving", "moving")
-    assert on_ranks(drawn, fields, num_ranks, homes)[0] == result(drawn, fields, OneRank())
+    assert on_ranks(drawn, fields, num_ranks)[0] == result(drawn, fields, OneRank())
 
 
 DRAWN = {
@@ -238,7 +230,7 @@ def test_evaluation_reads_rows_as_they_are(shards: Shards, monkeypatch: pytest.M
     ).predictor.score_run()
     # Evaluations are not counted as training, either.
     assert run_thread_ranks(2, scored, 20) == [(exact.auc, 0)] * 2
-    monkeypatch.setattr(sent_vectors, "EXACT", Coding([codec_of("int4")], [None]))
+    monkeypatch.setattr(ranked_embeddings, "EXACT", Coding([codec_of("int8")], [None]))
     assert run_thread_ranks(2, scored, 20) != [(exact.auc, 0)] * 2
 
 
@@ -266,10 +258,15 @@ def test_ranks_predict_both_parts_with_the_bits_of_one_process(tmp_path: Path) -
         assert run_thread_ranks(num_ranks, logits, 20) == [wanted] * num_ranks
 
 
-def test_ranks_with_other_homes_are_refused(shards: Shards) -> None:
-    def work(ranks: Ranks) -> Result:
-        homes: HomesName = "striped" if ranks.rank == 1 else "by-use"
-        return result(shards, fields_of("all-fast", 2), ranks, homes)
+def test_ranks_with_other_owners_are_refused(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold_rows = build_ranked_embeddings._hold_rows
 
+    def hold_others(shards: Shards, shares: BatchShares) -> dict[int, HeldRows]:
+        held = hold_rows(shards, shares)
+        for rows in held.values():
+            rows.owners_K[:1] = shares.rank
+        return held
+
+    monkeypatch.setattr(build_ranked_embeddings, "_hold_rows", hold_others)
     with pytest.raises(RankError, match="rank 1 differs from rank 0 in the plan of the exchange"):
-        run_thread_ranks(2, work, 20)
+        on_ranks(shards, fields_of("all-fast", 2), 2)

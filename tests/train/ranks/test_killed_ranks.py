@@ -23,12 +23,13 @@ SPEC = ShardSpec(
 OPTIONS = ("--shares", "4", "--threads", "1", "--epochs", "4", "--checkpoint-every", "5", "-q")
 
 
-def start(num_ranks: int, folder: Path, *options: str) -> list[subprocess.Popen[bytes]]:
+def start(num_ranks: int, folder: Path, *options: str, timeout: int = 60) -> list[subprocess.Popen[bytes]]:
     """Start the ranks of a run as a launcher does, one process each."""
     with socket.socket() as opened:
         opened.bind(("127.0.0.1", 0))
         port = str(opened.getsockname()[1])
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(num_ranks)}
+    shared |= {"HOTSET_RANK_TIMEOUT": str(timeout)}
     command = [sys.executable, "-m", "hotset", "train", "shards", *OPTIONS, *options]
     return [
         subprocess.Popen(
@@ -77,7 +78,7 @@ def test_processes_write_the_weights_of_one(options: tuple[str, ...], folder: Pa
 def test_a_killed_rank_is_noticed_and_any_number_of_ranks_goes_on(folder: Path) -> None:
     wanted = weights_of(folder / "one")
     rng = random.Random(7)
-    ranks = start(2, folder, "--out", "killed", "--rank-timeout", "300")
+    ranks = start(2, folder, "--out", "killed", timeout=300)
     # From the first checkpoint on, at any moment.
     while not list(folder.glob("killed/checkpoints/step-*.json")) and ranks[0].poll() is None:
         time.sleep(0.01)

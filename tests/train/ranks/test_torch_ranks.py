@@ -88,7 +88,7 @@ def test_processes_that_have_joined_keep_their_group(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     found = subprocess.run([*command, str(program)], capture_output=True, text=True, timeout=600)
     assert found.returncode == 0, found.stderr
-    assert found.stdout.strip() == "rank 0 lost another rank: no answer in 1 s (--rank-timeout)"
+    assert found.stdout.strip() == "rank 0 lost another rank: no answer in 1 s (HOTSET_RANK_TIMEOUT)"
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
 from hotset.train.options.interval import Interval
-from hotset.train.options.rank_options import RankOptions
 from hotset.train.options.recipe_options import RecipeOptions
 from hotset.train.placements.choose_placement import num_planned_steps
 from hotset.train.ranks.ranks import Ranks, first_says
@@ -216,10 +215,7 @@ def test_ranks_stop_with_the_best_weights_of_one_process(
     config = TrainConfig(recipe=recipe, **fields)
     # Saved often, so that files of best weights that checkpoints name are kept, too.
     saved = CheckpointSettings(checkpoint_every=Interval(steps=20))
-    moving = RankOptions(homes="moving")
-    found = train_on_ranks(
-        2, monkeypatch, data, config, tmp_path / "ranks", checkpoints=saved, rank_options=moving
-    )
+    found = train_on_ranks(2, monkeypatch, data, config, tmp_path / "ranks", checkpoints=saved)
     assert found.best_step is not None and found.best_step < found.num_steps == alone.num_steps < 198
     for name in ("weights.safetensors", "metrics.jsonl"):
         assert (tmp_path / "ranks" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()

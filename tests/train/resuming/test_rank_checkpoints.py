@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from hotset.pipeline.stages.schedule_ranks import RankScheduleConfig, schedule_ranks
-from hotset.stats.exchange.homes_name import HomesName
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.checkpoints import checkpoint_writer
 from hotset.train.checkpoints.checkpoint_files import CheckpointRecord, newest_whole, write_record
@@ -21,7 +19,6 @@ from hotset.train.checkpoints.tensor_file import write_part
 from hotset.train.config import TrainConfig
 from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards
-from hotset.train.exchange import exchange_file
 from hotset.train.exchange.chosen_exchange import ChosenExchange
 from hotset.train.execution.row_parts import RowsPart
 from hotset.train.options.interval import parse_interval
@@ -57,7 +54,6 @@ def train(
     ranks: Ranks,
     *,
     stop_after: int | None = None,
-    homes: HomesName = "by-use",
     exchange: ChosenExchange | None = None,
 ) -> dict[str, bytes]:
     """Go on from the last checkpoint, and save the run every two steps; return weights and states."""
@@ -66,9 +62,7 @@ def train(
     record = newest_whole(folder)
     checkpoint = Checkpoint.open(folder, record, table_sizes(shards, config)) if record else None
     start = checkpoint.start if checkpoint else None
-    trainer = build_trainer(
-        shards, config, start=start, tracks_changes=True, ranks=ranks, homes=homes, exchange=exchange
-    )
+    trainer = build_trainer(shards, config, start=start, tracks_changes=True, ranks=ranks, exchange=exchange)
     if trainer.coded.errors is not None:
         trainer.resumables[SAVED_ERRORS] = SavedErrors(ranks, trainer.coded.errors)
     if checkpoint:
@@ -115,53 +109,15 @@ def test_a_run_goes_on_with_another_number_of_ranks(placement: str, tmp_path: Pa
     fields = {"placement": placement, "epochs": 2, "staging_bytes": 1_000 if staged else None}
     wanted = on_ranks(shards, tmp_path / "unbroken", fields, 1)
     folder = tmp_path / "saved"
-    broken: tuple[tuple[int, int, HomesName], ...] = ((2, 5, "moving"), (4, 9, "by-use"), (1, 11, "by-use"))
-    for num_ranks, stop_after, homes in broken:
+    for num_ranks, stop_after in ((2, 5), (4, 9), (1, 11)):
         with suppress(_KilledError):
-            on_ranks(shards, folder, fields, num_ranks, stop_after=stop_after, homes=homes)
+            on_ranks(shards, folder, fields, num_ranks, stop_after=stop_after)
         record = newest_whole(folder)
         assert record is not None and stop_after - 2 < record.state.step <= stop_after
-    assert on_ranks(shards, folder, fields, 4, homes="moving") == wanted
+    assert on_ranks(shards, folder, fields, 4) == wanted
 
 
-@pytest.mark.parametrize("homes", ["by-use", "moving"])
-@pytest.mark.parametrize("placement", ["lookahead", pytest.param("all-fast", marks=pytest.mark.slow)])
-def test_a_run_goes_on_by_its_schedule(
-    placement: str, homes: HomesName, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", replace(SPEC, embedding_optimizer="adagrad")))
-    fields = {
-        "placement": placement,
-        "epochs": 2,
-        "staging_bytes": 1_000 if placement == "lookahead" else None,
-    }
-    coded = ChosenExchange("int8", "int8")
-    # Where homes stay, ranks that plan for themselves go on with the same ones.
-    wanted = on_ranks(shards, tmp_path / "planned", fields, 2, homes=homes, exchange=coded)
-    exact = on_ranks(shards, tmp_path / "exact", fields, 1)
-    config = RankScheduleConfig(ranks=2, homes=homes, epochs=2)
-    schedule_ranks(config, shards.manifest, tmp_path / "exchange")
-    with caplog.at_level("INFO", exchange_file.__name__):
-        for name, exchange, end in (("coded", coded, wanted), ("plain", None, exact)):
-            for stop_after in (5, 7, 10):
-                with suppress(_KilledError):
-                    on_ranks(
-                        shards,
-                        tmp_path / name,
-                        fields,
-                        2,
-                        stop_after=stop_after,
-                        homes=homes,
-                        exchange=exchange,
-                    )
-            assert on_ranks(shards, tmp_path / name, fields, 2, homes=homes, exchange=exchange) == end
-    assert sum("follows" in message for message in caplog.messages) == 2 * 8
-
-
-@pytest.mark.parametrize("homes", ["by-use", "moving"])
-def test_a_run_that_begins_with_the_rows_of_another_may_have_a_schedule(
-    homes: HomesName, tmp_path: Path
-) -> None:
+def test_ranks_that_begin_with_the_rows_of_another_have_the_bits_of_one(tmp_path: Path) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards", replace(SPEC, embedding_optimizer="adagrad")))
     with suppress(_KilledError):
         on_ranks(shards, tmp_path / "first", {"placement": "all-fast"}, 2, stop_after=5)
@@ -173,39 +129,18 @@ def test_a_run_that_begins_with_the_rows_of_another_may_have_a_schedule(
         assert record is not None
         checkpoint = Checkpoint.open(tmp_path / "first", record, table_sizes(shards, config))
         start = replace(checkpoint.start, done=None, is_fresh=False)
-        trainer = build_trainer(shards, config, start=start, ranks=ranks, homes=homes)
+        trainer = build_trainer(shards, config, start=start, ranks=ranks)
         run_steps(trainer, lambda *_: None)
         return [trainer.embeddings.table(n).numpy().tobytes() for n in range(len(shards.tables))]
 
     wanted = run_thread_ranks(2, train_on, 20)
-    schedule_ranks(RankScheduleConfig(ranks=2, homes=homes), shards.manifest, tmp_path / "exchange")
-    assert run_thread_ranks(2, train_on, 20) == wanted
     assert wanted[0] == train_on(OneRank())
-
-
-@pytest.mark.parametrize("placement", ["cache", pytest.param("all-fast", marks=pytest.mark.slow)])
-def test_copies_are_saved_once_they_agree_and_resume_with_the_same_bits(
-    placement: str, tmp_path: Path
-) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
-    fields = {"placement": placement, "staging_bytes": 1_000 if placement == "cache" else None, "epochs": 2}
-    synced = ChosenExchange(sync_rows=15, sync_every=3)
-    wanted = on_ranks(shards, tmp_path / "unbroken", fields, 2, exchange=synced)
-    folder = tmp_path / "saved"
-    for stop_after in (5, 11):
-        with suppress(_KilledError):
-            on_ranks(shards, folder, fields, 2, stop_after=stop_after, exchange=synced)
-        record = newest_whole(folder)
-        # A checkpoint is due every second step, and taken where that is a third one.
-        assert record is not None and record.state.step == stop_after // 3 * 3
-    assert on_ranks(shards, folder, fields, 2, exchange=synced) == wanted
-    assert on_ranks(shards, tmp_path / "exact", fields, 2) != wanted
 
 
 def test_errors_of_gradients_are_saved_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
     fields = {"placement": "all-fast"}
-    coded = ChosenExchange("none", "int4", feedback=True)
+    coded = ChosenExchange("none", "int8", feedback=True)
     wanted = on_ranks(shards, tmp_path / "unbroken", fields, 2, exchange=coded)
     assert (
         on_ranks(shards, tmp_path / "without", fields, 2, exchange=replace(coded, feedback=False)) != wanted
@@ -237,7 +172,7 @@ def test_rows_of_a_lost_checkpoint_are_saved_by_the_next(
     monkeypatch.setattr(checkpoint_writer, "write_record", write_but_one)
     folder = tmp_path / "saved"
     with suppress(_KilledError):
-        on_ranks(shards, folder, fields, 2, stop_after=7, homes="moving")
+        on_ranks(shards, folder, fields, 2, stop_after=7)
     assert on_ranks(shards, folder, fields, 4) == wanted
 
 

@@ -23,7 +23,6 @@ from hotset.train.data.shard_origin import vocabulary_of
 from hotset.train.data.shards import Shards
 from hotset.train.model_building.choose_model import choose_model
 from hotset.train.options.interval import Interval
-from hotset.train.options.rank_options import RankOptions
 from hotset.train.resuming.source_run import open_source
 from hotset.train.run import train
 from hotset.train.run_folder.verify_run import verify_run
@@ -111,8 +110,7 @@ def test_ranks_start_from_a_run_as_one_process_does(
 ) -> None:
     config = TrainConfig(**FIELDS | {"shares": 4})
     train(data, config, tmp_path / "alone", init_from=first)
-    moving = RankOptions(homes="moving")
-    train_on_ranks(4, monkeypatch, data, config, tmp_path / "ranks", init_from=first, rank_options=moving)
+    train_on_ranks(4, monkeypatch, data, config, tmp_path / "ranks", init_from=first)
     for name in ("weights.safetensors", "states.safetensors"):
         assert (tmp_path / "ranks" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
 
