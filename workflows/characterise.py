@@ -96,28 +96,20 @@ _LINK_BYTES = 64 * MIB
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell(JsonRecord):
-    """A model, its log and a placement: one point of the sweep."""
+    """A model, its log and a placement: one point of the sweep. Both MLPs have the same hidden layers."""
 
     batch_size: int = 2048
-    """Samples per step."""
     num_dense: int = 64
-    """Dense features."""
     num_tables: int = 16
     """Embedding tables, all alike."""
     rows_of_table: int = 20_000
-    """Rows of each."""
     pooling: int = 1
-    """Lookups of a sample in each table."""
     embedding_dim: int = 16
-    """Floats of a row."""
     skew: float = 1.05
     """Exponent of Zipf's law of the lookups; 0: rows are alike."""
     mlp_width: int = 128
-    """Width of the hidden layers of both MLPs."""
     mlp_depth: int = 2
-    """Number of hidden layers of each MLP."""
     placement: str = "all-fast"
-    """Where rows are kept."""
 
     def refuse_nonsense(self, where: str) -> None:
         for name, value in asdict(self).items():
@@ -278,8 +270,6 @@ def run_cell(cell: Cell, threads: int, folder: Path) -> CellRun:
         pooling=cell.pooling,
         batch_size=cell.batch_size,
         num_batches=num_batches,
-        # Shards have an evaluation part, of which fae alone reads: one sample is the least.
-        num_evaluation=1,
         embedding_dim=cell.embedding_dim,
         optimizer=OPTIMIZER,
     )
@@ -400,7 +390,7 @@ def _link_speed() -> float:
 
 def _loader_speed(folder: Path) -> float:
     """Return the samples per second that are read from shards of the Kaggle shape, and checked."""
-    drawn = DrawnShards(rows_of_table=10_000, skew=1.0, num_batches=8, num_evaluation=1)
+    drawn = DrawnShards(rows_of_table=10_000, skew=1.0, num_batches=8)
     drawn.write(folder)
     shards = Shards.open(folder)
 

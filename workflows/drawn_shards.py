@@ -1,4 +1,4 @@
-"""Shards with drawn ids, for tables as large as only logs of days would make them."""
+"""Shards with drawn ids, for models of any size without a log."""
 
 from __future__ import annotations
 
@@ -18,35 +18,29 @@ from ..stats.ranking.row_bytes import row_bytes
 
 _ZIPF_ONE = 1e-9
 """Exponents nearer to 1 than this are taken as 1, whose integral is a logarithm."""
-_STEEPNESS = 3
-"""Hot rows are looked up as a power of a uniform number: 1 % of them get a fifth of their lookups."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnShards:
-    """A log that never was: the sizes of its tables, and what its samples look up."""
+    """A drawn log: the sizes of its tables, all alike, and what its samples look up."""
 
     num_tables: int = 26
     rows_of_table: int
     hot_rows_of_table: int = 0
     num_hot_batches: int = 0
     """Batches among ``num_batches`` that look up hot rows alone; they have the first numbers."""
-    cold_share: float = 1.0
-    """Share of the lookups that are of cold rows, all of them alike."""
-    skew: float | None = None
-    """Exponent of Zipf's law that all lookups follow instead of being of hot and cold rows; 0: rows are
-    alike."""
+    skew: float
+    """Exponent of Zipf's law that lookups follow; 0: rows are alike."""
     num_dense: int = 13
     pooling: int = 1
     """Lookups of a sample in each table; more than one makes the features multi-hot."""
     batch_size: int = 2048
     num_batches: int
-    num_evaluation: int = 4096
+    num_evaluation: int = 1
     """Samples of the evaluation part."""
     embedding_dim: int = 16
     optimizer: str = "sgd"
     """Optimizer of the rows whose bytes the hot ones are counted with."""
-    seed: int = 0
 
     @property
     def is_multi_hot(self) -> bool:
@@ -60,9 +54,9 @@ class DrawnShards:
 
     def write(self, folder: Path) -> None:
         """Draw the samples and write them as `pack` writes shards."""
-        inputs = [{"name": "plan", "fingerprint": f"{self.seed:032x}"}]
+        inputs = [{"name": "plan", "fingerprint": 32 * "0"}]
         output = Output.begin("pack", VERSION, PackConfig(batch_size=self.batch_size), inputs, folder)
-        rng = np.random.default_rng(self.seed)
+        rng = np.random.default_rng(0)
         if self.num_hot_batches:
             self._write_file(output, "hot_only", self.num_hot_batches * self.batch_size, rng)
         num_mixed = self.num_batches - self.num_hot_batches
@@ -74,7 +68,6 @@ class DrawnShards:
         self, output: Output, kind: ShardKind, num_samples: int, rng: np.random.Generator
     ) -> None:
         num_batches = -(-num_samples // self.batch_size)
-        # The same columns as `pack` writes, so that training reads them as any shards.
         facts = ShardFacts(kind=kind, num_batches=num_batches)
         is_tagged = kind == "evaluation"
         num_rows = self.hot_rows_of_table if kind == "hot_only" else self.rows_of_table
@@ -90,10 +83,10 @@ class DrawnShards:
             output.writing(f"{kind}-00000.arrow", num_samples, facts) as path,
             open_writer(path, schema) as writer,
         ):
-            # Drawn and written batch by batch, so that the samples need not fit into memory.
             for number in range(num_batches):
                 count = min(self.batch_size, num_samples - number * self.batch_size)
-                ids = self._draw_ids(count, num_rows, rng)
+                shape = (count, self.num_tables * self.pooling)
+                ids = zipf_ids(rng.random(shape), num_rows, self.skew)
                 columns = [
                     pa.array(rng.integers(0, 2, count).astype(np.float32)),
                     as_fixed_lists(rng.random((count, self.num_dense), np.float32)),
@@ -105,18 +98,6 @@ class DrawnShards:
                     columns.append(pa.array((ids < self.hot_rows_of_table).all(axis=1).astype(np.uint8)))
                 writer.write_batch(pa.record_batch(columns, schema=schema))
 
-    def _draw_ids(
-        self, count: int, num_rows: int, rng: np.random.Generator
-    ) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
-        shape = (count, self.num_tables * self.pooling)
-        if self.skew is not None:
-            return zipf_ids(rng.random(shape), num_rows, self.skew)
-        # Cold rows are looked up evenly, hot ones the more often the lower their number.
-        assert num_rows == self.rows_of_table, "batches of hot rows alone are drawn by Zipf's law"
-        cold = rng.integers(self.hot_rows_of_table, self.rows_of_table, shape)
-        hot = (self.hot_rows_of_table * rng.random(shape) ** _STEEPNESS).astype(np.int64)
-        return np.where(rng.random(shape) < self.cold_share, cold, hot).astype(np.int32)
-
     def _bags(self, ids: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[pa.Array]:
         """One column of lists for each table, every list of the same length."""
         offsets = pa.array(np.arange(ids.shape[0] + 1, dtype=np.int32) * np.int32(self.pooling))
@@ -124,7 +105,6 @@ class DrawnShards:
         return [pa.ListArray.from_arrays(offsets, pa.array(own.ravel())) for own in of_tables]
 
     def _totals(self) -> ShardsTotals:
-        # All tables alike: the sizes decide whether they fit, and nothing else.
         tables = tuple(
             PlannedTable(
                 name=name,
