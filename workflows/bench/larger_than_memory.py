@@ -1,0 +1,395 @@
+"""Training on tables four times a limit of memory that the system enforces, next to memory-mapped ones.
+
+The contestants train the same batches to the same bits and differ in where cold rows are: in memory without
+any limit; in files by their next use (`lookahead`); in a memory-mapped table with random advice (`hybrid`);
+and in that table with the pages of each batch read ahead, sorted, by sixteen threads. The run in memory waits
+for no disk, so its ratio to a mapped table is the most that any placement could gain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ...pipeline.errors import ConfigError
+from ...pipeline.runtime.control_groups import control_groups
+from ...pipeline.runtime.tasks import num_workers
+from ...pipeline.sizes import MIB, ByteSize
+from ...stats.kernel import kernel
+from ...stats.ranking.row_bytes import row_bytes
+from ...train.config import TrainConfig
+from ...train.data.batch import Batch
+from ...train.data.shards import Shards
+from ...train.execution.step_source import StepSource
+from ...train.trainer import Trainer, run_steps
+from ...train.trainer_building.build_trainer import build_trainer
+from ...train.trainer_building.devices import set_threads
+from ..drawn_shards import DrawnShards
+from .harness import (
+    Candidate,
+    Facts,
+    Measurement,
+    byte_size,
+    measure_in_fresh_process,
+    median_ratio,
+    new_parser,
+    run_script,
+    scratch_folder,
+    take_turns,
+    tell,
+)
+
+IN_MEMORY = "in memory, no limit"
+LOOKAHEAD = "lookahead"
+MAPPED = "mapped, random advice"
+READ_AHEAD = "mapped, sorted reads ahead"
+CONTESTANTS = (IN_MEMORY, LOOKAHEAD, MAPPED, READ_AHEAD)
+_READERS = 16
+"""Threads that touch pages; the device is fastest with that many requests at a time."""
+_PAGE_BYTES = 4096
+_NUM_TABLES = 26
+_WARM_UP_ROWS = 4000
+_DIM, _BATCH_SIZE, _BATCHES, _EPOCHS = 16, 2048, 100, 2
+"""Batches of an epoch are those at 10 % cold lookups; other shares make as many of these lookups."""
+_REMOVING_SECONDS = 5.0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options of the script."""
+    found = new_parser(__spec__.name if __spec__ else "larger_than_memory", __doc__ or "")
+    found.add_argument("--memory", type=byte_size, default=ByteSize(640 * MIB), help="limit of a run")
+    found.add_argument("--times", type=float, default=4.0, help="size of the tables over that memory")
+    found.add_argument("--cold-shares", type=float, nargs="+", default=[0.1, 0.02])
+    found.add_argument("--batches", type=int, default=_BATCHES, help="batches of an epoch at 10%% cold")
+    found.add_argument("--rounds", type=int, default=3, help="rounds in which each contestant runs once")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What follows from the memory of a run."""
+
+    memory: int
+    times: float
+
+    @property
+    def rows_of_table(self) -> int:
+        """Rows of each table."""
+        return int(self.memory * self.times) // row_bytes(_DIM, "sgd") // _NUM_TABLES
+
+    @property
+    def hot_rows_of_table(self) -> int:
+        """Hot rows of each: a tenth of the memory."""
+        return self.memory // 10 // row_bytes(_DIM, "sgd") // _NUM_TABLES
+
+    @property
+    def slow_bytes(self) -> int:
+        """Memory that lookahead may use for cold rows."""
+        return self.memory // 80
+
+    @property
+    def staging_bytes(self) -> int:
+        """Memory of the slots that stage cold rows."""
+        return self.memory // 160
+
+
+def measure(options: argparse.Namespace) -> Facts:
+    """Draw the samples of each share of cold lookups, and let every contestant train on them in turn."""
+    if not all(0 < share <= 1 for share in options.cold_shares):
+        raise ConfigError("cold_shares must be above 0, and at most 1")
+    sizes = Sizes(options.memory, options.times)
+    shares = []
+    is_limited = True
+    with scratch_folder(options) as scratch:
+        warm_up = scratch / "warm-up"
+        _drawn(_WARM_UP_ROWS, 100, 0.5, 3).write(warm_up)
+        for share in options.cold_shares:
+            num_batches = max(round(options.batches * 0.1 / share), 1)
+            drawn = scratch / f"cold-{share}"
+            _drawn(sizes.rows_of_table, sizes.hot_rows_of_table, share, num_batches).write(drawn)
+            tell(f"{share:.0%} cold lookups, {num_batches} batches")
+            turns = {one: partial(_measure, sizes, one, drawn, warm_up, scratch) for one in CONTESTANTS}
+            found = take_turns(turns, options.rounds)
+            # The contestant in memory runs without a limit, and shows nothing of whether limits work here.
+            is_limited &= all(one[1] for name, own in found.items() if name != IN_MEMORY for one in own)
+            rounds = {name: [one[0] for one in own] for name, own in found.items()}
+            shares.append({"cold_share": share, "num_batches": num_batches, **_share(rounds)})
+    table_bytes = _NUM_TABLES * sizes.rows_of_table * row_bytes(_DIM, "sgd")
+    return {"shares": shares, "is_limited": is_limited, "table_bytes": table_bytes}
+
+
+def _drawn(rows: int, hot_rows: int, cold_share: float, num_batches: int) -> DrawnShards:
+    return DrawnShards(
+        num_tables=_NUM_TABLES,
+        rows_of_table=rows,
+        hot_rows_of_table=hot_rows,
+        cold_share=cold_share,
+        batch_size=_BATCH_SIZE,
+        num_batches=num_batches,
+        embedding_dim=_DIM,
+    )
+
+
+def _measure(
+    sizes: Sizes, contestant: str, shards: Path, warm_up: Path, scratch: Path
+) -> tuple[Measurement, bool]:
+    """Run one contestant in a new process; also return whether its memory was limited."""
+
+    def run(folder: Path, slow_bytes: int, limit: MemoryLimit | None) -> LimitedRun:
+        return LimitedRun(
+            contestant=contestant,
+            shards=folder,
+            slow_bytes=slow_bytes,
+            staging_bytes=sizes.staging_bytes,
+            epochs=_EPOCHS,
+            seed=0,
+            threads=num_workers(0),
+            limit=limit,
+        )
+
+    # The warm-up fits in no fewer slots than a batch of it needs.
+    with memory_limit(sizes.memory) as limit:
+        candidate = Candidate(
+            contestant,
+            "",
+            train_limited,
+            (run(warm_up, sizes.staging_bytes, None),),
+            (run(shards, sizes.slow_bytes, None if contestant == IN_MEMORY else limit),),
+        )
+        return measure_in_fresh_process(candidate, scratch), limit is not None
+
+
+def _share(rounds: dict[str, list[Measurement]]) -> Facts:
+    def speeds(contestant: str) -> list[float]:
+        return [one.facts["num_samples"] / one.facts["training_seconds"] for one in rounds[contestant]]
+
+    def ratios_of(contestant: str) -> dict[str, float]:
+        others = [name for name in rounds if name != contestant]
+        return {f"{contestant} / {name}": median_ratio(speeds(contestant), speeds(name)) for name in others}
+
+    # Equal weights show that memory limits change no bit.
+    digests = {one.facts["digest"] for measured in rounds.values() for one in measured}
+    return {
+        "contestants": [
+            {"name": name, "samples_per_second": statistics.median(speeds(name))} | _costs(measured)
+            for name, measured in rounds.items()
+        ],
+        "ratios": ratios_of(LOOKAHEAD),
+        "bounds": ratios_of(IN_MEMORY),
+        "equal_bits": len(digests) == 1,
+    }
+
+
+def _costs(measured: list[Measurement]) -> Facts:
+    """Return medians over rounds, the greatest peaks, and every round as it was."""
+    names = ("setup_seconds", "training_cpu_seconds", "bytes_read", "bytes_written", "requests")
+    peaks = [one.facts["peak_bytes"] for one in measured if one.facts["peak_bytes"] is not None]
+    return {
+        **{name: statistics.median(one.facts[name] for one in measured) for name in names},
+        "peak_anonymous_bytes": max(one.peak_anonymous_bytes for one in measured),
+        "peak_limited_bytes": max(peaks, default=None),
+        "rounds": [one.facts for one in measured],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """A control group with a limit of memory, page cache included; a process that joins it stays until it ends."""
+
+    folder: Path
+    version: int
+    """1 or 2, of the system's control groups."""
+
+    def join(self) -> None:
+        """Put this process into the group."""
+        (self.folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def peak_bytes(self) -> int | None:
+        """Return the most memory that the group had, page cache included; None where it is not known."""
+        name = "memory.max_usage_in_bytes" if self.version == 1 else "memory.peak"
+        try:
+            return int((self.folder / name).read_text())
+        except (OSError, ValueError):
+            return None
+
+
+@contextmanager
+def memory_limit(num_bytes: int) -> Iterator[MemoryLimit | None]:
+    """Make a group for the time of the block; None where this process may not, or the system has none."""
+    limit = _make(num_bytes)
+    try:
+        yield limit
+    finally:
+        if limit is not None:
+            _remove(limit.folder)
+
+
+def _make(num_bytes: int) -> MemoryLimit | None:
+    # The first group that can be made and limited; a container may allow neither.
+    for version, parent, file in _places():
+        folder = parent / f"hotset-{os.getpid()}-{time.monotonic_ns()}"
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        # A group that takes no limit is of no use, and another place is tried.
+        try:
+            (folder / file).write_text(str(num_bytes))
+            return MemoryLimit(folder, version)
+        except OSError:
+            _remove(folder)
+    return None
+
+
+def _places() -> Iterator[tuple[int, Path, str]]:
+    """Yield the groups of this process that may have a group below them, and the file of a limit."""
+    for group in control_groups("memory"):
+        yield group.version, group.folder, "memory.limit_in_bytes" if group.version == 1 else "memory.max"
+
+
+def _remove(folder: Path) -> None:
+    """Remove a group, which the system allows a moment after its last process has ended."""
+    deadline = time.monotonic() + _REMOVING_SECONDS
+    while folder.exists():
+        try:
+            folder.rmdir()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LimitedRun:
+    """One run."""
+
+    contestant: str
+    shards: Path
+    slow_bytes: int
+    staging_bytes: int
+    epochs: int
+    seed: int
+    threads: int
+    limit: MemoryLimit | None
+    """Group of processes that it joins; None: no limit."""
+
+
+def train_limited(folder: Path, run: LimitedRun) -> Facts:
+    """Train, and return what it took; the files of rows lie in ``folder``."""
+    # The limit holds from here on, after everything that every contestant loads.
+    if run.limit is not None:
+        run.limit.join()
+    set_threads(run.threads)
+    shards = Shards.open(run.shards)
+    start = time.perf_counter()
+    trainer = build_trainer(shards, _config_of(run), spill_folder=folder)
+    # Setting up is measured apart from training, as are the bytes it reads.
+    with _pages_read_ahead(trainer) if run.contestant == READ_AHEAD else nullcontext():
+        setup_seconds = time.perf_counter() - start
+        before = _disk_traffic(trainer)
+        cpu_before = time.process_time()
+        run_steps(trainer, lambda *_: None)
+        cpu_seconds = time.process_time() - cpu_before
+        after = _disk_traffic(trainer)
+    return {
+        "num_samples": trainer.num_samples,
+        "training_seconds": trainer.meter.training_seconds,
+        "training_cpu_seconds": cpu_seconds,
+        "setup_seconds": setup_seconds,
+        **{name: after[name] - count for name, count in before.items()},
+        "peak_bytes": run.limit.peak_bytes() if run.limit else None,
+        "digest": digest_of(trainer),
+    }
+
+
+def digest_of(trainer: Trainer) -> str:
+    """Return the xxh3-128 of all weights, read in parts."""
+    digest = xxhash.xxh3_128()
+    weights = trainer.weights()
+    for name in sorted(weights):
+        for part in weights.parts(name):
+            digest.update(part.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _config_of(run: LimitedRun) -> TrainConfig:
+    is_mapped = run.contestant in (MAPPED, READ_AHEAD)
+    # A limit of one byte puts all rows in the file.
+    slow_bytes = {IN_MEMORY: None, LOOKAHEAD: ByteSize(run.slow_bytes)}.get(run.contestant, ByteSize(1))
+    return TrainConfig(
+        placement="hybrid" if is_mapped else "lookahead",
+        slow_bytes=slow_bytes,
+        staging_bytes=ByteSize(run.staging_bytes),
+        epochs=run.epochs,
+        seed=run.seed,
+        embedding_optimizer="sgd",
+        dense_optimizer="sgd",
+        threads=run.threads,
+    )
+
+
+def _disk_traffic(trainer: Trainer) -> dict[str, int]:
+    """Return the bytes that went to and came from the device so far, and the requests."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        lines = []
+    # A system without these counts leaves all bytes at 0.
+    counted = {name: int(count) for name, count in (line.split(": ") for line in lines)}
+    bytes_written = counted.get("write_bytes", 0)
+    stores = trainer.embeddings.spill_traffic()
+    requests = sum(store.reads + store.writes for store in stores)
+    if not stores:
+        # A mapped page is read by a fault of its own, and written back by itself.
+        requests = resource.getrusage(resource.RUSAGE_SELF).ru_majflt + bytes_written // _PAGE_BYTES
+    return {"bytes_read": counted.get("read_bytes", 0), "bytes_written": bytes_written, "requests": requests}
+
+
+@contextmanager
+def _pages_read_ahead(trainer: Trainer) -> Iterator[None]:
+    """Let each batch that is read for a later step touch its pages first, in the order of the file."""
+    # Rows of a page come together, so a batch asks for pages and not for rows.
+    (width,) = trainer.embeddings.widths
+    weights_SD = width.executor.slow.weights_SD.numpy()
+    rows_of_page = max(_PAGE_BYTES // (4 * weights_SD.shape[1]), 1)
+
+    with ThreadPoolExecutor(_READERS, "read-ahead") as pool:
+        read = trainer.shards.training_batch
+
+        def read_ahead(number: int) -> Batch:
+            batch = read(number)
+            rows_N, _ = width.placement.slow.locate(width.reader.read(batch))
+            pages_U = np.unique(rows_N // rows_of_page)
+            parts = np.array_split(pages_U * rows_of_page, _READERS)
+            list(pool.map(lambda part: touch_rows(weights_SD, part), parts))
+            return batch
+
+        trainer.step_source = StepSource(trainer.embeddings, read_ahead, lambda _: False)
+        yield
+
+
+@kernel
+def touch_rows(weights_SD: NDArray[np.float32], slots_N: NDArray[np.int64]) -> float:
+    """Read one number of each row, so that its page is in memory; returns their sum."""
+    total = 0.0
+    for i in range(slots_N.size):
+        total += weights_SD[slots_N[i], 0]
+    return total
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(parser(), measure))

@@ -1,0 +1,441 @@
+"""Raw log to shards next to Polars and pyarrow, to DLRM's own preprocessing, and on growing logs.
+
+The Polars program does the same job all in memory; both write the same samples. ``--dlrm`` takes a checkout
+of facebookresearch/dlrm instead, whose outputs differ: ids in order of first appearance, not shuffled.
+``--growth`` preprocesses a log of each size within a cap of memory, to see whether anything grows faster than
+the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import DTypeLike, NDArray
+
+from ...pipeline.errors import ConfigError
+from ...pipeline.folders.stage_totals import ShardsTotals
+from ...pipeline.generate.generate_log import GenerateConfig, generate
+from ...pipeline.raw.criteo.criteo_blocks import parse_block
+from ...pipeline.raw.raw_blocks import Block, PlainBlock, iterate_blocks
+from ...pipeline.raw.raw_file import RawFile
+from ...pipeline.runtime.memory import default_memory_bytes
+from ...pipeline.runtime.resources import Resources
+from ...pipeline.runtime.tasks import num_workers, run_tasks
+from ...pipeline.schema.schema import schema_named
+from ...pipeline.sizes import GIB, MIB, ByteSize
+from ...pipeline.stages.ingest import IngestConfig, ingest
+from ...pipeline.stages.preprocess import PreprocessConfig, StageReport, preprocess
+from ..recipes import criteo_kaggle
+from . import polars_program as polars
+from .harness import (
+    Candidate,
+    Facts,
+    Measurement,
+    measure_in_fresh_process,
+    median_ratio,
+    memory_bytes,
+    new_parser,
+    run_rounds,
+    run_script,
+    scratch_folder,
+    summarize,
+    take_turns,
+    tell,
+    time_module,
+)
+
+_Result = TypeVar("_Result")
+_WARM_UP_LINES = 2000
+_HOT_BYTES = ByteSize(4 * MIB)
+"""Small, so that both kinds of batches occur."""
+_ROOM_LOGS = 6
+"""Memory and page cache that the largest candidate needs, in multiples of the log."""
+_ROOM_PER_SAMPLE = 450
+"""Bytes that all stages write for each sample."""
+_MOST_OF_FREE = 0.8
+"""Share of the free memory that Polars may be expected to need."""
+_RATE_BYTES = 4 * GIB
+"""Size of the file on which the disk's rate is measured."""
+_DLRM_MODULE = "data_utils.py"
+_INGEST = IngestConfig()
+_PAIRS = (
+    ("polars", "hotset"),
+    ("polars read_csv", "hotset parse"),
+    ("polars scan_csv", "hotset parse"),
+    ("pyarrow read_csv", "hotset parse"),
+    ("polars read_csv", "hotset parse, kept"),
+    ("polars scan_csv", "hotset parse, kept"),
+)
+"""The slow and the fast candidate of each ratio."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options of the script."""
+    found = new_parser(__spec__.name if __spec__ else "preprocess", __doc__ or "")
+    found.add_argument("--samples", type=int, default=1_000_000, help="samples of the generated log")
+    found.add_argument("--rounds", type=int, default=3, help="rounds in which each candidate runs once")
+    found.add_argument("--dlrm", type=Path, help="checkout of facebookresearch/dlrm to compare with")
+    found.add_argument("--dlrm-samples", type=int, default=100_000, help="first samples, those DLRM gets")
+    found.add_argument("--growth", help="sizes of logs in samples, separated by commas")
+    return found
+
+
+def measure(options: argparse.Namespace) -> Facts:
+    """Measure what the options ask for."""
+    if min(options.samples, options.dlrm_samples, options.rounds) < 1:
+        raise ConfigError("samples and rounds must be 1 or more")
+    with scratch_folder(options) as scratch:
+        if options.growth:
+            return growth([int(size) for size in options.growth.split(",")], scratch)
+        if options.dlrm:
+            return against_dlrm(options, scratch)
+        return against_polars(options, scratch)
+
+
+def against_polars(options: argparse.Namespace, scratch: Path) -> Facts:
+    """Compare whole jobs, parsing alone, and whole processes, imports included."""
+    recipe = criteo_kaggle()
+    recipe = replace(recipe, split=replace(recipe.split, hot_bytes=_HOT_BYTES))
+    log = scratch / "log.tsv"
+    generate(GenerateConfig(samples=options.samples), log)
+    os.sync()  # no write-back of the log while candidates run
+    warm_up = scratch / "warm_up.tsv"
+    with log.open("rb") as lines:
+        warm_up.write_bytes(b"".join(islice(lines, _WARM_UP_LINES)))
+    candidates = _candidates(warm_up, log, recipe)
+    measured = run_rounds(candidates, options.rounds, scratch)
+    _check_agreement(measured)
+    facts = measured["hotset"][0].facts
+    return {
+        "ratios": {f"{slow} / {fast}": _ratio(measured[slow], measured[fast]) for slow, fast in _PAIRS},
+        "ratio_total": _ratio(measured["polars"], measured["hotset"])["wall"],
+        "samples_per_second": options.samples
+        / statistics.median(each.wall_seconds for each in measured["hotset"]),
+        "stages": facts["stages"],
+        "contestants": {each.name: summarize(each, measured[each.name]) for each in candidates},
+        "processes": _whole_processes(log, recipe, scratch, options.rounds),
+        "data": {"bytes": log.stat().st_size} | {key: facts[key] for key in ("num_samples", "samples")},
+        "recipe": asdict(recipe),
+    }
+
+
+def _candidates(warm_up: Path, log: Path, recipe: PreprocessConfig) -> list[Candidate]:
+    workers = num_workers(0)
+    whole: dict[str, tuple[str, Callable[..., Facts]]] = {
+        "hotset": ("raw TSV to shards", hotset_preprocess),
+        "polars": ("the same job in Polars, all in memory", polars.polars_program),
+    }
+    # Parsing alone: what each reader ends with is in its description.
+    parsing: dict[str, tuple[str, Callable[..., Facts]]] = {
+        "hotset parse": ("Arrow columns, passed on block by block", hotset_parse),
+        "polars read_csv": ("read_csv, hex to integers, all in memory", polars.polars_read_csv),
+        "hotset parse, kept": ("Arrow columns, all in memory", hotset_parse_kept),
+        "polars scan_csv": ("scan_csv with hex to integers, streaming, in memory", polars.polars_scan_csv),
+        "hotset ingest": ("Arrow columns, written, hashed and sealed", hotset_ingest),
+        "pyarrow read_csv": ("read_csv, categories left as text, all in memory", polars.pyarrow_read_csv),
+    }
+    short, long = (warm_up, workers), (log, workers)
+    room = _ROOM_LOGS * log.stat().st_size
+    return [Candidate(name, *job, (*short, recipe), (*long, recipe), room) for name, job in whole.items()] + [
+        Candidate(name, *job, short, long, room) for name, job in parsing.items()
+    ]
+
+
+def _check_agreement(measured: dict[str, list[Measurement]]) -> None:
+    """Assert that all candidates did the same job: the same samples, as many of them hot."""
+    facts = {name: rounds[0].facts for name, rounds in measured.items()}
+    assert len({fact["num_samples"] for fact in facts.values()}) == 1, "numbers of samples differ"
+    for key in ("samples", "num_hot"):
+        assert facts["hotset"][key] == facts["polars"][key], f"hotset and Polars differ in {key}"
+
+
+def _ratio(slow: list[Measurement], fast: list[Measurement]) -> dict[str, float]:
+    clocks = {"wall": "wall_seconds", "cpu": "cpu_seconds", "peak_rss": "peak_rss_bytes"}
+    return {
+        name: median_ratio([getattr(one, field) for one in slow], [getattr(one, field) for one in fast])
+        for name, field in clocks.items()
+    }
+
+
+def _whole_processes(log: Path, recipe: PreprocessConfig, scratch: Path, rounds: int) -> Facts:
+    """Time the command and the Polars program from start to end, in turns; return medians and ratios."""
+    split = recipe.split
+    command = [f"--hot-bytes={split.hot_bytes}", f"--embedding-optimizer={split.embedding_optimizer}"]
+    settings = json.dumps(polars.polars_settings(recipe))
+    package = __package__.split(".", 1)[0] if __package__ else "hotset"
+
+    def timed(module: str, *arguments: str, out: str) -> tuple[float, float]:
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
+            return time_module(
+                module, [*(each.replace("OUT", f"{folder}/out") for each in (*arguments, out))]
+            )
+
+    measured = take_turns(
+        {
+            "hotset": lambda: timed(package, "preprocess", str(log), *command, out="--out=OUT"),
+            "polars": lambda: timed(polars.__name__, str(log), "OUT", out=settings),
+        },
+        rounds,
+    )
+    clocks = {"wall_seconds": 0, "cpu_seconds": 1}
+    return {
+        "seconds": {
+            name: {clock: statistics.median(one[at] for one in found) for clock, at in clocks.items()}
+            for name, found in measured.items()
+        },
+        "ratio": {
+            clock.removesuffix("_seconds"): median_ratio(
+                [one[at] for one in measured["polars"]], [one[at] for one in measured["hotset"]]
+            )
+            for clock, at in clocks.items()
+        },
+    }
+
+
+def hotset_preprocess(
+    folder: Path, log: Path, workers: int, recipe: PreprocessConfig, cap_bytes: int | None = None
+) -> Facts:
+    """Preprocess a raw log to shards, every stage sealed; ``stages`` has seconds and bytes of each."""
+    stages: dict[str, dict[str, float]] = {}
+    before = os.times()
+
+    def on_stage(report: StageReport) -> None:
+        nonlocal before
+        now = os.times()
+        stages[report.stage] = {
+            "wall_seconds": report.seconds,
+            "user_seconds": now.user - before.user,
+            "system_seconds": now.system - before.system,
+            "written_bytes": sum(entry.num_bytes for entry in report.manifest.files),
+        }
+        before = now
+
+    resources = Resources(workers=workers, memory_bytes=cap_bytes or default_memory_bytes())
+    shards = preprocess([log], recipe, folder / "out", resources, on_stage=on_stage)
+    totals = ShardsTotals.of(shards)
+    return {
+        "num_samples": shards.num_samples,
+        "samples": totals.samples.to_json(),
+        "num_hot": [table.num_hot for table in totals.tables],
+        "stages": stages,
+    }
+
+
+def hotset_parse(folder: Path, log: Path, workers: int) -> Facts:
+    """Parse each block to Arrow columns and drop them."""
+    return {"num_samples": sum(_parse_blocks(_count, log, workers))}
+
+
+def hotset_parse_kept(folder: Path, log: Path, workers: int) -> Facts:
+    """Parse each block to Arrow columns and keep all in memory."""
+    return {"num_samples": sum(batch.num_rows for batch in _parse_blocks(_keep, log, workers))}
+
+
+def hotset_ingest(folder: Path, log: Path, workers: int) -> Facts:
+    """Run the whole stage: Arrow columns written, hashed and sealed, raw text hashed."""
+    return {"num_samples": ingest([log], _INGEST, folder / "columns", Resources(workers=workers)).num_samples}
+
+
+def _parse_blocks(function: Callable[..., _Result], log: Path, workers: int) -> list[_Result]:
+    blocks = iterate_blocks(RawFile.inspect(log), _INGEST.block_bytes, in_thread_buffer=True)
+    return list(run_tasks(function, ((block,) for block in blocks), workers=workers))
+
+
+def _count(block: PlainBlock | Block) -> int:
+    return parse_block(block.read(), schema_named(_INGEST.schema), has_label=True).num_samples
+
+
+def _keep(block: PlainBlock | Block) -> pa.RecordBatch:
+    parsed = parse_block(block.read(), schema_named(_INGEST.schema), has_label=True, is_kept=True)
+    return pa.record_batch(parsed.columns)
+
+
+def against_dlrm(options: argparse.Namespace, scratch: Path) -> Facts:
+    """Compare samples per second: DLRM's code visits each value in Python, and may get a shorter log."""
+    if not (options.dlrm / _DLRM_MODULE).is_file():
+        raise ConfigError(f"{options.dlrm} has no {_DLRM_MODULE}: give a checkout of facebookresearch/dlrm")
+    paths = {name: scratch / f"{name}.txt" for name in ("warm_up", "dlrm", "hotset")}
+    for path, samples in zip(
+        paths.values(), (_WARM_UP_LINES, options.dlrm_samples, options.samples), strict=True
+    ):
+        generate(GenerateConfig(samples=samples), path)
+    warm_up, workers, recipe = paths["warm_up"], num_workers(0), criteo_kaggle()
+    dlrm = options.dlrm.resolve()
+    candidates = [
+        Candidate("dlrm", "getCriteoAdData", dlrm_preprocess, (warm_up, dlrm), (paths["dlrm"], dlrm)),
+        Candidate(
+            "hotset",
+            "hotset preprocess",
+            hotset_preprocess,
+            (warm_up, workers, recipe),
+            (paths["hotset"], workers, recipe),
+        ),
+    ]
+    measured = run_rounds(candidates, options.rounds, scratch)
+
+    def ratio(clock: str) -> float:
+        rates = {
+            name: [each.facts["num_samples"] / getattr(each, clock) for each in rounds]
+            for name, rounds in measured.items()
+        }
+        return median_ratio(rates["hotset"], rates["dlrm"])
+
+    return {
+        "ratio_total": ratio("wall_seconds"),
+        "ratio_cpu": ratio("cpu_seconds"),
+        "contestants": {each.name: summarize(each, measured[each.name]) for each in candidates},
+        "data": {"samples": {name: rounds[0].facts["num_samples"] for name, rounds in measured.items()}},
+    }
+
+
+def dlrm_preprocess(folder: Path, log: Path, dlrm: Path) -> Facts:
+    """Run DLRM's Criteo preprocessing as its training script does, and discard its messages."""
+    module = load_data_utils(dlrm)
+    # It writes next to its input, so the input is a link in the folder that is deleted afterwards.
+    raw = folder / "train.txt"
+    os.link(log, raw)
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        written = module.getCriteoAdData(
+            str(raw),
+            "kaggleAdDisplayChallenge_processed",
+            max_ind_range=-1,
+            sub_sample_rate=0.0,
+            days=7,
+            data_split="train",
+            randomize="total",
+            criteo_kaggle=True,
+            memory_map=False,
+        )
+    with np.load(written) as arrays:
+        return {"num_samples": int(arrays["y"].shape[0])}
+
+
+def load_data_utils(dlrm: Path) -> types.ModuleType:
+    """Return DLRM's ``data_utils`` with a NumPy whose int32 arrays wrap around, as before 2.0."""
+    spec = importlib.util.spec_from_file_location("dlrm_data_utils", dlrm / _DLRM_MODULE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(dlrm))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(dlrm))
+    # A copy of the numpy module for this one importer: the real one must stay as it is.
+    older = types.ModuleType("numpy")
+    vars(older).update(vars(np))
+    vars(older)["array"] = _wrapping_array
+    vars(module)["np"] = older
+    return module
+
+
+def _wrapping_array(values: Sequence[Any], dtype: DTypeLike | None = None) -> NDArray[Any]:
+    """Return ``np.array(values, dtype)``, but let integers wrap around in int32."""
+    if dtype is np.int32 and len(values) and isinstance(values[0], int):
+        return np.array(values, np.int64).astype(np.int32)
+    return np.array(values, dtype)
+
+
+def growth(sizes: Sequence[int], scratch: Path) -> Facts:
+    """Preprocess a log of each size in a fresh process, within a quarter of the memory, Polars next to it."""
+    workers, recipe, cap_bytes = num_workers(0), criteo_kaggle(), default_memory_bytes()
+    # The disk comes first, while nothing else writes.
+    rate = measure_write_rate(scratch / "rate", min(_RATE_BYTES, sizes[-1] * _ROOM_PER_SAMPLE))
+    warm_up = scratch / "warm_up.tsv"
+    generate(GenerateConfig(samples=_WARM_UP_LINES), warm_up)
+    runs: list[Facts] = []
+    for num_samples in sizes:
+        log = scratch / "log.tsv"
+        generate(GenerateConfig(samples=num_samples), log)
+        os.sync()  # else the log's own pages compete with the run for the disk
+        arguments = (workers, recipe, cap_bytes)
+        room = num_samples * _ROOM_PER_SAMPLE + cap_bytes
+        job = Candidate(
+            "hotset", "raw TSV to shards", hotset_preprocess, (warm_up, *arguments), (log, *arguments), room
+        )
+        run = _run_of(measure_in_fresh_process(job, scratch, workers=workers), log, rate)
+        run["polars"] = _polars_of(runs, num_samples, (warm_up, log), scratch, recipe)
+        runs.append(run)
+        tell(f"{num_samples:,} samples: {run['samples_per_second']:,.0f} samples/s")
+        log.unlink()
+    return {"disk_write_bytes_per_second": rate, "runs": runs, "cap_bytes": cap_bytes}
+
+
+def _run_of(measured: Measurement, log: Path, rate: float) -> Facts:
+    written = sum(stage["written_bytes"] for stage in measured.facts["stages"].values())
+    return {
+        "num_samples": measured.facts["num_samples"],
+        "log_bytes": log.stat().st_size,
+        "wall_seconds": measured.wall_seconds,
+        "cpu_seconds": measured.cpu_seconds,
+        "user_seconds": measured.user_seconds,
+        "samples_per_second": measured.facts["num_samples"] / measured.wall_seconds,
+        "peak_anonymous_bytes": measured.peak_anonymous_bytes,
+        "written_bytes": written,
+        "share_of_disk_write_rate": written / measured.wall_seconds / rate,
+        "stages": measured.facts["stages"],
+    }
+
+
+def _polars_of(
+    runs: Sequence[Facts],
+    num_samples: int,
+    logs: tuple[Path, Path],
+    scratch: Path,
+    recipe: PreprocessConfig,
+) -> Facts:
+    """Return speed and memory of the Polars program, or the memory it would need."""
+    free_bytes = memory_bytes("MemAvailable", "/proc/meminfo")
+    # Its memory grows with the log, so the last size that ran predicts the next one.
+    for last in [run for run in runs if "peak_anonymous_bytes" in run["polars"]][-1:]:
+        needed = last["polars"]["peak_anonymous_bytes"] * num_samples / last["num_samples"]
+        if needed > _MOST_OF_FREE * free_bytes:
+            return {"needed_bytes": int(needed), "free_bytes": free_bytes}
+    warm_up, log = logs
+    arguments = (num_workers(0), recipe)
+    room = num_samples * _ROOM_PER_SAMPLE
+    job = Candidate(
+        "polars", "the same", polars.polars_program, (warm_up, *arguments), (log, *arguments), room
+    )
+    measured = measure_in_fresh_process(job, scratch)
+    return {
+        "wall_seconds": measured.wall_seconds,
+        "cpu_seconds": measured.cpu_seconds,
+        "samples_per_second": num_samples / measured.wall_seconds,
+        "peak_anonymous_bytes": measured.peak_anonymous_bytes,
+    }
+
+
+def measure_write_rate(path: Path, num_bytes: int) -> float:
+    """Return the bytes per second at which a new file reaches the disk; the file is deleted."""
+    block = os.urandom(16 * MIB)  # random, because a disk may compress
+    start = time.perf_counter()
+    # Unbuffered writes and one sync: what the device takes, not the page cache.
+    try:
+        with path.open("wb", buffering=0) as file:
+            for _ in range(max(num_bytes // len(block), 1)):
+                file.write(block)
+            os.fsync(file.fileno())
+            written = file.tell()
+    finally:
+        path.unlink(missing_ok=True)
+    return written / (time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(parser(), measure))
