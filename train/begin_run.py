@@ -127,9 +127,7 @@ def _begin_folder(
     settings: CheckpointSettings,
 ) -> tuple[RunFolder, RunCheckpoints | None]:
     # The room for the results is taken before the first step.
-    weight_bytes = trainer.weights().num_bytes
-    if settings.save_states:
-        weight_bytes += optimizer_states(trainer).num_bytes
+    weight_bytes = trainer.weights().num_bytes + optimizer_states(trainer).num_bytes
     if checkpoint is None:
         folder = RunFolder.begin(out, description, weight_bytes=weight_bytes)
     else:

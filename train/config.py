@@ -167,16 +167,16 @@ class TrainConfig:
     """Device of the fast tier and the dense layers: cpu, cuda, or late, a simulated GPU whose work the
     host does late, to find missing waits; late:7 repeats the order of seed 7."""
 
-    kernels: str | None = None
-    """Kernels of steps on a GPU: torch for those that torch has, torch:NAME for one of them, more with commas
-    between; by default Triton's, where it is installed. On the device late they run the dense layers too,
-    which the host runs by default."""
+    kernels: str | None = field(default=None, metadata={"no_option": True})
+    """Kernels of steps on a GPU, for tests and measurements: torch for those that torch has, torch:NAME for
+    one of them, more with commas between; by default Triton's, where it is installed. On the simulated device
+    they run the dense layers too, which the host runs by default."""
 
-    mover: MoverName = "auto"
-    """What moves rows between the tiers on a GPU: a kernel that reads and writes host memory itself
-    (kernel), or threads of the host that gather them for a copy (threads). auto times both before the first
-    step of a run and takes the quicker one; on the device late it takes the kernel. On the host threads move
-    rows in any case. No bit of a run depends on it."""
+    mover: MoverName = field(default="auto", metadata={"no_option": True})
+    """Mover of rows between the tiers on a GPU, for tests and measurements: a kernel that reads and writes
+    host memory itself (kernel), or threads of the host that gather them for a copy (threads). auto times both
+    before the first step of a run and takes the quicker one; on the simulated device it takes the kernel. No
+    bit of a run depends on it."""
 
     embedding_optimizer: EmbeddingOptimizer | None = None
     """Optimizer of the embedding rows; by default the one that the shards were packed for, which

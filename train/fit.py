@@ -73,7 +73,6 @@ def fit(
     replay: Folder | None = None,
     slow_dir: Folder | None = None,
     init_from: Folder | None = None,
-    id_map: Folder | None = None,
     tensorboard: Folder | None = None,
     checkpoint_every: int | str | None = None,
     keep_checkpoints: int | None = None,
@@ -95,7 +94,6 @@ def fit(
         replay: finished run whose batch order is used.
         slow_dir: folder of the spill file of rows beyond ``slow_bytes``; by default ``out``.
         init_from: a run whose weights and states this one starts with.
-        id_map: what ``hotset map-ids`` wrote, where the ids of that run have become others.
         tensorboard: folder for a file that TensorBoard reads.
         checkpoint_every: steps (500), or a time ("10min"), between two checkpoints; "off" writes none. By
             default 10 minutes.
@@ -131,7 +129,6 @@ def fit(
         replay=None if replay is None else Path(replay),
         slow_dir=None if slow_dir is None else Path(slow_dir),
         init_from=None if init_from is None else Path(init_from),
-        id_map=None if id_map is None else Path(id_map),
         tensorboard=None if tensorboard is None else Path(tensorboard),
         checkpoints=_checkpoints(checkpoint_every, keep_checkpoints),
         model_source=source,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..pipeline.errors import ConfigError
 from .config import TrainConfig
 from .data.batch_order import BATCH_ORDER, BatchOrder, RecordedOrder
 from .data.shards import Shards, with_hot_bytes
@@ -42,7 +41,6 @@ class RunRequest:
     replay: Path | None
     slow_dir: Path | None
     init_from: Path | None
-    id_map: Path | None
     rank_options: ExchangeOptions
 
 
@@ -107,10 +105,8 @@ def prepare_run(request: RunRequest, ranks: Ranks, *, is_resumed: bool) -> Prepa
     if request.init_from is not None:
         chosen = config.optimizers(opened.embedding_optimizer)
         model = choose_model(config, opened.embedding_dim)
-        source = open_source(request.init_from, request.id_map, opened, chosen, model)
+        source = open_source(request.init_from, opened, chosen, model)
         description["init_from"] = source.fingerprint
-    elif request.id_map is not None:
-        raise ConfigError("--id-map maps the ids of a run", hint="name the run: --init-from RUN")
     # Last, when the description of this command is complete.
     if is_resumed:
         description = recorded_description(out, description)

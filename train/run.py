@@ -49,7 +49,6 @@ def train(
     checkpoints: CheckpointSettings | None = None,
     provenance: Mapping[str, Any] | None = None,
     init_from: Path | None = None,
-    id_map: Path | None = None,
     tensorboard: Path | None = None,
     rank_options: ExchangeOptions | None = None,
     progress: TrainProgress = no_progress,
@@ -66,7 +65,6 @@ def train(
         checkpoints: how often the run is saved; None: as `CheckpointSettings` has it.
         init_from: a run whose weights and states this one starts with; a finished one, or the last checkpoint
             of another.
-        id_map: where the ids of that run have become others: what `map-ids` wrote.
         tensorboard: folder of a file that TensorBoard reads, with the lines of ``metrics.jsonl``; None: there
             is none.
         provenance: what made the run, as plain data for its summary; decides nothing.
@@ -86,7 +84,6 @@ def train(
         replay=replay,
         slow_dir=slow_dir,
         init_from=init_from,
-        id_map=id_map,
         rank_options=rank_options or ExchangeOptions(),
     )
     with joined_ranks(rank_timeout()) as ranks:
@@ -182,7 +179,7 @@ def _run(
     folder.log({"step": trainer.step, "evaluation": quality.of_test()})
     folder.save_weights(trainer.weights())
     # States go with the weights of the last step alone.
-    if settings.save_states and is_last:
+    if is_last:
         folder.save_states(optimizer_states(trainer))
     folder.save_batch_order(trainer.numbers)
     if best is not None:

@@ -43,6 +43,9 @@ COMMANDS = {
 """For each command, the module of `commands` that runs it and a line of help."""
 REMOVED = {
     "bench": "python -m hotset.workflows.bench.NAME runs a benchmark in a checkout of hotset",
+    "map-ids": "hotset preprocess with --extend maps the ids, and hotset train finds the map in DIR",
+    "schedule": "leave it out: hotset train plans by itself",
+    "transpose": "leave it out: hotset train groups lookups by itself",
 }
 """For each command that an earlier version had, what replaces it."""
 STAGE_INTERRUPTED = "finished work is kept; run the same command to resume"

@@ -146,8 +146,7 @@ def init_from_run(root: Path, out: Path) -> Any:
 
 def init_from_older_ids(root: Path, out: Path) -> Any:
     """Train from a run on the old vocabulary, whose ids are mapped."""
-    id_map = root / "dir" / "id_map"
-    train(root / "dir", TRAIN, out / "run", init_from=root / "old_run", id_map=id_map)
+    train(root / "dir", TRAIN, out / "run", init_from=root / "old_run")
     return hash_file(out / "run" / "weights.safetensors")
 
 

@@ -143,7 +143,7 @@ def test_a_generated_log_is_written_once(tmp_path: Path, capsys: pytest.CaptureF
     assert len(out.read_text().splitlines()) == 50
 
 
-@pytest.mark.parametrize("command", REMOVED)
+@pytest.mark.parametrize("command", sorted(set(REMOVED) - set(COMMANDS)))
 def test_a_removed_command_is_refused_with_what_replaces_it(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,10 @@ DELETED_OPTIONS = [
     ("train", "--exchange-decay"),
     ("train", "--exchange-early"),
     ("train", "--rank-timeout"),
+    ("train", "--kernels"),
+    ("train", "--mover"),
+    ("train", "--no-save-states"),
+    ("train", "--id-map"),
 ]
 """Command and option of each, one a line."""
 NEEDED = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ...pipeline.errors import require_at_least
 from ..options.interval import Interval
@@ -21,13 +21,6 @@ class CheckpointSettings:
     keep_checkpoints: int = 2
     """Number of checkpoints kept while the run trains. If one is damaged, the run resumes from
     the one before."""
-
-    save_states: bool = field(
-        default=True,
-        metadata={"help": "Leave the states of the optimizers out of the finished run."},
-    )
-    """Whether a finished run has the states of its optimizers too, for runs that start from it
-    (--init-from)."""
 
     def __post_init__(self) -> None:
         require_at_least("keep_checkpoints", self.keep_checkpoints, 1)

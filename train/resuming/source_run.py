@@ -49,7 +49,7 @@ ID_MAP = "id_map"
 _STAGE = "map-ids"
 _PART_ROWS = 1 << 17
 _DENSE = "dense."
-_MAP_HINT = "give --id-map the folder that `hotset map-ids OLD NEW`, or `--extend --map-ids`, writes"
+_MAP_HINT = "`hotset map-ids OLD NEW`, or `--extend --map-ids`, writes the map of ids that it needs"
 _OTHER_MAP_HINT = "map the vocabulary of the run to that of the shards: `hotset map-ids OLD NEW`"
 _DAMAGE_HINT = "remove its folder, and write it again: `hotset map-ids OLD NEW`"
 
@@ -66,15 +66,12 @@ class SourceRun:
     where: str
 
 
-def open_source(
-    run: Path, id_map: Path | None, shards: Shards, chosen: Optimizers, model: ModelConfig
-) -> SourceRun:
+def open_source(run: Path, shards: Shards, chosen: Optimizers, model: ModelConfig) -> SourceRun:
     """Open a run to start from.
 
     Args:
         run: its folder.
-        id_map: folder that `map-ids` wrote, or that has it in ``id_map/``; None: the vocabulary is the same.
-        shards: those of the new run.
+        shards: those of the new run; ``id_map/`` next to them maps the ids of an older vocabulary.
         chosen: optimizers of the new run.
         model: that of the new run.
 
@@ -85,7 +82,7 @@ def open_source(
     config = read_config(run, must_be_finished=False)
     _refuse_other_sizes(run, config, shards)
     _refuse_other_model(run, config, model)
-    maps, map_fingerprint = _open_maps(run, id_map, config, shards)
+    maps, map_fingerprint = _open_maps(run, config, shards)
     # A manifest marks a finished run, whose files are checked before they are read.
     if (run / MANIFEST).exists():
         manifest = read_manifest(run)
@@ -138,33 +135,28 @@ def _refuse_other_model(run: Path, config: RunConfig, model: ModelConfig) -> Non
 
 
 def _open_maps(
-    run: Path, id_map: Path | None, config: RunConfig, shards: Shards
+    run: Path, config: RunConfig, shards: Shards
 ) -> tuple[list[NDArray[np.int32] | None], str | None]:
     """The new id of each id of each table, None where it is the same; and the fingerprint of the map."""
     own = vocabulary_of(shards)
     folder = shards.manifest.folder
-    # Without a map ids must mean the same: the same vocabulary where both are known, or at least as many
-    # rows.
-    if id_map is None:
-        if config.vocabulary is not None and own is not None and config.vocabulary != own:
-            raise ShardError(
-                f"the ids of {folder} are of another vocabulary than those of {run}",
-                hint=_MAP_HINT,
-            )
-        for table, other in zip(config.tables, shards.tables, strict=True):
-            if table.num_rows != other.num_rows:
-                raise ShardError(
-                    f"{folder} has {other.num_rows} rows of {other.name}, {run} has {table.num_rows}",
-                    hint=_MAP_HINT,
-                )
+    id_map = folder.parent / ID_MAP
+    # Ids that mean the same need no map: those of one vocabulary where both are known, else as many rows.
+    is_known = config.vocabulary is not None and own is not None
+    sizes_differ = [
+        f"{folder} has {other.num_rows} rows of {other.name}, {run} has {table.num_rows}"
+        for table, other in zip(config.tables, shards.tables, strict=True)
+        if table.num_rows != other.num_rows
+    ]
+    if not sizes_differ and (not is_known or config.vocabulary == own):
         return [None] * len(config.tables), None
-
-    inner = id_map / ID_MAP
-    manifest = Manifest.read(inner if inner.is_dir() else id_map)
+    if not id_map.is_dir():
+        of_others = f"the ids of {folder} are of another vocabulary than those of {run}"
+        raise ShardError(of_others if is_known else sizes_differ[0], hint=_MAP_HINT)
+    manifest = Manifest.read(id_map)
     if manifest.stage != _STAGE:
         raise ShardError(
-            f"{manifest.folder} holds the stage {manifest.stage!r}, want {_STAGE!r}",
-            hint="give the id_map/ that `hotset map-ids` wrote",
+            f"{manifest.folder} holds the stage {manifest.stage!r}, want {_STAGE!r}", hint=_OTHER_MAP_HINT
         )
     # The map must lead from the vocabulary of the run to that of the shards.
     fingerprints = {source["name"]: source.get("fingerprint") for source in manifest.inputs}

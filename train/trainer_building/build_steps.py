@@ -69,7 +69,7 @@ def build_runner(
     # On the host a step is taken at once, by kernels that need no choice.
     if verbs is None:
         if config.kernels is not None:
-            raise ConfigError("--kernels chooses those of a GPU, and the run is on the host")
+            raise ConfigError("kernels chooses those of a GPU, and the run is on the host")
         return StepsAtOnce(parts)
     keep_products_of_float32(verbs.torch_device)
     kernels = choose_kernels(verbs.torch_device, config.kernels or "")

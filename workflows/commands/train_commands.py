@@ -60,11 +60,7 @@ class TrainCommand(Command, ExchangeOptions, CheckpointSettings, TrainConfig):
 
     init_from: Path | None = None
     """Run whose weights and optimizer states this one starts with: a finished one, or the last checkpoint of
-    another. Its ids must be those of DIR, or be mapped by --id-map."""
-
-    id_map: Path | None = None
-    """Folder id_map that `map-ids` or `--extend --map-ids` wrote, or the DIR that has it; needed where DIR
-    has a newer vocabulary than the run of --init-from."""
+    another. Its ids must be those of DIR, or be mapped by DIR/id_map."""
 
     slow_dir: Path | None = None
     """Folder on the disk that takes rows beyond --slow-bytes while the run trains; by default --out."""
@@ -126,7 +122,6 @@ class TrainCommand(Command, ExchangeOptions, CheckpointSettings, TrainConfig):
                 slow_dir=self.slow_dir,
                 checkpoints=config_of(CheckpointSettings, self),
                 init_from=self.init_from,
-                id_map=self.id_map,
                 tensorboard=self.tensorboard,
                 rank_options=config_of(ExchangeOptions, self),
                 provenance={

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from hotset.train.data.shard_origin import vocabulary_of
 from hotset.train.data.shards import Shards
 from hotset.train.model_building.choose_model import choose_model
 from hotset.train.options.interval import Interval
-from hotset.train.resuming.source_run import open_source
+from hotset.train.resuming.source_run import _open_maps, open_source
 from hotset.train.run import train
+from hotset.train.run_folder.run_reader import read_config
 from hotset.train.run_folder.verify_run import verify_run
 from hotset.workflows.cli import main
 
@@ -115,10 +117,10 @@ def test_ranks_start_from_a_run_as_one_process_does(
         assert (tmp_path / "ranks" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
 
 
-def source_of(run: Path, shards: Shards, id_map: Path | None = None, **fields: Any) -> Any:
+def source_of(run: Path, shards: Shards, **fields: Any) -> Any:
     config = TrainConfig(**FIELDS | fields)
     model = choose_model(config, shards.embedding_dim)
-    return open_source(run, id_map, shards, config.optimizers("sgd"), model)
+    return open_source(run, shards, config.optimizers("sgd"), model)
 
 
 def test_an_unfinished_run_gives_its_last_checkpoint(data: Path, tmp_path: Path) -> None:
@@ -179,8 +181,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(
         (tmp_path / "file").touch()
         with pytest.raises(HotsetError, match=found):
             source_of(tmp_path / folder, Shards.open(data))
-    with pytest.raises(ConfigError, match="--id-map maps the ids of a run"):
-        train(data, TrainConfig(**FIELDS), tmp_path / "run", id_map=first)
     damaged = shutil.copytree(first, tmp_path / "damaged")
     whole = (damaged / "states.safetensors").read_bytes()
     (damaged / "states.safetensors").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -209,7 +209,6 @@ def test_rows_keep_their_categories_and_new_ones_begin_anew(days: Path) -> None:
     config = TrainConfig(threads=1)
     source = open_source(
         days / "run",
-        days / "dir",
         shards,
         config.optimizers(shards.embedding_optimizer),
         choose_model(config, shards.embedding_dim),
@@ -238,28 +237,34 @@ def test_rows_keep_their_categories_and_new_ones_begin_anew(days: Path) -> None:
 def test_another_vocabulary_needs_its_map(days: Path, tmp_path: Path) -> None:
     shards, old = Shards.open(days / "dir"), Shards.open(days / "old")
     assert vocabulary_of(shards) != vocabulary_of(old) is not None
+    copy = shutil.copytree(days / "dir", tmp_path / "dir")
+    shards = Shards.open(copy)
+    # The map leads from the old vocabulary to the new one, not to any other.
+    shutil.rmtree(copy / "id_map")
     with pytest.raises(ShardError, match="are of another vocabulary"):
         source_of(days / "run", shards, embedding_optimizer=None)
-    # The map leads from the old vocabulary to the new one, not to any other.
-    with pytest.raises(ShardError, match="does not map to the vocabulary"):
-        source_of(days / "run", old, days / "dir", embedding_optimizer=None)
+    with pytest.raises(ShardError, match="rows of"):
+        sizes_only = replace(read_config(days / "run"), vocabulary=None)
+        _open_maps(days / "run", sizes_only, shards)
+    shutil.copytree(copy / "shards", copy / "id_map")
     with pytest.raises(ShardError, match="holds the stage 'pack'"):
-        source_of(days / "run", shards, days / "dir" / "shards", embedding_optimizer=None)
-    shutil.copytree(days / "dir" / "id_map", tmp_path / "id_map")
-    path = next((tmp_path / "id_map").glob("*.arrow"))
+        source_of(days / "run", shards, embedding_optimizer=None)
+    shutil.rmtree(copy / "id_map")
+    shutil.copytree(days / "dir" / "id_map", copy / "id_map")
+    path = next((copy / "id_map").glob("*.arrow"))
     whole = path.read_bytes()
     path.write_bytes(
         whole[: len(whole) // 2] + bytes([whole[len(whole) // 2] ^ 1]) + whole[len(whole) // 2 + 1 :]
     )
     with pytest.raises(HotsetError, match="is damaged"):
-        source_of(days / "run", shards, tmp_path, embedding_optimizer=None)
+        source_of(days / "run", shards, embedding_optimizer=None)
 
 
 def test_the_loop_of_days_is_two_commands(
     days: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "next"
-    arguments = ["--init-from", str(days / "run"), "--id-map", str(days / "dir"), "--threads", "1"]
+    arguments = ["--init-from", str(days / "run"), "--threads", "1"]
     assert main(["train", str(days / "dir"), "--out", str(out), *arguments]) == 0
     described = json.loads((out / "config.json").read_bytes())
     id_map = json.loads((days / "dir" / "id_map" / "manifest.json").read_bytes())
@@ -284,7 +289,7 @@ def test_seven_days_of_two_commands_keep_up_with_a_run_from_scratch(tmp_path: Pa
     for number in range(2, 8):
         extend = ["preprocess", *days[: number + 1], "--out", str(out), "--extend", "--map-ids", *common]
         assert main([*extend, "--train-last", "1"]) == 0
-        start = ["--init-from", str(tmp_path / f"run_{number - 1}"), "--id-map", str(out / "id_map")]
+        start = ["--init-from", str(tmp_path / f"run_{number - 1}")]
         assert main(["train", str(out), "--out", str(tmp_path / f"run_{number}"), *start, *quiet]) == 0
         summary = json.loads((tmp_path / f"run_{number}" / "summary.json").read_bytes())
         assert summary["num_training_samples"] == 4_000, "the new day alone"

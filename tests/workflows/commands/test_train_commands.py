@@ -151,7 +151,7 @@ REFUSED = """
     --device cuda:99 | --device tpu | --slow-bytes 1KiB | --slow-dir missing | --recipe missing.toml
     --model nets:Nope | --model nets:Net | --model missing.module:Net | --model os:getcwd
     --cross-rank 4 --model dlrm | --model-args {"a":1} | --patience 3 | --keep-best
-    --init-from missing | --id-map missing
+    --init-from missing
 """
 
 
