@@ -24,7 +24,7 @@ from typing import Any
 from ..pipeline.errors import ConfigError, first_line
 from ..pipeline.schema.feature_settings import FeatureSettings, format_feature_settings
 from ..pipeline.sizes import ByteSize, exact_byte_size
-from .options import Option, find_options, list_options
+from .options import NO_OPTION, Option, find_options, list_options
 
 TABLES = ("preprocess", "train")
 """Commands that a recipe has options of, each in a table of its name."""
@@ -134,6 +134,8 @@ def _settings_of(config: Any) -> list[tuple[str, Any]]:
     """The settings of a config and of those inside it, in their order."""
     found: list[tuple[str, Any]] = []
     for own in fields(config):
+        if NO_OPTION in own.metadata:
+            continue
         value = getattr(config, own.name)
         found += _settings_of(value) if is_dataclass(value) else [(own.name, value)]
     return found
