@@ -52,7 +52,7 @@ class Optimizers:
 
 MOST_THREADS = 1024
 """More threads of the dense layers than a machine has cores; torch dies of a signal at some ten thousand."""
-MOST_SHARES = 1024
+MOST_MICRO_BATCHES = 1024
 """More parts of a batch than most are worth to be cut into."""
 MOST_BATCHES_AHEAD = 2**20
 """More batches than any run can hold ahead."""
@@ -215,7 +215,7 @@ class TrainConfig:
     """Number of threads of a training step; by default the cores this process may use. On the CPU the weights
     do not depend on it."""
 
-    shares: int | None = None
+    micro_batches: int | None = None
     """Number of equal parts of a batch whose gradients are summed separately, then added by a binary tree:
     the weights depend on it, and not on how many ranks compute the parts. By default one for each rank."""
 
@@ -236,8 +236,8 @@ class TrainConfig:
         require_at_most("window", self.window, MOST_BATCHES_AHEAD)
         require_at_most("cache_batches", self.cache_batches, MOST_BATCHES_AHEAD)
         require_at_most("threads", self.threads, MOST_THREADS)
-        require_at_least("shares", self.shares, 1)
-        require_at_most("shares", self.shares, MOST_SHARES)
+        require_at_least("micro_batches", self.micro_batches, 1)
+        require_at_most("micro_batches", self.micro_batches, MOST_MICRO_BATCHES)
         # What depends on the model is checked together.
         self._check_model()
         if not 0 <= self.cache_warmup <= 1:

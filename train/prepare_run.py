@@ -20,7 +20,7 @@ from .run_folder.run_description import (
     describe,
     recorded_description,
     recorded_exchange,
-    recorded_shares,
+    recorded_micro_batches,
 )
 from .run_folder.run_files import refuse_missing_folder
 from .run_folder.run_reader import read_manifest, refuse_changed_files
@@ -81,9 +81,9 @@ def prepare_run(request: RunRequest, ranks: Ranks, *, is_resumed: bool) -> Prepa
     if replay is not None and (recorded := read_manifest(replay)) is not None:
         refuse_changed_files(recorded, (BATCH_ORDER,))
     order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None
-    # A resumed run keeps its shares, whatever the number of ranks now.
-    if is_resumed and config.shares is None:
-        config = replace(config, shares=recorded_shares(out))
+    # A resumed run keeps its micro-batches, whatever the number of ranks now.
+    if is_resumed and config.micro_batches is None:
+        config = replace(config, micro_batches=recorded_micro_batches(out))
     config = resolve(opened, config, ranks.num_ranks)
     description = describe(opened, config, threads, is_replay=replay is not None)
     # One process sends nothing. A resumed run keeps what was chosen for it, and measures no more.

@@ -20,6 +20,7 @@ DELETED_OPTIONS = [
     ("schedule", "--ranks"),
     ("schedule", "--homes"),
     ("train", "--homes"),
+    ("train", "--shares"),
     ("train", "--sync-rows"),
     ("train", "--sync-every"),
     ("train", "--exchange-back"),

@@ -45,7 +45,7 @@ class BatchShares:
             raise ConfigError(
                 f"{self.num_shares} shares cannot be divided among {self.num_ranks} ranks: each takes "
                 "1, 2, 4 or another power of two",
-                hint=f"--shares {self.num_ranks} gives each rank one",
+                hint=f"--micro-batches {self.num_ranks} gives each rank one",
             )
 
     @property

@@ -44,9 +44,10 @@ class GraphStep:
     ) -> None:
         if shares.num_shares > 1 and not model.is_per_sample:
             raise ConfigError(
-                "a model with batch normalization or dropout computes whole batches, and --shares cuts them",
-                hint="use --shares 1, in one process; or say per_sample = True in a class of your own whose "
-                "samples do not depend on each other",
+                "a model with batch normalization or dropout computes whole batches, "
+                "and --micro-batches cuts them",
+                hint="use --micro-batches 1, in one process; or say per_sample = True in a class of your own "
+                "whose samples do not depend on each other",
             )
         self.dtype: DenseDtype = dtype
         self._model = model

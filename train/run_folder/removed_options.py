@@ -8,7 +8,7 @@ from typing import Any
 
 from ...pipeline.errors import HotsetError
 
-RENAMED: dict[str, str] = {}
+RENAMED = {"shares": "micro_batches"}
 """Settings of a run by their earlier names."""
 REMOVED: dict[str, object] = {}
 """Settings that `TrainConfig` and its recipe no longer have, with the values that a run may have had."""

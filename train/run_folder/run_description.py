@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...pipeline.errors import HotsetError, first_line
-from ..config import MOST_SHARES, TrainConfig
+from ..config import MOST_MICRO_BATCHES, TrainConfig
 from ..data.shard_origin import ShardOrigin, vocabulary_of
 from ..data.shards import Shards
 from ..exchange.chosen_exchange import ChosenExchange
@@ -93,13 +93,14 @@ def recorded_description(path: Path, description: Mapping[str, Any]) -> dict[str
     return found
 
 
-def recorded_shares(path: Path) -> int | None:
-    """Return the shares of an unfinished run; None where its config does not say."""
+def recorded_micro_batches(path: Path) -> int | None:
+    """Return the micro-batches of an unfinished run; None where its config does not say."""
     try:
-        found = json.loads(plain_file(path / CONFIG).read_bytes())["config"]["shares"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        config = json.loads(plain_file(path / CONFIG).read_bytes())["config"]
+        found = config[next(name for name in ("micro_batches", "shares") if name in config)]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, StopIteration):
         return None  # `recorded_description` says what is wrong with it
-    return found if isinstance(found, int) and 1 <= found <= MOST_SHARES else None
+    return found if isinstance(found, int) and 1 <= found <= MOST_MICRO_BATCHES else None
 
 
 def recorded_exchange(path: Path) -> ChosenExchange:

@@ -46,14 +46,14 @@ def build_tools(
     """
     device = open_device(config.device)
     verbs = verbs or open_verbs(config.device)
-    assert config.shares is not None, "resolve chooses it"
+    assert config.micro_batches is not None, "resolve chooses it"
     # The folder of a run is at its first rank; the others may be on machines without it.
     folder = spill_folder or Path(tempfile.gettempdir())
     if not folder.is_dir():
         folder = Path(tempfile.gettempdir())
     return RowTools(
         # The samples of this rank, and the shape of all sums, which shares decide.
-        shares=BatchShares(shards.batch_size, config.shares, ranks.rank, ranks.num_ranks),
+        shares=BatchShares(shards.batch_size, config.micro_batches, ranks.rank, ranks.num_ranks),
         device=device,
         verbs=verbs,
         meter=Meter(device),

@@ -33,7 +33,9 @@ def has_fused_layers(config: TrainConfig, shards: Shards, model: DenseModel, ver
     """
     if verbs is None or (verbs.torch_device.type == "cpu" and config.kernels is None):
         return False
-    is_plain = isinstance(model, Dlrm) and model.is_plain and model.projections is None and config.shares == 1
+    is_plain = (
+        isinstance(model, Dlrm) and model.is_plain and model.projections is None and config.micro_batches == 1
+    )
     has_bags = any(table.is_multi_hot for table in shards.tables)
     return is_plain and not has_bags and config.recipe.clip_gradient is None
 

@@ -28,7 +28,7 @@ def resolve(shards: Shards, config: TrainConfig, num_ranks: int = 1) -> TrainCon
     _refuse_no_validation(shards, config)
     if num_ranks > 1:
         _refuse_rows_in_a_file(config)
-    shares = config.shares or num_ranks
+    micro_batches = config.micro_batches or num_ranks
     if num_ranks > 1 and config.device != "cpu":
         raise ConfigError(
             f"several ranks compute on the CPU, not on {config.device}",
@@ -36,7 +36,7 @@ def resolve(shards: Shards, config: TrainConfig, num_ranks: int = 1) -> TrainCon
         )
     # The type of the products follows from the device and the CPU, the staging area from the shards.
     dtype = choose_dense_dtype(config.dense_dtype, open_device(config.device).type, cpu_features())
-    return replace(with_staging(config, shards), dense_dtype=dtype, shares=shares)
+    return replace(with_staging(config, shards), dense_dtype=dtype, micro_batches=micro_batches)
 
 
 def _refuse_no_validation(shards: Shards, config: TrainConfig) -> None:

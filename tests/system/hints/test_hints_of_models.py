@@ -105,10 +105,10 @@ def test_a_single_sample_is_no_batch_to_normalize(shell: Shell) -> None:
 @follows("train/model/graph_step.py::GraphStep.__init__")
 def test_a_model_of_whole_batches_has_one_share(shell: Shell, edit: Editor) -> None:
     edit("", "")
-    hint = shell.refused(*OWN, "--shares", "2")
+    hint = shell.refused(*OWN, "--micro-batches", "2")
     shell.works(*OWN, *hint.removeprefix("use ").split(",")[0].split())
     edit("    def __init__", "    per_sample = True\n\n    def __init__")
-    shell.works(*OWN[:-3], "other", *OWN[-2:], "--shares", "2")
+    shell.works(*OWN[:-3], "other", *OWN[-2:], "--micro-batches", "2")
 
 
 @follows("workflows/options.py::parse_widths")

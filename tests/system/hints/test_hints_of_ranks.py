@@ -72,7 +72,7 @@ def test_a_batch_has_a_sample_for_each_share() -> None:
 @follows("train/data/batch_shares.py::BatchShares.__post_init__#2")
 def test_ranks_take_equally_many_shares() -> None:
     hint = hint_of(lambda: BatchShares(100, 6, 0, 4))
-    assert hint == "--shares 4 gives each rank one"
+    assert hint == "--micro-batches 4 gives each rank one"
     BatchShares(100, int(hint.split()[1]), 0, 4)
 
 
@@ -94,7 +94,7 @@ def test_an_option_of_one_process_is_left_out(tmp_path: Path) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards"))
     hint = hint_of(lambda: resolve(shards, TrainConfig(slow_bytes=ByteSize(1000)), 2))
     assert hint == "leave --slow-bytes out"
-    assert resolve(shards, TrainConfig(), 2).shares == 2
+    assert resolve(shards, TrainConfig(), 2).micro_batches == 2
 
 
 @follows("train/trainer_building/resolve_config.py::resolve")

@@ -74,7 +74,7 @@ def on_ranks(
 def fields_of(placement: str, num_shares: int) -> dict[str, Any]:
     return {
         "placement": placement,
-        "shares": num_shares,
+        "micro_batches": num_shares,
         "embedding_optimizer": "adagrad",
         "staging_bytes": 2_000 if placement in ("cache", "lookahead") else None,
     }
@@ -131,7 +131,7 @@ def check_drawn(placement: str, num_ranks: int, per_rank: int, seed: int, path: 
     staged = placement in ("cache", "lookahead")
     fields = {
         "placement": placement,
-        "shares": num_ranks * per_rank,
+        "micro_batches": num_ranks * per_rank,
         "embedding_optimizer": one_of("sgd", "momentum", "adagrad", "rowwise-adagrad", "adam"),
         "epochs": one_of(1, 2),
         "staging_bytes": one_of(100, 1_000, 20_000) if staged else None,
@@ -219,14 +219,14 @@ def test_a_coded_run_is_repeatable_under_every_placement(shards: Shards) -> None
 
 
 def test_evaluation_reads_rows_as_they_are(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = TrainConfig(threads=1, shares=2, placement="all-fast")
+    config = TrainConfig(threads=1, micro_batches=2, placement="all-fast")
 
     def scored(ranks: Ranks) -> tuple[float | None, int]:
         trainer = build_trainer(shards, config, ranks=ranks, exchange=INT8)
         return trainer.predictor.score_run().auc, sum(trainer.coded.counts.sent_bytes.values())
 
     exact = build_trainer(
-        shards, TrainConfig(threads=1, shares=2, placement="all-fast")
+        shards, TrainConfig(threads=1, micro_batches=2, placement="all-fast")
     ).predictor.score_run()
     # Evaluations are not counted as training, either.
     assert run_thread_ranks(2, scored, 20) == [(exact.auc, 0)] * 2
@@ -241,7 +241,7 @@ def test_ranks_predict_both_parts_with_the_bits_of_one_process(tmp_path: Path) -
 
     def logits(ranks: Ranks) -> dict[Part, list[tuple[int, bytes, bytes]]]:
         torch.set_num_threads(1)
-        config = TrainConfig(threads=1, shares=4, placement="lookahead")
+        config = TrainConfig(threads=1, micro_batches=4, placement="lookahead")
         predictor = build_trainer(shards, config, ranks=ranks).predictor
         return {
             part: [

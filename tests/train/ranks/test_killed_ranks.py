@@ -20,7 +20,7 @@ from hotset.tests.support.shard_factory import ShardSpec, write_shards
 SPEC = ShardSpec(
     num_rows=(300, 40, 900), num_hot=(9, 3, 20), num_hot_only=60, num_mixed=900, skew=1.2, batch_size=24
 )
-OPTIONS = ("--shares", "4", "--threads", "1", "--epochs", "4", "--checkpoint-every", "5", "-q")
+OPTIONS = ("--micro-batches", "4", "--threads", "1", "--epochs", "4", "--checkpoint-every", "5", "-q")
 
 
 def start(num_ranks: int, folder: Path, *options: str, timeout: int = 60) -> list[subprocess.Popen[bytes]]:

@@ -84,7 +84,7 @@ def test_placements_and_threads_end_with_the_same_bits(shards: Shards, fields: d
 def test_dropout_and_shares_are_for_one_batch(shards: Shards) -> None:
     fields: dict[str, Any] = {"model": "dlrm", "dropout": 0.2, "top_mlp": (8,)}
     whole = trained(shards, placement="all-fast", threads=1, **fields).weights()
-    cut = trained(shards, placement="all-fast", threads=1, shares=2, **fields).weights()
+    cut = trained(shards, placement="all-fast", threads=1, micro_batches=2, **fields).weights()
     # Shares add in another order, and drop the same.
     for name in whole:
         torch.testing.assert_close(whole[name], cut[name], rtol=1e-3, atol=1e-4)

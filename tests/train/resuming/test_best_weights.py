@@ -210,7 +210,7 @@ def test_ranks_stop_with_the_best_weights_of_one_process(
     placement: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = RecipeOptions(patience=1, max_time="1h")
-    fields = FIELDS | {"placement": placement, "shares": 2}
+    fields = FIELDS | {"placement": placement, "micro_batches": 2}
     alone = run(data, tmp_path / "alone", recipe, **fields)
     config = TrainConfig(recipe=recipe, **fields)
     # Saved often, so that files of best weights that checkpoints name are kept, too.

@@ -58,7 +58,7 @@ def train(
 ) -> dict[str, bytes]:
     """Go on from the last checkpoint, and save the run every two steps; return weights and states."""
     torch.set_num_threads(1)
-    config = TrainConfig(threads=1, shares=4, embedding_optimizer="adagrad", **fields)
+    config = TrainConfig(threads=1, micro_batches=4, embedding_optimizer="adagrad", **fields)
     record = newest_whole(folder)
     checkpoint = Checkpoint.open(folder, record, table_sizes(shards, config)) if record else None
     start = checkpoint.start if checkpoint else None
@@ -124,7 +124,7 @@ def test_ranks_that_begin_with_the_rows_of_another_have_the_bits_of_one(tmp_path
 
     def train_on(ranks: Ranks) -> list[bytes]:
         torch.set_num_threads(1)
-        config = TrainConfig(threads=1, shares=4, embedding_optimizer="adagrad", placement="all-fast")
+        config = TrainConfig(threads=1, micro_batches=4, embedding_optimizer="adagrad", placement="all-fast")
         record = newest_whole(tmp_path / "first")
         assert record is not None
         checkpoint = Checkpoint.open(tmp_path / "first", record, table_sizes(shards, config))

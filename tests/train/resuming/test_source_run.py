@@ -110,7 +110,7 @@ def test_a_run_that_starts_from_another_is_resumed_with_the_same_bits(
 def test_ranks_start_from_a_run_as_one_process_does(
     data: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = TrainConfig(**FIELDS | {"shares": 4})
+    config = TrainConfig(**FIELDS | {"micro_batches": 4})
     train(data, config, tmp_path / "alone", init_from=first)
     train_on_ranks(4, monkeypatch, data, config, tmp_path / "ranks", init_from=first)
     for name in ("weights.safetensors", "states.safetensors"):

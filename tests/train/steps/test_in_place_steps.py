@@ -56,11 +56,11 @@ def test_no_such_step_is_taken_at_once(tmp_path: Path, monkeypatch: pytest.Monke
         train_late(run, 1, placement=name)
     # Shares of a batch are summed apart, which no kernel does.
     with pytest.raises(AssertionError, match="stands still"):
-        train_late(run, 1, placement="hybrid-dedup", shares=2)
+        train_late(run, 1, placement="hybrid-dedup", micro_batches=2)
 
 
 @pytest.mark.parametrize("fields", [{"multi_hot": (1,)}, {"num_dense": 0}], ids=str)
-@pytest.mark.parametrize("settings", [{}, {"shares": 2}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"micro_batches": 2}], ids=str)
 @pytest.mark.parametrize("placement", ["hybrid", "hybrid-dedup"])
 def test_other_shards_give_the_bits_of_the_host(
     fields: dict[str, Any], settings: dict[str, Any], placement: str, tmp_path: Path
