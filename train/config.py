@@ -164,7 +164,7 @@ class TrainConfig:
     """Seed of the initial values and of the order of batches."""
 
     device: str = "cpu"
-    """Device of the fast tier and the dense layers: cpu, cuda, or late, a simulated GPU whose work the
+    """Device of the fast tier and the dense layers: cpu or cuda. late is a simulated device, whose work the
     host does late, to find missing waits; late:7 repeats the order of seed 7."""
 
     kernels: str | None = field(default=None, metadata={"no_option": True})

@@ -162,23 +162,29 @@ class Option:
         """Return the text and default; unless ``is_full``, its first sentence and that on a default."""
         sentences = re.split(r"(?<=\.) ", self.text)
         kept = [each for each in sentences if is_full or each is sentences[0] or "efault" in each]
-        notes = [f"one of {', '.join(self.choices)}"] if self.metavar == "NAME" else []
+        is_listed = all(choice in kept[0] for choice in self.choices)
+        notes = [] if is_listed or self.metavar != "NAME" else [f"one of {', '.join(self.choices)}"]
         shown = "" if self.default is MISSING else _shown(self.default)
         notes += [f"default: {shown}"] if shown else []
         return " ".join([*kept, f"({'; '.join(notes)})"] if notes else kept)
 
-    def parse(self, text: str) -> Any:
-        """Return the value that ``text`` stands for; raises ConfigError that names the option."""
-        if get_origin(self.kind) is Literal:
-            if text in self.choices:
-                return text
+    def parse(self, found: Any) -> Any:
+        """Return the value of a word, of several or of a switch; raises ConfigError that names the option."""
+        if not self.takes_value:
+            return self.default is not True
+        return tuple(map(self._parse_word, found)) if self.is_many else self._parse_word(found)
+
+    def _parse_word(self, text: str) -> Any:
+        if get_origin(self.kind) is not Literal:
+            try:
+                return _KINDS[self.kind][1](text)
+            except HotsetError as error:
+                raise ConfigError(f"{self.name}: {error}", hint=error.hint) from error
+        if text not in self.choices:
             near = difflib.get_close_matches(text, self.choices, n=1, cutoff=0.5)
             message = f"{self.name} must be one of {', '.join(self.choices)}, got {text!r}"
             raise ConfigError(message, hint=f"{self.name} {near[0]}" if near else None)
-        try:
-            return _KINDS[self.kind][1](text)
-        except HotsetError as error:
-            raise ConfigError(f"{self.name}: {error}", hint=error.hint) from error
+        return text
 
 
 def list_options(kind: Any, defaults: Mapping[str, Any] | None = None, group: str = "") -> list[Option]:
@@ -191,12 +197,10 @@ def list_options(kind: Any, defaults: Mapping[str, Any] | None = None, group: st
     hints = get_type_hints(kind, include_extras=True)
     found: list[Option] = []
     for field in fields(kind):
-        hint, arg = _without_arg(hints[field.name])
-        inner = _without_none(hint)
+        inner, arg = _resolved(hints[field.name])
         default = _default_of(field, defaults or {})
         if is_dataclass(inner) and inner not in _KINDS:
-            values = {each.name: getattr(default, each.name) for each in fields(inner)}
-            found += list_options(inner, values, field.name)
+            found += list_options(inner, values_of(default), field.name)
         elif NO_OPTION not in field.metadata:
             is_many = get_origin(inner) is tuple and inner not in _KINDS
             leaf = get_args(inner)[0] if is_many else inner
@@ -226,19 +230,12 @@ def options_of(kind: Any, defaults: Mapping[str, Any] | None = None) -> list[Opt
     return list_options(kind, defaults) + list_options(_CommonOptions)
 
 
-def _without_arg(hint: Any) -> tuple[Any, Arg]:
-    if get_origin(hint) is not Annotated:
-        return hint, Arg()
-    hint, *notes = get_args(hint)
-    return hint, next(note for note in notes if isinstance(note, Arg))
-
-
-def _without_none(kind: Any) -> Any:
-    """Return X for ``X | None``, any other type as it is."""
-    if get_origin(kind) not in (Union, types.UnionType):
-        return kind
-    (inner,) = (member for member in get_args(kind) if member is not types.NoneType)
-    return inner
+def _resolved(hint: Any) -> tuple[Any, Arg]:
+    """Return a type without its annotation and without None, and what the annotation says."""
+    kind, arg = get_args(hint)[:2] if get_origin(hint) is Annotated else (hint, Arg())
+    if get_origin(kind) in (Union, types.UnionType):
+        (kind,) = (member for member in get_args(kind) if member is not types.NoneType)
+    return kind, arg
 
 
 def _default_of(field: dataclasses.Field[Any], defaults: Mapping[str, Any]) -> Any:
@@ -267,7 +264,7 @@ def parse_options(
         print(help_of(kind, command, options, is_full="--help-all" in arguments), end="")
         raise SystemExit(0)
     try:
-        values = _values_of(options, command, arguments)
+        values = _typed_values(options, command, arguments)
         parsed = _build(kind, defaults or {}, values)
     except HotsetError as error:
         # Configs name their fields as Python does; the message names the option instead.
@@ -279,20 +276,15 @@ def parse_options(
     return cast(T, parsed)
 
 
-def _values_of(options: Sequence[Option], command: str, arguments: Sequence[str]) -> dict[str, Any]:
+def _typed_values(options: Sequence[Option], command: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Return the values that are typed, by field; raises ConfigError for wrong usage."""
     named = {option.name: option for option in options if not option.is_positional}
-    parser = argparse.ArgumentParser(
-        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
-    )
+    parser = _silent_parser()
     for option in named.values():
-        how: dict[str, Any] = {"nargs": "+" if option.is_many else None} if option.takes_value else {}
-        parser.add_argument(
-            *_flags(option), dest=option.field, action="store" if option.takes_value else "store_true", **how
-        )
+        parser.add_argument(*_flags(option), dest=option.field, **_nargs(option))
     # Only what stands before a bare -- can be an option, whose name may be written with underscores.
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    typed = [_with_dashes(word) for word in arguments[:end]]
+    typed = [re.sub("^--[^=]*", lambda name: name[0].replace("_", "-"), word) for word in arguments[:end]]
     try:
         known, others = parser.parse_known_args(typed)
     except argparse.ArgumentError as error:
@@ -319,13 +311,13 @@ def _values_of(options: Sequence[Option], command: str, arguments: Sequence[str]
             f"{listed} {'is' if len(missing) == 1 else 'are'} missing",
             hint=f"{synopsis(command, options)} (hotset {command} --help explains the options)",
         )
-    return {option.field: _parsed(option, found[option.field]) for option in options if option.field in found}
+    return {each.field: each.parse(found[each.field]) for each in options if each.field in found}
 
 
-def _parsed(option: Option, found: Any) -> Any:
+def _nargs(option: Option) -> dict[str, Any]:
     if not option.takes_value:
-        return option.default is not True
-    return tuple(map(option.parse, found)) if option.is_many else option.parse(found)
+        return {"action": "store_true"}
+    return {"nargs": "+"} if option.is_many else {}
 
 
 def _flags(option: Option) -> tuple[str, ...]:
@@ -334,20 +326,12 @@ def _flags(option: Option) -> tuple[str, ...]:
     return (f"-{option.field[0]}", option.name) if option.owner is _CommonOptions else (option.name,)
 
 
-def _with_dashes(word: str) -> str:
-    name, equals, value = word.partition("=")
-    return f"{name.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
-
-
 def _unknown(typed: str, command: str, named: Mapping[str, Option]) -> ConfigError:
     """Return the error for an option that the command does not have, with the one that is most like it."""
     # Compared without the dashes, which all of them have in common.
     names = {name.lstrip("-"): option for name, option in named.items()}
     near = difflib.get_close_matches(typed.lstrip("-"), names, n=1)
-    hint = None
-    if near:
-        option = names[near[0]]
-        hint = f"{option.name}: {option.summary}" if option.summary else option.name
+    hint = f"{names[near[0]].name}: {names[near[0]].summary}" if near else None
     return ConfigError(f"hotset {command} has no option {typed}", hint=hint)
 
 
@@ -358,8 +342,7 @@ def _build(kind: Any, defaults: Mapping[str, Any], values: Mapping[str, Any]) ->
     for field in fields(kind):
         default = _default_of(field, defaults)
         if is_dataclass(hints[field.name]) and hints[field.name] not in _KINDS:
-            inner = {each.name: getattr(default, each.name) for each in fields(default)}
-            built[field.name] = _build(hints[field.name], inner, values)
+            built[field.name] = _build(hints[field.name], values_of(default), values)
         else:
             built[field.name] = values.get(field.name, default)
     return kind(**built)
@@ -408,10 +391,7 @@ def help_of(kind: Any, command: str, options: Sequence[Option], *, is_full: bool
             continue
         group = parser.add_argument_group(title)
         for option in members:
-            how: dict[str, Any] = (
-                {"metavar": option.metavar} if option.takes_value else {"action": "store_true"}
-            )
-            how |= {"nargs": "+"} if option.is_many else {}
+            how = _nargs(option) | ({"metavar": option.metavar} if option.takes_value else {})
             group.add_argument(*_flags(option), help=wrapped(option.help(is_full=is_whole)), **how)
     more = "Show this help." if is_whole else "Show these options; --help-all shows all."
     group.add_argument("-h", "--help", action="store_true", help=wrapped(more))
@@ -425,14 +405,25 @@ def find_options(arguments: Sequence[str], *names: str) -> tuple[dict[str, str],
         The values of those of ``names`` (``"--schema"``) that are given, and the arguments without them.
         Where one lacks its value, all arguments come back for `parse_options` to refuse.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser = _silent_parser()
     for name in names:
-        parser.add_argument(name, dest=name, default=argparse.SUPPRESS)
+        parser.add_argument(name, dest=name)
     try:
         found, others = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError:
         return {}, list(arguments)
     return vars(found), others
+
+
+def _silent_parser() -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
+    )
+
+
+def values_of(config: Any) -> dict[str, Any]:
+    """Return the fields of a config by name; configs inside it stay as they are."""
+    return {field.name: getattr(config, field.name) for field in fields(config)}
 
 
 def command_options(config: type, more: type) -> type[Any]:
@@ -446,31 +437,18 @@ def config_of(kind: type[T], options: Any) -> T:
     return kind(**{field.name: getattr(options, field.name) for field in fields(cast(Any, kind))})
 
 
-def field_docstrings(kind: type) -> dict[str, str]:
+@functools.cache
+def field_docstrings(kind: Any) -> Mapping[str, str]:
     """Return the string below each field of a dataclass, those it inherits too."""
     found: dict[str, str] = {}
-    # From the oldest base to the class itself, so that a field that is declared again has its new docstring.
-    # Classes without annotations, such as those built by `type`, have no fields and perhaps no source.
+    # From the oldest base on, so that a field that is declared again has its new docstring. Classes without
+    # annotations, such as those built by `type`, have no fields and perhaps no source.
     for base in reversed(kind.__mro__):
         if vars(base).get("__annotations__"):
-            found |= _own_docstrings(base)
-    return found
-
-
-@functools.cache
-def _own_docstrings(base: Any) -> dict[str, str]:
-    """Return the docstrings of the fields that stand in the class itself."""
-    definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-    assert isinstance(definition, ast.ClassDef)
-    found: dict[str, str] = {}
-    # A string below a field is its docstring, by the convention of this code.
-    for statement, below in pairwise(definition.body):
-        match statement, below:
-            case (
-                ast.AnnAssign(target=ast.Name(id=name)),
-                ast.Expr(value=ast.Constant(value=str(text))),
-            ):
-                found[name] = text
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            for field, below in pairwise(cast(ast.ClassDef, definition).body):
+                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                    found[ast.unparse(field.target)] = ast.literal_eval(below.value)
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from hotset.workflows import cli
 from hotset.workflows.cli import main
 from hotset.workflows.command_list import COMMANDS, REMOVED, command_class
 from hotset.workflows.console import say
+from hotset.workflows.options import options_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,6 +44,22 @@ def test_every_command_has_a_help_text_and_stands_in_the_readme(
     assert [line for line in shown.splitlines()[1:] if len(line) > 60] == []
     assert not any(sign in shown for sign in ("{None}", "default: )", "``", "(default: None)"))
     assert f"hotset {command}" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_few_screens_and_help_all_has_the_rest(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = []
+    for option in ("-h", "--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            main([command, option])
+        shown.append(capsys.readouterr().out)
+    usual, same, whole = shown
+    assert usual == same and len(usual.splitlines()) <= 100
+    every = {option.name for option in options_of(command_class(command))}
+    assert [name for name in every if not re.search(rf"^  .*{name}\b", whole, re.MULTILINE)] == []
 
 
 def test_usage_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:

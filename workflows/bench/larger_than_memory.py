@@ -208,7 +208,7 @@ def _costs(measured: list[Measurement]) -> Facts:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """A control group with a limit of memory, page cache included; a process that joins it stays until it ends."""
+    """A control group with a limit of memory, page cache included; a process that joins it stays."""
 
     folder: Path
     version: int

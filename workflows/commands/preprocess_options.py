@@ -7,9 +7,9 @@ So each parser here finds the defaults first and then parses once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from ...pipeline.folders.manifest import MANIFEST, Manifest
 from ...pipeline.formats.stage_settings import ColumnsSettings
@@ -19,7 +19,14 @@ from ...pipeline.sizes import ByteSize
 from ...pipeline.stages.preprocess import PreprocessConfig
 from ...pipeline.stages.stage_order import FOLDERS
 from ..command_list import STAGE_INTERRUPTED, Command
-from ..options import Arg, Dir, RecipeFile, find_options, parse_options
+from ..options import (
+    Arg,
+    Dir,
+    RecipeFile,
+    find_options,
+    parse_options,
+    values_of,
+)
 from ..recipe_file import with_recipe
 from ..recipes import DEFAULT_SCHEMA, recipe_for, recipe_like
 
@@ -158,18 +165,14 @@ def parse_ingest(kind: type[T], arguments: Sequence[str]) -> T:
     """Parse the arguments of ``hotset ingest``."""
     found, others = find_options(_with_bare_redo("ingest", arguments), "--schema")
     recipe = recipe_for(setting_of(found.get("--schema", DEFAULT_SCHEMA)))
-    return parse_options(kind, others, command="ingest", defaults=_values_of(recipe.ingest))
+    return parse_options(kind, others, command="ingest", defaults=values_of(recipe.ingest))
 
 
 def parse_stage(kind: type[T], stage: str, arguments: Sequence[str]) -> T:
     """Parse the arguments of a stage after ingest."""
     arguments = _with_bare_redo(stage, arguments)
     default = getattr(_recipe_in(arguments), stage, None)
-    return parse_options(kind, arguments, command=stage, defaults=_values_of(default) if default else None)
-
-
-def _values_of(config: Any) -> dict[str, Any]:
-    return {field.name: getattr(config, field.name) for field in fields(config)}
+    return parse_options(kind, arguments, command=stage, defaults=values_of(default) if default else None)
 
 
 def _with_bare_redo(stage: str, arguments: Sequence[str]) -> list[str]:

@@ -126,9 +126,9 @@ def test_runs_are_listed_of_the_folder_that_holds_them(shell: Shell) -> None:
 
 
 @follows(
-    "workflows/options.py::Option.parse",
-    "workflows/options.py::_values_of",
-    "workflows/options.py::_values_of#2",
+    "workflows/options.py::Option._parse_word",
+    "workflows/options.py::_typed_values",
+    "workflows/options.py::_typed_values#2",
     "workflows/options.py::_unknown",
 )
 def test_wrong_usage_is_corrected_by_its_hints(shell: Shell) -> None:
