@@ -1,4 +1,4 @@
-"""``--discard``: remove the files of folders that nothing needs once shards are packed.
+"""``--shards-only``: remove the files of folders that nothing needs once shards are packed.
 
 The manifest stays, so that the chain from raw log to shards stays pinned and a run of the same command finds
 its stages done; a mark beside it records that the files are gone on purpose. Stages that need them refuse.
@@ -10,7 +10,7 @@ import json
 import shlex
 from pathlib import Path
 
-from ..errors import ConfigError, ManifestError
+from ..errors import ManifestError
 from .manifest import Manifest
 from .partial_folder import write_synced
 
@@ -18,15 +18,6 @@ DISCARDABLE = ("columns", "samples")
 """Folders whose files are read only by `count`, `encode`, `split`, `pack` and `stats`; nine tenths of the
 bytes between raw log and shards."""
 MARK = "discarded.json"
-
-
-def parse_discard(text: str) -> tuple[str, ...]:
-    """Parse ``"columns,samples"`` into names; raises ConfigError on any other."""
-    names = tuple(word.strip() for word in text.split(",") if word.strip())
-    for name in names:
-        if name not in DISCARDABLE:
-            raise ConfigError(f"{name!r} cannot be discarded", hint=f"use {' or '.join(DISCARDABLE)}")
-    return names
 
 
 def discard_files(folder: Path) -> int:

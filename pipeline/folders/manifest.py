@@ -22,6 +22,7 @@ from ..errors import ManifestError, first_line
 from ..stage_commands import STAGE_OF, hint_to_rewrite, hint_to_write
 from .checksum import known_checksum
 from .json_record import JsonRecord, RecordError
+from .removed_options import refuse_removed, without_removed
 
 MANIFEST = "manifest.json"
 TEXTS = "texts"
@@ -157,6 +158,7 @@ class Manifest:
             raise ValueError("it lists a file twice")
         if not all(isinstance(made_from["name"], str) for made_from in parts["inputs"]):
             raise TypeError("an input's name is not a string")
+        parts["config"] = without_removed(parts["stage"], parts["config"])
         return cls(folder, files=files, fingerprint=checksum, **{key: parts[key] for key in _KINDS})
 
     def __reduce__(self) -> Any:
@@ -176,8 +178,9 @@ class Manifest:
         """Return what ``build`` makes of a copy of the config.
 
         Raises:
-            ManifestError: the config lacks a setting, or has one that no stage writes.
+            ManifestError: the config lacks a setting, or has one that no stage writes (any more).
         """
+        refuse_removed(self.folder, self.stage, self.config, hint_to_rewrite(self.folder))
         try:
             return build(dict(self.config))
         except (KeyError, TypeError, ValueError, AttributeError) as error:

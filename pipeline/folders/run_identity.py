@@ -12,6 +12,7 @@ from ..errors import ManifestError, first_line
 from ..sizes import exact_byte_size
 from ..stage_commands import hint_to_rewrite
 from .manifest import Manifest
+from .removed_options import refuse_removed, without_removed
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -69,6 +70,7 @@ def read_begun(path: Path) -> RunIdentity:
                 raise TypeError(f"{key} is not of type {kind.__name__}")
         if not all(isinstance(made_from, dict) for made_from in found["inputs"]):
             raise TypeError("an input is no object")
+        found["config"] = without_removed(found["stage"], found["config"])
         identity: RunIdentity = found
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ManifestError(
@@ -127,6 +129,10 @@ def _describe_other_config(
     # What a folder of an older version or of other tools holds need not be complete: hence `get`.
     if found.get("stage") != stage:
         return ManifestError(f"{folder} holds stage {found.get('stage')!r}, want {stage!r}", hint=hint)
+    try:
+        refuse_removed(folder, stage, found["config"], hint)
+    except ManifestError as error:
+        return error
     # A setting that one of the two leaves out is None there.
     for name, setting in (dict.fromkeys(found["config"]) | config).items():
         before = found["config"].get(name)

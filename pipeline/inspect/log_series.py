@@ -117,7 +117,7 @@ def log_series(inspected: Inspected) -> LogSeries:
     if is_discarded(columns.folder):
         inspected.left_out.append(
             "labels, missing values and dense features: the columns were discarded "
-            "(hotset preprocess without --discard columns keeps them)"
+            "(hotset preprocess without --shards-only keeps them)"
         )
         return {"labels": [], "parts": [], "missing": [], "dense": [], "dense_bins": []}
     parts = parts_of_log(columns, inspected.num_train, inspected.num_parts)

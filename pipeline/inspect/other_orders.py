@@ -26,7 +26,7 @@ from ..ranking.peel_order import peel_order
 from ..runtime.resources import DEFAULT_RESOURCES, Resources, silent
 from ..runtime.tasks import run_tasks
 from ..schema.feature_settings import FeatureSettings
-from ..stages.rank import RankConfig, counted_samples, rank_tables
+from ..stages.rank import PEEL_FLOOR, RankConfig, counted_samples, rank_tables
 from .training_trace import choose_samples, largest_key
 
 FAE_SHARE = 0.05
@@ -111,7 +111,7 @@ def peeled_levels(
             config = replace(config, peel_row_bytes=FeatureSettings(zip(names, row_bytes, strict=True)))
         # Peeling starts from the order by frequency, as in the stage; the counts are all it needs.
         tables = rank_tables(config, counts, replace(resources, progress=silent))
-        peeled = peel_order(tables, row_bytes, config.peel_floor, columns, counted_samples(counts), resources)
+        peeled = peel_order(tables, row_bytes, PEEL_FLOOR, columns, counted_samples(counts), resources)
     except ConfigError as error:  # too little memory
         return str(error)
     # Peeling tells the position of each row; the level is the first budget that the bytes up to there fit.

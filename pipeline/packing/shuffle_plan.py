@@ -67,8 +67,6 @@ class Shuffle:
     """A multiple of the batch size; the last file of each kind may be shorter."""
     opened: OpenedParts = field(default_factory=OpenedParts)
     """Parts that were read before."""
-    first_sample: int = 0
-    """The first sample of the log that is in a file; a part begins with it."""
 
     def keys_and_kinds(self, entry: FileEntry, first_sample: int) -> _Keys:
         """Key and kind of each sample of one file of tags; raise ManifestError for a tag above 1."""
@@ -172,7 +170,7 @@ class ShufflePlan:
 
 def plan_shuffle(shuffle: Shuffle, *, workers: int = 0, room_bytes: int = _ROOM_BYTES) -> ShufflePlan:
     """Divide all samples among output files; exact, and the same for any number of workers."""
-    parts = [(entry, first) for first, entry in shuffle.plan.parts() if first >= shuffle.first_sample]
+    parts = [(entry, first) for first, entry in shuffle.plan.parts()]
     # First pass: how many keys of each kind have the same top bits.
     bins = np.zeros((3, NUM_BINS), np.int64)
     for keys, kinds in run_tasks(shuffle.keys_and_kinds, parts, workers=workers, shares_memory=True):

@@ -108,7 +108,7 @@ class _Block:
 def _parse_blocks(file: RawFile, number: int, config: IngestConfig, most: int) -> Iterator[_Block]:
     """At most so many blocks: from all over a plain file, the first ones of another."""
     schema = schema_of(config.schema)
-    is_strict = config.on_bad_line == "error"
+    is_strict = config.max_bad_fraction is None
     parts = open_parts(
         file, number, schema, block_bytes=_BLOCK_BYTES, has_label=config.label, strict=is_strict
     )

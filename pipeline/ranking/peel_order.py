@@ -1,7 +1,7 @@
 """The order of all rows by peeling; see `stats.ranking.peeling`.
 
 The incidence of rows and samples lies in memory, so rows that are certainly hot are left out of it: the
-``peel_floor`` most looked-up ones stay first, by frequency. They have most of the lookups. Where peeling
+``PEEL_FLOOR`` most looked-up ones stay first, by frequency. They have most of the lookups. Where peeling
 would make fewer samples fully hot than frequency does under one of many budgets, which the greedy choice does
 not exclude, the hot set of that budget is made the one by frequency, and peeled further from there.
 """
@@ -116,10 +116,7 @@ def refuse_peel_order(
         : num_workers(resources.workers)
     ]
     needed += sum(lookups) + _SCRATCH_BYTES * num_workers(resources.workers)
-    try:
-        room_for("rank --rank-by peel", replace(resources, workers=1), needed)
-    except ConfigError as error:
-        raise ConfigError(str(error), hint=f"{error.hint}, and so does a larger --peel-floor") from None
+    room_for("rank --rank-by peel", replace(resources, workers=1), needed)
     return starts
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import xxhash
 
@@ -40,6 +40,8 @@ from .part_memory import part_bytes
 VERSION = 1
 _ORDER_HINT = "sort the log by its time column, or leave time out of the schema"
 _BLOCK_BYTES = ByteSize(16 * MIB)
+_MOST_BAD = 0.001
+"""Share of the lines that may be skipped where no other is given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +57,9 @@ class IngestConfig:
     )
     """Whether the log has labels; without them it serves statistics only."""
 
-    on_bad_line: Literal["error", "skip"] = "error"
-    """Response to a line that does not match the schema: stop, or skip and count it."""
-
-    max_bad_fraction: float = 0.001
-    """Largest share of lines, in [0, 1], that may be skipped before the run fails."""
+    on_bad_line: str = field(default="error", metadata={"offered": ("error", "skip")})
+    """Response to a line that does not match the schema: error stops; skip counts it, and stops where more
+    than 0.001 of the lines are bad; skip:0.01 sets another share, in [0, 1]."""
 
     block_bytes: ByteSize = _BLOCK_BYTES
     """Size of the block of raw text that becomes one file of columns; a Parquet value counts as 8 bytes."""
@@ -67,11 +67,26 @@ class IngestConfig:
     def __post_init__(self) -> None:
         if not is_fingerprint(self.schema):  # as a manifest has it
             schema_of(self.schema)
-        if self.on_bad_line not in ("error", "skip"):
-            raise ConfigError(f"on_bad_line must be error or skip, got {self.on_bad_line!r}")
-        if not 0 <= self.max_bad_fraction <= 1:
-            raise ConfigError(f"max_bad_fraction must be between 0 and 1, got {self.max_bad_fraction}")
+        if self.max_bad_fraction == _MOST_BAD:  # one spelling of equal settings
+            object.__setattr__(self, "on_bad_line", "skip")
         require_at_least("block_bytes", self.block_bytes, 1)
+
+    @property
+    def max_bad_fraction(self) -> float | None:
+        """The largest share of lines that may be skipped; None where a bad line stops the run."""
+        if self.on_bad_line == "error":
+            return None
+        word, separator, share = self.on_bad_line.partition(":")
+        try:
+            found = float(share) if separator else _MOST_BAD
+        except ValueError:
+            found = -1.0
+        if word != "skip" or not 0 <= found <= 1:
+            raise ConfigError(
+                f"on_bad_line must be error, skip or skip:SHARE with a share in [0, 1], "
+                f"got {self.on_bad_line!r}"
+            )
+        return found
 
 
 @dataclass(slots=True)
@@ -197,7 +212,7 @@ def _open_parts(file: RawFile, number: int, config: IngestConfig) -> RawParts:
         schema_of(config.schema),
         block_bytes=config.block_bytes,
         has_label=config.label,
-        strict=config.on_bad_line == "error",
+        strict=config.max_bad_fraction is None,
     )
 
 
@@ -249,7 +264,7 @@ def _ingest_part(unread: UnreadPart, config: IngestConfig, output: Output) -> tu
     if part is None:
         return name, None
     # In strict mode the first fault ends the stage, which names its line.
-    if part.fault is not None and config.on_bad_line == "error":
+    if part.fault is not None and config.max_bad_fraction is None:
         return name, part.fault
     # A time before the one above it is no fault of one line, so that none is skipped for it.
     if part.disorder is not None:
@@ -311,13 +326,14 @@ def _refuse_too_many_bad(
     file: RawFile, tally: _Tally, config: IngestConfig, *, max_lines_left: float = 0
 ) -> None:
     """Raise InputError if too many lines are bad even if ``max_lines_left`` more are all good."""
-    if tally.bad.total() <= config.max_bad_fraction * (tally.lines + max_lines_left):
+    most = config.max_bad_fraction or 0.0
+    if tally.bad.total() <= most * (tally.lines + max_lines_left):
         return
     reasons = ", ".join(f"{count} {reason}" for reason, count in tally.bad.most_common())
     raise InputError(
         f"{file.path}: {tally.bad.total()} of the first {tally.lines} lines are bad ({reasons}), "
-        f"more than the fraction {config.max_bad_fraction} that may be skipped",
-        hint="look at the file, or raise --max-bad-fraction",
+        f"more than the fraction {most:g} that may be skipped",
+        hint="look at the file, or allow a larger share, as in --on-bad-line skip:0.01",
     )
 
 

@@ -26,8 +26,7 @@ from ..errors import ConfigError, require_at_least
 from ..folders.file_facts import ShardFacts, ShardKind
 from ..folders.manifest import Manifest, is_sealed
 from ..folders.output import Output, input_of
-from ..folders.run_identity import unless_none
-from ..folders.stage_totals import ColumnsTotals, KindCounts, PlanTotals, ShardsTotals
+from ..folders.stage_totals import KindCounts, PlanTotals, ShardsTotals
 from ..formats.arrow_files import open_writer
 from ..formats.stage_settings import PlanSettings
 from ..packing.pack_inputs import PackInputs
@@ -69,13 +68,8 @@ class PackConfig:
     seed: int = 0
     """Seed of the shuffle."""
 
-    train_last: int | None = unless_none()
-    """Number of raw files, the last ones of the training part, whose samples are trained on; by default all.
-    The others count for ids and hot rows alone, for a run that continues one that has seen them."""
-
     def __post_init__(self) -> None:
         require_at_least("batch_size", self.batch_size, 1)
-        require_at_least("train_last", self.train_last, 1)
         if self.order not in ("grouped", "original"):
             raise ConfigError(f"order must be grouped or original, got {self.order!r}")
         if not 0 <= self.seed < 2**63:
@@ -108,8 +102,7 @@ def pack(
     # Files are cut by the words of an average sample, bags included.
     width = inputs.words_per_sample
     per_file = samples_per_file(config, width)
-    first = first_sample_trained_on(config, columns, plan)
-    shuffle = Shuffle(plan, config.seed, config.order == "grouped", per_file, inputs.opened, first)
+    shuffle = Shuffle(plan, config.seed, config.order == "grouped", per_file, inputs.opened)
     # The room for output files is what the workers' own buffers leave.
     largest = max((entry.num_samples for entry in columns.files), default=0)
     beside = _worker_bytes(config, width, largest, resources.workers)
@@ -138,7 +131,7 @@ def pack(
         buffers = scatter_samples(group, shuffled, lookups, inputs, memory, resources.workers)
         for num_samples in _write_group(group, config, inputs, buffers, is_last, output, resources.workers):
             done += num_samples
-            resources.progress("pack", done, columns.num_samples - first)
+            resources.progress("pack", done, columns.num_samples)
     return output.seal(_totals(config, inputs, output))
 
 
@@ -154,16 +147,6 @@ def refuse_pack(
     largest = max((entry.num_samples for entry in columns.files), default=0)
     needed = needed_bytes(config, inputs.words_per_sample, largest, resources.workers)
     refuse_small_cap("pack", resources, needed)
-
-
-def first_sample_trained_on(config: PackConfig, columns: Manifest, plan: Manifest) -> int:
-    """Return the number of the first sample that shards hold: 0, or where the first of the last files
-    begins."""
-    if config.train_last is None:
-        return 0
-    num_train = PlanTotals.of(plan).num_train_samples
-    logs = ColumnsTotals.of(columns).training_logs(num_train)
-    return num_train - sum(log.num_train_samples for log in logs[-config.train_last :])
 
 
 def samples_per_file(config: PackConfig, width: int) -> int:

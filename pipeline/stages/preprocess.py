@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..errors import ConfigError
-from ..folders.discard import discard_files
+from ..folders.discard import DISCARDABLE, discard_files
 from ..folders.disk import folder_exists, remove_folders
 from ..folders.manifest import Manifest, is_sealed
 from ..raw.raw_file import RawFile
@@ -88,10 +88,9 @@ def preprocess(
     *,
     on_stage: Callable[[StageReport], None] = lambda report: None,
     until: str = "pack",
-    discard: Sequence[str] = (),
+    shards_only: bool = False,
     like: Path | None = None,
     extend: bool = False,
-    maps_ids: bool = False,
     transposes: bool = False,
     on_removed: Callable[[list[Path]], None] = lambda removed: None,
 ) -> Manifest:
@@ -104,11 +103,11 @@ def preprocess(
         resources: of every stage; every stage keeps its memory cap.
         on_stage: called when a stage is done.
         until: the last stage to run.
-        discard: folders to empty when the last stage is done, see `folders.discard`.
+        shards_only: remove the files of columns/ and samples/ at the end, see `folders.discard`.
         like: a folder whose vocabulary provides the ids; nothing is counted, all samples are for evaluation.
         extend: if ``out`` was made from the first of these logs, read only the logs behind them, count what
-            is new, and rebuild what follows. The bytes are those of a run from scratch.
-        maps_ids: when extending, write the new id of each old row to ``id_map/``, see `stages.map_ids`.
+            is new, rebuild what follows, and write the new id of each old row to ``id_map/``, see
+            `stages.map_ids`. All other bytes are those of a run from scratch.
         transposes: run `transpose` at the end, too.
         on_removed: called with the folders that were removed because they were made from fewer logs.
 
@@ -130,7 +129,7 @@ def preprocess(
         if stage == "ingest":
             made = ingest(raw, config.ingest, out / "columns", resources, extend=extend)
             if extend:  # what was made from fewer logs goes before the next stage looks at it
-                on_removed(remove_stale(out, keep_vocabulary=maps_ids))
+                on_removed(remove_stale(out, keep_vocabulary=True))
             num_samples = made.num_samples
         elif stage == "rank" and like is not None:
             model_columns, model = (Manifest.read(like / name) for name in ("columns", "vocabulary"))
@@ -146,8 +145,9 @@ def preprocess(
     if transposes:
         on_stage(_transpose(out, num_samples, resources))
     # Discarding comes last: every stage above may need the files.
-    for name in discard:
-        discard_files(out / name)
+    if shards_only:
+        for name in DISCARDABLE:
+            discard_files(out / name)
     return made
 
 

@@ -9,7 +9,7 @@ frequency need more.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +37,8 @@ VERSION = 1
 _SAMPLED_VERSION = 2
 """Version of folders by sampled counts, since they hold the order of first appearance."""
 _MAX_ROWS = 2**31 - 1
+PEEL_FLOOR = 4096
+"""With peel: rows, the most looked-up of all tables, that stay first, by frequency; more need less memory."""
 _LEAST_ROOM = 16 * MIB
 """Bytes that each worker needs at least: chunks of counts, and runs."""
 
@@ -55,12 +57,8 @@ class RankConfig:
     feature_min_counts: FeatureSettings = NO_SETTINGS
     """Another --min-count for some features, such as C3=10,C5=2."""
 
-    peel_floor: int = 4096
-    """With peel: number of rows, the most looked-up of all tables, that stay first, by frequency. A larger
-    number needs less memory."""
-
-    peel_row_bytes: FeatureSettings = NO_SETTINGS
-    """With peel: bytes per row of each feature, if they differ. `preprocess` sets this itself."""
+    peel_row_bytes: FeatureSettings = field(default=NO_SETTINGS, metadata={"no_option": True})
+    """With peel: bytes per row of each feature, if they differ."""
 
     sampling_rate: float = 0.05
     """With sampled: share of the training samples, in (0, 1], whose lookups are counted."""
@@ -68,7 +66,7 @@ class RankConfig:
     sampling_seed: int = 0
     """With sampled: seed of the draw."""
 
-    with_replacement: bool = False
+    with_replacement: bool = field(default=False, metadata={"no_option": True})
     """With sampled: draw with replacement, as FAE's released code does."""
 
     def __post_init__(self) -> None:
@@ -79,7 +77,6 @@ class RankConfig:
         if not 0 <= self.sampling_seed < 2**62:
             raise ConfigError(f"sampling_seed must be in [0, 2**62), got {self.sampling_seed}")
         require_at_least("min_count", self.min_count, 1)
-        require_at_least("peel_floor", self.peel_floor, 0)
         check_settings("feature_min_counts", self.feature_min_counts)
         check_settings("peel_row_bytes", self.peel_row_bytes)
 
@@ -137,7 +134,7 @@ def rank(
     peel: PeelInfo | None = None
     sampling: SamplingInfo | None = None
     if columns is not None and config.rank_by == "peel":
-        peeled = peel_order(tables, row_bytes, config.peel_floor, columns, counted_samples(counts), resources)
+        peeled = peel_order(tables, row_bytes, PEEL_FLOOR, columns, counted_samples(counts), resources)
         arrange = peeled.arrange
         peel = PeelInfo(floor=peeled.floor, cuts=tuple(peeled.cuts))
     if columns is not None and config.rank_by == "sampled":
@@ -184,7 +181,7 @@ def refuse_rank(
     tables = rank_tables(config, counts, replace(resources, progress=silent))
     num_samples = len(counted_samples(counts))
     if config.rank_by == "peel":
-        refuse_peel_order(tables, config.peel_floor, num_samples, resources)
+        refuse_peel_order(tables, PEEL_FLOOR, num_samples, resources)
     if config.rank_by == "sampled":
         refuse_sampled_order(tables, num_samples, resources)
 

@@ -62,14 +62,31 @@ def faults_of_rebuilt(manifests: Mapping[str, Manifest], rebuilding: Rebuilding)
     Raises:
         ConfigError: there is too little disk for a stage.
     """
-    for done, made in enumerate(manifests.values(), 1):
-        try:
-            build = _build_of(made, manifests, rebuilding)
-        except (HotsetError, *DAMAGE) as error:
-            yield f"{made.folder} cannot be built again: {first_line(error)}"
+    faulty: set[str] = set()
+    for done, (name, made) in enumerate(manifests.items(), 1):
+        # A stage trusts its inputs: it is run only on folders without faults, and those it was made from.
+        if all(_is_input(source, manifests) and source.get("name") not in faulty for source in made.inputs):
+            faults = list(_faults_of(made, manifests, rebuilding))
+            faulty |= {name} if faults else set()
+            yield from faults
         else:
-            yield from _compare(made, build, rebuilding.scratch) if build is not None else ()
+            faulty.add(name)
         rebuilding.resources.progress("rebuild", done, len(manifests))
+
+
+def _is_input(source: Mapping[str, Any], manifests: Mapping[str, Manifest]) -> bool:
+    """Whether a folder that a stage was made from is the one next to it, or is not there."""
+    beside = manifests.get(source["name"]) if "name" in source else None
+    return beside is None or beside.fingerprint == source.get("fingerprint")
+
+
+def _faults_of(made: Manifest, manifests: Mapping[str, Manifest], rebuilding: Rebuilding) -> Iterator[str]:
+    try:
+        build = _build_of(made, manifests, rebuilding)
+    except (HotsetError, *DAMAGE) as error:
+        yield f"{made.folder} cannot be built again: {first_line(error)}"
+    else:
+        yield from _compare(made, build, rebuilding.scratch) if build is not None else ()
 
 
 def _build_of(made: Manifest, manifests: Mapping[str, Manifest], rebuilding: Rebuilding) -> _Build | None:
@@ -102,7 +119,7 @@ def _build_from_other_vocabulary(
     if vocabulary.fingerprint not in wanted:
         raise ManifestError(
             f"it was not made from the vocabulary {folder}",
-            hint="give --other-vocabulary the folder that --like or map-ids was given",
+            hint="give --other-vocabulary the folder that --like was given, or whose ids id_map maps",
         )
     if made.stage == "map-ids":
         new = manifests.get("vocabulary")
@@ -115,18 +132,21 @@ def _build_from_other_vocabulary(
 
 def _ingest_config(columns: Manifest) -> IngestConfig:
     """Return the config that columns were parsed with, its schema as the text that they keep."""
-    config = dict(columns.config)
-    config["schema"] = columns.totals.get("schema") or config["schema"]
-    config["block_bytes"] = ByteSize(config["block_bytes"])
-    return IngestConfig(**config)
+
+    def build(config: dict[str, Any]) -> IngestConfig:
+        config["schema"] = columns.totals.get("schema") or config["schema"]
+        config["block_bytes"] = ByteSize(config["block_bytes"])
+        return IngestConfig(**config)
+
+    return columns.read_config(build)
 
 
 _CONFIGS: dict[str, Callable[[Manifest], Any]] = {
-    "count": lambda counts: CountConfig(**counts.config),
+    "count": lambda counts: counts.read_config(lambda config: CountConfig(**config)),
     "rank": RankConfig.of,
     "encode": lambda _: EncodeConfig(),
     "split": SplitConfig.of,
-    "pack": lambda shards: PackConfig(**shards.config),
+    "pack": lambda shards: shards.read_config(lambda config: PackConfig(**config)),
     "schedule": lambda schedule: ScheduleConfig(**schedule.config),
     "transpose": lambda _: TransposeConfig(),
 }

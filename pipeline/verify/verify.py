@@ -1,9 +1,8 @@
-"""``verify``: every manifest, checksum and invariant of a folder of stages.
+"""``verify``: every manifest and checksum of a folder of stages, and every stage run again.
 
-Four kinds of checks: the bytes (every file's checksum, no file that no manifest lists), the chain (each
-folder was made from the folders beside it), the meaning (counts add up from stage to stage, ids are in
-range, tags agree with ids), and, where these find nothing, the stages themselves: each is run again and
-gives what its folder has, see `rebuild`. Of a folder whose files were discarded only the manifest is checked.
+Checked are the bytes (every file's checksum, no file that no manifest lists), the chain (each folder was made
+from the folders next to it) and the numbers of samples. Where these have no fault, each stage is run again
+and its rows are compared, see `rebuild`. Of a folder whose files were discarded only the manifest is checked.
 """
 
 from __future__ import annotations
@@ -19,17 +18,8 @@ from ..errors import ManifestError, first_line, refuse_system_fault
 from ..folders.checksum import hash_file, note_checksum
 from ..folders.discard import MARK, is_discarded
 from ..folders.disk import folder_exists, paths_in
-from ..folders.file_facts import ShardFacts
 from ..folders.manifest import MANIFEST, FileEntry, Manifest, is_sealed
-from ..folders.stage_totals import (
-    TOTALS_OF_STAGE,
-    ColumnsTotals,
-    PlanTotals,
-    SamplesTotals,
-    ShardsTotals,
-    VocabularyTotals,
-)
-from ..folders.table_info import PlannedTable
+from ..folders.stage_totals import TOTALS_OF_STAGE, ColumnsTotals
 from ..formats.arrow_files import DAMAGE
 from ..formats.stage_settings import ColumnsSettings
 from ..raw.raw_blocks import iterate_blocks
@@ -37,12 +27,8 @@ from ..raw.raw_file import RawFile
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..runtime.tasks import run_tasks
 from ..stages.map_ids import ID_MAP, check_id_map
-from ..stages.pack import PackConfig, first_sample_trained_on
 from ..stages.stage_order import ALL_FOLDERS
-from .check_files import check_columns, check_counts, check_texts, check_vocabulary, faults_of_plan
-from .check_ids import check_samples, check_shards, check_tags
-from .check_lookups import check_lookups
-from .check_schedule import check_schedule, check_schedule_file
+from .check_files import check_columns
 from .rebuild import Rebuilding, faults_of_rebuilt
 
 STAGE_FOLDERS = {name: stage for stage, name in ALL_FOLDERS.items()} | {ID_MAP: "map-ids"}
@@ -88,19 +74,24 @@ def verify(
     for name, path in found.items():
         try:
             manifest = Manifest.read(path)
+            TOTALS_OF_STAGE[manifest.stage].of(manifest)
         except ManifestError as error:
             faults.append(str(error))
+            continue
+        except DAMAGE as error:
+            refuse_system_fault(path, error)
+            faults.append(f"{path / MANIFEST} is not what a stage writes: {first_line(error)}")
             continue
         if manifest.stage == STAGE_FOLDERS[name] or (name, manifest.stage) == ("vocabulary", "adopt"):
             manifests[name] = manifest
         else:
             faults.append(f"{path} holds stage {manifest.stage!r}, want {STAGE_FOLDERS[name]!r}")
-    # First what manifests alone tell, then every file, then sums that need all files to be whole.
-    faults += [fault for manifest in manifests.values() for fault in _check_chain(manifest, manifests)]
-    faults += [fault for manifest in manifests.values() for fault in _check_totals(manifest)]
+    # First the manifests alone, then every file.
+    faults += [fault for manifest in manifests.values() for fault in _check_listed(manifest)]
+    chain = [fault for manifest in manifests.values() for fault in _check_chain(manifest, manifests)]
     # Discarded folders have a manifest only.
     there = {name: manifest for name, manifest in manifests.items() if not is_discarded(manifest.folder)}
-    tasks = [(entry, manifest, there) for manifest in there.values() for entry in manifest.files]
+    tasks = [(entry, manifest, manifests) for manifest in there.values() for entry in manifest.files]
     done = 0
     total = sum(entry.num_bytes for entry, *_ in tasks)
     with closing(run_tasks(_check_file, tasks, workers=resources.workers)) as checked:
@@ -109,44 +100,18 @@ def verify(
             done += entry.num_bytes
             resources.progress("verify", done, total)
     # Sums over damaged files would only repeat their faults in other words.
-    if not faults:
+    if not faults and not chain:
         faults += _check_sums(manifests)
-        if "schedule" in there:
-            faults += check_schedule(there["schedule"], there.get("shards"))
+    if not faults:
         faults += _check_raw(manifests["columns"], raw) if raw and "columns" in manifests else []
     # Running the stages again takes longest and needs whole inputs, so it comes last.
     if rebuild and not faults:
         faults += faults_of_rebuilt(there, Rebuilding(resources, scratch, raw, other_vocabulary))
-    return faults
+    return chain + faults
 
 
-def _check_totals(manifest: Manifest) -> list[str]:
-    """Find numbers of rows in the manifest that do not fit together."""
-    try:
-        return [f"{manifest.folder / MANIFEST}: {fault}" for fault in _faults_of_totals(manifest)]
-    except ManifestError as error:
-        return [str(error)]
-    except DAMAGE as error:
-        refuse_system_fault(manifest.folder, error)
-        return [f"{manifest.folder / MANIFEST} is not what a stage writes: {first_line(error)}"]
-
-
-def _faults_of_totals(manifest: Manifest) -> Iterator[str]:
-    totals = TOTALS_OF_STAGE[manifest.stage].of(manifest)
-    # Ids that stand in the totals must be rows of their tables.
-    if isinstance(totals, (VocabularyTotals, PlanTotals, ShardsTotals)):
-        for table in totals.tables:
-            ids = {"oov_id": table.oov_id, "missing_id": table.missing_id}
-            if isinstance(table, PlannedTable):
-                ids["num_hot"] = table.num_hot
-            if any(not 0 <= number <= table.num_rows for number in ids.values()):
-                yield f"{table.name} has {table.num_rows} rows, and {ids}"
-    if manifest.stage == "split":
-        yield from faults_of_plan(manifest)
-
-
-def _check_chain(manifest: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
-    """The folder holds what it lists, and its inputs are the folders beside it."""
+def _check_listed(manifest: Manifest) -> Iterator[str]:
+    """The folder holds what it lists, and nothing else."""
     # A discarded folder holds its manifest and its mark alone.
     listed = {entry.path for entry in manifest.files} | {MANIFEST}
     if is_discarded(manifest.folder):
@@ -154,7 +119,10 @@ def _check_chain(manifest: Manifest, manifests: dict[str, Manifest]) -> Iterator
     for path in paths_in(manifest.folder):
         if path.name not in listed:
             yield f"{path} is no part of the folder: its manifest does not list it"
-    # Where an input is not beside the folder, its fingerprint cannot be checked.
+
+
+def _check_chain(manifest: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
+    """The inputs of the folder are the folders next to it; of others no fingerprint can be checked."""
     for made_from in manifest.inputs:
         other = manifests.get(made_from["name"])
         if other is not None and other.fingerprint != made_from.get("fingerprint"):
@@ -162,16 +130,15 @@ def _check_chain(manifest: Manifest, manifests: dict[str, Manifest]) -> Iterator
 
 
 def _check_file(entry: FileEntry, manifest: Manifest, manifests: dict[str, Manifest]) -> list[str]:
-    """Bytes first; only a file whose bytes are right is looked into."""
+    """Find the faults of one file: its bytes first, then what no other folder can tell."""
     try:
         path = manifest.checked_path(entry)
         _, checksum = hash_file(path)
         if checksum != entry.xxh3_128:
             return [f"{path} is damaged: its checksum is {checksum}, want {entry.xxh3_128}"]
         note_checksum(path, checksum)
-        check = check_texts if entry.is_texts else _CHECKS[manifest.stage]
-        # The check of the stage looks into the file; its faults are told with the path.
-        return [f"{path}: {fault}" for fault in check(entry, manifest, manifests)]
+        check = _CHECKS.get(manifest.stage)
+        return [f"{path}: {fault}" for fault in check(entry, manifest, manifests)] if check else []
     except ManifestError as error:
         fault = str(error)
         return [fault if str(manifest.folder) in fault else f"{manifest.folder / entry.path}: {fault}"]
@@ -182,75 +149,25 @@ def _check_file(entry: FileEntry, manifest: Manifest, manifests: dict[str, Manif
 
 _CHECKS: dict[str, Callable[[FileEntry, Manifest, dict[str, Manifest]], Iterator[str]]] = {
     "ingest": check_columns,
-    "count": check_counts,
-    "rank": check_vocabulary,
-    "adopt": check_vocabulary,
-    "encode": check_samples,
-    "split": check_tags,
-    "pack": check_shards,
     "map-ids": check_id_map,
-    "schedule": lambda entry, schedule, _: check_schedule_file(entry, schedule),
-    "transpose": check_lookups,
 }
+"""Checks of files that often cannot be built again: their log, or the old vocabulary, is gone."""
 
 
 def _check_sums(manifests: dict[str, Manifest]) -> Iterator[str]:
     """The number of samples is the same from stage to stage, and so is that of the validation part."""
-    yield from _check_lookups(manifests)
-    yield from _check_validation(manifests)
     per_sample = [name for name in ("columns", "samples", "plan", "shards") if name in manifests]
     for before, name in pairwise(per_sample):
-        want = manifests[before].num_samples
-        if name == "shards":
-            want -= _num_left_out(manifests)
-        have = manifests[name].num_samples
+        want, have = (manifests[each].num_samples for each in (before, name))
         if want != have:
             yield f"{manifests[name].folder} has {have} samples, {before} has {want}"
-
-
-def _num_left_out(manifests: dict[str, Manifest]) -> int:
-    """Samples of the training part that the shards do not hold, because they are of earlier files."""
-    config = manifests["shards"].read_config(lambda values: PackConfig(**values))
-    if config.train_last is None or not {"columns", "plan"} <= manifests.keys():
-        return 0
-    return first_sample_trained_on(config, manifests["columns"], manifests["plan"])
-
-
-def _check_validation(manifests: dict[str, Manifest]) -> Iterator[str]:
-    """Each folder that says so has as many validation samples as the one before it."""
     stages = [name for name in ("counts", "vocabulary", "plan", "shards") if name in manifests]
     found = {name: TOTALS_OF_STAGE[manifests[name].stage].of(manifests[name]) for name in stages}
-    for before, name in pairwise(stages):
-        want, have = (getattr(found[each], "num_valid_samples", 0) for each in (before, name))
+    for earlier, later in pairwise(stages):
+        want, have = (getattr(found[each], "num_valid_samples", 0) for each in (earlier, later))
         # An adopted vocabulary is of another log, all of which is for evaluation.
-        if want != have and manifests[name].stage != "adopt":
-            yield f"{manifests[name].folder} has {have} validation samples, {before} has {want}"
-
-
-def _check_lookups(manifests: dict[str, Manifest]) -> Iterator[str]:
-    """Multi-hot tables have as many lookups in samples as in shards, and in a vocabulary of all days."""
-    vocabulary, samples, shards = (manifests.get(name) for name in ("vocabulary", "samples", "shards"))
-    if samples is None:
-        return
-    for number, table in enumerate(SamplesTotals.of(samples).tables):
-        if not table.is_multi_hot:
-            continue
-        # A window's vocabulary counts fewer samples than train, and an adopted one counts another log.
-        ranked = VocabularyTotals.of(vocabulary) if vocabulary and vocabulary.stage == "rank" else None
-        if ranked is not None and ranked.num_counted_samples is None:
-            want = ranked.tables[number].num_lookups
-            if want != table.lookups_train:
-                yield (
-                    f"{samples.folder} trains on {table.lookups_train} lookups of {table.name}, "
-                    f"vocabulary has {want}"
-                )
-        # All kinds of shards together have the lookups of both parts of the log.
-        if shards:
-            facts = [ShardFacts.of(shards, entry) for entry in shards.files]
-            found = sum(each.lookups.get(table.name, 0) for each in facts)
-            want = (table.lookups_train or 0) + (table.lookups_evaluation or 0)
-            if found > want or (found < want and not _num_left_out(manifests)):
-                yield f"{shards.folder} has {found} lookups of {table.name}, samples has {want}"
+        if want != have and manifests[later].stage != "adopt":
+            yield f"{manifests[later].folder} has {have} validation samples, {earlier} has {want}"
 
 
 def _check_raw(columns: Manifest, raw: Sequence[Path]) -> Iterator[str]:

@@ -6,7 +6,6 @@ Tests `merged_counts`, `check_files` and `log_parts`, too.
 from __future__ import annotations
 
 import gzip
-import json
 import random
 import shutil
 from collections.abc import Iterator
@@ -17,11 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.pipeline.counting.merged_counts import counts_in
 from hotset.pipeline.errors import InputError, ManifestError
 from hotset.pipeline.folders.discard import discard_files
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.folders.stage_totals import ShardsTotals
 from hotset.pipeline.preview.dry_run import plan_run
 from hotset.pipeline.preview.run_states import FINISHED
 from hotset.pipeline.raw import raw_blocks as raw_module
@@ -36,7 +33,6 @@ from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess, remove_from
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.stage_order import FOLDERS
-from hotset.pipeline.verify.check_files import check_counts, is_sum
 from hotset.pipeline.verify.verify import verify
 from hotset.tests.support.logs.criteo_text import (
     SCHEMA,
@@ -51,7 +47,7 @@ from hotset.tests.support.naive.naive_stages import naive_log, naive_table, rows
 from hotset.tests.support.preprocess_runs import CONFIG_OF_FEW as CONFIG
 from hotset.tests.support.preprocess_runs import assert_equals_naive_run, copy_of
 from hotset.tests.support.processes.kills import Killed, killed
-from hotset.tests.support.resealed import write_manifest
+from hotset.tests.support.resealed import reseal, reseal_later_folders
 from hotset.workflows.cli import main
 
 LENGTHS = (60, 45, 50, 40)
@@ -62,9 +58,6 @@ SETTINGS = {
     "a window": WINDOW,
     "a window and a fraction": replace(CONFIG, count=CountConfig(eval_fraction=0.3, count_last=2)),
     "a day and validation": replace(CONFIG, count=CountConfig(eval_files=1, valid_fraction=0.2)),
-    "the last days alone trained on": replace(
-        CONFIG, count=CountConfig(eval_files=1), pack=replace(CONFIG.pack, train_last=2)
-    ),
     "a day long window": replace(CONFIG, count=CountConfig(eval_files=1, count_last=1)),
 }
 
@@ -119,36 +112,6 @@ def test_days_added_one_by_one_end_in_the_bytes_of_a_run_from_scratch(
     assert verify(tmp_path / "dir", raw=days) == []
     preprocess(days, config, tmp_path / "dir", extend=True)  # nothing to add
     assert tree_of(tmp_path / "dir") == tree_of(tmp_path / str(len(days)))
-
-
-@pytest.mark.parametrize("order", ["grouped", "original"])
-def test_shards_of_the_last_day_hold_its_samples_and_those_of_evaluation(
-    tmp_path: Path, days: list[Path], order: Any
-) -> None:
-    whole = replace(CONFIG, count=CountConfig(eval_files=1), pack=replace(CONFIG.pack, order=order))
-    logs = days[:3]
-    made = {}
-    for name, config in (("whole", whole), ("last", replace(whole, pack=replace(whole.pack, train_last=1)))):
-        preprocess(logs, config, tmp_path / name, Resources(workers=1))
-        made[name] = Manifest.read(tmp_path / name / "shards")
-    totals = ShardsTotals.of(made["last"])
-    assert totals.samples.hot_only + totals.samples.mixed == LENGTHS[1]
-    assert (tmp_path / "last" / "vocabulary" / "manifest.json").read_bytes() == (
-        tmp_path / "whole" / "vocabulary" / "manifest.json"
-    ).read_bytes()
-    for entry in made["whole"].files:
-        if entry.path.startswith("evaluation"):
-            assert (tmp_path / "last" / "shards" / entry.path).read_bytes() == (
-                tmp_path / "whole" / "shards" / entry.path
-            ).read_bytes()
-    assert verify(tmp_path / "last") == []
-    # A day that is left out is a fault where the settings do not say so.
-    shutil.rmtree(tmp_path / "whole" / "shards")
-    shutil.copytree(tmp_path / "last" / "shards", tmp_path / "whole" / "shards")
-    change = json.loads((tmp_path / "whole" / "shards" / "manifest.json").read_bytes())
-    del change["config"]["train_last"]
-    write_manifest(tmp_path / "whole" / "shards", change)
-    assert any("samples, plan has" in fault for fault in verify(tmp_path / "whole", rebuild=False))
 
 
 @pytest.mark.parametrize("setting", ["a window", pytest.param("a fraction", marks=pytest.mark.slow)])
@@ -232,8 +195,8 @@ def test_a_setting_that_counts_differently_is_refused_before_anything_changes(
     before = tree_of(out)
     with pytest.raises(ManifestError, match=r"counts was written with eval_fraction = 0.3, now 0.2"):
         preprocess(days[:3], replace(CONFIG, count=CountConfig(eval_fraction=0.2)), out, extend=True)
-    other = replace(CONFIG, ingest=replace(CONFIG.ingest, max_bad_fraction=0.5))
-    with pytest.raises(ManifestError, match=r"columns was written with max_bad_fraction"):
+    other = replace(CONFIG, ingest=replace(CONFIG.ingest, on_bad_line="skip:0.5"))
+    with pytest.raises(ManifestError, match=r"columns was written with on_bad_line"):
         preprocess(days[:3], other, out, extend=True)
     assert tree_of(out) == before
     discard_files(out / "columns")
@@ -433,21 +396,18 @@ def test_a_day_is_added_by_processes(
 def test_a_day_that_does_not_add_up_is_found(tmp_path: Path, days: list[Path]) -> None:
     preprocess(days, WINDOW, tmp_path / "dir")
     counts = tmp_path / "dir" / "counts"
-    manifest = Manifest.read(counts)
-    assert {entry.path for entry in manifest.files} == {
+    assert {entry.path for entry in Manifest.read(counts).files} == {
         f"{prefix}C{number}.arrow" for prefix in ("", "file0001-", "file0002-") for number in range(1, 10)
     }
-    files = {entry.path: entry for entry in manifest.files}
-    days_of_table = [counts_in(manifest, files[f"{day}C9.arrow"]) for day in ("file0001-", "file0002-")]
-    categories, occurrences = counts_in(manifest, files["C9.arrow"])
-    assert is_sum((categories, occurrences), days_of_table)
-    assert not is_sum((categories[:-1], occurrences[:-1]), days_of_table)
-    assert not is_sum((categories + np.uint32(1), occurrences), days_of_table)
-    assert not is_sum((categories, occurrences), days_of_table[:1])
-    spans = [span | {"num_samples": span["num_samples"] + 1} for span in manifest.totals["spans"]]
-    other = replace(manifest, totals=manifest.totals | {"spans": spans})
-    assert list(check_counts(files["C9.arrow"], other, {})) == ["it counts 95 lookups, want 97"]
-    assert list(check_counts(files["file0001-C9.arrow"], other, {})) == ["it counts 45 lookups, want 46"]
+    for name in ("C9.arrow", "file0001-C9.arrow"):
+        folder = copy_of(tmp_path / "dir", tmp_path / name)
+
+        def add_one(columns: dict[str, Any]) -> None:
+            columns["count"][0] += 1
+
+        path = reseal(folder / "counts", add_one, name)
+        reseal_later_folders(folder)
+        assert any(fault.startswith(f"{path}: count in row 0") for fault in verify(folder))
 
 
 def test_removing_a_reopened_folder_leaves_nothing(

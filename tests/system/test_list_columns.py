@@ -45,7 +45,7 @@ def test_a_bad_element_is_refused_with_what_was_found(tmp_path: Path, case: str)
         ingest([raw], config, tmp_path / "out")
     unit = "line 4" if format == "csv" else "row 3"
     assert f"{raw}, {unit}, {message}" in str(caught.value)
-    skipping = replace(config, on_bad_line="skip", max_bad_fraction=0.9)
+    skipping = replace(config, on_bad_line="skip:0.9")
     columns = ingest([raw], skipping, tmp_path / "skipped")
     found = columns_in(columns)
     assert found["codes"] == [[0xFFFFFFFF, None] if format == "csv" else [0xFFFFFFFF], [None]]

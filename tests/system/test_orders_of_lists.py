@@ -40,13 +40,16 @@ def bags_of(folder: Path, num_train: int) -> list[set[int]]:
     return bags[:num_train]
 
 
-def test_bags_are_peeled_as_by_the_twin(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_bags_are_peeled_as_by_the_twin(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = draw_log(120, KINDS, rng, empty_lists=True)
     raw = write_parquet(tmp_path / "log", log)
     config = recipe(log, "parquet")
     preprocess([raw], config, tmp_path / "frequency", Resources(workers=1))
     floor = 5
-    peeled = replace(config, rank=RankConfig(rank_by="peel", peel_floor=floor))
+    monkeypatch.setattr("hotset.pipeline.stages.rank.PEEL_FLOOR", floor)
+    peeled = replace(config, rank=RankConfig(rank_by="peel"))
     preprocess([raw], peeled, tmp_path / "peel", Resources(workers=2))
     assert verify(tmp_path / "peel") == []
     before, after = (bags_of(tmp_path / name, 80) for name in ("frequency", "peel"))

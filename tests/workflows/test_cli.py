@@ -1,7 +1,7 @@
 """The command line: help everywhere, one clear line for every mistake, JSON for machines.
 
-The commands (`command_list`) have test files of their own, in `commands/`; `generate_command` and
-`map_ids_command` are tested here.
+The commands (`command_list`) have test files of their own, in `commands/`; `generate_command` is tested
+here.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(
 def test_only_commands_that_keep_finished_work_say_so_when_they_are_interrupted() -> None:
     """A new command is named here, or says what is left of it."""
     keeping = {"demo", "preprocess", "ingest", "count", "rank", "encode", "split", "pack"}
-    keeping |= {"schedule", "transpose", "map-ids", "train", "characterise"}
+    keeping |= {"schedule", "transpose", "train", "characterise"}
     others = {name for name in COMMANDS if command_class(name).on_interrupt == "nothing was written"}
     assert set(COMMANDS) - others == keeping - {"train"}
 

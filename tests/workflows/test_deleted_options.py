@@ -32,6 +32,18 @@ DELETED_OPTIONS = [
     ("train", "--mover"),
     ("train", "--no-save-states"),
     ("train", "--id-map"),
+    ("preprocess", "--map-ids"),
+    ("preprocess", "--discard"),
+    ("preprocess", "--max-bad-fraction"),
+    ("preprocess", "--train-last"),
+    ("preprocess", "--peel-floor"),
+    ("preprocess", "--peel-row-bytes"),
+    ("preprocess", "--with-replacement"),
+    ("ingest", "--max-bad-fraction"),
+    ("pack", "--train-last"),
+    ("rank", "--peel-floor"),
+    ("rank", "--peel-row-bytes"),
+    ("rank", "--with-replacement"),
 ]
 """Command and option of each, one a line."""
 NEEDED = {
@@ -39,6 +51,10 @@ NEEDED = {
     "train": ("data", "--out", "run"),
     "advise": ("data",),
     "characterise": ("--out", "machine.json"),
+    "preprocess": ("log", "--out", "data"),
+    "ingest": ("log", "--out", "data"),
+    "pack": ("data",),
+    "rank": ("data",),
 }
 """Arguments that a command needs before it looks at options."""
 

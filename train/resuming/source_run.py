@@ -49,9 +49,11 @@ ID_MAP = "id_map"
 _STAGE = "map-ids"
 _PART_ROWS = 1 << 17
 _DENSE = "dense."
-_MAP_HINT = "`hotset map-ids OLD NEW`, or `--extend --map-ids`, writes the map of ids that it needs"
-_OTHER_MAP_HINT = "map the vocabulary of the run to that of the shards: `hotset map-ids OLD NEW`"
-_DAMAGE_HINT = "remove its folder, and write it again: `hotset map-ids OLD NEW`"
+_MAP_HINT = (
+    "extend the DIR that the run was trained on: `hotset preprocess --extend` writes the map that it needs"
+)
+_OTHER_MAP_HINT = "extend the DIR that the run was trained on: `hotset preprocess --extend`"
+_DAMAGE_HINT = "restore it from a copy, or extend a copy of the old DIR again: `hotset preprocess --extend`"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import torch
 from ...pipeline.errors import HotsetError, first_line
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.stage_totals import VocabularyTotals
-from ...pipeline.verify.verify import verify
+from ...pipeline.formats.arrow_files import read_batch
 from ..checkpoints.dense_state import is_optimizer_state
 from ..config import TrainConfig
 from ..data.batch_order import BATCH_ORDER, read_batch_order
@@ -65,7 +65,7 @@ def check_vocabulary(run: Path, config: RunConfig, inputs: dict[str, str]) -> It
         return
     if inputs[VOCABULARY] != config.vocabulary:
         yield f"{run / CONFIG} is of the vocabulary {config.vocabulary}, the manifest of {inputs[VOCABULARY]}"
-    # Its tables are those of the run, and its files are what a stage writes.
+    # Its tables are those of the run, and no category has two ids.
     kept = Manifest.read(run / VOCABULARY)
     tables = VocabularyTotals.of(kept).tables
     found = [(table.name, table.num_rows, table.is_multi_hot) for table in tables]
@@ -73,7 +73,10 @@ def check_vocabulary(run: Path, config: RunConfig, inputs: dict[str, str]) -> It
     if found != wanted:
         yield f"{run / VOCABULARY} has the tables {found}, the run {wanted}"
     elif kept.stage == "rank":
-        yield from verify(run / VOCABULARY, rebuild=False)
+        for table in tables:
+            categories = read_batch(kept, kept.entry(f"{table.name}.arrow")).column("category").drop_null()
+            if len(categories.unique()) != len(categories):
+                yield f"{run / VOCABULARY}: {table.name} has a category twice"
 
 
 def check_weights(run: Path, config: RunConfig) -> None:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ...pipeline.errors import ConfigError
-from ...pipeline.folders.discard import parse_discard
 from ...pipeline.folders.manifest import MANIFEST, Manifest, is_sealed
 from ...pipeline.folders.partial_folder import durable_files
 from ...pipeline.folders.stage_totals import ShardsTotals
@@ -119,13 +117,6 @@ class StageCommand(StageOptions):
 
 
 def _preprocess(options: PreprocessCommand) -> int:
-    # What contradicts itself is refused before the first byte is read.
-    discard = parse_discard(options.discard)
-    if options.map_ids and not options.extend:
-        raise ConfigError(
-            "--map-ids needs --extend",
-            hint="give --extend too, or map two folders with `hotset map-ids OLD NEW`",
-        )
     if options.dry_run:
         return _dry_run(options)
     # Stages report as they end: on stderr at once, and with --json in one object at the end.
@@ -154,15 +145,14 @@ def _preprocess(options: PreprocessCommand) -> int:
             options.out,
             resources,
             on_stage=report_stage,
-            discard=discard,
+            shards_only=options.shards_only,
             like=options.like,
             extend=options.extend,
-            maps_ids=options.map_ids,
             transposes=options.transpose,
             on_removed=_report_outdated,
         )
     # There is no map if no vocabulary was replaced.
-    if options.map_ids and (options.out / ID_MAP / MANIFEST).exists():
+    if options.extend and (options.out / ID_MAP / MANIFEST).exists():
         say(describe_id_map(Manifest.read(options.out / ID_MAP)))
     if options.run.json:
         print_json(

@@ -34,7 +34,6 @@ T = TypeVar("T")
 
 Raw = Annotated[tuple[Path, ...], Arg("RAW", is_positional=True)]
 StageName = Annotated[str | None, Arg("STAGE")]
-Folders = Annotated[str, Arg("FOLDER,...")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +85,8 @@ class PreprocessOptions(Command, PreprocessConfig):
 
     extend: bool = False
     """Add the last of these logs to a DIR that was written from the first ones. Only the new logs are read
-    and counted; ids and everything that depends on them are rebuilt."""
-
-    map_ids: bool = False
-    """With --extend: also write to DIR/id_map which id each row of the old vocabulary has now."""
+    and counted; ids and everything that depends on them are rebuilt. DIR/id_map then says which id each row
+    of the old vocabulary has now, so that a trained model can continue."""
 
     transpose: bool = False
     """Also group the lookups of each training batch by row at the end, as `hotset transpose` does."""
@@ -98,9 +95,9 @@ class PreprocessOptions(Command, PreprocessConfig):
     """Take ids, hot rows and batch size from this DIR instead of counting. All samples are then for
     evaluation, which needs labels."""
 
-    discard: Folders = ""
-    """Empty these folders at the end: columns, samples, or both with a comma between. To try another setting
-    on DIR, the log must then be parsed again."""
+    shards_only: bool = False
+    """Remove the files of columns/ and samples/ at the end. To try another setting on DIR, the log must then
+    be parsed again."""
 
     recipe_file: RecipeFile = None
     """Recipe with options in its table [preprocess]; options on the command line take precedence.

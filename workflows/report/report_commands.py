@@ -11,6 +11,7 @@ from ...pipeline.inspect.provenance import Provenance
 from ...pipeline.schema.feature_settings import FeatureSettings, format_feature_settings
 from ...pipeline.schema.schema_file import is_fingerprint
 from ...pipeline.sizes import GIB, KIB, MIB, ByteSize, exact_byte_size
+from ..options import NO_OPTION
 from ..recipes import DEFAULT_SCHEMA, recipe_for
 
 _SCHEMA_FILE = "SCHEMA.toml"
@@ -63,6 +64,10 @@ def stage_options(provenance: Provenance, stage: str, **other: str | None) -> li
     options: dict[str, list[str]] = {}
     for field in fields(default):
         name = field.name
+        # Where FAE's released code draws with replacement, --mode sets the order of rows, too.
+        is_set_by_mode = name == "rank_by" and found.get("with_replacement")
+        if NO_OPTION in field.metadata or is_set_by_mode:
+            continue
         usual = getattr(default, name)
         if name == "schema" or name not in found or _plain(usual) == found[name]:
             continue

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hotset.pipeline.errors import ConfigError, ManifestError
-from hotset.pipeline.folders.discard import MARK, discard_files, is_discarded, parse_discard
+from hotset.pipeline.errors import ManifestError
+from hotset.pipeline.folders.discard import MARK, discard_files, is_discarded
 from hotset.pipeline.folders.manifest import MANIFEST
 from hotset.pipeline.generate.generate_log import GenerateConfig, generate
 from hotset.pipeline.inspect.frequency_series import frequency_statistics
@@ -36,7 +36,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(whole: Path, tmp_path: Path) -> Path:
     """The same with columns and samples discarded."""
     shutil.copytree(whole / "dir", tmp_path / "dir")
-    preprocess([whole / "log.tsv"], CONFIG, tmp_path / "dir", discard=("columns", "samples"))
+    preprocess([whole / "log.tsv"], CONFIG, tmp_path / "dir", shards_only=True)
     return tmp_path / "dir"
 
 
@@ -55,12 +55,12 @@ def test_only_the_files_of_the_folders_named_go(whole: Path, folder: Path) -> No
 
 def test_the_same_command_sees_every_stage_as_done(whole: Path, folder: Path) -> None:
     before, sealed = tree_of(folder), []
-    for discard in (("columns", "samples"), ()):
+    for shards_only in (True, False):
         preprocess(
             [whole / "log.tsv"],
             CONFIG,
             folder,
-            discard=discard,
+            shards_only=shards_only,
             on_stage=lambda r: sealed.append(r.was_sealed),
         )
     assert sealed == [True] * 12 and tree_of(folder) == before
@@ -114,8 +114,8 @@ def test_stopped_half_way_it_goes_on(whole: Path, tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refuse)
         with pytest.raises(ManifestError, match="columns cannot be discarded: Read-only"):
-            preprocess([whole / "log.tsv"], CONFIG, tmp_path / "dir", discard=("columns",))
-    preprocess([whole / "log.tsv"], CONFIG, tmp_path / "dir", discard=("columns",))
+            preprocess([whole / "log.tsv"], CONFIG, tmp_path / "dir", shards_only=True)
+    preprocess([whole / "log.tsv"], CONFIG, tmp_path / "dir", shards_only=True)
     assert {path.name for path in (tmp_path / "dir/columns").iterdir()} == {MANIFEST, MARK}
 
 
@@ -128,10 +128,3 @@ def test_a_file_that_is_lost_without_a_mark_is_a_fault(whole: Path, tmp_path: Pa
     next((tmp_path / "dir/columns").glob("*.arrow")).unlink()
     with pytest.raises(ManifestError, match="cannot be read: No such file"):
         preprocess([whole / "log.tsv"], CONFIG, tmp_path / "dir")
-
-
-def test_what_later_stages_need_cannot_be_discarded() -> None:
-    assert parse_discard("") == () and parse_discard("samples, columns") == ("samples", "columns")
-    with pytest.raises(ConfigError, match="'shards' cannot be discarded") as caught:
-        parse_discard("columns,shards")
-    assert caught.value.hint == "use columns or samples"

@@ -143,7 +143,8 @@ def test_a_text_that_is_not_its_category_is_found(made: Path) -> None:
         entry = next(entry for entry in manifest.files if entry.is_texts)
         before = {path: path.read_bytes() for path in manifest.folder.iterdir()}
         path = reseal(manifest.folder, lambda columns: columns["text"].reverse(), entry.path)
-        assert any(str(path) in fault and "does not have the hash" in fault for fault in verify(made / "out"))
+        wanted = "does not have the hash" if folder == "columns" else "text in row 0"
+        assert any(str(path) in fault and wanted in fault for fault in verify(made / "out"))
         for path, text in before.items():
             path.write_bytes(text)
     assert verify(made / "out") == []

@@ -67,10 +67,11 @@ def test_more_memory_never_makes_a_row_cold(vocabulary: Manifest) -> None:
         before = num_hot
 
 
-def test_a_vocabulary_by_peeling_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_vocabulary_by_peeling_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its order knew the widths already: another density must not change which rows are first."""
 
-    config = replace(CONFIG, rank=replace(CONFIG.rank, rank_by="peel", peel_floor=5))
+    monkeypatch.setattr("hotset.pipeline.stages.rank.PEEL_FLOOR", 5)
+    config = replace(CONFIG, rank=replace(CONFIG.rank, rank_by="peel"))
     vocabulary = run_to("rank", tmp_path, draw_samples(60, np.random.default_rng(5)), config)
     row_bytes = [8] * 13 + [24] * 13
     places = read_tables(vocabulary, "place")

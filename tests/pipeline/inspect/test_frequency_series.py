@@ -89,10 +89,14 @@ def test_faes_sample_never_covers_more_lookups_than_exact_counts(folder: Path) -
     assert sampled[-1]["hot_lookup_share"] == 1
 
 
-def test_other_orders_are_those_of_folders_ranked_so(log: list[Sample], tmp_path: Path) -> None:
+def test_other_orders_are_those_of_folders_ranked_so(
+    log: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("stages.rank", "inspect.other_orders"):
+        monkeypatch.setattr(f"hotset.pipeline.{module}.PEEL_FLOOR", 16)
     for name, config in (
-        ("peel", RankConfig(rank_by="peel", peel_floor=16)),
-        ("count", RankConfig(peel_floor=16)),
+        ("peel", RankConfig(rank_by="peel")),
+        ("count", RankConfig()),
     ):
         (tmp_path / name).mkdir()
         run_to("split", tmp_path / name, log, replace(CONFIG, rank=config))

@@ -138,7 +138,7 @@ def test_a_run_that_was_killed(
 
 
 CHANGES: dict[str, Any] = {
-    "ingest": replace(CONFIG.ingest, max_bad_fraction=0.5),
+    "ingest": replace(CONFIG.ingest, on_bad_line="skip:0.5"),
     "count": CountConfig(eval_fraction=0.3, eval_files=1),
     "rank": RankConfig(min_count=3),
     "split": replace(CONFIG.split, embedding_dim=8),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,8 +46,15 @@ def samples() -> list[Sample]:
     return draw_samples(150, np.random.default_rng(8))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _low_floor() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hotset.pipeline.stages.rank.PEEL_FLOOR", 7)
+        yield
+
+
 def config_of(**fields: object) -> PreprocessConfig:
-    rank_config = RankConfig(**({"rank_by": "peel", "peel_floor": 7, "min_count": 2} | fields))  # type: ignore[arg-type]
+    rank_config = RankConfig(**({"rank_by": "peel", "min_count": 2} | fields))  # type: ignore[arg-type]
     return PreprocessConfig(
         count=CountConfig(eval_fraction=0.4),
         rank=rank_config,
@@ -126,9 +134,12 @@ def test_it_never_makes_fewer_samples_hot_than_frequency(
 
 
 @pytest.mark.parametrize("floor", [0, 50, 10_000])
-def test_workers_do_not_change_a_byte(tmp_path: Path, folder: Path, floor: int) -> None:
+def test_workers_do_not_change_a_byte(
+    tmp_path: Path, folder: Path, floor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counts, columns = Manifest.read(folder / "counts"), Manifest.read(folder / "columns")
-    config = RankConfig(rank_by="peel", peel_floor=floor)
+    monkeypatch.setattr("hotset.pipeline.stages.rank.PEEL_FLOOR", floor)
+    config = RankConfig(rank_by="peel")
     made = [
         rank(config, counts, tmp_path / f"{workers}", Resources(workers=workers), columns=columns)
         for workers in (1, 3)
@@ -151,28 +162,30 @@ def test_what_peeling_needs_is_said(tmp_path: Path, folder: Path) -> None:
             Resources(memory_bytes=180 << 20, workers=1),
             columns=columns,
         )
-    hint = "MiB would do; fewer --workers need less, and so does a larger --peel-floor"
+    hint = "MiB would do; fewer --workers need less"
     assert hint in str(caught.value.hint)
     few = FeatureSettings([("C3", 8)])
     with pytest.raises(ConfigError, match="peel_row_bytes has no entry for 'C1'"):
         rank(RankConfig(rank_by="peel", peel_row_bytes=few), counts, tmp_path / "few", columns=columns)
-    with pytest.raises(ConfigError, match="peel_floor must be 0 or more, got -1"):
-        RankConfig(peel_floor=-1)
 
 
-def test_counts_of_another_log_are_refused(tmp_path: Path, folder: Path) -> None:
+def test_counts_of_another_log_are_refused(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotset.pipeline.stages.rank.PEEL_FLOOR", 0)
     (tmp_path / "other").mkdir()
     run_to("count", tmp_path / "other", draw_samples(150, np.random.default_rng(9)), config_of())
     counts, columns = Manifest.read(folder / "counts"), Manifest.read(tmp_path / "other" / "columns")
     with pytest.raises(ManifestError, match=r"counts fewer lookups of C\d+ than"):
-        rank(RankConfig(rank_by="peel", peel_floor=0), counts, tmp_path / "out", columns=columns)
+        rank(RankConfig(rank_by="peel"), counts, tmp_path / "out", columns=columns)
 
 
 def test_stopped_half_way_it_goes_on_to_the_same_bytes(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts, columns = Manifest.read(folder / "counts"), Manifest.read(folder / "columns")
-    config = RankConfig(rank_by="peel", peel_floor=3)
+    monkeypatch.setattr("hotset.pipeline.stages.rank.PEEL_FLOOR", 3)
+    config = RankConfig(rank_by="peel")
     rank(config, counts, tmp_path / "unbroken", Resources(workers=1), columns=columns)
     with monkeypatch.context() as patch:
         writer = failing_writer(5, KeyboardInterrupt)

@@ -220,7 +220,7 @@ def test_bad_csv_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     raw = tmp_path / "log.csv"
     lines = [line for bad in BAD_LINES for line in (b'0,-7,"""q"",",-1,7,0000beef', bad)]
     raw.write_bytes(b"\xef\xbb\xbf" + HEADER + b"\n".join(lines))
-    skipping = config('format = "csv"\n' + GOOD, on_bad_line="skip", max_bad_fraction=0.5)
+    skipping = config('format = "csv"\n' + GOOD, on_bad_line="skip:0.5")
     columns = ingest([raw], skipping, tmp_path / "out")
     assert columns.totals["bad_lines"] == dict(sorted(Counter(r for r, _ in BAD_LINES.values()).items()))
     row = naive_columns(Log({"u": "text", "i": "integer"}, [('"q",', -1)]))

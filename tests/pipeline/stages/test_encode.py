@@ -83,7 +83,7 @@ def test_a_part_of_which_nothing_was_good_has_no_samples(tmp_path: Path, rng: np
     samples = draw_samples(40, rng)
     raw = tmp_path / "log"
     raw.write_bytes(text_of(samples[:20]) + b"x\n" * 2500 + text_of(samples[20:]))
-    ingest = IngestConfig(block_bytes=SMALL_BLOCKS.block_bytes, on_bad_line="skip", max_bad_fraction=1)
+    ingest = IngestConfig(block_bytes=SMALL_BLOCKS.block_bytes, on_bad_line="skip:1")
     shards = preprocess([raw], PreprocessConfig(ingest=ingest), tmp_path, Resources(workers=2))
     made = Manifest.read(tmp_path / "samples")
     naive = naive_log(samples, 35, min_count=1, num_hot_rows=0)

@@ -121,7 +121,7 @@ def test_several_files_are_one_log_and_empty_ones_count_nothing(
 def test_a_log_without_a_sample_is_refused(tmp_path: Path, text: bytes) -> None:
     raw = [write(tmp_path / "a.tsv", text), write(tmp_path / "b.tsv.gz", b"")]
     with pytest.raises(InputError, match=r"a\.tsv: the log is empty: it has no samples"):
-        ingest(raw, config(on_bad_line="skip", max_bad_fraction=1), tmp_path / "out")
+        ingest(raw, config(on_bad_line="skip:1"), tmp_path / "out")
     assert not (tmp_path / "out" / MANIFEST).exists()
 
 
@@ -190,7 +190,7 @@ def test_skipped_lines_are_counted_by_reason(tmp_path: Path, name: str, rng: np.
         lines.insert(9 * place, line)
     lines[30:30] = [b"", b"\t", *[b"x" * 200] * 20]  # more than a block of nothing else
     raw = write(tmp_path / name, b"\n".join(lines))
-    skipping = config(on_bad_line="skip", max_bad_fraction=0.35)
+    skipping = config(on_bad_line="skip:0.35")
     columns = ingest([raw], skipping, tmp_path / "out", Resources(workers=2))
     assert samples_of(columns) == samples
     wanted = dict.fromkeys(DAMAGE, 1) | {"field_count": 3, "long_field": 21}
@@ -207,7 +207,7 @@ def test_too_many_skipped_lines_are_refused(
 ) -> None:
     text = text_of(draw_samples(72, rng)) + b"1\tx\n" * 2 + DAMAGE["bad_label"][0] + b"\n"
     raw = write(tmp_path / name, text)
-    skipping = config(on_bad_line="skip", max_bad_fraction=fraction)
+    skipping = config(on_bad_line=f"skip:{fraction}")
     if is_fine:
         assert ingest([raw], skipping, tmp_path / "out").num_samples == 72
         return
@@ -217,7 +217,7 @@ def test_too_many_skipped_lines_are_refused(
         f"{raw}: 3 of the first 75 lines are bad (2 field_count, 1 bad_label), "
         f"more than the fraction {fraction} that may be skipped"
     )
-    assert "--max-bad-fraction" in str(caught.value.hint)
+    assert "--on-bad-line skip:" in str(caught.value.hint)
 
 
 def test_a_hopeless_file_is_not_read_to_its_end(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -230,7 +230,7 @@ def test_any_share_may_be_skipped_where_one_is_allowed(tmp_path: Path, rng: np.r
     """Bad lines are shorter than good ones can be, so a file may hold more than its bytes suggest."""
     samples = draw_samples(3, rng)
     raw = write(tmp_path / "log.tsv", b"\n" * 5000 + text_of(samples))
-    columns = ingest([raw], config(on_bad_line="skip", max_bad_fraction=1), tmp_path / "out")
+    columns = ingest([raw], config(on_bad_line="skip:1"), tmp_path / "out")
     assert samples_of(columns) == samples and columns.totals["bad_lines"] == {"field_count": 5000}
 
 
@@ -290,7 +290,7 @@ def interrupt_after(num_files: int, error: type[BaseException]) -> Callable[...,
 @pytest.mark.diagonal(2)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("on_bad_line", ["error", "skip"])
+@pytest.mark.parametrize("on_bad_line", ["error", "skip:0.5"])
 def test_an_interrupted_run_goes_on_to_the_same_bytes(
     tmp_path: Path,
     workers: int,
@@ -300,10 +300,10 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     rng: np.random.Generator,
 ) -> None:
     samples = draw_samples(80, rng)
-    bad = b"x\n" if on_bad_line == "skip" else b""
+    bad = b"x\n" if on_bad_line != "error" else b""
     text = text_of(samples[:30]) + bad + text_of(samples[30:])
     raw = [write(tmp_path / "a.tsv", text), write(tmp_path / "b.tsv.gz", text)]
-    setting = config(on_bad_line=on_bad_line, max_bad_fraction=0.5)
+    setting = config(on_bad_line=on_bad_line)
     ingest(raw, setting, tmp_path / "whole")
     for num_files in (0, 3, 20):
         out = tmp_path / f"out{num_files}"
@@ -372,8 +372,10 @@ def test_progress_ends_at_the_total(tmp_path: Path, rng: np.random.Generator) ->
     [
         {"schema": "movielens"},
         {"on_bad_line": "ignore"},
-        {"max_bad_fraction": 1.1},
-        {"max_bad_fraction": float("nan")},
+        {"on_bad_line": "skip:1.1"},
+        {"on_bad_line": "skip:nan"},
+        {"on_bad_line": "skip:"},
+        {"on_bad_line": "error:0.5"},
         {"block_bytes": ByteSize(0)},
     ],
 )

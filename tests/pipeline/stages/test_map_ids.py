@@ -151,24 +151,19 @@ def test_other_features_are_refused(tmp_path: Path, rng: np.random.Generator) ->
     assert not (tmp_path / "map").exists()
 
 
-def test_the_command_maps_two_folders_and_verify_looks_at_it(
-    vocabularies: dict[tuple[int, int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_verify_looks_at_a_map_and_another_old_vocabulary_is_refused(
+    vocabularies: dict[tuple[int, int], Path], tmp_path: Path
 ) -> None:
-    old, new = vocabularies[1, 1], tmp_path / "new"
+    old, other, new = vocabularies[1, 1], vocabularies[1, 3], tmp_path / "new"
     shutil.copytree(vocabularies[3, 1], new)
-    assert main(["map-ids", str(old), str(new)]) == 0
-    assert "rows are kept; they serve" in capsys.readouterr().out
+    before, after = (Manifest.read(folder / "vocabulary") for folder in (old, new))
+    map_ids(before, after, new / "id_map")
     assert verify(new) == [] and verify(new / "id_map") == []
-    assert main(["map-ids", str(old / "vocabulary"), str(new), "--json"]) == 0
-    assert main(["map-ids", str(vocabularies[1, 3]), str(new)]) == 1
-    error, hint = capsys.readouterr().err.splitlines()
-    assert "another old than the present one" in error
-    assert hint == "hint: give another --out, or --redo to write it again"
-    assert main(["map-ids", str(vocabularies[1, 3]), str(new), "--redo"]) == 0
+    with pytest.raises(ManifestError, match="another old than the present one"):
+        map_ids(Manifest.read(other / "vocabulary"), after, new / "id_map")
     path = new / "id_map" / "C3.arrow"
     path.write_bytes(path.read_bytes()[:-5] + b"xxxxx")
     assert [str(path) in fault for fault in verify(new)] == [True]
-    assert main(["map-ids", str(tmp_path / "none"), str(new)]) == 1
 
 
 def test_an_extension_maps_the_ids_it_changes(
@@ -181,17 +176,17 @@ def test_an_extension_maps_the_ids_it_changes(
     words = ["--min-count", "2", "--eval-files", "1", "--workers", "1"]
     assert main(["preprocess", *logs[:2], *words, "--out", str(out)]) == 0
     shutil.copytree(out, tmp_path / "old")
-    assert main(["preprocess", *logs, *words, "--out", str(out), "--map-ids"]) == 1
     shutil.copytree(out, tmp_path / "whole")
     with killed(-1, monkeypatch) as calls:
-        main(["preprocess", *logs, *words, "--out", str(tmp_path / "whole"), "--extend", "--map-ids"])
+        main(["preprocess", *logs, *words, "--out", str(tmp_path / "whole"), "--extend"])
     for after in (calls[0] // 6, calls[0] // 4, calls[0] // 3):
         with killed(after, monkeypatch), pytest.raises(Killed):
-            main(["preprocess", *logs, *words, "--out", str(out), "--extend", "--map-ids"])
-    assert main(["preprocess", *logs, *words, "--out", str(out), "--extend", "--map-ids"]) == 0
+            main(["preprocess", *logs, *words, "--out", str(out), "--extend"])
+    assert main(["preprocess", *logs, *words, "--out", str(out), "--extend"]) == 0
     assert "rows are kept; they serve" in capsys.readouterr().err
     assert verify(out) == [] and not (out / "old_vocabulary").exists()
-    assert main(["map-ids", str(tmp_path / "old"), str(out), "--out", str(tmp_path / "map")]) == 0
+    before, mapped_to = (Manifest.read(folder / "vocabulary") for folder in (tmp_path / "old", out))
+    map_ids(before, mapped_to, tmp_path / "map")
     assert tree_of(tmp_path / "map") == tree_of(out / "id_map")
     assert tree_of(tmp_path / "whole") == tree_of(out)
     assert main(["preprocess", *logs, *words, "--out", str(out), "--redo", "rank"]) == 0

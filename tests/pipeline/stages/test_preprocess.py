@@ -219,7 +219,7 @@ def test_stopped_half_way_in_any_stage_the_same_run_goes_on_to_the_same_bytes(
 
 
 CHANGES: dict[str, tuple[Any, str]] = {
-    "ingest": (replace(CONFIG.ingest, max_bad_fraction=0.5), "max_bad_fraction = 0.001, now 0.5"),
+    "ingest": (replace(CONFIG.ingest, on_bad_line="skip:0.5"), "on_bad_line = error, now skip:0.5"),
     "count": (CountConfig(eval_fraction=0.2), "eval_fraction = 0.3, now 0.2"),
     "rank": (RankConfig(min_count=3), "min_count = 2, now 3"),
     "split": (replace(CONFIG.split, embedding_dim=8), "embedding_dim = 4, now 8"),

@@ -5,7 +5,6 @@ Tests `check_files`, too.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from hotset.pipeline.sizes import MIB, ByteSize
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig
 from hotset.pipeline.stages.split import SplitConfig, needed_bytes, split
-from hotset.pipeline.verify.check_files import faults_of_plan
 from hotset.tests.support.logs.criteo_text import SCHEMA, Sample, draw_samples
 from hotset.tests.support.naive.naive_stages import naive_log, run_to, tags_of
 
@@ -113,20 +111,6 @@ def test_rows_of_several_widths_fill_the_budget_by_lookups_per_byte(
     assert found == {"C3": (4, 16), "C7": (64, 256)} and plan.totals["row_bytes"] == 64
     is_hot = [all(i < n for i, n in zip(ids, num_hot, strict=True)) for ids in naive.ids]
     assert tags_of(plan) == is_hot
-    assert list(faults_of_plan(plan)) == []
-
-
-def test_a_plan_that_exceeds_its_budget_is_found(tmp_path: Path, folder: Path) -> None:
-    dims = FeatureSettings([("C3", 4)])
-    plan = split_in(
-        folder,
-        tmp_path / "plan",
-        SplitConfig(embedding_optimizer="sgd", hot_bytes=ByteSize(4096), feature_dims=dims),
-    )
-    small = replace(plan, config=plan.config | {"hot_bytes": 4000})
-    assert [fault for fault in faults_of_plan(small) if "the budget is 4000" in fault]
-    wide = replace(plan, config=plan.config | {"feature_dims": []})
-    assert list(faults_of_plan(wide)) == ["C3 has rows of 16 bytes, want 64"]
 
 
 def test_a_width_for_no_feature_is_refused(tmp_path: Path, folder: Path) -> None:

@@ -28,6 +28,8 @@ from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.stages.transpose import TransposeConfig, transpose
 from hotset.pipeline.verify.verify import verify
+from hotset.tests.support.logs.list_logs import KINDS, recipe
+from hotset.tests.support.logs.other_logs import draw_log, write_csv
 from hotset.tests.support.resealed import reseal, reseal_later_folders, write_manifest
 
 Rows = dict[str, list[Any]]
@@ -136,6 +138,11 @@ def copy_sample(rows: Rows) -> None:
         rows[name][1] = rows[name][0]
 
 
+def drop_last(rows: Rows) -> None:
+    for values in rows.values():
+        values.pop()
+
+
 def put_step(column: str, number: int, rows: Rows) -> None:
     """Change the last step that has anything in a column of lists, or the last value of a plain one."""
     values = rows[column]
@@ -152,6 +159,8 @@ MIXED = "mixed-00000.arrow"
 PLANS = "epoch-00000.width-00004-00000.arrow"
 EDITS: dict[str, tuple[str, Edit]] = {
     "columns: label": (COLUMNS, partial(flip, "label", 0)),
+    "columns: label 2": (COLUMNS, partial(put, "label", -1, 2)),
+    "columns: float that is not finite": (COLUMNS, partial(put, "price", 3, float("inf"))),
     "columns: float": (COLUMNS, partial(add, "price", 3, 0.5)),
     "columns: integer": (COLUMNS, partial(add, "age", 3, 1)),
     "columns: category": (COLUMNS, partial(put, "user", 3, 12345)),
@@ -167,11 +176,19 @@ EDITS: dict[str, tuple[str, Edit]] = {
     ),
     "vocabulary: counts": ("user.arrow", partial(move, "count", 1, 0)),
     "vocabulary: a place": ("user.arrow", partial(add, "place", 0, 1)),
+    "vocabulary: rising counts": ("user.arrow", lambda rows: rows["count"].reverse()),
+    "vocabulary: a lookup lost": ("user.arrow", partial(add, "count", -1, -1)),
+    "vocabulary: a place twice": ("user.arrow", lambda rows: put("place", 1, rows["place"][0], rows)),
+    "vocabulary: a place outside": ("user.arrow", partial(put, "place", -1, 10**9)),
+    "vocabulary: another text": ("user.texts.arrow", partial(put, "text", 0, "other text")),
+    "vocabulary: a text of no row": ("user.texts.arrow", partial(put, "id", -1, 10**6)),
     "plan: a hot tag": ("file0000-block0000000.arrow", partial(flip, "is_hot", 0)),
     "plan: a mixed tag": ("file0000-block0000000.arrow", partial(flip, "is_hot", 1)),
     "plan: tag 2": ("file0000-block0000000.arrow", partial(put, "is_hot", 0, 2)),
     "samples: all ids 0": (COLUMNS, partial(fill, "ids", [0, 0, 0])),
     "samples: an id": (COLUMNS, put_other_id),
+    "samples: an id below 0": (COLUMNS, partial(put_in_list, "ids", 2, 1, -1)),
+    "samples: an id outside its table": (COLUMNS, partial(put_in_list, "ids", 2, 1, 10**9)),
     "samples: two samples": (COLUMNS, partial(swap_different, "ids")),
     "shards: label 2": (MIXED, partial(put, "label", 0, 2.0)),
     "shards: a label": (MIXED, partial(flip, "label", 0)),
@@ -180,6 +197,11 @@ EDITS: dict[str, tuple[str, Edit]] = {
     "shards: a dense value": (MIXED, partial(put_in_list, "dense", 2, 1, 0.25)),
     "shards: dense NaN": (MIXED, partial(put_in_list, "dense", 2, 1, float("nan"))),
     "shards: an id": (MIXED, put_other_id),
+    "shards: an id below 0": (MIXED, partial(put_in_list, "ids", 2, 1, -1)),
+    "shards: an id outside its table": (MIXED, partial(put_in_list, "ids", 2, 1, 10**9)),
+    "shards: half a label": (MIXED, partial(put, "label", 0, 0.5)),
+    "shards: a batch too short": (MIXED, drop_last),
+    "shards: a hot sample in a mixed batch": (MIXED, partial(put, "ids", 0, [0, 0, 0])),
     "shards: ids of two samples": (MIXED, partial(swap_different, "ids")),
     "shards: order": (MIXED, partial(swap, EVERY, 0, 1)),
     "shards: a sample twice": (MIXED, copy_sample),
@@ -217,6 +239,9 @@ def move_num_hot(parts: dict[str, Any]) -> None:
 MANIFEST_EDITS: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
     "vocabulary: oov_id": ("vocabulary", set_oov_id),
     "plan: num_hot": ("plan", move_num_hot),
+    "plan: a smaller budget": ("plan", lambda parts: parts["config"].update(hot_bytes=100)),
+    "plan: another optimizer": ("plan", lambda parts: parts["config"].update(embedding_optimizer="adagrad")),
+    "plan: another dim": ("plan", lambda parts: parts["config"].update(feature_dims=[["user", 8]])),
     "shards: seed": ("shards", set_seed),
     "schedule: seed": ("schedule", set_seed),
 }
@@ -249,6 +274,48 @@ def test_an_edit_of_a_manifest_is_found(name: str, made: Path, tmp_path: Path) -
     reseal_later_folders(folder)
     faults = verify(folder, WORKERS)
     assert any(stage in fault for fault in faults)
+
+
+def move_between_lists(rows: Rows) -> None:
+    """Move a lookup to the next list: the sum of the lengths stays."""
+    lists = rows["tags"]
+    row = next(i for i in range(len(lists) - 1) if lists[i])
+    lists[row + 1] = [lists[row].pop(), *lists[row + 1]]
+
+
+def drop_from_list(rows: Rows) -> None:
+    next(tags for tags in rows["tags"] if tags).pop()
+
+
+def put_outside(rows: Rows) -> None:
+    next(tags for tags in rows["tags"] if tags)[0] = 10**6
+
+
+LIST_EDITS: dict[str, Edit] = {
+    "samples: a lookup in the next list": move_between_lists,
+    "samples: an id outside its table": put_outside,
+    "shards: a lookup lost": drop_from_list,
+    "shards: a lookup in the next list": move_between_lists,
+}
+
+
+@pytest.fixture(scope="module")
+def made_of_lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a log with lists; not to be changed."""
+    folder = tmp_path_factory.mktemp("lists")
+    log = draw_log(60, KINDS, np.random.default_rng(7))
+    config = recipe(log, "csv", order="original")
+    preprocess([write_csv(folder / "log", log)], config, folder / "dir", WORKERS)
+    assert verify(folder / "dir", WORKERS) == []
+    return folder / "dir"
+
+
+@pytest.mark.parametrize("name", LIST_EDITS)
+def test_an_edit_of_lists_is_found_and_the_file_named(name: str, made_of_lists: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made_of_lists, tmp_path / "dir"))
+    path = reseal(folder / name.split(":")[0], LIST_EDITS[name])
+    reseal_later_folders(folder)
+    assert any(fault.startswith(f"{path}: ") for fault in verify(folder, WORKERS))
 
 
 @pytest.mark.parametrize("swapped", ["dense", "order"])

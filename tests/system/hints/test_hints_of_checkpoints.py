@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.stages.map_ids import map_ids
 from hotset.tests.support.hints import Shell, follows, hint_of
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
@@ -119,12 +120,18 @@ def test_another_run_is_not_resumed() -> None:
     assert hint == "give the model that the run was begun with"
 
 
+def write_map(old: str, new: str) -> None:
+    """Map the ids of one folder to those of another, which gets the map."""
+    before, after = (Manifest.read(Path(name, "vocabulary")) for name in (old, new))
+    map_ids(before, after, Path(new, "id_map"))
+
+
 def another_day(shell: Shell) -> None:
     """Extend ``data`` by a day, with the map of its ids, as ``more``."""
     shell.works("generate", "--samples", "300", "--seed", "9", "--scale", "100", "--out", "day.tsv")
     preprocess = ["preprocess", "log.tsv", "day.tsv", "--out", "more", "--batch-size", "128", "-q"]
     shell.works(*preprocess, "--hot-bytes", "64KiB")
-    shell.works("map-ids", "data", "more")
+    write_map("data", "more")
 
 
 @follows("train/resuming/source_run.py::_open_maps")
@@ -132,7 +139,7 @@ def test_another_vocabulary_gets_its_map(shell: Shell) -> None:
     another_day(shell)
     shutil.move("more/id_map", "id_map")
     start = ("train", "more", "--threads", "1", "--init-from", "run", "--out", "next")
-    assert shell.refused(*start).startswith("`hotset map-ids OLD NEW`")
+    assert shell.refused(*start).startswith("extend the DIR that the run was trained on")
     shutil.move("id_map", "more/id_map")
     shell.works(*start)
 
@@ -148,9 +155,10 @@ def test_a_map_of_other_ids_is_made_again(shell: Shell) -> None:
     right = shutil.move("more/id_map", "id_map")
     shutil.copytree("more/shards", "more/id_map")
     hint = shell.refused(*start)
-    assert hint.endswith("`hotset map-ids OLD NEW`")
+    assert hint.endswith("`hotset preprocess --extend`")
     shutil.rmtree("more/id_map")
-    shell.works("map-ids", "more", "data", "--out", "more/id_map")
+    before, after = (Manifest.read(Path(name, "vocabulary")) for name in ("more", "data"))
+    map_ids(before, after, Path("more/id_map"))
     assert shell.refused(*start) == hint
     shutil.rmtree("more/id_map")
     shutil.copytree(right, "more/id_map")

@@ -25,6 +25,7 @@ from hotset.pipeline.formats import whole_file
 from hotset.pipeline.formats.arrow_files import columns_of, fixed_lists, read_file, values_of
 from hotset.pipeline.formats.lookups import _refuse_stray
 from hotset.pipeline.formats.tables import offsets_of
+from hotset.pipeline.stages.map_ids import map_ids
 from hotset.tests.support.hints import Shell, follows, hint_of
 from hotset.tests.support.json_records import AnyRecord
 from hotset.tests.support.processes.kills import start_holder
@@ -67,9 +68,10 @@ def test_what_is_no_folder_of_preprocess(shell: Shell) -> None:
 
 @follows("pipeline/stages/map_ids.py::map_ids")
 def test_what_is_no_vocabulary_is_not_mapped(shell: Shell) -> None:
-    hint = shell.refused("map-ids", "data/shards", "data")
+    shards, vocabulary = (Manifest.read(Path("data", name)) for name in ("shards", "vocabulary"))
+    hint = hint_of(lambda: map_ids(shards, vocabulary, Path("map")))
     assert hint == "give a folder that preprocess wrote (its --out)"
-    shell.works("map-ids", "run", "data")
+    map_ids(vocabulary, vocabulary, Path("map"))
 
 
 @follows("pipeline/folders/manifest.py::_missing#3")
@@ -168,23 +170,13 @@ def test_a_folder_of_someone_else_is_left_alone(shell: Shell) -> None:
     shell.works("preprocess", "log.tsv", "--out", "mine")
 
 
-@follows("pipeline/folders/discard.py::parse_discard")
-def test_what_can_be_discarded_is_named(shell: Shell) -> None:
-    arguments = ["preprocess", "log.tsv", "--out", "other", "--discard"]
-    assert shell.refused(*arguments, "shards") == "use columns or samples"
-    for name in ("columns", "samples"):
-        shell.works(*arguments, name)
-
-
 @follows("pipeline/folders/discard.py::refuse_discarded")
 def test_discarded_folders_are_rebuilt_from_the_log(shell: Shell) -> None:
-    shell.works("preprocess", "log.tsv", "--out", "other", "--discard", "columns,samples")
+    shell.works("preprocess", "log.tsv", "--out", "other", "--shards-only")
     for command in (["split", "other", "--hot-bytes", "1MiB", "--redo"], ["stats", "other"]):
         shell.obey(shell.refused(*command), RAW="log.tsv")
         shell.works(*command)
-        shell.works(
-            "preprocess", "log.tsv", "--out", "other", "--redo", "split", "--discard", "samples,columns"
-        )
+        shell.works("preprocess", "log.tsv", "--out", "other", "--redo", "split", "--shards-only")
 
 
 @follows("pipeline/folders/folder_lock.py::_refusal")
@@ -409,3 +401,14 @@ def test_a_file_that_fails_on_the_way(shell: Shell) -> None:
     assert hint_of(lambda: write("b", OSError(28, "full"))) == "give another --out, or free disk space"
     with whole_file.whole_file(Path("c")) as file:
         file.write(b"x")
+
+
+@follows("pipeline/folders/removed_options.py::refuse_removed")
+def test_an_option_that_is_gone(shell: Shell) -> None:
+    parts = json.loads(Path("data/vocabulary/manifest.json").read_bytes())
+    parts["config"]["peel_floor"] = 7
+    write_manifest(Path("data/vocabulary"), parts)
+    arguments = ["preprocess", "log.tsv", "--out", "data", "--hot-bytes", "64KiB", "--batch-size", "128"]
+    hint = shell.refused(*arguments)
+    assert "--redo rank" in hint
+    shell.works(*arguments, "--redo", "rank")

@@ -193,7 +193,7 @@ def test_a_line_without_a_label(shell: Shell) -> None:
     Path("log.csv").write_text(Path("log.csv").read_text().replace("\n1,", "\n,"))
     hint = shell.refused(*preprocess("log.csv", SCHEMA))
     assert "--on-bad-line skip; a log without labels is read with --no-label" in hint
-    shell.works(*preprocess("log.csv", SCHEMA), "--on-bad-line", "skip", "--max-bad-fraction", "0.6")
+    shell.works(*preprocess("log.csv", SCHEMA), "--on-bad-line", "skip:0.6")
 
 
 @follows("pipeline/preview/log_sample.py::_parse_blocks")
@@ -208,8 +208,8 @@ def test_a_bad_line_is_found_by_a_dry_run_too(shell: Shell) -> None:
 def test_more_bad_lines_are_allowed(shell: Shell) -> None:
     Path("bad.tsv").write_bytes(b"0\tx\n" * 300 + Path("log.tsv").read_bytes())
     arguments = ["preprocess", "bad.tsv", "--out", "other", "--on-bad-line", "skip"]
-    assert "raise --max-bad-fraction" in shell.refused(*arguments)
-    shell.works(*arguments, "--max-bad-fraction", "0.5")
+    assert "as in --on-bad-line skip:" in shell.refused(*arguments)
+    shell.works(*arguments[:-1], "skip:0.5")
 
 
 @follows("pipeline/preview/infer_schema.py::_without_category")

@@ -20,6 +20,7 @@ from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.hot_rows.fae_hot_rows import _appearances
 from hotset.pipeline.packing.shard_batches import ShardBatches
 from hotset.pipeline.runtime import address_limit, engines, ray_engine, tasks
+from hotset.pipeline.stages.map_ids import map_ids
 from hotset.tests.support.hints import Shell, follows, hint_of
 
 
@@ -101,14 +102,14 @@ def test_peeling_in_little_memory(shell: Shell, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("hotset.pipeline.ranking.peel_order._SCRATCH_BYTES", 10 << 30)
     arguments = ["rank", "data", "--rank-by", "peel", "--redo", "--workers", "1", "--memory"]
     hint = shell.refused(*arguments, "300MiB")
-    assert hint.endswith("and so does a larger --peel-floor")
     shell.works(*arguments, number_in(hint, "--memory"))
 
 
 @follows("pipeline/ranking/peel_order.py::_append_table")
 def test_counts_that_are_not_of_these_columns(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ["rank", "data", "--rank-by", "peel", "--peel-floor", "0", "--redo"]
+    arguments = ["rank", "data", "--rank-by", "peel", "--redo"]
     with monkeypatch.context() as patched:
+        patched.setattr("hotset.pipeline.stages.rank.PEEL_FLOOR", 0)
         patched.setattr("hotset.stats.ranking.sample_lists.append_samples", lambda *_: False)
         hint = shell.refused(*arguments)
     shell.obey(hint)
@@ -168,7 +169,8 @@ def test_maps_between_other_schemas(shell: Shell) -> None:
     Path("log.csv").write_text("click,C1\n" + "".join(f"{n % 2},c{n % 7}\n" for n in range(99)))
     Path("one.toml").write_text('format = "csv"\nlabel = "click"\n[sparse]\nC1 = "text"\n')
     shell.works("preprocess", "log.csv", "--schema", "one.toml", "--out", "model")
-    assert "the same schema" in shell.refused("map-ids", "data", "model")
+    data, model = (Manifest.read(Path(name, "vocabulary")) for name in ("data", "model"))
+    assert "the same schema" in hint_of(lambda: map_ids(data, model, Path("map")))
     names = "".join(f'C{number} = "text"\n' for number in range(1, 27))
     header = ",".join(["click", *(f"C{number}" for number in range(1, 27))])
     Path("log.csv").write_text(
@@ -176,8 +178,9 @@ def test_maps_between_other_schemas(shell: Shell) -> None:
     )
     Path("two.toml").write_text(f'format = "csv"\nlabel = "click"\n[sparse]\n{names}')
     shell.works("preprocess", "log.csv", "--schema", "two.toml", "--out", "wide")
-    assert "the same schema" in shell.refused("map-ids", "data", "wide")
-    shell.works("map-ids", "data", "data", "--out", "map")
+    wide = Manifest.read(Path("wide", "vocabulary"))
+    assert "the same schema" in hint_of(lambda: map_ids(data, wide, Path("map")))
+    map_ids(data, data, Path("map"))
 
 
 @follows("pipeline/stages/preflight.py::refuse_full_disk")
@@ -247,7 +250,7 @@ def test_a_cluster_that_does_not_answer(shell: Shell, monkeypatch: pytest.Monkey
     monkeypatch.setattr("ray.init", fail)
     engine: Any = SimpleNamespace(num_workers=lambda: 2)
     assert "unset it" in hint_of(lambda: ray_engine.RayEngine._connect(engine))
-    assert hint_of(lambda: ray_engine.RayEngine._start(engine, 3, {})) == "give fewer --workers"
+    assert hint_of(lambda: ray_engine.RayEngine._start(engine, 3)) == "give fewer --workers"
 
 
 @follows("pipeline/runtime/tasks.py::_run_in_processes")

@@ -150,13 +150,6 @@ def test_a_demo_takes_no_folder_of_someone_else(shell: Shell, monkeypatch: pytes
     shell.works("demo", "--samples", "300", "--out", "another")
 
 
-@follows("workflows/commands/preprocess_commands.py::_preprocess")
-def test_maps_of_ids_need_an_extension(shell: Shell) -> None:
-    hint = shell.refused("preprocess", "log.tsv", "--out", "data", "--map-ids")
-    assert "--extend" in hint
-    shell.obey(hint, OLD="data", NEW="data")
-
-
 @follows("workflows/cli.py::_run")
 def test_the_extra_of_training_is_installed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_torch(*_: object) -> None:

@@ -199,7 +199,7 @@ def days(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["preprocess", *logs[:2], "--out", str(folder / "dir"), *common]) == 0
     assert main(["train", str(folder / "dir"), "--out", str(folder / "run"), "--threads", "1", "-q"]) == 0
     shutil.copytree(folder / "dir", folder / "old")
-    extend = ["preprocess", *logs, "--out", str(folder / "dir"), "--extend", "--map-ids", *common]
+    extend = ["preprocess", *logs, "--out", str(folder / "dir"), "--extend", *common]
     assert main(extend) == 0
     return folder
 
@@ -273,34 +273,3 @@ def test_the_loop_of_days_is_two_commands(
     assert (out / "weights.safetensors").read_bytes() != (
         tmp_path / "new" / "weights.safetensors"
     ).read_bytes()
-
-
-@pytest.mark.slow
-def test_seven_days_of_two_commands_keep_up_with_a_run_from_scratch(tmp_path: Path) -> None:
-    days = [str(tmp_path / f"day_{day}") for day in range(1, 9)]
-    for number, day in enumerate(days):
-        generate(GenerateConfig(samples=4_000, seed=number, scale=100), Path(day), workers=1)
-    common = ["--eval-files", "1", "--hot-bytes", "32KiB", "--batch-size", "128", "--workers", "1", "-q"]
-    out = tmp_path / "dir"
-    quiet = ["--threads", "1", "-q", "--checkpoint-every", "off"]
-    # Day 1 is trained on, and day 2 is the day that its run is scored on; and so on to day 7.
-    assert main(["preprocess", *days[:2], "--out", str(out), *common]) == 0
-    assert main(["train", str(out), "--out", str(tmp_path / "run_1"), *quiet]) == 0
-    for number in range(2, 8):
-        extend = ["preprocess", *days[: number + 1], "--out", str(out), "--extend", "--map-ids", *common]
-        assert main([*extend, "--train-last", "1"]) == 0
-        start = ["--init-from", str(tmp_path / f"run_{number - 1}")]
-        assert main(["train", str(out), "--out", str(tmp_path / f"run_{number}"), *start, *quiet]) == 0
-        summary = json.loads((tmp_path / f"run_{number}" / "summary.json").read_bytes())
-        assert summary["num_training_samples"] == 4_000, "the new day alone"
-    assert main(["verify", str(out)]) == 0
-    # Beside it a model of the last day alone, and one of all days.
-    assert main(["train", str(out), "--out", str(tmp_path / "last"), *quiet]) == 0
-    whole = tmp_path / "whole"
-    assert main(["preprocess", *days, "--out", str(whole), *common]) == 0
-    assert main(["train", str(whole), "--out", str(tmp_path / "scratch"), *quiet]) == 0
-    auc, last, scratch = (
-        json.loads((tmp_path / name / "summary.json").read_bytes())["auc"]
-        for name in ("run_7", "last", "scratch")
-    )
-    assert auc > last + 0.02 and auc > scratch - 0.01, (auc, last, scratch)

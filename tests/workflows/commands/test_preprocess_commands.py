@@ -61,7 +61,6 @@ def test_nothing_is_removed_for_a_memory_cap_that_cannot_be_kept(
         ["schedule", "--memory", "1KiB"],
         ["transpose", "--memory", "1KiB"],
         ["count", "--eval-files", "1"],
-        ["rank", "--rank-by", "peel", "--peel-row-bytes", "C1=8"],
         ["rank", "--rank-by", "peel", "--memory", "180MiB", "--workers", "1"],
         ["rank", "--rank-by", "sampled", "--memory", "180MiB", "--workers", "1"],
         ["split", "--mode", "fae-code"],
@@ -148,12 +147,7 @@ def test_another_folder_sets_the_defaults_too(data: Path) -> None:
 
 def test_the_log_of_a_folder_sets_the_defaults_of_its_stages(log: Path, tmp_path: Path) -> None:
     assert main(["ingest", str(log), "--out", str(tmp_path), "--schema", "criteo-1tb"]) == 0
-    options = COMMANDS["rank"].parse("rank", ["--peel-floor", "5", str(tmp_path)])
+    options = COMMANDS["rank"].parse("rank", ["--sampling-seed", "5", str(tmp_path)])
     config = config_of(RankConfig, options)
     assert options.dir == tmp_path
-    assert (config.min_count, config.peel_floor) == (15, 5)
-
-
-def test_id_maps_need_an_extension(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["preprocess", str(log), "--out", str(tmp_path), "--map-ids"]) == 1
-    assert "error: --map-ids needs --extend\nhint: give --extend too" in capsys.readouterr().err
+    assert (config.min_count, config.sampling_seed) == (15, 5)

@@ -21,7 +21,7 @@ from hotset.workflows.report.report_commands import preprocess_command, rebuild_
 CASES: dict[str, list[str]] = {
     "defaults": [],
     "two days": ["--eval-files", "1", "--batch-size", "32", "--order", "original", "--block-bytes", "4KiB"],
-    "peeled": ["--rank-by", "peel", "--peel-floor", "50", "--feature-dims", "C3=8", "--seed", "7"],
+    "peeled": ["--rank-by", "peel", "--feature-dims", "C3=8", "--seed", "7"],
     "as FAE": ["--mode", "fae-code", "--hot-bytes", "16KiB", "--embedding-optimizer", "sgd"],
     "rare": ["--min-count", "3", "--feature-min-counts", "C1=2,C5=4", "--on-bad-line", "skip"],
     "no label": ["--no-label", "--eval-fraction", "0.25", "--embedding-dim", "4"],
@@ -92,7 +92,7 @@ def test_provenance_names_what_a_folder_comes_from(logs: Path) -> None:
 @pytest.mark.parametrize("first", ["split", "rank"])
 def test_rebuilding_with_another_setting_is_a_run_from_scratch_with_it(logs: Path, first: str) -> None:
     settings = ["--embedding-dim", "8", "--batch-size", "16", "--min-count", "2"]
-    other = {"split": {"hot_bytes": "3KiB"}, "rank": {"rank_by": "peel", "peel_floor": "40"}}[first]
+    other = {"split": {"hot_bytes": "3KiB"}, "rank": {"rank_by": "peel"}}[first]
     given = [word for name, text in other.items() for word in (f"--{name.replace('_', '-')}", text)]
     usual = ["--hot-bytes", "2KiB"] if first == "rank" else []
     for folder, options in (("first", usual), ("wanted", [*usual, *given])):
