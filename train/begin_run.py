@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..pipeline.errors import HotsetError
 from ..pipeline.folders.manifest import checksum_of
@@ -18,7 +18,6 @@ from .prepare_run import PreparedRun, RunRequest
 from .ranks.ranks import Ranks
 from .resuming.best_weights import BestWeights
 from .resuming.optimizer_states import optimizer_states
-from .resuming.rank_checkpoints import RankCheckpoints
 from .resuming.run_checkpoints import RunCheckpoints
 from .resuming.saved_errors import SAVED_ERRORS, SavedErrors
 from .resuming.saved_run import Checkpoint, restore, table_sizes
@@ -30,6 +29,9 @@ from .run_folder.unfinished_run import is_unfinished, refuse_occupied, remove_be
 from .trainer import Trainer
 from .trainer_building.build_trainer import build_trainer
 from .trainer_building.run_start import RunStart
+
+if TYPE_CHECKING:
+    from .resuming.rank_checkpoints import RankCheckpoints
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +105,8 @@ def begin_run(
     ranks = trainer.ranks
     is_saved = not settings.checkpoint_every.is_off
     last_step = checkpoint.record.state.step if checkpoint else None
+    if ranks.num_ranks > 1:
+        from .resuming.rank_checkpoints import RankCheckpoints
     if ranks.rank:
         return RankFolder(out), RankCheckpoints(trainer, None, last_step) if is_saved else None
     try:

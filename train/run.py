@@ -33,7 +33,6 @@ from .run_folder.unfinished_run import claimed, is_unfinished
 from .run_results.run_log import RunLog, TrainProgress, no_progress
 from .run_results.run_summary import TrainSummary, summarize
 from .trainer import Trainer, run_steps
-from .trainer_building.choose_exchange import choose_exchange
 
 _log = logging.getLogger(__name__)
 
@@ -104,6 +103,8 @@ def train(
             trainer = agree(ranks, build)
             description = start.description
             if start.leaves_codecs_open:
+                from .trainer_building.choose_exchange import choose_exchange
+
                 trainer.coded.use(choose_exchange(trainer, request.rank_options))
                 description = description | coding_of(trainer.coded.chosen, ranks)
             extras = RunExtras(provenance, tensorboard, progress)

@@ -18,7 +18,8 @@ from typing import Literal, NamedTuple, get_args
 from ...stats.codecs.codec_names import codec_of
 from ...stats.codecs.row_codec import RowCodec
 from ..data.batch import EmbeddingTable
-from .chosen_exchange import ChosenExchange, WidthCodec, factor_at
+from ..model.dlrm_shape import tables_by_width
+from .chosen_exchange import ChosenExchange, WidthCodec, factor_at, refuse_unknown_tables
 from .error_feedback import WidthErrors
 
 Kind = Literal["vectors", "gradients", "dense"]
@@ -145,3 +146,23 @@ class CodedExchange:
 
 EXACT = Coding((), ())
 """Rows as they are."""
+
+
+def build_coded_exchange(
+    tables: Sequence[EmbeddingTable], seed: int, rank: int, chosen: ChosenExchange, num_done: int
+) -> CodedExchange:
+    """Build the codecs of what crosses between ranks.
+
+    Args:
+        tables: those of the shards.
+        chosen: their names.
+        num_done: steps of the run that are done.
+
+    Raises:
+        ConfigError: a bound of a table that is not there.
+    """
+    refuse_unknown_tables(chosen, tables)
+    widths = tables_by_width([table.embedding_dim for table in tables]).values()
+    coded = CodedExchange(rank, seed, [[tables[n] for n in of_width] for of_width in widths], num_done)
+    coded.use(chosen)
+    return coded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -11,12 +11,14 @@ import torch
 from ...stats.batches.lookups_by_row import LookupsByRow
 from ..data.batch import Batch, BatchIds, IdReader
 from ..data.stored_batches import StoredBatch
-from ..exchange.width_exchange import WidthExchange
 from ..placements.placements import Placement
 from ..placements.staging_placements import ColdRows, StagingPlacement
 from ..rows.changed_rows import ChangedRows
 from ..rows.step_plan import StepPlan
 from .executor import Executor
+
+if TYPE_CHECKING:
+    from ..exchange.width_exchange import WidthExchange
 
 
 class WidthLookups(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +23,13 @@ from ...stats.staging.staging_size import (
 from ..config import TrainConfig
 from ..data.batch import IdReader
 from ..data.shards import Shards
-from ..exchange.held_rows import HeldRows
 from ..model.dlrm_shape import tables_by_width
 from .fae import Fae
 from .placements import AllFast, Hybrid, HybridDedup, Placement
 from .staging_placements import Cache, HybridUva, Lookahead
+
+if TYPE_CHECKING:
+    from ..exchange.held_rows import HeldRows
 
 _WITHOUT_SETTINGS: dict[str, type[Placement]] = {
     kind.name: kind for kind in (AllFast, Hybrid, HybridDedup, Fae)

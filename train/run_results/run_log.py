@@ -7,7 +7,7 @@ import math
 import shlex
 import time
 from contextlib import suppress
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import torch
 
@@ -18,10 +18,12 @@ from ..data.batch import Batch
 from ..options.interval import parse_interval
 from ..ranks.ranks import OneRank, Ranks, first_says
 from ..resuming.best_weights import BestWeights
-from ..resuming.rank_checkpoints import RankCheckpoints
 from ..resuming.run_checkpoints import RunCheckpoints
 from ..run_folder.run_writer import RunFolder
 from ..trainer import Trainer
+
+if TYPE_CHECKING:
+    from ..resuming.rank_checkpoints import RankCheckpoints
 
 _log = logging.getLogger(__name__)
 

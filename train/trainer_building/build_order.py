@@ -16,7 +16,6 @@ from ..placements.fae import FaeOrder
 from ..placements.schedule_file import Schedule
 from ..placements.shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
 from ..predict import Predictor
-from ..ranked.ranked_embeddings import RankedEmbeddings
 from .build_embeddings import RowTools
 from .run_start import RunStart
 
@@ -85,7 +84,7 @@ def build_step_source(
     has_first_fetches = spills(config, shards)
     # A plan asked for by name is made here, whatever lies on disk.
     schedule = None
-    is_alone = not isinstance(embeddings, RankedEmbeddings)
+    is_alone = tools.shares.num_ranks == 1
     may_fetch = is_fresh or not has_first_fetches
     # It has the plans of whole epochs.
     may_fetch &= num_planned_steps(config, shards) == config.epochs * shards.num_training_batches

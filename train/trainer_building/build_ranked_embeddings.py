@@ -11,7 +11,6 @@ from ..config import TrainConfig
 from ..data.batch import IdReader
 from ..data.batch_shares import BatchShares
 from ..data.shards import Shards
-from ..exchange.chosen_exchange import ChosenExchange, refuse_unknown_tables
 from ..exchange.coded_exchange import CodedExchange
 from ..exchange.held_rows import HeldRows
 from ..exchange.rank_reader import RankReader, choose_owners
@@ -26,25 +25,6 @@ from ..ranks.ranks import FINGERPRINT_BYTES, Ranks, agree, refuse_other_plans
 from ..rows.initial_values import InitialValues
 from ..rows.row_optimizers import RowOptimizer
 from .build_embeddings import RowTools, optimizer_of
-
-
-def build_coded_exchange(
-    shards: Shards, seed: int, rank: int, chosen: ChosenExchange, num_done: int
-) -> CodedExchange:
-    """Build the codecs of what crosses between ranks.
-
-    Args:
-        chosen: their names.
-        num_done: steps of the run that are done.
-
-    Raises:
-        ConfigError: a bound of a table that is not there.
-    """
-    refuse_unknown_tables(chosen, shards.tables)
-    widths = tables_by_width([table.embedding_dim for table in shards.tables]).values()
-    coded = CodedExchange(rank, seed, [[shards.tables[n] for n in of_width] for of_width in widths], num_done)
-    coded.use(chosen)
-    return coded
 
 
 def build_ranked_embeddings(

@@ -19,7 +19,6 @@ from ..ranks.ranks import Ranks
 from ..rows.mapped_rows import HostMemory
 from ..work_threads import WorkThreads
 from .build_embeddings import RowTools, build_embeddings
-from .build_ranked_embeddings import build_ranked_embeddings
 from .devices import open_device, open_verbs
 from .run_start import RunStart
 
@@ -83,6 +82,9 @@ def build_rows(
         if start is not None:
             restore_rows(embeddings, start.rows, are_saved=start.done is not None)
         return embeddings
+    # What a run in one process does not use it does not load.
+    from .build_ranked_embeddings import build_ranked_embeddings
+
     ranked = build_ranked_embeddings(shards, config, tools, ranks, coded)
     if start is not None:
         restore_rows(ranked, start.rows, are_saved=start.done is not None)

@@ -11,7 +11,7 @@ from ..data.readers import Readers
 from ..data.shards import Shards
 from ..device.verbs import Device
 from ..exchange.chosen_exchange import ChosenExchange
-from ..exchange.dense_sums import DenseSums
+from ..exchange.coded_exchange import build_coded_exchange
 from ..model.dense_model import DenseModel
 from ..model.dense_step import DenseStep, TiledStep
 from ..model.graph_step import GraphStep
@@ -29,7 +29,6 @@ from ..trainer import Trainer
 from ..work_threads import WorkThreads
 from .build_embeddings import RowTools
 from .build_order import build_order, build_step_source
-from .build_ranked_embeddings import build_coded_exchange
 from .build_rows import build_rows, build_tools
 from .build_steps import build_runner, has_fused_layers
 from .dense_optimizers import build_dense_optimizers
@@ -82,8 +81,14 @@ def build_trainer(
     # Rows on the host are the work of all threads; a GPU takes its work from one.
     threads = WorkThreads(1) if tools.device.type == "cuda" else tools.threads
     num_done = start.num_done if start is not None else 0
-    coded = build_coded_exchange(shards, config.seed, ranks.rank, exchange or ChosenExchange(), num_done)
-    build_sums = partial(DenseSums, ranks, coded) if ranks.num_ranks > 1 else None
+    coded = build_coded_exchange(
+        shards.tables, config.seed, ranks.rank, exchange or ChosenExchange(), num_done
+    )
+    build_sums = None
+    if ranks.num_ranks > 1:
+        from ..exchange.dense_sums import DenseSums
+
+        build_sums = partial(DenseSums, ranks, coded)
     model, dense = _build_dense_layers(shards, config, tools, threads, build_sums, model_source)
     embeddings = build_rows(shards, config, tools, ranks, coded, start)
 
