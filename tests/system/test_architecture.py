@@ -60,7 +60,7 @@ FLOORS = {
         "exchange histories",
         "rows model",
         "recipe",
-        "data device meter metrics ranks run_config advice_record machine_speeds",
+        "data dense device meter metrics ranks run_config advice_record machine_speeds",
         "config work_threads",
         "options",
     ),
@@ -80,7 +80,7 @@ FLOORS = {
     "stats": (
         "analysis prediction",
         "staging exchange codecs",
-        "ranking batches products",
+        "ranking batches",
         "counting",
         "hashing cpu_prefetch simd",
         "kernel",

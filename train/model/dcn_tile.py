@@ -130,8 +130,8 @@ class DcnTile:
             grad_T,
             self._last_inputs_TN.numpy(),
             self._last_weight_N.numpy(),
-            gradients.array("last.weight").reshape(-1)[: self._last_weight_N.numel()],
-            gradients.array("last.bias"),
+            gradients.arrays["last.weight"].reshape(-1)[: self._last_weight_N.numel()],
+            gradients.arrays["last.bias"],
             last_grad_TN.numpy(),
         )
         # Through the deep network, then through the cross network, which adds to the gradient of its first
@@ -261,7 +261,7 @@ class _CrossLayer:
             self._products[:num_samples].numpy(),
             product_grad_TP.numpy(),
             first_grad_TP.numpy(),
-            gradients.array(self._bias),
+            gradients.arrays[self._bias],
         )
         # The inputs are passed on as they are, too: their gradient is added to that of the outputs.
         if self._narrow is None:

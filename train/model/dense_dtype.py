@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-import numba
-
 from ...pipeline.errors import ConfigError
 
 DenseDtype = Literal["fp32", "bf16"]
@@ -28,7 +26,6 @@ _FLAGS = ("flags", "features")
 _VENDOR = "vendor_id"
 _QUICK = (frozenset({"amx_bf16"}), frozenset({"AuthenticAMD", "avx512_bf16"}))
 """The features of a CPU that is quick at bf16: all of one of these sets."""
-_OWN_PRODUCTS = frozenset({"AuthenticAMD", "avx512f"})
 _HAS_BF16 = ("avx512_bf16", "bf16", "amx_bf16")
 _LIMIT = "ONEDNN_MAX_CPU_ISA"
 """Environment variable that holds oneDNN, which multiplies for torch in bf16, to older instructions."""
@@ -62,19 +59,6 @@ def has_bf16(features: frozenset[str]) -> bool:
 def is_quick_at_bf16(features: frozenset[str]) -> bool:
     """Return whether a CPU with these `cpu_features` multiplies faster in bfloat16 than in float32."""
     return any(needed <= features for needed in _QUICK)
-
-
-def has_quicker_products(features: frozenset[str]) -> bool:
-    """Return whether our own products in float32 (`stats.products`) are quicker than torch's on this CPU.
-
-    Torch's library has kernels for AVX-512 on Intel's processors alone: on AMD's it computes with AVX2. Ours
-    need the registers of AVX-512, and so a compiler that is on and not held to another processor.
-
-    Args:
-        features: `cpu_features` of this machine.
-    """
-    is_compiled_for_it = not numba.config.DISABLE_JIT and numba.config.CPU_NAME is None
-    return is_compiled_for_it and _OWN_PRODUCTS <= features
 
 
 def choose_dense_dtype(wanted: str, device: str, features: frozenset[str]) -> DenseDtype:

@@ -18,18 +18,22 @@ _HALF = np.uint32(16)
 
 
 @kernel
-def add_bias_relu(outputs_TN: NDArray[np.float32], bias_N: NDArray[np.float32]) -> None:
-    """``h = max(h + b, 0)``, in place.
+def add_bias_relu(
+    product_TN: NDArray[np.float32], bias_N: NDArray[np.float32], outputs_TN: NDArray[np.float32]
+) -> None:
+    """Write ``max(p + b, 0)``.
 
     Args:
-        outputs_TN: (num_samples, num_outputs); the layer's product.
+        product_TN: (num_samples, num_outputs); the layer's product.
         bias_N: (num_outputs,).
+        outputs_TN: (num_samples, num_outputs), written; may be the product.
     """
-    for sample in range(outputs_TN.shape[0]):
-        row_N = outputs_TN[sample]
+    for sample in range(product_TN.shape[0]):
+        product_N = product_TN[sample]
+        output_N = outputs_TN[sample]
         for column in range(bias_N.size):
-            value = row_N[column] + bias_N[column]
-            row_N[column] = np.float32(0) if value <= np.float32(0) else value
+            value = product_N[column] + bias_N[column]
+            output_N[column] = np.float32(0) if value <= np.float32(0) else value
 
 
 @kernel

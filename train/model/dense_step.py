@@ -10,10 +10,11 @@ import torch
 from ...stats.batches.work_division import MOST_TILE_SAMPLES
 from ..data.batch import Batch
 from ..data.batch_shares import BatchShares
+from ..dense.linear import choose_library
 from ..work_threads import WorkThreads, one_torch_thread
 from .dcn import Dcn
 from .dcn_tile import DcnTile
-from .dense_dtype import DenseDtype, cpu_features, has_quicker_products
+from .dense_dtype import DenseDtype, cpu_features
 from .dense_model import DenseModel
 from .dense_tile import DenseTile
 from .dlrm import Dlrm
@@ -26,7 +27,6 @@ from .mlp_tiles import (
     Fp32Product,
     Layer,
     MlpTiles,
-    PackedMlp,
     ProductTiles,
 )
 from .sample_tree import tile_bounds
@@ -124,7 +124,8 @@ class TiledStep:
         dtype: type of the products of the hidden layers. The weights are float32 in any case; for bf16 they
             are rounded once a step.
         build_sums: of the gradients of several ranks.
-        own_products: whether hidden layers in fp32 have products of our own; None: where they are quicker.
+        features: names of the CPU's vendor and instruction sets, which decide who multiplies; None: those
+            of this machine.
     """
 
     def __init__(
@@ -135,11 +136,10 @@ class TiledStep:
         dtype: DenseDtype = "fp32",
         build_sums: BuildSums | None = None,
         *,
-        own_products: bool | None = None,
+        features: frozenset[str] | None = None,
     ) -> None:
         self.dtype: DenseDtype = dtype
-        if own_products is None:
-            own_products = has_quicker_products(cpu_features())
+        library = choose_library(cpu_features() if features is None else features, dtype)
         self._threads = threads
         self._shares = shares
         self._scale = 1 / shares.batch_size
@@ -155,14 +155,12 @@ class TiledStep:
         def build_mlp(layers: Sequence[Layer]) -> MlpTiles:
             if is_rounded:
                 return Bf16Mlp(layers, self._weights, rounded, MOST_TILE_SAMPLES)
-            if own_products:
-                return PackedMlp(layers, self._weights, MOST_TILE_SAMPLES)
-            return Fp32Mlp(layers, self._weights, MOST_TILE_SAMPLES)
+            return Fp32Mlp(layers, self._weights, MOST_TILE_SAMPLES, library)
 
         def build_product(name: str) -> ProductTiles:
             if is_rounded:
                 return Bf16Product(name, rounded, MOST_TILE_SAMPLES)
-            return Fp32Product(name, self._weights)
+            return Fp32Product(name, self._weights, library)
 
         def build_tile() -> StepTile:
             if isinstance(model, Dcn):

@@ -146,8 +146,8 @@ class DenseTile:
             grad_T,
             hidden_TN.numpy(),
             self._last_weights,
-            gradients.array(f"{self._last}.weight").reshape(-1)[: self._last_weights.size],
-            gradients.array(f"{self._last}.bias"),
+            gradients.arrays[f"{self._last}.weight"].reshape(-1)[: self._last_weights.size],
+            gradients.arrays[f"{self._last}.bias"],
             memory.hidden_grads,
         )
         inputs_grad_TP = memory.hidden_grad_TN

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -49,8 +48,8 @@ class _Place:
 class ParameterViews(dict[str, torch.Tensor]):
     """Parts of one vector by the names of parameters, each in the shape it is stored in.
 
-    NumPy's arrays of them and the fronts of matrices are made once: behind a product, whose data fill the
-    caches, the interpreter takes six microseconds to make one.
+    NumPy's arrays of them are made once: behind a product, whose data fill the caches, the interpreter takes
+    six microseconds to make one.
 
     Args:
         vector: contiguous.
@@ -58,45 +57,12 @@ class ParameterViews(dict[str, torch.Tensor]):
     """
 
     def __init__(self, vector: torch.Tensor, parts: Iterable[tuple[str, int, Sequence[int]]]) -> None:
-        self._starts: dict[str, int] = {}
         for name, start, shape in parts:
-            self._starts[name] = start
             self[name] = vector[start : start + math.prod(shape)].view(*shape)
-        self._vector = vector
-        self._arrays: dict[str, NDArray[np.float32]] = {}
-        self._fronts: dict[tuple[str, int], torch.Tensor] = {}
-        self._front_arrays: dict[tuple[str, int], NDArray[np.float32]] = {}
-
-    @cached_property
-    def vector(self) -> NDArray[np.float32]:
-        """The whole float32 vector as an array of the same memory."""
-        found: NDArray[np.float32] = self._vector.numpy()
-        return found
-
-    def start(self, name: str) -> int:
-        """Return where in the vector a part begins."""
-        return self._starts[name]
-
-    def array(self, name: str) -> NDArray[np.float32]:
-        """Return a part of a float32 vector as an array of the same memory."""
-        found = self._arrays.get(name)
-        if found is None:
-            found = self._arrays[name] = self[name].numpy()
-        return found
-
-    def front(self, name: str, num_rows: int) -> torch.Tensor:
-        """Return the first rows of a matrix."""
-        found = self._fronts.get((name, num_rows))
-        if found is None:
-            found = self._fronts[name, num_rows] = self[name][:num_rows]
-        return found
-
-    def front_array(self, name: str, num_rows: int) -> NDArray[np.float32]:
-        """Return the first rows of a matrix of a float32 vector as an array of the same memory."""
-        found = self._front_arrays.get((name, num_rows))
-        if found is None:
-            found = self._front_arrays[name, num_rows] = self.front(name, num_rows).numpy()
-        return found
+        self.arrays: dict[str, NDArray[np.float32]] = {}
+        """The parts of a float32 vector as arrays of the same memory."""
+        if vector.dtype == torch.float32:
+            self.arrays = {name: part.numpy() for name, part in self.items()}
 
 
 class FlatParameters:

@@ -1,10 +1,9 @@
 """Forward and backward pass of an MLP, or of one product, on a tile of samples, without a graph.
 
 One object holds the activations of one tile and is used by one thread at a time. Layers are products into
-memory that is kept, and fused kernels for what lies between them. In float32 the products are torch's own, or
-ours on processors where these are quicker. In bfloat16 inputs, weights and gradients are rounded before each
-product, which sums in float32 and rounds its result once, and the gradients of weights are widened at once,
-so that all sums over tiles are in float32.
+memory that is kept, and fused kernels for what lies between them. In bfloat16 inputs, weights and gradients
+are rounded before each product, which sums in float32 and rounds its result once, and the gradients of
+weights are widened at once, so that all sums over tiles are in float32.
 """
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
@@ -19,9 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...stats.products.mlp_passes import mlp_gradients, mlp_outputs
-from ...stats.products.panels import PART_FLOATS, num_panel_floats, num_stored_rows
-from ...stats.simd import aligned_zeros
+from ..dense.linear import Library, is_wide, multiply
 from .dense_kernels import add_bias_relu, add_bias_relu_bf16, mask_by_relu, mask_by_relu_bf16
 from .flat_parameters import ParameterViews
 
@@ -94,11 +91,6 @@ class _LayerMemory:
     outputs_NT: torch.Tensor
     outputs: NDArray[np.float32]
     input_grad_TK: torch.Tensor
-    input_grads: NDArray[np.float32]
-
-    @classmethod
-    def of(cls, outputs_TN: torch.Tensor, input_grad_TK: torch.Tensor) -> _LayerMemory:
-        return cls(outputs_TN, outputs_TN.t(), outputs_TN.numpy(), input_grad_TK, input_grad_TK.numpy())
 
 
 class Fp32Mlp:
@@ -108,14 +100,22 @@ class Fp32Mlp:
         layers: from the inputs to the outputs, at least one.
         weights: parameters by name, as `FlatParameters` stores them.
         most_samples: samples of the largest tile.
+        library: multiplies wide layers.
     """
 
     def __init__(
-        self, layers: Sequence[Layer], weights: Mapping[str, torch.Tensor], most_samples: int
+        self,
+        layers: Sequence[Layer],
+        weights: Mapping[str, torch.Tensor],
+        most_samples: int,
+        library: Library,
     ) -> None:
         self._layers = layers
+        self._by_onednn = [
+            library == "oneDNN" and is_wide(layer.num_inputs, layer.num_outputs) for layer in layers
+        ]
         self._weights_KN = [weights[layer.weight][: layer.num_inputs] for layer in layers]
-        # Transposed views for the backward pass: torch multiplies them without a copy.
+        # Transposed views for the backward pass: they are multiplied without a copy.
         self._weights_NK = [weight_KN.t() for weight_KN in self._weights_KN]
         self._biases_N = [weights[layer.bias].numpy() for layer in layers]
         # Memory for the largest tile, of which smaller tiles use the front.
@@ -128,7 +128,12 @@ class Fp32Mlp:
 
     def _memory_for(self, num_samples: int) -> list[_LayerMemory]:
         return [
-            _LayerMemory.of(outputs[:num_samples], input_grads[:num_samples])
+            _LayerMemory(
+                outputs[:num_samples],
+                outputs[:num_samples].t(),
+                outputs[:num_samples].numpy(),
+                input_grads[:num_samples],
+            )
             for outputs, input_grads in zip(self._outputs, self._input_grads, strict=True)
         ]
 
@@ -140,97 +145,33 @@ class Fp32Mlp:
         if inputs_TK.shape[0] != self._num_samples:
             self._num_samples = inputs_TK.shape[0]
             self._memory = self._memory_for(self._num_samples)
-        for weight_KN, bias_N, memory in zip(self._weights_KN, self._biases_N, self._memory, strict=True):
-            torch.mm(inputs_TK, weight_KN, out=memory.outputs_TN)
-            add_bias_relu(memory.outputs, bias_N)
+        for number, memory in enumerate(self._memory):
+            product_TN = multiply(
+                inputs_TK, self._weights_KN[number], memory.outputs_TN, by_onednn=self._by_onednn[number]
+            )
+            add_bias_relu(product_TN.numpy(), self._biases_N[number], memory.outputs)
             inputs_TK = memory.outputs_TN
         return inputs_TK
 
     def backward(
         self, grad_TN: torch.Tensor, gradients: ParameterViews, *, to_inputs: bool
     ) -> torch.Tensor | None:
-        grads = grad_TN.numpy()
         # From the last layer to the first: through the ReLU, then to the weights, then to the inputs.
         for number in reversed(range(len(self._layers))):
-            layer = self._layers[number]
-            memory = self._memory[number]
-            mask_by_relu(grads, memory.outputs, gradients.array(layer.bias))
+            layer, memory, by_onednn = self._layers[number], self._memory[number], self._by_onednn[number]
+            mask_by_relu(grad_TN.numpy(), memory.outputs, gradients.arrays[layer.bias])
             inputs_KT = self._memory[number - 1].outputs_NT if number else self._inputs_KT
-            torch.mm(inputs_KT, grad_TN, out=gradients.front(layer.weight, layer.num_inputs))
+            target_KN = gradients[layer.weight]
+            if target_KN.shape[0] != layer.num_inputs:
+                target_KN = target_KN[: layer.num_inputs]
+            weight_grad_KN = multiply(inputs_KT, grad_TN, target_KN, by_onednn=by_onednn)
+            if weight_grad_KN is not target_KN:
+                target_KN.copy_(weight_grad_KN)
             # Nothing below the first layer needs a gradient where its inputs are data.
             if number == 0 and not to_inputs:
                 return None
-            torch.mm(grad_TN, self._weights_NK[number], out=memory.input_grad_TK)
-            grad_TN, grads = memory.input_grad_TK, memory.input_grads
+            grad_TN = multiply(grad_TN, self._weights_NK[number], memory.input_grad_TK, by_onednn=by_onednn)
         return grad_TN
-
-
-class PackedMlp:
-    """An MLP in float32 by products of our own.
-
-    Each pass is one call of a kernel, which leaves the activations in panels and reads the weights where they
-    are.
-
-    Args:
-        layers: from the inputs to the outputs, at least one.
-        weights: parameters by name.
-        most_samples: samples of the largest tile.
-    """
-
-    def __init__(self, layers: Sequence[Layer], weights: ParameterViews, most_samples: int) -> None:
-        self._parameters = weights.vector
-        self._layers_L4 = np.array(
-            [
-                (each.num_inputs, each.num_outputs, weights.start(each.weight), weights.start(each.bias))
-                for each in layers
-            ],
-            np.int64,
-        )
-        # Memory for the largest tile, of which smaller tiles use the front.
-        widths = [layers[0].num_inputs, *(layer.num_outputs for layer in layers)]
-        floats = [num_panel_floats(num_stored_rows(most_samples), width) for width in widths]
-        self._activations = aligned_zeros(sum(floats))
-        self._workspace = aligned_zeros(2 * max(floats))
-        self._part = aligned_zeros(2 * PART_FLOATS)
-        self._outputs = torch.empty(most_samples, widths[-1])
-        self._input_grads = torch.empty(most_samples, widths[0])
-        self._not_wanted = self._input_grads[:0].numpy()
-        self._make_views(most_samples)
-
-    def _make_views(self, num_samples: int) -> None:
-        self._outputs_TN = self._outputs[:num_samples]
-        self._output_array = self._outputs_TN.numpy()
-        self._input_grad_TK = self._input_grads[:num_samples]
-        self._input_grad_array = self._input_grad_TK.numpy()
-
-    def forward(self, inputs_TK: torch.Tensor) -> torch.Tensor:
-        # Views are made again where the number of samples changes.
-        if inputs_TK.shape[0] != self._outputs_TN.shape[0]:
-            self._make_views(inputs_TK.shape[0])
-        mlp_outputs(
-            inputs_TK.numpy(),
-            self._layers_L4,
-            self._parameters,
-            self._activations,
-            self._part,
-            self._output_array,
-        )
-        return self._outputs_TN
-
-    def backward(
-        self, grad_TN: torch.Tensor, gradients: ParameterViews, *, to_inputs: bool
-    ) -> torch.Tensor | None:
-        mlp_gradients(
-            grad_TN.numpy(),
-            self._layers_L4,
-            self._parameters,
-            self._activations,
-            self._workspace,
-            self._part,
-            gradients.vector,
-            self._input_grad_array if to_inputs else self._not_wanted,
-        )
-        return self._input_grad_TK if to_inputs else None
 
 
 class Bf16Mlp:
@@ -289,12 +230,12 @@ class Bf16Mlp:
             mask_by_relu_bf16(
                 _bits(current_TN),
                 _bits(self._activations[number + 1][:num_samples]),
-                gradients.array(layer.bias),
+                gradients.arrays[layer.bias],
                 self._rows_N[number],
             )
             weight_grad_KN = self._weight_grads[number]
             torch.mm(self._activations[number][:num_samples].t(), current_TN, out=weight_grad_KN)
-            gradients.front(layer.weight, layer.num_inputs).copy_(weight_grad_KN)
+            gradients[layer.weight][: layer.num_inputs].copy_(weight_grad_KN)
             if number == 0 and not to_inputs:
                 return None
             input_grad_TK = self._gradients[number][:num_samples]
@@ -311,16 +252,21 @@ class Fp32Product:
     Args:
         name: of the weight.
         weights: parameters by name, as `FlatParameters` stores them.
+        library: multiplies wide layers.
     """
 
-    def __init__(self, name: str, weights: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, name: str, weights: Mapping[str, torch.Tensor], library: Library) -> None:
         self._name = name
         self._weight_KN = weights[name]
         self._weight_NK = self._weight_KN.t()
         self._num_outputs = self._weight_KN.shape[1]
+        self._by_onednn = library == "oneDNN" and is_wide(*self._weight_KN.shape)
 
     def forward(self, inputs_TK: torch.Tensor, outputs_TN: torch.Tensor) -> None:
-        torch.mm(inputs_TK, self._weight_KN, out=outputs_TN[:, : self._num_outputs])
+        target_TN = outputs_TN[:, : self._num_outputs]
+        product_TN = multiply(inputs_TK, self._weight_KN, target_TN, by_onednn=self._by_onednn)
+        if product_TN is not target_TN:
+            target_TN.copy_(product_TN)
 
     def backward(
         self,
@@ -332,11 +278,15 @@ class Fp32Product:
         is_added: bool,
     ) -> None:
         used_TN = grad_TN[:, : self._num_outputs]
-        torch.mm(inputs_TK.t(), used_TN, out=gradients[self._name])
-        if is_added:
-            torch.addmm(input_grad_TK, used_TN, self._weight_NK, out=input_grad_TK)
-        else:
-            torch.mm(used_TN, self._weight_NK, out=input_grad_TK)
+        target_KN = gradients[self._name]
+        weight_grad_KN = multiply(inputs_TK.t(), used_TN, target_KN, by_onednn=self._by_onednn)
+        if weight_grad_KN is not target_KN:
+            target_KN.copy_(weight_grad_KN)
+        found_TK = multiply(
+            used_TN, self._weight_NK, input_grad_TK, by_onednn=self._by_onednn, is_added=is_added
+        )
+        if found_TK is not input_grad_TK:
+            input_grad_TK.copy_(found_TK)
 
 
 class Bf16Product:

@@ -12,7 +12,9 @@ from ...pipeline.errors import HotsetError, first_line
 from ..config import MOST_MICRO_BATCHES, TrainConfig
 from ..data.shard_origin import ShardOrigin, vocabulary_of
 from ..data.shards import Shards
+from ..dense.linear import choose_library
 from ..exchange.chosen_exchange import ChosenExchange
+from ..model.dense_dtype import cpu_features
 from ..model_building.choose_model import choose_model, recorded_name
 from .removed_options import without_removed
 from .run_files import (
@@ -36,6 +38,7 @@ def describe(shards: Shards, config: TrainConfig, threads: int, *, is_replay: bo
         "config": asdict(config) | asdict(config.optimizers(shards.embedding_optimizer)),
         "threads": threads,
         "dense_dtype": config.dense_dtype,
+        "dense_products": choose_library(cpu_features(), config.dense_dtype),
         "is_replay": is_replay,
         "shards": shards.manifest.fingerprint,
         "vocabulary": vocabulary_of(shards),
@@ -60,7 +63,8 @@ def describe(shards: Shards, config: TrainConfig, threads: int, *, is_replay: bo
 
 def settings_of(description: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a description that decides the bits of a run."""
-    found = {name: value for name, value in description.items() if name not in ("threads", "schema")}
+    left_out = ("threads", "schema", "dense_products")
+    found = {name: value for name, value in description.items() if name not in left_out}
     if isinstance(found.get("config"), dict):
         found["config"] = {
             name: value for name, value in found["config"].items() if name not in ("threads", "mover")

@@ -257,6 +257,18 @@ def test_every_product_reads_matrices_that_begin_with_cache_lines(
     assert_equal(found, results(step, model, batch, embeddings))
 
 
+def test_cross_layers_that_onednn_multiplies_are_those_of_torch() -> None:
+    shape = shape_of(13, [16] * 8, top_widths=[160, 130])
+    batch, embeddings = drawn(shape, 70)
+    found = []
+    for features in (frozenset[str](), frozenset({"AuthenticAMD", "avx512f"})):
+        model = built(shape)
+        step = TiledStep(model, BatchShares(BATCH_SIZE), WorkThreads(1), features=features)
+        found.append(results(step, model, batch, [emb.clone() for emb in embeddings]))
+    for by_torch, by_onednn in zip(*found, strict=True):
+        assert distance(by_onednn, by_torch) <= 1e-5
+
+
 def test_bf16_rounds_the_weights_anew_in_every_step() -> None:
     batch, embeddings = drawn(SHAPES["rank 1"], 5)
     model, step = tiled(SHAPES["rank 1"], dtype="bf16")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numba
 import pytest
 
 from hotset.pipeline.errors import ConfigError
@@ -12,7 +11,6 @@ from hotset.train.model.dense_dtype import (
     choose_dense_dtype,
     cpu_features,
     has_bf16,
-    has_quicker_products,
     is_quick_at_bf16,
     warn_of_slow_bf16,
 )
@@ -47,18 +45,6 @@ def test_slow_bf16_is_warned_of_with_the_reason(caplog: pytest.LogCaptureFixture
 
 def test_bf16_instructions_are_those_of_any_kind() -> None:
     assert [has_bf16(features) for features in (AMX, AVX512, AMD, OLD)] == [True, True, True, False]
-
-
-def test_products_are_our_own_on_amds_processors_with_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numba.config, "DISABLE_JIT", 0)
-    monkeypatch.setattr(numba.config, "CPU_NAME", None)
-    assert [has_quicker_products(each) for each in (AMX, AMD, AVX512, OLD)] == [False, True, False, False]
-    # A compiler that is held to another processor, or off, has no such registers.
-    monkeypatch.setattr(numba.config, "CPU_NAME", "haswell")
-    assert not has_quicker_products(AMD)
-    monkeypatch.setattr(numba.config, "CPU_NAME", None)
-    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
-    assert not has_quicker_products(AMD)
 
 
 def test_bf16_without_instructions_is_refused() -> None:

@@ -37,16 +37,19 @@ def values_of(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_bias_and_relu_are_those_of_numpy(size: tuple[int, int], rng: np.random.Generator) -> None:
-    outputs, bias = drawn(rng, *size), drawn(rng, size[1])
-    wanted = np.maximum(outputs + bias, 0)
-    add_bias_relu(outputs, bias)
+    product, bias = drawn(rng, *size), drawn(rng, size[1])
+    wanted = np.maximum(product + bias, 0)
+    outputs = np.empty_like(product)
+    add_bias_relu(product, bias, outputs)
     np.testing.assert_array_equal(outputs, wanted)
+    add_bias_relu(product, bias, product)
+    np.testing.assert_array_equal(product, wanted)
 
 
 def test_a_nan_stays_a_nan() -> None:
     outputs = np.array([[np.nan, -1.0, 2.0]], np.float32)
     gradient = np.array([[3.0, 4.0, np.nan]], np.float32)
-    add_bias_relu(outputs, np.zeros(3, np.float32))
+    add_bias_relu(outputs, np.zeros(3, np.float32), outputs)
     np.testing.assert_array_equal(outputs, [[np.nan, 0, 2]])
     sums = np.empty(3, np.float32)
     mask_by_relu(gradient, outputs, sums)

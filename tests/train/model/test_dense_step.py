@@ -37,6 +37,8 @@ SHAPES = {
     "no hidden layers": DlrmShape(2, 3, 4, (), ()),
     "widths that are not rounded": DlrmShape(33, 3, 4, (37,), (50, 41)),
 }
+AMD = frozenset({"AuthenticAMD", "avx512f"})
+"""Features of a CPU on which oneDNN multiplies wide layers."""
 Embeddings = list[torch.Tensor]
 
 
@@ -276,12 +278,11 @@ def test_a_step_leaves_no_trace_in_the_next() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", SHAPES)
-def test_products_of_our_own_are_those_of_a_graph_in_float64(name: str, threads: int) -> None:
+def test_products_of_onednn_are_those_of_a_graph_in_float64(name: str, threads: int) -> None:
     shape = SHAPES[name]
     batch, embeddings = drawn(shape, 37)
     model = Dlrm(shape, 3)
-    step = TiledStep(model, BatchShares(64), WorkThreads(threads), own_products=True)
-    # The second step finds panels that the first one filled with other weights.
+    step = TiledStep(model, BatchShares(64), WorkThreads(threads), features=AMD)
     for scale in (1.0, 1.25):
         with torch.no_grad():
             for parameter in model.parameters():
@@ -294,12 +295,33 @@ def test_products_of_our_own_are_those_of_a_graph_in_float64(name: str, threads:
             assert_near(_gradient(emb), row_gradients, 1e-5)
 
 
-@pytest.mark.parametrize("own_products", [False, True])
-def test_predictions_are_those_of_the_model_in_float64(own_products: bool) -> None:
+def test_products_of_onednn_have_the_same_bits_with_any_number_of_threads() -> None:
+    batch, embeddings = drawn(KAGGLE, 1300)
+    found = []
+    for threads in (1, 2, 3):
+        model = Dlrm(KAGGLE, 3)
+        step = TiledStep(model, BatchShares(2048), WorkThreads(threads), features=AMD)
+        found += [bits(step, model, *there) for there in ((batch, embeddings), drawn(KAGGLE, 1300))]
+    for each in found[1:]:
+        assert_equal(each, found[0])
+
+
+@pytest.mark.parametrize("features", [frozenset(), AMD])
+def test_a_diverged_model_predicts_nan(features: frozenset[str]) -> None:
+    batch, embeddings = drawn(KAGGLE, 70)
+    model = Dlrm(KAGGLE, 3)
+    step = TiledStep(model, BatchShares(128), WorkThreads(1), features=features)
+    with torch.no_grad():
+        model.get_parameter("top.0.weight")[0, 0] = torch.nan
+    assert step.predict(batch, embeddings).isnan().all()
+
+
+@pytest.mark.parametrize("features", [frozenset(), AMD])
+def test_predictions_are_those_of_the_model_in_float64(features: frozenset[str]) -> None:
     for shape in SHAPES.values():
         batch, embeddings = drawn(shape, 70)
         model, exact = Dlrm(shape, 3), Dlrm(shape, 3).double()
-        step = TiledStep(model, BatchShares(64), WorkThreads(1), own_products=own_products)
+        step = TiledStep(model, BatchShares(64), WorkThreads(1), features=features)
         with torch.no_grad():
             wanted = exact(batch.dense_BK.double(), exact.join([emb.double() for emb in embeddings]))
         assert_near(step.predict(batch, embeddings), wanted, 1e-6)

@@ -1,0 +1,67 @@
+"""Products of oneDNN are those of torch, and are chosen by the kind of the CPU alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hotset.train.dense import linear
+from hotset.train.dense.linear import choose_library, is_wide, multiply
+
+AMD = frozenset({"AuthenticAMD", "avx2", "avx512f", "avx512_bf16"})
+SIZES = [(1, 128, 128), (7, 129, 200), (32, 368, 512), (512, 512, 256)]
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def test_onednn_is_chosen_on_amd_with_avx512_in_float32_alone() -> None:
+    assert choose_library(AMD, "fp32") == "oneDNN"
+    assert choose_library(AMD, "bf16") == "torch"
+    assert choose_library(AMD - {"avx512f"}, "fp32") == "torch"
+    assert choose_library(AMD - {"AuthenticAMD"} | {"GenuineIntel"}, "fp32") == "torch"
+    assert choose_library(frozenset(), "fp32") == "torch"
+    assert [is_wide(*sizes) for sizes in ((128, 128), (127, 512), (512, 127))] == [True, False, False]
+
+
+def test_torch_multiplies_where_the_operator_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_LINEAR", None)
+    assert choose_library(AMD, "fp32") == "torch"
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("is_transposed", [(False, False), (True, False), (False, True)])
+def test_a_product_of_onednn_is_that_of_torch(
+    sizes: tuple[int, int, int], is_transposed: tuple[bool, bool]
+) -> None:
+    """Outputs, gradients of the weights (the left side transposed), and of the inputs (the right side)."""
+    rows, terms, columns = sizes
+    left = drawn(terms, rows).t() if is_transposed[0] else drawn(rows, terms)
+    right = drawn(columns, terms).t() if is_transposed[1] else drawn(terms, columns)
+    exact = left.double() @ right.double()
+    bound = 2.0**-22 * terms * (left.abs() @ right.abs())
+    for by_onednn in (False, True):
+        out = torch.full((rows, columns), torch.nan)
+        found = multiply(left, right, out, by_onednn=by_onednn)
+        assert ((found - exact).abs() <= bound).all()
+        assert (found is out) == (not by_onednn)
+        out.copy_(found)
+        assert multiply(left, right, out, by_onednn=by_onednn, is_added=True) is out
+        assert ((out - 2 * exact).abs() <= 2 * bound).all()
+
+
+def test_bits_of_onednn_depend_on_no_address() -> None:
+    left, right = drawn(300, 368), drawn(368, 512)
+    wanted = multiply(left, right, torch.empty(0), by_onednn=True)
+    for floats in (0, 1, 4, 6, 8, 12):
+        memory = torch.empty(left.numel() + 16)
+        moved = memory[floats : floats + left.numel()].view(left.shape).copy_(left)
+        assert torch.equal(multiply(moved, right, torch.empty(0), by_onednn=True), wanted)
+
+
+def test_a_nan_stays_a_nan() -> None:
+    left, right = drawn(9, 128), drawn(128, 130)
+    left[3, 5] = torch.nan
+    found = multiply(left, right, torch.empty(0), by_onednn=True)
+    assert found[3].isnan().all() and found.isnan().sum() == 130

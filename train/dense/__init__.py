@@ -1,0 +1,1 @@
+"""Dense layers on the host: their products of matrices."""
