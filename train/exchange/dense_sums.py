@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...stats.codecs.row_codec import MessageShape, NotFiniteError, RowCodec, RowMessage
-from ..model.sample_tree import SUM_COLUMNS, add_losses, add_tiles
+from ..model.tile_gradients import SUM_COLUMNS, add_losses, add_tiles
 from ..ranks.ranks import Message, Ranks
 from .coded_exchange import CodedExchange
 from .row_messages import NotFiniteRowError

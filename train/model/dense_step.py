@@ -29,8 +29,7 @@ from .mlp_tiles import (
     MlpTiles,
     ProductTiles,
 )
-from .sample_tree import tile_bounds
-from .tile_gradients import BatchTiles, BuildSums, TileGradients
+from .tile_gradients import BatchTiles, BuildSums, TileGradients, tile_bounds
 
 
 class DenseStep(Protocol):

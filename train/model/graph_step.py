@@ -22,8 +22,7 @@ from ..recipe.dropout import drawing
 from ..work_threads import WorkThreads, one_torch_thread
 from .dense_dtype import DenseDtype
 from .dense_model import DenseModel
-from .sample_tree import tile_bounds
-from .tile_gradients import BatchTiles, BuildSums, TileGradients
+from .tile_gradients import BatchTiles, BuildSums, TileGradients, tile_bounds
 
 
 class GraphStep:

@@ -13,7 +13,7 @@ from hotset.train.exchange.chosen_exchange import ChosenExchange
 from hotset.train.exchange.coded_exchange import CodedExchange
 from hotset.train.exchange.dense_sums import DenseSums
 from hotset.train.exchange.row_messages import NotFiniteRowError
-from hotset.train.model.sample_tree import add_losses
+from hotset.train.model.tile_gradients import add_losses
 from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hotset.stats.batches.work_division import MOST_TILE_SAMPLES
-from hotset.train.model.sample_tree import (
+from hotset.train.model.tile_gradients import (
     SUM_COLUMNS,
     add_losses,
     add_tiles,
