@@ -393,8 +393,11 @@ def help_of(kind: Any, command: str, options: Sequence[Option], *, is_full: bool
         for option in members:
             how = _nargs(option) | ({"metavar": option.metavar} if option.takes_value else {})
             group.add_argument(*_flags(option), help=wrapped(option.help(is_full=is_whole)), **how)
-    more = "Show this help." if is_whole else "Show these options; --help-all shows all."
-    group.add_argument("-h", "--help", action="store_true", help=wrapped(more))
+    group.add_argument(
+        "-h", "--help", action="store_true", help=f"Show the {'usual ' if main else ''}options."
+    )
+    if main:
+        group.add_argument("--help-all", action="store_true", help="Show all options.")
     return parser.format_help()
 
 

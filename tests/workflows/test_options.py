@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
@@ -64,7 +64,7 @@ class SpinOptions:
     """Print JSON."""
 
 
-SpinCommand = command_options(SpinConfig, SpinOptions)
+SpinCommand: Any = command_options(SpinConfig, SpinOptions)
 
 
 def parse(*arguments: str) -> SpinOptions:
