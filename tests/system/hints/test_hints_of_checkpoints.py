@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from hotset.pipeline.errors import install_hint
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.stages.map_ids import map_ids
 from hotset.tests.support.hints import Shell, follows, hint_of
@@ -233,3 +235,10 @@ def test_a_run_that_diverged_goes_on_from_its_checkpoint(shell: Shell) -> None:
         patch.setattr(RunCheckpoints, "take", take_and_wait)
         hint = shell.refused(*TRAIN, "other", *rates)
     assert "--init-from other" in hint and "--dense-lr 1e+29" in hint
+
+
+@follows("train/run_folder/tensorboard_events.py::TensorboardEvents.__init__")
+def test_the_extra_of_tensorboard_is_installed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    hint = shell.refused("train", "data", "--out", "next", "--tensorboard", "tb", "--threads", "1")
+    assert hint == install_hint("tensorboard")
