@@ -15,14 +15,13 @@ from ..folders.partial_folder import write_errors_explained
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from .column_files import BatchWriter, csv_writer, parquet_writer
 from .column_map import write_column_map
-from .dlrm_files import write_dlrm_files
 from .fuxictr_files import FIRST_ID, write_feature_map
 from .named_batches import NamedBatches, Split
 from .planner_files import write_planner_files
 
-ExportFormat = Literal["parquet", "csv", "fuxictr", "dlrm-npz", "torchrec"]
-"""Files of named columns, Parquet with FuxiCTR's feature map, what facebookresearch/dlrm loads, or Parquet
-with the inputs of TorchRec's planner."""
+ExportFormat = Literal["parquet", "csv", "fuxictr", "torchrec"]
+"""Files of named columns, Parquet with FuxiCTR's feature map, or Parquet with the inputs of TorchRec's
+planner."""
 _WRITERS = {
     "parquet": parquet_writer,
     "csv": csv_writer,
@@ -63,9 +62,9 @@ def export_shards(
         ShardError: a batch is not what a shard holds.
     """
     batches = NamedBatches(shards, first_id=FIRST_ID if to == "fuxictr" else 0)
-    # These programs take one category a feature, and labels: other logs are refused before a file is written.
-    if to in ("fuxictr", "dlrm-npz"):
-        _refuse_other_logs(batches, to)
+    # FuxiCTR takes one category a feature, and labels: other logs are refused before a file is written.
+    if to == "fuxictr":
+        refuse_other_logs(batches, to)
     # Parts without samples get no file.
     splits: list[Split] = [split for split, count in batches.num_samples.items() if count]
     total = sum(batches.num_samples.values())
@@ -77,7 +76,7 @@ def export_shards(
             resources.progress("export", done, total)
         if to == "fuxictr":
             write_feature_map(batches, folder, out.name)
-        elif to != "dlrm-npz":
+        else:
             write_column_map(batches, folder)
         if to == "torchrec":
             write_planner_files(shards, folder)
@@ -85,8 +84,8 @@ def export_shards(
     return ExportedShards(num_samples={split: batches.num_samples[split] for split in splits}, files=files)
 
 
-def _refuse_other_logs(batches: NamedBatches, to: ExportFormat) -> None:
-    """Raise ConfigError for logs that the programs of ``to`` cannot train on."""
+def refuse_other_logs(batches: NamedBatches, to: str) -> None:
+    """Raise ConfigError for a log with lists or without labels, which some programs cannot train on."""
     hint = "take --to parquet"
     lists = [table.name for table in batches.totals.tables if table.is_multi_hot]
     if lists:
@@ -99,10 +98,6 @@ def _written(
     batches: NamedBatches, to: ExportFormat, splits: list[Split], folder: Path, workers: int
 ) -> Iterator[int]:
     """Write all files of samples; yields the samples of each batch as it is written."""
-    if to == "dlrm-npz":
-        with write_errors_explained(folder):
-            yield from write_dlrm_files(batches, folder, workers)
-        return
     # One file for each part, batch by batch, so that memory does not grow with the log.
     for split in splits:
         path = folder / f"{split}.{_SUFFIX[to]}"

@@ -26,8 +26,8 @@ class ExportShardsCommand(Command):
 
     to: ExportFormat = "parquet"
     """Format: `parquet` and `csv` have a column for each feature and a file for each split, `fuxictr` adds
-    the feature map that FuxiCTR reads, `dlrm-npz` is what facebookresearch/dlrm loads instead of Criteo's
-    Kaggle log, `torchrec` adds what TorchRec's planner and FBGEMM's benchmarks ask about the tables."""
+    the feature map that FuxiCTR reads, `torchrec` adds what TorchRec's planner and FBGEMM's benchmarks ask
+    about the tables."""
 
     workers: int = 0
     """Number of threads; 0 takes every core. Changes no byte of the output."""

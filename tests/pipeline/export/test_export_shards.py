@@ -1,6 +1,6 @@
 """Exported files hold the samples of the shards, split by split, each with its names and in order.
 
-`named_batches`, `column_files`, `column_map`, `fuxictr_files` and `dlrm_files` are tested here, those of a
+`named_batches`, `column_files`, `column_map`, and `fuxictr_files` are tested here, those of a
 planner in `test_planner_files`.
 """
 
@@ -18,7 +18,6 @@ import pyarrow.parquet
 import pytest
 
 from hotset.pipeline.errors import ConfigError, HotsetError, ManifestError, ShardError
-from hotset.pipeline.export.dlrm_files import DAY_COUNT, FEATURE_COUNT, PROCESSED
 from hotset.pipeline.export.export_shards import ExportFormat, export_shards
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.runtime.resources import Resources
@@ -27,8 +26,10 @@ from hotset.pipeline.stages.preprocess import preprocess
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of, tree_of
 from hotset.tests.support.logs.list_logs import KINDS, recipe
 from hotset.tests.support.logs.other_logs import draw_log, write_csv
+from hotset.tests.support.naive.naive_export import naive_rows, stored
 from hotset.tests.support.preprocess_runs import CONFIG
 from hotset.tests.support.resealed import write_manifest
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
 
 Columns = dict[str, list[Any]]
 
@@ -52,34 +53,6 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = write_csv(folder / "log.csv", log)
     preprocess((path,), recipe(log, "csv"), folder / "dir", Resources(workers=1))
     return folder / "dir"
-
-
-def stored(shards: Manifest, kind: str) -> list[tuple[Any, ...]]:
-    """The record batches of a kind as Arrow reads them, each a row a sample: label, dense, ids, lists."""
-    totals = shards.totals
-    lists = [table["name"] for table in totals["tables"] if table.get("is_multi_hot")]
-    batches = []
-    for entry in shards.files:
-        if entry.facts["kind"] != kind:
-            continue
-        with pa.memory_map(str(shards.folder / entry.path)) as file:
-            reader = pa.ipc.open_file(file)
-            for number in range(reader.num_record_batches):
-                batch = reader.get_batch(number).to_pydict()
-                names = [name for name in ("label", "dense", "ids", *lists) if name in batch]
-                batches.append(tuple(zip(*(batch[name] for name in names), strict=True)))
-    return batches
-
-
-def naive_rows(shards: Manifest) -> dict[str, list[tuple[Any, ...]]]:
-    """The samples of each split in the order wanted, with one value for each column."""
-    hot, mixed = stored(shards, "hot_only"), stored(shards, "mixed")
-    middles = [((number + 0.5) / len(hot), 0, number) for number in range(len(hot))]
-    middles += [((number + 0.5) / len(mixed), 1, number) for number in range(len(mixed))]
-    train = [row for _, kind, number in sorted(middles) for row in (hot, mixed)[kind][number]]
-    evaluation = [row for batch in stored(shards, "evaluation") for row in batch]
-    num_valid = shards.totals.get("num_valid_samples", 0)
-    return {"train": train, "valid": evaluation[:num_valid], "test": evaluation[num_valid:]}
 
 
 def columns_of(shards: Manifest, rows: list[tuple[Any, ...]]) -> Columns:
@@ -164,28 +137,8 @@ def test_fuxictr_has_ids_above_that_of_padding(criteo: Path, tmp_path: Path) -> 
             assert spec["oov_idx"] == table["oov_id"] + 1
 
 
-def test_dlrm_takes_the_logarithm_and_finds_seven_days(criteo: Path, tmp_path: Path) -> None:
-    shards = Manifest.read(criteo / "shards")
-    out = exported(criteo, "dlrm-npz", tmp_path / "out")
-    rows = [row for split in naive_rows(shards).values() for row in split]
-    with np.load(out / PROCESSED) as data:
-        assert data["y"].tolist() == [row[0] for row in rows] and data["y"].dtype == np.int32
-        assert data["X_cat"].tolist() == [list(row[2]) for row in rows] and data["X_cat"].dtype == np.int32
-        dense = np.log(data["X_int"].astype(np.float32) + 1)
-        np.testing.assert_allclose(dense, [row[1] for row in rows], rtol=3e-7, atol=1e-7)
-        assert data["counts"].tolist() == [table["num_rows"] for table in shards.totals["tables"]]
-    with np.load(out / DAY_COUNT) as data:
-        days = data["total_per_file"]
-    evaluation = shards.totals["samples"]["evaluation"]
-    assert len(days) == 7 and days.sum() == len(rows) and days[-1] == evaluation and days.min() > 0
-    with np.load(out / FEATURE_COUNT) as data:
-        assert len(data["counts"]) == 26
-
-
 def test_threads_change_no_byte(criteo: Path, tmp_path: Path) -> None:
     for to in get_args(ExportFormat):
-        if to == "dlrm-npz":
-            continue  # an archive keeps the time at which it was written
         alone, together = (exported(criteo, to, tmp_path / f"{to}-{n}" / "out", workers=n) for n in (1, 3))
         assert tree_of(alone) == tree_of(together)
 
@@ -244,7 +197,13 @@ def test_damaged_shards_and_wild_ids_are_refused(criteo: Path, tmp_path: Path) -
 
 
 def test_what_a_format_cannot_hold_is_refused_before_anything_is_written(lists: Path, tmp_path: Path) -> None:
-    for to in ("fuxictr", "dlrm-npz"):
-        with pytest.raises(ConfigError, match=f"{to} holds one category a feature, and .* has lists"):
-            exported(lists, to, tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"fuxictr holds one category a feature, and .* has lists"):
+        exported(lists, "fuxictr", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_logs_without_labels_are_refused(tmp_path: Path) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards", ShardSpec(has_label=False)))
+    with pytest.raises(ConfigError, match=r"^fuxictr is for training, and the log has no labels$"):
+        export_shards(shards, "fuxictr", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

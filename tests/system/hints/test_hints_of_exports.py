@@ -39,7 +39,7 @@ def preprocessed(shell: Shell, schema: str, rows: list[dict[str, object]]) -> No
     shell.works("preprocess", "mine.parquet", "--schema", "mine.toml", "--out", "mine")
 
 
-@follows("pipeline/export/export_shards.py::_refuse_other_logs")
+@follows("pipeline/export/export_shards.py::refuse_other_logs")
 def test_logs_with_lists_go_into_parquet(shell: Shell) -> None:
     rows: list[dict[str, object]] = [{"y": n % 2, "a": n, "tags": [n, n + 1]} for n in range(40)]
     preprocessed(
@@ -50,10 +50,10 @@ def test_logs_with_lists_go_into_parquet(shell: Shell) -> None:
     shell.works("export-shards", "mine", "--to", "parquet", "--out", "out")
 
 
-@follows("pipeline/export/export_shards.py::_refuse_other_logs#2")
+@follows("pipeline/export/export_shards.py::refuse_other_logs#2")
 def test_logs_without_labels_go_into_parquet(shell: Shell) -> None:
     preprocessed(shell, '[sparse]\na = "integer"\n', [{"a": n} for n in range(40)])
-    hint = shell.refused("export-shards", "mine", "--to", "dlrm-npz", "--out", "out")
+    hint = shell.refused("export-shards", "mine", "--to", "fuxictr", "--out", "out")
     assert hint == "take --to parquet"
     shell.works("export-shards", "mine", "--to", "parquet", "--out", "out")
 

@@ -16,14 +16,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..formats.arrow_files import values_of
-from .named_batches import LABEL, NamedBatches, Split
+from ...pipeline.export.export_shards import refuse_other_logs
+from ...pipeline.export.named_batches import LABEL, NamedBatches, Split
+from ...pipeline.folders.disk import new_folder
+from ...pipeline.folders.manifest import Manifest
+from ...pipeline.folders.partial_folder import write_errors_explained
+from ...pipeline.formats.arrow_files import values_of
 
 PROCESSED = "kaggleAdDisplayChallenge_processed.npz"
 DAY_COUNT = "train_day_count.npz"
 FEATURE_COUNT = "train_fea_count.npz"
 _TRAINING_DAYS = 6
 _SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+
+
+def export_dlrm(shards: Manifest, out: Path, workers: int = 0) -> None:
+    """Write the samples of ``shards`` into the new folder ``out``, as `write_dlrm_files` does."""
+    batches = NamedBatches(shards, first_id=0)
+    refuse_other_logs(batches, "dlrm-npz")
+    with new_folder(out) as folder, write_errors_explained(folder):
+        for _ in write_dlrm_files(batches, folder, workers):
+            pass
 
 
 def write_dlrm_files(shards: NamedBatches, out: Path, workers: int = 0) -> Iterator[int]:

@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.export.dlrm_files import PROCESSED, _counts_of, _days
-from hotset.pipeline.export.export_shards import export_shards
 from hotset.pipeline.folders.manifest import Manifest
+from hotset.tests.support.naive.naive_export import naive_rows
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.workflows.bench.dlrm_writer import (
+    DAY_COUNT,
+    FEATURE_COUNT,
+    PROCESSED,
+    _counts_of,
+    _days,
+    export_dlrm,
+)
 
 
 @pytest.mark.parametrize("num_train", [0, 1, 5, 6, 7, 36, 37, 1000])
@@ -35,19 +42,33 @@ def test_counts_come_back_from_their_logarithms() -> None:
 
 def test_logs_without_dense_features_have_an_empty_matrix(tmp_path: Path) -> None:
     shards = Manifest.read(write_shards(tmp_path / "shards", ShardSpec(num_dense=0)))
-    found = export_shards(shards, "dlrm-npz", tmp_path / "out")
-    assert found.num_samples == {"train": 220, "test": 90}
-    assert {file.name: file.num_bytes for file in found.files} == {
-        path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()
-    }
+    export_dlrm(shards, tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {PROCESSED, DAY_COUNT, FEATURE_COUNT}
     with np.load(tmp_path / "out" / PROCESSED) as data:
         assert data["X_int"].shape == (310, 0) and data["X_cat"].shape == (310, 3)
         assert (data["X_cat"] < data["counts"]).all() and data["X_cat"].min() >= 0
 
 
-@pytest.mark.parametrize("to", ["dlrm-npz", "fuxictr"])
-def test_logs_without_labels_are_refused(tmp_path: Path, to: str) -> None:
+def test_logs_without_labels_are_refused(tmp_path: Path) -> None:
     shards = Manifest.read(write_shards(tmp_path / "shards", ShardSpec(has_label=False)))
-    with pytest.raises(ConfigError, match=f"^{to} is for training, and the log has no labels$"):
-        export_shards(shards, to, tmp_path / "out")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^dlrm-npz is for training, and the log has no labels$"):
+        export_dlrm(shards, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_program_takes_the_logarithm_and_finds_seven_days(tmp_path: Path) -> None:
+    shards = Manifest.read(write_shards(tmp_path / "shards"))
+    export_dlrm(shards, tmp_path / "out")
+    rows = [row for split in naive_rows(shards).values() for row in split]
+    with np.load(tmp_path / "out" / PROCESSED) as data:
+        assert data["y"].tolist() == [row[0] for row in rows] and data["y"].dtype == np.int32
+        assert data["X_cat"].tolist() == [list(row[2]) for row in rows] and data["X_cat"].dtype == np.int32
+        dense = np.log(data["X_int"].astype(np.float32) + 1)
+        np.testing.assert_allclose(dense, [row[1] for row in rows], rtol=3e-7, atol=1e-6)
+        assert data["counts"].tolist() == [table["num_rows"] for table in shards.totals["tables"]]
+    with np.load(tmp_path / "out" / DAY_COUNT) as data:
+        days = data["total_per_file"]
+    evaluation = shards.totals["samples"]["evaluation"]
+    assert len(days) == 7 and days.sum() == len(rows) and days[-1] == evaluation and days.min() > 0
+    with np.load(tmp_path / "out" / FEATURE_COUNT) as data:
+        assert len(data["counts"]) == len(shards.totals["tables"])
