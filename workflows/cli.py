@@ -22,9 +22,7 @@ from typing import NoReturn
 
 from .. import __version__
 from ..pipeline.errors import HotsetError, MissingExtraError, SaidElsewhereError, install_hint, system_fault
-from ..pipeline.runtime.address_limit import TORCH_BYTES, lost_library, refuse_few_addresses
 from ..stats.compile_notice import call_when_compiling
-from .bus_errors import explain_bus_errors
 from .command_list import COMMANDS, REMOVED, command_class
 from .console import say, say_error, set_verbosity, with_help
 
@@ -134,6 +132,8 @@ def _main(arguments: Sequence[str] | None) -> int:
             say_error("the current folder was removed", "cd to a folder that is there")
             return 1
         fault = system_fault(getattr(error, "filename", None) or unnamed, error)
+        from ..pipeline.runtime.address_limit import lost_library
+
         # Under a limit of addresses libraries fail in ways that name neither the limit nor memory.
         fault = fault or lost_library(f"hotset {command}", error)
         if fault is None:
@@ -206,6 +206,10 @@ def _say_compiling() -> None:
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:
+    # Here, so that the help of all commands comes without them.
+    from ..pipeline.runtime.address_limit import TORCH_BYTES, refuse_few_addresses
+    from .bus_errors import explain_bus_errors
+
     explain_bus_errors()
     call_when_compiling(_say_compiling)
     # Modules are imported when called, so that only the commands that train import torch.

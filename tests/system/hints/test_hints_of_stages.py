@@ -296,7 +296,7 @@ def test_a_limit_of_addresses_is_raised(shell: Shell, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patched:
         patched.setattr(address_limit, "addresses_left", lambda: 2**20)
         hints = [shell.refused("verify", "data", "--no-rebuild")]
-        patched.setattr("hotset.workflows.cli.refuse_few_addresses", lambda *arguments: None)
+        patched.setattr("hotset.pipeline.runtime.address_limit.refuse_few_addresses", lambda *arguments: None)
         patched.setattr("hotset.workflows.commands.verify_command.run", unloaded)
         hints.append(shell.refused("verify", "data", "--no-rebuild"))
     commands = [re.findall(r"`([^`]+)`", hint) for hint in hints]
