@@ -62,6 +62,12 @@ SETTINGS = {
 }
 
 
+def data_of(folder: Path) -> dict[str, bytes]:
+    """Return the files of a folder without ``id_map/``, which only an extended one has."""
+    return {name: data for name, data in tree_of(folder).items() if not name.startswith("id_map/")}
+
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _few_features() -> Iterator[None]:
     with few_features():
@@ -108,10 +114,10 @@ def test_days_added_one_by_one_end_in_the_bytes_of_a_run_from_scratch(
     for number in range(2, len(days) + 1):
         preprocess(days[:number], config, tmp_path / "dir", Resources(workers=2), extend=True)
         preprocess(days[:number], config, tmp_path / str(number), Resources(workers=1))
-        assert tree_of(tmp_path / "dir") == tree_of(tmp_path / str(number))
+        assert data_of(tmp_path / "dir") == data_of(tmp_path / str(number))
     assert verify(tmp_path / "dir", raw=days) == []
     preprocess(days, config, tmp_path / "dir", extend=True)  # nothing to add
-    assert tree_of(tmp_path / "dir") == tree_of(tmp_path / str(len(days)))
+    assert data_of(tmp_path / "dir") == data_of(tmp_path / str(len(days)))
 
 
 @pytest.mark.parametrize("setting", ["a window", pytest.param("a fraction", marks=pytest.mark.slow)])
@@ -126,7 +132,7 @@ def test_several_days_at_once_an_empty_one_and_a_single_one_before(
     preprocess(logs[:1], first, tmp_path / "dir", extend=True)
     preprocess(logs, first, tmp_path / "dir", extend=True)
     preprocess(logs, first, tmp_path / "at once")
-    assert tree_of(tmp_path / "dir") == tree_of(tmp_path / "at once")
+    assert data_of(tmp_path / "dir") == data_of(tmp_path / "at once")
 
 
 def test_the_extended_folder_agrees_with_the_naive_run(
@@ -213,13 +219,13 @@ def test_a_bad_new_day_leaves_the_old_state_to_go_back_to(
     logs = [*days[:2], bad]
     with pytest.raises(InputError, match=r"day_2, line 50"):
         preprocess(logs, CONFIG, out, Resources(workers=1), extend=True)
-    kept = {name: text for name, text in tree_of(made[2]).items() if not name.startswith("columns/manifest")}
-    assert kept.items() <= tree_of(out).items()
+    kept = {name: text for name, text in data_of(made[2]).items() if not name.startswith("columns/manifest")}
+    assert kept.items() <= data_of(out).items()
     preprocess(days[:2], CONFIG, copy_of(out, tmp_path / "back"), Resources(workers=1))
-    assert tree_of(tmp_path / "back") == tree_of(made[2])
+    assert data_of(tmp_path / "back") == data_of(made[2])
     bad.write_bytes(good)
     preprocess(logs, CONFIG, out, Resources(workers=1), extend=True)
-    assert tree_of(out) == tree_of(made[3])
+    assert data_of(out) == data_of(made[3])
 
 
 def test_a_day_that_grew_while_it_was_added_begins_the_addition_anew(
@@ -232,7 +238,7 @@ def test_a_day_that_grew_while_it_was_added_begins_the_addition_anew(
         preprocess([*days[:2], half], CONFIG, out, Resources(workers=1), extend=True)
     half.write_bytes(days[2].read_bytes())
     preprocess([*days[:2], half], CONFIG, out, Resources(workers=1), extend=True)
-    assert tree_of(out) == tree_of(made[3])
+    assert data_of(out) == data_of(made[3])
 
 
 @pytest.mark.parametrize("setting", [pytest.param("a fraction", marks=pytest.mark.slow), "a window"])
@@ -255,8 +261,8 @@ def test_killed_at_any_moment_the_same_command_ends_in_the_same_bytes(
         with killed(moment, monkeypatch), pytest.raises(Killed):
             preprocess(days, config, out, Resources(workers=1), extend=True)
         preprocess(days, config, out, Resources(workers=1 + moment % 2), extend=True, until="rank")
-        left = {name: text for name, text in tree_of(out).items() if not name.endswith(("lock", "workers"))}
-        assert left == tree_of(wanted), moment  # an emptied folder that no stage has begun may hold its lock
+        left = {name: text for name, text in data_of(out).items() if not name.endswith(("lock", "workers"))}
+        assert left == data_of(wanted), moment  # an emptied folder that no stage has begun may hold its lock
         shutil.rmtree(out)
 
 
@@ -265,9 +271,9 @@ def test_killed_while_counting_a_run_without_extend_goes_on_too(
 ) -> None:
     out = copy_of(made[2], tmp_path / "dir")
     preprocess(days[:3], CONFIG, out, extend=True, until="ingest")
-    assert sorted(path.name for path in out.iterdir()) == ["columns", "counts"]
+    assert sorted(path.name for path in out.iterdir()) == ["columns", "counts", "old_vocabulary"]
     preprocess(days[:3], CONFIG, out)
-    assert tree_of(out) == tree_of(made[3])
+    assert data_of(out) == data_of(made[3])
 
 
 @pytest.mark.diagonal(2)
@@ -277,7 +283,7 @@ def test_a_run_stopped_anywhere_is_extended(
 ) -> None:
     out = copy_of(made[2], tmp_path / stage, before=stage)
     preprocess(days[:3], CONFIG, out, extend=True)
-    assert tree_of(out) == tree_of(made[3])
+    assert data_of(out) == data_of(made[3])
 
 
 def test_the_commands_say_what_is_made_again(
@@ -289,10 +295,11 @@ def test_the_commands_say_what_is_made_again(
     assert "hint: give --extend, which adds the 1 behind them" in capsys.readouterr().err
     assert main(["preprocess", *logs, "--out", out, "--extend"]) == 0
     said = capsys.readouterr().err
-    assert f"removed {out}/vocabulary, which was written from fewer logs; it will be rebuilt" in said
+    assert f"removed {out}/samples, which was written from fewer logs; it will be rebuilt" in said
+    assert f"removed {out}/vocabulary" not in said  # kept for the map of ids, until that is written
     assert f"removed {out}/counts" not in said
     assert main(["preprocess", *logs, "--out", str(tmp_path / "scratch")]) == 0
-    assert tree_of(tmp_path / "dir") == tree_of(tmp_path / "scratch")
+    assert data_of(tmp_path / "dir") == data_of(tmp_path / "scratch")
 
 
 def test_stage_by_stage_counts_go_on_too(tmp_path: Path, days: list[Path]) -> None:
@@ -303,7 +310,7 @@ def test_stage_by_stage_counts_go_on_too(tmp_path: Path, days: list[Path]) -> No
     assert main(["ingest", *logs, "--out", out, "--extend"]) == 0
     assert all(main([stage, out]) == 0 for stage in stages)
     assert main(["preprocess", *logs, "--out", str(tmp_path / "scratch")]) == 0
-    assert tree_of(tmp_path / "dir") == tree_of(tmp_path / "scratch")
+    assert data_of(tmp_path / "dir") == data_of(tmp_path / "scratch")
 
 
 def test_other_columns_are_not_gone_on_from(tmp_path: Path, days: list[Path], made: dict[int, Path]) -> None:
@@ -365,7 +372,7 @@ def test_days_with_lists_and_texts_are_added(
         preprocess(raw[:number], config, tmp_path / "dir", Resources(workers=2), extend=True)
     assert all(stage.state.state == FINISHED for stage in plan_run(raw, config, tmp_path / "dir").stages)
     preprocess(raw, config, tmp_path / "scratch", Resources(workers=1))
-    assert tree_of(tmp_path / "dir") == tree_of(tmp_path / "scratch")
+    assert data_of(tmp_path / "dir") == data_of(tmp_path / "scratch")
     assert verify(tmp_path / "dir", raw=raw) == []
 
 
@@ -390,7 +397,7 @@ def test_a_day_is_added_by_processes(
         scratch = out.with_name(f"{out.name} from scratch")
         preprocess(days, config, out, Resources(workers=1))
         preprocess(days, config, scratch, Resources(workers=1))
-        assert tree_of(out) == tree_of(scratch)
+        assert data_of(out) == data_of(scratch)
 
 
 def test_a_day_that_does_not_add_up_is_found(tmp_path: Path, days: list[Path]) -> None:
