@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_page_of_the_api_lists_every_public_name() -> None:
-    page = (ROOT / "docs/api.md").read_text()
+    page = (ROOT / "docs/python.md").read_text()
     assert sorted(line[11:] for line in page.splitlines() if line.startswith("::: hotset.")) == PUBLIC
 
 
@@ -33,6 +33,6 @@ def test_the_pages_are_made_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    page = (tmp_path / "site/api/index.html").read_text()
+    page = (tmp_path / "site/python/index.html").read_text()
     ids = [name for name in PUBLIC if f'id="hotset.{name}"' not in page]
     assert ids == []
