@@ -148,7 +148,7 @@ def test_the_recipe_of_the_page_trains(
 def test_published_arrays_become_a_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    """The program of docs/other-logs.md, on arrays of the published form."""
+    """The program of docs/logs.md, on arrays of the published form."""
     monkeypatch.chdir(tmp_path)
     categories = rng.integers(1, 50, (3, 7, 21)).astype(np.int32)
     categories[:, :, :-1] *= np.arange(20) >= np.array([0, 3, 20, 1, 19, 0, 5])[:, None]
@@ -156,7 +156,7 @@ def test_published_arrays_become_a_log(
     labels = rng.integers(0, 2, 7).astype(np.int32)
     np.savez_compressed("taobao_train_t20.npz", X_cat=categories, X_int=np.zeros((1, 7, 21)), y=labels)
     (program,) = re.findall(
-        r"```python\n(import numpy.*?)```", (DOCS / "other-logs.md").read_text(), re.DOTALL
+        r"```python\n(import numpy.*?)```", (DOCS / "logs.md").read_text(), re.DOTALL
     )
     exec(program, {})  # the page's own words
     found = Columns.of(Path("taobao.csv")).values
