@@ -6,13 +6,13 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/benchmarks.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/placements.md")
 Result = Any
 MIB, GIB = 1024**2, 1024**3
 
@@ -103,18 +103,31 @@ def stats_kernels(result: Result) -> list[str]:
 
 
 def defaults(result: Result) -> list[str]:
-    runs = [run for run in result["runs"] if run["optimizers"] == "defaults" and run["batch_size"] == 2048]
-    assert len(runs) == 3
-    return [
-        f"{mean(run['auc'] for run in runs):.4f}",
-        f"{runs[0]['batch_size']:,}",
-        f"{sum(result['samples'].values()):,}",
-    ]
+    """AUC by batch size: without options, of the best setting, and of the best with SGD for both."""
+    samples = sum(result["samples"].values())
+    found = [f"{samples:,}"]
+    for batch_size in result["settings"]["batch_sizes"]:
+        runs = [run for run in result["runs"] if run["batch_size"] == batch_size]
+        usual = [run["auc"] for run in runs if run["optimizers"] == "defaults"]
+        tried = [run for run in runs if run["optimizers"] != "defaults"]
+        assert len(usual) == len(result["settings"]["seeds"]) == 3
+        found += [
+            f"{batch_size:,}",
+            f"{mean(usual):.4f}",
+            f"{max(run['auc'] for run in runs if run['seed'] == 0):.4f}",
+            f"{max(run['auc'] for run in tried if run['optimizers'].startswith('sgd')):.4f}",
+            f"{len(tried)}",
+        ]
+    return found
 
 
 def quality(result: Result) -> list[str]:
-    assert result["auc"]["lookahead"] == result["auc"]["all-fast"] and len(result["seeds"]) == 5
-    return [f"{result['mean_auc'][name]:.4f}" for name in ("all-fast", "fae")]
+    """Mean AUC of each placement, and its deviation over seeds under the default placement."""
+    auc, seeds = result["auc"], result["seeds"]
+    assert auc["lookahead"] == auc.get("all-fast", auc["lookahead"]) and len(seeds) == 5
+    samples = f"{sum(result['samples'].values()):,}"
+    means = [f"{result['mean_auc'][name]:.4f}" for name in ("lookahead", "fae")]
+    return [*means, f"{stdev(auc['lookahead']):.4f}", samples]
 
 
 def coded_quality(result: Result) -> list[str]:
@@ -148,18 +161,45 @@ def fuxictr(result: Result) -> list[str]:
 
 
 def placements(result: Result) -> list[str]:
+    """Bytes both ways together, and speeds by CPU time over that of all-fast."""
     (share,) = result["shares"]
     both = {
         name: sum(moved[f"to_{way}"] for way in ("fast", "slow")) for name, moved in share["bytes"].items()
     }
+    aucs = {f"{run['auc']:.4f}" for rounds in share["rounds"].values() for run in rounds}
+    assert len(aucs) == 1
     return [
         f"{100 * share['share']:.1f}%",
         f"{result['config']['samples'] / 1e6:.0f} M",
+        f"{result['config']['embedding_dim']}",
         f"{both['lookahead']:,.0f} bytes",
         f"{both['hybrid-dedup']:,.0f}",
         f"{both['hybrid']:,.0f}",
-        f"{share['cpu']['lookahead']:.2f}",
+        *(f"{speed:.2f}" for speed in share["cpu"].values()),
+        *aucs,
     ]
+
+
+def placement_plans(result: Result) -> list[str]:
+    """Bytes each way by share of hot rows, and ratios of the bytes both ways."""
+    config = result["config"]
+    found = [
+        f"{config['samples'] / 1e6:.0f} M",
+        f"{config['batch_size']:,}",
+        f"{config['embedding_dim']}",
+    ]
+    for share in result["shares"]:
+        ratios = share["ratios"]
+        found += [
+            f"{100 * share['share']:.1f}%",
+            f"{share['num_rows']:,}",
+            *(f"{moved[way]:,.0f}" for moved in share["bytes"].values() for way in ("to_fast", "to_slow")),
+            f"{ratios['hybrid / lookahead']:.1f}",
+            f"{ratios['hybrid / lookahead, first uses fetched']:.1f}",
+            f"{ratios['hybrid-dedup / lookahead']:.1f}",
+            f"{100 * (ratios['lookahead / belady'] - 1):.0f}%",
+        ]
+    return found
 
 
 def codecs(result: Result) -> list[str]:
@@ -274,12 +314,17 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "larger-than-memory": larger_than_memory,
     "stats-kernels": stats_kernels,
     "defaults-real-110k": defaults,
+    "defaults-generated-150k": defaults,
     "quality-real-110k": quality,
+    "quality-real-110k-original": quality,
     "quality-models-real-110k": models,
     "quality-exchange-real-110k": coded_quality,
     "quality-exchange-generated-2m": coded_quality,
     "fuxictr-real-110k": fuxictr,
     "placements-2m": placements,
+    "placements-2m-dim64": placements,
+    "placements-plan-2m": placement_plans,
+    "placements-plan-2m-original": placement_plans,
     "fuzz": fuzz,
     "kills": kills,
     "train-kills": kills,
