@@ -1,0 +1,361 @@
+"""SIGKILL preprocessing or training at random moments, resume it, and compare every byte.
+
+A folder is killed a few times, at moments counted from its first file or checkpoint; then one run ends
+undisturbed and must leave the bytes of a run that nothing disturbed. Of a run on two ranks one is killed, the
+other must stop by itself, and one rank or four go on. Runs of all placements with one order of batches must
+end with the same weights. ``--of train`` also takes the time that training stands still for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import get_args
+
+import torch
+
+from ...pipeline.errors import ConfigError
+from ...pipeline.folders.checksum import hash_file
+from ...pipeline.folders.manifest import MANIFEST
+from ...pipeline.generate.generate_log import GenerateConfig, generate
+from ...train.checkpoints.checkpoint_files import CHECKPOINTS
+from ...train.checkpoints.checkpoint_settings import CheckpointSettings
+from ...train.config import PlacementName, TrainConfig
+from ...train.data.shards import Shards
+from ...train.options.interval import Interval
+from ...train.resuming.run_checkpoints import RunCheckpoints
+from ...train.trainer_building.build_trainer import build_trainer
+from ..drawn_shards import DrawnShards
+from .harness import Facts, new_parser, run_script, scratch_folder, tell
+
+_FILES = ("weights.safetensors", "states.safetensors", "metrics.jsonl", "batch_order.npy")
+"""Files of a finished run that must have the bytes of an unbroken one."""
+_OPTIMIZERS = ("sgd", "adagrad", "adam")
+_SLOW_BYTES = "1280KiB"
+"""Less than the rows of the log take with any optimizer, and enough for those of Adam by their next use."""
+_MOST_KILLS_PER_FOLDER = 4
+_SOONER = 0.8
+"""Factor of the moment of a kill for each one of the same folder that came too late."""
+_MOST_WORKERS = 2
+_PATIENCE = 120
+"""Seconds after which ranks that are still there do not stop by themselves."""
+_POLL_SECONDS = 0.002
+_STALL_TABLES, _STALL_REPEATS, _FEW = 26, 5, 100
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A way to preprocess or train."""
+
+    name: str
+    arguments: tuple[str, ...]
+    marker: str
+    """Path in its folder that exists once it is worth killing."""
+    optimizer: str = ""
+    num_ranks: int = 1
+    order: str = ""
+    """Runs of one order and optimizer end with the same weights."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of what has happened so far."""
+
+    kills: int = 0
+    late: int = 0
+    """Kills that came when the run was finished; not among ``kills``."""
+    folders: int = 0
+    identical: int = 0
+    by_kind: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Unbroken:
+    """A run that nothing disturbed."""
+
+    checksums: dict[str, object]
+    start_seconds: float
+    """Until its marker existed."""
+    seconds: float
+    """From there to its end."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options of the script."""
+    found = new_parser(__spec__.name if __spec__ else "kills", __doc__ or "")
+    found.add_argument("--of", choices=("preprocess", "train", "ranks"), default="preprocess")
+    found.add_argument("--kills", type=int, default=100, help="kills that hit a run before its end")
+    found.add_argument("--samples", type=int, help="samples of the log: 100,000 or, to train, 10,000")
+    found.add_argument("--seed", type=int, default=0, help="seed of the moments")
+    found.add_argument("--stall-rows", type=int, default=10_000_000, help="rows of the checkpoint timed")
+    return found
+
+
+def measure(options: argparse.Namespace) -> Facts:
+    """Kill and resume until enough kills have hit; ``faults`` is empty if all went well."""
+    rng = random.Random(options.seed)
+    tally = Tally()
+    unbroken: dict[Kind, Unbroken] = {}
+    weights: dict[tuple[str, str], object] = {}
+    with scratch_folder(options) as scratch:
+        kinds = _prepare(options, scratch)
+        number = 0
+        while tally.kills < options.kills:
+            kind = kinds[number % len(kinds)]
+            number += 1
+            if kind not in unbroken:
+                unbroken[kind] = _run_unbroken(kind, scratch)
+                found = unbroken[kind].checksums.get(_FILES[0])
+                if weights.setdefault((kind.order, kind.optimizer), found) != found:
+                    tally.faults.append(f"{kind.name} has other weights than another placement")
+            _kill_and_resume(kind, unbroken[kind], scratch, rng, tally, options.kills)
+            tell(f"{tally.kills} of {options.kills} kills, {tally.identical} of {tally.folders} identical")
+        stall = measure_stall(options.stall_rows, scratch) if options.of == "train" else None
+    return {
+        "kills": tally.kills,
+        "late": tally.late,
+        "kinds": dict(tally.by_kind),
+        "folders": tally.folders,
+        "identical": tally.identical,
+        "faults": tally.faults,
+        "stall": stall,
+    }
+
+
+def _prepare(options: argparse.Namespace, scratch: Path) -> list[Kind]:
+    """Write the log and, to train, the shards; return what is killed in turn."""
+    log, data = scratch / "log.tsv", scratch / "data"
+    is_preprocess = options.of == "preprocess"
+    samples = options.samples or (100_000 if is_preprocess else 10_000)
+    generate(GenerateConfig(samples=samples, seed=options.seed, scale=1 if is_preprocess else 20), log)
+    if is_preprocess:
+        return [Kind("preprocess", ("preprocess", str(log), "--hot-bytes", "1MiB"), "columns")]
+    words = ["preprocess", str(log), "--out", str(data), "--hot-bytes", "256KiB", "--batch-size", "512", "-q"]
+    _end_well(words, scratch)
+    # The run from whose weights others start; it compiles what all will use.
+    _end_well([*_training(data, "cache", "adam"), "--out", str(scratch / "warm")], scratch)
+    return _training_kinds(data, scratch / "warm", is_ranked=options.of == "ranks")
+
+
+def _training_kinds(data: Path, warm: Path, *, is_ranked: bool) -> list[Kind]:
+    placements = get_args(PlacementName)
+    ways: list[tuple[str, tuple[str, ...], int]] = [(each, (), 1) for each in placements]
+    ways += [
+        ("lookahead", ("--slow-bytes", _SLOW_BYTES), 1),
+        ("hybrid", ("--slow-bytes", "1"), 1),
+        ("lookahead", ("--slow-bytes", _SLOW_BYTES, "--init-from", str(warm)), 1),
+        ("cache", ("--init-from", str(warm)), 1),
+        ("lookahead", (), 2),
+    ]
+    if is_ranked:
+        ways = [(each, (), 2) for each in placements]
+    kinds = []
+    for optimizer in _OPTIMIZERS:
+        for placement, more, num_ranks in ways:
+            shares = ("--shares", "4") if num_ranks > 1 else ()
+            plain = [word for word in more if not word.startswith("/")]
+            order = f"{placement == 'fae'} {num_ranks} {'--init-from' in more}"
+            kinds.append(
+                Kind(
+                    " ".join([placement, *plain, optimizer, f"{num_ranks} ranks" * (num_ranks > 1)]).strip(),
+                    (*_training(data, placement, optimizer), *more, *shares),
+                    CHECKPOINTS,
+                    optimizer,
+                    num_ranks,
+                    order,
+                )
+            )
+    return kinds
+
+
+def _training(data: Path, placement: str, optimizer: str) -> list[str]:
+    words = ["train", str(data), "-q", "--threads", "1", "--placement", placement, "--epochs", "2"]
+    words += ["--embedding-optimizer", optimizer, "--checkpoint-every", "3", "--log-every", "5"]
+    return [*words, "--staging-bytes", "2MiB"]
+
+
+def _start(
+    arguments: Sequence[str], scratch: Path, num_ranks: int = 1, timeout: int = _PATIENCE
+) -> list[subprocess.Popen[bytes]]:
+    """Start the command, on several ranks as a launcher does: a process each."""
+    command = [sys.executable, "-m", "hotset", *arguments]
+    launched: dict[str, str] = {}
+    if num_ranks > 1:
+        command += ["--rank-timeout", str(timeout)]
+        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "WORLD_SIZE": str(num_ranks)}
+    with open(scratch / "messages.txt", "wb") as messages:
+        return [
+            subprocess.Popen(
+                command,
+                env=os.environ | launched | ({"RANK": str(rank)} if launched else {}),
+                stdout=messages,
+                stderr=messages,
+            )
+            for rank in range(num_ranks)
+        ]
+
+
+def _free_port() -> str:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return str(opened.getsockname()[1])
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]], timeout: float | None = None) -> list[int]:
+    """Wait for the end of all processes, which are killed after ``timeout``; return exit statuses."""
+    for process in processes:
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return [process.wait() for process in processes]
+
+
+def _end_well(arguments: Sequence[str], scratch: Path) -> None:
+    if any(_end(_start(arguments, scratch))):
+        raise ConfigError(f"{arguments[0]} failed: {_last_line(scratch)}")
+
+
+def _last_line(scratch: Path) -> str:
+    lines = (scratch / "messages.txt").read_text(errors="replace").splitlines()
+    return lines[-1] if lines else "it printed nothing"
+
+
+def _wait_for(path: Path, processes: Sequence[subprocess.Popen[bytes]]) -> float:
+    """Wait until ``path`` exists or a process has ended; return the time."""
+    while not path.exists() and all(process.poll() is None for process in processes):
+        time.sleep(_POLL_SECONDS)
+    return time.perf_counter()
+
+
+def _run_unbroken(kind: Kind, scratch: Path) -> Unbroken:
+    """Run twice and time the second run: the first one may have to compile."""
+    out = scratch / "unbroken"
+    for _ in range(2):
+        shutil.rmtree(out, ignore_errors=True)
+        begin = time.perf_counter()
+        processes = _start([*kind.arguments, "--out", str(out)], scratch, kind.num_ranks)
+        ready = _wait_for(out / kind.marker, processes)
+        if any(_end(processes)):
+            raise ConfigError(f"{kind.name} failed: {_last_line(scratch)}")
+        ended = time.perf_counter()
+    found = Unbroken(_checksums(kind, out), ready - begin, ended - ready)
+    shutil.rmtree(out)
+    return found
+
+
+def _checksums(kind: Kind, out: Path) -> dict[str, object]:
+    """Return every file of a folder by its checksum, of a run those that must have equal bytes."""
+    if kind.optimizer:
+        return {name: hash_file(out / name) for name in _FILES if (out / name).exists()}
+    paths = (path for path in sorted(out.rglob("*")) if path.is_file())
+    return {path.relative_to(out).as_posix(): hash_file(path) for path in paths}
+
+
+def _is_finished(kind: Kind, out: Path) -> bool:
+    return (out / ("" if kind.optimizer else "shards") / MANIFEST).exists()
+
+
+def _kill_and_resume(
+    kind: Kind, unbroken: Unbroken, scratch: Path, rng: random.Random, tally: Tally, most_kills: int
+) -> None:
+    """Kill the runs of one folder a few times, then let one run to the end, and compare."""
+    out = scratch / "killed"
+    arguments = [*kind.arguments, "--out", str(out)]
+    num_late = 0
+    for _ in range(rng.randint(1, _MOST_KILLS_PER_FOLDER)):
+        # Another number of workers each time: a resumed run must not depend on the run before.
+        workers = [] if kind.optimizer else ["--workers", str(rng.randint(1, _MOST_WORKERS))]
+        processes = _start([*arguments, *workers], scratch, kind.num_ranks, timeout=20)
+        _wait_for(out / kind.marker, processes)
+        victim = rng.randrange(kind.num_ranks)
+        # A resumed run has its marker at once, and needs its start first.
+        start = unbroken.start_seconds if rng.random() < 0.5 else 0.0
+        seconds = rng.random() * (start + unbroken.seconds) * _SOONER**num_late
+        try:
+            processes[victim].wait(seconds)
+        except subprocess.TimeoutExpired:
+            processes[victim].kill()
+        statuses = _end(processes, _PATIENCE)
+        if any(status < 0 for rank, status in enumerate(statuses) if rank != victim):
+            tally.faults.append(f"{kind.name}: a rank did not stop when another was killed")
+        if statuses[victim] > 0:
+            tally.faults.append(f"{kind.name}: exit status {statuses[victim]}: {_last_line(scratch)}")
+        if _is_finished(kind, out) or statuses[victim] >= 0:
+            tally.late += 1
+            num_late += 1
+            break
+        tally.kills += 1
+        tally.by_kind[kind.name] += 1
+        if tally.kills == most_kills:
+            break
+    # Nothing disturbs the last run, so its folder has to match; another number of ranks goes on.
+    num_ranks = rng.choice((1, 4)) if kind.num_ranks > 1 else 1
+    status = 0
+    if not (kind.optimizer and _is_finished(kind, out)):
+        status = max(_end(_start(arguments, scratch, num_ranks)), key=abs)
+    is_identical = status == 0 and _checksums(kind, out) == unbroken.checksums
+    tally.folders += 1
+    tally.identical += is_identical
+    if not is_identical:
+        tally.faults.append(f"{kind.name} differs (exit status {status}: {_last_line(scratch)})")
+    shutil.rmtree(out, ignore_errors=True)
+
+
+def measure_stall(num_rows: int, scratch: Path) -> Facts:
+    """Return how long training stands still for checkpoints of a model of width 16 with Adagrad.
+
+    Args:
+        num_rows: of all tables together.
+        scratch: folder for shards and checkpoints.
+    """
+    rows_of_table = max(num_rows // _STALL_TABLES, 2)
+    drawn = DrawnShards(rows_of_table=rows_of_table, hot_rows_of_table=1, cold_share=1.0, num_batches=1)
+    drawn.write(scratch / "drawn" / "shards")
+    config = TrainConfig(placement="all-fast", embedding_optimizer="adagrad", threads=1)
+    # No step is trained: rows are marked as changed, and what a checkpoint then costs is measured.
+    trainer = build_trainer(Shards.open(scratch / "drawn"), config, tracks_changes=True)
+    settings = CheckpointSettings(checkpoint_every=Interval(steps=1), keep_checkpoints=1)
+    saved = RunCheckpoints(scratch / "checkpoints", "", settings, trainer)
+    found: dict[str, list[float]] = {"few_changed_ms": [], "all_changed_ms": [], "copy_ms": []}
+    longest: list[float] = []
+    for _ in range(_STALL_REPEATS):
+        for name, step in (("few_changed_ms", _FEW), ("all_changed_ms", 1)):
+            for width in trainer.embeddings.widths:
+                assert width.changed is not None
+                rows = torch.arange(0, sum(width.placement.num_rows), step).numpy()
+                width.changed.mark_rows(rows, is_saved=False)
+            # A checkpoint belongs to a step, so one is counted as taken, with any batch.
+            trainer.step += 1
+            trainer.numbers.append(0)
+            saved.take(trainer, [])
+            while saved.is_copying:
+                saved.go_on(trainer)
+                time.sleep(0.005)
+            found[name].append(1000 * saved.stall_seconds[-1])
+            written = saved.settle(trainer, wait=True)
+            assert written is not None and written.error is None
+        longest.append(1000 * saved.longest_stall_seconds[-1])
+        begin = time.perf_counter()
+        for width in trainer.embeddings.widths:
+            width.executor.fast.weights_SD.clone()
+            width.executor.fast.state_SW.clone()
+        found["copy_ms"].append(1000 * (time.perf_counter() - begin))
+    saved.close()
+    trainer.embeddings.close()
+    return {"rows": rows_of_table * _STALL_TABLES, **found, "all_changed_longest_ms": longest}
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(parser(), measure))
