@@ -11,6 +11,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -266,6 +267,39 @@ def summarize(candidate: Candidate, rounds: Sequence[Measurement]) -> Facts:
         "peak_anonymous_bytes": max(each.peak_anonymous_bytes for each in rounds),
         "rounds": [{"wall": each.wall_seconds, "cpu": each.cpu_seconds} for each in rounds],
     }
+
+
+def run_hotset(arguments: Sequence[str], scratch: Path, num_ranks: int = 1) -> None:
+    """Run ``hotset``, on several ranks as a launcher does: a process each.
+
+    Raises:
+        HotsetError: a process failed; the last line of its messages is in the message.
+    """
+    launched: dict[str, str] = {}
+    if num_ranks > 1:
+        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(num_ranks)}
+    messages = scratch / "messages.txt"
+    with messages.open("wb") as file:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "hotset", *arguments],
+                env=os.environ | launched | ({"RANK": str(rank)} if launched else {}),
+                stdout=file,
+                stderr=file,
+            )
+            for rank in range(num_ranks)
+        ]
+        statuses = [process.wait() for process in processes]
+    if any(statuses):
+        last = (messages.read_text(errors="replace").splitlines() or ["it printed nothing"])[-1]
+        raise HotsetError(f"hotset {' '.join(arguments)} failed: {last}")
+
+
+def free_port() -> str:
+    """Return a port of this machine at which nobody listens."""
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return str(opened.getsockname()[1])
 
 
 def time_module(

@@ -12,7 +12,6 @@ import argparse
 import os
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -36,7 +35,7 @@ from ...train.options.interval import Interval
 from ...train.resuming.run_checkpoints import RunCheckpoints
 from ...train.trainer_building.build_trainer import build_trainer
 from ..drawn_shards import DrawnShards
-from .harness import Facts, new_parser, run_script, scratch_folder, tell
+from .harness import Facts, free_port, new_parser, run_hotset, run_script, scratch_folder, tell
 
 _FILES = ("weights.safetensors", "states.safetensors", "metrics.jsonl", "batch_order.npy")
 """Files of a finished run that must have the bytes of an unbroken one."""
@@ -142,9 +141,9 @@ def _prepare(options: argparse.Namespace, scratch: Path) -> list[Kind]:
     if is_preprocess:
         return [Kind("preprocess", ("preprocess", str(log), "--hot-bytes", "1MiB"), "columns")]
     words = ["preprocess", str(log), "--out", str(data), "--hot-bytes", "256KiB", "--batch-size", "512", "-q"]
-    _end_well(words, scratch)
+    run_hotset(words, scratch)
     # The run from whose weights others start; it compiles what all will use.
-    _end_well([*_training(data, "cache", "adam"), "--out", str(scratch / "warm")], scratch)
+    run_hotset([*_training(data, "cache", "adam"), "--out", str(scratch / "warm")], scratch)
     return _training_kinds(data, scratch / "warm", is_ranked=options.of == "ranks")
 
 
@@ -193,7 +192,7 @@ def _start(
     launched: dict[str, str] = {}
     if num_ranks > 1:
         command += ["--rank-timeout", str(timeout)]
-        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "WORLD_SIZE": str(num_ranks)}
+        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(num_ranks)}
     with open(scratch / "messages.txt", "wb") as messages:
         return [
             subprocess.Popen(
@@ -206,12 +205,6 @@ def _start(
         ]
 
 
-def _free_port() -> str:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return str(opened.getsockname()[1])
-
-
 def _end(processes: Sequence[subprocess.Popen[bytes]], timeout: float | None = None) -> list[int]:
     """Wait for the end of all processes, which are killed after ``timeout``; return exit statuses."""
     for process in processes:
@@ -220,11 +213,6 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], timeout: float | None = N
         except subprocess.TimeoutExpired:
             process.kill()
     return [process.wait() for process in processes]
-
-
-def _end_well(arguments: Sequence[str], scratch: Path) -> None:
-    if any(_end(_start(arguments, scratch))):
-        raise ConfigError(f"{arguments[0]} failed: {_last_line(scratch)}")
 
 
 def _last_line(scratch: Path) -> str:

@@ -1,0 +1,261 @@
+"""What the host does for each step of a GPU, on a device that does nothing.
+
+The loop's thread must queue a step faster than a GPU takes it: 65,536 samples take some 2 ms. The threads
+that read ahead must read, check and pack as many samples in that time; their CPU time per sample is that of
+all cores together. No GPU is needed: all verbs of the device return at once. A GPU's own calls come on top,
+one copy, one recorded step and a few events.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from ...pipeline.sizes import ByteSize
+from ...stats.ranking.row_bytes import row_bytes
+from ...train.config import PlacementName, TrainConfig
+from ...train.data.shards import Shards
+from ...train.device.verbs import Event, Graph, StreamName
+from ...train.steps.queued_steps import QueuedSteps
+from ...train.trainer_building.build_trainer import build_trainer
+from .harness import Facts, new_parser, run_script, scratch_folder, tell
+from .kaggle_shards import draw_kaggle, write_kaggle_shards
+
+_EPOCHS = 3
+"""The first one is that in which memory is allocated, and what is recorded recorded."""
+_NANOSECONDS = 1e9
+_MICROSECONDS = 1e6
+_OPTIMIZER: Literal["sgd"] = "sgd"
+
+
+_PLACEMENTS: tuple[PlacementName, ...] = ("all-fast", "lookahead")
+_HOT_SHARE = 0.0075
+"""Share of the rows that is hot."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options of the script."""
+    found = new_parser(__spec__.name if __spec__ else "host_steps", __doc__ or "")
+    found.add_argument("--samples", type=int, default=1_000_000, help="samples to draw")
+    found.add_argument("--scale", type=float, default=4.0, help="divisor of the rows of each table")
+    found.add_argument("--batch-sizes", type=int, nargs="+", default=[65_536, 16_384, 2_048])
+    return found
+
+
+class IdleDevice:
+    """A device that does nothing, and counts what it is asked for."""
+
+    is_timed = False
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+        self.calls: list[str] = []
+        """Names in the order of the calls: a list, whose growth costs the least."""
+
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(tuple(shape), dtype=dtype)
+
+    def allocate_pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return self.allocate(shape, dtype)
+
+    def pin(self, tensor: torch.Tensor) -> bool:
+        return True
+
+    def copy(self, stream: StreamName, source: torch.Tensor, target: torch.Tensor) -> None:
+        self.calls.append("copy")
+
+    def launch(self, stream: StreamName, kernel: Callable[..., object], *arguments: Any) -> None:
+        self.calls.append("launch")
+
+    def record(self, stream: StreamName) -> Event:
+        self.calls.append("record")
+        return self
+
+    def wait(self, stream: StreamName, event: Event) -> None:
+        self.calls.append("wait")
+
+    def wait_on_host(self, event: Event) -> None:
+        self.calls.append("wait on the host")
+
+    def synchronize(self) -> None:
+        self.calls.append("synchronize")
+
+    def capture(self, stream: StreamName, queue_work: Callable[[], None]) -> Graph:
+        self.calls.append("capture")
+        queue_work()
+        return self
+
+    def replay(self, stream: StreamName, graph: Graph) -> None:
+        self.calls.append("replay")
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+def measure(options: argparse.Namespace) -> Facts:
+    """Measure every batch size and placement."""
+    samples = draw_kaggle(options.samples, options.scale)
+    staging = ByteSize(int(4 * _HOT_SHARE * sum(samples.num_rows)) * row_bytes(16, _OPTIMIZER))
+    rows: list[Facts] = []
+    with scratch_folder(options) as scratch:
+        for batch_size in options.batch_sizes:
+            folder = scratch / str(batch_size) / "shards"
+            write_kaggle_shards(
+                samples, folder, batch_size=batch_size, embedding_dim=16, hot_share=_HOT_SHARE
+            )
+            shards = Shards.open(folder)
+            for placement in _PLACEMENTS:
+                # Once for the code of kernels, which is loaded or compiled at its first use.
+                if batch_size == options.batch_sizes[0]:
+                    _measure(shards, placement, staging)
+                facts = {"batch_size": batch_size, "placement": placement}
+                rows += [facts | row for row in _measure(shards, placement, staging)]
+                tell(f"batches of {batch_size:,}, {placement}: {rows[-1]['loop_us']:.0f} us a step")
+    return {"rows": rows}
+
+
+def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> list[dict[str, Any]]:
+    """Queue the steps of some epochs, of which the first does not count; return a row for each kind of
+    batch."""
+    device = IdleDevice()
+    config = TrainConfig(
+        placement=placement,
+        epochs=_EPOCHS,
+        # One core for reading and one for the loop, whose CPU times are told apart.
+        threads=1,
+        device="late",
+        kernels="torch",
+        staging_bytes=staging,
+        embedding_optimizer=_OPTIMIZER,
+        dense_optimizer=_OPTIMIZER,
+    )
+    # Runs have checkpoints by default, for which the rows that change are marked.
+    trainer = build_trainer(shards, config, verbs=device, tracks_changes=True)
+    runner = trainer.runner
+    assert isinstance(runner, QueuedSteps)
+    found: list[_QueuedStep] = []
+    ahead: _Ahead | None = None
+    with closing(trainer.embeddings), closing(trainer.steps()) as steps:
+        stopped = time.thread_time()
+        for step in steps:
+            if trainer.step == shards.num_training_batches:
+                ahead = _Ahead(runner)
+            taken = time.thread_time()
+            # Packed before it is queued, as it is where reading keeps up: the loop does not wait then.
+            if step.packing is not None:
+                step.packing.result()
+            device.calls.clear()
+            sent = runner.sent_bytes
+            wall, begin = time.perf_counter(), time.thread_time()
+            runner.train(step, trainer.step, trainer.rates.of_step(trainer.step))
+            taking, stopped = taken - stopped, time.thread_time()
+            found.append(
+                _QueuedStep(
+                    "hot-only" if step.step.batch.is_hot_only else "mixed",
+                    stopped - begin,
+                    time.perf_counter() - wall,
+                    taking,
+                    begin - taken,
+                    Counter(device.calls),
+                    (runner.sent_bytes - sent) / step.step.num_samples,
+                )
+            )
+            if ahead is not None:
+                ahead.look()
+            stopped = time.thread_time()
+            trainer.step += 1
+        assert ahead is not None
+        of_ahead = ahead.per_sample(shards.batch_size)
+    counted = found[shards.num_training_batches :]
+    by_kind = {kind: [step for step in counted if step.kind == kind] for kind in ("hot-only", "mixed")}
+    return [_row(kind, steps_of_kind) | of_ahead for kind, steps_of_kind in by_kind.items() if steps_of_kind]
+
+
+class _Ahead:
+    """CPU time of the threads that run ahead of the loop, from now on.
+
+    Args:
+        runner: counts the steps that they have prepared.
+    """
+
+    def __init__(self, runner: QueuedSteps) -> None:
+        self._runner = runner
+        self._num_prepared = runner.num_prepared
+        self._of_others = _seconds_of_others()
+        # Plans and lists of all steps go through this one, whatever number of readers there are.
+        (self._thread,) = (each for each in threading.enumerate() if each.name == "steps")
+        assert self._thread.ident is not None
+        self._clock = time.pthread_getcpuclockid(self._thread.ident)
+        self._begin = time.clock_gettime(self._clock)
+        self._of_thread = 0.0
+        self._num_of_thread = 0
+
+    def look(self) -> None:
+        """Note the time so far of the thread that prepares steps in order, which ends before the loop."""
+        if self._thread.is_alive():
+            with suppress(OSError):
+                self._of_thread = time.clock_gettime(self._clock) - self._begin
+                self._num_of_thread = self._runner.num_prepared - self._num_prepared
+
+    def per_sample(self, batch_size: int) -> dict[str, float]:
+        """Return the nanoseconds of all threads and of that one."""
+        num_samples = batch_size * (self._runner.num_prepared - self._num_prepared)
+        return {
+            "reading_ns_per_sample": (_seconds_of_others() - self._of_others) / num_samples * _NANOSECONDS,
+            "ordering_ns_per_sample": self._of_thread
+            / max(batch_size * self._num_of_thread, 1)
+            * _NANOSECONDS,
+        }
+
+
+def _seconds_of_others() -> float:
+    """CPU seconds of all threads but the calling one."""
+    return time.process_time() - time.thread_time()
+
+
+@dataclass(frozen=True, slots=True)
+class _QueuedStep:
+    """The time of one step in the thread that queues."""
+
+    kind: str
+    cpu_seconds: float
+    wall_seconds: float
+    taking_seconds: float
+    """CPU time of taking the step from the threads that read."""
+    waiting_seconds: float
+    """CPU time of waiting until it is packed."""
+    calls: Counter[str]
+    sent_bytes: float
+    """Bytes of the batch that are sent, per sample."""
+
+
+def _row(kind: str, steps: Sequence[_QueuedStep]) -> dict[str, Any]:
+    """The figures of the batches of one kind."""
+    cpu = np.array([step.cpu_seconds for step in steps]) * _MICROSECONDS
+    # The step in the middle by its number of calls stands for all: a mean would be of no real step.
+    middle = sorted(steps, key=lambda step: step.calls.total())[len(steps) // 2]
+    return {
+        "kind": kind,
+        "steps": len(steps),
+        "loop_us": float(np.median(cpu)),
+        "loop_us_least": float(cpu.min()),
+        "loop_wall_us": float(np.median([step.wall_seconds for step in steps])) * _MICROSECONDS,
+        "taking_us": float(np.median([step.taking_seconds for step in steps])) * _MICROSECONDS,
+        "waiting_us": float(np.median([step.waiting_seconds for step in steps])) * _MICROSECONDS,
+        "sent_bytes_per_sample": float(np.median([step.sent_bytes for step in steps])),
+        "calls": dict(middle.calls),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(parser(), measure))

@@ -1,0 +1,215 @@
+"""Several processes: rows that cross between them, bytes of every codec, and the speed of two ranks.
+
+``bytes`` counts vectors and gradients per training sample along the order of training; ``codecs`` trains a
+model and packs the rows that its samples look up in every codec, next to coders whose bytes depend on the
+rows; ``speed`` lets one process and two ranks of this machine train in turns, a thread each. AUC by codec:
+`quality --ranks 2 --vary "--exchange int8"`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ...pipeline.errors import ConfigError
+from ...pipeline.folders.checksum import hash_file
+from ...pipeline.generate.generate_log import GenerateConfig, generate
+from ...pipeline.stages.preprocess import preprocess, remove_from
+from ...stats.batches.epoch_order import epoch_order
+from ...stats.codecs.bounded_codec import BoundedCodec
+from ...stats.codecs.codec_names import CODEC_NAMES, codec_of
+from ...stats.codecs.row_codec import MessageShape
+from ...stats.exchange.count_exchange import count_exchange
+from ...stats.exchange.rank_masks import MOST_RANKS
+from ...train.config import TrainConfig
+from ...train.data.shards import Shards
+from ...train.exchange.rank_reader import RankReader, read_epoch
+from ...train.run import train
+from ...train.run_folder.run_reader import read_weights
+from ..recipes import criteo_kaggle
+from .entropy_sizes import huffman_bytes, levels_of, vector_lz_bytes
+from .harness import (
+    Facts,
+    median_ratio,
+    new_parser,
+    run_hotset,
+    run_script,
+    scratch_folder,
+    take_turns,
+    tell,
+)
+
+BOUNDS = (0.01, 0.03, 0.05)
+_FLOAT_BYTES = 4
+_LZ, _HUFFMAN = "vector-LZ", "Huffman"
+_SLICES, _BATCHES = (512, 2048), 8
+_STEPS, _RANK_BATCH = 20, 2048
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options of the script."""
+    found = new_parser(__spec__.name if __spec__ else "ranks", __doc__ or "")
+    found.add_argument("what", choices=("bytes", "codecs", "speed"))
+    found.add_argument("--samples", type=int, default=2_000_000, help="samples of the generated log")
+    found.add_argument(
+        "--ranks", type=int, nargs="+", default=[2, 4, 8], help="numbers of ranks to count for"
+    )
+    found.add_argument("--embedding-dim", type=int, default=16)
+    found.add_argument("--rounds", type=int, default=5, help="turns of each contestant of speed")
+    return found
+
+
+def measure(options: argparse.Namespace) -> Facts:
+    """Measure what is asked for."""
+    if not all(2 <= ranks <= MOST_RANKS for ranks in options.ranks):
+        raise ConfigError(f"ranks must be from 2 to {MOST_RANKS}")
+    with scratch_folder(options) as folder:
+        log = folder / "log.tsv"
+        generate(GenerateConfig(samples=options.samples), log)
+        job = {"bytes": count_bytes, "codecs": compare_codecs, "speed": compare_speed}[options.what]
+        return job(options, log, folder)
+
+
+def _packed(log: Path, folder: Path, batch_size: int, embedding_dim: int) -> Shards:
+    recipe = criteo_kaggle()
+    pack = replace(recipe.pack, batch_size=batch_size)
+    split = replace(recipe.split, embedding_dim=embedding_dim)
+    # What comes before the batches does not depend on their size and stays.
+    if (folder / "data" / "shards").exists():
+        remove_from("pack", folder / "data")
+    preprocess([log], replace(recipe, pack=pack, split=split), folder / "data")
+    return Shards.open(folder / "data")
+
+
+def count_bytes(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
+    """Count vectors and gradients per sample between all ranks, from the plainest scheme to the least."""
+    found = []
+    for ranks in options.ranks:
+        shards = _packed(log, folder, ranks * _RANK_BATCH, options.embedding_dim)
+        order = epoch_order(shards.is_hot_only, 0, 0, spread=shards.is_grouped)
+        epoch = read_epoch(RankReader(shards, range(len(shards.tables)), ranks), order.tolist())
+        counts = count_exchange(epoch, options.embedding_dim, 0)
+        rows = {
+            "every lookup": 2 * epoch.remote_lookups,
+            "deduplicated": counts.deduplicated,
+            "first uses computed": counts.striped.rows,
+            "homes by use": counts.by_use.rows,
+            "least possible": counts.least,
+        }
+        per_sample = {name: count / epoch.num_samples for name, count in rows.items()}
+        found.append({"ranks": ranks, "num_samples": epoch.num_samples, "rows_per_sample": per_sample})
+        tell(f"{ranks} ranks: " + ", ".join(f"{name} {each:.2f}" for name, each in per_sample.items()))
+    return {"ranks": found, "rank_batch_size": _RANK_BATCH}
+
+
+def compare_codecs(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
+    """Train one epoch and return, for each size of messages, how many times smaller each codec makes it."""
+    shards = _packed(log, folder, _RANK_BATCH, options.embedding_dim)
+    train(folder / "data", TrainConfig(placement="all-fast", embedding_optimizer="adagrad"), folder / "run")
+    weights = read_weights(folder / "run")
+    tables = [weights[table.name].numpy() for table in shards.tables]
+    # Hot-only batches have the first numbers, so batches are taken evenly from all of them.
+    numbers = np.linspace(0, shards.num_training_batches - 1, _BATCHES).astype(int)
+    ids = [shards.training_batch(number).ids_BF for number in np.unique(numbers).tolist()]
+    return {"slices": [{"samples": size, "ratios": ratios_of(tables, ids, size)} for size in _SLICES]}
+
+
+def compare_speed(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
+    """Train in turns on the same batches and micro-batches; speeds are those that the runs report."""
+    shards = _packed(log, folder, 2 * _RANK_BATCH, options.embedding_dim)
+    steps = str(min(_STEPS, shards.num_training_batches))
+    contestants = {
+        "one process": (1, []),
+        "two ranks": (2, []),
+        "two ranks, auto": (2, ["--exchange", "auto"]),
+    }
+
+    def turn(name: str) -> float:
+        ranks, more = contestants[name]
+        out = folder / f"run-{len(list(folder.glob('run-*')))}"
+        words = ["train", str(folder / "data"), "--out", str(out), "-q", "--placement", "all-fast"]
+        words += ["--threads", "1", "--shares", "2", "--max-steps", steps, "--checkpoint-every", "never"]
+        run_hotset([*words, *more], folder, ranks)
+        digests.setdefault(name, str(hash_file(out / "weights.safetensors")[1]))
+        return float(json.loads((out / "summary.json").read_text())["samples_per_second"])
+
+    digests: dict[str, str] = {}
+    speeds = take_turns({name: partial(turn, name) for name in contestants}, options.rounds)
+    return {
+        "batch_size": shards.batch_size,
+        "contestants": [
+            {
+                "name": name,
+                "step_seconds": shards.batch_size / median(found),
+                "over_one": median_ratio(found, speeds["one process"]),
+            }
+            for name, found in speeds.items()
+        ],
+        "has_equal_bits": digests["one process"] == digests["two ranks"],
+    }
+
+
+def ratios_of(
+    tables: list[NDArray[np.float32]], batches: list[NDArray[np.int32]], slice_samples: int
+) -> dict[str, float]:
+    """Return by codec how many times smaller the lookups of batches become.
+
+    Args:
+        tables: (num_rows, D) each.
+        batches: (B, F) ids of one lookup in each table.
+        slice_samples: samples of a message; what is left of a batch is left out, unless it is all of it.
+    """
+    num_bytes: dict[str, float] = defaultdict(float)
+    plain_bytes = 0
+    # Which of two codes a table takes is decided for the table, over all messages.
+    of_tables: dict[tuple[int, float], NDArray[np.int64]] = defaultdict(lambda: np.zeros(2, np.int64))
+    for ids_BF in _slices(batches, slice_samples):
+        distinct = [table[np.unique(ids)] for table, ids in zip(tables, ids_BF.T, strict=True)]
+        starts = np.cumsum([0, *(rows.shape[0] for rows in distinct)])
+        shape = MessageShape(starts, tables[0].shape[1])
+        plain_bytes += ids_BF.size * shape.embedding_dim * _FLOAT_BYTES
+        # Sizes of hotset's messages follow from their shape alone; other coders need the values.
+        for name in CODEC_NAMES:
+            num_bytes[f"distinct rows, {name}"] += codec_of(name).num_bytes(shape)
+        for bound in BOUNDS:
+            num_bytes[f"distinct rows, bounded:{bound:g}"] += BoundedCodec(bound).num_bytes(shape)
+        for number, (table, ids, rows) in enumerate(zip(tables, ids_BF.T, distinct, strict=True)):
+            looked_up = table[ids]
+            num_bytes["zstd"] += _zstd_bytes(looked_up)
+            num_bytes["distinct rows, zstd"] += _zstd_bytes(rows)
+            for bound in BOUNDS:
+                codes = levels_of(looked_up, bound)
+                of_tables[number, bound] += (vector_lz_bytes(codes), huffman_bytes(codes))
+                num_bytes[f"distinct rows, {_HUFFMAN} {bound:g}"] += huffman_bytes(levels_of(rows, bound))
+    for (_, bound), of_table in of_tables.items():
+        num_bytes[f"{_LZ} {bound:g}"] += int(of_table[0])
+        num_bytes[f"{_HUFFMAN} {bound:g}"] += int(of_table[1])
+        num_bytes[f"better of both {bound:g}"] += int(of_table.min())
+    return {name: plain_bytes / found for name, found in sorted(num_bytes.items())}
+
+
+def _slices(batches: list[NDArray[np.int32]], slice_samples: int) -> Iterator[NDArray[np.int32]]:
+    for ids_BF in batches:
+        size = min(slice_samples, ids_BF.shape[0])
+        for first in range(0, ids_BF.shape[0] - size + 1, size):
+            yield ids_BF[first : first + size]
+
+
+def _zstd_bytes(rows: NDArray[np.float32]) -> int:
+    data = np.ascontiguousarray(rows).tobytes()
+    return len(pa.compress(data, codec="zstd", asbytes=True))
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(parser(), measure))

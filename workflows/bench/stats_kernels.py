@@ -1,0 +1,435 @@
+"""Kernels of statistics next to plain Python and NumPy, and the hot samples of each order of rows.
+
+Policies serve batch after batch from a cache that starts empty. The references of `lru` and `lookahead` keep
+dictionaries and heaps; those of `lfu` and `dataset` examine every slot for each batch, as FreqCache's released
+code does (there with torch on a GPU). Ties are broken as in the kernels, and both fetch as many rows.
+``--orders`` ranks a log in each order instead and counts its fully hot samples by budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import shutil
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...pipeline.errors import ConfigError
+from ...pipeline.folders.manifest import Manifest
+from ...pipeline.folders.stage_totals import CountsTotals, SamplesTotals, VocabularyTotals
+from ...pipeline.generate.generate_log import GenerateConfig, generate
+from ...pipeline.hot_rows.fae_hot_rows import calibrate
+from ...pipeline.hot_rows.hot_curve import hot_curves, levels_of_tables
+from ...pipeline.hot_rows.hot_order import HotOrder
+from ...pipeline.runtime.resources import Resources
+from ...pipeline.sizes import GIB, MIB
+from ...pipeline.stages.encode import EncodeConfig, encode
+from ...pipeline.stages.preprocess import PreprocessConfig, preprocess
+from ...pipeline.stages.rank import rank
+from ...stats.batches.distinct_rows import find_distinct
+from ...stats.counting.counting_loop import add_counts
+from ...stats.counting.hash_probing import new_short_table, new_table
+from ...stats.kernel import read_only
+from ...stats.ranking.row_bytes import row_bytes
+from ...stats.staging.next_uses import next_uses
+from ...stats.staging.staging_planner import StagingPlanner, cache_planner, lookahead_planner
+from ...stats.staging.step_plans import RowStream
+from ..recipes import criteo_kaggle
+from .harness import Facts, cpu_seconds, new_parser, run_script, scratch_folder, take_turns
+
+Batches = Sequence[NDArray[np.int64]]
+BUDGETS = tuple(int(size) for size in (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB))
+PUBLISHED = {4_000_000: 0.51, 20_000_000: 0.65, 140_000_000: 0.76}
+"""Fully hot samples by bytes of hot rows at dim 16: FAE on Criteo Kaggle, read off PVLDB 15(1), figure 5."""
+ORDERS = ("frequency", "peel", "fae-paper", "fae-code")
+_DIM = 16
+_SKEW = 0.9
+"""Exponent of the power law: the row of rank r gets lookups in proportion to r ** -skew."""
+_BATCH_LOOKUPS = 4096
+"""Lookups per batch, about as many as 2,000 samples have of cold rows."""
+_PREFETCH = 2
+_PLAIN_BATCHES = 60
+"""Batches that the reference implementations process; speeds are per lookup, so a part will do."""
+_SMALL_ROWS, _SHARE_MISSING = 5000, 0.4
+"""Categories of the column whose table fits in a cache, and share of its values that are missing."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options of the script."""
+    found = new_parser(__spec__.name if __spec__ else "stats_kernels", __doc__ or "")
+    found.add_argument("--lookups", type=int, default=4_000_000, help="lookups of the log of the kernels")
+    found.add_argument("--slots", type=int, default=500_000, help="slots of the caches, 1/20 of the rows")
+    found.add_argument("--rounds", type=int, default=3, help="rounds in which each runs once")
+    found.add_argument("--orders", action="store_true", help="count hot samples by order instead")
+    found.add_argument("--data", type=Path, help="raw Criteo log for --orders; 2 M samples are generated")
+    found.add_argument("--samples", type=int, default=2_000_000, help="samples generated for --orders")
+    return found
+
+
+def measure(options: argparse.Namespace) -> Facts:
+    """Measure the kernels, or the orders."""
+    if options.orders:
+        with scratch_folder(options) as folder:
+            return compare_orders(options, folder)
+    if options.slots < _BATCH_LOOKUPS:
+        raise ConfigError(f"slots must be {_BATCH_LOOKUPS} or more")
+    rng = np.random.default_rng(0)
+    num_rows = 20 * options.slots
+    # Inverse transform sampling: a uniform number falls into the share of one rank.
+    shares = np.arange(1, num_rows + 1, dtype=np.float64) ** -_SKEW
+    ranks = np.searchsorted(np.cumsum(shares) / shares.sum(), rng.random(options.lookups))
+    lookups = np.minimum(ranks, num_rows - 1).astype(np.int64)
+    comparisons = [*_policies(lookups, num_rows, options.slots), *_counting(lookups, rng)]
+    for one in comparisons:  # compiles
+        one.kernel()
+    # Kernel and reference take one turn together, so that a slow moment hits both.
+    seconds = take_turns({one.name: one.seconds for one in comparisons}, options.rounds)
+    return {"kernels": {one.name: one.describe(seconds[one.name]) for one in comparisons}}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A kernel and the reference implementation that it is compared with."""
+
+    name: str
+    about: str
+    """Description of the reference."""
+    kernel: Callable[[], object]
+    num_lookups: int
+    """Lookups that ``kernel`` processes."""
+    reference: Callable[[], object]
+    num_reference_lookups: int
+
+    def seconds(self) -> tuple[float, float]:
+        """Return the CPU seconds of the kernel and of the reference."""
+        return cpu_seconds(self.kernel), cpu_seconds(self.reference)
+
+    def describe(self, rounds: Sequence[tuple[float, float]]) -> Facts:
+        """Return speeds by the least seconds of all rounds, since other work can only add time."""
+        kernel, reference = (min(seconds) for seconds in zip(*rounds, strict=True))
+        speed, plain = self.num_lookups / kernel, self.num_reference_lookups / reference
+        return {
+            "lookups_per_second": speed,
+            "plain_lookups_per_second": plain,
+            "ratio": speed / plain,
+            "plain": self.about,
+        }
+
+
+def _policies(lookups: NDArray[np.int64], num_rows: int, num_slots: int) -> list[Comparison]:
+    """Return every policy with its reference."""
+    about = {
+        "lookahead": "Python, dictionaries and a heap",
+        "lru": "Python, an ordered dictionary",
+        "lfu": "NumPy, every slot for each batch",
+        "dataset": "NumPy, every slot for each batch",
+    }
+    # Policies see each row of a batch once, with the number of its lookups.
+    found = [
+        find_distinct(batch)
+        for batch in np.split(lookups, range(_BATCH_LOOKUPS, lookups.size, _BATCH_LOOKUPS))
+    ]
+    batches = [rows for rows, _ in found]
+    head = batches[:_PLAIN_BATCHES]
+    stream = RowStream.of(batches, [np.bincount(positions) for _, positions in found])
+    ranks = np.arange(num_rows)
+
+    def plan(name: str, of: RowStream, prefetch: int) -> int:
+        # Planning is timed with all that a run needs: a new planner, and for look-ahead the next uses.
+        planner = _planner(name, num_rows, num_slots, ranks, prefetch)
+        if name == "lookahead":
+            of = replace(of, next_uses=next_uses(of.offsets, of.rows, num_rows))
+        misses = int(planner.plan(of).num_misses.sum())
+        planner.finish()
+        return misses
+
+    comparisons = []
+    for name, reference in REFERENCE_POLICIES.items():
+        fetched, wanted = plan(name, RowStream.of(head), 0), reference(head, num_slots, num_rows)
+        assert fetched == wanted, f"{name} fetches {fetched} rows, its reference {wanted}"
+        comparisons.append(
+            Comparison(
+                name,
+                about[name],
+                partial(plan, name, stream, _PREFETCH),
+                lookups.size,
+                partial(reference, head, num_slots, num_rows),
+                min(len(head) * _BATCH_LOOKUPS, lookups.size),
+            )
+        )
+    return comparisons
+
+
+def _planner(
+    name: str, num_rows: int, num_slots: int, ranks: NDArray[np.int64], prefetch: int
+) -> StagingPlanner:
+    if name == "lookahead":
+        return lookahead_planner(num_rows, num_slots, prefetch=prefetch)
+    # All but LRU fill their free slots with the most frequent rows after the first batch.
+    warm = {"warmup_ratio": 0.0 if name == "lru" else 1.0, "warm_rows": ranks}
+    options: dict[str, Any] = {"prefetch": prefetch, "rank_of_row": ranks} | warm
+    return cache_planner(name, num_rows, num_slots, **options)  # type: ignore[arg-type]
+
+
+def _counting(lookups: NDArray[np.int64], rng: np.random.Generator) -> list[Comparison]:
+    """Return exact counting in hash tables; the reference sorts with vector instructions.
+
+    A log in which few rows are looked up twice, whose table is far larger than any cache, suits it. Of a
+    column that lacks values it is given those that are there, which counting finds itself.
+    """
+    # Knuth's multiplier spreads the numbers over 32 bits, as raw categories are.
+    categories = (lookups * 2654435761 % 2**32).astype(np.uint32)
+    small = (lookups % _SMALL_ROWS * 2654435761 % 2**32).astype(np.uint32)
+    is_there = rng.random(lookups.size) >= _SHARE_MISSING
+    no_nulls = np.zeros(0, np.uint8)
+    cases = {
+        "counting": (categories, no_nulls, categories),
+        "counting, 64 bits": (categories.astype(np.uint64), no_nulls, categories.astype(np.uint64)),
+        "counting, small table": (small, np.packbits(is_there, bitorder="little"), small[is_there]),
+    }
+    found = []
+    for name, (values, is_valid, present) in cases.items():
+        kernel = partial(_count, read_only(values), read_only(is_valid), int(np.unique(present).size))
+        sort = partial(np.unique, present, return_counts=True)
+        found.append(Comparison(name, "NumPy, unique", kernel, values.size, sort, values.size))
+    return found
+
+
+def _count(categories: NDArray[Any], is_valid: NDArray[np.uint8], num_used: int) -> None:
+    new = new_short_table if categories.dtype == np.uint32 else new_table
+    counted, found, _ = add_counts(categories, is_valid, 0, new(num_used), 0, num_used + 1)
+    assert counted == categories.size and found == num_used, "a count needs more than 32 bits"
+
+
+def reference_lru(batches: Batches, num_slots: int, num_rows: int) -> int:
+    """Evict the least recently used row."""
+    held: OrderedDict[int, None] = OrderedDict()
+    num_fetches = 0
+    for batch in batches:
+        rows = batch.tolist()
+        missing = [row for row in rows if row not in held]
+        # Used rows move to the end, so the front is the row used longest ago.
+        for row in rows:
+            held[row] = None
+            held.move_to_end(row)
+        while len(held) > num_slots:
+            held.popitem(last=False)
+        num_fetches += len(missing)
+    return num_fetches
+
+
+def reference_lookahead(batches: Batches, num_slots: int, num_rows: int) -> int:
+    """Evict the row whose next use is farthest away (Belady)."""
+    # Next uses, found from the end of the log backwards.
+    never = len(batches)
+    next_step = dict[int, int]()
+    next_uses: list[list[int]] = []
+    for step in range(len(batches) - 1, -1, -1):
+        rows = batches[step].tolist()
+        next_uses.append([next_step.get(row, never) for row in rows])
+        next_step.update(dict.fromkeys(rows, step))
+    next_uses.reverse()
+
+    # The heap keeps stale entries; one is valid if it holds the row's current next use.
+    held: dict[int, int] = {}
+    heap: list[tuple[int, int]] = []
+    num_fetches = 0
+    for batch, uses in zip(batches, next_uses, strict=True):
+        rows = batch.tolist()
+        missing = [row for row in rows if row not in held]
+        used = set(rows)
+        # An entry of a row of this batch is dropped here, and a new one with its next use is added below.
+        while len(held) + len(missing) > num_slots:
+            use, row = heapq.heappop(heap)
+            if held.get(row) == -use and row not in used:
+                del held[row]
+        for row, use in zip(rows, uses, strict=True):
+            held[row] = use
+            heapq.heappush(heap, (-use, row))
+        num_fetches += len(missing)
+    return num_fetches
+
+
+def reference_lfu(batches: Batches, num_slots: int, num_rows: int) -> int:
+    """Evict the row with the fewest lookups since it was loaded; here each use is one lookup."""
+    # Ties go by age; of the rows that fill free slots, the lowest-ranked counts as the oldest.
+    sequence = -np.arange(num_slots)
+    counts = np.zeros(num_slots, np.int64)
+    clock = 0
+
+    def touch(slots: NDArray[np.int64], is_new: NDArray[np.bool_]) -> None:
+        nonlocal clock
+        # A row that was loaded anew is counted from 0, as nothing is kept of rows without a slot.
+        counts[slots[is_new]] = 0
+        counts[slots] += 1
+        sequence[slots] = clock + np.arange(slots.size)
+        clock += slots.size
+
+    return _over_all_slots(batches, num_slots, num_rows, lambda row: (counts << 40) + sequence, touch)
+
+
+def reference_dataset(batches: Batches, num_slots: int, num_rows: int) -> int:
+    """Evict the row with the largest number, which is the lowest-ranked."""
+    return _over_all_slots(batches, num_slots, num_rows, lambda row: -row, lambda slots, is_new: None)
+
+
+def _over_all_slots(
+    batches: Batches,
+    num_slots: int,
+    num_rows: int,
+    keys: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+    touch: Callable[[NDArray[np.int64], NDArray[np.bool_]], None],
+) -> int:
+    """Evict the rows with the least ``keys``; ``touch`` is called with every batch's slots."""
+    row_of_slot = np.full(num_slots, -1, np.int64)
+    slot_of_row = np.full(num_rows, -1, np.int64)
+    num_fetches = 0
+    for batch in batches:
+        slots = slot_of_row[batch]
+        is_missing = slots < 0
+        missing = batch[is_missing]
+        # Free slots are taken first, and those of victims where they do not suffice.
+        free = np.flatnonzero(row_of_slot < 0)
+        num_victims = missing.size - free.size
+        if num_victims > 0:
+            # Rows of this batch and free slots are no victims: they get the greatest key.
+            order = keys(row_of_slot).copy()
+            order[slots[~is_missing]] = np.iinfo(np.int64).max
+            order[free] = np.iinfo(np.int64).max
+            victims = np.argpartition(order, num_victims - 1)[:num_victims]
+            slot_of_row[row_of_slot[victims]] = -1
+            free = np.concatenate([free, victims])
+        slot_of_row[missing] = free[: missing.size]
+        row_of_slot[free[: missing.size]] = missing
+        touch(slot_of_row[batch], is_missing)
+        num_fetches += missing.size
+        # After the first batch the free slots are filled with the highest-ranked rows: the warm-up.
+        if batch is batches[0]:
+            free = np.flatnonzero(row_of_slot < 0)
+            warm = np.flatnonzero(slot_of_row[:num_slots] < 0)[: free.size]
+            slot_of_row[warm] = free[: warm.size]
+            row_of_slot[free[: warm.size]] = warm
+    return num_fetches
+
+
+REFERENCE_POLICIES = {
+    "lookahead": reference_lookahead,
+    "lru": reference_lru,
+    "lfu": reference_lfu,
+    "dataset": reference_dataset,
+}
+"""Reference implementation by name of the policy."""
+
+
+def compare_orders(options: argparse.Namespace, folder: Path) -> Facts:
+    """Rank a log in each order and count the hot samples and lookups of every budget."""
+    recipe = criteo_kaggle()
+    budgets = sorted({*BUDGETS, *PUBLISHED})
+    width = row_bytes(_DIM, "sgd")
+    log = options.data or folder / "log.tsv"
+    if options.data is None:
+        generate(GenerateConfig(samples=options.samples), log)
+    counts = preprocess([log], recipe, folder / "data", until="count")
+    shares: dict[str, list[Facts | None]] = {}
+    ranking: dict[str, dict[str, float]] = {}
+    # Counts are shared; the vocabulary and what depends on it are rebuilt for each order.
+    for order in ORDERS:
+        vocabulary, ranking[order] = _ranked(order, recipe, folder / "data")
+        columns = Manifest.read(folder / "data" / "columns")
+        samples = encode(EncodeConfig(), columns, vocabulary, folder / "data" / "samples", Resources())
+        shares[order] = _shares(order, vocabulary, samples, budgets, width)
+        for part in ("samples", "vocabulary"):
+            shutil.rmtree(folder / "data" / part)
+    return {
+        "num_train_samples": CountsTotals.of(counts).num_train_samples,
+        "row_bytes": width,
+        "budgets": [
+            {"bytes": budget, "published": PUBLISHED.get(budget)}
+            | {order: shares[order][number] for order in ORDERS}
+            for number, budget in enumerate(budgets)
+        ],
+        "rank": ranking,
+    }
+
+
+def _ranked(order: str, recipe: PreprocessConfig, folder: Path) -> tuple[Manifest, dict[str, float]]:
+    """Return the vocabulary in an order, and the time it took the second time, when all is compiled."""
+    rank_by: Literal["frequency", "peel", "sampled"]
+    rank_by = "frequency" if order == "frequency" else "peel" if order == "peel" else "sampled"
+    # The two modes of FAE differ in how they draw their sample.
+    config = replace(recipe.rank, rank_by=rank_by, with_replacement=order == "fae-code")
+    counts = Manifest.read(folder / "counts")
+    columns = Manifest.read(folder / "columns")
+    # Twice, because the first run may compile; the second one is timed.
+    for _ in range(2):
+        shutil.rmtree(folder / "vocabulary", ignore_errors=True)
+        wall_start = time.perf_counter()
+        cpu_start = time.process_time()
+        vocabulary = rank(config, counts, folder / "vocabulary", Resources(), columns=columns)
+        seconds = {
+            "wall_seconds": time.perf_counter() - wall_start,
+            "cpu_seconds": time.process_time() - cpu_start,
+        }
+    return vocabulary, seconds
+
+
+def _shares(
+    order: str, vocabulary: Manifest, samples: Manifest, budgets: list[int], width: int
+) -> list[Facts | None]:
+    """Return what each budget makes hot; None where the order refuses it."""
+    # Every table has rows of one width, so that budgets compare.
+    tables = SamplesTotals.of(samples).tables
+    widths = [width] * len(tables)
+    choose: Callable[[int], tuple[list[int], Facts]]
+    if order.startswith("fae"):
+        choose = partial(_chosen_by_fae, order, vocabulary, widths)
+    else:
+        choose = partial(_chosen_by_rank, HotOrder(vocabulary, widths))
+    found: list[Facts | None] = []
+    num_train = max(1, VocabularyTotals.of(vocabulary).num_train_samples)
+    for budget in budgets:
+        try:
+            num_hot, facts = choose(budget)
+        except ConfigError:
+            found.append(None)
+            continue
+        # Exact: every training sample is checked against the hot rows.
+        levels = levels_of_tables(np.array([num_hot]), tables)
+        (curve,) = hot_curves(samples, [levels], 1, num_train, Resources())
+        shares = {
+            "hot_sample_share": int(curve.samples[0]) / num_train,
+            "hot_lookup_share": int(curve.lookups[0]) / max(1, curve.num_lookups),
+            "hot_bytes": width * sum(num_hot),
+        }
+        found.append(shares | facts)
+    return found
+
+
+def _chosen_by_rank(order: HotOrder, budget: int) -> tuple[list[int], Facts]:
+    """Return the hot rows of each table under a budget (bytes)."""
+    return order.num_hot(budget)[0], {}
+
+
+def _chosen_by_fae(
+    mode: str, vocabulary: Manifest, widths: list[int], budget: int
+) -> tuple[list[int], Facts]:
+    """Return the hot rows of each table that FAE chooses under a budget, and facts of its estimate."""
+    calibrated = calibrate(mode, vocabulary, widths, budget)
+    found = calibrated.threshold
+    if found is None:
+        return calibrated.num_hot, {}
+    kept = ("estimated_bytes", "is_covered", "num_covered_tables", "num_large_tables")
+    return calibrated.num_hot, {key: getattr(found, key) for key in kept}
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(parser(), measure))
