@@ -86,7 +86,7 @@ class DrawnShards:
             for number in range(num_batches):
                 count = min(self.batch_size, num_samples - number * self.batch_size)
                 shape = (count, self.num_tables * self.pooling)
-                ids = zipf_ids(rng.random(shape), num_rows, self.skew)
+                ids = self._draw_ids(shape, num_rows, rng)
                 columns = [
                     pa.array(rng.integers(0, 2, count).astype(np.float32)),
                     as_fixed_lists(rng.random((count, self.num_dense), np.float32)),
@@ -97,6 +97,11 @@ class DrawnShards:
                 if is_tagged:
                     columns.append(pa.array((ids < self.hot_rows_of_table).all(axis=1).astype(np.uint8)))
                 writer.write_batch(pa.record_batch(columns, schema=schema))
+
+    def _draw_ids(
+        self, shape: tuple[int, int], num_rows: int, rng: np.random.Generator
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+        return zipf_ids(rng.random(shape), num_rows, self.skew)
 
     def _bags(self, ids: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[pa.Array]:
         """One column of lists for each table, every list of the same length."""

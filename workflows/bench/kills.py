@@ -162,7 +162,7 @@ def _training_kinds(data: Path, warm: Path, *, is_ranked: bool) -> list[Kind]:
     kinds = []
     for optimizer in _OPTIMIZERS:
         for placement, more, num_ranks in ways:
-            shares = ("--shares", "4") if num_ranks > 1 else ()
+            shares = ("--micro-batches", "4") if num_ranks > 1 else ()
             plain = [word for word in more if not word.startswith("/")]
             order = f"{placement == 'fae'} {num_ranks} {'--init-from' in more}"
             kinds.append(
@@ -309,7 +309,7 @@ def measure_stall(num_rows: int, scratch: Path) -> Facts:
         scratch: folder for shards and checkpoints.
     """
     rows_of_table = max(num_rows // _STALL_TABLES, 2)
-    drawn = DrawnShards(rows_of_table=rows_of_table, hot_rows_of_table=1, cold_share=1.0, num_batches=1)
+    drawn = DrawnShards(rows_of_table=rows_of_table, hot_rows_of_table=1, skew=0.0, num_batches=1)
     drawn.write(scratch / "drawn" / "shards")
     config = TrainConfig(placement="all-fast", embedding_optimizer="adagrad", threads=1)
     # No step is trained: rows are marked as changed, and what a checkpoint then costs is measured.

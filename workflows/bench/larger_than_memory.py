@@ -132,8 +132,25 @@ def measure(options: argparse.Namespace) -> Facts:
     return {"shares": shares, "is_limited": is_limited, "table_bytes": table_bytes}
 
 
-def _drawn(rows: int, hot_rows: int, cold_share: float, num_batches: int) -> DrawnShards:
-    return DrawnShards(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColdShards(DrawnShards):
+    """A drawn log whose cold lookups are spread evenly over the cold rows."""
+
+    skew: float = 0.0
+    cold_share: float
+    """Share of the lookups that are of cold rows."""
+
+    def _draw_ids(
+        self, shape: tuple[int, int], num_rows: int, rng: np.random.Generator
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+        cold = rng.integers(self.hot_rows_of_table, num_rows, shape)
+        # Hot rows are looked up as a power of a uniform number: 1 % of them get a fifth of their lookups.
+        hot = (self.hot_rows_of_table * rng.random(shape) ** 3).astype(np.int64)
+        return np.where(rng.random(shape) < self.cold_share, cold, hot).astype(np.int32)
+
+
+def _drawn(rows: int, hot_rows: int, cold_share: float, num_batches: int) -> ColdShards:
+    return ColdShards(
         num_tables=_NUM_TABLES,
         rows_of_table=rows,
         hot_rows_of_table=hot_rows,

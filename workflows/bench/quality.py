@@ -1,9 +1,9 @@
 """AUC over seeds: variations of training, published splits, plain torch and FuxiCTR.
 
-Each ``--vary`` names options of `hotset train`; all variations are trained with every seed on the same shards,
-and differences are those from the first variation with the same seed. ``--protocol`` trains on a published
-split by the recipe of its leaderboard, which prints the best of a model's seeds. ``--torch`` trains a DLRM in
-plain torch from the same initial values on the same batches; ``--fuxictr`` FuxiCTR's DCN V2 on an export.
+Each ``--vary`` names options of `hotset train`; all variations are trained with every seed on the same
+shards, and differences are those from the first variation with the same seed. ``--protocol`` trains on a
+published split by the recipe of its leaderboard, which prints the best of a model's seeds. ``--torch`` trains
+a DLRM in plain torch from the same initial values on the same batches; ``--fuxictr`` FuxiCTR's DCN V2.
 """
 
 from __future__ import annotations

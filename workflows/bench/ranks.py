@@ -99,12 +99,12 @@ def count_bytes(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
         shards = _packed(log, folder, ranks * _RANK_BATCH, options.embedding_dim)
         order = epoch_order(shards.is_hot_only, 0, 0, spread=shards.is_grouped)
         epoch = read_epoch(RankReader(shards, range(len(shards.tables)), ranks), order.tolist())
-        counts = count_exchange(epoch, options.embedding_dim, 0)
+        counts = count_exchange(epoch)
         rows = {
             "every lookup": 2 * epoch.remote_lookups,
             "deduplicated": counts.deduplicated,
             "first uses computed": counts.striped.rows,
-            "homes by use": counts.by_use.rows,
+            "owners by use": counts.by_use.rows,
             "least possible": counts.least,
         }
         per_sample = {name: count / epoch.num_samples for name, count in rows.items()}
@@ -129,7 +129,7 @@ def compare_speed(options: argparse.Namespace, log: Path, folder: Path) -> Facts
     """Train in turns on the same batches and micro-batches; speeds are those that the runs report."""
     shards = _packed(log, folder, 2 * _RANK_BATCH, options.embedding_dim)
     steps = str(min(_STEPS, shards.num_training_batches))
-    contestants = {
+    contestants: dict[str, tuple[int, list[str]]] = {
         "one process": (1, []),
         "two ranks": (2, []),
         "two ranks, auto": (2, ["--exchange", "auto"]),
@@ -139,7 +139,7 @@ def compare_speed(options: argparse.Namespace, log: Path, folder: Path) -> Facts
         ranks, more = contestants[name]
         out = folder / f"run-{len(list(folder.glob('run-*')))}"
         words = ["train", str(folder / "data"), "--out", str(out), "-q", "--placement", "all-fast"]
-        words += ["--threads", "1", "--shares", "2", "--max-steps", steps, "--checkpoint-every", "never"]
+        words += ["--threads", "1", "--micro-batches", "2", "--max-steps", steps, "--checkpoint-every", "off"]
         run_hotset([*words, *more], folder, ranks)
         digests.setdefault(name, str(hash_file(out / "weights.safetensors")[1]))
         return float(json.loads((out / "summary.json").read_text())["samples_per_second"])

@@ -1,8 +1,8 @@
 """Kernels of statistics next to plain Python and NumPy, and the hot samples of each order of rows.
 
 Policies serve batch after batch from a cache that starts empty. The references of `lru` and `lookahead` keep
-dictionaries and heaps; those of `lfu` and `dataset` examine every slot for each batch, as FreqCache's released
-code does (there with torch on a GPU). Ties are broken as in the kernels, and both fetch as many rows.
+dictionaries and heaps; those of `lfu` and `dataset` examine every slot for each batch, as FreqCache's code
+does (there with torch on a GPU). Ties are broken as in the kernels, and both fetch as many rows.
 ``--orders`` ranks a log in each order instead and counts its fully hot samples by budget.
 """
 

@@ -101,3 +101,8 @@ def test_the_commit_of_a_result_exists(result: tuple[str, Any]) -> None:
 )
 def test_the_longest_name_counts(name: str, script: str | None) -> None:
     assert script_of(name) == script
+
+
+@pytest.mark.parametrize("script", sorted({script.split()[0] for script in SCRIPTS.values()} - {"hotset"}))
+def test_every_script_is_there(script: str) -> None:
+    assert (ROOT / f"workflows/bench/{script}.py").is_file()

@@ -1,0 +1,171 @@
+"""The smallest case of each script runs and writes what made it.
+
+Tests `harness`, `preprocess`, `polars_program`, `train_step`, `torch_models`, `placements`, `quality`,
+`fuxictr_training`, `kills`, `fuzz`, `stats_kernels`, `ranks`, `host_steps` and `larger_than_memory`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.workflows.bench import harness, kills
+from hotset.workflows.command_list import command_class
+
+
+def run(script: str, out: Path, *arguments: object) -> dict[str, Any]:
+    """Return the result that a script writes."""
+    module = importlib.import_module(f"hotset.workflows.bench.{script}")
+    words = [*map(str, arguments), "--out", str(out / "result.json"), "--scratch", str(out)]
+    assert harness.run_script(module.parser(), module.measure, words) == 0
+    found: dict[str, Any] = json.loads((out / "result.json").read_text())
+    assert {"cpu", "commit", "libraries", "python"} <= found["machine"].keys()
+    assert "out" not in found["settings"] and "scratch" not in found["settings"]
+    return found
+
+
+@pytest.mark.slow
+def test_preprocess_writes_the_samples_of_polars(tmp_path: Path) -> None:
+    found = run("preprocess", tmp_path, "--samples", 3000, "--rounds", 1)
+    assert found["ratios"]["polars / hotset"]["wall"] > 0 and found["data"]["num_samples"] == 3000
+    assert found["processes"]["ratio"]["cpu"] > 0
+
+
+@pytest.mark.slow
+def test_preprocess_grows(tmp_path: Path) -> None:
+    runs = run("preprocess", tmp_path, "--growth", "2000,4000")["runs"]
+    assert [each["num_samples"] for each in runs] == [2000, 4000]
+    assert all(each["polars"]["samples_per_second"] > 0 for each in runs)
+
+
+def test_a_checkout_of_dlrm_is_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = importlib.import_module("hotset.workflows.bench.preprocess")
+    words = ["--dlrm", str(tmp_path), "--scratch", str(tmp_path)]
+    assert harness.run_script(module.parser(), module.measure, words) == 1
+    assert "has no data_utils.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["dlrm", "dcnv2"])
+def test_train_step(model: str, tmp_path: Path) -> None:
+    shape = ("--batch-sizes", 64, "--embedding-dims", 8, "--threads", 1, "--model", model)
+    ratios = {each["name"]: each for each in run("train_step", tmp_path, *shape, "--rounds", 1)["ratios"]}
+    assert ratios["torch fp32"]["wall_ratio"] == 1.0 and ratios["hotset fp32"]["cpu_ratio"] > 0
+
+
+def test_placements(tmp_path: Path) -> None:
+    log = ("--samples", 8000, "--batch-size", 128, "--shares", 0.1)
+    (share,) = run("placements", tmp_path, *log, "--rounds", 1)["shares"]
+    assert share["bytes"]["hybrid"]["to_fast"] == 26 * 16 * 4
+    assert share["ratios"]["lookahead / belady"] >= 1
+    assert share["rounds"]["lookahead"][0]["auc"] == share["rounds"]["all-fast"][0]["auc"]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A generated log of a few thousand samples."""
+    path = tmp_path_factory.mktemp("log") / "log.tsv"
+    generate(GenerateConfig(samples=4000, scale=100), path)
+    return path
+
+
+@pytest.mark.slow
+def test_quality_of_variations(log: Path, tmp_path: Path) -> None:
+    varied = ("--vary", "--placement all-fast", "--vary", "--placement lookahead")
+    found = run("quality", tmp_path, "--data", log, "--seeds", 2, *varied)
+    first, second = found["auc"].values()
+    assert first == second and found["mean_auc_difference"]["--placement lookahead"] == 0.0
+
+
+def test_quality_of_plain_torch(log: Path, tmp_path: Path) -> None:
+    found = run("quality", tmp_path, "--data", log, "--seeds", 1, "--torch")
+    # Equal initial values, batches and order: only the order of additions differs.
+    assert abs(found["mean_auc_difference"]["hotset fp32"]) < 0.02
+
+
+@pytest.mark.slow
+def test_kills(tmp_path: Path) -> None:
+    found = run("kills", tmp_path, "--kills", 1, "--samples", 3000)
+    assert found["faults"] == [] and found["identical"] == found["folders"] >= 1
+
+
+def test_killed_trainings_have_options_of_today(tmp_path: Path) -> None:
+    for is_ranked in (False, True):
+        for kind in kills._training_kinds(tmp_path, tmp_path, is_ranked=is_ranked):
+            command, *words = kind.arguments
+            command_class(command).parse(command, [*words, "--out", str(tmp_path / "out")])
+
+
+def test_a_checkpoint_of_few_rows_stalls_less(tmp_path: Path) -> None:
+    stall = kills.measure_stall(200_000, tmp_path)
+    assert len(stall["all_changed_ms"]) == len(stall["copy_ms"]) == 5
+    assert min(stall["few_changed_ms"]) < max(stall["all_changed_ms"])
+
+
+def test_fuzz(tmp_path: Path) -> None:
+    found = run("fuzz", tmp_path, "--lines", 200, "--files", 0, "--folders", 0)
+    assert min(found["lines"]["inputs"], found["fields"]["inputs"]) >= 200
+    assert not found["lines"]["wrong"] and not found["fields"]["wrong"]
+
+
+def test_stats_kernels_fetch_as_their_references(tmp_path: Path) -> None:
+    kernels = run("stats_kernels", tmp_path, "--lookups", 60_000, "--slots", 5000, "--rounds", 1)["kernels"]
+    assert {"lookahead", "lru", "lfu", "dataset", "counting"} <= kernels.keys()
+
+
+def test_orders(tmp_path: Path, log: Path) -> None:
+    budgets = run("stats_kernels", tmp_path, "--orders", "--data", log)["budgets"]
+    assert budgets[-1]["peel"]["hot_sample_share"] == 1.0
+
+
+def test_bytes_between_ranks(tmp_path: Path) -> None:
+    (two,) = run("ranks", tmp_path, "bytes", "--samples", 20_000, "--ranks", 2)["ranks"]
+    rows = two["rows_per_sample"]
+    assert rows["every lookup"] > rows["deduplicated"] > rows["owners by use"] >= rows["least possible"]
+
+
+def test_bytes_of_codecs(tmp_path: Path) -> None:
+    slices = run("ranks", tmp_path, "codecs", "--samples", 4000)["slices"]
+    assert slices[0]["ratios"]["distinct rows, int8"] > slices[0]["ratios"]["distinct rows, fp16"]
+
+
+@pytest.mark.slow
+def test_two_ranks_end_with_the_bits_of_one_process(tmp_path: Path) -> None:
+    found = run("ranks", tmp_path, "speed", "--samples", 20_000, "--rounds", 1)
+    assert found["has_equal_bits"] and len(found["contestants"]) == 3
+
+
+def test_host_steps(tmp_path: Path) -> None:
+    rows = run("host_steps", tmp_path, "--samples", 8000, "--scale", 1000, "--batch-sizes", 256)["rows"]
+    assert {row["placement"] for row in rows} == {"all-fast", "lookahead"}
+    assert all(row["loop_us"] > 0 and row["calls"] for row in rows)
+
+
+@pytest.mark.slow
+def test_larger_than_memory_ends_with_equal_bits(tmp_path: Path) -> None:
+    sizes = ("--memory", "640MiB", "--times", 0.25, "--batches", 2, "--cold-shares", 0.1, "--rounds", 1)
+    (share,) = run("larger_than_memory", tmp_path, *sizes)["shares"]
+    assert share["equal_bits"] and len(share["contestants"]) == 4
+
+
+def test_a_result_that_cannot_be_written_is_refused_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = harness.new_parser("a.script", "Measure.")
+    words = ["--out", str(tmp_path / "nowhere/result.json")]
+    assert harness.run_script(parser, lambda _: pytest.fail("measured"), words) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_candidates_take_turns() -> None:
+    calls: list[str] = []
+    turns = {name: lambda name=name: calls.append(name) for name in "ab"}
+    harness.take_turns(turns, 2)
+    assert calls == ["a", "b", "a", "b"]
+    harness.take_turns(turns, 2, is_alternating=True)
+    assert calls[4:] == ["a", "b", "b", "a"]
+    assert harness.median_ratio([2.0, 9.0, 4.0], [1.0, 1.0, 2.0]) == 2.0
