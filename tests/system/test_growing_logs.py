@@ -67,7 +67,6 @@ def data_of(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in tree_of(folder).items() if not name.startswith("id_map/")}
 
 
-
 @pytest.fixture(scope="module", autouse=True)
 def _few_features() -> Iterator[None]:
     with few_features():

@@ -155,9 +155,7 @@ def test_published_arrays_become_a_log(
     categories[0] = categories[0, :, -1:]
     labels = rng.integers(0, 2, 7).astype(np.int32)
     np.savez_compressed("taobao_train_t20.npz", X_cat=categories, X_int=np.zeros((1, 7, 21)), y=labels)
-    (program,) = re.findall(
-        r"```python\n(import numpy.*?)```", (DOCS / "logs.md").read_text(), re.DOTALL
-    )
+    (program,) = re.findall(r"```python\n(import numpy.*?)```", (DOCS / "logs.md").read_text(), re.DOTALL)
     exec(program, {})  # the page's own words
     found = Columns.of(Path("taobao.csv")).values
     assert found["user"] == categories[0, :, -1].tolist()

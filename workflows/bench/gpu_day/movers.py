@@ -11,8 +11,8 @@ from ....pipeline.sizes import ByteSize
 from ....stats.ranking.row_bytes import row_bytes
 from ....train.config import MoverName, TrainConfig
 from ....train.data.shards import Shards
-from ..link_rates import measure_link
 from .checks import STAGING_BYTES, small_shards, weights_of
+from .link_rates import measure_link
 from .part_settings import PartSettings
 from .records import Records
 from .speed import HOT_SHARE, drawn_samples, packed_shards

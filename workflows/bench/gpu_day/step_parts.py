@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import numpy as np
 
 from ....train.config import TrainConfig
-from ..device_parts import measure_device_rates, measure_device_step
+from .device_parts import measure_device_rates, measure_device_step
 from .part_settings import PartSettings
 from .records import Records
 from .speed import drawn_samples, packed_shards

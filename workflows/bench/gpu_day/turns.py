@@ -31,7 +31,7 @@ from ....train.steps.queued_steps import QueuedSteps
 from ....train.trainer import MOST_STEPS_AHEAD, Trainer, taken_steps
 from ....train.trainer_building.build_trainer import MOST_READERS, build_trainer
 from ..harness import median_ratio
-from ..link_rates import LinkRates, measure_link
+from .link_rates import LinkRates, measure_link
 from .records import Records
 
 REFERENCE = "all-fast"

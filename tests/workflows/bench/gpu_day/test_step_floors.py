@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hotset.train.model.dlrm_shape import dlrm_shape
-from hotset.workflows.bench.step_floors import (
+from hotset.workflows.bench.gpu_day.step_floors import (
     MOVED_ROWS,
     GpuRates,
     expected_parts,
@@ -21,7 +21,7 @@ from hotset.workflows.bench.step_floors import (
     tables,
 )
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def test_the_tables_of_the_docs_are_those_that_are_computed() -> None:

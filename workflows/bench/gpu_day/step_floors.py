@@ -1,7 +1,7 @@
 """Computes what a step of DLRM takes on a GPU at least, part by part: arithmetic, not measured.
 
 A part is bound by the bytes it moves in the GPU's memory or by its products, whichever takes longer; nothing
-is assumed to be found in a cache. ``python -m hotset.workflows.bench.step_floors`` prints the
+is assumed to be found in a cache. ``python -m hotset.workflows.bench.gpu_day.step_floors`` prints the
 tables of `docs/gpu.md`.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ...stats.ranking.row_bytes import row_bytes
-from ...train.model.dlrm_shape import DlrmShape, dlrm_shape
+from ....stats.ranking.row_bytes import row_bytes
+from ....train.model.dlrm_shape import DlrmShape, dlrm_shape
 
 NUM_TABLES, NUM_DENSE = 26, 13
 """Numbers of tables and of dense features of the Criteo logs."""
