@@ -70,9 +70,7 @@ CASES: dict[str, tuple[str, ...]] = {
 }
 """Options of ``preprocess`` for each folder; the first word of a name is its log."""
 
-DELETED_SETTINGS = frozenset(
-    {"max_bad_fraction", "peel_floor", "peel_row_bytes", "with_replacement", "train_last"}
-)
+DELETED_SETTINGS = frozenset({"max_bad_fraction", "peel_floor", "train_last"})
 """Settings that manifests need not record any more."""
 
 _FEATURES = {"tags", "shops", "user", *(f"C{number}" for number in range(1, 27))}
