@@ -191,7 +191,7 @@ def _counting(lookups: NDArray[np.int64], rng: np.random.Generator) -> list[Comp
     small = (lookups % _SMALL_ROWS * 2654435761 % 2**32).astype(np.uint32)
     is_there = rng.random(lookups.size) >= _SHARE_MISSING
     no_nulls = np.zeros(0, np.uint8)
-    cases = {
+    cases: dict[str, tuple[NDArray[Any], NDArray[np.uint8], NDArray[Any]]] = {
         "counting": (categories, no_nulls, categories),
         "counting, 64 bits": (categories.astype(np.uint64), no_nulls, categories.astype(np.uint64)),
         "counting, small table": (small, np.packbits(is_there, bitorder="little"), small[is_there]),

@@ -126,7 +126,7 @@ def _contestants(shards: Shards, model: str) -> dict[str, Callable[[int], Second
     # The references read their batches from memory, so that reading costs them nothing.
     batches = [ReferenceBatch.of(shards.training_batch(number)) for number in order]
     config = TrainConfig(
-        model=model,  # type: ignore[arg-type]
+        model=model,
         placement="all-fast",
         embedding_optimizer="sgd",
         dense_optimizer="sgd",
@@ -144,7 +144,9 @@ def _contestants(shards: Shards, model: str) -> dict[str, Callable[[int], Second
         chosen = choose_model(config, shards.embedding_dim)
         return ReferenceDcn(DcnShape(inputs.num_dense, inputs.table_dims, chosen), num_rows)
 
-    found = {REFERENCE: partial(_run_torch, ReferenceTraining(reference()), batches)}
+    found: dict[str, Callable[[int], Seconds]] = {
+        REFERENCE: partial(_run_torch, ReferenceTraining(reference()), batches)
+    }
     if has_fbgemm() and model == "dlrm":
         shape = dlrm_shape("auto", shards.num_dense, len(shards.tables), shards.embedding_dim)
         tables = ReferenceDlrm(shape, num_rows, fbgemm=True)
