@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/benchmarks.md", "docs/placements.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/gpu.md", "docs/placements.md")
 Result = Any
 MIB, GIB = 1024**2, 1024**3
 
@@ -147,6 +147,19 @@ def fuzz(result: Result) -> list[str]:
     assert not any(part["wrong"] for part in parts) and min(part["inputs"] for part in parts[:2]) > 1e6
     num_files = sum(part["inputs"] for part in parts[2:4])
     return [f"{num_files} files", f"{result['folders']['inputs']:,} crafted folders"]
+
+
+def host_steps(result: Result) -> list[str]:
+    """Queueing of a step by kind of batch, work of the readers, and of the one thread in order."""
+    found = []
+    for row in result["rows"]:
+        found += [
+            f"{row['batch_size']:,}",
+            *(f"{row[name]:.0f}" for name in ("loop_us", "loop_us_least", "taking_us")),
+            f"{row['sent_bytes_per_sample']:.0f}",
+            *(f"{row[name]:.0f}" for name in ("reading_ns_per_sample", "ordering_ns_per_sample")),
+        ]
+    return found + [f"{each['samples_per_cpu_second'] / 1e6:.1f} million" for each in result["transposed"]]
 
 
 def models(result: Result) -> list[str]:
@@ -326,6 +339,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "placements-plan-2m": placement_plans,
     "placements-plan-2m-original": placement_plans,
     "fuzz": fuzz,
+    "host-steps": host_steps,
     "kills": kills,
     "train-kills": kills,
     "train-kills-ranks": kills,
