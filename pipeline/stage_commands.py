@@ -12,8 +12,6 @@ STAGE_OF = {
     "samples": "encode",
     "plan": "split",
     "shards": "pack",
-    "lookups": "transpose",
-    "schedule": "schedule",
 }
 """The stage that writes each folder inside DIR."""
 

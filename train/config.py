@@ -79,21 +79,13 @@ class TrainConfig:
 
     slow_bytes: ByteSize | None = None
     """Host memory for embedding rows; rows beyond it lie in a spill file while the run trains. lookahead
-    writes each row where its next use will find it and reads it in time; the other placements, and --plan
-    online, map the file. By default all rows are in memory."""
+    writes each row where its next use will find it and reads it in time; the other placements map the file.
+    By default all rows are in memory."""
 
     prefetch: int | None = None
     """Number of batches that transfers may run ahead of the batch being computed; by default 2, or what the
     staging slots allow: each one takes slots for the cold rows of two batches more. Higher values hide slower
     transfers and leave fewer rows to choose from for eviction."""
-
-    plan: Literal["auto", "epoch", "online"] = "auto"
-    """How lookahead plans: a whole epoch from its exact next uses, in the background (epoch), or batch by
-    batch (online). auto takes the plans that `hotset schedule` wrote where they fit the run, else plans by
-    epoch, or online where an epoch has more than 268 million lookups in mixed batches."""
-
-    window: int = 64
-    """Number of batches that lookahead knows ahead where it plans online."""
 
     cache_policy: Literal["lru", "lfu", "dataset"] = "lfu"
     """Which row the cache evicts: the one used longest ago (lru), the one with the fewest lookups so far
@@ -224,7 +216,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         require_choices(self)
-        for name in ("epochs", "log_every", "evaluate_every", "threads", "window", "cache_batches"):
+        for name in ("epochs", "log_every", "evaluate_every", "threads", "cache_batches"):
             require_at_least(name, getattr(self, name), 1)
         # A rate of None is chosen by the optimizer later.
         for name in ("embedding_lr", "dense_lr"):
@@ -233,7 +225,6 @@ class TrainConfig:
                 raise ConfigError(f"{name} must be above 0, got {rate}")
         require_at_least("prefetch", self.prefetch, 0)
         require_at_most("prefetch", self.prefetch, MOST_BATCHES_AHEAD)
-        require_at_most("window", self.window, MOST_BATCHES_AHEAD)
         require_at_most("cache_batches", self.cache_batches, MOST_BATCHES_AHEAD)
         require_at_most("threads", self.threads, MOST_THREADS)
         require_at_least("micro_batches", self.micro_batches, 1)

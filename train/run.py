@@ -194,7 +194,7 @@ def _run(
 def _chosen(trainer: Trainer) -> dict[str, Any]:
     """The settings that the shards decided where the user did not."""
     return asdict(trainer.optimizers) | {
-        name: getattr(trainer.config, name) for name in ("staging_bytes", "prefetch", "plan")
+        name: getattr(trainer.config, name) for name in ("staging_bytes", "prefetch")
     }
 
 

@@ -20,8 +20,6 @@ COMMANDS = {
     "encode": ("preprocess_commands", "replace categories by their ids"),
     "split": ("preprocess_commands", "choose hot rows within a byte budget"),
     "pack": ("preprocess_commands", "shuffle samples into hot-only and mixed batches"),
-    "schedule": ("schedule_commands", "plan which cold rows each batch loads and evicts"),
-    "transpose": ("schedule_commands", "group each batch's lookups by row, once for all epochs"),
     "export-shards": ("export_shards_command", "write shards as Parquet, CSV or another program's files"),
     "recipe": ("recipe_command", "print the options in force as a recipe file"),
     "stats": ("stats_command", "show frequency statistics, or write a report"),

@@ -39,7 +39,6 @@ _UNITS = {
     "split": "samples",
     "pack": "samples",
     "schedule": "samples",
-    "transpose": "samples",
     "export": "samples",
     "log": "samples",
     "train": "samples",

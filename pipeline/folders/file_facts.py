@@ -105,35 +105,6 @@ class ShardFacts(FileFacts):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LookupsFacts(FileFacts):
-    """A file of lookups/: the lookups of a file of shards by row."""
-
-    kind: ShardKind
-    num_batches: int = stored_as("batches")
-    num_lookups: int = stored_as("lookups")
-    """Lookups of all tables."""
-    num_rows: int = stored_as("rows")
-    """Distinct rows, counted once in each batch."""
-    num_long_rows: int = stored_as("long_rows")
-    """Those of them with long lists of lookups."""
-
-    def refuse_nonsense(self, where: str) -> None:
-        require_range(f"{where}batches", self.num_batches, 0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScheduleFacts(FileFacts):
-    """A file of schedule/: step plans, or the rows left in slots after the last step."""
-
-    epoch: int
-    embedding_dim: int
-    kind: Literal["plans", "residents"]
-    first_step: int | None = None
-    """Number of the first step planned; None for residents."""
-    num_steps: int | None = field(default=None, metadata={"key": "steps"})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class IdMapFacts(FileFacts):
     """One table of an id map."""
 

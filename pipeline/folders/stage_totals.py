@@ -15,7 +15,6 @@ from .json_record import JsonRecord, RecordError, require_range, stored_as
 from .manifest import Manifest
 from .table_info import (
     MOST_FLOATS,
-    MOST_ROWS,
     CountedTable,
     MappedTable,
     PlannedTable,
@@ -315,76 +314,6 @@ class ShardsTotals(StageTotals):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EpochTotals(JsonRecord):
-    """The steps and row moves of one epoch and one row width."""
-
-    steps: int
-    shortened: int
-    """Steps whose transfer waits for a later step than prefetch asks for."""
-    split: int
-    """Steps that run in passes."""
-    hits: int
-    """Distinct rows of batches that were in a slot already."""
-    misses: int
-    """Distinct rows of batches that were not."""
-    rows_to_fast: int
-    """Rows loaded into slots."""
-    rows_made: int
-    """Rows initialized in their slot at their first use."""
-    rows_to_slow: int
-    """Rows written back, at the end of the epoch included."""
-    bytes_to_fast: int
-    bytes_to_slow: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScheduledWidth(JsonRecord):
-    """The staging area of one row width, and its epochs."""
-
-    embedding_dim: int
-    row_bytes: int
-    num_slots: int
-    num_rows: int
-    """Cold rows of this width."""
-    epochs: tuple[EpochTotals, ...]
-
-    def refuse_nonsense(self, where: str) -> None:
-        require_range(f"{where}embedding_dim", self.embedding_dim, 1, MOST_FLOATS)
-        require_range(f"{where}row_bytes", self.row_bytes, 1)
-        require_range(f"{where}num_rows", self.num_rows, 0, MOST_ROWS)
-        require_range(f"{where}num_slots", self.num_slots, 0, max(self.num_rows, 1))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScheduleTotals(StageTotals):
-    """The totals of schedule/: each width by itself, and the sums over all widths and epochs."""
-
-    widths: tuple[ScheduledWidth, ...]
-    rows_to_fast: int
-    rows_made: int
-    rows_to_slow: int
-    bytes_to_fast: int
-    bytes_to_slow: int
-    shortened: int
-    split: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LookupsTotals(StageTotals):
-    """The totals of lookups/."""
-
-    samples: int
-    """Training samples."""
-    batches: int
-    lookups: int
-    """Lookups of all tables."""
-    rows: int
-    """Distinct rows, counted once in each batch."""
-    long_rows: int
-    """Those of them with long lists of lookups."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class IdMapTotals(StageTotals):
     """The totals of an id map: each table, and the sums over all of them."""
 
@@ -404,8 +333,6 @@ TOTALS_OF_STAGE: dict[str, type[StageTotals]] = {
     "encode": SamplesTotals,
     "split": PlanTotals,
     "pack": ShardsTotals,
-    "schedule": ScheduleTotals,
-    "transpose": LookupsTotals,
     "map-ids": IdMapTotals,
 }
 """The totals that each stage writes, by the name in its manifest."""

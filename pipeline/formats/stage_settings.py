@@ -67,15 +67,3 @@ class ShardSettings(StageSettings):
 
     def refuse_nonsense(self, where: str) -> None:
         require_range(f"{where}batch_size", self.batch_size, 1)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScheduleSettings(StageSettings):
-    """The settings of schedule/, those left open as they were planned."""
-
-    seed: int
-    prefetch: int
-    window: int | None
-    """Batches known ahead; None: the whole epoch."""
-    epochs: int
-    staging_bytes: int | None

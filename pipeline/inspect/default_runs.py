@@ -15,27 +15,30 @@ from numpy.typing import NDArray
 
 from ...stats.analysis.coverage import most_frequent
 from ...stats.batches.epoch_order import epoch_order
-from ...stats.staging.next_uses import next_uses
 from ...stats.staging.staging_planner import CachePolicy, StagingPlanner, cache_planner, lookahead_planner
-from ...stats.staging.step_plans import RowStream
+from ...stats.staging.staging_size import deepest_prefetch, default_staging_bytes, slots_of_widths
+from ...stats.staging.step_plans import RowStream, RowTraffic
+from ...stats.staging.window import WINDOW_BYTES, Window
 from ..folders.file_facts import ShardFacts
 from ..folders.manifest import Manifest
-from ..folders.stage_totals import EpochTotals, ShardsTotals, VocabularyTotals
+from ..folders.stage_totals import ShardsTotals, VocabularyTotals
 from ..formats.stage_settings import ShardSettings
 from ..runtime.tasks import run_tasks
-from ..scheduling.cold_batches import ColdWidth, FoundRows, cold_widths, read_batches, refuse_other_shards
-from ..scheduling.epoch_plans import EpochSums, StagingArea
-from ..stages.schedule import ScheduleConfig, staging_areas
+from ..scheduling.cold_batches import (
+    ColdWidth,
+    FoundRows,
+    cold_widths,
+    read_batches,
+    refuse_other_shards,
+    staged_sizes,
+)
+from ..sizes import ByteSize
 from .inspected_folder import Inspected, read_shards, refuse_other_rows
 
 MAX_LOOKUPS = 1 << 24
 """Lookups that are simulated at most: about 10 s CPU."""
 SEED = 0
 CACHE_POLICY: CachePolicy = "lfu"
-WINDOW = 64
-"""Batches known ahead where an epoch is too long to be planned as a whole."""
-MOST_PLANNED_LOOKUPS = 1 << 28
-"""Lookups of mixed batches up to which training plans an epoch as a whole."""
 
 
 class RunSettings(TypedDict, total=False):
@@ -50,7 +53,6 @@ class RunSettings(TypedDict, total=False):
     num_slots: int
     cache_slots: int
     cache_policy: str
-    window: int | None
     row_bytes: int
     embedding_optimizer: str
     num_batches: int
@@ -84,9 +86,9 @@ def default_runs(inspected: Inspected) -> DefaultRuns:
 
     Returns:
         ``settings``: batch_size, seed, prefetch, hot_bytes (of the rows that are hot), staging_bytes and
-        num_slots (of the staging area), cache_slots, cache_policy, window (None: the epoch is planned as a
-        whole), row_bytes, embedding_optimizer, num_batches that were simulated, num_epoch_batches there are,
-        and num_samples; ``placements``: per placement fast_bytes (memory for rows), bytes_to_fast and
+        num_slots (of the staging area), cache_slots, cache_policy, row_bytes, embedding_optimizer,
+        num_batches that were simulated, num_epoch_batches there are, and num_samples; ``placements``: per
+        placement fast_bytes (memory for rows), bytes_to_fast and
         bytes_to_slow, both per sample too, rows_initialized at their first use, and how many transfers were
         shortened and batches split. Both are empty before `pack`. ``fae`` has the fewest switches, those of
         ``--fae-variant code``, as the test loss decides on others; it is missing where the epoch is cut off.
@@ -106,12 +108,12 @@ def default_runs(inspected: Inspected) -> DefaultRuns:
         return {"settings": {}, "placements": []}
     # The distinct rows are read once, and every placement is counted on them.
     epoch = _read_epoch(shards, inspected)
-    areas = staging_areas(ScheduleConfig(), shards)
+    areas = _staging_areas(shards)
     placements = [
         _Moved("all-fast", _row_bytes(areas, epoch.num_rows)),
         _in_place(shards, epoch, areas, deduplicates=False),
         _in_place(shards, epoch, areas, deduplicates=True),
-        _lookahead(shards, epoch, areas),
+        _lookahead(epoch, areas),
     ]
     # fae needs the whole epoch, and the cache the counts of the whole training part.
     if epoch.is_whole:
@@ -126,6 +128,29 @@ def default_runs(inspected: Inspected) -> DefaultRuns:
         "settings": _settings(shards, epoch, areas),
         "placements": [moved.row(epoch.num_samples) for moved in placements],
     }
+
+
+@dataclass(frozen=True, slots=True)
+class StagingArea:
+    """The staging area of one row width, and how far transfers run ahead."""
+
+    width: ColdWidth
+    row_bytes: int
+    num_slots: int
+    prefetch: int
+
+
+def _staging_areas(shards: Manifest) -> list[StagingArea]:
+    """Return each row width of ``shards`` with its share of the staging bytes of training."""
+    refuse_other_shards(shards)
+    widths = cold_widths(shards)
+    sizes = staged_sizes(shards, widths, ShardsTotals.of(shards).embedding_optimizer)
+    num_bytes = ByteSize(default_staging_bytes(sizes, None))
+    prefetch = deepest_prefetch(sizes, num_bytes)
+    return [
+        StagingArea(width, size.row_bytes, num_slots, prefetch)
+        for width, size, num_slots in zip(widths, sizes, slots_of_widths(sizes, num_bytes), strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +221,6 @@ def _settings(shards: Manifest, epoch: _Epoch, areas: Sequence[StagingArea]) -> 
         "num_slots": sum(area.num_slots for area in areas),
         "cache_slots": sum(area.num_slots for area in areas) + sum(hot),
         "cache_policy": CACHE_POLICY,
-        "window": _window(shards),
         "row_bytes": totals.row_bytes,
         "embedding_optimizer": totals.embedding_optimizer,
         "num_batches": epoch.is_hot_only.shape[0],
@@ -207,12 +231,6 @@ def _settings(shards: Manifest, epoch: _Epoch, areas: Sequence[StagingArea]) -> 
 
 def _row_bytes(areas: Sequence[StagingArea], num_rows: Sequence[int]) -> int:
     return sum(area.row_bytes * number for area, number in zip(areas, num_rows, strict=True))
-
-
-def _window(shards: Manifest) -> int | None:
-    totals = ShardsTotals.of(shards)
-    is_long = totals.samples.mixed * len(totals.tables) > MOST_PLANNED_LOOKUPS
-    return WINDOW if is_long else None
 
 
 def _read_epoch(shards: Manifest, inspected: Inspected) -> _Epoch:
@@ -309,25 +327,21 @@ def _fae(epoch: _Epoch, areas: Sequence[StagingArea]) -> _Moved:
     return _Moved("fae", hot_bytes, num_bytes, num_bytes)
 
 
-def _lookahead(shards: Manifest, epoch: _Epoch, areas: Sequence[StagingArea]) -> _Moved:
+def _lookahead(epoch: _Epoch, areas: Sequence[StagingArea]) -> _Moved:
     """Cold rows of mixed batches through the staging slots, those with the farthest next use leave."""
-    # As `hotset train` plans: by exact next uses, or in a window where the epoch is too long for those.
-    window = _window(shards)
     hot_bytes = _row_bytes(areas, [int(area.width.first.sum()) for area in areas])
     staged = []
     for area, stream in zip(areas, epoch.streams, strict=True):
         cold = _cold_rows(stream, ~epoch.is_hot_only, area.width)
-        num_rows = max(1, area.width.num_rows)
-        if window is None:
-            uses = next_uses(cold.offsets, cold.rows, num_rows)
-            cold = RowStream(cold.offsets, cold.rows, cold.lookups, uses)
+        num_slots = max(1, area.num_slots)
+        window = Window(num_slots, WINDOW_BYTES // len(areas))
         planner = lookahead_planner(
-            num_rows, max(1, area.num_slots), prefetch=area.prefetch, window=window, splits=True
+            max(1, area.width.num_rows), num_slots, prefetch=area.prefetch, window=window, splits=True
         )
-        staged.append(_run(planner, cold, area.row_bytes))
+        staged.append(_run(planner, cold))
     # Hot rows have memory of their own beside the slots.
-    num_slots = [area.num_slots for area in areas]
-    return _sum("lookahead", hot_bytes + _row_bytes(areas, num_slots), staged)
+    slots = [area.num_slots for area in areas]
+    return _sum("lookahead", hot_bytes + _row_bytes(areas, slots), areas, staged)
 
 
 def _cold_rows(stream: RowStream, is_mixed: NDArray[np.bool_], width: ColdWidth) -> RowStream:
@@ -365,25 +379,28 @@ def _cache(inspected: Inspected, epoch: _Epoch, areas: Sequence[StagingArea]) ->
             warm_counts=counts[warm],
             splits=True,
         )
-        staged.append(_run(planner, stream, area.row_bytes))
+        staged.append(_run(planner, stream))
         slots.append(num_slots)
-    return _sum("cache", _row_bytes(areas, slots), staged)
+    return _sum("cache", _row_bytes(areas, slots), areas, staged)
 
 
-def _run(planner: StagingPlanner, stream: RowStream, row_bytes: int) -> EpochTotals:
-    sums = EpochSums()
-    sums.add(planner.plan(stream))
-    plans, sums.residents = planner.finish()
-    sums.add(plans)
-    return sums.totals(row_bytes)
+def _run(planner: StagingPlanner, stream: RowStream) -> RowTraffic:
+    rows = RowTraffic()
+    rows.add(planner.plan(stream))
+    plans, residents = planner.finish()
+    rows.add(plans)
+    rows.rows_to_slow += residents.rows.size
+    return rows
 
 
-def _sum(placement: str, fast_bytes: int, staged: Sequence[EpochTotals]) -> _Moved:
+def _sum(
+    placement: str, fast_bytes: int, areas: Sequence[StagingArea], staged: Sequence[RowTraffic]
+) -> _Moved:
     return _Moved(
         placement,
         fast_bytes,
-        sum(found.bytes_to_fast for found in staged),
-        sum(found.bytes_to_slow for found in staged),
+        _row_bytes(areas, [found.rows_to_fast for found in staged]),
+        _row_bytes(areas, [found.rows_to_slow for found in staged]),
         sum(found.rows_made for found in staged),
         sum(found.shortened for found in staged),
         sum(found.split for found in staged),

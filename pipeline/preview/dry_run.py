@@ -117,11 +117,8 @@ def plan_run(
     redo: str | None = None,
     extend: bool = False,
     like: Path | None = None,
-    transposes: bool = False,
 ) -> RunPlan:
     """Return what `preprocess` with these arguments would do, from ``out`` and a sample of the logs.
-
-    Whether it also transposes matters to a refusal alone: the plan is of the other stages.
 
     Raises:
         HotsetError: a log cannot be read, or a line of the sample is not as the schema says.
@@ -170,7 +167,7 @@ def plan_run(
         free_bytes(out),
         cap,
         FIXED_BYTES + max(held, default=0),
-        _refusal(states, raw, config, out, resources, extend=extend, transposes=transposes),
+        _refusal(states, raw, config, out, resources, extend=extend),
     )
 
 
@@ -245,11 +242,10 @@ def _refusal(
     resources: Resources,
     *,
     extend: bool,
-    transposes: bool,
 ) -> HotsetError | None:
     try:
         # A run checks resources before it looks at any folder, so that refusal comes first.
-        check_resources(raw, config, out, resources, extend=extend, transposes=transposes)
+        check_resources(raw, config, out, resources, extend=extend)
     except HotsetError as error:
         return error
     refused = next((state for state in states if state.state == REFUSED), None)

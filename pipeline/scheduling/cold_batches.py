@@ -8,29 +8,25 @@ memory only what the tasks at work have found.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.batches.bags import interleave_bags
+from ...stats.ranking.row_bytes import row_bytes
 from ...stats.staging.cold_rows import add_cold_rows, free_cells, in_order
+from ...stats.staging.staging_size import WidthSizes
 from ..errors import HotsetError, ManifestError, ShardError, first_line, refuse_system_fault
 from ..folders.file_facts import ShardFacts
 from ..folders.manifest import MANIFEST, FileEntry, Manifest
-from ..folders.output import Output
 from ..folders.stage_totals import ShardsTotals
 from ..folders.table_info import TableInfo
-from ..folders.temporary_files import AppendedArray
 from ..formats.arrow_files import DAMAGE, open_hashed, open_mapped
 from ..formats.part_ids import PartIds
 from ..formats.stage_settings import ShardSettings
-from ..runtime.resources import Resources
-from ..runtime.tasks import run_tasks
 from ..runtime.thread_buffers import thread_buffer
 from ..stage_commands import hint_to_rewrite
-from .stored_cold_batches import lookups_beside, stored_rows_of_file
 
 _BATCHES_LOOKED_AT = 32
 
@@ -75,18 +71,6 @@ def cold_widths(shards: Manifest, num_hot: Sequence[int] | None = None) -> list[
         base = np.cumsum(last - first) - (last - first)
         widths.append(ColdWidth(dim, chosen, first, last, base))
     return widths
-
-
-@dataclass(frozen=True, slots=True)
-class ColdBatches:
-    """Distinct cold rows of one width, batch after batch."""
-
-    offsets: NDArray[np.int64]
-    """(num_batches + 1,); where the rows of each mixed batch begin."""
-    rows: NDArray[np.int32]
-    """(num_entries,), mapped; keys, ascending in each batch."""
-    lookups: NDArray[np.int32]
-    """(num_entries,), mapped; lookups of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,60 +142,12 @@ def mixed_files(shards: Manifest) -> Iterator[tuple[FileEntry, list[int]]]:
             yield entry, [number for number in range(facts.num_batches) if number not in hot_only]
 
 
-def read_cold_batches(
-    shards: Manifest, widths: Sequence[ColdWidth], output: Output, resources: Resources, num_passes: int
-) -> list[ColdBatches]:
-    """Read the mixed batches of ``shards`` in the order of the manifest, for each width.
-
-    What `transpose` wrote beside the shards is read in their place: it names the rows already. This is the
-    first of ``num_passes`` over the samples, whose progress is that of all.
-
-    Raises:
-        ShardError: a file is damaged, or an id outside its table.
-        ManifestError: the disk has no room for them; or lookups are damaged, or of other shards.
-    """
-    done = 0
-    total = ShardsTotals.of(shards).samples.mixed
-    sizes: list[list[NDArray[np.int64]]] = [[] for _ in widths]
-    with ExitStack() as stack:
-        files = [
-            [stack.enter_context(closing(AppendedArray(output, np.int32))) for _ in range(2)] for _ in widths
-        ]
-        lookups = lookups_beside(shards)
-        tasks = ((entry, batches, shards, widths, lookups) for entry, batches in mixed_files(shards))
-        for num_samples, found_of_widths in run_tasks(
-            _read_from_either, tasks, workers=resources.workers, shares_memory=True
-        ):
-            # Results come in the order of files, so appending keeps the order of batches.
-            for width, found in enumerate(found_of_widths):
-                sizes[width].append(found.sizes)
-                for file, values in zip(files[width], (found.rows, found.lookups), strict=True):
-                    file.append(values)
-            done += num_samples
-            resources.progress("schedule", done, num_passes * total)
-        return [
-            ColdBatches(_offsets(sizes[width]), *(file.map() for file in files[width]))
-            for width in range(len(widths))
-        ]
-
-
-def _read_from_either(
-    entry: FileEntry,
-    batches: Sequence[int],
-    shards: Manifest,
-    widths: Sequence[ColdWidth],
-    lookups: Manifest | None,
-) -> tuple[int, list[FoundRows]]:
-    """Read the mixed batches of a file: from lookups where there are some, else from the shards."""
-    if lookups is None:
-        return read_batches(entry, batches, shards, widths)
-    found: list[list[_Batch]] = [[] for _ in widths]
-    for of_widths in stored_rows_of_file(lookups, shards, entry, batches, widths):
-        for parts, part in zip(found, of_widths, strict=True):
-            parts.append(part)
-    size = ShardSettings.of(shards).batch_size
-    num_samples = sum(min(size, entry.num_samples - number * size) for number in batches)
-    return num_samples, [_joined(parts) for parts in found]
+def staged_sizes(shards: Manifest, widths: Sequence[ColdWidth], optimizer: str) -> list[WidthSizes]:
+    """Return what the size of a staging area depends on, for rows with the state of ``optimizer``."""
+    return [
+        WidthSizes(int(width.first.sum()), width.num_rows, row_bytes(width.embedding_dim, optimizer), largest)
+        for width, largest in zip(widths, largest_batches(shards, widths), strict=True)
+    ]
 
 
 def largest_batches(shards: Manifest, widths: Sequence[ColdWidth]) -> list[int]:
@@ -227,10 +163,6 @@ def largest_batches(shards: Manifest, widths: Sequence[ColdWidth]) -> list[int]:
         for width, found in enumerate(found_of_widths):
             largest[width] = max(largest[width], int(found.sizes.max(initial=0)))
     return largest
-
-
-def _offsets(sizes: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(np.concatenate([np.empty(0, np.int64), *sizes]))]).astype(np.int64)
 
 
 def read_batches(

@@ -86,8 +86,6 @@ def memory_needs(
     configs: tuple[IngestConfig, PackConfig],
     out: Path,
     resources: Resources,
-    *,
-    transposes: bool,
 ) -> list[StageNeed]:
     """Return what each stage needs, as far as it follows from the logs and settings.
 
@@ -99,7 +97,6 @@ def memory_needs(
         configs: of `ingest` and `pack`, whose settings say how large parts and files are.
         out: the folder called DIR in help texts.
         resources: the workers.
-        transposes: `transpose` is run, too.
     """
     settings, packing = configs
     schema = schema_of(settings.schema)
@@ -114,13 +111,6 @@ def memory_needs(
         "encode": encode.needed_bytes(part, len(schema.one_hot), workers),
         "pack": pack.needed_bytes(packing, width, part.num_samples, workers),
     }
-    if transposes:
-        # `preprocess` starts sooner without this stage where it is not wanted.
-        from . import transpose
-
-        samples = pack.samples_per_file(packing, width)
-        lookups = packing.batch_size * len(schema.one_hot) + samples * list_width
-        needs["transpose"] = transpose.needed_bytes(samples * 4 * (width + 1), lookups, workers)
     found = [need_of(stage, resources, needed) for stage, needed in needs.items()]
     if files:
         worker_bytes = ingest.needed_bytes(files, settings)

@@ -27,8 +27,6 @@ from .rank import RankConfig, rank
 from .refusals import refuse_stage, refuse_without_inputs
 from .split import SplitConfig, row_widths, split
 from .stage_order import (
-    ALL_FOLDERS,
-    ALL_INPUTS,
     FOLDERS,
     INPUTS,
     OLD_VOCABULARY,
@@ -91,7 +89,6 @@ def preprocess(
     shards_only: bool = False,
     like: Path | None = None,
     extend: bool = False,
-    transposes: bool = False,
     on_removed: Callable[[list[Path]], None] = lambda removed: None,
 ) -> Manifest:
     """Run every stage into its folder inside ``out``; return the manifest of the last, or of the shards.
@@ -108,7 +105,6 @@ def preprocess(
         extend: if ``out`` was made from the first of these logs, read only the logs behind them, count what
             is new, rebuild what follows, and write the new id of each old row to ``id_map/``, see
             `stages.map_ids`. All other bytes are those of a run from scratch.
-        transposes: run `transpose` at the end, too.
         on_removed: called with the folders that were removed because they were made from fewer logs.
 
     Raises:
@@ -117,7 +113,7 @@ def preprocess(
     """
     config = settled(config)
     # Everything that can be refused is refused before the first folder is touched.
-    check_resources(raw, config, out, resources, extend=extend, transposes=transposes)
+    check_resources(raw, config, out, resources, extend=extend)
     if extend:
         refuse_extension(out, {"ingest": ingest_identity(config.ingest), "count": config.count})
     for stage in FOLDERS:
@@ -142,25 +138,11 @@ def preprocess(
         on_stage(StageReport(made.stage, made, time.perf_counter() - started, num_samples, was_sealed))
         if stage == until:
             break
-    if transposes:
-        on_stage(_transpose(out, num_samples, resources))
     # Discarding comes last: every stage above may need the files.
     if shards_only:
         for name in DISCARDABLE:
             discard_files(out / name)
     return made
-
-
-def _transpose(out: Path, num_samples: int, resources: Resources) -> StageReport:
-    """Group the lookups of the shards in ``out`` by row; what is sealed already is kept."""
-    # `preprocess` starts sooner without this stage where it is not wanted.
-    from .transpose import TransposeConfig
-
-    started = time.perf_counter()
-    before = _fingerprint_of(out / ALL_FOLDERS["transpose"])
-    made = run_stage("transpose", TransposeConfig(), out, resources)
-    seconds = time.perf_counter() - started
-    return StageReport(made.stage, made, seconds, num_samples, was_sealed=made.fingerprint == before)
 
 
 def _fingerprint_of(folder: Path) -> str | None:
@@ -182,7 +164,6 @@ def check_resources(
     *,
     extend: bool = False,
     redo: str | None = None,
-    transposes: bool = False,
 ) -> None:
     """Raise ConfigError if a setting names no feature, or the disk or the memory cap is too small.
 
@@ -193,7 +174,6 @@ def check_resources(
         resources: the cap, and the workers.
         extend: only logs behind those that ``out`` was made from are read.
         redo: the stage whose folder, and those that follow, are to be removed before the run.
-        transposes: `transpose` is run, too.
     """
     config = settled(config)
     # What the stage to redo reads is there already, so its own settings can be tried before it is removed.
@@ -209,16 +189,16 @@ def check_resources(
     is_read = extend or redo == "ingest" or not is_sealed(out / "columns")
     files = [RawFile.inspect(path) for path in raw] if is_read else []
     configs = (config.ingest, config.pack)
-    refuse_small_caps(resources, memory_needs(files, configs, out, resources, transposes=transposes))
+    refuse_small_caps(resources, memory_needs(files, configs, out, resources))
 
 
 def run_stage(stage: str, config: object, folder: Path, resources: Resources = DEFAULT_RESOURCES) -> Manifest:
     """Run one stage after `ingest` inside ``folder``, from the folders of the stages before it."""
     # A finished stage reads only manifests, which a discarded folder still has.
-    if not is_sealed(folder / ALL_FOLDERS[stage]):
+    if not is_sealed(folder / FOLDERS[stage]):
         refuse_without_inputs(stage, folder, inputs_of(stage, config))
     inputs = [Manifest.read(folder / name) for name in inputs_of(stage, config)]
-    return build_stage(stage, config, inputs, folder / ALL_FOLDERS[stage], resources)
+    return build_stage(stage, config, inputs, folder / FOLDERS[stage], resources)
 
 
 def build_stage(
@@ -230,23 +210,9 @@ def build_stage(
 ) -> Manifest:
     """Run one stage after `ingest` into ``out``, wherever it is, from the folders that `inputs_of` names."""
     # What a stage reads only with some settings is passed by the name of its folder.
-    num_always = len(ALL_INPUTS[stage])
+    num_always = len(INPUTS[stage])
     more = dict(zip(inputs_of(stage, config)[num_always:], inputs[num_always:], strict=True))
-    return _stage_named(stage)(config, *inputs[:num_always], out, resources, **more)
-
-
-def _stage_named(stage: str) -> Callable[..., Manifest]:
-    if stage in _STAGES:
-        return _STAGES[stage]
-    # `preprocess` does not run these, and starts sooner without their planners and kernels.
-    from .schedule import schedule
-    from .transpose import transpose
-
-    by_themselves: dict[str, Callable[..., Manifest]] = {
-        "schedule": schedule,
-        "transpose": transpose,
-    }
-    return by_themselves[stage]
+    return _STAGES[stage](config, *inputs[:num_always], out, resources, **more)
 
 
 def settled(config: PreprocessConfig) -> PreprocessConfig:
@@ -276,16 +242,16 @@ def remove_from(stage: str, folder: Path) -> list[Path]:
         ConfigError: there is no such stage.
         ManifestError: they could not be rebuilt, because folders they are made from were discarded.
     """
-    if stage not in ALL_FOLDERS:
-        raise ConfigError(f"there is no stage {stage!r}", hint=f"use one of {', '.join(ALL_FOLDERS)}")
+    if stage not in FOLDERS:
+        raise ConfigError(f"there is no stage {stage!r}", hint=f"use one of {', '.join(FOLDERS)}")
     rebuilt_stages = stages_from(stage)
-    rebuilt = {ALL_FOLDERS[name] for name in rebuilt_stages}
+    rebuilt = {FOLDERS[name] for name in rebuilt_stages}
     for name in rebuilt_stages:
         # Folders that are rebuilt in this run may be discarded; those that stay must have their files.
-        kept = [source for source in ALL_INPUTS.get(name, ()) if source not in rebuilt]
+        kept = [source for source in INPUTS.get(name, ()) if source not in rebuilt]
         refuse_without_inputs(name, folder, kept)
     # The last stage first, so that an interruption leaves no folder without those it was made from.
-    doomed = [folder / ALL_FOLDERS[name] for name in rebuilt_stages] + folders_beside(folder, rebuilt)
+    doomed = [folder / FOLDERS[name] for name in rebuilt_stages] + folders_beside(folder, rebuilt)
     removed = [path for path in reversed(doomed) if folder_exists(path)]
     remove_folders(removed)
     return removed

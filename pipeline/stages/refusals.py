@@ -13,7 +13,7 @@ from .encode import refuse_encode
 from .pack import refuse_pack
 from .rank import refuse_rank
 from .split import refuse_split
-from .stage_order import ALL_INPUTS, inputs_of
+from .stage_order import INPUTS, inputs_of
 
 _REFUSALS: dict[str, Callable[..., object]] = {
     "count": refuse_count,
@@ -38,9 +38,9 @@ def refuse_stage(stage: str, config: object, folder: Path, resources: Resources 
     refuse_without_inputs(stage, folder, names)
     inputs = [Manifest.read(folder / name) for name in names]
     # What a stage reads only with some settings is passed by the name of its folder.
-    num_always = len(ALL_INPUTS[stage])
+    num_always = len(INPUTS[stage])
     more = dict(zip(names[num_always:], inputs[num_always:], strict=True))
-    _refusal_of(stage)(config, *inputs[:num_always], resources, **more)
+    _REFUSALS[stage](config, *inputs[:num_always], resources, **more)
 
 
 def refuse_without_inputs(stage: str, folder: Path, names: Sequence[str]) -> None:
@@ -48,17 +48,3 @@ def refuse_without_inputs(stage: str, folder: Path, names: Sequence[str]) -> Non
     redo = "ingest" if is_discarded(folder / "columns") else "encode"
     for name in names:
         refuse_discarded(folder / name, stage, redo)
-
-
-def _refusal_of(stage: str) -> Callable[..., object]:
-    if stage in _REFUSALS:
-        return _REFUSALS[stage]
-    # As in `preprocess`: these are not loaded where they are not run.
-    from .schedule import refuse_schedule
-    from .transpose import refuse_transpose
-
-    by_themselves: dict[str, Callable[..., object]] = {
-        "schedule": refuse_schedule,
-        "transpose": refuse_transpose,
-    }
-    return by_themselves[stage]

@@ -26,9 +26,6 @@ FOLDERS = {
 }
 """Stages of `preprocess` in order, and the folder each writes inside DIR."""
 
-ALL_FOLDERS = FOLDERS | {"transpose": "lookups", "schedule": "schedule"}
-"""FOLDERS, and those of the stages that are run by themselves."""
-
 INPUTS = {
     "count": ("columns",),
     "rank": ("counts",),
@@ -37,9 +34,6 @@ INPUTS = {
     "pack": ("columns", "samples", "plan"),
 }
 """Folders each stage after `ingest` reads with its default settings."""
-
-ALL_INPUTS = INPUTS | {"transpose": ("shards",), "schedule": ("shards",)}
-"""INPUTS, and those of the stages that are run by themselves."""
 
 OLD_VOCABULARY = "old_vocabulary"
 """Where an extension keeps the previous vocabulary until its ids are mapped."""
@@ -51,8 +45,8 @@ BESIDE = {"id_map": "vocabulary"}
 def stages_from(stage: str) -> list[str]:
     """Return a stage and those that read, directly or not, what it writes; in order."""
     found = [stage]
-    for name in ALL_FOLDERS:
-        if name != stage and {ALL_FOLDERS[made] for made in found} & {*ALL_INPUTS.get(name, ())}:
+    for name in FOLDERS:
+        if name != stage and {FOLDERS[made] for made in found} & {*INPUTS.get(name, ())}:
             found.append(name)
     return found
 
@@ -60,7 +54,7 @@ def stages_from(stage: str) -> list[str]:
 def inputs_of(stage: str, config: object) -> tuple[str, ...]:
     """Return the folders a stage after `ingest` reads; orders other than by frequency read columns, too."""
     needs_columns = isinstance(config, RankConfig) and config.rank_by != "frequency"
-    return ALL_INPUTS[stage] + (("columns",) if needs_columns else ())
+    return INPUTS[stage] + (("columns",) if needs_columns else ())
 
 
 def folders_beside(folder: Path, names: Iterable[str]) -> list[Path]:
@@ -78,7 +72,7 @@ def stale_folders(folder: Path) -> list[Path]:
     """
     stale: list[Path] = []
     outdated: set[str] = set()
-    for stage, name in ALL_FOLDERS.items():
+    for stage, name in FOLDERS.items():
         path = folder / name
         state = FolderState.read(path)
         if state.is_removed:  # a kill interrupted the removal
@@ -99,7 +93,7 @@ def stale_folders(folder: Path) -> list[Path]:
 
 
 def _is_other(path: Path, made: dict[str, Any], outdated: set[str]) -> bool:
-    if path.name not in ALL_FOLDERS.values():
+    if path.name not in FOLDERS.values():
         return False  # the model's folder inside another DIR
     if path.name in outdated or not is_sealed(path):
         return True

@@ -30,10 +30,8 @@ from ..stages.pack import PackConfig
 from ..stages.preflight import refuse_full_disk
 from ..stages.preprocess import build_stage
 from ..stages.rank import RankConfig
-from ..stages.schedule import ScheduleConfig
 from ..stages.split import SplitConfig
 from ..stages.stage_order import inputs_of
-from ..stages.transpose import TransposeConfig
 
 _Build = Callable[[Path], Manifest]
 """Runs a stage again into a folder."""
@@ -147,8 +145,6 @@ _CONFIGS: dict[str, Callable[[Manifest], Any]] = {
     "encode": lambda _: EncodeConfig(),
     "split": SplitConfig.of,
     "pack": lambda shards: shards.read_config(lambda config: PackConfig(**config)),
-    "schedule": lambda schedule: ScheduleConfig(**schedule.config),
-    "transpose": lambda _: TransposeConfig(),
 }
 """The config that each folder was made with, from its manifest."""
 

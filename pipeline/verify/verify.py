@@ -27,11 +27,11 @@ from ..raw.raw_file import RawFile
 from ..runtime.resources import DEFAULT_RESOURCES, Resources
 from ..runtime.tasks import run_tasks
 from ..stages.map_ids import ID_MAP, check_id_map
-from ..stages.stage_order import ALL_FOLDERS
+from ..stages.stage_order import FOLDERS
 from .check_files import check_columns
 from .rebuild import Rebuilding, faults_of_rebuilt
 
-STAGE_FOLDERS = {name: stage for stage, name in ALL_FOLDERS.items()} | {ID_MAP: "map-ids"}
+STAGE_FOLDERS = {name: stage for stage, name in FOLDERS.items()} | {ID_MAP: "map-ids"}
 """Folders in the order they are made, and the stage each holds."""
 
 

@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 
 from ..kernel import kernel
 from .lookups_by_row import LookupsByRow
-from .stored_lookups import LONG_LOOKUPS
+
+LONG_LOOKUPS = 256
+"""Lookups of a row in a batch above which its list is long: a GPU sums it in several programs. The host does
+not: its threads divide the rows of a batch, and a row has the lookups of one table at most."""
 
 _POSITION_BITS = np.uint64(31)
 """Bits of a position among the lookups of a batch."""

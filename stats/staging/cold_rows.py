@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..batches.stored_lookups import StoredLookups
 from ..hashing import mix64
 from ..kernel import kernel
 
@@ -91,78 +90,3 @@ def in_order(
     pairs = (rows.astype(np.int64) << 32) | lookups.astype(np.int64)
     pairs.sort()
     return pairs >> 32, pairs & 0xFFFFFFFF
-
-
-@kernel
-def _list_stored_rows(
-    stored: StoredLookups,
-    tables_F: NDArray[np.int64],
-    first_F: NDArray[np.int64],
-    last_F: NDArray[np.int64],
-    base_F: NDArray[np.int64],
-    rows: NDArray[np.int32],
-    lookups: NDArray[np.int32],
-) -> int:
-    """Do as `stored_cold_rows`; returns how many rows are listed, or -1 - f for table f at fault. Exact."""
-    num_found = 0
-    for feature in range(tables_F.shape[0]):
-        table = tables_F[feature]
-        num_lookups = stored.order_offsets[table + 1] - stored.order_offsets[table]
-        end = stored.row_offsets[table + 1]
-        last_row = np.int64(-1)
-        start = np.int64(0)
-        for i in range(stored.row_offsets[table], end):
-            # Rows ascend within the table, the ranges of their lookups within its lookups.
-            row = np.int64(stored.rows[i])
-            stop = np.int64(stored.starts[i + 1]) if i + 1 < end else num_lookups
-            if row <= last_row or row >= last_F[feature] or stored.starts[i] != start or stop <= start:
-                return -1 - feature
-            # Cold rows alone; those before them are hot.
-            if row >= first_F[feature]:
-                rows[num_found] = np.int32(row - first_F[feature] + base_F[feature])
-                lookups[num_found] = np.int32(stop - start)
-                num_found += 1
-            last_row = row
-            start = stop
-        if start != num_lookups:
-            return -1 - feature
-    return num_found
-
-
-def stored_cold_rows(
-    stored: StoredLookups,
-    tables: NDArray[np.int64],
-    first: NDArray[np.int64],
-    last: NDArray[np.int64],
-    base: NDArray[np.int64],
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the distinct cold rows of a batch from what `transpose` stored of it, without its lookups.
-
-    Args:
-        stored: of the batch; not trusted, but for offsets that ascend within its lists.
-        tables: (num_features,), which of its tables, ascending.
-        first: (num_features,); first cold id of each.
-        last: (num_features,); one past its last id.
-        base: (num_features,); key of the row ``first``.
-
-    Returns:
-        Keys in order of table and id, and the lookups of each. Exact.
-
-    Raises:
-        ValueError: rows outside their table or out of order; the number of the table is the only argument.
-    """
-    # One type for each array, whatever was stored: other types would compile the kernel again.
-    plain = stored._replace(
-        order=np.empty(0, np.int32),
-        starts=stored.starts.astype(np.int32),
-        rows=np.require(stored.rows, requirements="W"),
-        long_rows=np.empty(0, np.int32),
-    )
-    # No batch has more cold rows than these tables have rows.
-    most = int((stored.row_offsets[tables + 1] - stored.row_offsets[tables]).sum())
-    rows = np.empty(most, np.int32)
-    lookups = np.empty(most, np.int32)
-    num_rows = _list_stored_rows(plain, tables, first, last, base, rows, lookups)
-    if num_rows < 0:
-        raise ValueError(int(tables[-1 - num_rows]))
-    return rows[:num_rows].copy(), lookups[:num_rows].copy()

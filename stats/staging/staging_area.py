@@ -15,10 +15,10 @@ def new_area(
     num_slots: int,
     rank_of_row: NDArray[np.int32],
     *,
-    limited: bool,
+    finds_uses: bool,
     location_of_row: NDArray[np.int32] | None = None,
 ) -> AreaState:
-    """Return the empty staging area of a new run; ``limited`` look-ahead needs the last use of every row.
+    """Return the empty staging area of a new run; to find next uses takes 4 bytes more a row.
 
     Memory for the largest array, (num_rows,), may be given: it is overwritten.
     """
@@ -29,7 +29,7 @@ def new_area(
     state = AreaState(
         location_of_row=location_of_row,
         rank_of_row=rank_of_row,
-        last_entry=np.full(num_rows if limited else 0, -1, np.int64),
+        last_place=np.full(num_rows if finds_uses else 0, -1, np.int32),
         records=np.zeros(num_slots, SLOT_RECORD),
         # Twice as many entries as slots: stale ones stay until the queue or the heap is compacted.
         queue=np.zeros((2 * num_slots + 1, 2), np.int32),
@@ -74,16 +74,13 @@ def end_epoch(state: AreaState) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
 
 
 def _start_epoch(state: AreaState) -> None:
-    """Set everything but ``location_of_row`` and ``last_entry`` to the state of an empty area at step 0."""
-    # Numbers that run on over all epochs survive.
+    """Set everything but ``location_of_row`` and ``last_place`` to the state of an empty area at step 0."""
     area = state.area[0]
     epoch_base = area.epoch_base + area.step
-    first_entry = area.first_entry
     num_slots = state.records.size
-    # Two counters run on over epochs; all other fields begin at zero.
+    # One counter runs on over epochs; all other fields begin at zero.
     state.area[:] = 0
     area.epoch_base = epoch_base
-    area.first_entry = first_entry
     area.split_step = -2  # not the step before step 0
     area.num_free = num_slots
     area.after = LONG_AGO - 1

@@ -1,7 +1,8 @@
 """The kernel of every planner of staging slots: which rows are loaded and which evicted, step by step.
 
-A step costs O(its distinct rows) and a victim O(log num_slots). Memory: 4 bytes per row (12 where look-ahead
-is limited) and 108 per slot. See `victims` for what is evicted, and `staging_moves` for what moves.
+A step costs O(its distinct rows) and a victim O(log num_slots). Memory: 4 bytes per row (8 where next uses
+are found here), 108 per slot, and 12 per row of a batch known ahead. See `victims` for what is evicted, and
+`staging_moves` for what moves.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from numpy.typing import NDArray
 from ..kernel import kernel
 from .next_use_buckets import empty_bucket, enter_bucket
 from .row_locations import is_in_slot, is_unseen, written_back_by
-from .staging_moves import count_new_rows, evict_victims, list_misses, load_rows, load_warm_rows
+from .staging_moves import (
+    count_new_rows,
+    entries_of,
+    evict_victims,
+    list_misses,
+    load_rows,
+    load_warm_rows,
+)
 from .staging_state import (
     DATASET,
     LFU,
@@ -20,9 +28,9 @@ from .staging_state import (
     NOBODY,
     TIE_BITS,
     AreaState,
+    HeldSteps,
     PlanArrays,
     Rule,
-    Steps,
     WarmRows,
 )
 from .step_plans import NEVER
@@ -30,83 +38,144 @@ from .victims import choose_victims, compact_queue, make_evictable
 
 
 @kernel
-def _reveal_next_uses(state: AreaState, rule: Rule, steps: Steps, local: int, num_known: int) -> None:
-    """Learn the next uses that the batches up to ``window`` ahead of step ``local`` reveal."""
+def hold_steps(
+    state: AreaState,
+    rule: Rule,
+    offsets: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    lookups: NDArray[np.int64],
+    next_uses: NDArray[np.int64],
+    held: HeldSteps,
+) -> None:
+    """Append steps to those known, whose buffers have room for them.
+
+    Args:
+        state: the last known use of every row is updated where next uses are found.
+        rule: fixed for a run.
+        offsets: (num_steps + 1,); where the rows of each step begin.
+        rows: (num_entries,).
+        lookups: (num_entries,).
+        next_uses: (num_entries,), read where they are given.
+        held: appended to; next uses of earlier entries are written where they are found.
+    """
     area = state.area[0]
-    records = state.records
-    first_step = area.step - local
-    first_new = max(area.num_revealed - first_step, local)
-    for other in range(first_new, min(local + rule.window + 1, num_known)):
-        idle_keys = np.empty(steps.offsets[other + 1] - steps.offsets[other], np.int64)
-        idle_slots = np.empty(idle_keys.size, np.int32)
-        num_idle = 0
-        for i in range(steps.offsets[other], steps.offsets[other + 1]):
-            row = steps.rows[i]
-            known = state.last_entry[row] - area.first_entry
-            location = state.location_of_row[row]
-            if known >= steps.offsets[local]:
-                # The last known use is not planned yet: it enters its key when it is.
-                steps.next_uses[known] = first_step + other
-            elif is_in_slot(location):
-                # The last use is behind us, and its key says never.
-                records[location].key += (np.int64(NEVER) - first_step - other) << TIE_BITS
-                if records[location].last_use <= area.after:
-                    idle_keys[num_idle] = records[location].key
-                    idle_slots[num_idle] = location
-                    num_idle += 1
-            state.last_entry[row] = area.first_entry + i
-        # Rows that are evictable already enter their bucket by age: the one used longest ago leaves first.
-        for i in np.argsort(idle_keys[:num_idle]):
-            enter_bucket(state, idle_slots[i])
-        area.num_revealed = first_step + other + 1
+    mask = held.rows.shape[0] - 1
+    step_mask = held.starts.shape[0] - 1
+    for local in range(offsets.shape[0] - 1):
+        step = area.num_known
+        first = held.starts[step & step_mask] - offsets[local]
+        for i in range(offsets[local], offsets[local + 1]):
+            place = (first + i) & mask
+            held.rows[place] = rows[i]
+            held.lookups[place] = lookups[i]
+            held.next_uses[place] = NEVER if rule.finds_uses else next_uses[i]
+        held.starts[(step + 1) & step_mask] = first + offsets[local + 1]
+        if rule.finds_uses:
+            _reveal_next_uses(state, held, step)
+        area.num_known += 1
 
 
 @kernel
-def _record_uses(state: AreaState, rule: Rule, steps: Steps, local: int, plans: PlanArrays) -> None:
-    """List the slots of step ``local``, all of whose rows are there, and enter its uses and their keys."""
+def _reveal_next_uses(state: AreaState, held: HeldSteps, step: int) -> None:
+    """Tell the last known use of every row of ``step``, the newest one, that its next use is this step."""
+    area = state.area[0]
+    records = state.records
+    mask = held.rows.shape[0] - 1
+    first_held, _ = entries_of(held, area.step)
+    first, stop = entries_of(held, step)
+    idle_keys = np.empty(stop - first, np.int64)
+    idle_slots = np.empty(idle_keys.size, np.int32)
+    num_idle = 0
+    for entry in range(first, stop):
+        row = held.rows[entry & mask]
+        location = state.location_of_row[row]
+        place = np.int64(state.last_place[row])
+        # The entry that was put there last, if it is of a step that is not planned yet.
+        known = first_held + ((place - first_held) & mask)
+        if place >= 0 and known < first and held.rows[place] == row:
+            held.next_uses[place] = step  # it enters its key when it is planned
+        elif is_in_slot(location):
+            # The last use is behind us, and its key says never.
+            records[location].key += (np.int64(NEVER) - step) << TIE_BITS
+            if records[location].last_use <= area.after:
+                idle_keys[num_idle] = records[location].key
+                idle_slots[num_idle] = location
+                num_idle += 1
+        state.last_place[row] = entry & mask
+    # Rows that are evictable already enter their bucket by age: the one used longest ago leaves first.
+    for i in np.argsort(idle_keys[:num_idle]):
+        enter_bucket(state, idle_slots[i])
+
+
+@kernel
+def move_steps(state: AreaState, rule: Rule, held: HeldSteps, larger: HeldSteps) -> None:
+    """Copy the steps that are not planned yet to larger buffers, and note where each row is now."""
+    area = state.area[0]
+    mask = held.rows.shape[0] - 1
+    new_mask = larger.rows.shape[0] - 1
+    for step in range(area.step, area.num_known + 1):
+        larger.starts[step & (larger.starts.shape[0] - 1)] = held.starts[step & (held.starts.shape[0] - 1)]
+    first, _ = entries_of(held, area.step)
+    for entry in range(first, held.starts[area.num_known & (held.starts.shape[0] - 1)]):
+        row = held.rows[entry & mask]
+        larger.rows[entry & new_mask] = row
+        larger.lookups[entry & new_mask] = held.lookups[entry & mask]
+        larger.next_uses[entry & new_mask] = held.next_uses[entry & mask]
+        if rule.finds_uses:
+            state.last_place[row] = entry & new_mask
+
+
+@kernel
+def _record_uses(
+    state: AreaState, rule: Rule, held: HeldSteps, served: int, plans: PlanArrays, first_planned: int
+) -> None:
+    """List the slots of step ``served``, all of whose rows are there, and enter its uses and their keys."""
     area = state.area[0]
     queue = state.queue
-    step = area.step
     policy = rule.policy
-    first, stop = steps.offsets[local], steps.offsets[local + 1]
+    mask = held.rows.shape[0] - 1
+    first_slot = entries_of(held, first_planned)[0]
+    first, stop = entries_of(held, served)
     if area.tail + stop - first > queue.shape[0]:
         compact_queue(state)
     tail = area.tail
     sequence = area.sequence - first
-    for i in range(first, stop):
-        slot = np.int64(plans.slots[i])
+    for entry in range(first, stop):
+        slot = np.int64(plans.slots[entry - first_slot])
         if slot < 0:  # loaded since misses were listed
-            slot = np.int64(state.location_of_row[steps.rows[i]])
-            plans.slots[i] = slot
+            slot = np.int64(state.location_of_row[held.rows[entry & mask]])
+            plans.slots[entry - first_slot] = slot
         record = state.records[slot]
         # A use is an update, too: the row has to be written back when it goes.
-        record.last_use = step
+        record.last_use = served
         record.is_clean = 0
         # Pinned rows are never evicted, so no queue has to find them.
         if not record.is_pinned:
             queue[tail, 0] = slot
-            queue[tail, 1] = step
+            queue[tail, 1] = served
             tail += 1
         # An entry under the old key is stale now (the bucket of this step was emptied); a rank stays.
         if policy == DATASET:
-            record.key = -np.int64(state.rank_of_row[steps.rows[i]])
+            record.key = -np.int64(state.rank_of_row[held.rows[entry & mask]])
         elif policy == LOOKAHEAD:
-            record.key = sequence + i - (steps.next_uses[i] << TIE_BITS)
+            record.key = sequence + entry - (np.int64(held.next_uses[entry & mask]) << TIE_BITS)
             record.is_listed = 0
         elif policy == LFU:
-            count = (record.key >> TIE_BITS) + steps.lookups[i]
-            record.key = (count << TIE_BITS) + sequence + i
+            count = (record.key >> TIE_BITS) + held.lookups[entry & mask]
+            record.key = (count << TIE_BITS) + sequence + entry
             record.is_listed = 0
     area.tail = tail
     area.sequence += stop - first
 
 
 @kernel
-def _plan_split(state: AreaState, steps: Steps, local: int, plans: PlanArrays) -> None:
+def _plan_split(state: AreaState, held: HeldSteps, plans: PlanArrays, first_planned: int) -> None:
     """Empty the staging area for a batch that runs in passes, and list the rows that the passes load."""
     area = state.area[0]
     records = state.records
     num_slots = records.shape[0]
+    mask = held.rows.shape[0] - 1
+    local = area.step - first_planned
 
     # Evict every resident; no list or queue has an entry afterwards.
     num_residents = 0
@@ -127,18 +196,19 @@ def _plan_split(state: AreaState, steps: Steps, local: int, plans: PlanArrays) -
 
     # Each pass writes its rows back itself, so that they are away again after the step.
     end = plans.ends[0]
-    first = steps.offsets[local]
+    first_slot = entries_of(held, first_planned)[0]
+    first, stop = entries_of(held, area.step)
     misses = 0
-    for i in range(first, steps.offsets[local + 1]):
-        row = steps.rows[i]
-        slot = (i - first) % num_slots
-        plans.slots[i] = slot
+    for entry in range(first, stop):
+        row = held.rows[entry & mask]
+        slot = (entry - first) % num_slots
+        plans.slots[entry - first_slot] = slot
         plans.fetch_slots[end] = slot
         plans.fetch_rows[end] = row
         plans.fetch_is_first[end] = is_unseen(state.location_of_row[row])
         end += 1
         state.location_of_row[row] = written_back_by(area.epoch_base + area.step)
-        misses += steps.lookups[i]
+        misses += held.lookups[entry & mask]
     for slot in range(num_slots):
         records[slot].vacated_by = area.step
 
@@ -150,24 +220,27 @@ def _plan_split(state: AreaState, steps: Steps, local: int, plans: PlanArrays) -
     plans.waits_for[local] = area.step - 1
     plans.is_split[local] = True
     plans.is_shortened[local] = False
+    plans.reach[local] = -1
     area.split_step = area.step
+    area.step += 1
+    plans.fetch_offsets[local + 1] = plans.ends[0]
+    plans.write_back_offsets[local + 1] = plans.ends[1]
 
 
 @kernel
 def _plan_group(
     state: AreaState,
     rule: Rule,
-    steps: Steps,
+    held: HeldSteps,
     warm: WarmRows,
-    local: int,
     missing: NDArray[np.int64],
     locations: NDArray[np.int32],
     plans: PlanArrays,
-) -> tuple[int, int]:
-    """Plan the item of step ``local`` and the steps it serves; returns the step after, and slots lacking."""
+    first_planned: int,
+) -> int:
+    """Plan the item of the next step and the steps it serves; returns 0, or the slots that it would need."""
     area = state.area[0]
     num_slots = state.records.shape[0]
-    num_known = steps.offsets.size - 1
 
     # Rows unused since step t - prefetch - 1 may be evicted from now on.
     first_step = area.step
@@ -181,20 +254,21 @@ def _plan_group(
 
     # The steps this item serves, as long as their rows fit together.
     num_missing = 0
-    num_held = 0
-    stop = local
-    while stop < min(local + rule.group, num_known):
+    num_new = 0
+    stop = first_step
+    while stop < min(first_step + rule.group, area.num_known):
         if rule.group > 1:
-            num_held += count_new_rows(state, steps, stop)
-            if num_held > num_slots - area.num_pinned and stop > local:
+            num_new += count_new_rows(state, held, stop)
+            if num_new > num_slots - area.num_pinned and stop > first_step:
                 break
-        num_missing = list_misses(state, steps, stop, missing, locations, num_missing, plans)
+        num_missing = list_misses(state, held, stop, plans, first_planned, missing, locations, num_missing)
         stop += 1
 
     # Evict, then load.
+    area.reach = -1
     num_victims, after = choose_victims(state, rule, num_missing)
     if num_victims < 0:
-        return local, num_slots + after
+        return int(num_slots + after)
     evict_victims(state, num_victims, plans)
     waits = load_rows(state, missing, locations, num_missing, plans)
     if first_step == 0:
@@ -203,65 +277,60 @@ def _plan_group(
         after = first_step - 1  # its passes use all slots until it ends
 
     # The first step of the group waits; the others have nothing to load.
-    plans.is_shortened[local:stop] = False
+    local = first_step - first_planned
+    plans.is_shortened[local : stop - first_planned] = False
     plans.is_shortened[local] = after > area.after
-    plans.waits_for[local:stop] = -1
+    plans.waits_for[local : stop - first_planned] = -1
     plans.waits_for[local] = waits
-    plans.is_split[local:stop] = False
-    for served in range(local, stop):
-        plans.after[served] = max(after if served == local else area.step - rule.prefetch - 1, -1)
-        _record_uses(state, rule, steps, served, plans)
+    plans.is_split[local : stop - first_planned] = False
+    plans.reach[local : stop - first_planned] = -1
+    plans.reach[local] = area.reach
+    for served in range(first_step, stop):
+        is_first = served == first_step
+        plans.after[served - first_planned] = max(after if is_first else served - rule.prefetch - 1, -1)
+        _record_uses(state, rule, held, served, plans, first_planned)
         area.step += 1
-        plans.fetch_offsets[served + 1] = plans.ends[0]
-        plans.write_back_offsets[served + 1] = plans.ends[1]
-    return stop, 0
+        plans.fetch_offsets[served - first_planned + 1] = plans.ends[0]
+        plans.write_back_offsets[served - first_planned + 1] = plans.ends[1]
+    return 0
 
 
 @kernel
 def plan_steps(
-    state: AreaState, rule: Rule, steps: Steps, warm: WarmRows, is_last: bool, plans: PlanArrays
-) -> tuple[int, int]:
-    """Plan the steps of ``steps`` that can be planned now.
+    state: AreaState, rule: Rule, held: HeldSteps, warm: WarmRows, last: int, plans: PlanArrays
+) -> int:
+    """Plan steps from the next one up to ``last``, and those that its item serves, too.
 
     Args:
         state: updated.
         rule: fixed for a run.
-        steps: from the first step not yet planned; ``next_uses`` is written where look-ahead is limited.
+        held: the steps known.
         warm: rows to load with step 0.
-        is_last: no further step follows in this epoch.
+        last: a step that is known, and so are those that its item may serve, as far as the epoch has them.
         plans: written.
 
     Returns:
-        Steps planned, and 0; or the number of slots that the next step needs, where there are too few. Exact.
+        0; or the number of slots that the next step needs, where there are too few. Exact.
     """
     area = state.area[0]
     num_slots = state.records.shape[0]
-    num_known = steps.offsets.size - 1
+    first_planned = area.step
 
     # Workspace for the misses of one item.
     largest = 0
-    for step in range(num_known):
-        largest = max(largest, steps.offsets[step + 1] - steps.offsets[step])
+    for step in range(area.step, min(last + rule.group, area.num_known)):
+        first, stop = entries_of(held, step)
+        largest = max(largest, stop - first)
     missing = np.empty(min(num_slots, rule.group * largest), np.int64)
     locations = np.empty(missing.size, np.int32)
 
-    # A step is planned once all batches are known that its item serves or its window sees.
-    ahead = max(rule.group - 1, rule.window)
-    local = 0
     num_needed = 0
-    while local < num_known and (is_last or local + ahead < num_known) and num_needed == 0:
-        if rule.window >= 0:
-            _reveal_next_uses(state, rule, steps, local, num_known)
-        num_rows = steps.offsets[local + 1] - steps.offsets[local]
-        if num_rows <= num_slots:
-            local, num_needed = _plan_group(state, rule, steps, warm, local, missing, locations, plans)
+    while area.step <= last and num_needed == 0:
+        first, stop = entries_of(held, area.step)
+        if stop - first <= num_slots:
+            num_needed = _plan_group(state, rule, held, warm, missing, locations, plans, first_planned)
         elif rule.splits:
-            _plan_split(state, steps, local, plans)
-            area.step += 1
-            local += 1
-            plans.fetch_offsets[local] = plans.ends[0]
-            plans.write_back_offsets[local] = plans.ends[1]
+            _plan_split(state, held, plans, first_planned)
         else:
-            num_needed = num_rows
-    area.first_entry += steps.offsets[local]
-    return local, num_needed
+            num_needed = stop - first
+    return int(num_needed)

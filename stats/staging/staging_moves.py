@@ -22,20 +22,29 @@ from .staging_state import (
     STATIC,
     TIE_BITS,
     AreaState,
+    HeldSteps,
     PlanArrays,
     Rule,
-    Steps,
     WarmRows,
 )
 
 
 @kernel
-def count_new_rows(state: AreaState, steps: Steps, local: int) -> int:
-    """Count the rows of step ``local`` that are not pinned and that the present item does not hold yet."""
+def entries_of(held: HeldSteps, step: int) -> tuple[int, int]:
+    """Return the first entry of a step, and the one after its last."""
+    mask = held.starts.shape[0] - 1
+    return held.starts[step & mask], held.starts[(step + 1) & mask]
+
+
+@kernel
+def count_new_rows(state: AreaState, held: HeldSteps, served: int) -> int:
+    """Count the rows of step ``served`` that are not pinned and that the present item does not hold yet."""
     step = state.area[0].step
+    mask = held.rows.shape[0] - 1
     num_new = 0
-    for i in range(steps.offsets[local], steps.offsets[local + 1]):
-        location = state.location_of_row[steps.rows[i]]
+    first, stop = entries_of(held, served)
+    for entry in range(first, stop):
+        location = state.location_of_row[held.rows[entry & mask]]
         if is_in_slot(location):
             record = state.records[location]
             num_new += record.last_use < step and not record.is_pinned
@@ -47,23 +56,25 @@ def count_new_rows(state: AreaState, steps: Steps, local: int) -> int:
 @kernel
 def list_misses(
     state: AreaState,
-    steps: Steps,
-    local: int,
+    held: HeldSteps,
+    served: int,
+    plans: PlanArrays,
+    first_planned: int,
     missing: NDArray[np.int64],
     locations: NDArray[np.int32],
     num_missing: int,
-    plans: PlanArrays,
 ) -> int:
-    """Keep the residents that step ``local`` uses, and list the rows it misses, which are pending then.
+    """Keep the residents that step ``served`` uses, and list the rows it misses, which are pending then.
 
     Args:
         state: updated.
-        steps: the steps given.
-        local: number of the step among them.
+        held: the steps known.
+        served: number of the step.
+        plans: slots of residents, hits and misses are written.
+        first_planned: the first step of ``plans``.
         missing: rows that are missed; written from ``num_missing`` on.
         locations: where each of them was; likewise.
         num_missing: rows that steps served by the same item miss.
-        plans: slots of residents, hits and misses are written.
 
     Returns:
         ``num_missing`` with those of this step.
@@ -71,14 +82,18 @@ def list_misses(
     area = state.area[0]
     step = area.step
     after = area.after
+    mask = held.rows.shape[0] - 1
+    first_slot = entries_of(held, first_planned)[0]
+    first, stop = entries_of(held, served)
     hits = 0
     misses = 0
-    for i in range(steps.offsets[local], steps.offsets[local + 1]):
-        row = steps.rows[i]
+    for entry in range(first, stop):
+        row = np.int64(held.rows[entry & mask])
+        lookups = held.lookups[entry & mask]
         location = state.location_of_row[row]
-        plans.slots[i] = max(location, -1)
+        plans.slots[entry - first_slot] = max(location, -1)
         if is_in_slot(location):
-            hits += steps.lookups[i]
+            hits += lookups
             record = state.records[location]
             last_use = record.last_use
             # Evictable rows are those last used up to step ``after``: this one is no more.
@@ -87,15 +102,15 @@ def list_misses(
                 record.last_use = step
         # Missed by an earlier step of the same item, so it is listed already.
         elif is_pending(location):
-            hits += steps.lookups[i]
+            hits += lookups
         else:
-            misses += steps.lookups[i]
+            misses += lookups
             missing[num_missing] = row
             locations[num_missing] = location
             state.location_of_row[row] = PENDING
             num_missing += 1
-    plans.num_hits[local] = hits
-    plans.num_misses[local] = misses
+    plans.num_hits[served - first_planned] = hits
+    plans.num_misses[served - first_planned] = misses
     return num_missing
 
 

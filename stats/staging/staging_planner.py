@@ -10,6 +10,8 @@ al., arXiv 2208.05321, as released, with state of rows, dirty rows and transfers
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -17,9 +19,10 @@ from numpy.typing import NDArray
 
 from .row_locations import WRITTEN_BACK_AT_END
 from .staging_area import end_epoch, new_area, with_buckets
-from .staging_kernel import plan_steps as plan_steps_kernel
-from .staging_state import DATASET, LFU, LOOKAHEAD, LRU, STATIC, PlanArrays, Rule, Steps, WarmRows
-from .step_plans import NEVER, Residents, RowStream, StepPlans, TooFewSlotsError
+from .staging_kernel import hold_steps, move_steps, plan_steps
+from .staging_state import DATASET, LFU, LOOKAHEAD, LRU, STATIC, HeldSteps, PlanArrays, Rule, WarmRows
+from .step_plans import NEVER, Residents, RowStream, StepPlans, TooFewSlotsError, joined
+from .window import Window
 
 CachePolicy = Literal["static", "lru", "lfu", "dataset"]
 CACHE_POLICIES: dict[CachePolicy, int] = {"static": STATIC, "lru": LRU, "lfu": LFU, "dataset": DATASET}
@@ -27,13 +30,17 @@ DEFAULT_WARMUP_RATIO = 0.7
 _LAST_RANK = np.iinfo(np.int32).max
 _NOTHING = np.empty(0, np.int64)
 _NO_RANKS = np.empty(0, np.int32)
+_LEAST_STEPS, _LEAST_ENTRIES = 128, 1 << 12
+"""Lengths of the first buffers of steps held back."""
+_REST_STEPS, _REST_ENTRIES = 1024, 1 << 17
+"""Steps of the end of an epoch that are planned together, at most, and about how many entries they have."""
 
 
 class StagingPlanner:
     """Plans one epoch after another, for rows of one width; created by the functions below.
 
     `plan` may hold batches back until those after them are known; `finish` plans the rest and ends the epoch.
-    All that a planner remembers from epoch to epoch is which rows were used before.
+    All that a planner remembers from epoch to epoch is which rows were used before, and its window.
     """
 
     def __init__(
@@ -41,6 +48,8 @@ class StagingPlanner:
         rule: Rule,
         num_rows: int,
         num_slots: int,
+        *,
+        window: Window | None = None,
         warm: WarmRows | None = None,
         rank_of_row: NDArray[np.int32] = _NO_RANKS,
         location_of_row: NDArray[np.int32] | None = None,
@@ -52,18 +61,21 @@ class StagingPlanner:
         if rule.prefetch < 0:
             raise ValueError(f"the prefetch depth must be 0 or more, got {rule.prefetch}")
         self.num_slots = num_slots
+        self.window = window
+        """How many batches are held back to find next uses; None: no next use is found."""
         self._rule = rule
         self._warm = warm or WarmRows(_NOTHING, _NOTHING)
         self._state = new_area(
-            num_rows, num_slots, rank_of_row, limited=rule.window >= 0, location_of_row=location_of_row
+            num_rows, num_slots, rank_of_row, finds_uses=rule.finds_uses, location_of_row=location_of_row
         )
-        self._held = Steps(np.zeros(1, np.int64), _NOTHING, _NOTHING, _NOTHING)
+        self._held = _new_buffers(_LEAST_STEPS, _LEAST_ENTRIES)
         self._next_step = 0
+        self._num_known = 0
 
     @property
     def num_held_back(self) -> int:
         """Batches given whose steps are not planned yet."""
-        return int(self._held.offsets.size) - 1
+        return self._num_known - self._next_step
 
     def mark_used(self, rows_N: NDArray[np.int64]) -> None:
         """Take rows as used before, and written back; only before the first batch of a run."""
@@ -75,8 +87,41 @@ class StagingPlanner:
         Raises:
             TooFewSlotsError: a batch has more rows than there are slots, and is not to be split.
         """
-        self._held = self._joined(batches)
-        return self._emit(is_last=False)
+        if batches.next_uses is None and self._rule.policy == LOOKAHEAD and not self._rule.finds_uses:
+            raise ValueError("this planner needs the next use of every row with the batches")
+        first_step = self._next_step
+        if self.window is None:
+            self._hold(batches)
+            return joined(self._plan_up_to(self._num_known - self._rule.group + 1), first_step)
+        # The window may change after every step, so that the plans do not depend on how batches are given.
+        chunks: list[StepPlans] = []
+        for first, stop in pairwise(batches.offsets.tolist()):
+            lookups = None if batches.lookups is None else batches.lookups[first:stop]
+            one = RowStream(np.array([0, stop - first]), batches.rows[first:stop], lookups)
+            while self._is_due(self.window, stop - first):
+                chunks += self._plan_up_to(self._next_step + 1, self.window)
+            self._hold(one)
+        while self.window.is_covered(self.num_held_back, self._num_entries):
+            chunks += self._plan_up_to(self._next_step + 1, self.window)
+        return joined(chunks, first_step)
+
+    def plan_rest(self) -> Iterator[StepPlans]:
+        """Yield the step plans of the batches held back, some at a time: no batch follows in this epoch."""
+        while self.num_held_back:
+            # As many steps as have about so many entries, one at least.
+            step = self._next_step
+            stop = min(step + _REST_STEPS, self._num_known)
+            while stop > step + 1 and self._entry(stop) - self._entry(step) > _REST_ENTRIES:
+                stop -= 1
+            yield from self._plan_up_to(stop)
+
+    def end_epoch(self) -> Residents:
+        """Return the rows to write back after all planned steps; the next step is 0 again."""
+        residents = Residents(*end_epoch(self._state))
+        self._next_step = 0
+        self._num_known = 0
+        self._held.starts[0] = 0
+        return residents
 
     def finish(self) -> tuple[StepPlans, Residents]:
         """Plan the batches held back and end the epoch; the next step is 0 again.
@@ -84,82 +129,74 @@ class StagingPlanner:
         Returns:
             Their step plans, and the rows to write back after them.
         """
-        plans = self._emit(is_last=True)
-        residents = Residents(*end_epoch(self._state))
-        self._next_step = 0
-        return plans, residents
-
-    def _joined(self, batches: RowStream) -> Steps:
-        """The steps held back, and those of ``batches`` behind them."""
-        # Next uses are needed by look-ahead alone, and found by the kernel where the window is limited.
-        held = self._held
-        rule = self._rule
-        if batches.next_uses is None and rule.policy == LOOKAHEAD and rule.window < 0:
-            raise ValueError("this planner needs the next use of every row with the batches")
-        lookups = np.ones(batches.rows.size, np.int64) if batches.lookups is None else batches.lookups
-        known = rule.window < 0 and batches.next_uses is not None
-        next_uses = batches.next_uses if known else np.full(batches.rows.size, NEVER, np.int64)
-        assert next_uses is not None
-        # Offsets of the new steps count from behind the entries held back.
-        return Steps(
-            np.concatenate([held.offsets, batches.offsets[1:] + held.offsets[-1]]),
-            np.concatenate([held.rows, batches.rows]),
-            np.concatenate([held.lookups, lookups]),
-            np.concatenate([held.next_uses, next_uses]),
-        )
-
-    def _emit(self, *, is_last: bool) -> StepPlans:
-        """Plan what can be planned of the steps held, and hold the rest."""
-        held = self._held
         first_step = self._next_step
+        return joined([*self.plan_rest()], first_step), self.end_epoch()
 
+    @property
+    def _num_entries(self) -> int:
+        """Rows of the batches held back."""
+        return self._entry(self._num_known) - self._entry(self._next_step)
+
+    def _entry(self, step: int) -> int:
+        """The first entry of a step that is held, or of the one after the last."""
+        return int(self._held.starts[step & (self._held.starts.size - 1)])
+
+    def _hold(self, batches: RowStream) -> None:
+        """Append batches to those held back."""
+        num_steps = self.num_held_back + batches.num_steps
+        num_entries = self._num_entries + batches.rows.size
+        if num_steps >= self._held.starts.size or num_entries > self._held.rows.size:
+            larger = _new_buffers(num_steps + 1, num_entries, self._held)
+            move_steps(self._state, self._rule, self._held, larger)
+            self._held = larger
         # Look-ahead has a bucket for every step that may be a next use.
+        last_step = self._num_known + batches.num_steps
+        uses = _NOTHING if batches.next_uses is None else batches.next_uses
         if self._rule.policy == LOOKAHEAD:
-            uses = held.next_uses[held.next_uses < NEVER]
-            last_step = max(first_step + self.num_held_back, int(uses.max(initial=0)))
+            last_step = max(last_step, int(uses[uses < NEVER].max(initial=0)))
             self._state = with_buckets(self._state, last_step + 1)
+        lookups = np.ones(batches.rows.size, np.int64) if batches.lookups is None else batches.lookups
+        if self._rule.finds_uses or self._rule.policy != LOOKAHEAD:
+            uses = batches.rows  # never read, or not by this policy
+        hold_steps(self._state, self._rule, batches.offsets, batches.rows, lookups, uses, self._held)
+        self._num_known += batches.num_steps
 
-        plans = self._new_plans()
-        num_planned, num_needed = plan_steps_kernel(self._state, self._rule, held, self._warm, is_last, plans)
+    def _is_due(self, window: Window, num_new: int) -> bool:
+        """Whether the next step is planned before a batch with ``num_new`` rows is added."""
+        if window.is_covered(self.num_held_back, self._num_entries):
+            return True
+        is_full = self._num_entries + num_new > window.most_entries
+        if is_full and self.num_held_back:
+            window.cap(self.num_held_back)
+            return True
+        return False
+
+    def _plan_up_to(self, stop: int, window: Window | None = None) -> list[StepPlans]:
+        """Plan the steps before ``stop`` and those that the last item serves; ``window`` follows them."""
+        first_step = self._next_step
+        if stop <= first_step:
+            return []
+        most = min(stop + self._rule.group - 1, self._num_known)
+        plans = self._new_plans(first_step, most)
+        num_needed = plan_steps(self._state, self._rule, self._held, self._warm, stop - 1, plans)
         if num_needed:
-            raise TooFewSlotsError(first_step + num_planned, self.num_slots, num_needed)
+            raise TooFewSlotsError(int(self._state.area[0].step), self.num_slots, num_needed)
+        self._next_step = int(self._state.area[0].step)
+        num_steps = self._next_step - first_step
+        if window is not None:
+            window.follow(plans.reach[:num_steps].tolist())
+        offsets = np.array([self._entry(step) for step in range(first_step, self._next_step + 1)])
+        return [_trimmed(plans, first_step, offsets - offsets[0])]
 
-        # Planned steps leave; lists that are usually far shorter than their arrays are copied.
-        num_entries = int(held.offsets[num_planned])
-        self._held = Steps(
-            held.offsets[num_planned:] - num_entries,
-            held.rows[num_entries:],
-            held.lookups[num_entries:],
-            held.next_uses[num_entries:],
-        )
-        self._next_step = first_step + num_planned
-        num_fetches, num_write_backs = plans.ends.tolist()
-        return StepPlans(
-            first_step=first_step,
-            offsets=held.offsets[: num_planned + 1].copy(),
-            slots=plans.slots[:num_entries],
-            fetch_offsets=plans.fetch_offsets[: num_planned + 1],
-            fetch_rows=plans.fetch_rows[:num_fetches].copy(),
-            fetch_slots=plans.fetch_slots[:num_fetches].copy(),
-            fetch_is_first=plans.fetch_is_first[:num_fetches].copy(),
-            write_back_offsets=plans.write_back_offsets[: num_planned + 1],
-            write_back_rows=plans.write_back_rows[:num_write_backs].copy(),
-            write_back_slots=plans.write_back_slots[:num_write_backs].copy(),
-            after=plans.after[:num_planned],
-            waits_for=plans.waits_for[:num_planned],
-            is_shortened=plans.is_shortened[:num_planned],
-            is_split=plans.is_split[:num_planned],
-            num_hits=plans.num_hits[:num_planned],
-            num_misses=plans.num_misses[:num_planned],
-        )
-
-    def _new_plans(self) -> PlanArrays:
-        """Arrays for the plans of all steps held, each as long as it may get."""
-        # At most every row used is fetched, and the warm ones; write-backs at the end are one for each slot.
-        num_steps = self.num_held_back
-        num_entries = self._held.rows.size
+    def _new_plans(self, first: int, stop: int) -> PlanArrays:
+        """Arrays for the plans of some steps, each as long as it may get."""
+        # At most every row used is fetched, and the warm ones. An item evicts no more rows than it loads,
+        # except where it empties all slots.
+        num_steps = stop - first
+        num_entries = self._entry(stop) - self._entry(first)
         num_fetches = num_entries + self._warm.rows.size
-        num_write_backs = min(num_fetches, num_entries) + self.num_slots
+        empties = self._rule.policy == STATIC or (self._rule.splits and num_entries > self.num_slots)
+        num_write_backs = num_entries + (self.num_slots if empties else 0)
         return PlanArrays(
             slots=np.empty(num_entries, np.int32),
             fetch_offsets=np.zeros(num_steps + 1, np.int64),
@@ -175,8 +212,42 @@ class StagingPlanner:
             is_split=np.empty(num_steps, np.bool_),
             num_hits=np.empty(num_steps, np.int64),
             num_misses=np.empty(num_steps, np.int64),
+            reach=np.empty(num_steps, np.int64),
             ends=np.zeros(2, np.int64),
         )
+
+
+def _new_buffers(num_steps: int, num_entries: int, before: HeldSteps | None = None) -> HeldSteps:
+    """Return empty buffers with room for so many steps and entries, twice those of ``before`` at least."""
+    sizes = (num_steps, num_entries)
+    if before is not None:
+        sizes = (max(num_steps, before.starts.size), max(num_entries, before.rows.size))
+    starts, entries = (1 << (size - 1).bit_length() for size in sizes)
+    return HeldSteps(np.zeros(starts, np.int64), *(np.empty(entries, np.int32) for _ in range(3)))
+
+
+def _trimmed(plans: PlanArrays, first_step: int, offsets: NDArray[np.int64]) -> StepPlans:
+    """Return the plans of the steps with these offsets of entries, with lists no longer than they are."""
+    num_steps = offsets.size - 1
+    num_fetches, num_write_backs = plans.ends.tolist()
+    return StepPlans(
+        first_step=first_step,
+        offsets=offsets,
+        slots=plans.slots[: offsets[-1]],
+        fetch_offsets=plans.fetch_offsets[: num_steps + 1],
+        fetch_rows=plans.fetch_rows[:num_fetches].copy(),
+        fetch_slots=plans.fetch_slots[:num_fetches].copy(),
+        fetch_is_first=plans.fetch_is_first[:num_fetches].copy(),
+        write_back_offsets=plans.write_back_offsets[: num_steps + 1],
+        write_back_rows=plans.write_back_rows[:num_write_backs].copy(),
+        write_back_slots=plans.write_back_slots[:num_write_backs].copy(),
+        after=plans.after[:num_steps],
+        waits_for=plans.waits_for[:num_steps],
+        is_shortened=plans.is_shortened[:num_steps],
+        is_split=plans.is_split[:num_steps],
+        num_hits=plans.num_hits[:num_steps],
+        num_misses=plans.num_misses[:num_steps],
+    )
 
 
 def lookahead_planner(
@@ -184,7 +255,7 @@ def lookahead_planner(
     num_slots: int,
     *,
     prefetch: int,
-    window: int | None = None,
+    window: Window | None = None,
     splits: bool = False,
     location_of_row: NDArray[np.int32] | None = None,
 ) -> StagingPlanner:
@@ -194,9 +265,9 @@ def lookahead_planner(
         num_rows: all keys are below it.
         num_slots: slots of the staging area.
         prefetch: P, the prefetch depth.
-        window: batches known ahead of the one planned, at least 0: a row unused in them is as far as any
-            other such row, and the planner holds ``window`` batches back. None: `plan` gets the next use of
-            every row, see `next_uses.next_uses`, and holds nothing back.
+        window: how many batches are known ahead of the one planned: a row unused in them is as far as any
+            other such row. None: `plan` gets the next use of every row, see `next_uses.next_uses`, and
+            holds nothing back.
         splits: a batch of too many rows runs in passes; else it is refused.
         location_of_row: (num_rows,), memory to use for the only array that grows with the rows.
 
@@ -204,10 +275,8 @@ def lookahead_planner(
         Belady, IBM Systems Journal 5 (1966); Mattson et al., IBM Systems Journal 9 (1970), for its
         optimality.
     """
-    if window is not None and window < 0:
-        raise ValueError(f"window must be 0 or more, got {window}")
-    rule = Rule(LOOKAHEAD, prefetch, 1, -1 if window is None else window, splits)
-    return StagingPlanner(rule, num_rows, num_slots, location_of_row=location_of_row)
+    rule = Rule(LOOKAHEAD, prefetch, 1, window is not None, splits)
+    return StagingPlanner(rule, num_rows, num_slots, window=window, location_of_row=location_of_row)
 
 
 def cache_planner(
@@ -255,7 +324,7 @@ def cache_planner(
     # As many warm rows as the ratio grants of the slots, the most important first.
     rows = warm_rows[: math.ceil(num_slots * warmup_ratio)]
     counts = np.zeros(rows.size, np.int64) if warm_counts is None else warm_counts[: rows.size]
-    rule = Rule(CACHE_POLICIES[policy], prefetch, batches_per_item, -1, splits and policy != "static")
+    rule = Rule(CACHE_POLICIES[policy], prefetch, batches_per_item, False, splits and policy != "static")
     # Only ``dataset`` reads ranks; those beyond 32 bits are all as unimportant as the last one.
     ranks = np.minimum(rank_of_row, _LAST_RANK).astype(np.int32) if policy == "dataset" else _NO_RANKS
-    return StagingPlanner(rule, num_rows, num_slots, WarmRows(rows, counts), ranks)
+    return StagingPlanner(rule, num_rows, num_slots, warm=WarmRows(rows, counts), rank_of_row=ranks)

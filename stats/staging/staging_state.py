@@ -51,8 +51,8 @@ AREA_RECORD = np.dtype(
             ("num_free", np.int64),
             ("num_pinned", np.int64),
             ("top_word", np.int64),  # no word of ``filled`` beyond it has a bit
-            ("first_entry", np.int64),  # entries of the batches planned so far in the run
-            ("num_revealed", np.int64),  # steps whose rows are known, where look-ahead is limited
+            ("num_known", np.int64),  # steps of the epoch whose rows are known
+            ("reach", np.int64),  # of the present item: see `PlanArrays.reach`
             ("split_step", np.int64),  # the last step that ran in passes
         ],
     )
@@ -68,19 +68,23 @@ class Rule(NamedTuple):
     """Item t waits for compute(t - prefetch - 1)."""
     group: int
     """Batches served by one item."""
-    window: int
-    """Batches known ahead; -1: next uses are given with the stream."""
+    finds_uses: bool
+    """Next uses are found as batches become known, and not given with them."""
     splits: bool
     """A batch of too many rows runs in passes instead of being refused."""
 
 
-class Steps(NamedTuple):
-    """The arrays of a RowStream."""
+class HeldSteps(NamedTuple):
+    """The steps known and not planned yet, in ring buffers whose lengths are powers of two.
 
-    offsets: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    lookups: NDArray[np.int64]
-    next_uses: NDArray[np.int64]
+    Entry n of the epoch is at n modulo the length of ``rows``, and the first entry of step t is at t modulo
+    the length of ``starts``; the entry after the last step is there, too.
+    """
+
+    starts: NDArray[np.int64]
+    rows: NDArray[np.int32]
+    lookups: NDArray[np.int32]
+    next_uses: NDArray[np.int32]
 
 
 class WarmRows(NamedTuple):
@@ -98,8 +102,8 @@ class AreaState(NamedTuple):
     location_of_row: NDArray[np.int32]
     """(num_rows,); the slot of each row, or where else it is: see `row_locations`."""
     rank_of_row: NDArray[np.int32]
-    last_entry: NDArray[np.int64]
-    """(num_rows,) where look-ahead is limited: number in the run of the row's last known use."""
+    last_place: NDArray[np.int32]
+    """(num_rows,) where next uses are found: where in `HeldSteps.rows` the row's last known use was put."""
     records: NDArray[np.record]
     """(num_slots,) of SLOT_RECORD."""
     queue: NDArray[np.int32]
@@ -141,4 +145,7 @@ class PlanArrays(NamedTuple):
     is_split: NDArray[np.bool_]
     num_hits: NDArray[np.int64]
     num_misses: NDArray[np.int64]
+    reach: NDArray[np.int64]
+    """(num_steps,): how far ahead the nearest known next use of a row evicted by look-ahead is; 0 where none
+    has one; -1 where no row was evicted."""
     ends: NDArray[np.int64]

@@ -16,7 +16,8 @@ Steps are numbered from 0 in each epoch, and each epoch begins and ends with an 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,6 +128,62 @@ class StepPlans:
     def rows_to_slow(self) -> NDArray[np.int64]:
         """Return how many rows, (num_steps,), each step writes back, without those left at the end."""
         return np.diff(self.write_back_offsets) + self.is_split * np.diff(self.offsets)
+
+
+_OFFSETS = ("offsets", "fetch_offsets", "write_back_offsets")
+
+
+def joined(chunks: Sequence[StepPlans], first_step: int) -> StepPlans:
+    """Return consecutive chunks of step plans, of which the first begins at ``first_step``, as one."""
+    if len(chunks) == 1:
+        return chunks[0]
+    arrays: dict[str, NDArray[Any]] = {}
+    for name in (field.name for field in fields(StepPlans) if field.name != "first_step"):
+        parts = [getattr(chunk, name) for chunk in chunks]
+        if name in _OFFSETS:
+            # Offsets of a chunk begin where those of the chunk before end.
+            ends = np.cumsum([0, *(int(part[-1]) for part in parts)])
+            parts = [np.zeros(1, np.int64), *(part[1:] + end for part, end in zip(parts, ends, strict=False))]
+        arrays[name] = np.concatenate(parts) if parts else np.empty(0, _DTYPES.get(name, np.int64))
+    return StepPlans(first_step, **arrays)
+
+
+_DTYPES = {
+    "slots": np.int32,
+    "fetch_rows": np.int32,
+    "fetch_slots": np.int32,
+    "fetch_is_first": np.bool_,
+    "write_back_rows": np.int32,
+    "write_back_slots": np.int32,
+    "is_shortened": np.bool_,
+    "is_split": np.bool_,
+}
+"""Types of the arrays that are not int64."""
+
+
+@dataclass
+class RowTraffic:
+    """Sums over the step plans of an epoch."""
+
+    rows_to_fast: int = 0
+    """Rows loaded into slots."""
+    rows_made: int = 0
+    """Rows initialized in their slot at their first use."""
+    rows_to_slow: int = 0
+    """Rows written back, at the end of the epoch included."""
+    shortened: int = 0
+    """Steps whose transfer waits for a later step than prefetch asks for."""
+    split: int = 0
+    """Steps that run in passes."""
+
+    def add(self, plans: StepPlans) -> None:
+        """Count the rows of some steps."""
+        to_fast = int(plans.rows_to_fast(initializes_first_uses=True).sum())
+        self.rows_to_fast += to_fast
+        self.rows_made += int(plans.rows_to_fast(initializes_first_uses=False).sum()) - to_fast
+        self.rows_to_slow += int(plans.rows_to_slow().sum())
+        self.shortened += int(np.count_nonzero(plans.is_shortened))
+        self.split += int(np.count_nonzero(plans.is_split))
 
 
 @dataclass(frozen=True, slots=True)

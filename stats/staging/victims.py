@@ -83,6 +83,7 @@ def _choose_farthest(state: AreaState, need: int, after: int, boundary: int) -> 
     records = state.records
     queue = state.queue
     num_victims = 0
+    area.reach = 0
 
     # Rows that are never used again, the one used longest ago first. The others stand in buckets, so nothing
     # before the area's own boundary is searched again; beyond it rows are evictable for this item alone.
@@ -118,6 +119,7 @@ def _choose_farthest(state: AreaState, need: int, after: int, boundary: int) -> 
         if state.heads[use] < 0:
             empty_bucket(state, use)
         num_victims = _add_victim(state, slot, num_victims)
+        area.reach = use - area.step
 
 
 @kernel

@@ -28,9 +28,7 @@ from hotset.pipeline.stages.adopt import adopt
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.stages.map_ids import map_ids
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess, run_stage
-from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
 from hotset.pipeline.stages.stage_order import INPUTS
-from hotset.pipeline.stages.transpose import TransposeConfig, transpose
 from hotset.pipeline.verify.verify import verify
 from hotset.stats.prediction.workload import Machine
 from hotset.train.advice import AdviceConfig, advise
@@ -50,10 +48,7 @@ from hotset.train.trainer_building.build_trainer import build_trainer
 from hotset.workflows.recipe_file import with_recipe
 
 ONE = Resources(workers=1, memory_bytes=None)
-SCHEDULE = ScheduleConfig(staging_bytes=ByteSize(3_000), prefetch=1, epochs=2, split_batches=True)
-TRAIN = TrainConfig(
-    staging_bytes=SCHEDULE.staging_bytes, prefetch=SCHEDULE.prefetch, epochs=SCHEDULE.epochs, threads=1
-)
+TRAIN = TrainConfig(staging_bytes=ByteSize(3_000), prefetch=1, epochs=2, threads=1)
 KEEPING_BEST = replace(TRAIN, evaluate_every=3, recipe=RecipeOptions(keep_best=True))
 EVERY_FEW_STEPS = CheckpointSettings(checkpoint_every=Interval(steps=4))
 Reader = Callable[[Path, Path], Any]
@@ -86,17 +81,6 @@ def run_again(stage: str, config: Any, root: Path, out: Path) -> Any:
     return files_of(run_stage(stage, config, out, ONE).folder)
 
 
-def schedule_again(root: Path, out: Path) -> Any:
-    """Plan the steps of the shards."""
-    return files_of(schedule(SCHEDULE, Manifest.read(root / "dir" / "shards"), out / "schedule", ONE).folder)
-
-
-def transpose_again(root: Path, out: Path) -> Any:
-    """Group the lookups of the shards by row."""
-    shards = Manifest.read(root / "dir" / "shards")
-    return files_of(transpose(TransposeConfig(), shards, out / "lookups", ONE).folder)
-
-
 def map_ids_again(root: Path, out: Path) -> Any:
     """Map the ids of the old vocabulary to the new one."""
     old, new = (Manifest.read(root / name / "vocabulary") for name in ("old", "dir"))
@@ -111,7 +95,7 @@ def adopt_again(root: Path, out: Path) -> Any:
 
 
 def train_again(root: Path, out: Path, *, replay: bool = False) -> Any:
-    """Train on the shards with the schedule beside them, perhaps in the order of the run."""
+    """Train on the shards, perhaps in the order of the run."""
     train(root / "dir", TRAIN, out / "run", replay=root / "run" if replay else None)
     return hash_file(out / "run" / "weights.safetensors")
 

@@ -2,7 +2,7 @@
 
     python -m hotset.tests.fuzz.fuzz_folders --folders 10000
 
-Each case edits a file of a preprocessed log, a schedule of one process or of ranks, an id map, a run, a run
+Each case edits a file of a preprocessed log, a schedule of ranks, an id map, a run, a run
 that was interrupted, an unfinished folder, a schema or a recipe: raw bytes, or values with every checksum
 computed anew, also those of the folders made from it. Whatever reads the file must refuse it in one line that
 names it, or give what it gave before. Only two kinds of other results are right: those of edits with new
@@ -59,9 +59,7 @@ _READERS_OF: dict[str, tuple[str, ...]] = {
     "vocabulary": ("encode", "split", "map-ids", "adopt", "statistics", "tables", "advice"),
     "samples": ("split", "pack", "statistics", "advice"),
     "plan": ("pack", "statistics", "tables", "advice"),
-    "shards": ("schedule", "transpose", "train", "train-ranks", "evaluate", "statistics", "advice"),
-    "schedule": ("train",),
-    "lookups": ("train",),
+    "shards": ("train", "train-ranks", "evaluate", "statistics", "advice"),
     "id_map": ("init-mapped",),
     "run": ("evaluate", "replay", "init-from", "predict"),
     "halted": ("resume-run",),
@@ -122,8 +120,6 @@ class Crafter:
         return {
             **stages,
             **begun,
-            "schedule": readers.schedule_again,
-            "transpose": readers.transpose_again,
             "map-ids": readers.map_ids_again,
             "adopt": readers.adopt_again,
             "train": readers.train_again,
@@ -258,8 +254,8 @@ class Crafter:
             return "other" if faults else "a resumed folder holds other data, and verify finds no fault"
         if not is_resealed:
             return "other results from a file whose checksum is not that of its manifest"
-        if folder in ("schedule", "exchange", "lookups"):
-            return f"a {folder} folder changed the weights"
+        if folder == "exchange":
+            return "an exchange folder changed the weights"
         if folder in ("run", "halted") or outcomes.get("verify") == "refused":
             return "other"
         found = outcomes.setdefault("verify --inputs", self.judge("verify --inputs"))

@@ -22,7 +22,6 @@ from hotset.pipeline.stages.map_ids import map_ids
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.stages.rank import RankConfig
-from hotset.pipeline.stages.schedule import schedule
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.tests.fuzz import folder_readers as readers
@@ -80,8 +79,6 @@ def make_folders(root: Path, config: PreprocessConfig) -> None:
     preprocess([log], old, root / "old", readers.ONE)
     before, after = (Manifest.read(root / name / "vocabulary") for name in ("old", "dir"))
     map_ids(before, after, root / "dir" / "id_map", readers.ONE)
-    schedule(readers.SCHEDULE, Manifest.read(root / "dir" / "shards"), root / "dir" / "schedule", readers.ONE)
-    readers.transpose_again(root, root / "dir")
     train(root / "dir", readers.TRAIN, root / "run")
     train(root / "old", readers.TRAIN, root / "old_run")
     _halt(root)

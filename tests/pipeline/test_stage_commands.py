@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from hotset.pipeline.stage_commands import STAGE_OF, hint_to_rewrite, hint_to_write
-from hotset.pipeline.stages.stage_order import ALL_FOLDERS
+from hotset.pipeline.stages.stage_order import FOLDERS
 
 
 def test_every_folder_has_its_stage() -> None:
-    assert {stage: folder for folder, stage in STAGE_OF.items()} == ALL_FOLDERS
+    assert {stage: folder for folder, stage in STAGE_OF.items()} == FOLDERS
 
 
 @pytest.mark.parametrize(

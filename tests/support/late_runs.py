@@ -22,7 +22,6 @@ from hotset.train.trainer import Trainer
 PLACEMENTS: tuple[dict[str, Any], ...] = (
     {"placement": "all-fast"},
     {"placement": "lookahead"},
-    {"placement": "lookahead", "plan": "online", "window": 3},
     {"placement": "cache", "cache_policy": "lfu"},
     {"placement": "cache", "cache_policy": "lru", "cache_batches": 2},
     {"placement": "hybrid"},

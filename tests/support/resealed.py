@@ -13,7 +13,7 @@ import pyarrow.ipc
 from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import Manifest, checksum_of
 from hotset.pipeline.stages.map_ids import ID_MAP
-from hotset.pipeline.stages.stage_order import ALL_FOLDERS
+from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.train.checkpoints.checkpoint_files import CHECKPOINTS
 
 
@@ -45,7 +45,7 @@ def write_manifest(folder: Path, parts: dict[str, Any]) -> None:
 
 def reseal_later_folders(folder: Path) -> None:
     """Make the folders inside ``folder`` name the fingerprints that the others have now, in their order."""
-    names = [name for name in [*ALL_FOLDERS.values(), ID_MAP] if (folder / name).is_dir()]
+    names = [name for name in [*FOLDERS.values(), ID_MAP] if (folder / name).is_dir()]
     fingerprints: dict[str, str] = {}
     for name in names:
         parts = json.loads((folder / name / "manifest.json").read_text())

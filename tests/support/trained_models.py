@@ -21,7 +21,6 @@ STATELESS: tuple[dict[str, Any], ...] = ({"placement": "hybrid"}, {"placement": 
 
 STAGING: tuple[dict[str, Any], ...] = (
     {"placement": "lookahead"},
-    {"placement": "lookahead", "plan": "online", "window": 3},
     *({"placement": "cache", "cache_policy": policy} for policy in ("lru", "lfu", "dataset")),
     {"placement": "cache", "cache_batches": 3},
     {"placement": "hybrid-uva"},

@@ -28,7 +28,6 @@ from hotset.train.options.recipe_options import RecipeOptions
         {"seed": -1},
         {"threads": 100_000},
         {"prefetch": 10**20},
-        {"window": 10**20},
         {"cache_batches": 10**20},
     ],
 )

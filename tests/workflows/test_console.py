@@ -373,6 +373,6 @@ def test_every_command_of_a_hint_is_one_that_this_shell_finds(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/opt/env/bin/hotset"])
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    say_error("it is damaged", "`rm -r d/schedule && hotset schedule d` writes it again")
+    say_error("it is damaged", "`rm -r d/shards && hotset pack d` writes it again")
     hint = capsys.readouterr().err.splitlines()[1]
-    assert hint == "hint: `rm -r d/schedule && /opt/env/bin/hotset schedule d` writes it again"
+    assert hint == "hint: `rm -r d/shards && /opt/env/bin/hotset pack d` writes it again"

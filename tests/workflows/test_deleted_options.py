@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hotset.workflows.cli import main
+from hotset.workflows.command_list import REMOVED
 
 DELETED_OPTIONS = [
     ("advise", "--machine"),
@@ -17,8 +18,6 @@ DELETED_OPTIONS = [
     ("characterise", "--fit"),
     ("characterise", "--ranks"),
     ("characterise", "--device"),
-    ("schedule", "--ranks"),
-    ("schedule", "--homes"),
     ("train", "--homes"),
     ("train", "--shares"),
     ("train", "--sync-rows"),
@@ -44,6 +43,9 @@ DELETED_OPTIONS = [
     ("rank", "--peel-floor"),
     ("rank", "--peel-row-bytes"),
     ("rank", "--with-replacement"),
+    ("preprocess", "--transpose"),
+    ("train", "--plan"),
+    ("train", "--window"),
 ]
 """Command and option of each, one a line."""
 NEEDED = {
@@ -66,3 +68,12 @@ def test_a_deleted_option_is_refused_by_name(
     with pytest.raises(SystemExit, match="2"):
         main([command, *NEEDED.get(command, ()), option, "1"])
     assert option in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "instead"), REMOVED.items())
+def test_a_deleted_command_is_refused_with_what_replaces_it(
+    command: str, instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "data"]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert repr(command) in error and hint == f"hint: {instead}"

@@ -63,8 +63,6 @@ def test_commands_on_a_log_import_neither_torch_nor_what_reads_other_logs(tmp_pa
     folder = str(tmp_path / "out")
     commands = (
         ("preprocess", str(log), "--out", folder, "--hot-bytes", "4KiB", "--batch-size", "16"),
-        ("schedule", folder),
-        ("transpose", folder),
         ("stats", folder),
         ("verify", folder, "--no-rebuild"),
         ("advise", folder),

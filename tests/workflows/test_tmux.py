@@ -104,7 +104,6 @@ def test_the_main_job_leaves_one_line_of_each_stage(
     assert tuple(line.split()[0] for line in lines[: len(_STAGES)]) == _STAGES
     assert all(line.endswith(" samples/s") for line in lines[: len(_STAGES)])
     assert lines[len(_STAGES)].startswith("d: ")
-    assert run("schedule d --epochs 2")[0].startswith("d/schedule: ")
     trained = run("train d --out r --placement lookahead")
     assert any("samples/s" in line for line in trained) and any("AUC" in line for line in trained)
     # A table that is wider than the terminal begins again with its first column.

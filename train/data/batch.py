@@ -19,7 +19,6 @@ from ...pipeline.errors import ShardError
 from ...stats.batches.bags import interleave_bags
 from ...stats.batches.batch_lookups import BatchLookups, of_bags, of_matrix
 from ...stats.batches.lookups_by_row import LookupsByRow, group_lookups
-from ...stats.batches.stored_lookups import StoredLookups, place_lookups
 
 _CACHE_LINE = 64
 """Bytes."""
@@ -188,18 +187,9 @@ class IdReader:
             return BatchIds.of_matrix(batch.ids_BF[:, [column for _, column in self._positions]])
         return self._read_bags(batch)
 
-    def by_row(self, ids: BatchIds, stored: StoredLookups | None = None) -> LookupsByRow:
-        """The lookups that ``read`` returned, by row.
-
-        Args:
-            ids: the lookups; ids are within their tables.
-            stored: what `transpose` stored of the batch; without it they are grouped here.
-
-        Raises:
-            ValueError: what is stored is not of these lookups; the number of the table is the only argument.
-        """
-        batch = self._of(ids)
-        return group_lookups(batch) if stored is None else place_lookups(stored, self._tables_F, batch)
+    def by_row(self, ids: BatchIds) -> LookupsByRow:
+        """Return the lookups that ``read`` returned, by row; ids are within their tables."""
+        return group_lookups(self._of(ids))
 
     def _of(self, ids: BatchIds) -> BatchLookups:
         bags_N = ids.bags_of_features

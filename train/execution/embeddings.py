@@ -82,7 +82,7 @@ class Embeddings:
             width.placement.plan_evaluation(is_replica_current=width.executor.is_replica_current)
             for width in self.widths
         ]
-        return self._step(number, batch, plans, [width.read(number, batch, None) for width in self.widths])
+        return self._step(number, batch, plans, [width.read(number, batch) for width in self.widths])
 
     def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
         """Steps of evaluation batches in order; valid inside `rows_written_back`.

@@ -27,7 +27,7 @@ def group_evaluation_batches(
         batch = read(number)
         own = []
         for width in widths:
-            rows_U, _ = width.placement.slow.slots_of(width.read(number, batch, None).by_row)
+            rows_U, _ = width.placement.slow.slots_of(width.read(number, batch).by_row)
             own.append(rows_U[rows_U >= 0])
         joined = [np.union1d(*pair) for pair in zip(wanted, own, strict=True)]
         # A batch that has more by itself is read by itself.

@@ -10,7 +10,6 @@ import torch
 
 from ...stats.batches.lookups_by_row import LookupsByRow
 from ..data.batch import Batch, BatchIds, IdReader
-from ..data.stored_batches import StoredBatch
 from ..placements.placements import Placement
 from ..placements.staging_placements import ColdRows, StagingPlacement
 from ..rows.changed_rows import ChangedRows
@@ -43,31 +42,17 @@ class RowWidth:
     changed: ChangedRows | None = None
     """Which rows steps have changed, for checkpoints; None: nobody wants to know."""
 
-    def read(self, number: int, batch: Batch, stored: StoredBatch | None) -> WidthLookups:
+    def read(self, number: int, batch: Batch) -> WidthLookups:
         """The lookups of a batch in these tables, and the same by row; training batches come in their
         order."""
         ids = self.reader.read(batch)
-        return WidthLookups(ids, self.by_row(ids, stored))
-
-    def by_row(self, ids: BatchIds, stored: StoredBatch | None) -> LookupsByRow:
-        """The lookups of a batch by row, as they are stored or grouped here."""
-        if stored is None:
-            return self.reader.by_row(ids)
-        try:
-            return self.reader.by_row(ids, stored.lookups)
-        except ValueError as error:
-            raise stored.other_lookups(*error.args) from None
+        return WidthLookups(ids, self.reader.by_row(ids))
 
     def cold_rows(self, number: int, batch: Batch) -> ColdRows:
         """The rows of a batch that staging slots have to serve, to plan it alone; batches come in their
         order."""
         assert isinstance(self.placement, StagingPlacement)
         return self.placement.find_cold_rows(self.reader.read(batch))
-
-    def stored_cold_rows(self, number: int, stored: StoredBatch) -> ColdRows:
-        """The same of what `transpose` stored of it."""
-        assert isinstance(self.placement, StagingPlacement)
-        return self.placement.stored_cold_rows(stored, self.tables)
 
     def newest_rows(self, position: int, first: int, stop: int) -> torch.Tensor:
         """(stop - first, D) newest weights of some rows of a table that live here; valid while no transfer

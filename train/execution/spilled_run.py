@@ -38,7 +38,6 @@ def open_stores(
     widths: Sequence[RowWidth],
     epochs: Sequence[Sequence[PlanQueue]],
     limits: SpillLimits,
-    plan_bytes: int,
     restored: Sequence[NDArray[np.int64]],
 ) -> None:
     """Divide the memory, tell the plans where rows come from and go to, and open the store of each width.
@@ -47,7 +46,6 @@ def open_stores(
         widths: those with cold rows on the slow tier.
         epochs: of each epoch the plans of all widths.
         limits: of all widths together.
-        plan_bytes: bytes of memory that plans take for each cold row while they are run.
         restored: of each width the rows of a checkpoint, ascending, which the stores are given before the
             first step.
 
@@ -64,8 +62,7 @@ def open_stores(
     # The sizes follow from what the plans fetch, so these are read before memory is divided.
     found = [_fetches_of(width, queues, rows_U, limits) for width, queues, rows_U in spilling]
     shapes = [_shape_of(width, fetches) for (width, _, _), fetches in zip(spilling, found, strict=True)]
-    num_rows = sum(shape.num_rows for shape in shapes)
-    divided = choose_all_sizes(shapes, limits.memory_bytes, reserved_bytes=plan_bytes * num_rows)
+    divided = choose_all_sizes(shapes, limits.memory_bytes)
     # Each plan learns where its rows come from and go to, then the store of the width can be opened.
     for (width, queues, rows_U), fetches, shape, sizes in zip(spilling, found, shapes, divided, strict=True):
         before, *of_epochs = fetches.epochs

@@ -1,32 +1,30 @@
 """Makes the steps of a run ahead of the loop: reads batches, plans them, queues their transfers.
 
-A thread does it while earlier batches are computed, at most a few batches ahead. Staging placements are
-planned either a whole epoch at a time, the next one in the background while one runs, or batch by batch
-with the few batches known ahead.
+A thread does it while earlier batches are computed. Staging placements are planned as batches become known,
+so many ahead as `stats.staging.window` chooses; where rows spill to disk, the whole run is planned before it.
 
 A batch with staging is read, and its cold lookups are located, twice: once to plan it and once to run it.
-Keeping them in between would take 12 bytes per cold lookup for as far as the plan looks ahead, an epoch as a
-rule: 2.5 GB for 40 million samples of 26 lookups, a fifth of them cold. The batches are mapped files, and the
+Until it runs only its distinct cold rows are kept, 12 bytes each. The batches are mapped files, and the
 second pass runs in the thread that is ahead of the loop anyway.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...pipeline.sizes import format_byte_size
 from ...stats.staging.staging_planner import StagingPlanner
+from ...stats.staging.window import WINDOW_BYTES
 from ..data.batch import Batch
 from ..data.readers import Readers
-from ..data.stored_batches import StoredBatch, StoredBatches
 from ..meter import Kind
 from ..placements.plan_queue import PlanQueue
-from ..placements.schedule_file import Schedule
 from ..placements.spooled_plans import EpochSpool
 from ..placements.staging_placements import ColdRows, StagingPlacement
 from ..spill.mapped_arrays import SpooledArrays, mapped_zeros
@@ -35,24 +33,7 @@ from .row_parts import used_slow_rows
 from .row_width import PlannedStep, RowWidth, WidthLookups, WidthStep
 from .spilled_run import SpillLimits, open_stores
 
-
-@dataclass(frozen=True, slots=True)
-class DoneSteps:
-    """How far a resumed run has come."""
-
-    epochs: int
-    """Whole epochs that are done."""
-    batches: tuple[int, ...]
-    """Batches of the next one that are done, in order."""
-
-    @classmethod
-    def of(cls, numbers: NDArray[np.int32], num_batches: int) -> DoneSteps:
-        """Divide the batches of all steps so far, (num_steps,), by epochs of ``num_batches``."""
-        epochs = numbers.size // num_batches
-        return cls(epochs, tuple(numbers[epochs * num_batches :].tolist()))
-
-
-NOTHING_DONE = DoneSteps(0, ())
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +55,8 @@ class StepSource:
         is_hot_only: whether a training batch looks up hot rows alone.
         is_fresh: whether rows that no batch has used still have their initial values.
         is_resumed: whether rows were restored, which are fetched at their first use from here.
-        done: where a run goes on in the middle.
-        schedule: step plans made beforehand.
-        stored: training batches by row; without them they are grouped here.
         readers: read batches ahead; None: each is read where its step is made.
+        window_bytes: memory that cold rows of batches known ahead may take.
     """
 
     def __init__(
@@ -88,20 +67,16 @@ class StepSource:
         *,
         is_fresh: bool = True,
         is_resumed: bool = False,
-        done: DoneSteps = NOTHING_DONE,
-        schedule: Schedule | None = None,
-        stored: StoredBatches | None = None,
         readers: Readers | None = None,
+        window_bytes: int = WINDOW_BYTES,
     ) -> None:
         self._embeddings = embeddings
         self._read = read
         self._is_hot_only = is_hot_only
         self._is_fresh = is_fresh
         self._is_resumed = is_resumed
-        self._done = done
-        self._schedule = schedule
-        self._stored_batches = stored
         self._readers = readers or Readers()
+        self._window_bytes = window_bytes
         self._last_item = -1
         """Item of the last batch that has one."""
         self.num_shortened = 0
@@ -118,29 +93,48 @@ class StepSource:
 
     def steps(self, epochs: Iterable[Iterable[int]]) -> Generator[PlannedStep]:
         """The steps of epochs of batches given by number; the transfers of each are queued already."""
-        # Without staging a step needs nothing but its own batch.
-        if not self._staged:
-            for numbers in epochs:
-                for number, read in self._readers.in_order(self._read_whole, numbers):
-                    yield self._embeddings.plan(number, read.batch, read.widths)
-            return
         if self._planned is not None:
             while self._planned:
                 yield from self._run_epoch(*self._planned.pop(0))
             return
-        # One planner per width serves all epochs: it remembers which rows were used before.
-        placements = [_staging(width) for width in self._staged]
-        planners = [placement.planner() for placement in placements]
+        # One planner per width serves all epochs: it remembers which rows were used before, and its window.
+        window_bytes = self._window_bytes // max(len(self._staged), 1)
+        planners = [_staging(width).planner(window_bytes) for width in self._staged]
         self._mark_restored(planners)
+        for numbers in epochs:
+            queues = [
+                PlanQueue(_staging(width), planner)
+                for width, planner in zip(self._staged, planners, strict=True)
+            ]
+            # Without staging a step needs nothing but its own batch.
+            known = self._planned_ahead(numbers, queues) if self._staged else numbers
+            yield from self._run_epoch(known, queues)
+        self._report_cap(planners)
 
-        def new_queues() -> list[PlanQueue]:
-            return [PlanQueue(*pair) for pair in zip(placements, planners, strict=True)]
+    def _planned_ahead(self, numbers: Iterable[int], queues: list[PlanQueue]) -> Iterator[int]:
+        """Yield each batch once it is planned, which is when enough of those after it are known."""
+        waiting: deque[int] = deque()
+        num_taken = 0
+        for number in numbers:
+            waiting.append(number)
+            self._add(number, queues)
+            while waiting and (
+                not self._is_staged(waiting[0]) or all(queue.num_planned > num_taken for queue in queues)
+            ):
+                num_taken += self._is_staged(waiting[0])
+                yield waiting.popleft()
+        # The end of the epoch is known now, so whatever was held back is planned.
+        for queue in queues:
+            queue.finish()
+        yield from waiting
 
-        if placements[0].needs_whole_epoch or self._schedule is not None:
-            yield from self._planned_by_epoch(epochs, new_queues)
-        else:
-            for numbers in epochs:
-                yield from self._planned_online(numbers, new_queues())
+    def _report_cap(self, planners: Sequence[StagingPlanner]) -> None:
+        if any(planner.window is not None and planner.window.is_capped for planner in planners):
+            _log.warning(
+                "row movement was planned with fewer batches known ahead than would be best, because their "
+                "rows take more than %s of memory: more rows move than must",
+                format_byte_size(self._window_bytes),
+            )
 
     def plan_run(self, epochs: Iterable[Iterable[int]], limits: SpillLimits) -> None:
         """Plan all epochs now, and open the files of rows that do not fit in memory, which need those plans.
@@ -149,27 +143,19 @@ class StepSource:
             HotsetError: the memory or the disk is too small.
         """
         planned: list[tuple[list[int], list[PlanQueue]]] = []
-        planners: list[StagingPlanner] = []
-        # Each epoch either has a schedule on disk or is planned here; planners go on from epoch to epoch.
-        for epoch, batches in enumerate(epochs, self._done.epochs):
+        planners = [self._planner_within(_staging(width), limits) for width in self._staged]
+        self._mark_restored(planners)
+        for batches in epochs:
             numbers = list(batches)
-            queues = self._scheduled(epoch, numbers)
-            if queues is None:
-                if not planners:
-                    planners = [self._planner_within(_staging(width), limits) for width in self._staged]
-                    self._mark_restored(planners)
-                spools = [
-                    EpochSpool(_staging(width), planner, limits.folder, limits.planning_bytes)
-                    for width, planner in zip(self._staged, planners, strict=True)
-                ]
-                for number in numbers:
-                    self._add(number, spools)
-                queues = [spool.finish() for spool in spools]
-            planned.append((numbers, queues))
-        # A schedule's checkers keep a byte a row each, one of whole epochs and one of steps.
-        plan_bytes = 2 if self._schedule is not None else 0
+            spools = [
+                EpochSpool(_staging(width), planner, limits.folder, limits.planning_bytes)
+                for width, planner in zip(self._staged, planners, strict=True)
+            ]
+            for number in numbers:
+                self._add(number, spools)
+            planned.append((numbers, [spool.finish() for spool in spools]))
         restored = [self._restored_rows(width, limits) for width in self._staged]
-        open_stores(self._staged, [queues for _, queues in planned], limits, plan_bytes, restored)
+        open_stores(self._staged, [queues for _, queues in planned], limits, restored)
         self._planned = planned
 
     def _mark_restored(self, planners: Sequence[StagingPlanner]) -> None:
@@ -192,113 +178,42 @@ class StepSource:
     def _planner_within(placement: StagingPlacement, limits: SpillLimits) -> StagingPlanner:
         """A planner whose one array of all cold rows is a mapped file where memory has no room for it."""
         num_rows = max(placement.slow.num_own_slots, 1)
-        return placement.planner(mapped_zeros(limits.folder, num_rows, np.int32, limits.planning_bytes))
+        return placement.planner(0, mapped_zeros(limits.folder, num_rows, np.int32, limits.planning_bytes))
 
-    def _planned_by_epoch(
-        self, epochs: Iterable[Iterable[int]], new_queues: Callable[[], list[PlanQueue]]
-    ) -> Iterator[PlannedStep]:
-        """Plan each epoch as a whole, while the one before it runs."""
-
-        # Runs in the planning thread, one epoch ahead of the run.
-        def plan(epoch: int, numbers: list[int]) -> tuple[list[int], list[PlanQueue]]:
-            if scheduled := self._scheduled(epoch, numbers):
-                return numbers, scheduled
-            queues = new_queues()
-            for number in numbers:
-                self._add(number, queues)
-            for queue in queues:
-                queue.finish()
-            return numbers, queues
-
-        # One thread: the planners take epochs in order. At most two epochs of plans are held at a time.
-        with ThreadPoolExecutor(1, thread_name_prefix="plan") as pool:
-            pending: deque[Future[tuple[list[int], list[PlanQueue]]]] = deque()
-            for epoch, numbers in enumerate(epochs, self._done.epochs):
-                pending.append(pool.submit(plan, epoch, list(numbers)))
-                if len(pending) > 1:
-                    yield from self._run_epoch(*pending.popleft().result())
-            while pending:
-                yield from self._run_epoch(*pending.popleft().result())
-
-    def _scheduled(self, epoch: int, numbers: list[int]) -> list[PlanQueue] | None:
-        """The plans of an epoch that are on disk; None unless those of all widths fit."""
-        if self._schedule is None:
-            return None
-        staged = [number for number in numbers if self._is_staged(number)]
-        num_done = 0
-        if epoch == self._done.epochs:
-            num_done = sum(self._is_staged(number) for number in self._done.batches)
-        queues = [
-            self._schedule.queue(epoch, _staging(width), width.embedding_dim, staged, num_done)
-            for width in self._staged
-        ]
-        found = [queue for queue in queues if queue is not None]
-        if len(found) == len(queues):
-            return found
-        # Planners remember which rows were used: a run is planned here from its first epoch or not at all.
-        # A schedule that fits the first epoch and not a later one is refused by `Schedule.queue`.
-        assert epoch == self._done.epochs, "a schedule is for all epochs or for none"
-        self._schedule = None
-        return None
-
-    def _run_epoch(self, numbers: list[int], queues: list[PlanQueue]) -> Iterator[PlannedStep]:
+    def _run_epoch(self, numbers: Iterable[int], queues: list[PlanQueue]) -> Iterator[PlannedStep]:
+        """Read the batches of an epoch, which are planned, and queue their transfers."""
         first_item = self._embeddings.transfers.num_items
         for number, read in self._readers.in_order(self._read_whole, numbers):
             yield self._take(number, read, queues, first_item)
-        self._flush(queues)
-
-    def _planned_online(self, numbers: Iterable[int], queues: list[PlanQueue]) -> Iterator[PlannedStep]:
-        """Plan batch by batch; a batch waits until the planner has seen enough of those behind it."""
-        first_item = self._embeddings.transfers.num_items
-        waiting: deque[int] = deque()
-        # A batch runs as soon as the planner holds it back no longer.
-        for number in numbers:
-            waiting.append(number)
-            self._add(number, queues)
-            while waiting and self._is_ready(waiting[0], queues):
-                ready = waiting.popleft()
-                yield self._take(ready, self._read_whole(ready), queues, first_item)
-        # The end of the epoch is known now, so whatever was held back is planned.
-        for queue in queues:
-            queue.finish()
-        for number in waiting:
-            yield self._take(number, self._read_whole(number), queues, first_item)
-        self._flush(queues)
+        if self._staged:
+            self._flush(queues)
 
     def _add(self, number: int, queues: Sequence[PlanQueue | EpochSpool]) -> None:
         """Read a batch for its plan alone."""
         if not self._is_staged(number):
             return
-        # What `transpose` stored has the distinct rows already; otherwise the batch itself is read.
-        stored = self._stored(number)
-        batch = self._read(number) if stored is None else None
+        batch = self._read(number)
         for width, queue in zip(self._staged, queues, strict=True):
-            if stored is not None:
-                queue.add(width.stored_cold_rows(number, stored))
-            elif batch is not None:
-                queue.add(width.cold_rows(number, batch))
-
-    def _stored(self, number: int) -> StoredBatch | None:
-        return None if self._stored_batches is None else self._stored_batches.read(number)
-
-    def _is_ready(self, number: int, queues: list[PlanQueue]) -> bool:
-        return not self._is_staged(number) or all(queue.num_ready for queue in queues)
+            queue.add(width.cold_rows(number, batch))
 
     def _is_staged(self, number: int) -> bool:
+        """Whether a batch needs staging slots."""
+        if not self._staged:
+            return False
         return not self._is_hot_only(number) or _staging(self._staged[0]).stages_hot_only
 
     def _read_whole(self, number: int) -> ReadBatch:
         """Read a batch to run it: what needs no plan, and may be done in any thread."""
         batch = self._read(number)
-        stored = self._stored(number)
-        widths = tuple(width.read(number, batch, stored) for width in self._embeddings.widths)
-        is_staged = bool(self._staged) and self._is_staged(number)
-        cold = zip(self._staged, widths, strict=True) if is_staged else ()
+        widths = tuple(width.read(number, batch) for width in self._embeddings.widths)
+        cold = zip(self._staged, widths, strict=True) if self._is_staged(number) else ()
         return ReadBatch(batch, widths, tuple(_staging(width).cold_rows(read.by_row) for width, read in cold))
 
     def _take(self, number: int, read: ReadBatch, queues: list[PlanQueue], first_item: int) -> PlannedStep:
         """Plan a batch and queue its transfers."""
         batch = read.batch
+        if not self._staged:
+            return self._embeddings.plan(number, batch, read.widths)
         if not read.cold:
             return self._embeddings.hot_step(number, batch, read.widths)
         parts = []

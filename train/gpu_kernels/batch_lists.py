@@ -15,14 +15,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...stats.batches.stored_lookups import LONG_LOOKUPS
+from ...stats.batches.packed_lookups import LONG_LOOKUPS
 from ..rows.initial_values import InitialValues
 from ..rows.row_kernels import BLOCK_SAMPLES
 from ..rows.tiers import Layout
 
 
 class BatchLists(NamedTuple):
-    """The lookups of a batch by row as `hotset transpose` stores them, one feature a table.
+    """The lookups of a batch by row one feature a table.
 
     Lists of all tables lie one behind the other, and offsets say where those of a table begin.
     """

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.folders.stage_totals import ShardsTotals
-from ...pipeline.scheduling.cold_batches import cold_widths
+from ...pipeline.scheduling.cold_batches import cold_widths, staged_sizes
 from ...pipeline.sizes import ByteSize
-from ...pipeline.stages.schedule import staged_sizes
 from ...stats.ranking.row_bytes import row_bytes, share_slots
 from ...stats.staging.staging_size import (
     MOST_PREFETCH,
@@ -34,11 +32,6 @@ if TYPE_CHECKING:
 _WITHOUT_SETTINGS: dict[str, type[Placement]] = {
     kind.name: kind for kind in (AllFast, Hybrid, HybridDedup, Fae)
 }
-
-MOST_LOOKUPS = 1 << 28
-"""Lookups of an epoch's mixed batches up to which it is planned as a whole unless ``plan`` says otherwise:
-plans take some 60 bytes per distinct cold row of a batch, 1-2 GB here. A window of a few batches moves
-nearly the same bytes."""
 
 
 def build_placements(
@@ -80,7 +73,7 @@ def _build_placement(
     if held is not None:
         num_slots = min(num_slots, max(sum(table.num_rows - table.num_hot for table in tables), 1))
     if config.placement == "lookahead":
-        return Lookahead(tables, num_slots, config.prefetch, known_window(config, shards))
+        return Lookahead(tables, num_slots, config.prefetch, knows_run=spills(config, shards))
     counts_N = count_row_lookups(shards, chosen)
     # A cache keeps no row on the fast tier permanently, so it gets the bytes of the hot rows too.
     return Cache(
@@ -95,11 +88,11 @@ def _build_placement(
 
 
 def spills(config: TrainConfig, shards: Shards) -> bool:
-    """Whether cold rows lie in a file by their next use: not all fit in memory, and whole epochs are known.
+    """Whether cold rows lie in a file by their next use: those of `lookahead` do not all fit in memory.
 
     The other placements that keep rows in host memory have the rest of them in a mapped file.
     """
-    if config.placement != "lookahead" or config.plan == "online" or config.slow_bytes is None:
+    if config.placement != "lookahead" or config.slow_bytes is None:
         return False
     optimizer = config.row_optimizer(shards.embedding_optimizer)
     cold_bytes = sum(
@@ -117,18 +110,8 @@ def num_planned_steps(config: TrainConfig, shards: Shards) -> int:
     return whole if most is None or not spills(config, shards) else min(whole, most)
 
 
-def known_window(config: TrainConfig, shards: Shards) -> int | None:
-    """Batches that lookahead knows ahead; None: the epoch."""
-    # Plans of a run whose rows are in files are in files too.
-    if spills(config, shards):
-        return None
-    num_lookups = ShardsTotals.of(shards.manifest).samples.mixed * len(shards.tables)
-    is_large = config.plan == "auto" and num_lookups > MOST_LOOKUPS
-    return config.window if config.plan == "online" or is_large else None
-
-
 def with_staging(config: TrainConfig, shards: Shards) -> TrainConfig:
-    """Fill in the staging budget and the depth that ``config`` leaves open, as `hotset schedule` does."""
+    """Fill in the staging budget and the depth that ``config`` leaves open."""
     if config.placement not in ("lookahead", "cache"):
         return replace(config, prefetch=MOST_PREFETCH if config.prefetch is None else config.prefetch)
     # What the user has given is left as it is.
@@ -143,7 +126,7 @@ def with_staging(config: TrainConfig, shards: Shards) -> TrainConfig:
 
 
 def staging_slots(config: TrainConfig, shards: Shards) -> dict[int, int]:
-    """Staging slots of each row width, shared out as `hotset schedule` does."""
+    """Staging slots of each row width, shared out in proportion to their cold rows."""
     assert config.staging_bytes is not None, "with_staging comes first"
     widths = tables_by_width([table.embedding_dim for table in shards.tables])
     optimizer = config.row_optimizer(shards.embedding_optimizer)

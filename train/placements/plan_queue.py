@@ -7,21 +7,16 @@ plans out of them, with slots counted on the whole fast tier.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.staging.next_uses import next_uses
 from ...stats.staging.staging_planner import StagingPlanner
 from ...stats.staging.step_plans import Residents, RowStream, StepPlans
 from ..rows.step_plan import Moves, SplitBatch, StepPlan, Transfer
 from ..spill.run_plan import ChunkFetches, EpochFetches
 from .staging_placements import ColdRows, StagingPlacement
-
-StepCheck = Callable[[StepPlans, int, NDArray[np.int64]], None]
-"""Raises an error unless a step of a chunk is for these distinct cold rows, in this order."""
 
 
 class PlanQueue:
@@ -30,20 +25,11 @@ class PlanQueue:
     Args:
         placement: that of the width.
         planner: that of the run; None where all plans are there already.
-        check: called with each step before it is run, where plans were not made by this process.
     """
 
-    def __init__(
-        self,
-        placement: StagingPlacement,
-        planner: StagingPlanner | None,
-        check: StepCheck | None = None,
-    ) -> None:
+    def __init__(self, placement: StagingPlacement, planner: StagingPlanner | None) -> None:
         self._placement = placement
         self._planner = planner
-        self._check = check
-        self._held: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
-        """Distinct cold rows and their lookups of each batch not yet given to the planner."""
         self._chunks: deque[StepPlans] = deque()
         self._fetches: deque[ChunkFetches] = deque()
         """Next fetches of the rows that each chunk writes back, where the slow tier is a file."""
@@ -56,34 +42,29 @@ class PlanQueue:
         """Plans taken that run in passes."""
         self.slots_wanted = 1.0
         """Slots that the largest batch needs, as a multiple of those there are; 1 where they are enough."""
-        self.num_ready = 0
-        """Step plans that can be taken."""
+        self.num_planned = 0
+        """Step plans of the epoch so far, those taken included."""
         self.flush = Transfer()
         """Writes back what is staged after the last step."""
 
     def add(self, cold: ColdRows) -> None:
         """Add the next batch of the epoch."""
-        self._held.append((cold.rows_U, cold.lookups_U))
-        # A planner of the whole epoch wants next uses, which are known once all batches are here.
-        if not self._placement.needs_whole_epoch:
-            assert self._planner is not None
-            self.add_chunk(self._planner.plan(self._stream()))
+        assert self._planner is not None
+        stream = RowStream.of([cold.rows_U], [cold.lookups_U])
+        self.add_chunk(self._planner.plan(stream))
 
     def finish(self) -> None:
         """Plan what is left: no batch follows in this epoch."""
         assert self._planner is not None
-        stream = self._stream()
-        if stream.num_steps:
-            self.add_chunk(self._planner.plan(stream))
-        plans, residents = self._planner.finish()
-        self.add_chunk(plans)
-        self.set_flush(residents)
+        for plans in self._planner.plan_rest():
+            self.add_chunk(plans)
+        self.set_flush(self._planner.end_epoch())
 
     def add_chunk(self, plans: StepPlans) -> None:
         """Add step plans that follow those added before."""
         if plans.num_steps:
             self._chunks.append(plans)
-            self.num_ready += plans.num_steps
+            self.num_planned += plans.num_steps
 
     @property
     def chunks(self) -> tuple[StepPlans, ...]:
@@ -112,14 +93,10 @@ class PlanQueue:
         fetches = self._fetches[0] if self._fetches else None
         step = self._num_taken - plans.first_step
         self._num_taken += 1
-        self.num_ready -= 1
         if step == plans.num_steps - 1:
             self._chunks.popleft()
             if fetches is not None:
                 self._fetches.popleft()
-        # Plans on disk are for the rows that the batch looked up when they were made.
-        if self._check is not None:
-            self._check(plans, step, rows_U)
         self.num_shortened += int(plans.is_shortened[step])
         self.num_split += int(plans.is_split[step])
 
@@ -161,17 +138,6 @@ class PlanQueue:
             initialize=self._moves(rows[is_first], slots[is_first]),
         )
         return StepPlan(transfer=transfer, staged_U=staged_U)
-
-    def _stream(self) -> RowStream:
-        """The batches held so far as the planner takes them; none is held afterwards."""
-        held = self._held
-        self._held = []
-        stream = RowStream.of([rows for rows, _ in held], [lookups for _, lookups in held])
-        if not self._placement.needs_whole_epoch:
-            return stream
-        num_rows = max(self._placement.slow.num_own_slots, 1)
-        uses = next_uses(stream.offsets, stream.rows, num_rows)
-        return RowStream(stream.offsets, stream.rows, stream.lookups, uses)
 
     def _moves(
         self, rows: NDArray[np.int32], slots: NDArray[np.int32], fetches: NDArray[np.int64] | None = None

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ...stats.ranking.row_bytes import row_bytes
+from ...stats.staging.step_plans import RowTraffic
 from ..config import TrainConfig
 from ..data.batch import IdReader
 from ..data.shards import Shards
@@ -78,18 +77,16 @@ def _staged(
             queue.add(placement.find_cold_rows(reader.read(shards.training_batch(number))))
     queue.finish()
     # First uses are initialized on the fast tier: they are loaded, but not fetched.
-    moved = NOTHING_MOVED
+    rows = RowTraffic(rows_to_slow=queue.flush.write_back.num_rows)
     for plans in queue.chunks:
-        num_fetched = int(plans.rows_to_fast(initializes_first_uses=True).sum())
-        num_loaded = int(plans.rows_to_fast(initializes_first_uses=False).sum())
-        moved += EpochTraffic(
-            bytes_to_fast=num_fetched * num_bytes,
-            bytes_to_slow=int(plans.rows_to_slow().sum()) * num_bytes,
-            bytes_made=(num_loaded - num_fetched) * num_bytes,
-            num_shortened=int(np.count_nonzero(plans.is_shortened)),
-            num_split=int(np.count_nonzero(plans.is_split)),
-        )
-    return moved + EpochTraffic(0, queue.flush.write_back.num_rows * num_bytes, 0)
+        rows.add(plans)
+    return EpochTraffic(
+        bytes_to_fast=rows.rows_to_fast * num_bytes,
+        bytes_to_slow=rows.rows_to_slow * num_bytes,
+        bytes_made=rows.rows_made * num_bytes,
+        num_shortened=rows.shortened,
+        num_split=rows.split,
+    )
 
 
 def _in_place(

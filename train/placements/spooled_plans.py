@@ -77,9 +77,7 @@ class EpochSpool:
             of_chunk = arrays[number * len(_ARRAYS) : (number + 1) * len(_ARRAYS)]
             queue.add_chunk(StepPlans(first_step, **dict(zip(_ARRAYS, of_chunk, strict=True))))
         # What is in a slot at the end of the epoch is written back by the flush.
-        plans, residents = self._planner.finish()
-        assert plans.num_steps == 0, "a planner that knows next uses holds nothing back"
-        queue.set_flush(residents)
+        queue.set_flush(self._planner.end_epoch())
         return queue
 
     def _next_uses(self, offsets: NDArray[np.int64], rows: NDArray[np.int32]) -> NDArray[np.int32]:

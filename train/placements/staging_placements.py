@@ -19,8 +19,8 @@ from ...stats.batches.distinct_rows import find_distinct
 from ...stats.batches.lookups_by_row import LookupsByRow
 from ...stats.staging.cold_rows import in_order
 from ...stats.staging.staging_planner import CachePolicy, StagingPlanner, cache_planner, lookahead_planner
+from ...stats.staging.window import WINDOW_BYTES, Window
 from ..data.batch import BatchIds, EmbeddingTable
-from ..data.stored_batches import StoredBatch
 from ..rows.step_plan import StepPlan
 from ..rows.tiers import Layout
 from .placements import COLD_ROWS_IN_PLACE, Placement
@@ -47,8 +47,6 @@ class StagingPlacement(Placement):
 
     stages_hot_only: bool
     """Whether batches that look up hot rows alone need staging too."""
-    needs_whole_epoch: bool
-    """Whether the planner wants all batches of an epoch before it plans the first."""
 
     def __init__(self, tables: Sequence[EmbeddingTable], num_slots: int, prefetch: int) -> None:
         super().__init__(tables)
@@ -56,8 +54,15 @@ class StagingPlacement(Placement):
         self.prefetch = prefetch
 
     @abstractmethod
-    def planner(self, location_of_row: NDArray[np.int32] | None = None) -> StagingPlanner:
-        """Build a planner for a new run, perhaps with memory for its array of all cold rows."""
+    def planner(
+        self, window_bytes: int = WINDOW_BYTES, location_of_row: NDArray[np.int32] | None = None
+    ) -> StagingPlanner:
+        """Build a planner for a new run.
+
+        Args:
+            window_bytes: memory that the rows of batches known ahead may take.
+            location_of_row: (cold rows,), memory for the only array that grows with the rows.
+        """
 
     def cold_rows(self, lookups: LookupsByRow) -> ColdRows:
         """The rows that staging slots have to serve."""
@@ -74,17 +79,6 @@ class StagingPlacement(Placement):
         rows_U, inverse_N = find_distinct(rows_N if num_absent == 0 else rows_N[rows_N >= 0])
         return ColdRows(*in_order(rows_U, np.bincount(inverse_N, minlength=rows_U.size)))
 
-    def stored_cold_rows(self, stored: StoredBatch, tables: Sequence[int]) -> ColdRows:
-        """The same of what `transpose` stored of a batch, whose lookups are not read.
-
-        Args:
-            stored: of the batch.
-            tables: those of this row width.
-        """
-        layout = (self.slow.first_F, self.slow.last_F, self.slow.base_F)
-        rows_U, lookups_U = stored.cold_rows(np.array(tables, np.int64), layout)
-        return ColdRows(rows_U.astype(np.int64), lookups_U.astype(np.int64))
-
     def plan(self, *, is_hot_only: bool) -> StepPlan:
         raise NotImplementedError("step plans of staging come from an epoch's PlanQueue")
 
@@ -100,27 +94,33 @@ class Lookahead(StagingPlacement):
         tables: those of one row width.
         num_slots: staging slots.
         prefetch: P.
-        window: batches known ahead; None: the epoch.
+        knows_run: whether the run is planned as a whole, with the next use of every row given.
     """
 
     name = "lookahead"
     stages_hot_only = False
 
     def __init__(
-        self, tables: Sequence[EmbeddingTable], num_slots: int, prefetch: int, window: int | None
+        self,
+        tables: Sequence[EmbeddingTable],
+        num_slots: int,
+        prefetch: int,
+        *,
+        knows_run: bool = False,
     ) -> None:
         super().__init__(tables, num_slots, prefetch)
         self.fast = Layout.of(self.none, self.num_hot)
         self.slow = Layout.of(self.num_hot, self.num_rows)
-        self.window = window
-        self.needs_whole_epoch = window is None
+        self._knows_run = knows_run
 
-    def planner(self, location_of_row: NDArray[np.int32] | None = None) -> StagingPlanner:
+    def planner(
+        self, window_bytes: int = WINDOW_BYTES, location_of_row: NDArray[np.int32] | None = None
+    ) -> StagingPlanner:
         return lookahead_planner(
             max(self.slow.num_own_slots, 1),
             self.num_staging_slots,
             prefetch=self.prefetch,
-            window=self.window,
+            window=None if self._knows_run else Window(self.num_staging_slots, window_bytes),
             splits=True,
             location_of_row=location_of_row,
         )
@@ -144,7 +144,6 @@ class Cache(StagingPlacement):
 
     name = "cache"
     stages_hot_only = True
-    needs_whole_epoch = False
 
     def __init__(
         self,
@@ -164,7 +163,9 @@ class Cache(StagingPlacement):
         self._batches_per_item = batches_per_item
         self._counts_N = counts_N
 
-    def planner(self, location_of_row: NDArray[np.int32] | None = None) -> StagingPlanner:
+    def planner(
+        self, window_bytes: int = WINDOW_BYTES, location_of_row: NDArray[np.int32] | None = None
+    ) -> StagingPlanner:
         # Rows from the most to the least frequent, and the rank of each row in that order.
         # The most frequent row first; ties by number, so that every run warms up alike.
         order_N = np.argsort(-self._counts_N, kind="stable")
@@ -199,7 +200,6 @@ class HybridUva(StagingPlacement):
 
     name = "hybrid-uva"
     stages_hot_only = True
-    needs_whole_epoch = False
 
     def __init__(self, tables: Sequence[EmbeddingTable], batch_size: int) -> None:
         # Slots for whatever rows a batch has. A bag may have any of its table's.
@@ -208,7 +208,9 @@ class HybridUva(StagingPlacement):
         self.fast = Layout.of(self.none, self.none)
         self.slow = Layout.of(self.none, self.num_rows)
 
-    def planner(self, location_of_row: NDArray[np.int32] | None = None) -> StagingPlanner:
+    def planner(
+        self, window_bytes: int = WINDOW_BYTES, location_of_row: NDArray[np.int32] | None = None
+    ) -> StagingPlanner:
         return cache_planner(
             "static",
             max(self.slow.num_own_slots, 1),

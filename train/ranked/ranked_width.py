@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from ...stats.exchange.rank_masks import ranks_of_samples
 from ..data.batch import Batch, BatchIds
 from ..data.batch_shares import BatchShares
-from ..data.stored_batches import StoredBatch
 from ..exchange.width_exchange import ExchangeReader, WidthExchange, served_ids
 from ..execution.row_width import RowWidth, WidthLookups
 from ..placements.staging_placements import ColdRows, StagingPlacement
@@ -27,12 +26,12 @@ class RankedWidth(RowWidth):
     initial: InitialValues
     """Values of the rows of the whole tables."""
 
-    def read(self, number: int, batch: Batch, stored: StoredBatch | None) -> WidthLookups:
+    def read(self, number: int, batch: Batch) -> WidthLookups:
         """The rows that a training step serves, once each, and what crosses between the ranks."""
         # Every rank cuts its own share out of the batch, and reads the others', too.
         own = self.reader.read(self.shares.cut(batch))
         ids = self.reader.read(batch)
-        served, exchange = self.exchange.read(ids, self.by_row(ids, stored), self._ranks_of(ids), own)
+        served, exchange = self.exchange.read(ids, self.reader.by_row(ids), self._ranks_of(ids), own)
         return WidthLookups(served_ids(served), served, exchange)
 
     def look_at(self, batch: Batch) -> WidthExchange:
@@ -58,16 +57,7 @@ class RankedWidth(RowWidth):
         return WidthLookups(served_ids(served), served, exchange)
 
     def cold_rows(self, number: int, batch: Batch) -> ColdRows:
-        return self._cold_rows(self.exchange.keys(self.reader.by_row(self.reader.read(batch))))
-
-    def stored_cold_rows(self, number: int, stored: StoredBatch) -> ColdRows:
-        # Among all rows of the whole tables the slot of a row is its key.
-        first_F1 = self.exchange.held.first_key_F1
-        layout = (np.zeros(first_F1.size - 1, np.int64), np.diff(first_F1), first_F1[:-1])
-        keys_U, _ = stored.cold_rows(np.array(self.tables, np.int64), layout)
-        return self._cold_rows(keys_U)
-
-    def _cold_rows(self, keys_U: NDArray[np.int32]) -> ColdRows:
+        keys_U = self.exchange.keys(self.reader.by_row(self.reader.read(batch)))
         assert isinstance(self.placement, StagingPlacement)
         return self.placement.cold_rows(self.exchange.held.served_of(keys_U))
 

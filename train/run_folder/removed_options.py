@@ -10,7 +10,7 @@ from ...pipeline.errors import HotsetError
 
 RENAMED = {"shares": "micro_batches"}
 """Settings of a run by their earlier names."""
-REMOVED: dict[str, object] = {}
+REMOVED: dict[str, object] = {"plan": "auto", "window": 64}
 """Settings that `TrainConfig` and its recipe no longer have, with the values that a run may have had."""
 REMOVED_OF_EXCHANGE: dict[str, tuple[object, ...]] = {
     "decay": ("none", "linear"),

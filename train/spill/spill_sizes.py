@@ -99,26 +99,23 @@ def choose_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes:
     return choose_all_sizes([shape], limit_bytes)[0]
 
 
-def choose_all_sizes(
-    shapes: Sequence[SpillShape], limit_bytes: int, *, reserved_bytes: int = 0
-) -> list[SpillSizes]:
+def choose_all_sizes(shapes: Sequence[SpillShape], limit_bytes: int) -> list[SpillSizes]:
     """Divide memory among rows of several widths: each gets the least it needs, and a share of the rest.
 
     Args:
         shapes: the rows of each width.
         limit_bytes: memory of all of them.
-        reserved_bytes: memory of that which is used otherwise.
 
     Raises:
         ConfigError: it is too little; the hint names the least that would do.
     """
     # First what each width cannot do without.
     least = [least_bytes(shape) for shape in shapes]
-    left = limit_bytes - reserved_bytes - sum(least)
+    left = limit_bytes - sum(least)
     if left < 0:
         num_rows = sum(shape.num_rows for shape in shapes)
         most = max(int(shape.fetches_of_items.max(initial=0)) for shape in shapes)
-        enough = -(-(sum(least) + reserved_bytes) // KIB)
+        enough = -(-sum(least) // KIB)
         raise ConfigError(
             f"{num_rows:,} cold rows cannot be kept in {format_byte_size(limit_bytes)} of memory: "
             f"a transfer loads up to {most:,} of them",

@@ -1,7 +1,7 @@
 """One batch as one range of bytes: what a step needs from the host, and where in the range each list lies.
 
 A batch goes to the device in a single copy. It holds labels (1 byte), dense values (float32), the lookups by
-row as `hotset transpose` stores them, the rows to move, and the learning rates: 140 to 195 bytes per sample
+row, the rows to move, and the learning rates: 140 to 195 bytes per sample
 of the Criteo model. All but the rows to move have fixed places, so that a recorded step finds them. These
 come last, so that the copy ends where they end; where each of their lists begins stands in a fixed place.
 
@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...pipeline.folders.stage_totals import LookupsTotals
 from ...stats.batches.lookups_by_row import LookupsByRow
 from ...stats.batches.packed_lookups import PackedLookups, count_long_rows, pack_lookups
 from ..gpu_kernels.batch_lists import BatchLists, BatchRoom, RowMoves
@@ -196,22 +195,6 @@ class PackedBatch:
     @property
     def num_bytes(self) -> int:
         return self.source.numel()
-
-
-def bytes_per_sample(lookups: LookupsTotals, num_dense: int, *, has_long_numbers: bool = False) -> float:
-    """Return what the batches of a log take of a copy, by the totals of its lookups.
-
-    Rows to move come on top.
-
-    Args:
-        lookups: of the folder that `transpose` wrote.
-        num_dense: dense features.
-        has_long_numbers: whether batches have more than 65,536 samples.
-    """
-    number = 4 if has_long_numbers else 2
-    # A row has its id, where its lookups begin, and perhaps an entry among those with long lists.
-    rows = lookups.rows * (4 + number) + 4 * lookups.long_rows
-    return 1 + 4 * num_dense + (number * lookups.lookups + rows) / max(lookups.samples, 1)
 
 
 def pack(

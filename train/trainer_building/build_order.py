@@ -6,14 +6,12 @@ from ..config import TrainConfig
 from ..data.batch_order import BatchOrder, CutOrder, ResumedOrder, SeededOrder
 from ..data.readers import Readers
 from ..data.shards import Shards
-from ..data.stored_batches import StoredBatches
 from ..execution.embeddings import Embeddings
 from ..execution.row_parts import refill_stores
 from ..execution.spilled_run import SpillLimits
-from ..execution.step_source import NOTHING_DONE, DoneSteps, StepSource
+from ..execution.step_source import StepSource
 from ..placements.choose_placement import num_planned_steps, spills
 from ..placements.fae import FaeOrder
-from ..placements.schedule_file import Schedule
 from ..placements.shuffle_scheduler import TEST_SAMPLES, ShuffleScheduler
 from ..predict import Predictor
 from .build_embeddings import RowTools
@@ -73,7 +71,7 @@ def build_step_source(
     readers: Readers,
     start: RunStart | None,
 ) -> StepSource:
-    """Build the source of a run's steps, from a schedule on disk where there is one for this run.
+    """Build the source of a run's steps.
 
     Args:
         readers: read batches ahead.
@@ -82,18 +80,6 @@ def build_step_source(
     # Where rows lie in a file by their next fetch, one that was restored is fetched by its plan.
     is_fresh = start is None or start.is_fresh
     has_first_fetches = spills(config, shards)
-    # A plan asked for by name is made here, whatever lies on disk.
-    schedule = None
-    is_alone = tools.shares.num_ranks == 1
-    may_fetch = is_fresh or not has_first_fetches
-    # It has the plans of whole epochs.
-    may_fetch &= num_planned_steps(config, shards) == config.epochs * shards.num_training_batches
-    if config.placement == "lookahead" and config.plan == "auto" and is_alone and may_fetch:
-        schedule = Schedule.find(shards, config)
-    # The steps that the checkpoint counts are done in every epoch they belong to.
-    done = NOTHING_DONE
-    if start is not None and start.done is not None:
-        done = DoneSteps.of(start.done, shards.num_training_batches)
 
     def looks_up_hot_rows_alone(number: int) -> bool:
         return bool(shards.is_hot_only[number])
@@ -104,9 +90,6 @@ def build_step_source(
         looks_up_hot_rows_alone,
         is_fresh=is_fresh or has_first_fetches,
         is_resumed=start is not None,
-        done=done,
-        schedule=schedule,
-        stored=StoredBatches.find(shards),
         readers=readers,
     )
     # A spill file holds rows by their next use, so it is written once the whole order is known.

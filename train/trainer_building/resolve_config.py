@@ -52,7 +52,7 @@ def _refuse_no_validation(shards: Shards, config: TrainConfig) -> None:
         raise ConfigError(
             f"{option} needs all rows before the last step, and with --slow-bytes they lie in a file planned "
             "to the end",
-            hint="give --plan online too, or leave --slow-bytes out",
+            hint="leave --slow-bytes out",
         )
 
 

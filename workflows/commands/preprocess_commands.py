@@ -30,14 +30,12 @@ from ...pipeline.stages.preprocess import (
     run_stage,
 )
 from ...pipeline.stages.refusals import refuse_stage
-from ...pipeline.stages.stage_order import ALL_FOLDERS, FOLDERS, refuse_extension, remove_stale
+from ...pipeline.stages.stage_order import FOLDERS, refuse_extension, remove_stale
 from ..command_list import Command
 from ..console import message_width, print_json, print_line, progress_bars, say, stdout_console
 from ..options import command_options, config_of, field_docstrings
 from ..printing.describe_stages import (
     describe_id_map,
-    describe_lookups,
-    describe_schedule,
     describe_shards,
     describe_stage,
     explain_all_hot,
@@ -136,7 +134,6 @@ def _preprocess(options: PreprocessCommand) -> int:
                 resources,
                 extend=options.extend,
                 redo=options.redo,
-                transposes=options.transpose,
             )
             _report_removed(remove_from(options.redo, options.out))
         shards = preprocess(
@@ -148,7 +145,6 @@ def _preprocess(options: PreprocessCommand) -> int:
             shards_only=options.shards_only,
             like=options.like,
             extend=options.extend,
-            transposes=options.transpose,
             on_removed=_report_outdated,
         )
     # There is no map if no vocabulary was replaced.
@@ -183,14 +179,11 @@ def _dry_run(options: PreprocessCommand) -> int:
         redo=options.redo,
         extend=options.extend,
         like=options.like,
-        transposes=options.transpose,
     )
     if options.run.json:
         print_json({"dir": str(options.out)} | plan.to_json())
     else:
         show_plan(plan, stdout_console())
-    if options.transpose:
-        say("the plan leaves out transpose")
     # The table shows which stage is refused; the error then says why, with exit status 1.
     if plan.refusal is not None:
         raise plan.refusal
@@ -229,7 +222,7 @@ def _stage(options: Any) -> int:
         if options.redo:
             refuse_stage(stage, config, options.dir, resources)
             _report_removed(remove_from(stage, options.dir))
-        was_sealed = is_sealed(options.dir / ALL_FOLDERS[stage])
+        was_sealed = is_sealed(options.dir / FOLDERS[stage])
         started = time.perf_counter()
         folder = run_stage(stage, config, options.dir, resources)
         seconds = time.perf_counter() - started
@@ -242,16 +235,11 @@ def _finish(stage: str, folder: Manifest, seconds: float, *, as_json: bool, was_
         told = {"stage": stage, "dir": str(folder.folder), "seconds": seconds, "was_finished": was_sealed}
         print_json(told | folder.totals)
         return 0
-    # Every stage says what it wrote; two of them have more to tell.
     num_bytes = format_byte_size(sum(entry.num_bytes for entry in folder.files))
     num_files = len(folder.files)
     files = f"{num_files:,} file{'' if num_files == 1 else 's'}"
     when = ", already done" if was_sealed else f" in {seconds:.1f} s"
     print_line(stdout_console(), f"{folder.folder}: {files}, {num_bytes}{when}")
-    if stage == "schedule":
-        print_line(stdout_console(), describe_schedule(folder))
-    if stage == "transpose":
-        print_line(stdout_console(), describe_lookups(folder))
     return 0
 
 

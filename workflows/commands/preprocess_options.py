@@ -88,9 +88,6 @@ class PreprocessOptions(Command, PreprocessConfig):
     and counted; ids and everything that depends on them are rebuilt. DIR/id_map then says which id each row
     of the old vocabulary has now, so that a trained model can continue."""
 
-    transpose: bool = False
-    """Also group the lookups of each training batch by row at the end, as `hotset transpose` does."""
-
     like: Path | None = None
     """Take ids, hot rows and batch size from this DIR instead of counting. All samples are then for
     evaluation, which needs labels."""

@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...pipeline.folders.manifest import Manifest
-from ...pipeline.folders.stage_totals import (
-    IdMapTotals,
-    LookupsTotals,
-    ScheduleTotals,
-    ShardsTotals,
-)
+from ...pipeline.folders.stage_totals import IdMapTotals, ShardsTotals
 from ...pipeline.sizes import format_byte_size
 from ..console import describe_rate
 
@@ -54,39 +49,8 @@ def explain_all_hot(num_rows: int, num_hot_rows: int) -> str | None:
         return None
     return (
         f"All {num_rows:,} rows fit in --hot-bytes, so every row is hot and every batch is hot-only: "
-        "no row ever moves, lookahead and cache do the same as all-fast, and `hotset schedule` has nothing "
-        "to plan. To try placements, lower --hot-bytes."
-    )
-
-
-def describe_schedule(schedule: Manifest) -> str:
-    """Return one line: the rows that move, and how many steps have to wait."""
-    totals = ScheduleTotals.of(schedule)
-    num_steps = sum(epoch.steps for width in totals.widths for epoch in width.epochs)
-    up = format_byte_size(totals.bytes_to_fast)
-    down = format_byte_size(totals.bytes_to_slow)
-    line = (
-        f"{num_steps:,} steps: {totals.rows_to_fast:,} rows are loaded ({up}), "
-        f"{totals.rows_made:,} are initialized on first use, "
-        f"{totals.rows_to_slow:,} are written back ({down})"
-    )
-    # What costs speed is told only where it happens.
-    if totals.shortened:
-        line += f"; {totals.shortened:,} steps load later than --prefetch asks for"
-    if totals.split:
-        line += f"; {totals.split:,} steps run in several passes"
-    return line
-
-
-def describe_lookups(lookups: Manifest) -> str:
-    """Return one line: distinct rows of batches, and what is stored of a sample."""
-    totals = LookupsTotals.of(lookups)
-    num_bytes = sum(entry.num_bytes for entry in lookups.files)
-    num_samples = max(1, totals.samples)
-    return (
-        f"{totals.batches:,} batches: {totals.lookups / num_samples:.1f} lookups of "
-        f"{totals.rows / num_samples:.1f} distinct rows per sample; "
-        f"the folder takes {num_bytes / num_samples:.0f} bytes per sample"
+        "no row ever moves, and lookahead and cache do the same as all-fast. To try placements, lower "
+        "--hot-bytes."
     )
 
 

@@ -169,18 +169,13 @@ def describe_default_runs(found: DefaultRuns) -> str:
     if settings["num_batches"] < settings["num_epoch_batches"]:
         batches = f"the first {batches} of {settings['num_epoch_batches']:,}"
     ahead = "1 batch" if settings["prefetch"] == 1 else f"{settings['prefetch']} batches"
-    plan = (
-        "the epoch planned as a whole"
-        if settings["window"] is None
-        else f"{settings['window']} batches known ahead"
-    )
     hot, staging = (format_byte_size(settings[key]) for key in ("hot_bytes", "staging_bytes"))
     return (
         f"Simulated, not measured: epoch 0 of hotset train without options on these shards, {batches} "
         f"batches of {settings['batch_size']:,} samples (order {settings['order']}, seed "
         f"{settings['seed']}), rows of {settings['row_bytes']:,} bytes with "
         f"{settings['embedding_optimizer']}, {hot} of hot rows, {staging} of staging "
-        f"({settings['num_slots']:,} slots), transfers {ahead} ahead, {plan}; cache: "
+        f"({settings['num_slots']:,} slots), transfers {ahead} ahead; cache: "
         f"{settings['cache_policy']} in {settings['cache_slots']:,} slots; fae: the fewest switches, as with "
         "--fae-variant code. A run counts the same bytes."
     )

@@ -17,7 +17,7 @@ from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.removed_options import REMOVED, without_removed
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.stages.preprocess import preprocess
-from hotset.pipeline.stages.stage_order import ALL_FOLDERS
+from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.pipeline.verify.verify import verify
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
 from hotset.tests.support.preprocess_runs import CONFIG, copy_of
@@ -38,7 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def add_settings(folder: Path, stage: str, settings: dict[str, Any]) -> None:
     """Write settings into the manifest of a stage, and make later folders agree."""
-    name = ALL_FOLDERS[stage]
+    name = FOLDERS[stage]
     if not (folder / name).exists():
         return
     parts = json.loads((folder / name / "manifest.json").read_bytes())

@@ -15,11 +15,15 @@ import pytest
 from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.manifest import Manifest, checksum_of
 from hotset.pipeline.folders.stage_totals import ShardsTotals
-from hotset.pipeline.sizes import ByteSize
-from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
+from hotset.pipeline.scheduling.cold_batches import (
+    cold_widths,
+    mixed_files,
+    read_batches,
+    refuse_other_shards,
+    staged_sizes,
+)
 from hotset.tests.support.shard_factory import write_shards
 
-CONFIG = ScheduleConfig(staging_bytes=ByteSize(3000), split_batches=True)
 VALUES: dict[str, tuple[Any, ...]] = {
     "totals.tables.0.num_rows": (0, -1, 2**70, None, "5", 5.0, float("nan"), True),
     "totals.tables.2.num_hot": (-1, 301, None, "x", 2**40),
@@ -64,13 +68,22 @@ def edit(folder: Path, key: str, value: Any) -> Manifest:
     return Manifest.read(folder)
 
 
+def read_cold_rows(shards: Manifest) -> None:
+    """Read what planners need of shards."""
+    refuse_other_shards(shards)
+    widths = cold_widths(shards)
+    staged_sizes(shards, widths, ShardsTotals.of(shards).embedding_optimizer)
+    for entry, numbers in mixed_files(shards):
+        read_batches(entry, numbers, shards, widths)
+
+
 @pytest.mark.parametrize(("key", "value"), EDITS, ids=[f"{key}={value!r}" for key, value in EDITS])
-def test_schedule_refuses_shards_whose_manifest_makes_no_sense(
+def test_shards_whose_manifest_makes_no_sense_are_refused(
     key: str, value: Any, sealed: Path, tmp_path: Path
 ) -> None:
     shards = edit(Path(shutil.copytree(sealed, tmp_path / "shards")), key, value)
     with pytest.raises(ManifestError) as refused:
-        schedule(CONFIG, shards, tmp_path / "schedule")
+        read_cold_rows(shards)
     assert str(shards.folder / "manifest.json") in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -81,11 +94,11 @@ def test_the_key_at_fault_is_named(sealed: Path, tmp_path: Path) -> None:
         ShardsTotals.of(shards)
 
 
-def test_a_flipped_bit_in_shards_is_refused_by_schedule(sealed: Path, tmp_path: Path) -> None:
+def test_a_flipped_bit_in_shards_is_refused(sealed: Path, tmp_path: Path) -> None:
     shards = Manifest.read(Path(shutil.copytree(sealed, tmp_path / "shards")))
     path = shards.folder / "mixed-00000.arrow"
     flipped = bytearray(path.read_bytes())
     flipped[len(flipped) // 2] ^= 1
     path.write_bytes(flipped)
     with pytest.raises(ManifestError, match=r"mixed-00000\.arrow is damaged: its checksum is"):
-        schedule(CONFIG, shards, tmp_path / "schedule")
+        read_cold_rows(shards)

@@ -8,7 +8,7 @@ import pytest
 
 from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.formats.stage_settings import ScheduleSettings, ShardSettings
+from hotset.pipeline.formats.stage_settings import ShardSettings
 
 
 def manifest_of(config: dict[str, object]) -> Manifest:
@@ -34,11 +34,3 @@ def test_settings_of_shards_are_read_and_others_left_alone() -> None:
 def test_settings_that_no_stage_writes_are_damage(config: dict[str, object], message: str) -> None:
     with pytest.raises(ManifestError, match=f"is damaged: {message}"):
         ShardSettings.of(manifest_of(config))
-
-
-def test_a_window_may_be_open_but_must_be_there() -> None:
-    config: dict[str, object] = {"seed": 0, "prefetch": 2, "window": None, "epochs": 1, "staging_bytes": None}
-    assert ScheduleSettings.of(manifest_of(config)).window is None
-    del config["window"]
-    with pytest.raises(ManifestError, match=r"config\.window is missing"):
-        ScheduleSettings.of(manifest_of(config))

@@ -11,7 +11,6 @@ from hotset.pipeline.stages.encode import EncodeConfig
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.rank import RankConfig
-from hotset.pipeline.stages.schedule import ScheduleConfig
 from hotset.pipeline.stages.split import SplitConfig
 
 
@@ -33,6 +32,5 @@ def test_no_config_has_a_field_that_is_a_resource() -> None:
         EncodeConfig,
         SplitConfig,
         PackConfig,
-        ScheduleConfig,
     ):
         assert not resources & {field.name for field in fields(config)}

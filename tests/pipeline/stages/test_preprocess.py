@@ -26,7 +26,6 @@ from hotset.pipeline.stages.preprocess import StageReport, preprocess, remove_fr
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.stages.stage_order import FOLDERS, INPUTS
-from hotset.pipeline.stages.transpose import TransposeConfig
 from hotset.pipeline.verify.verify import verify
 from hotset.tests.support.logs.criteo_text import Sample, draw_samples, text_of, tree_of
 from hotset.tests.support.preprocess_runs import CONFIG, assert_equals_naive_run, copy_of, failing_writer
@@ -58,25 +57,6 @@ def made(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unbroken(made: Path) -> dict[str, bytes]:
     """The bytes of that run."""
     return tree_of(made)
-
-
-def test_lookups_are_transposed_at_the_end_where_that_is_wanted(
-    tmp_path: Path, log: Path, made: Path, unbroken: dict[str, bytes]
-) -> None:
-    reports: list[StageReport] = []
-    out = copy_of(made, tmp_path / "dir")
-    for _ in range(2):
-        shards = preprocess([log], CONFIG, out, transposes=True, on_stage=reports.append)
-        assert shards.stage == "pack"
-    assert [report.stage for report in reports] == [*FOLDERS, "transpose"] * 2
-    assert [reports[i].was_sealed for i in (6, 13)] == [False, True]
-    assert verify(out) == [] and (out / "lookups" / MANIFEST).exists()
-    assert {name for name in tree_of(out) if not name.startswith("lookups")} == set(unbroken)
-    # What `transpose` writes by itself.
-    found = tree_of(out / "lookups")
-    remove_from("transpose", out)
-    run_stage("transpose", TransposeConfig(), out)
-    assert tree_of(out / "lookups") == found
 
 
 @pytest.mark.parametrize(("schema", "min_count"), [("criteo-kaggle", 1), ("criteo-1tb", 3)])

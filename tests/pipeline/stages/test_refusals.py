@@ -11,17 +11,15 @@ import pytest
 from hotset.pipeline.errors import HotsetError, ManifestError
 from hotset.pipeline.folders.discard import discard_files
 from hotset.pipeline.runtime.resources import Resources
-from hotset.pipeline.sizes import MIB, ByteSize
+from hotset.pipeline.sizes import MIB
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.encode import EncodeConfig
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.preprocess import preprocess, run_stage
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.refusals import refuse_stage
-from hotset.pipeline.stages.schedule import ScheduleConfig
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.pipeline.stages.stage_order import ALL_FOLDERS
-from hotset.pipeline.stages.transpose import TransposeConfig
+from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
 from hotset.tests.support.preprocess_runs import CONFIG, copy_of
 
@@ -31,8 +29,6 @@ DEFAULTS: dict[str, Any] = {
     "encode": EncodeConfig(),
     "split": SplitConfig(),
     "pack": PackConfig(),
-    "schedule": ScheduleConfig(),
-    "transpose": TransposeConfig(),
 }
 
 
@@ -50,15 +46,15 @@ def test_a_small_memory_cap_is_refused_before_the_folder_is_begun(
     stage: str, made: Path, tmp_path: Path
 ) -> None:
     for path in made.iterdir():
-        if path.name != ALL_FOLDERS[stage]:
+        if path.name != FOLDERS[stage]:
             (tmp_path / path.name).symlink_to(path)
     little = Resources(workers=1, memory_bytes=MIB)
     for run in (refuse_stage, run_stage):
         with pytest.raises(HotsetError, match="cannot stay within 1 MiB of memory"):
             run(stage, DEFAULTS[stage], tmp_path, little)
-    assert not (tmp_path / ALL_FOLDERS[stage]).exists()
+    assert not (tmp_path / FOLDERS[stage]).exists()
     refuse_stage(stage, DEFAULTS[stage], tmp_path, Resources(workers=1))
-    assert not (tmp_path / ALL_FOLDERS[stage]).exists()
+    assert not (tmp_path / FOLDERS[stage]).exists()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +64,6 @@ def test_a_small_memory_cap_is_refused_before_the_folder_is_begun(
         ("rank", RankConfig(rank_by="peel"), 180, "rank --rank-by peel cannot stay within 180 MiB"),
         ("rank", RankConfig(rank_by="sampled"), 180, "rank --rank-by sampled cannot stay within 180 MiB"),
         ("split", SplitConfig(mode="fae-code"), 0, "needs ids by sampled counts"),
-        ("schedule", ScheduleConfig(staging_bytes=ByteSize(64)), 0, "distinct cold rows"),
     ],
 )
 def test_settings_that_the_inputs_rule_out_are_refused(

@@ -24,9 +24,7 @@ from hotset.pipeline.stages.map_ids import map_ids
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.stages.rank import RankConfig
-from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.pipeline.stages.transpose import TransposeConfig, transpose
 from hotset.pipeline.verify.verify import verify
 from hotset.tests.support.logs.list_logs import KINDS, recipe
 from hotset.tests.support.logs.other_logs import draw_log, write_csv
@@ -65,20 +63,13 @@ def write_log(path: Path, num_samples: int, rng: np.random.Generator) -> Path:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of every stage, with lookups, a schedule and a map from the ids of a shorter log."""
+    """A folder of every stage, and a map from the ids of a shorter log."""
     folder = tmp_path_factory.mktemp("rebuild")
     rng = np.random.default_rng(8)
     shorter = write_log(folder / "shorter.csv", 200, rng)
     preprocess([shorter], CONFIG, folder / "shorter", WORKERS, until="rank")
     preprocess([write_log(folder / "log.csv", 300, rng)], CONFIG, folder / "dir", WORKERS)
-    shards, vocabulary = (Manifest.read(folder / "dir" / name) for name in ("shards", "vocabulary"))
-    schedule(
-        ScheduleConfig(staging_bytes=ByteSize(16 * 30), epochs=2),
-        shards,
-        folder / "dir" / "schedule",
-        WORKERS,
-    )
-    transpose(TransposeConfig(), shards, folder / "dir" / "lookups", WORKERS)
+    vocabulary = Manifest.read(folder / "dir" / "vocabulary")
     map_ids(Manifest.read(folder / "shorter" / "vocabulary"), vocabulary, folder / "dir" / "id_map", WORKERS)
     return folder
 
@@ -208,14 +199,6 @@ EDITS: dict[str, tuple[str, Edit]] = {
     "shards: hot-only ids": ("hot_only-00000.arrow", put_other_id),
     "shards: evaluation tag": ("evaluation-00000.arrow", partial(flip, "is_hot", 0)),
     "shards: evaluation order": ("evaluation-00000.arrow", partial(swap, f"{EVERY} is_hot", 0, 1)),
-    "schedule: after": (PLANS, partial(put_step, "after", -1)),
-    "schedule: waits_for": (PLANS, partial(put_step, "waits_for", 1)),
-    "schedule: batch": (PLANS, partial(swap, "batch", 0, 1)),
-    "schedule: slots": (PLANS, partial(put_step, "slots", 1)),
-    "schedule: rows": (PLANS, partial(put_step, "fetch_rows", 1)),
-    "schedule: is_first": (PLANS, partial(put_step, "fetch_is_first", -1)),
-    "lookups: two samples": (MIXED, partial(swap, "order", 0, 1)),
-    "lookups: a row": (MIXED, partial(put_step, "rows", 1)),
     "id_map: an id twice": ("user.arrow", lambda rows: put("new_id", 1, rows["new_id"][0], rows)),
     "id_map: two ids": ("user.arrow", partial(swap, "new_id", 0, 1)),
 }
@@ -243,7 +226,6 @@ MANIFEST_EDITS: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
     "plan: another optimizer": ("plan", lambda parts: parts["config"].update(embedding_optimizer="adagrad")),
     "plan: another dim": ("plan", lambda parts: parts["config"].update(feature_dims=[["user", 8]])),
     "shards: seed": ("shards", set_seed),
-    "schedule: seed": ("schedule", set_seed),
 }
 
 

@@ -142,8 +142,6 @@ def test_a_folder_without_stages_is_refused(tmp_path: Path) -> None:
         "samples",
         "plan",
         "shards",
-        "lookups",
-        "schedule",
         "id_map",
     }
     with pytest.raises(ManifestError, match="contains nothing that a stage wrote"):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from hotset.stats.batches.lookups_by_row import LookupsByRow
-from hotset.stats.batches.packed_lookups import PackedLookups, count_long_rows, pack_lookups
-from hotset.stats.batches.stored_lookups import LONG_LOOKUPS
+from hotset.stats.batches.packed_lookups import LONG_LOOKUPS, PackedLookups, count_long_rows, pack_lookups
 
 
 @pytest.mark.parametrize("num_tables", [1, 2, 3, 7, 26, 64, 100, 1000, 32_767])

@@ -25,7 +25,7 @@ def naive_records(state: AreaState) -> None:
 
 
 def test_an_ended_epoch_leaves_every_slot_empty_and_free(rng: np.random.Generator) -> None:
-    state = new_area(40, NUM_SLOTS, ANY_RANKS, limited=False)
+    state = new_area(40, NUM_SLOTS, ANY_RANKS, finds_uses=False)
     for name in state.records.dtype.names or ():
         state.records[name] = rng.integers(0, 2, NUM_SLOTS)
     state.records["row"] = [7, -1, 3, 30, 12]

@@ -6,7 +6,7 @@ Tests what planners are made of, too: `eviction_heap`, `next_use_buckets`, `next
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hotset.stats.staging.next_uses import next_uses
 from hotset.stats.staging.staging_planner import StagingPlanner, cache_planner, lookahead_planner
 from hotset.stats.staging.step_plans import Residents, RowStream, StepPlans, TooFewSlotsError
+from hotset.stats.staging.window import Window
 from hotset.tests.support.naive.naive_plans import (
     Item,
     Parts,
@@ -32,6 +33,17 @@ from hotset.tests.support.naive.naive_plans import (
 
 NUM_ROWS = 12
 POLICIES = ("lookahead", "window", "static", "lru", "lfu", "dataset")
+
+
+class FixedWindow(Window):
+    """A window that follows nothing."""
+
+    def __init__(self, num_batches: int) -> None:
+        super().__init__(1)
+        self.num_batches = num_batches
+
+    def follow(self, reaches: Iterable[int]) -> None:
+        pass
 
 
 @dataclass
@@ -90,7 +102,7 @@ def arrays(lists: list[list[int]]) -> list[NDArray[np.int64]]:
 
 def planner_of(trace: Trace) -> StagingPlanner:
     if not trace.is_cache:
-        window = trace.window if trace.policy == "window" else None
+        window = FixedWindow(trace.window) if trace.policy == "window" else None
         return lookahead_planner(
             NUM_ROWS, trace.num_slots, prefetch=trace.prefetch, window=window, splits=trace.splits
         )

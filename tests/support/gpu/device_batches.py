@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hotset.pipeline.formats.lookup_files import lookup_batch, lookup_schema, stored_lookups
 from hotset.stats.batches.batch_lookups import of_matrix
 from hotset.stats.batches.lookups_by_row import LookupsByRow, group_lookups
-from hotset.stats.batches.stored_lookups import LONG_LOOKUPS
+from hotset.stats.batches.packed_lookups import LONG_LOOKUPS
 from hotset.train.gpu_kernels.batch_lists import (
     BatchLists,
     BatchRoom,
@@ -140,21 +139,22 @@ def poisoned(tensor: torch.Tensor) -> torch.Tensor:
 def _stored_lists(
     ids_BF: NDArray[np.int32], num_rows: NDArray[np.int64], room: BatchRoom, device: torch.device
 ) -> BatchLists:
-    num_samples, num_tables = ids_BF.shape
+    num_samples = ids_BF.shape[0]
     lookups = of_matrix(ids_BF.reshape(-1), num_rows)
-    record = lookup_batch(
-        lookup_schema(room.num_samples), group_lookups(lookups, is_local=True), lookups.offsets_F1
-    )
-    stored = stored_lookups(record, num_tables)
+    found = group_lookups(lookups, is_local=True)
+    starts = found.starts_U1[:-1] - np.repeat(lookups.offsets_F1[:-1], np.diff(found.first_F1))
+    is_long = found.counts_U > LONG_LOOKUPS
+    long_rows = np.flatnonzero(is_long)
+    long_offsets = np.searchsorted(long_rows, found.first_F1)
     lists = BatchLists(*map(poisoned, room.new_lists(device)))
     _fill(lists.num_samples_1, np.array([num_samples]))
-    _fill(lists.order_N, stored.order)
-    _fill(lists.order_offsets_F1, stored.order_offsets)
-    _fill(lists.rows_U, stored.rows)
-    _fill(lists.row_offsets_F1, stored.row_offsets)
-    _fill(lists.starts_U, stored.starts)
-    _fill(lists.long_rows_L, stored.long_rows)
-    _fill(lists.long_offsets_F1, stored.long_offsets)
+    _fill(lists.order_N, found.order_N)
+    _fill(lists.order_offsets_F1, lookups.offsets_F1)
+    _fill(lists.rows_U, found.rows_U)
+    _fill(lists.row_offsets_F1, found.first_F1)
+    _fill(lists.starts_U, starts)
+    _fill(lists.long_rows_L, long_rows - np.repeat(found.first_F1[:-1], np.diff(long_offsets)))
+    _fill(lists.long_offsets_F1, long_offsets)
     return lists
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hotset.stats.staging.step_plans import Residents, StepPlans
@@ -20,6 +21,8 @@ class Item:
     write_backs: set[int] = field(default_factory=set)
     after: int = -1
     is_shortened: bool = False
+    reach: int = field(default=-1, compare=False)
+    """How far ahead the nearest known next use of its victims is; 0: none has one; -1: no victims."""
 
 
 @dataclass
@@ -45,19 +48,23 @@ def naive_items(
     prefetch: int,
     *,
     lookups: list[list[int]] | None = None,
-    window: int = NEVER,
+    window: int | Callable[[list[Item]], int] = NEVER,
     group: int = 1,
     warm: list[int] | None = None,
     warm_counts: list[int] | None = None,
     used_before: set[int] | None = None,
 ) -> tuple[list[Item], set[int]]:
-    """Plan an epoch: its items, and the rows to write back after it; ``used_before`` is updated."""
+    """Plan an epoch: its items, and the rows to write back after it; ``used_before`` is updated.
+
+    ``window`` may depend on the items before the present one.
+    """
     used = set() if used_before is None else used_before
     residents: dict[int, Resident] = {}
     items = [Item(after=max(step - prefetch - 1, -1)) for step in range(len(batches))]
     sequence = 0
     step = 0
     while step < len(batches):
+        ahead = window(items[:step]) if callable(window) else window
         pinned = {row for row, resident in residents.items() if resident.is_pinned}
         stop = step + 1
         while stop < min(step + group, len(batches)):
@@ -83,10 +90,10 @@ def naive_items(
             item.is_shortened = True
         item.after = max(after, -1)
 
-        def keep(row: int, step: int = step) -> tuple[int, int]:
+        def keep(row: int, step: int = step, ahead: int = ahead) -> tuple[int, int]:
             resident = residents[row]
             if policy == "lookahead":
-                return -next_use(batches, row, step, step + window), resident.sequence
+                return -next_use(batches, row, step, step + ahead), resident.sequence
             if policy == "lfu":
                 return resident.count, resident.sequence
             if policy == "dataset":
@@ -94,7 +101,11 @@ def naive_items(
             return resident.sequence, 0
 
         candidates = sorted(evictable(after), key=keep)
-        for row in candidates if policy == "static" else candidates[: max(need, 0)]:
+        victims = candidates if policy == "static" else candidates[: max(need, 0)]
+        if victims:
+            uses = [next_use(batches, row, step, step + ahead) for row in victims]
+            item.reach = min((use - step for use in uses if use < NEVER), default=0)
+        for row in victims:
             if not residents.pop(row).is_clean:
                 item.write_backs.add(row)
         for row in missing:

@@ -24,14 +24,13 @@ def hints_of_the_case(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``log.tsv``, ``data`` (scheduled, some rows hot) and ``run``; for copying only."""
+    """A folder with ``log.tsv``, ``data`` (some rows hot) and ``run``; for copying only."""
     folder = tmp_path_factory.mktemp("hints")
     generate(GenerateConfig(samples=600, seed=1, scale=100), folder / "log.tsv", workers=1)
     data = str(folder / "data")
     quiet = ["-q", "--workers", "1"]
     preprocess = ["preprocess", str(folder / "log.tsv"), "--out", data, "--hot-bytes", "64KiB"]
     assert main([*preprocess, "--batch-size", "128", *quiet]) == 0
-    assert main(["schedule", data, *quiet]) == 0
     assert main(["train", data, "--out", str(folder / "run"), "--threads", "1", "-q"]) == 0
     return folder
 

@@ -59,7 +59,6 @@ def test_what_is_no_folder_of_preprocess(shell: Shell) -> None:
     for path, command in (
         ("log.tsv", "stats"),
         ("run", "stats"),
-        ("run", "schedule"),
         ("data/shards", "advise"),
     ):
         assert shell.refused(command, path) == "give the folder that preprocess wrote (its --out)"
@@ -88,14 +87,12 @@ def test_a_missing_folder_is_written_by_the_command_in_the_hint(shell: Shell) ->
     assert shell.refused("train", "run", "--out", "other")  # a run is no stage folder
 
 
-@pytest.mark.parametrize("folder", ["counts", "vocabulary", "samples", "plan", "shards", "schedule"])
+@pytest.mark.parametrize("folder", ["counts", "vocabulary", "samples", "plan", "shards"])
 @follows("pipeline/folders/manifest.py::Manifest.read#2")
 def test_a_damaged_manifest_is_written_again(folder: str, shell: Shell) -> None:
     damage(Path("data", folder, "manifest.json"))
-    next_command = {"counts": "rank", "shards": "schedule"}.get(folder, "verify")
-    if folder == "schedule":
-        hint = shell.refused("train", "data", "--out", "other")
-    elif folder in ("counts", "shards"):
+    next_command = {"counts": "rank", "shards": "advise"}.get(folder, "verify")
+    if folder in ("counts", "shards"):
         hint = shell.refused(next_command, "data")
     else:
         hint = shell.refused("stats" if folder != "samples" else "split", "data")

@@ -123,14 +123,6 @@ def test_a_batch_with_too_many_lookups(shell: Shell) -> None:
     shell.works("pack", "data", "--redo", "--batch-size", "64")
 
 
-@follows("pipeline/stages/schedule.py::_refuse_large_batches")
-def test_staging_too_small_for_a_batch(shell: Shell) -> None:
-    arguments = ["schedule", "data", "--redo", "--staging-bytes"]
-    hint = shell.refused(*arguments, "1KiB")
-    shell.works(*arguments, number_in(hint, "--staging-bytes"))
-    shell.works(*arguments, "1KiB", "--split-batches")
-
-
 @follows(
     "pipeline/schema/feature_settings.py::numbers_of",
     "pipeline/schema/feature_settings.py::parse_feature_settings",
@@ -195,7 +187,7 @@ def test_a_disk_without_room(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> N
 @follows("pipeline/runtime/memory.py::refuse_small_caps")
 @pytest.mark.parametrize("workers", [["--workers", "1"], ["--workers", "3"]])
 def test_too_little_memory(shell: Shell, workers: list[str]) -> None:
-    arguments = ["preprocess", "log.tsv", "--out", "other", "--transpose", *workers, "--memory"]
+    arguments = ["preprocess", "log.tsv", "--out", "other", *workers, "--memory"]
     enough = number_in(shell.refused(*arguments, "1MiB"), "--memory")
     assert not Path("other").exists()
     # One hint does for every stage, and a mebibyte less for one of them at least does not.

@@ -1,4 +1,4 @@
-"""Hints of `train` and `evaluate`: shards, schedules, runs and the machine."""
+"""Hints of `train` and `evaluate`: shards, runs and the machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from hotset.train.data.batch_order import RecordedOrder
 from hotset.train.data.shards import Shards, with_hot_bytes
 from hotset.train.evaluate import refuse_other_tables
 from hotset.train.model.dense_dtype import choose_dense_dtype
-from hotset.train.placements import schedule_file
 from hotset.train.rows import mapped_rows
 from hotset.train.run_config import RunConfig
 from hotset.train.run_folder import run_files, run_reader, run_writer
@@ -190,31 +189,6 @@ def test_a_run_on_other_shards(shell: Shell) -> None:
     shell.works("evaluate", "run", "data")
 
 
-@follows("train/placements/schedule_file.py::_damaged", "train/placements/schedule_file.py::_difference")
-def test_a_schedule_is_planned_again(shell: Shell) -> None:
-    path = next(Path("data/schedule").glob("*.arrow"))
-    path.write_bytes(path.read_bytes()[::-1])
-    shell.obey(shell.refused(*TRAIN, "other"))
-    retrained(shell)
-    change_manifest("data/schedule", lambda parts: parts.update(version=99))
-    shell.obey(shell.refused(*TRAIN, "other"))
-    retrained(shell, "once more")
-
-
-@follows("train/placements/schedule_file.py::Schedule.queue")
-def test_a_schedule_for_another_order(shell: Shell) -> None:
-    schedule: Any = SimpleNamespace(
-        _width=lambda *_: SimpleNamespace(num_slots=4),
-        _read=lambda *_: SimpleNamespace(batches=np.array([1], np.int32)),
-        _checkers={16: None},
-        _manifest=SimpleNamespace(folder=Path("data/schedule")),
-    )
-    placement: Any = SimpleNamespace(num_staging_slots=4)
-    hint = hint_of(lambda: schedule_file.Schedule.queue(schedule, 1, placement, 16, [2]))
-    assert hint == "train with --plan epoch, which does not use it"
-    shell.works(*TRAIN, "other", "--plan", "epoch")
-
-
 @follows("train/run_folder/unfinished_run.py::refuse_occupied")
 def test_a_run_is_in_the_way(shell: Shell) -> None:
     assert shell.refused(*TRAIN, "run") == "give another --out, or remove the folder"
@@ -358,19 +332,6 @@ def test_rows_on_disk(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["train", "large", "--slow-dir", "disk", "--threads", "1"]
     enough = shell.refused(*arguments, "--slow-bytes", "16KiB", "--out", "a").split()[:2]
     shell.works(*arguments, *enough, "--out", "b")
-
-
-@follows("train/data/stored_batches.py::_damaged")
-def test_damaged_lookups_are_written_again(shell: Shell) -> None:
-    shell.works("transpose", "data")
-    path = next(Path("data/lookups").glob("*.arrow"))
-    path.write_bytes(path.read_bytes()[::-1])
-    hint = shell.refused(*TRAIN, "other")
-    assert hint.endswith("training works without it, too")
-    shell.obey(hint)
-    retrained(shell)
-    shutil.rmtree("data/lookups")
-    retrained(shell, "without")
 
 
 @follows("train/model/dense_dtype.py::choose_dense_dtype")

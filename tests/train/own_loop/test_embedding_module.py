@@ -41,7 +41,7 @@ FIELDS: dict[str, Any] = {"embedding_optimizer": "adagrad", "seed": 3}
 PLACEMENTS: tuple[dict[str, Any], ...] = (
     *({"placement": name} for name in ("hybrid", "hybrid-dedup", "hybrid-uva", "fae")),
     {"placement": "cache", "staging_bytes": 3000, "prefetch": 2},
-    {"placement": "lookahead", "staging_bytes": 3000, "prefetch": 2, "window": 5},
+    {"placement": "lookahead", "staging_bytes": 3000, "prefetch": 2},
     # Fewer slots than a batch has cold rows, so that batches run in passes.
     {"placement": "lookahead", "staging_bytes": "300"},
 )
@@ -417,7 +417,7 @@ def test_settings_that_no_loop_has_are_refused_in_one_line(folder: Path) -> None
         ({"cache_policy": "fifo"}, "^cache_policy must be one of lru, lfu, dataset, got 'fifo'$"),
         ({"staging_bytes": "lots"}, "not a size: 'lots'"),
         ({"decay": 1.0}, "embedding_decay must be from 0 to below 1, got 1.0"),
-        ({"window": 0}, "window must be 1 or more, got 0"),
+        ({"cache_batches": 0}, "cache_batches must be 1 or more, got 0"),
     ]
     for settings, message in refused:
         with pytest.raises(ConfigError, match=message):

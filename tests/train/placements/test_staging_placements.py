@@ -30,7 +30,7 @@ def plans_of(placement: StagingPlacement) -> tuple[list[tuple[list[int], ...]], 
     for rows in cold:
         queue.add(rows)
     queue.finish()
-    assert queue.num_ready == len(BATCHES)
+    assert queue.num_planned == len(BATCHES)
     steps = []
     for rows in cold:
         plan = queue.take(rows.rows_U, is_fresh=True)
@@ -42,7 +42,7 @@ def plans_of(placement: StagingPlacement) -> tuple[list[tuple[list[int], ...]], 
 
 def test_cold_rows_are_those_that_live_on_the_slow_tier() -> None:
     # Rows 2 and 3 of the first table are slow slots 0 and 1, rows 3 to 5 of the second 2 to 4.
-    cold = Lookahead(TABLES, 3, 0, None).find_cold_rows(BATCHES[0])
+    cold = Lookahead(TABLES, 3, 0).find_cold_rows(BATCHES[0])
     assert (cold.rows_U.tolist(), cold.lookups_U.tolist()) == ([1, 4], [1, 2])
     # A cache has all rows on the slow tier: 0 and 3 of the first table, 0 and 5 of the second.
     every = cache(9).find_cold_rows(BATCHES[0])
@@ -52,14 +52,14 @@ def test_cold_rows_are_those_that_live_on_the_slow_tier() -> None:
 def test_hashing_and_grouping_find_the_same_cold_rows(rng: np.random.Generator) -> None:
     ids = BatchIds.of_matrix(np.minimum(rng.zipf(1.3, (200, 2)) - 1, [3, 5]).astype(np.int32))
     lookups = IdReader(TABLES, [0, 1]).by_row(ids)
-    for placement in (Lookahead(TABLES, 3, 0, None), cache(9)):
+    for placement in (Lookahead(TABLES, 3, 0), cache(9)):
         first, second = placement.find_cold_rows(ids), placement.cold_rows(lookups)
         np.testing.assert_array_equal(first.rows_U, second.rows_U)
         np.testing.assert_array_equal(first.lookups_U, second.lookups_U)
 
 
 def test_lookahead_keeps_what_is_used_again_first() -> None:
-    steps, flushed = plans_of(Lookahead(TABLES, 3, 0, None))
+    steps, flushed = plans_of(Lookahead(TABLES, 3, 0))
     assert steps == [
         ([1, 4], [], []),
         ([0], [], []),
@@ -70,12 +70,8 @@ def test_lookahead_keeps_what_is_used_again_first() -> None:
     assert flushed == [0, 2, 4]
 
 
-def test_planning_ahead_and_online_agree_where_all_is_known() -> None:
-    assert plans_of(Lookahead(TABLES, 3, 0, None)) == plans_of(Lookahead(TABLES, 3, 0, 4))
-
-
 def test_staging_slots_follow_the_hot_rows() -> None:
-    placement = Lookahead(TABLES, 3, 0, None)
+    placement = Lookahead(TABLES, 3, 0)
     queue = PlanQueue(placement, placement.planner())
     cold = placement.find_cold_rows(BATCHES[0])
     queue.add(cold)
@@ -89,7 +85,7 @@ def test_staging_slots_follow_the_hot_rows() -> None:
 
 
 def test_a_batch_of_too_many_rows_runs_in_passes() -> None:
-    placement = Lookahead(TABLES, 1, 0, None)
+    placement = Lookahead(TABLES, 1, 0)
     queue = PlanQueue(placement, placement.planner())
     cold = [placement.find_cold_rows(ids) for ids in BATCHES[:2]]
     for rows in cold:

@@ -136,7 +136,6 @@ def check_drawn(placement: str, num_ranks: int, per_rank: int, seed: int, path: 
         "epochs": one_of(1, 2),
         "staging_bytes": one_of(100, 1_000, 20_000) if staged else None,
         "prefetch": one_of(0, 1, 3) if staged else None,
-        "plan": one_of("epoch", "online") if placement == "lookahead" else "auto",
     }
     assert on_ranks(drawn, fields, num_ranks)[0] == result(drawn, fields, OneRank())
 

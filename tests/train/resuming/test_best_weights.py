@@ -57,7 +57,6 @@ PLACEMENTS: tuple[dict[str, Any], ...] = (
     {"placement": "hybrid-dedup"},
     {"placement": "cache"},
     {"placement": "lookahead"},
-    {"placement": "lookahead", "plan": "online", "window": 3, "slow_bytes": ByteSize(1)},
 )
 UNSCORED = replace(
     SPEC, num_rows=(5, 40, 20_000), num_hot_only=20, num_mixed=360, num_evaluation=0, num_validation=0

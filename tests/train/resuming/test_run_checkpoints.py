@@ -25,9 +25,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hotset.pipeline.errors import HotsetError
-from hotset.pipeline.folders.manifest import Manifest, checksum_of
+from hotset.pipeline.folders.manifest import checksum_of
 from hotset.pipeline.sizes import KIB, ByteSize
-from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
 from hotset.tests.support.processes.kills import Killed
 from hotset.tests.support.processes.stopped_runs import results, train_until, unbroken_results
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
@@ -41,8 +40,6 @@ from hotset.train.data.shards import Shards
 from hotset.train.model_building.model_inputs import ModelInputs
 from hotset.train.options.interval import Interval
 from hotset.train.options.recipe_options import RecipeOptions
-from hotset.train.placements.plan_queue import PlanQueue
-from hotset.train.placements.spooled_plans import EpochSpool
 from hotset.train.resuming import run_checkpoints
 from hotset.train.resuming.saved_run import Checkpoint, restore, table_sizes
 from hotset.train.run import train
@@ -70,7 +67,6 @@ PLACEMENTS: tuple[dict[str, Any], ...] = (
     {"placement": "hybrid-dedup"},
     {"placement": "fae"},
     {"placement": "lookahead"},
-    {"placement": "lookahead", "plan": "online", "window": 3},
     {"placement": "cache", "cache_policy": "lfu"},
     {"placement": "lookahead", "slow_bytes": ByteSize(60 * KIB)},
     {"placement": "hybrid", "slow_bytes": ByteSize(1)},
@@ -210,72 +206,6 @@ def test_a_checkpoint_whose_rows_are_copied_between_later_steps_is_one_of_its_ow
     assert record is not None and record.state.step < 28, "parts were copied over several steps"
     run_until(data, tmp_path / "stopped", None, every(4), **fields)
     assert results(tmp_path / "stopped") == wanted
-
-
-SCHEDULED: dict[str, Any] = {"embedding_optimizer": "sgd", "staging_bytes": ByteSize(1_500)}
-
-
-@pytest.fixture(scope="module")
-def scheduled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards with the step plans of both epochs."""
-    folder = tmp_path_factory.mktemp("scheduled")
-    shards = write_shards(folder / "shards", SPEC)
-    config = ScheduleConfig(split_batches=True, staging_bytes=ByteSize(1_500), prefetch=1, epochs=2)
-    schedule(config, Manifest.read(shards), folder / "schedule")
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("fields", "stop"),
-    [
-        # In the first epoch, at its end and in the second one; the others in the slow run.
-        pytest.param(fields, stop, marks=[] if stop in quick else pytest.mark.slow)
-        for fields, quick in (({}, (1, 18, 23)), ({"slow_bytes": ByteSize(30 * KIB)}, (11, 35)))
-        for stop in (1, 11, 18, 23, 35)
-    ],
-)
-def test_a_resumed_run_goes_on_in_its_schedule(
-    scheduled: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    unbroken: Callable[..., dict[str, bytes]],
-    stop: int,
-    fields: dict[str, Any],
-) -> None:
-    fields = fields | SCHEDULED
-    wanted = unbroken(**fields | {"placement": "all-fast"})
-    # No plan is made any more.
-    monkeypatch.setattr(PlanQueue, "finish", None)
-    monkeypatch.setattr(EpochSpool, "finish", None)
-    run_until(scheduled, tmp_path / "run", stop, every(50), "signal", **fields)
-    run_until(scheduled, tmp_path / "run", None, every(50), **fields)
-    for name in ("weights.safetensors", "batch_order.npy"):
-        assert results(tmp_path / "run")[name] == wanted[name]
-
-
-def test_a_run_that_starts_from_another_uses_a_schedule_too(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards = write_shards(tmp_path / "data" / "shards", SPEC)
-    source = tmp_path / "source"
-    run_until(tmp_path / "data", source, None, OFF, placement="all-fast", embedding_optimizer="sgd")
-
-    def run(out: Path, stop: int | None, placement: str) -> None:
-        def progress(stage: str, done: int, *_: object) -> None:
-            if stage == "train" and stop is not None and done >= 20 * stop:
-                os.kill(os.getpid(), signal.SIGINT)
-
-        config = TrainConfig(**FIELDS | {"embedding_optimizer": "sgd", "placement": placement})
-        train(tmp_path / "data", config, out, checkpoints=every(50), init_from=source, progress=progress)
-
-    run(tmp_path / "unbroken", None, "all-fast")
-    config = ScheduleConfig(split_batches=True, staging_bytes=ByteSize(2_500), prefetch=1, epochs=2)
-    schedule(config, Manifest.read(shards), tmp_path / "data" / "schedule")
-    monkeypatch.setattr(PlanQueue, "finish", None)
-    with pytest.raises(Interrupted):
-        run(tmp_path / "run", 25, "lookahead")
-    run(tmp_path / "run", None, "lookahead")
-    assert results(tmp_path / "run") == results(tmp_path / "unbroken")
 
 
 def test_rows_are_restored_under_any_other_placement(

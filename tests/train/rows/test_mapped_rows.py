@@ -54,7 +54,7 @@ def test_a_disk_without_room_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 @pytest.mark.parametrize(
     "placement",
-    [{"placement": "lookahead", "plan": "online"}, {"placement": "cache"}, {"placement": "hybrid"}],
+    [{"placement": "cache"}, {"placement": "hybrid"}],
 )
 def test_a_model_larger_than_memory_trains_to_the_same_bits(
     placement: dict[str, Any], tmp_path: Path

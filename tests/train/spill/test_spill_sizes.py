@@ -13,7 +13,6 @@ from hotset.train.spill.spill_sizes import (
     NUM_READERS,
     SpillShape,
     SpillSizes,
-    choose_all_sizes,
     choose_sizes,
     least_bytes,
 )
@@ -57,16 +56,6 @@ def test_too_little_memory_is_refused_with_what_would_do() -> None:
         choose_sizes(shape, enough - KIB)
     assert f"--slow-bytes {enough // KIB}KiB would do" in str(caught.value.hint)
     assert bytes_taken(shape, choose_sizes(shape, enough)) <= enough
-
-
-def test_memory_that_is_used_otherwise_is_taken_off_the_limit() -> None:
-    shapes = [shape_of(), shape_of(width=33)]
-    enough = sum(map(least_bytes, shapes)) + MIB
-    sizes = choose_all_sizes(shapes, enough, reserved_bytes=MIB)
-    assert sum(each.num_bytes for each in sizes) <= enough - MIB
-    with pytest.raises(ConfigError) as caught:
-        choose_all_sizes(shapes, enough - 1, reserved_bytes=MIB)
-    assert f"--slow-bytes {-(-enough // KIB)}KiB would do" in str(caught.value.hint)
 
 
 def test_a_row_wider_than_a_block_gets_blocks_of_its_own_size() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotset.pipeline.errors import ConfigError, HotsetError
-from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.sizes import KIB, ByteSize
-from hotset.pipeline.stages.schedule import ScheduleConfig, schedule
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, no_log, trained
 from hotset.train.config import TrainConfig
@@ -145,16 +142,6 @@ def test_optimizer_state_travels_with_the_rows(
     assert_equal_bits(trainer, trained(shards, placement="all-fast", **(FIELDS | fields)))
 
 
-def test_a_schedule_on_disk_is_used(all_fast: Trainer, tmp_path: Path) -> None:
-    opened = Shards.open(write_shards(tmp_path / "shards", replace(SPEC, embedding_optimizer="adagrad")))
-    config = ScheduleConfig(staging_bytes=FIELDS["staging_bytes"], epochs=2)
-    schedule(config, Manifest.read(tmp_path / "shards"), tmp_path / "schedule")
-    trainer = spilled(opened, tmp_path, prefetch=None)
-    assert trainer.step_source._schedule is not None
-    run_steps(trainer, no_log)
-    assert_equal_bits(trainer, all_fast)
-
-
 def test_a_replayed_order_is_known_ahead_too(shards: Shards, tmp_path: Path) -> None:
     order = np.concatenate([np.random.default_rng(5).permutation(shards.num_training_batches)] * 2)
     recorded = RecordedOrder(order.astype(np.int32), 2)
@@ -250,15 +237,12 @@ def test_weights_are_saved_a_range_at_a_time(shards: Shards, all_fast: Trainer, 
     assert len(list(weights.parts("C3"))) > 2
 
 
-@pytest.mark.parametrize("plan", ["auto", "epoch"])
-def test_too_little_memory_is_refused_before_the_first_step(
-    plan: Any, shards: Shards, tmp_path: Path
-) -> None:
+def test_too_little_memory_is_refused_before_the_first_step(shards: Shards, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="6,470 cold rows cannot be kept in 20 KiB") as caught:
-        spilled(shards, tmp_path, slow_bytes=ByteSize(20 * KIB), plan=plan)
+        spilled(shards, tmp_path, slow_bytes=ByteSize(20 * KIB))
     size = str(caught.value.hint).split()[1]
     assert size.endswith("KiB")
-    run_steps(spilled(shards, tmp_path, slow_bytes=ByteSize(int(size[:-3]) * KIB), plan=plan), no_log)
+    run_steps(spilled(shards, tmp_path, slow_bytes=ByteSize(int(size[:-3]) * KIB)), no_log)
 
 
 def test_memory_for_plans_is_bounded_too(

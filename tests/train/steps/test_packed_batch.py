@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from hotset.pipeline.folders.stage_totals import LookupsTotals
 from hotset.stats.batches.batch_lookups import of_matrix
 from hotset.stats.batches.lookups_by_row import group_lookups
-from hotset.stats.batches.stored_lookups import LONG_LOOKUPS
+from hotset.stats.batches.packed_lookups import LONG_LOOKUPS
 from hotset.train.gpu_kernels.batch_lists import BatchLists, BatchRoom
 from hotset.train.rows.tiers import Layout
-from hotset.train.steps.packed_batch import HostLists, PackedRoom, bytes_per_sample, pack
+from hotset.train.steps.packed_batch import HostLists, PackedRoom, pack
 
 NUM_ROWS = np.array([5, 40, 3])
 HOT = Layout.of([0, 0, 0], [2, 2, 2])
@@ -98,26 +97,6 @@ def test_room_grows_and_does_not_shrink(rng: np.random.Generator) -> None:
     assert grown.widths[0].num_rows >= large.lookups.num_rows and grown.num_bytes > room.num_bytes
     assert grown.with_room_for([small], 3) is grown
     assert grown.with_room_for([small], 1000) == replace(grown, num_moves=1250)
-
-
-def test_the_totals_of_lookups_say_what_a_sample_takes(rng: np.random.Generator) -> None:
-    num_samples = 4000
-    lists = host_lists(num_samples, rng)
-    totals = LookupsTotals(
-        samples=num_samples,
-        batches=1,
-        lookups=3 * num_samples,
-        rows=lists.lookups.num_rows,
-        long_rows=lists.num_long,
-    )
-    room = room_for(num_samples).with_room_for([lists], 0)
-    wanted = num_samples * bytes_per_sample(totals, num_dense=2)
-    # Beside these there are offsets of tables, rates, and the gaps between lists.
-    assert wanted < room.num_bytes < wanted + 3000
-    # 26 tables, 13 dense features, seven distinct rows a sample.
-    kaggle = LookupsTotals(samples=100, batches=1, lookups=2600, rows=700, long_rows=0)
-    assert bytes_per_sample(kaggle, num_dense=13) == 1 + 52 + 52 + 42
-    assert bytes_per_sample(kaggle, num_dense=13, has_long_numbers=True) == 1 + 52 + 104 + 56
 
 
 def test_every_list_of_the_kernels_has_a_place() -> None:

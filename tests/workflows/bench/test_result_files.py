@@ -19,7 +19,6 @@ SCRIPTS = {
     "full-kaggle": "preprocess --growth",
     "train": "train_step",
     "placements": "placements",
-    "schedule-full-kaggle": "placements --bytes",
     "larger-than-memory": "larger_than_memory",
     "kills": "kills",
     "train-kills": "kills --of train",

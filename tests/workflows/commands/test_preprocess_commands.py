@@ -19,8 +19,6 @@ def every_folder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the output of every stage, for reading only."""
     out = tmp_path_factory.mktemp("every") / "dir"
     shutil.copytree(data, out)
-    assert main(["schedule", str(out), "--staging-bytes", "1MiB"]) == 0
-    assert main(["transpose", str(out)]) == 0
     return out
 
 
@@ -58,13 +56,10 @@ def test_nothing_is_removed_for_a_memory_cap_that_cannot_be_kept(
     "words",
     [
         *([stage, "--memory", "1KiB"] for stage in ("count", "rank", "encode", "split", "pack")),
-        ["schedule", "--memory", "1KiB"],
-        ["transpose", "--memory", "1KiB"],
         ["count", "--eval-files", "1"],
         ["rank", "--rank-by", "peel", "--memory", "180MiB", "--workers", "1"],
         ["rank", "--rank-by", "sampled", "--memory", "180MiB", "--workers", "1"],
         ["split", "--mode", "fae-code"],
-        ["schedule", "--staging-bytes", "1KiB"],
     ],
     ids=" ".join,
 )
@@ -118,13 +113,6 @@ def test_a_single_stage_that_was_finished_says_so(
         assert capsys.readouterr().out.endswith(", already done\n") == is_done
     assert main(["pack", mine, "--batch-size", "128", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["was_finished"] is True
-
-
-def test_the_schedule_is_described(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "shards").symlink_to(data / "shards")
-    assert main(["schedule", str(tmp_path), "--staging-bytes", "1MiB"]) == 0
-    shown = capsys.readouterr().out
-    assert " rows are loaded (" in shown and " are initialized on first use" in shown
 
 
 def test_the_schema_sets_the_defaults_and_options_replace_them() -> None:

@@ -29,7 +29,7 @@ def test_the_defaults_are_written_out(capsys: pytest.CaptureFixture[str], tmp_pa
     assert printed(capsys, tmp_path / "recipe.toml") == text
     (tmp_path / "part.toml").write_text("[train]\nepochs = 4\n")
     part = tomllib.loads(printed(capsys, tmp_path / "part.toml"))
-    assert part.keys() == {"train"} and part["train"]["epochs"] == 4 and part["train"]["window"] == 64
+    assert part.keys() == {"train"} and part["train"]["epochs"] == 4 and part["train"]["cache_batches"] == 1
     assert json.loads(printed(capsys, "--json", tmp_path / "part.toml"))["train"]["epochs"] == 4
 
 

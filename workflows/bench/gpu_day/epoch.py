@@ -12,8 +12,6 @@ import time
 from typing import Any, Literal, get_args
 
 from ....pipeline.sizes import ByteSize
-from ....pipeline.stages.schedule import ScheduleConfig, schedule
-from ....pipeline.stages.transpose import TransposeConfig, transpose
 from ....stats.ranking.row_bytes import row_bytes
 from ....train.config import TrainConfig
 from ....train.data.shards import Shards
@@ -73,13 +71,6 @@ def _write_inputs(settings: PartSettings, records: Records) -> Shards:
     del samples
     note("pack")
     shards = Shards.open(folder / "shards")
-    transpose(TransposeConfig(), shards.manifest, folder / "lookups")
-    note("transpose")
-    # Without a schedule the run plans by itself, with few batches known ahead.
-    with records.catching("the epoch is scheduled"):
-        config = ScheduleConfig(staging_bytes=_staging_bytes(num_rows), split_batches=True)
-        schedule(config, shards.manifest, folder / "schedule")
-        note("schedule")
     records.row(what="inputs of an epoch", samples=num_training, num_rows=num_rows, seconds=seconds)
     return shards
 

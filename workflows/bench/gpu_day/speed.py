@@ -14,7 +14,6 @@ import torch
 
 from ....pipeline.runtime.memory import available_bytes
 from ....pipeline.sizes import ByteSize
-from ....pipeline.stages.transpose import TransposeConfig, transpose
 from ....stats.ranking.row_bytes import row_bytes
 from ....train.config import TrainConfig
 from ....train.data.shards import Shards
@@ -183,7 +182,4 @@ def packed_shards(
     write_kaggle_shards(
         samples, folder, batch_size=batch_size, embedding_dim=embedding_dim, hot_share=HOT_SHARE
     )
-    shards = Shards.open(folder)
-    # Grouped by row beforehand, as for any run of several epochs.
-    transpose(TransposeConfig(), shards.manifest, folder.parent / "lookups")
-    return shards
+    return Shards.open(folder)
