@@ -98,7 +98,7 @@ class StepSource:
                 yield from self._run_epoch(*self._planned.pop(0))
             return
         # One planner per width serves all epochs: it remembers which rows were used before, and its window.
-        window_bytes = self._window_bytes // max(len(self._staged), 1)
+        window_bytes = self._window_bytes // len(self._staged)
         planners = [_staging(width).planner(window_bytes) for width in self._staged]
         self._mark_restored(planners)
         for numbers in epochs:
@@ -106,9 +106,7 @@ class StepSource:
                 PlanQueue(_staging(width), planner)
                 for width, planner in zip(self._staged, planners, strict=True)
             ]
-            # Without staging a step needs nothing but its own batch.
-            known = self._planned_ahead(numbers, queues) if self._staged else numbers
-            yield from self._run_epoch(known, queues)
+            yield from self._run_epoch(self._planned_ahead(numbers, queues), queues)
         self._report_cap(planners)
 
     def _planned_ahead(self, numbers: Iterable[int], queues: list[PlanQueue]) -> Iterator[int]:
@@ -185,8 +183,7 @@ class StepSource:
         first_item = self._embeddings.transfers.num_items
         for number, read in self._readers.in_order(self._read_whole, numbers):
             yield self._take(number, read, queues, first_item)
-        if self._staged:
-            self._flush(queues)
+        self._flush(queues)
 
     def _add(self, number: int, queues: Sequence[PlanQueue | EpochSpool]) -> None:
         """Read a batch for its plan alone."""
@@ -198,15 +195,13 @@ class StepSource:
 
     def _is_staged(self, number: int) -> bool:
         """Whether a batch needs staging slots."""
-        if not self._staged:
-            return False
         return not self._is_hot_only(number) or _staging(self._staged[0]).stages_hot_only
 
     def _read_whole(self, number: int) -> ReadBatch:
         """Read a batch to run it: what needs no plan, and may be done in any thread."""
         batch = self._read(number)
         widths = tuple(width.read(number, batch) for width in self._embeddings.widths)
-        cold = zip(self._staged, widths, strict=True) if self._is_staged(number) else ()
+        cold = zip(self._staged, widths, strict=True) if self._staged and self._is_staged(number) else ()
         return ReadBatch(batch, widths, tuple(_staging(width).cold_rows(read.by_row) for width, read in cold))
 
     def _take(self, number: int, read: ReadBatch, queues: list[PlanQueue], first_item: int) -> PlannedStep:
