@@ -162,6 +162,18 @@ def host_steps(result: Result) -> list[str]:
     return found + [f"{each['samples_per_cpu_second'] / 1e6:.1f} million" for each in result["transposed"]]
 
 
+def torch_quality(result: Result) -> list[str]:
+    """Mean AUC with its deviation over seeds, and differences from plain torch with the same seed."""
+    assert len(result["seeds"]) == 5
+    return [
+        f"{sum(result['samples'].values()):,}",
+        *(f"{each:.4f}" for each in result["mean_auc"].values()),
+        *(f"{each:.4f}" for each in result["deviation_auc"].values()),
+        *(f"{each:+.4f}" for each in result["mean_auc_difference"].values()),
+        *(f"{each:.4f}" for each in result["deviation_auc_difference"].values()),
+    ]
+
+
 def models(result: Result) -> list[str]:
     auc = result["auc"]
     assert all(auc[f"{name}, lookahead"] == auc[f"{name}, all-fast"] for name in ("dlrm", "dcnv2"))
@@ -232,7 +244,8 @@ def codecs(result: Result) -> list[str]:
 
 
 def train(result: Result) -> list[str]:
-    found = ["1.8"]
+    by_hotset = [ratio["cpu_ratio"] for ratio in result["ratios"] if ratio["name"] == "hotset fp32"]
+    found = [f"{min(by_hotset):.2f}x"]
     for run, ratio in zip(result["contestants"], result["ratios"], strict=True):
         keys = ("name", "batch_size", "embedding_dim", "threads")
         assert [run[key] for key in keys] == [ratio[key] for key in keys]
@@ -333,6 +346,8 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "quality-models-real-110k": models,
     "quality-exchange-real-110k": coded_quality,
     "quality-exchange-generated-2m": coded_quality,
+    "torch-quality-real-110k": torch_quality,
+    "torch-quality-generated-200k": torch_quality,
     "fuxictr-real-110k": fuxictr,
     "placements-2m": placements,
     "placements-2m-dim64": placements,
