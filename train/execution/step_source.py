@@ -93,6 +93,12 @@ class StepSource:
 
     def steps(self, epochs: Iterable[Iterable[int]]) -> Generator[PlannedStep]:
         """The steps of epochs of batches given by number; the transfers of each are queued already."""
+        # Without staging a step needs nothing but its own batch.
+        if not self._staged:
+            for numbers in epochs:
+                for number, read in self._readers.in_order(self._read_whole, numbers):
+                    yield self._embeddings.plan(number, read.batch, read.widths)
+            return
         if self._planned is not None:
             while self._planned:
                 yield from self._run_epoch(*self._planned.pop(0))
