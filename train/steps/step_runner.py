@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -15,19 +15,18 @@ from ..execution.row_width import PlannedStep
 from ..model.dense_step import DenseStep
 from ..recipe.learning_rates import StepRates
 from ..work_threads import WorkThreads
-from .packed_batch import PackedBatch
 
 
 @dataclass(eq=False, slots=True)
 class Packing:
-    """A batch that a reader packs. The loop takes it without the lock of a future where it is there."""
+    """A batch that a reader packs, in the form of the device. The loop reads it without a lock once it is there."""
 
-    packed: PackedBatch | None = None
+    packed: Any = None
     """Set by the reader."""
-    future: Future[PackedBatch] | None = None
+    future: Future[Any] | None = None
     """The same; or the error of the reader."""
 
-    def result(self) -> PackedBatch:
+    def result(self) -> Any:
         """Return the batch once it is packed."""
         if self.packed is not None:
             return self.packed
