@@ -103,7 +103,7 @@ class Embeddings(nn.Module):
                 one on the host.
             decay: weight decay of rows, per use.
             settings: fields of `TrainConfig` that are about rows: ``hot_bytes``, ``staging_bytes`` (also as
-                text, "64MiB"), ``prefetch``, ``window``, ``cache_policy``, ``cache_warmup``,
+                text, "64MiB"), ``prefetch``, ``cache_policy``, ``cache_warmup``,
                 ``cache_batches``, ``embedding_optimizer``, ``embedding_lr``, ``seed`` and ``threads``.
 
         Raises:
