@@ -43,7 +43,7 @@ KERNELS := $(shell grep -rlE '^@(inlined_)?kernel' --include='*.py' pipeline/raw
 KERNEL_TESTS := tests/stats $(wildcard $(foreach path,$(KERNELS),tests/$(dir $(path))test_$(notdir $(path))))
 test-long: $(EXTRAS)
 	$(PYTEST) -m slow
-	$(PYTEST) -m "not slow" tests/train/gpu_kernels
+	$(PYTEST) -m "not slow" tests/train/gpu
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "not slow" -W ignore::RuntimeWarning $(KERNEL_TESTS)
 
 # mypy needs the folder to be called like the package (docs: the root is the package).

@@ -24,12 +24,18 @@ from ..pipeline.schema.schema_names import nearest
 from ..pipeline.sizes import KIB, MIB, format_byte_size
 from ..pipeline.stage_commands import hint_to_verify
 from ..pipeline.stages.pack import PackConfig
-from ..stats.prediction.access_rates import AccessRates
-from ..stats.prediction.row_loads import EpochUses
-from ..stats.prediction.step_times import compute_seconds, predict, where_more_stops_paying
-from ..stats.prediction.workload import Budget, Machine, Prediction, Workload
-from ..stats.ranking.hot_levels import MAX_BUDGETS
-from ..stats.staging.staging_size import MOST_PREFETCH
+from ..stats.lookahead.planner import MOST_PREFETCH
+from ..stats.ranking.ranking import MAX_BUDGETS
+from ..stats.step_times import (
+    Budget,
+    Machine,
+    Prediction,
+    Workload,
+    compute_seconds,
+    predict,
+    where_more_stops_paying,
+)
+from ..stats.traffic import AccessRates, EpochUses
 from .advice_record import ChosenOption, DescribedWorkload, MemoryOption, PlacementAdvice, PredictedStep
 from .config import TrainConfig
 from .model.dcn_shape import DcnShape

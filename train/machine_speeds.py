@@ -10,7 +10,7 @@ from .. import __version__
 from ..pipeline.errors import ConfigError, first_line
 from ..pipeline.folders.json_record import JsonRecord, RecordError
 from ..pipeline.formats.whole_file import whole_file
-from ..stats.prediction.workload import Machine
+from ..stats.step_times import Machine
 
 _FORMAT = "hotset speeds 1"
 _GIGA = 1e9

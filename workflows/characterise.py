@@ -30,7 +30,7 @@ from ..pipeline.folders.json_record import JsonRecord, RecordError, require_rang
 from ..pipeline.formats.whole_file import refuse_target
 from ..pipeline.runtime.tasks import num_workers
 from ..pipeline.sizes import MIB, ByteSize
-from ..stats.analysis.elasticities import UNDECIDED, Interval, log_slope, verdict
+from ..stats.curves import UNDECIDED, Interval, log_slope, verdict
 from ..stats.ranking.row_bytes import row_bytes
 from ..train.advice import flops_per_sample
 from ..train.config import PlacementName, TrainConfig

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.counting.count_merging import Counts, count_distinct, merge_counts
+from ...stats.count_merging import Counts, count_distinct, merge_counts
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output
 from ..folders.temporary_files import array_in

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.counting.category_counter import CategoryCounter
-from ...stats.counting.count_merging import Counts
+from ...stats.count_merging import Counts
+from ...stats.counting import CategoryCounter
 from ..folders.output import Output
 from ..folders.temporary_files import RunsFile
 from .merged_counts import merged_counts

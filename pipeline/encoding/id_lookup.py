@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.counting.id_tables import build_id_table, find_ids, id_table_bytes, most_rows_within
+from ...stats.id_tables import build_id_table, find_ids, id_table_bytes, most_rows_within
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output
 from ..folders.stage_totals import VocabularyTotals

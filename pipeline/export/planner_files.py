@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.analysis.coverage import falling
-from ...stats.analysis.zipf_fit import ZipfFit, fit_zipf
-from ...stats.prediction.access_rates import presence
+from ...stats.curves import ZipfFit, falling, fit_zipf
+from ...stats.traffic import presence
 from ..errors import ConfigError
 from ..folders.manifest import Manifest
 from ..folders.stage_totals import ShardsTotals

@@ -13,14 +13,7 @@ from typing import Literal, Self
 from ...stats.ranking.row_bytes import OPTIMIZERS
 from .json_record import JsonRecord, RecordError, require_range, stored_as
 from .manifest import Manifest
-from .table_info import (
-    MOST_FLOATS,
-    CountedTable,
-    MappedTable,
-    PlannedTable,
-    SampleTable,
-    VocabularyTable,
-)
+from .table_info import MOST_FLOATS, CountedTable, MappedTable, PlannedTable, SampleTable, VocabularyTable
 
 Order = Literal["frequency", "peel", "sampled"]
 """The order of importance of a vocabulary's rows."""

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.counting.count_merging import Counts
+from ...stats.count_merging import Counts
 from ..folders.file_facts import TextsFacts
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output

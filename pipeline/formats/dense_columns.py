@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.dense_values import log1p_table, transform_dense, transform_values
+from ...stats.batch_work import log1p_table, transform_dense, transform_values
 from ...stats.kernel import read_only
 from .arrow_files import validity_of, values_of
 

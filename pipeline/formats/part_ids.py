@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.bag_shuffle import tag_cold_bags
-from ...stats.counting.id_tables import settle_unknown
-from ...stats.ranking.hot_rows import largest_ids, tag_hot_samples
+from ...stats.id_tables import settle_unknown
+from ...stats.ranking.ranking import largest_ids, tag_hot_samples
+from ...stats.shuffle import tag_cold_bags
 from ..errors import ManifestError
 from ..folders.file_facts import ColumnsFacts, SamplesFacts
 from ..folders.manifest import FileEntry, Manifest

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.hashing import mix64, mix64_pair
+from ...stats.id_tables import mix64, mix64_pair
 from ...stats.kernel import kernel
 
 MAX_SAMPLE_BYTES = 2 + 13 * 12 + 26 * 9

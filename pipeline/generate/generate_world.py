@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.hashing import mix64_pair
+from ...stats.id_tables import mix64_pair
 from .generate_kernel import COUPLING_BITS, GUIDE_BITS, NUM_SIGMOID, World, draw_samples
 from .profile import Column, Profile, load_profile
 from .sampling import log2, rake

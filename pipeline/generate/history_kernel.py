@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.hashing import mix64, mix64_pair
+from ...stats.id_tables import mix64, mix64_pair
 from ...stats.kernel import kernel
 
 _USERS = np.uint64(0x7573657273)

@@ -15,15 +15,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.ranking.fae_calibration import (
+from ...stats.ranking.fae_sampling import (
     LARGE_TABLE_BYTES,
     ProfiledTable,
     estimate_bytes,
     find_threshold,
     is_permutation,
 )
-from ...stats.ranking.frequency_ranking import runs_by_density, runs_of
-from ...stats.ranking.hot_rows import num_hot_of_runs
+from ...stats.ranking.ranking import num_hot_of_runs, runs_by_density, runs_of
 from ..errors import ConfigError, ManifestError
 from ..folders.manifest import Manifest
 from ..folders.stage_totals import CalibrationInfo, ExactHotRows, VocabularyTotals

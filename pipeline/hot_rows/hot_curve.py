@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.ranking.hot_levels import levels_of_prefixes, raise_levels
+from ...stats.ranking.ranking import levels_of_prefixes, raise_levels
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.table_info import TableInfo
 from ..formats.lookups import read_lookups

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...stats.ranking.frequency_ranking import runs_by_density, runs_of
-from ...stats.ranking.hot_rows import num_hot_of_runs, num_hot_of_tables
+from ...stats.ranking.ranking import num_hot_of_runs, num_hot_of_tables, runs_by_density, runs_of
 from ..folders.manifest import Manifest
 from ..folders.stage_totals import VocabularyTotals
 from ..ranking.vocabulary_files import read_tables

@@ -10,8 +10,8 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.analysis.coverage import most_frequent
-from ...stats.analysis.value_summary import count_labels_of_rows
+from ...stats.curves import most_frequent
+from ...stats.value_summary import count_labels_of_rows
 from ..folders.discard import is_discarded
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import ColumnsTotals

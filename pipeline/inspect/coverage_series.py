@@ -9,7 +9,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.analysis.coverage import coverage_points, top_shares
+from ...stats.curves import coverage_points, top_shares
 from ..folders.stage_totals import PlanTotals, SamplesTotals
 from .inspected_folder import Inspected
 

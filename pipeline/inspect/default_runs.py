@@ -13,12 +13,19 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.analysis.coverage import most_frequent
-from ...stats.batches.epoch_order import epoch_order
-from ...stats.staging.staging_planner import CachePolicy, StagingPlanner, cache_planner, lookahead_planner
-from ...stats.staging.staging_size import deepest_prefetch, default_staging_bytes, slots_of_widths
-from ...stats.staging.step_plans import RowStream, RowTraffic
-from ...stats.staging.window import WINDOW_BYTES, Window
+from ...stats.curves import most_frequent
+from ...stats.lookahead.planner import (
+    CachePolicy,
+    StagingPlanner,
+    cache_planner,
+    deepest_prefetch,
+    default_staging_bytes,
+    lookahead_planner,
+    slots_of_widths,
+)
+from ...stats.lookahead.step_plans import RowStream, RowTraffic
+from ...stats.lookahead.window import WINDOW_BYTES, Window
+from ...stats.shuffle import epoch_order
 from ..folders.file_facts import ShardFacts
 from ..folders.manifest import Manifest
 from ..folders.stage_totals import ShardsTotals, VocabularyTotals

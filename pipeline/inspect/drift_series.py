@@ -17,7 +17,7 @@ from typing import Literal, SupportsInt, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.analysis.drift import (
+from ...stats.drift import (
     MAX_PARTS,
     count_bits,
     count_common,

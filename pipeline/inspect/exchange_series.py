@@ -13,14 +13,17 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.batch_lookups import of_matrix
-from ...stats.batches.lookups_by_row import group_lookups
-from ...stats.exchange.count_exchange import count_exchange
-from ...stats.exchange.fixed_homes import striped_owners
-from ...stats.exchange.rank_masks import MOST_RANKS, mask_type, rank_masks, ranks_of_samples
-from ...stats.exchange.ranked_epoch import RankedEpoch
-from ...stats.exchange.volume import count_remote_lookups
-from ...stats.prediction.epoch_exchange import expected_exchange
+from ...stats.batch_rows import group_lookups, of_matrix
+from ...stats.exchange import (
+    MOST_RANKS,
+    RankedEpoch,
+    count_remote_lookups,
+    mask_type,
+    rank_masks,
+    ranks_of_samples,
+    striped_owners,
+)
+from ...stats.exchange_volume import count_exchange, expected_exchange
 from ..errors import ConfigError
 from ..stages.pack import PackConfig
 from .inspected_folder import Inspected, packed_batch_size

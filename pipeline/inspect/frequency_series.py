@@ -14,7 +14,7 @@ from typing import Any, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.analysis.coverage import falling, rows_for_shares, top_shares
+from ...stats.curves import falling, rows_for_shares, top_shares
 from ..errors import (
     ConfigError,
     HotsetError,

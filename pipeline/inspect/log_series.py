@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.analysis.value_summary import NUM_BINS, ValueSummary
+from ...stats.value_summary import NUM_BINS, ValueSummary
 from ..folders.discard import is_discarded
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import ColumnsTotals

@@ -7,8 +7,8 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.staging.miss_ratios import POLICIES, CacheSweep, distinct_stream, slots_to_try
-from ...stats.staging.step_plans import RowStream
+from ...stats.lookahead.planner import POLICIES, CacheSweep, distinct_stream, slots_to_try
+from ...stats.lookahead.step_plans import RowStream
 from ..folders.manifest import Manifest
 from ..folders.stage_totals import VocabularyTotals
 from ..ranking.vocabulary_files import read_tables
@@ -31,7 +31,7 @@ class MissRatioRow(TypedDict):
 
 
 class MissRatios(TypedDict):
-    """The policies over one trace, see `miss_ratios`."""
+    """The policies over one trace, see `planner`."""
 
     batch_size: int
     num_batches: int

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.analysis.drift import count_rows
-from ...stats.ranking.hot_levels import levels_by_count
+from ...stats.drift import count_rows
+from ...stats.ranking.ranking import levels_by_count
 from ..errors import ConfigError
 from ..folders.discard import is_discarded
 from ..folders.manifest import FileEntry, Manifest

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.sample_shuffle import keys_and_kinds
+from ...stats.shuffle import keys_and_kinds
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import SamplesTotals
 from ..formats.lookups import ONE_EACH, read_lookups

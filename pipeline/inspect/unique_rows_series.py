@@ -9,8 +9,7 @@ from typing import Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.prediction.access_rates import AccessRates, mean_unique_rows
-from ...stats.prediction.row_loads import EpochUses
+from ...stats.traffic import AccessRates, EpochUses, mean_unique_rows
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.stage_totals import VocabularyTotals
 from ..formats.arrow_files import fixed_lists, read_batch

@@ -14,10 +14,16 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.bag_shuffle import bag_lengths, place_bags, scatter_bags
-from ...stats.batches.key_order import num_buckets, order_keys
-from ...stats.batches.sample_shuffle import scatter_rows, take_bytes
 from ...stats.kernel import read_only
+from ...stats.shuffle import (
+    bag_lengths,
+    num_buckets,
+    order_keys,
+    place_bags,
+    scatter_bags,
+    scatter_rows,
+    take_bytes,
+)
 from ..folders.manifest import FileEntry
 from ..formats.arrow_files import values_of
 from ..formats.part_ids import PartIds

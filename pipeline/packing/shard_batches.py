@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.batches.bag_shuffle import gather_bags
-from ...stats.batches.sample_shuffle import gather_rows
+from ...stats.shuffle import gather_bags, gather_rows
 from ..errors import ConfigError
 from ..formats.arrow_files import as_fixed_lists
 from ..formats.tables import as_lists

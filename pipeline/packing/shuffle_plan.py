@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.sample_shuffle import (
+from ...stats.shuffle import (
     BIN_BITS,
     EVALUATION,
     HOT_ONLY,

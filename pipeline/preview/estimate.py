@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ...stats.counting.category_counter import CategoryCounter
-from ...stats.counting.heaps_law import distinct_at
-from ...stats.counting.id_tables import id_table_bytes
+from ...stats.counting import CategoryCounter, distinct_at
+from ...stats.id_tables import id_table_bytes
 from ..counting.count_spans import spans_of
 from ..formats.arrow_files import NO_NULLS
 from ..packing.row_layout import RowLayout

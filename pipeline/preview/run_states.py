@@ -8,17 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import HotsetError
-from ..folders.decision import (
-    Extend,
-    ExtendFrom,
-    FolderState,
-    Fresh,
-    GoBack,
-    Refused,
-    Resume,
-    Sealed,
-    decide,
-)
+from ..folders.decision import Extend, ExtendFrom, FolderState, Fresh, GoBack, Refused, Resume, Sealed, decide
 from ..folders.discard import is_discarded, refuse_discarded
 from ..folders.manifest import Manifest
 from ..folders.output import refuse_missing_files

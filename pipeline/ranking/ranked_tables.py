@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.counting.id_tables import build_id_table, find_ids
-from ...stats.ranking.frequency_ranking import RankedRuns, expand_runs, place_categories
+from ...stats.id_tables import build_id_table, find_ids
+from ...stats.ranking.ranking import RankedRuns, expand_runs, place_categories
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output
 from ..folders.table_info import CountedTable, VocabularyTable

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.ranking.fae_calibration import add_drawn, draw_samples, number_by_appearance
-from ...stats.ranking.frequency_ranking import expand_runs, first_places, runs_of
+from ...stats.ranking.fae_sampling import add_drawn, draw_samples, number_by_appearance
+from ...stats.ranking.ranking import expand_runs, first_places, runs_of
 from ..folders.manifest import Manifest
 from ..formats.opened_parts import OpenedParts
 from ..runtime.memory import room_for

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.bags import interleave_bags
+from ...stats.batch_work import interleave_bags
+from ...stats.lookahead.planner import WidthSizes
+from ...stats.lookahead.step_plans import add_cold_rows, free_cells, in_order
 from ...stats.ranking.row_bytes import row_bytes
-from ...stats.staging.cold_rows import add_cold_rows, free_cells, in_order
-from ...stats.staging.staging_size import WidthSizes
 from ..errors import HotsetError, ManifestError, ShardError, first_line, refuse_system_fault
 from ..folders.file_facts import ShardFacts
 from ..folders.manifest import MANIFEST, FileEntry, Manifest

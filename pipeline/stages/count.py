@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.counting.category_counter import BYTES_PER_TABLE_BYTE, SMALLEST_ENTRIES
+from ...stats.counting import BYTES_PER_TABLE_BYTE, SMALLEST_ENTRIES
 from ..counting.count_spans import Base, Span, bases_of, describe_spans, has_grown, parts_of, spans_of
 from ..counting.merged_counts import counts_in, counts_written, merged_counts, samples_from
 from ..counting.spilled_counts import SpilledCounts

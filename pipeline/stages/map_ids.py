@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.counting.id_tables import build_id_table, find_ids, most_rows_within
+from ...stats.id_tables import build_id_table, find_ids, most_rows_within
 from ..errors import ManifestError
 from ..folders.file_facts import IdMapFacts
 from ..folders.manifest import FileEntry, Manifest

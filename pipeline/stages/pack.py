@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.sample_shuffle import EVALUATION, HOT_ONLY, MIXED
+from ...stats.shuffle import EVALUATION, HOT_ONLY, MIXED
 from ..errors import ConfigError, require_at_least
 from ..folders.file_facts import ShardFacts, ShardKind
 from ..folders.manifest import Manifest, is_sealed
@@ -31,13 +31,7 @@ from ..formats.arrow_files import open_writer
 from ..formats.stage_settings import PlanSettings
 from ..packing.pack_inputs import PackInputs
 from ..packing.row_layout import TAG
-from ..packing.scatter_samples import (
-    Buffers,
-    bytes_of_file,
-    count_list_lookups,
-    scatter_samples,
-    starts_of,
-)
+from ..packing.scatter_samples import Buffers, bytes_of_file, count_list_lookups, scatter_samples, starts_of
 from ..packing.shard_batches import ShardBatches
 from ..packing.shuffle_plan import Shuffle, ShuffledFile, plan_shuffle
 from ..runtime.memory import groups_within, refuse_small_cap, room_for

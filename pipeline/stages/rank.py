@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...stats.ranking.frequency_ranking import RankedRuns, first_places, rank_by_frequency
+from ...stats.ranking.ranking import RankedRuns, first_places, rank_by_frequency
 from ..errors import ConfigError, require_at_least
 from ..folders.file_facts import CountsFacts
 from ..folders.manifest import FileEntry, Manifest, is_sealed

@@ -30,7 +30,7 @@ from hotset.pipeline.stages.map_ids import map_ids
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess, run_stage
 from hotset.pipeline.stages.stage_order import INPUTS
 from hotset.pipeline.verify.verify import verify
-from hotset.stats.prediction.workload import Machine
+from hotset.stats.step_times import Machine
 from hotset.train.advice import AdviceConfig, advise
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
 from hotset.train.config import TrainConfig

@@ -1,16 +1,30 @@
-"""Values of sixteen numbers against NumPy, inside a compiled function."""
+"""Kernels that ask the cache ahead of a lookup find what they find without, at the ends of arrays too.
+
+Values of sixteen numbers against NumPy, inside a compiled function.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from hotset.stats.counting import add_counts
+from hotset.stats.id_tables import (
+    find_long_ids,
+    find_short_ids,
+    insert_long_ids,
+    insert_short_ids,
+    new_short_table,
+    new_table,
+)
 from hotset.stats.kernel import inlined_kernel, kernel
 from hotset.stats.simd import (
+    AHEAD,
     WIDTH,
     Float16x,
     add,
@@ -22,13 +36,43 @@ from hotset.stats.simd import (
     keep_where_positive,
     load,
     multiply_add,
-    prefetch,
+    prefetch_of_cpu_prefetch,
     split_neighbors,
     store,
     store_quarters,
     subtract_product,
     zeros,
 )
+from hotset.stats.simd import prefetch as prefetch_of_simd
+from hotset.tests.support.hashed_categories import ALL_VALID, bitmap, entries_of
+
+
+@pytest.mark.parametrize("num_lookups", [int(AHEAD) - 1, int(AHEAD), int(AHEAD) + 1, 1000])
+def test_asking_ahead_ends_with_the_lookups(num_lookups: int, rng: np.random.Generator) -> None:
+    categories = rng.integers(0, 2**32, num_lookups).astype(np.uint32)
+    is_valid = bitmap((rng.random(num_lookups) < 0.8).tolist())
+    table = new_table(3 << 13)  # large enough for counting to ask
+    stopped, num_used, num_missing = add_counts(categories, is_valid, 0, table, 0, num_lookups)
+    valid = categories[np.unpackbits(is_valid, count=num_lookups, bitorder="little") == 1]
+    assert entries_of(table) == dict(Counter(valid.tolist()))
+    assert (stopped, num_used, num_missing) == (num_lookups, len(set(valid)), num_lookups - valid.shape[0])
+    rows = np.unique(valid)
+    ids = {category: i for i, category in enumerate(rows.tolist())}
+    wanted = [ids[category] if category in valid else -5 for category in categories.tolist()]
+    long = new_table(rows.shape[0])
+    short = new_short_table(rows.shape[0])
+    insert_long_ids(rows, 0, -1, -1, long)
+    insert_short_ids(rows, 0, -1, -1, short)
+    found = np.empty((2, num_lookups), np.int32)
+    find_long_ids(categories, ALL_VALID, long, -1, -5, found[0])
+    find_short_ids(categories, ALL_VALID, short, -1, -5, found[1])
+    assert found[0].tolist() == wanted and found[1].tolist() == wanted
+
+
+def test_asking_changes_nothing() -> None:
+    table = np.arange(32, dtype=np.uint64).reshape(16, 2)
+    prefetch_of_cpu_prefetch(table, np.uint64(15))
+    np.testing.assert_array_equal(table.reshape(-1), np.arange(32))
 
 
 @kernel
@@ -52,7 +96,7 @@ def compute(
 def keep(value: NDArray[np.float32], other: NDArray[np.float32], found: NDArray[np.float32]) -> None:
     """One value, masked by another."""
     # What is asked for too far ahead lies outside of the array.
-    prefetch(value, np.uint64(10**6))
+    prefetch_of_simd(value, np.uint64(10**6))
     store(found, np.uint64(0), keep_where_positive(load(value, np.uint64(0)), load(other, np.uint64(0))))
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hotset.stats.batches.batch_lookups import of_matrix
-from hotset.stats.batches.lookups_by_row import LookupsByRow, group_lookups
+from hotset.stats.batch_rows import LookupsByRow, group_lookups, of_matrix
 from hotset.train.rows.initial_values import InitialValues
 from hotset.train.rows.row_backends import RowBackend
 from hotset.train.rows.row_optimizers import RowOptimizer

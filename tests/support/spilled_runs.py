@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotset.stats.staging.next_uses import next_uses
-from hotset.stats.staging.staging_planner import lookahead_planner
-from hotset.stats.staging.step_plans import RowStream
+from hotset.stats.lookahead.planner import lookahead_planner
+from hotset.stats.lookahead.step_plans import RowStream, next_uses
 from hotset.train.spill.row_store import RowStore
 from hotset.train.spill.run_plan import EpochPlans, RunFetches, find_fetches
 from hotset.train.spill.spill_sizes import SpillShape, SpillSizes, choose_sizes

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotset.pipeline.stages.preprocess import preprocess
-from hotset.stats.batches.epoch_order import epoch_order
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
+from hotset.stats.shuffle import epoch_order
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import (
     FIELDS,

@@ -15,14 +15,7 @@ import hotset.nn
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.drawn_tiers import draw_lookups, make_tier, step
 from hotset.tests.support.shard_factory import write_shards
-from hotset.tests.support.trained_models import (
-    FIELDS,
-    STAGING,
-    STATELESS,
-    TIGHT,
-    assert_equal_bits,
-    trained,
-)
+from hotset.tests.support.trained_models import FIELDS, STAGING, STATELESS, TIGHT, assert_equal_bits, trained
 from hotset.train.data.shards import Shards
 from hotset.train.device.cuda_device import CudaDevice
 from hotset.train.device.verbs import Event, StreamName

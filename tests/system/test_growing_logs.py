@@ -34,14 +34,7 @@ from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess, remo
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.pipeline.verify.verify import verify
-from hotset.tests.support.logs.criteo_text import (
-    SCHEMA,
-    Sample,
-    draw_samples,
-    few_features,
-    text_of,
-    tree_of,
-)
+from hotset.tests.support.logs.criteo_text import SCHEMA, Sample, draw_samples, few_features, text_of, tree_of
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv, write_parquet
 from hotset.tests.support.naive.naive_stages import naive_log, naive_table, rows_of
 from hotset.tests.support.preprocess_runs import CONFIG_OF_FEW as CONFIG

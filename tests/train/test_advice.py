@@ -24,9 +24,8 @@ from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import GIB, MIB, ByteSize
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
-from hotset.stats.prediction.step_times import predict
-from hotset.stats.prediction.workload import Budget, Machine, Prediction, Workload
-from hotset.stats.staging.staging_size import MOST_PREFETCH
+from hotset.stats.lookahead.planner import MOST_PREFETCH
+from hotset.stats.step_times import Budget, Machine, Prediction, Workload, predict
 from hotset.tests.support.trained_models import trained
 from hotset.train import advice as module
 from hotset.train.advice import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hotset.pipeline.errors import ConfigError, HotsetError
-from hotset.stats.prediction.workload import Machine
+from hotset.stats.step_times import Machine
 from hotset.train.machine_speeds import MachineSpeeds
 
 SPEEDS = MachineSpeeds(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hotset.stats.analysis.metrics import losses
+from hotset.stats.metrics import losses
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import hotset
-from hotset.stats.analysis.metrics import probabilities
+from hotset.stats.metrics import probabilities
 from hotset.tests.support.scored_runs import ScoredRun, prepared_lists, run_on_lists
 from hotset.train import serve
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.stats.analysis.elasticities import CONTRADICTED, SUPPORTED, UNDECIDED
+from hotset.stats.curves import CONTRADICTED, SUPPORTED, UNDECIDED
 from hotset.train.machine_speeds import MachineSpeeds
 from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.dlrm_shape import DlrmShape

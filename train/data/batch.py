@@ -16,9 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ShardError
-from ...stats.batches.bags import interleave_bags
-from ...stats.batches.batch_lookups import BatchLookups, of_bags, of_matrix
-from ...stats.batches.lookups_by_row import LookupsByRow, group_lookups
+from ...stats.batch_rows import BatchLookups, LookupsByRow, group_lookups, of_bags, of_matrix
+from ...stats.batch_work import interleave_bags
 
 _CACHE_LINE = 64
 """Bytes."""

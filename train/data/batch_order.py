@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.errors import HotsetError, first_line
-from ...stats.batches.epoch_order import epoch_order
+from ...stats.shuffle import epoch_order
 
 BATCH_ORDER = "batch_order.npy"
 _HEADER_BYTES = 128

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ...pipeline.errors import ConfigError, require_at_least
-from ...stats.batches.epoch_order import epoch_order
+from ...stats.shuffle import epoch_order
 from .batch import Batch, at_cache_line
 from .evaluation_part import EvaluationPart, Part
 from .multi_hot_draws import MultiHotDraws

@@ -30,10 +30,10 @@ from ...pipeline.hot_rows.hot_order import HotOrder
 from ...pipeline.runtime.tasks import run_tasks
 from ...pipeline.schema.schema_names import check_name
 from ...pipeline.stage_commands import hint_to_rewrite
-from ...stats.batches.bag_shuffle import tag_cold_bags
-from ...stats.batches.row_slots import first_stray_lookup
-from ...stats.ranking.hot_rows import tag_hot_samples
+from ...stats.batch_rows import first_stray_lookup
+from ...stats.ranking.ranking import tag_hot_samples
 from ...stats.ranking.row_bytes import row_bytes
+from ...stats.shuffle import tag_cold_bags
 from .batch import Batch, EmbeddingTable, with_histories
 from .shard_file import Columns, ShardFile
 

@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ...pipeline.errors import ConfigError
-from ...stats.codecs.bound_decay import EARLY_SHARE, bound_factor
-from ...stats.codecs.bounded_codec import BoundedCodec
-from ...stats.codecs.codec_names import codec_of
-from ...stats.codecs.published_bounds import BASE, bound_by_size
-from ...stats.codecs.row_codec import RowCodec
+from ...stats.codecs import EARLY_SHARE, BoundedCodec, bound_factor, codec_of
+from ...stats.plain_codecs import RowCodec
+from ...stats.published_bounds import BASE, bound_by_size
 from ..data.batch import EmbeddingTable
 from ..options.exchange_options import AUTO, CodecChoice, ExchangeOptions, parse_codec
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
-from ...stats.codecs.codec_names import codec_of
-from ...stats.codecs.row_codec import RowCodec
+from ...stats.codecs import codec_of
+from ...stats.plain_codecs import RowCodec
 from ..data.batch import EmbeddingTable
 from ..model.dlrm_shape import tables_by_width
 from .chosen_exchange import ChosenExchange, WidthCodec, factor_at, refuse_unknown_tables

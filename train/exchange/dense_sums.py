@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...stats.codecs.row_codec import MessageShape, NotFiniteError, RowCodec, RowMessage
+from ...stats.plain_codecs import MessageShape, NotFiniteError, RowCodec, RowMessage
 from ..model.tile_gradients import SUM_COLUMNS, add_losses, add_tiles
 from ..ranks.ranks import Message, Ranks
 from .coded_exchange import CodedExchange

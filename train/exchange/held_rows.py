@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.lookups_by_row import LookupsByRow
+from ...stats.batch_rows import LookupsByRow
 from ..data.batch import EmbeddingTable
 from ..rows.initial_values import HeldIds
 

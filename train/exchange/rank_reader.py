@@ -14,11 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError
-from ...stats.batches.lookups_by_row import LookupsByRow
-from ...stats.exchange.fixed_homes import count_uses, owners_by_use, striped_owners
-from ...stats.exchange.rank_masks import Masks, mask_type, rank_masks, ranks_of_samples
-from ...stats.exchange.ranked_epoch import RankedEpoch
-from ...stats.exchange.volume import count_remote_lookups
+from ...stats.batch_rows import LookupsByRow
+from ...stats.exchange import (
+    Masks,
+    RankedEpoch,
+    count_remote_lookups,
+    count_uses,
+    mask_type,
+    owners_by_use,
+    rank_masks,
+    ranks_of_samples,
+    striped_owners,
+)
 from ..data.batch import BatchIds, IdReader
 from ..data.shards import Shards
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import HotsetError
-from ...stats.codecs.row_codec import MessageShape, NotFiniteError, RowMessage
+from ...stats.plain_codecs import MessageShape, NotFiniteError, RowMessage
 from ..ranks.ranks import Message, Pending, Ranks
 from .coded_exchange import Coding
 

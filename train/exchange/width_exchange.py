@@ -18,10 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.lookups_by_row import LookupsByRow
-from ...stats.exchange.messages import RowLists, list_messages
-from ...stats.exchange.rank_masks import rank_masks
-from ...stats.exchange.volume import StepRows
+from ...stats.batch_rows import LookupsByRow
+from ...stats.exchange import RowLists, StepRows, list_messages, rank_masks
 from ..data.batch import BatchIds, IdReader
 from .held_rows import HeldRows
 from .row_messages import CrossingRows

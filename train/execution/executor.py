@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...stats.batches.batch_lookups import of_matrix
-from ...stats.batches.lookups_by_row import LookupsByRow, group_lookups
+from ...stats.batch_rows import LookupsByRow, group_lookups, of_matrix
 from ..data.batch import BatchIds
 from ..data.batch_shares import BatchShares
 from ..meter import Kind, Meter

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...stats.batches.lookups_by_row import LookupsByRow
+from ...stats.batch_rows import LookupsByRow
 from ..data.batch import BatchIds
 from ..rows.row_backends import NumbaRows, RowBackend
 from ..rows.row_kernels import copy_found_rows

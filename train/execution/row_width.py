@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from ...stats.batches.lookups_by_row import LookupsByRow
+from ...stats.batch_rows import LookupsByRow
 from ..data.batch import Batch, BatchIds, IdReader
 from ..placements.placements import Placement
 from ..placements.staging_placements import ColdRows, StagingPlacement

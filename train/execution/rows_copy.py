@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...stats.batches.row_slots import locate_named_rows, name_rows
+from ...stats.batch_rows import locate_named_rows, name_rows
 from ..rows.row_kernels import copy_found_rows
 from ..rows.tiers import FileTier, Tier
 from ..spill.spilled_tier import SpilledTier

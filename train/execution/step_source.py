@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.sizes import format_byte_size
-from ...stats.staging.staging_planner import StagingPlanner
-from ...stats.staging.window import WINDOW_BYTES
+from ...stats.lookahead.planner import StagingPlanner
+from ...stats.lookahead.window import WINDOW_BYTES
 from ..data.batch import Batch
 from ..data.readers import Readers
 from ..meter import Kind

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...stats.batches.packed_lookups import LONG_LOOKUPS
+from ...stats.batch_rows import LONG_LOOKUPS
 from ..rows.initial_values import InitialValues
 from ..rows.row_kernels import BLOCK_SAMPLES
 from ..rows.tiers import Layout

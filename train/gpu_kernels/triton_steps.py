@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...stats.batches.packed_lookups import LONG_LOOKUPS
+from ...stats.batch_rows import LONG_LOOKUPS
 from ..rows.row_kernels import BLOCK_SAMPLES
 from ..rows.row_optimizers import RowOptimizer
 from .batch_lists import BatchLists, DecodedBatch, RowTensors, StepNumbers

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.errors import HotsetError
-from ...stats.analysis import metrics
+from ...stats import metrics
 from .sorted_scores import SortedScores
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.errors import HotsetError
-from ...stats.analysis.metrics import MOST_SAMPLES, RankCounts, close_tie, count_sorted
+from ...stats.metrics import MOST_SAMPLES, RankCounts, close_tie, count_sorted
 
 _PART_WORDS = 1 << 22
 _FEWEST_MERGED = 1 << 9

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from ...stats.batches.work_division import MOST_TILE_SAMPLES
+from ...stats.batch_work import MOST_TILE_SAMPLES
 from ..data.batch import Batch
 from ..data.batch_shares import BatchShares
 from ..dense.linear import choose_library
@@ -20,15 +20,7 @@ from .dense_tile import DenseTile
 from .dlrm import Dlrm
 from .flat_parameters import FlatParameters, ParameterViews
 from .graph_step import GraphStep, GraphTiles
-from .mlp_tiles import (
-    Bf16Mlp,
-    Bf16Product,
-    Fp32Mlp,
-    Fp32Product,
-    Layer,
-    MlpTiles,
-    ProductTiles,
-)
+from .mlp_tiles import Bf16Mlp, Bf16Product, Fp32Mlp, Fp32Product, Layer, MlpTiles, ProductTiles
 from .tile_gradients import BatchTiles, BuildSums, TileGradients, tile_bounds
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...stats.batches.work_division import num_tiles_of
+from ...stats.batch_work import num_tiles_of
 from ...stats.kernel import kernel
 from ..data.batch_shares import BatchShares
 from ..work_threads import WorkThreads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...pipeline.errors import ConfigError
-from ...stats.codecs.published_bounds import BASE, PUBLISHED_LISTS, published_bounds
+from ...stats.published_bounds import BASE, PUBLISHED_LISTS, published_bounds
 
 FIXED_CODECS = ("none", "fp16", "bf16", "int8")
 """Codecs without a setting."""

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError
-from ...stats.batches.row_slots import first_stray_lookup
+from ...stats.batch_rows import first_stray_lookup
 from ..data.batch import Batch, EmbeddingTable, FeatureBags
 from ..data.shard_dataset import offsets_name
 

@@ -11,13 +11,8 @@ from numpy.typing import NDArray
 
 from ...pipeline.scheduling.cold_batches import cold_widths, staged_sizes
 from ...pipeline.sizes import ByteSize
+from ...stats.lookahead.planner import MOST_PREFETCH, WidthSizes, deepest_prefetch, default_staging_bytes
 from ...stats.ranking.row_bytes import row_bytes, share_slots
-from ...stats.staging.staging_size import (
-    MOST_PREFETCH,
-    WidthSizes,
-    deepest_prefetch,
-    default_staging_bytes,
-)
 from ..config import TrainConfig
 from ..data.batch import IdReader
 from ..data.shards import Shards

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.epoch_order import shuffled
+from ...stats.shuffle import shuffled
 from ..data.batch import EmbeddingTable
 from ..rows.step_plan import NOTHING_TO_MOVE, StepPlan
 from ..rows.tiers import Layout

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.staging.staging_planner import StagingPlanner
-from ...stats.staging.step_plans import Residents, RowStream, StepPlans
+from ...stats.lookahead.planner import StagingPlanner
+from ...stats.lookahead.step_plans import Residents, RowStream, StepPlans
 from ..rows.step_plan import Moves, SplitBatch, StepPlan, Transfer
 from ..spill.run_plan import ChunkFetches, EpochFetches
 from .staging_placements import ColdRows, StagingPlacement

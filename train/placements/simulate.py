@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...stats.lookahead.step_plans import RowTraffic
 from ...stats.ranking.row_bytes import row_bytes
-from ...stats.staging.step_plans import RowTraffic
 from ..config import TrainConfig
 from ..data.batch import IdReader
 from ..data.shards import Shards

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.staging.next_uses import next_uses_backward
-from ...stats.staging.staging_planner import StagingPlanner
-from ...stats.staging.step_plans import NEVER, RowStream, StepPlans
+from ...stats.lookahead.planner import StagingPlanner
+from ...stats.lookahead.step_plans import NEVER, RowStream, StepPlans, next_uses_backward
 from ..spill.mapped_arrays import SpooledArrays, mapped_zeros
 from .plan_queue import PlanQueue
 from .staging_placements import ColdRows, StagingPlacement

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.distinct_rows import find_distinct
-from ...stats.batches.lookups_by_row import LookupsByRow
-from ...stats.staging.cold_rows import in_order
-from ...stats.staging.staging_planner import CachePolicy, StagingPlanner, cache_planner, lookahead_planner
-from ...stats.staging.window import WINDOW_BYTES, Window
+from ...stats.batch_rows import LookupsByRow, find_distinct
+from ...stats.lookahead.planner import CachePolicy, StagingPlanner, cache_planner, lookahead_planner
+from ...stats.lookahead.step_plans import in_order
+from ...stats.lookahead.window import WINDOW_BYTES, Window
 from ..data.batch import BatchIds, EmbeddingTable
 from ..rows.step_plan import StepPlan
 from ..rows.tiers import Layout

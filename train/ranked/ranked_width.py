@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.exchange.rank_masks import ranks_of_samples
+from ...stats.exchange import ranks_of_samples
 from ..data.batch import Batch, BatchIds
 from ..data.batch_shares import BatchShares
 from ..exchange.width_exchange import ExchangeReader, WidthExchange, served_ids

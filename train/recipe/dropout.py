@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ...stats.hashing import mix64_pair
+from ...stats.id_tables import mix64_pair
 from ...stats.kernel import kernel
 
 _BITS = 24

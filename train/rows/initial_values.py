@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...stats.hashing import mix64_pair
+from ...stats.id_tables import mix64_pair
 from .row_kernels import fill_initial, fill_initial_rows
 
 # The constants of `stats.hashing.mix64`.

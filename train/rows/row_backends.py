@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...stats.batches.lookups_by_row import LookupsByRow
+from ...stats.batch_rows import LookupsByRow
 from ..data.batch import BatchIds
 from ..data.batch_shares import BatchShares
 from ..work_threads import WorkThreads

@@ -11,11 +11,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.batches.lookups_by_row import LookupsByRow
-from ...stats.cpu_prefetch import LINE_BYTES, prefetch
-from ...stats.hashing import mix64_pair
+from ...stats.batch_rows import LookupsByRow
+from ...stats.id_tables import mix64_pair
 from ...stats.kernel import kernel
-from ...stats.simd import WIDTH, add, load, store, zeros
+from ...stats.simd import LINE_BYTES, WIDTH, add, load, prefetch_of_cpu_prefetch, store, zeros
 
 BLOCK_SAMPLES = 128
 """Samples whose gradients of one row are summed before the sums of the blocks are."""
@@ -80,7 +79,7 @@ def look_up(
         if row + _ROWS_AHEAD < np.uint64(last) and slots_U[row + _ROWS_AHEAD] >= 0:
             ahead = np.uint64(slots_U[row + _ROWS_AHEAD]) * width
             for column in range(np.uint64(0), width, _LINE_FLOATS):
-                prefetch(weights_N, ahead + column)
+                prefetch_of_cpu_prefetch(weights_N, ahead + column)
         # A row of the slow tier has no slot here: its vectors come up by themselves.
         if slots_U[row] < 0:
             continue

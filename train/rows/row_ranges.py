@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from ...stats.batches.lookups_by_row import LookupsByRow
-from ...stats.batches.work_division import most_row_ranges, num_row_ranges
+from ...stats.batch_rows import LookupsByRow
+from ...stats.batch_work import most_row_ranges, num_row_ranges
 from ..work_threads import WorkThreads
 
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.cpu_prefetch import LINE_BYTES, prefetch
 from ...stats.kernel import inlined_kernel, kernel
-from ...stats.simd import WIDTH, load, store, subtract_product
+from ...stats.simd import LINE_BYTES, WIDTH, load, prefetch_of_cpu_prefetch, store, subtract_product
 
 _ROWS_AHEAD = np.uint64(16)
 """Rows between asking for a row and updating it: of a table larger than the caches a row of 16 floats takes
@@ -29,7 +28,7 @@ def _ask_for_row(slots_U, row, rows_SW):  # type: ignore[no-untyped-def]
         width = np.uint64(rows_SW.shape[1])
         first = np.uint64(slots_U[ahead]) * width
         for column in range(np.uint64(0), width, _LINE_FLOATS):
-            prefetch(rows_SW, first + column)
+            prefetch_of_cpu_prefetch(rows_SW, first + column)
 
 
 @kernel

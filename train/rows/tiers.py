@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...stats.batches.bags import locate_bags
-from ...stats.batches.lookups_by_row import LookupsByRow
-from ...stats.batches.row_slots import locate_distinct_rows, locate_rows
+from ...stats.batch_rows import LookupsByRow, locate_distinct_rows, locate_rows
+from ...stats.batch_work import locate_bags
 from ..data.batch import BatchIds
 from ..work_threads import WorkThreads
 from .initial_values import InitialValues

@@ -17,10 +17,7 @@ from ..exchange.chosen_exchange import ChosenExchange
 from ..model.dense_dtype import cpu_features
 from ..model_building.choose_model import choose_model, recorded_name
 from .removed_options import without_removed
-from .run_files import (
-    CONFIG,
-    plain_file,
-)
+from .run_files import CONFIG, plain_file
 
 
 def describe(shards: Shards, config: TrainConfig, threads: int, *, is_replay: bool) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from ...pipeline.raw.raw_file import RawFile
 from ...pipeline.raw.table_parts import TableParts
 from ...pipeline.schema.schema import Schema
 from ...pipeline.sizes import MIB
-from ...stats.analysis.metrics import probabilities
+from ...stats.metrics import probabilities
 from ..data.background import BackgroundIterator
 from ..data.batch import Batch
 from ..model_building.user_code import ModelSource

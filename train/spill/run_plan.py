@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.staging.next_fetches import (
+from ...stats.lookahead.step_plans import (
     NO_FETCH,
     RowMoves,
+    StepPlans,
     find_next_fetches,
     find_next_of_residents,
 )
-from ...stats.staging.step_plans import StepPlans
 from .mapped_arrays import mapped_zeros
 from .used_rows import UsedRows
 

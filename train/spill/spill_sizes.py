@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError
 from ...pipeline.sizes import KIB, format_byte_size
-from ...stats.staging.next_fetches import cut_groups
+from ...stats.lookahead.step_plans import cut_groups
 from .used_rows import UsedRows
 
 NUM_WRITERS = 2

@@ -25,8 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...stats.batches.lookups_by_row import LookupsByRow
-from ...stats.batches.packed_lookups import PackedLookups, count_long_rows, pack_lookups
+from ...stats.batch_rows import LookupsByRow, PackedLookups, count_long_rows, pack_lookups
 from ..gpu_kernels.batch_lists import BatchLists, BatchRoom, RowMoves
 from ..rows.tiers import Layout
 

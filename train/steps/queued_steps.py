@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...stats.batches.lookups_by_row import LookupsByRow
+from ...stats.batch_rows import LookupsByRow
 from ..config import MoverName
 from ..data.background import PLACES_AT_A_TIME
 from ..data.readers import Readers

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...stats.codecs.codec_names import codec_of
-from ...stats.codecs.row_codec import RowMessage, shape_of
-from ...stats.prediction.codec_times import CodecCost, worthwhile_codec
+from ...stats.codecs import codec_of
+from ...stats.plain_codecs import RowMessage, shape_of
+from ...stats.step_times import CodecCost, worthwhile_codec
 from ..exchange.chosen_exchange import ChosenExchange
 from ..exchange.coded_exchange import ExchangePrediction, Kind
 from ..options.exchange_options import AUTO, ExchangeOptions

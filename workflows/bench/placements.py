@@ -20,8 +20,8 @@ from ...pipeline.folders.stage_totals import ShardsTotals, VocabularyTotals
 from ...pipeline.generate.generate_log import GenerateConfig, generate
 from ...pipeline.sizes import ByteSize
 from ...pipeline.stages.preprocess import preprocess, remove_from
-from ...stats.batches.epoch_order import epoch_order
 from ...stats.ranking.row_bytes import row_bytes
+from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards

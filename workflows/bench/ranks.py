@@ -26,12 +26,11 @@ from ...pipeline.errors import ConfigError
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.generate.generate_log import GenerateConfig, generate
 from ...pipeline.stages.preprocess import preprocess, remove_from
-from ...stats.batches.epoch_order import epoch_order
-from ...stats.codecs.bounded_codec import BoundedCodec
-from ...stats.codecs.codec_names import CODEC_NAMES, codec_of
-from ...stats.codecs.row_codec import MessageShape
-from ...stats.exchange.count_exchange import count_exchange
-from ...stats.exchange.rank_masks import MOST_RANKS
+from ...stats.codecs import CODEC_NAMES, BoundedCodec, codec_of
+from ...stats.exchange import MOST_RANKS
+from ...stats.exchange_volume import count_exchange
+from ...stats.plain_codecs import MessageShape
+from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig
 from ...train.data.shards import Shards
 from ...train.exchange.rank_reader import RankReader, read_epoch
@@ -39,16 +38,7 @@ from ...train.run import train
 from ...train.run_folder.run_reader import read_weights
 from ..recipes import criteo_kaggle
 from .entropy_sizes import huffman_bytes, levels_of, vector_lz_bytes
-from .harness import (
-    Facts,
-    median_ratio,
-    new_parser,
-    run_hotset,
-    run_script,
-    scratch_folder,
-    take_turns,
-    tell,
-)
+from .harness import Facts, median_ratio, new_parser, run_hotset, run_script, scratch_folder, take_turns, tell
 
 BOUNDS = (0.01, 0.03, 0.05)
 _FLOAT_BYTES = 4

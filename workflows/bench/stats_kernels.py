@@ -35,14 +35,13 @@ from ...pipeline.sizes import GIB, MIB
 from ...pipeline.stages.encode import EncodeConfig, encode
 from ...pipeline.stages.preprocess import PreprocessConfig, preprocess
 from ...pipeline.stages.rank import rank
-from ...stats.batches.distinct_rows import find_distinct
-from ...stats.counting.counting_loop import add_counts
-from ...stats.counting.hash_probing import new_short_table, new_table
+from ...stats.batch_rows import find_distinct
+from ...stats.counting import add_counts
+from ...stats.id_tables import new_short_table, new_table
 from ...stats.kernel import read_only
+from ...stats.lookahead.planner import StagingPlanner, cache_planner, lookahead_planner
+from ...stats.lookahead.step_plans import RowStream, next_uses
 from ...stats.ranking.row_bytes import row_bytes
-from ...stats.staging.next_uses import next_uses
-from ...stats.staging.staging_planner import StagingPlanner, cache_planner, lookahead_planner
-from ...stats.staging.step_plans import RowStream
 from ..recipes import criteo_kaggle
 from .harness import Facts, cpu_seconds, new_parser, run_script, scratch_folder, take_turns
 

@@ -21,7 +21,7 @@ import torch
 from ...pipeline.errors import ConfigError
 from ...pipeline.generate.generate_log import GenerateConfig, generate
 from ...pipeline.stages.preprocess import preprocess, remove_from
-from ...stats.batches.epoch_order import epoch_order
+from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards

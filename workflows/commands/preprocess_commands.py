@@ -34,12 +34,7 @@ from ...pipeline.stages.stage_order import FOLDERS, refuse_extension, remove_sta
 from ..command_list import Command
 from ..console import message_width, print_json, print_line, progress_bars, say, stdout_console
 from ..options import command_options, config_of, field_docstrings
-from ..printing.describe_stages import (
-    describe_id_map,
-    describe_shards,
-    describe_stage,
-    explain_all_hot,
-)
+from ..printing.describe_stages import describe_id_map, describe_shards, describe_stage, explain_all_hot
 from .preprocess_options import (
     IngestOptions,
     PreprocessOptions,

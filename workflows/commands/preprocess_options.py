@@ -19,14 +19,7 @@ from ...pipeline.sizes import ByteSize
 from ...pipeline.stages.preprocess import PreprocessConfig
 from ...pipeline.stages.stage_order import FOLDERS
 from ..command_list import STAGE_INTERRUPTED, Command
-from ..options import (
-    Arg,
-    Dir,
-    RecipeFile,
-    find_options,
-    parse_options,
-    values_of,
-)
+from ..options import Arg, Dir, RecipeFile, find_options, parse_options, values_of
 from ..recipe_file import with_recipe
 from ..recipes import DEFAULT_SCHEMA, recipe_for, recipe_like
 

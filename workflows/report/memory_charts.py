@@ -116,7 +116,7 @@ def published_points(row_bytes: int | None) -> list[tuple[float, float]]:
 
 
 def miss_ratios_chart(found: MissRatios) -> ChartSpec:
-    """Return the share of rows that each policy fetches again, by slots; ``found`` is `miss_ratios`."""
+    """Return the share of rows that each policy fetches again, by slots; ``found`` is `planner`."""
     # Bytes on the axis, not slots: tables of several widths share them.
     points: list[ChartRow] = [
         {

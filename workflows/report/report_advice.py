@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from ...pipeline.inspect.frequency_series import Statistics
-from ...stats.analysis.findings import where_doubling_stops_paying
+from ...stats.curves import where_doubling_stops_paying
 from ...train.advice_record import PlacementAdvice
 from .report_commands import rebuild_commands, size_option
 from .report_page import Advice

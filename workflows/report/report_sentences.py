@@ -10,7 +10,7 @@ from ...pipeline.inspect.hot_sample_series import OrderRow
 from ...pipeline.inspect.log_series import LogSeries
 from ...pipeline.inspect.miss_ratio_series import MissRatios
 from ...pipeline.sizes import MIB, format_byte_size
-from ...stats.analysis.findings import (
+from ...stats.curves import (
     first_to_reach,
     gain_of_doubling,
     gain_of_one_more,

@@ -13,7 +13,7 @@ from ...pipeline.formats.whole_file import whole_file
 from ...pipeline.inspect.frequency_series import Statistics
 from ...pipeline.runtime.resources import Resources
 from ...pipeline.sizes import GIB, format_byte_size
-from ...stats.prediction.workload import Machine
+from ...stats.step_times import Machine
 from ...train.advice import AdviceConfig, advise
 from .series_frames import series_frames
 

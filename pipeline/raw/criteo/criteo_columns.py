@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ....stats.cpu_prefetch import LINE_BYTES, prefetch
 from ....stats.kernel import inlined_kernel, kernel
+from ....stats.simd import LINE_BYTES, prefetch_of_cpu_prefetch
 from ..byte_words import load8
 
 GROUP: Final = np.uint64(64)
@@ -225,4 +225,4 @@ def ask_for_next_group(values: NDArray[np.int32 | np.uint32], row: np.uint64, fi
     """Ask the cache for the lines that a later group will write in a column."""
     ahead = row * np.uint64(values.shape[1]) + first + _WRITTEN_AHEAD
     for line in range(GROUP // _LINE_VALUES):
-        prefetch(values, ahead + np.uint64(line) * _LINE_VALUES)
+        prefetch_of_cpu_prefetch(values, ahead + np.uint64(line) * _LINE_VALUES)

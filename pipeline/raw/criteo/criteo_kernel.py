@@ -19,8 +19,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ....stats.cpu_prefetch import prefetch
 from ....stats.kernel import inlined_kernel, kernel
+from ....stats.simd import prefetch_of_cpu_prefetch
 from ..byte_words import CHUNK_BYTES, count_bits, find_separators, lowest_bit
 from .criteo_columns import (
     GROUP,
@@ -97,7 +97,7 @@ def _find_fields(
 
         # One bit per byte of the chunk: is it a separator, and is it a newline?
         separators, ends = find_separators(text, position)
-        prefetch(text, position + _TEXT_AHEAD)
+        prefetch_of_cpu_prefetch(text, position + _TEXT_AHEAD)
 
         # A newline's entry is the number of separators before it. ``ends - 1`` sets the bits below the lowest
         # newline, ``~ends`` takes out the newlines above it; the last line clears the lowest newline.

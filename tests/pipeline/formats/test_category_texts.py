@@ -19,12 +19,7 @@ from numpy.typing import NDArray
 
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.formats.category_texts import (
-    read_texts,
-    readable,
-    texts_of_table,
-    top_categories,
-)
+from hotset.pipeline.formats.category_texts import read_texts, readable, texts_of_table, top_categories
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.count import CountConfig, count

@@ -22,7 +22,7 @@ from hotset.pipeline.generate.history_kernel import (
     rank_in_group,
 )
 from hotset.pipeline.generate.history_world import history_world_of, is_of_histories
-from hotset.stats.hashing import mix64_pair
+from hotset.stats.id_tables import mix64_pair
 
 SPREAD = 2_654_435_761
 Sample = tuple[int, int, list[int], list[int]]

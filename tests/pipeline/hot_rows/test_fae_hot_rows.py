@@ -21,7 +21,7 @@ from hotset.pipeline.stages.preprocess import PreprocessConfig, run_stage, settl
 from hotset.pipeline.stages.rank import RankConfig, rank
 from hotset.pipeline.stages.split import SplitConfig, split
 from hotset.pipeline.verify.verify import verify
-from hotset.stats.ranking.fae_calibration import ProfiledTable, draw_samples, estimate_bytes
+from hotset.stats.ranking.fae_sampling import ProfiledTable, draw_samples, estimate_bytes
 from hotset.tests.support.logs.criteo_text import Sample, tree_of
 from hotset.tests.support.logs.criteo_text import draw_samples as draw_log
 from hotset.tests.support.naive.naive_stages import OOV, ids_of, naive_log, rows_of, run_to
@@ -116,8 +116,8 @@ def test_rows_are_profiled_in_the_order_of_first_appearance(
 ) -> None:
     """Held against the same estimate from the ids of the log; tables are tiny, and so are chunks here."""
     monkeypatch.setattr("hotset.pipeline.hot_rows.fae_hot_rows.LARGE_TABLE_BYTES", 500)
-    monkeypatch.setattr("hotset.stats.ranking.fae_calibration.CHUNK_ROWS", 3)
-    monkeypatch.setattr("hotset.stats.ranking.fae_calibration.NUM_CHUNKS", 4)
+    monkeypatch.setattr("hotset.stats.ranking.fae_sampling.CHUNK_ROWS", 3)
+    monkeypatch.setattr("hotset.stats.ranking.fae_sampling.NUM_CHUNKS", 4)
     config = config_of("fae-paper")
     run_to("encode", tmp_path, samples, replace(config, rank=replace(config.rank, min_count=1)))
     vocabulary = Manifest.read(tmp_path / "vocabulary")

@@ -18,7 +18,7 @@ from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.stats.staging import staging_planner
+from hotset.stats.lookahead import planner as staging_planner
 from hotset.tests.support.logs.criteo_text import draw_samples
 from hotset.tests.support.logs.list_logs import KINDS, recipe
 from hotset.tests.support.logs.other_logs import draw_log, write_parquet

@@ -21,7 +21,7 @@ from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.stats.analysis.drift import MAX_PARTS
+from hotset.stats.drift import MAX_PARTS
 from hotset.tests.support.logs.criteo_text import Sample, draw_samples, text_of
 from hotset.tests.support.naive.naive_stages import run_to
 from hotset.workflows.cli import main

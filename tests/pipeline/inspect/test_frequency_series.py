@@ -23,7 +23,7 @@ from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.stats.analysis.coverage import coverage_points
+from hotset.stats.curves import coverage_points
 from hotset.tests.support.logs.criteo_text import Sample, draw_samples
 from hotset.tests.support.naive.naive_stages import run_to
 

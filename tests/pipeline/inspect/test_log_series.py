@@ -26,7 +26,7 @@ from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.preprocess import preprocess
-from hotset.stats.analysis.coverage import most_frequent
+from hotset.stats.curves import most_frequent
 from hotset.tests.support.logs.list_logs import KINDS, recipe
 from hotset.tests.support.logs.other_logs import Log, draw_log, write_parquet
 from hotset.tests.support.naive.naive_stages import ids_of, tags_of

@@ -18,7 +18,7 @@ from hotset.pipeline.inspect.training_trace import draw_trace
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig
-from hotset.stats.hashing import mix64_pair
+from hotset.stats.id_tables import mix64_pair
 from hotset.tests.support.logs.criteo_text import draw_samples
 from hotset.tests.support.naive.naive_stages import run_to
 

@@ -15,7 +15,7 @@ from hotset.pipeline.folders.output import Output
 from hotset.pipeline.folders.stage_totals import PlanTotals, TaggedSamples
 from hotset.pipeline.formats.arrow_files import write_batch
 from hotset.pipeline.packing.shuffle_plan import Shuffle, ShufflePlan, plan_shuffle
-from hotset.stats.batches.sample_shuffle import EVALUATION, HOT_ONLY, MIXED, keys_and_kinds
+from hotset.stats.shuffle import EVALUATION, HOT_ONLY, MIXED, keys_and_kinds
 from hotset.tests.support.naive.naive_stages import shuffled
 
 SEED = 3

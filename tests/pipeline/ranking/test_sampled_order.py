@@ -14,7 +14,7 @@ from hotset.pipeline.ranking.ranked_tables import RankedTable
 from hotset.pipeline.ranking.sampled_order import SampledOrder, category_order, sampled_order
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import MIB
-from hotset.stats.ranking.fae_calibration import draw_samples as draw_times
+from hotset.stats.ranking.fae_sampling import draw_samples as draw_times
 from hotset.tests.support.logs.criteo_text import Sample
 from hotset.tests.support.naive.naive_stages import OOV, naive_table
 

@@ -22,7 +22,7 @@ from hotset.pipeline.inspect.frequency_series import frequency_statistics
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.stages.map_ids import map_ids
 from hotset.pipeline.stages.preprocess import preprocess, run_stage
-from hotset.stats.prediction.workload import Machine
+from hotset.stats.step_times import Machine
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_parquet
 from hotset.tests.support.preprocess_runs import CONFIG
 from hotset.tests.support.resealed import reseal, reseal_later_folders, write_manifest

@@ -191,7 +191,7 @@ def test_tables_that_do_not_fit_are_counted_in_runs_to_the_same_bytes(
     columns = columns_of(tmp_path, draw_samples(400, rng))
     count(CountConfig(), columns, tmp_path / "whole", Resources(workers=1))
     count_stages_alone(monkeypatch)
-    monkeypatch.setattr("hotset.stats.counting.category_counter.SMALLEST_ENTRIES", 16)
+    monkeypatch.setattr("hotset.stats.counting.SMALLEST_ENTRIES", 16)
     monkeypatch.setattr("hotset.pipeline.stages.count.SMALLEST_ENTRIES", 1)
     spilled: list[str] = []
     monkeypatch.setattr(SpilledCounts, "_spill", recording(SpilledCounts._spill, spilled))
@@ -224,7 +224,7 @@ def test_a_full_disk_while_tables_are_emptied_is_one_clear_line(
 ) -> None:
     columns = columns_of(tmp_path, draw_samples(400, rng))
     count_stages_alone(monkeypatch)
-    monkeypatch.setattr("hotset.stats.counting.category_counter.SMALLEST_ENTRIES", 16)
+    monkeypatch.setattr("hotset.stats.counting.SMALLEST_ENTRIES", 16)
     monkeypatch.setattr("hotset.pipeline.stages.count.SMALLEST_ENTRIES", 1)
 
     opened = Path.open

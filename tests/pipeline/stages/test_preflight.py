@@ -16,12 +16,7 @@ import pytest
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.folders.disk import bytes_in
 from hotset.pipeline.sizes import GIB, MIB
-from hotset.pipeline.stages.preflight import (
-    COMPRESSION,
-    DISK_FACTORS,
-    disk_needed,
-    refuse_full_disk,
-)
+from hotset.pipeline.stages.preflight import COMPRESSION, DISK_FACTORS, disk_needed, refuse_full_disk
 from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
 from hotset.workflows.cli import main

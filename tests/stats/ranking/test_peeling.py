@@ -1,6 +1,6 @@
 """Peeling against a slow twin, against every possible hot set, and against frequency.
 
-Tests `sample_lists` and `worth_queues`, too.
+Tests `sample_lists` and `peeling`, too.
 """
 
 from __future__ import annotations

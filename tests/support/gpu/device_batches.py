@@ -10,9 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hotset.stats.batches.batch_lookups import of_matrix
-from hotset.stats.batches.lookups_by_row import LookupsByRow, group_lookups
-from hotset.stats.batches.packed_lookups import LONG_LOOKUPS
+from hotset.stats.batch_rows import LONG_LOOKUPS, LookupsByRow, group_lookups, of_matrix
 from hotset.train.gpu_kernels.batch_lists import (
     BatchLists,
     BatchRoom,

@@ -10,10 +10,7 @@ from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.preprocess import PreprocessConfig
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.tests.support.logs.other_logs import (
-    Log,
-    schema_text,
-)
+from hotset.tests.support.logs.other_logs import Log, schema_text
 
 KINDS = {
     "y": "label",

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hotset.pipeline.raw.text_fields import (
-    BAD,
-    GOOD,
-    MISSING,
-)
+from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING
 
 _QUOTED = re.compile(rb'"((?:[^"]|"")*)"', re.S)
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hotset.stats.staging.step_plans import Residents, StepPlans
+from hotset.stats.lookahead.step_plans import Residents, StepPlans
 
 NEVER = 10**9
 

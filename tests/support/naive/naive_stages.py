@@ -19,7 +19,7 @@ from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.stages.preprocess import PreprocessConfig, run_stage
 from hotset.pipeline.stages.stage_order import FOLDERS
-from hotset.stats.hashing import mix64_pair
+from hotset.stats.id_tables import mix64_pair
 from hotset.tests.support.logs.criteo_text import Sample, text_of
 
 SMALL_BLOCKS = IngestConfig(block_bytes=ByteSize(2000))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.errors import HotsetError
-from hotset.stats.batches.epoch_order import epoch_order
+from hotset.stats.shuffle import epoch_order
 from hotset.train.data.batch_order import BATCH_ORDER, CutOrder, RecordedOrder, SeededOrder, read_batch_order
 
 KINDS = np.arange(12) < 8

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.stats.exchange.rank_masks import ranks_of_samples
+from hotset.stats.exchange import ranks_of_samples
 from hotset.train.data.batch_shares import BatchShares
 
 

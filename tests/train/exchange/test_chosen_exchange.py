@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.stats.codecs.bounded_codec import BoundedCodec
-from hotset.stats.codecs.codec_names import codec_of
+from hotset.stats.codecs import BoundedCodec, codec_of
 from hotset.train.data.batch import EmbeddingTable
 from hotset.train.exchange.chosen_exchange import (
     ChosenExchange,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hotset.stats.codecs.codec_names import codec_of
-from hotset.stats.codecs.row_codec import RowMessage, shape_of
+from hotset.stats.codecs import codec_of
+from hotset.stats.plain_codecs import RowMessage, shape_of
 from hotset.train.exchange.chosen_exchange import ChosenExchange
 from hotset.train.exchange.coded_exchange import CodedExchange
 from hotset.train.exchange.dense_sums import DenseSums

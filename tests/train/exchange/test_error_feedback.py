@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hotset.stats.codecs.codec_names import codec_of
-from hotset.stats.codecs.row_codec import RowMessage, shape_of
+from hotset.stats.codecs import codec_of
+from hotset.stats.plain_codecs import RowMessage, shape_of
 from hotset.train.data.batch import EmbeddingTable
 from hotset.train.exchange.coded_exchange import Coding
 from hotset.train.exchange.error_feedback import WidthErrors

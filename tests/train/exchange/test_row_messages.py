@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hotset.stats.codecs.codec_names import codec_of
-from hotset.stats.codecs.row_codec import RowMessage, shape_of
+from hotset.stats.codecs import codec_of
+from hotset.stats.plain_codecs import RowMessage, shape_of
 from hotset.train.exchange.coded_exchange import EXACT, Coding
-from hotset.train.exchange.row_messages import (
-    CrossingRows,
-    NotFiniteRowError,
-    RowMessages,
-    WidthLayout,
-)
+from hotset.train.exchange.row_messages import CrossingRows, NotFiniteRowError, RowMessages, WidthLayout
 from hotset.train.ranks.ranks import Ranks
 from hotset.train.ranks.thread_ranks import run_thread_ranks
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hotset.stats.batches.batch_lookups import of_matrix
-from hotset.stats.batches.lookups_by_row import LookupsByRow, group_lookups
+from hotset.stats.batch_rows import LookupsByRow, group_lookups, of_matrix
 from hotset.train.data.batch import BatchIds
 from hotset.train.execution.executor import Executor
 from hotset.train.meter import Meter

@@ -13,7 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hotset.stats.batches.packed_lookups import LONG_LOOKUPS
+from hotset.stats.batch_rows import LONG_LOOKUPS
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.gpu.device_batches import (
     DrawnBatch,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotset.pipeline.errors import HotsetError
-from hotset.stats.analysis.metrics import RankCounts, close_tie, count_sorted
+from hotset.stats.metrics import RankCounts, close_tie, count_sorted
 from hotset.train.metrics.sorted_scores import SortedScores
 
 

@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hotset.stats.batches.work_division import MOST_TILE_SAMPLES
-from hotset.train.model.tile_gradients import (
-    SUM_COLUMNS,
-    add_losses,
-    add_tiles,
-    tile_bounds,
-)
+from hotset.stats.batch_work import MOST_TILE_SAMPLES
+from hotset.train.model.tile_gradients import SUM_COLUMNS, add_losses, add_tiles, tile_bounds
 
 
 def naive_tree(tiles: list[NDArray[np.float32]]) -> NDArray[np.float32]:

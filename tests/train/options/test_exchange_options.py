@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.stats.codecs.codec_names import CODEC_NAMES
+from hotset.stats.codecs import CODEC_NAMES
 from hotset.train.options.exchange_options import FIXED_CODECS, CodecChoice, ExchangeOptions, parse_codec
 
 

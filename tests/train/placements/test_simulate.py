@@ -10,7 +10,7 @@ import pytest
 
 from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.preprocess import preprocess
-from hotset.stats.batches.epoch_order import epoch_order
+from hotset.stats.shuffle import epoch_order
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import STAGING, STATELESS, trained
 from hotset.train.config import TrainConfig

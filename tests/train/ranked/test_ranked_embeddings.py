@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hotset.stats.codecs.codec_names import codec_of
+from hotset.stats.codecs import codec_of
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.config import TrainConfig
 from hotset.train.data.batch_shares import BatchShares

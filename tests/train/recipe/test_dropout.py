@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotset.stats.hashing import mix64_pair
+from hotset.stats.id_tables import mix64_pair
 from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.data.shards import Shards

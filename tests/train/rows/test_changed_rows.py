@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotset.stats.batches.lookups_by_row import LookupsByRow
+from hotset.stats.batch_rows import LookupsByRow
 from hotset.train.rows.changed_rows import ChangedRows
 
 SIZES = [3, 0, 7, 50]

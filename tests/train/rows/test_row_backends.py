@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotset.stats.batches import work_division
+from hotset.stats import batch_work
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.drawn_tiers import draw_lookups, make_tier, step
 from hotset.train.data.batch_shares import BatchShares
@@ -77,7 +77,7 @@ def test_threads_and_chunks_change_no_bit(
 ) -> None:
     optimizer = RowOptimizer(name, 0.03)
     alone, together = (make_tier(optimizer, 3, 200, 4) for _ in range(2))
-    monkeypatch.setattr(work_division, "LEAST_RANGE_LOOKUPS", 100)
+    monkeypatch.setattr(batch_work, "LEAST_RANGE_LOOKUPS", 100)
     for _ in range(2):
         lookups = draw_lookups(alone, 900, rng)
         grad_PD = torch.from_numpy(rng.normal(size=(2700, 4)).astype(np.float32))

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hotset.stats.batches.batch_lookups import of_matrix
-from hotset.stats.batches.lookups_by_row import LookupsByRow, group_lookups
-from hotset.stats.hashing import mix64_pair
+from hotset.stats.batch_rows import LookupsByRow, group_lookups, of_matrix
+from hotset.stats.id_tables import mix64_pair
 from hotset.train.rows.row_kernels import (
     BLOCK_SAMPLES,
     copy_found_rows,

@@ -7,9 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from hotset.stats.batches import work_division
-from hotset.stats.batches.batch_lookups import of_matrix
-from hotset.stats.batches.lookups_by_row import LookupsByRow, group_lookups
+from hotset.stats import batch_work
+from hotset.stats.batch_rows import LookupsByRow, group_lookups, of_matrix
 from hotset.train.rows.row_ranges import for_row_ranges, row_ranges
 from hotset.train.work_threads import WorkThreads
 
@@ -21,7 +20,7 @@ def drawn(num_samples: int, num_rows: int, rng: np.random.Generator) -> LookupsB
 
 @pytest.fixture(autouse=True)
 def short_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_division, "LEAST_RANGE_LOOKUPS", 10)
+    monkeypatch.setattr(batch_work, "LEAST_RANGE_LOOKUPS", 10)
 
 
 @pytest.mark.parametrize(("num_samples", "num_rows"), [(0, 5), (1, 1), (9, 3), (1000, 400), (1000, 1)])

@@ -23,7 +23,7 @@ import hotset
 from hotset.pipeline.errors import ConfigError, HotsetError, InputError
 from hotset.pipeline.raw.part import RawParts
 from hotset.pipeline.sizes import ByteSize
-from hotset.stats.analysis.metrics import probabilities
+from hotset.stats.metrics import probabilities
 from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo, run_on_lists
 from hotset.train.options.predict_config import PredictConfig
 from hotset.train.scoring import predict_log

@@ -9,13 +9,7 @@ import pytest
 
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.sizes import GIB, KIB, MIB
-from hotset.train.spill.spill_sizes import (
-    NUM_READERS,
-    SpillShape,
-    SpillSizes,
-    choose_sizes,
-    least_bytes,
-)
+from hotset.train.spill.spill_sizes import NUM_READERS, SpillShape, SpillSizes, choose_sizes, least_bytes
 from hotset.train.spill.used_rows import UsedRows
 
 

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotset.stats.batches.batch_lookups import of_matrix
-from hotset.stats.batches.lookups_by_row import group_lookups
-from hotset.stats.batches.packed_lookups import LONG_LOOKUPS
+from hotset.stats.batch_rows import LONG_LOOKUPS, group_lookups, of_matrix
 from hotset.train.gpu_kernels.batch_lists import BatchLists, BatchRoom
 from hotset.train.rows.tiers import Layout
 from hotset.train.steps.packed_batch import HostLists, PackedRoom, pack

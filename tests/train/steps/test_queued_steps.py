@@ -19,14 +19,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hotset.tests.support.late_runs import (
-    PLACEMENTS,
-    draw_run,
-    ignore_waits,
-    is_wrong,
-    keep_slow,
-    train_late,
-)
+from hotset.tests.support.late_runs import PLACEMENTS, draw_run, ignore_waits, is_wrong, keep_slow, train_late
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.config import TrainConfig

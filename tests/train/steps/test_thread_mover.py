@@ -13,14 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotset.tests.support.late_runs import (
-    PLACEMENTS,
-    draw_run,
-    ignore_waits,
-    is_wrong,
-    keep_slow,
-    train_late,
-)
+from hotset.tests.support.late_runs import PLACEMENTS, draw_run, ignore_waits, is_wrong, keep_slow, train_late
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.data.shards import Shards

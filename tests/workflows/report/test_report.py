@@ -29,7 +29,7 @@ from hotset.pipeline.errors import HotsetError, install_hint
 from hotset.pipeline.generate.generate_log import GenerateConfig, generate
 from hotset.pipeline.inspect.frequency_series import SERIES, frequency_statistics
 from hotset.pipeline.inspect.provenance import provenance as find_provenance
-from hotset.stats.prediction.workload import Machine
+from hotset.stats.step_times import Machine
 from hotset.tests.support.browser import Seen, open_page
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv
 from hotset.train.advice import AdviceConfig, advise

@@ -31,8 +31,8 @@ import numpy as np
 import torch
 
 from ....pipeline.sizes import ByteSize
-from ....stats.batches.epoch_order import epoch_order
 from ....stats.ranking.row_bytes import row_bytes
+from ....stats.shuffle import epoch_order
 from ....train.config import DenseOptimizer, EmbeddingOptimizer, TrainConfig
 from ....train.data.batch_order import RecordedOrder
 from ....train.data.shards import Shards

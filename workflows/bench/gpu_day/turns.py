@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....pipeline.runtime.tasks import num_workers
-from ....stats.batches.epoch_order import epoch_order
+from ....stats.shuffle import epoch_order
 from ....train.config import TrainConfig
 from ....train.data.background import PLACES_AT_A_TIME
 from ....train.data.batch_order import RecordedOrder

@@ -11,7 +11,7 @@ from rich.table import Table
 from ....pipeline.errors import ConfigError, require_at_least
 from ....pipeline.runtime.resources import Resources
 from ....pipeline.sizes import ByteSize, format_byte_size
-from ....stats.prediction.workload import Machine
+from ....stats.step_times import Machine
 from ....train.advice import AdviceConfig, advise
 from ....train.advice_record import PlacementAdvice
 from ....train.machine_speeds import MachineSpeeds

@@ -14,7 +14,7 @@ from rich.console import Console
 from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.runtime.resources import Resources
 from hotset.pipeline.sizes import ByteSize
-from hotset.stats.prediction.workload import Machine
+from hotset.stats.step_times import Machine
 from hotset.train.advice import AdviceConfig, advise
 from hotset.train.machine_speeds import MachineSpeeds
 from hotset.workflows.cli import main

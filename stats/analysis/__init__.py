@@ -1,1 +1,0 @@
-"""Kernels of what is shown: coverage, drift, stack distances, metrics."""

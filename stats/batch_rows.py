@@ -1,0 +1,562 @@
+"""The lookups of a batch as kernels take them: ids in sample order, and where those of each table are.
+
+Shapes: F tables, N lookups.
+
+The distinct rows of a batch's lookups, in order of first appearance.
+
+One pass with a hash table instead of a sort: 1-3 ns per lookup at tens of thousands of lookups. It serves the
+trainer, the planners and the simulations alike.
+
+The lookups of a batch grouped by row: its distinct rows in order of (table, id), and the lookups of each.
+
+A radix sort of each table's ids groups a batch in some 12 ns per lookup. It serves lookups (each row is read
+once), sums of gradients (each row's lookups lie together, in sample order) and planners (distinct rows
+without a hash table). Shapes: F tables, N lookups, U distinct rows, L lookups of a table, D digits, R values
+of a digit.
+
+The lookups of a batch by row as a device gets them: numbers within each table, which mostly fit 16 bits.
+
+Shapes as in `batch_rows`; L rows with a long list.
+
+The slots of the rows that a batch looks up on one tier, and the check of its ids.
+
+Ids are ranks, so the slot of a row is a comparison and an addition. Both kernels are exact and run over the
+ids of one batch (tens of thousands of lookups, 1-3 ns each).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .id_tables import mix64
+from .kernel import inlined_kernel, kernel
+
+# ruff: noqa: N815  (arrays carry shape suffixes)
+
+
+_NOTHING = np.empty(0, np.int32)
+
+
+class BatchLookups(NamedTuple):
+    """The lookups of a batch in sample order, and where those of each table are."""
+
+    ids_N: NDArray[np.int32]
+    """Id of each lookup."""
+    positions_N: NDArray[np.int32]
+    """Positions in ``ids_N`` of the lookups of one table after the other, ascending in each; empty where
+    each sample has one lookup in each table, so that lookup i of table f is at ``i * F + f``."""
+    offsets_F1: NDArray[np.int64]
+    """Lookups of the tables before each one, from 0."""
+    num_rows_F: NDArray[np.int64]
+    """Rows of each table, at most 2**31."""
+
+
+@kernel
+def _positions_by_table(bags_N: NDArray[np.int64], offsets_F1: NDArray[np.int64], found: Any) -> None:
+    """Write the positions of the lookups of each table, ascending; ``offsets_F1`` counts them. Exact."""
+    num_tables = offsets_F1.shape[0] - 1
+    ends = offsets_F1.copy()
+    for position in range(bags_N.shape[0]):
+        table = bags_N[position] % num_tables
+        found[ends[table]] = np.int32(position)
+        ends[table] += 1
+
+
+def of_matrix(ids_N: NDArray[np.int32], num_rows_F: NDArray[np.int64]) -> BatchLookups:
+    """Return lookups of which each sample has one in each table, by sample, then table."""
+    num_tables = num_rows_F.shape[0]
+    offsets = np.arange(num_tables + 1) * (ids_N.shape[0] // max(num_tables, 1))
+    return BatchLookups(ids_N, _NOTHING, offsets, num_rows_F)
+
+
+def of_bags(
+    ids_N: NDArray[np.int32],
+    bags_N: NDArray[np.int64],
+    num_rows_F: NDArray[np.int64],
+) -> BatchLookups:
+    """Return lookups that name their bag, ``sample * F + table``, ascending."""
+    num_tables = num_rows_F.shape[0]
+    counts = np.bincount(bags_N % max(num_tables, 1), minlength=num_tables)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    positions = np.empty(ids_N.shape[0], np.int32)
+    _positions_by_table(bags_N, offsets, positions)
+    return BatchLookups(ids_N, positions, offsets, num_rows_F)
+
+
+def of_tables(ids: list[NDArray[np.int32]], num_rows_F: NDArray[np.int64]) -> BatchLookups:
+    """Return lookups given as one array for each table."""
+    flat = np.concatenate([_NOTHING, *ids])
+    offsets = np.concatenate([[0], np.cumsum([part.shape[0] for part in ids])]).astype(np.int64)
+    return BatchLookups(flat, np.arange(flat.shape[0], dtype=np.int32), offsets, num_rows_F)
+
+
+@kernel
+def distinct_rows(
+    rows_N: NDArray[np.int64],
+    workspace: NDArray[np.int32],
+    distinct_N: NDArray[np.int64],
+    inverse_N: NDArray[np.int32],
+) -> int:
+    """List the distinct rows of a batch's lookups in order of first appearance, exactly.
+
+    Open addressing with linear probing: one pass, no sort, 512 KiB of workspace at 53 k lookups.
+
+    Args:
+        rows_N: (num_lookups,), each at least 0, any order.
+        workspace: (a power of two, at least 2 * num_lookups); overwritten.
+        distinct_N: (num_lookups,), the first ``num_distinct`` are written.
+        inverse_N: (num_lookups,), written; ``distinct_N[inverse_N]`` is ``rows_N``.
+
+    Returns:
+        num_distinct.
+    """
+    mask = np.uint64(workspace.size - 1)
+    workspace[:] = -1
+    num_distinct = 0
+    for lookup in range(rows_N.size):
+        # The low bits of a hash choose a cell, since neighboring rows must not fill neighboring cells.
+        row = rows_N[lookup]
+        cell = mix64(np.uint64(row)) & mask
+        # Probe until the row or a free cell is found; a cell holds a position in ``distinct_N``.
+        found = workspace[cell]
+        while found >= 0 and distinct_N[found] != row:
+            cell = (cell + np.uint64(1)) & mask
+            found = workspace[cell]
+        if found < 0:
+            found = np.int32(num_distinct)
+            workspace[cell] = found
+            distinct_N[num_distinct] = row
+            num_distinct += 1
+        inverse_N[lookup] = found
+    return num_distinct
+
+
+def find_distinct(rows_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Return the distinct rows in order of first appearance, and each lookup's position among them.
+
+    Args:
+        rows_N: (num_lookups,), each at least 0.
+
+    Returns:
+        (num_distinct,) rows and (num_lookups,) positions: ``distinct[inverse]`` is ``rows_N``.
+    """
+    # Between two and four cells per lookup, so that probes stay short.
+    num_cells = 1 << max(1, int(2 * rows_N.size - 1).bit_length())
+    workspace = np.empty(num_cells, np.int32)
+    distinct = np.empty(rows_N.size, np.int64)
+    inverse = np.empty(rows_N.size, np.int32)
+    num_distinct = distinct_rows(rows_N, workspace, distinct, inverse)
+    return distinct[:num_distinct], inverse
+
+
+# ruff: noqa: N815  (arrays carry shape suffixes)
+
+
+_MOST_DIGIT_BITS = 11
+"""2,048 counters, 16 KiB: they stay in the first-level cache."""
+_LEAST_DIGIT_BITS = 4
+_MOST_DIGITS = 8
+_ROW_SHIFT = 32
+_LOW_BITS = (1 << 32) - 1
+
+
+class LookupsByRow(NamedTuple):
+    """The lookups of a batch, row after row."""
+
+    order_N: NDArray[np.int32]
+    """The lookups of each row, ascending: positions among the lookups of the batch; or numbers among those of
+    the table (`group_lookups`), which are sample numbers where each sample has one."""
+    rows_U: NDArray[np.int32]
+    """Ids of the distinct rows, ascending in each table, table after table."""
+    starts_U1: NDArray[np.int32]
+    """Where the lookups of each row begin in ``order``, and the end of the last."""
+    first_F1: NDArray[np.int64]
+    """Where the rows of each table begin in ``rows``, and the end of the last."""
+
+    @property
+    def num_rows(self) -> int:
+        """Distinct rows of the batch."""
+        return int(self.rows_U.size)
+
+    @property
+    def counts_U(self) -> NDArray[np.int32]:  # noqa: N802
+        """Lookups of each distinct row."""
+        return np.diff(self.starts_U1)
+
+
+@kernel
+def _sort_table(
+    batch: BatchLookups,
+    table: int,
+    is_local: bool,
+    keys_2L: NDArray[np.int64],
+    counts_DR: NDArray[np.int64],
+) -> int:
+    """Sort the lookups of one table by id, stably: ``keys_2L[result]`` are ``id << 32 | lookup``.
+
+    Args:
+        batch: the lookups.
+        table: which of the tables.
+        is_local: number lookups within the table rather than by position.
+        keys_2L: (2, at least the lookups of the table), written.
+        counts_DR: (_MOST_DIGITS, 2 ** _MOST_DIGIT_BITS), workspace.
+
+    Returns:
+        Which half of ``keys`` is sorted; -1 - the position of a lookup whose id is outside the table.
+    """
+    first = batch.offsets_F1[table]
+    num_lookups = batch.offsets_F1[table + 1] - first
+    num_tables = batch.num_rows_F.shape[0]
+    # Digits of equal width, few where there are few lookups: counters are summed up for each table.
+    # How many bits the largest id has.
+    bits = 0
+    while (batch.num_rows_F[table] - 1) >> bits > 0:
+        bits += 1
+    most = _LEAST_DIGIT_BITS
+    while num_lookups >> most > 0 and most < _MOST_DIGIT_BITS:
+        most += 1
+    num_digits = (bits + most - 1) // most
+    width = 0
+    if num_digits:
+        width = (bits + num_digits - 1) // num_digits
+    low = np.int64((1 << width) - 1)
+
+    # One pass reads the ids, checks them and counts every digit.
+    counts_DR[:num_digits, : low + 1] = 0
+    for i in range(num_lookups):
+        position = i * num_tables + table
+        if batch.positions_N.shape[0]:
+            position = np.int64(batch.positions_N[first + i])
+        row = np.int64(batch.ids_N[position])
+        if row < 0 or row >= batch.num_rows_F[table]:
+            return -1 - int(position)
+        keys_2L[0, i] = (row << _ROW_SHIFT) | (i if is_local else position)
+        for digit in range(num_digits):
+            counts_DR[digit, np.uint64((row >> (digit * width)) & low)] += 1
+
+    # Then one pass a digit, the lowest first.
+    # The keys go back and forth between two halves; counters become the first position of each digit's value.
+    half = 0
+    for digit in range(num_digits):
+        counts = counts_DR[digit]
+        total = np.int64(0)
+        for i in range(low + 1):
+            count = counts[i]
+            counts[i] = total
+            total += count
+        source = keys_2L[half]
+        target = keys_2L[1 - half]
+        shift = np.int64(_ROW_SHIFT + digit * width)
+        # In their order, so that equal digits keep the order of the digits below them.
+        for i in range(num_lookups):
+            key = source[i]
+            value = np.uint64((key >> shift) & low)
+            target[np.uint64(counts[value])] = key
+            counts[value] += 1
+        half = 1 - half
+    return half
+
+
+@kernel
+def _group_lookups(
+    batch: BatchLookups,
+    is_local: bool,
+    keys_2L: NDArray[np.int64],
+    counts_DR: NDArray[np.int64],
+    found: LookupsByRow,
+) -> int:
+    """Fill ``found``, whose ``rows`` and ``starts`` are as long as if every lookup had a row of its own.
+
+    Returns:
+        -1 - the position of a lookup whose id is outside its table, or the number of distinct rows. Exact.
+    """
+    # Tables one after another; a row begins where the sorted id differs from the one before.
+    num_rows = 0
+    for table in range(batch.num_rows_F.shape[0]):
+        first = batch.offsets_F1[table]
+        found.first_F1[table] = num_rows
+        half = _sort_table(batch, table, is_local, keys_2L, counts_DR)
+        if half < 0:
+            return half
+        keys = keys_2L[half]
+        last = np.int64(-1)
+        for i in range(batch.offsets_F1[table + 1] - first):
+            row = keys[i] >> _ROW_SHIFT
+            found.order_N[first + i] = np.int32(keys[i] & _LOW_BITS)
+            if row != last:
+                found.rows_U[num_rows] = np.int32(row)
+                found.starts_U1[num_rows] = np.int32(first + i)
+                num_rows += 1
+                last = row
+    # One start more than rows, so that each row's lookups end where the next one's begin.
+    found.first_F1[batch.num_rows_F.shape[0]] = num_rows
+    found.starts_U1[num_rows] = np.int32(batch.ids_N.shape[0])
+    return num_rows
+
+
+def unset_lookups(num_lookups: int, num_rows: int, num_tables: int) -> LookupsByRow:
+    """Allocate the lookups of a batch by row."""
+    return LookupsByRow(
+        np.empty(num_lookups, np.int32),
+        np.empty(num_rows, np.int32),
+        np.empty(num_rows + 1, np.int32),
+        np.empty(num_tables + 1, np.int64),
+    )
+
+
+def group_lookups(batch: BatchLookups, *, is_local: bool = False) -> LookupsByRow:
+    """Return the lookups of a batch by row.
+
+    Args:
+        batch: the lookups.
+        is_local: number lookups within their table, as they are stored, rather than by position.
+
+    Raises:
+        IndexError: the id of a lookup is outside its table; its position is the only argument.
+    """
+    num_lookups = batch.ids_N.shape[0]
+    most = int(np.diff(batch.offsets_F1).max(initial=0))
+    found = unset_lookups(num_lookups, num_lookups, batch.num_rows_F.shape[0])
+    keys_2L = np.empty((2, most), np.int64)
+    counts_DR = np.empty((_MOST_DIGITS, 1 << _MOST_DIGIT_BITS), np.int64)
+    num_rows = _group_lookups(batch, is_local, keys_2L, counts_DR, found)
+    if num_rows < 0:
+        raise IndexError(-1 - num_rows)
+    # Copies, because most of what was allocated for rows is not used.
+    return found._replace(
+        rows_U=found.rows_U[:num_rows].copy(), starts_U1=found.starts_U1[: num_rows + 1].copy()
+    )
+
+
+# ruff: noqa: N815  (arrays carry shape suffixes)
+
+
+LONG_LOOKUPS = 256
+"""Lookups of a row in a batch above which its list is long: a GPU sums it in several programs. The host does
+not: its threads divide the rows of a batch, and a row has the lookups of one table at most."""
+
+_POSITION_BITS = np.uint64(31)
+"""Bits of a position among the lookups of a batch."""
+
+
+class PackedLookups(NamedTuple):
+    """Places for the lists of a batch, each at least as long as needed."""
+
+    order_N: NDArray[Any]
+    """uint16 or int32; sample of each lookup."""
+    starts_U: NDArray[Any]
+    """uint16 or int32; where the lookups of each row begin among those of its table."""
+    long_rows_L: NDArray[np.int32]
+    """Positions among the rows of a table of those with more than `LONG_LOOKUPS` lookups."""
+    long_offsets_F1: NDArray[np.int32]
+    staged_offsets_F1: NDArray[np.int32]
+    """Rows before each table that do not live on the fast tier."""
+
+
+@kernel
+def count_long_rows(starts_U1: NDArray[np.int32]) -> int:
+    """Count the rows with more than `LONG_LOOKUPS` lookups.
+
+    Args:
+        starts_U1: (num_rows + 1,); where the lookups of each row begin, and the end of the last. Exact.
+    """
+    num_long = 0
+    for row in range(starts_U1.shape[0] - 1):
+        num_long += starts_U1[row + 1] - starts_U1[row] > LONG_LOOKUPS
+    return num_long
+
+
+@kernel
+def pack_lookups(
+    lookups: LookupsByRow,
+    num_samples: int,
+    first_F: NDArray[np.int64],
+    last_F: NDArray[np.int64],
+    packed: PackedLookups,
+) -> None:
+    """Write lookups as numbers within their tables, one lookup of each table in a sample.
+
+    Args:
+        lookups: of a batch, by position ``sample * num_tables + table``.
+        num_samples: of the batch.
+        first_F: (num_tables,); first id of each table that lives on the fast tier.
+        last_F: (num_tables,); one past its last.
+        packed: written.
+
+    Error:
+        Exact: a position is below 2**31, and ``scale`` is off 2**shift / num_tables by less than 1, so that
+        the error of the quotient is below 2**31 / 2**shift <= 1 / num_tables.
+    """
+    num_tables = lookups.first_F1.shape[0] - 1
+    # Division by a multiplication and a shift: seven times as fast.
+    shift = _POSITION_BITS
+    while (np.uint64(1) << (shift - _POSITION_BITS)) < np.uint64(num_tables):
+        shift += np.uint64(1)
+    scale = (np.uint64(1) << shift) // np.uint64(max(num_tables, 1)) + np.uint64(1)
+    for i in range(lookups.order_N.shape[0]):
+        packed.order_N[i] = (np.uint64(lookups.order_N[i]) * scale) >> shift
+    num_long = 0
+    num_staged = 0
+    for table in range(num_tables):
+        packed.long_offsets_F1[table] = num_long
+        packed.staged_offsets_F1[table] = num_staged
+        first_row = lookups.first_F1[table]
+        lookups_before = table * num_samples
+        for row in range(first_row, lookups.first_F1[table + 1]):
+            start = lookups.starts_U1[row]
+            packed.starts_U[row] = start - lookups_before
+            # Rows with long lists, and rows without a place on the fast tier.
+            if lookups.starts_U1[row + 1] - start > LONG_LOOKUPS:
+                packed.long_rows_L[num_long] = row - first_row
+                num_long += 1
+            num = lookups.rows_U[row]
+            num_staged += num < first_F[table] or num >= last_F[table]
+    packed.long_offsets_F1[num_tables] = num_long
+    packed.staged_offsets_F1[num_tables] = num_staged
+
+
+@inlined_kernel
+def slot_of(row: int, first: int, last: int, base: int) -> int:
+    """Return the slot of a row on a tier that has rows ``first`` to ``last`` from slot ``base`` on, or -1."""
+    return base + row - first if first <= row < last else -1
+
+
+@kernel
+def locate_rows(
+    ids_BF: NDArray[np.int32],
+    first_F: NDArray[np.int64],
+    last_F: NDArray[np.int64],
+    base_F: NDArray[np.int64],
+    slots_N: NDArray[np.int64],
+) -> int:
+    """Write the slot of every lookup on a tier that holds ids ``first`` to ``last`` of each table.
+
+    Args:
+        ids_BF: (num_samples, num_features); one lookup each.
+        first_F: (num_features,); first id of each table the tier holds.
+        last_F: (num_features,); one past its last.
+        base_F: (num_features,); slot of the row ``first``.
+        slots_N: (num_samples * num_features,), written; -1 where the row is not on this tier.
+
+    Returns:
+        How many lookups are not on this tier, ids outside any table among them. Exact.
+    """
+    num_features = ids_BF.shape[1]
+    num_absent = 0
+    for sample in range(ids_BF.shape[0]):
+        for feature in range(num_features):
+            row = np.int64(ids_BF[sample, feature])
+            slot = slot_of(row, first_F[feature], last_F[feature], base_F[feature])
+            num_absent += slot < 0
+            slots_N[sample * num_features + feature] = slot
+    return num_absent
+
+
+@kernel
+def locate_distinct_rows(
+    rows_U: NDArray[np.int32],
+    offsets_F1: NDArray[np.int64],
+    first_F: NDArray[np.int64],
+    last_F: NDArray[np.int64],
+    base_F: NDArray[np.int64],
+    slots_U: NDArray[np.int64],
+) -> int:
+    """Do as `locate_rows`, for rows given table after table.
+
+    Args:
+        rows_U: (num_distinct,), ids.
+        offsets_F1: (num_features + 1,); where the rows of each table begin in ``rows``.
+        first_F: (num_features,); first id of each table the tier holds.
+        last_F: (num_features,); one past its last.
+        base_F: (num_features,); slot of the row ``first``.
+        slots_U: (num_distinct,), written; -1 where the row is not on this tier.
+
+    Returns:
+        How many rows are not on this tier. Exact.
+    """
+    num_absent = 0
+    for feature in range(first_F.size):
+        for i in range(offsets_F1[feature], offsets_F1[feature + 1]):
+            row = np.int64(rows_U[i])
+            slot = slot_of(row, first_F[feature], last_F[feature], base_F[feature])
+            num_absent += slot < 0
+            slots_U[i] = slot
+    return num_absent
+
+
+@kernel
+def first_stray_lookup(ids_BF: NDArray[np.int32], limit_F: NDArray[np.int64]) -> int:
+    """Return the position of the first lookup whose id is not in [0, limit) of its table, or -1.
+
+    Args:
+        ids_BF: (num_samples, num_features).
+        limit_F: (num_features,); one past the last id allowed.
+
+    Returns:
+        ``sample * num_features + feature``. Exact.
+    """
+    num_features = ids_BF.shape[1]
+    for sample in range(ids_BF.shape[0]):
+        for feature in range(num_features):
+            row = ids_BF[sample, feature]
+            if row < 0 or row >= limit_F[feature]:
+                return int(sample * num_features + feature)
+    return -1
+
+
+@kernel
+def name_rows(
+    rows_N: NDArray[np.int64],
+    base_F: NDArray[np.int64],
+    tables_N: NDArray[np.int32],
+    ids_N: NDArray[np.int32],
+) -> None:
+    """Write table and id of rows that are numbered through all tables, exactly.
+
+    Args:
+        rows_N: (num_rows,), ascending.
+        base_F: (num_tables,); number of the first row of each table.
+        tables_N: (num_rows,), written.
+        ids_N: (num_rows,), written.
+    """
+    table = 0
+    for i in range(rows_N.size):
+        # Of several tables with one base all but the last are empty.
+        while table + 1 < base_F.size and rows_N[i] >= base_F[table + 1]:
+            table += 1
+        tables_N[i] = table
+        ids_N[i] = rows_N[i] - base_F[table]
+
+
+@kernel
+def locate_named_rows(
+    tables_N: NDArray[np.int32],
+    ids_N: NDArray[np.int32],
+    first_F: NDArray[np.int64],
+    last_F: NDArray[np.int64],
+    base_F: NDArray[np.int64],
+    slots_N: NDArray[np.int64],
+) -> int:
+    """Do as `locate_rows`, for rows named by table and id.
+
+    Args:
+        tables_N: (num_rows,).
+        ids_N: (num_rows,).
+        first_F: (num_tables,); first id of each table the tier holds.
+        last_F: (num_tables,); one past its last.
+        base_F: (num_tables,); slot of the row ``first``.
+        slots_N: (num_rows,), written; -1 where the row is not on this tier.
+
+    Returns:
+        How many rows are not on this tier. Exact.
+    """
+    num_absent = 0
+    for i in range(tables_N.size):
+        table = tables_N[i]
+        slot = slot_of(np.int64(ids_N[i]), first_F[table], last_F[table], base_F[table])
+        num_absent += slot < 0
+        slots_N[i] = slot
+    return num_absent

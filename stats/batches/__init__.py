@@ -1,1 +1,0 @@
-"""Kernels on samples and batches: shuffles, bags, distinct rows, slots."""

@@ -1,1 +1,0 @@
-"""Exact counts of categories: hash tables and merging."""

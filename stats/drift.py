@@ -1,0 +1,229 @@
+"""The aging of hot sets: the rows each part of a log would choose, and what they serve in the other parts.
+
+Rows of all tables are numbered through (row = first_row[table] + id). Every row has one word of marks: bit p
+means that part p would keep it hot, bit num_parts + p that part p looked it up. So a pass over the ids judges
+the hot sets of all parts at once, at one random read per lookup and one word and one counter per row.
+
+Ids are ranks over the whole log, so ties must not be broken by id: a part's rows of equal count would be
+chosen by what comes after it. They are ordered by a hash instead.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .kernel import kernel
+from .ranking.ranking import hash_rows
+
+MAX_PARTS = 32
+
+
+def marks_dtype(num_parts: int) -> type[np.unsignedinteger]:
+    """Return the narrowest word that has two bits for each part; raises ValueError above MAX_PARTS."""
+    for kind in (np.uint8, np.uint16, np.uint32, np.uint64):
+        if 2 * num_parts <= 8 * np.dtype(kind).itemsize:
+            return kind
+    raise ValueError(f"{num_parts} parts: want {MAX_PARTS} at most")
+
+
+@kernel
+def count_rows(ids_N: NDArray[np.int32], counts_T: NDArray[np.int32]) -> None:
+    """Add the lookups of one table to the counts of its rows. Exact.
+
+    Args:
+        ids_N: (num_lookups,).
+        counts_T: (num_embeddings,) out, lookups, added to.
+    """
+    for i in range(ids_N.shape[0]):
+        counts_T[ids_N[i]] += 1
+
+
+@kernel
+def _bytes_from(
+    counts_R: NDArray[np.int32],
+    first_row_T: NDArray[np.int64],
+    row_bytes_F: NDArray[np.int64],
+    scale_F: NDArray[np.int64],
+    least: int,
+) -> int:
+    """Return the bytes of all rows that were looked up and whose ``count * scale`` is ``least`` or more."""
+    total = 0
+    for table in range(row_bytes_F.shape[0]):
+        num_rows = 0
+        for row in range(first_row_T[table], first_row_T[table + 1]):
+            num_rows += counts_R[row] > 0 and counts_R[row] * scale_F[table] >= least
+        total += num_rows * row_bytes_F[table]
+    return total
+
+
+@kernel
+def _mark_from(
+    counts_R: NDArray[np.int32],
+    first_row_T: NDArray[np.int64],
+    scale_F: NDArray[np.int64],
+    least: int,
+    bit: int,
+    marks_R: NDArray[np.unsignedinteger],
+) -> None:
+    word = marks_R.dtype.type(1) << marks_R.dtype.type(bit)
+    for table in range(scale_F.shape[0]):
+        for row in range(first_row_T[table], first_row_T[table + 1]):
+            if counts_R[row] > 0 and counts_R[row] * scale_F[table] >= least:
+                marks_R[row] |= word
+
+
+def mark_part(
+    counts_R: NDArray[np.int32],
+    first_row_T: NDArray[np.int64],
+    row_bytes_F: NDArray[np.int64],
+    budget_bytes: int,
+    part: int,
+    num_parts: int,
+    marks_R: NDArray[np.unsignedinteger],
+) -> int:
+    """Mark the rows that one part looked up, and those it would keep hot under a budget.
+
+    Hot are the rows with the most lookups of the part per byte, as many as fit in that order; rows of
+    equal worth go by a hash of their number, rows without a lookup are never hot. Exact.
+
+    Args:
+        counts_R: (num_rows,), lookups of the part.
+        first_row_T: (num_tables + 1,), first row of each table, then num_rows.
+        row_bytes_F: (num_tables,), bytes of a row with its optimizer state.
+        budget_bytes: bytes of all hot rows together.
+        part: in [0, num_parts).
+        marks_R: (num_rows,) out; its bits ``part`` and ``num_parts + part`` are set, none is cleared.
+
+    Returns:
+        Hot rows of the part.
+    """
+    _mark_from(counts_R, first_row_T, np.ones_like(row_bytes_F), 1, num_parts + part, marks_R)
+    scale_F = math.lcm(*row_bytes_F.tolist()) // row_bytes_F
+    # Worth is lookups per byte, as whole numbers; bisect for the least worth whose rows all fit.
+    low, high = 1, int(counts_R.max(initial=0)) * int(scale_F.max(initial=1)) + 1
+    while low < high:
+        middle = (low + high) // 2
+        if _bytes_from(counts_R, first_row_T, row_bytes_F, scale_F, middle) <= budget_bytes:
+            high = middle
+        else:
+            low = middle + 1
+    _mark_from(counts_R, first_row_T, scale_F, low, part, marks_R)
+    room = budget_bytes - int(_bytes_from(counts_R, first_row_T, row_bytes_F, scale_F, low))
+    tied = _tied_rows(counts_R, first_row_T, row_bytes_F, scale_F, low - 1, room)
+    marks_R[tied] |= marks_R.dtype.type(1 << part)
+    return int(np.count_nonzero(marks_R & marks_R.dtype.type(1 << part)))
+
+
+def _tied_rows(
+    counts_R: NDArray[np.int32],
+    first_row_T: NDArray[np.int64],
+    row_bytes_F: NDArray[np.int64],
+    scale_F: NDArray[np.int64],
+    worth: int,
+    room: int,
+) -> NDArray[np.int64]:
+    """Return the rows of exactly this worth that still fit, by the hash of their numbers."""
+    if worth < 1:
+        return np.zeros(0, np.int64)
+    # All rows of that worth, of every table, although their widths differ.
+    rows_of_tables = [
+        first + np.flatnonzero(counts_R[first:stop] * scale == worth)
+        for first, stop, scale in zip(first_row_T[:-1], first_row_T[1:], scale_F, strict=True)
+    ]
+    rows = np.concatenate(rows_of_tables)
+    widths = np.repeat(row_bytes_F, [found.shape[0] for found in rows_of_tables])
+    hashes = np.empty(rows.shape[0], np.uint64)
+    # In the order of a hash, which prefers no table: by number the first tables would take all the room.
+    hash_rows(rows, 0, hashes)
+    order = np.argsort(hashes)
+    return rows[order[np.cumsum(widths[order]) <= room]]
+
+
+@kernel
+def count_common(marks_R: NDArray[np.unsignedinteger], num_parts: int, common_PP: NDArray[np.int64]) -> None:
+    """Count the rows that are hot in each pair of parts. Exact.
+
+    Args:
+        marks_R: (num_rows,), from `mark_part`.
+        num_parts: as `mark_part` had it.
+        common_PP: (num_parts, num_parts) out, rows, added to; its diagonal is each part's hot rows.
+    """
+    hot = marks_R.dtype.type((1 << num_parts) - 1)
+    for row in range(marks_R.shape[0]):
+        mark = np.int64(marks_R[row] & hot)
+        if mark == 0:
+            continue
+        for p in range(num_parts):
+            if mark >> p & 1:
+                for q in range(num_parts):
+                    common_PP[p, q] += mark >> q & 1
+
+
+@kernel
+def judge_lookups(
+    ids_N: NDArray[np.int32],
+    offsets: NDArray[np.int32],
+    marks_T: NDArray[np.unsignedinteger],
+    everywhere_B: NDArray[np.uint64],
+    lookups_M: NDArray[np.int64],
+) -> None:
+    """Count the lookups of one table by the marks of their rows, and keep the bits all rows of a sample have.
+
+    Exact.
+
+    Args:
+        ids_N: (num_lookups,); the lookups of sample i are ``ids_N[offsets[i]:offsets[i + 1]]``.
+        offsets: (num_samples + 1,), or empty where each sample has one lookup.
+        marks_T: (num_embeddings,), the table's part of what `mark_part` marked.
+        everywhere_B: (num_samples,); bits that a lookup lacks are cleared.
+        lookups_M: (num_bits,) out, lookups whose row has the bit, added to.
+    """
+    is_one_hot = offsets.shape[0] == 0
+    num_bits = lookups_M.shape[0]
+    for sample in range(everywhere_B.shape[0]):
+        first = sample if is_one_hot else offsets[sample]
+        stop = sample + 1 if is_one_hot else offsets[sample + 1]
+        for i in range(first, stop):
+            mark = np.uint64(marks_T[ids_N[i]])
+            everywhere_B[sample] &= mark
+            # Every bit that the row has: hot in a part, or looked up by one.
+            for bit in range(num_bits):
+                lookups_M[bit] += np.int64(mark >> np.uint64(bit) & np.uint64(1))
+
+
+@kernel
+def count_bits(everywhere_B: NDArray[np.uint64], samples_P: NDArray[np.int64]) -> None:
+    """Count the samples that have each bit. Exact.
+
+    Args:
+        everywhere_B: (num_samples,), from `judge_lookups` of all tables.
+        samples_P: (num_parts,) out, added to.
+    """
+    for sample in range(everywhere_B.shape[0]):
+        for p in range(samples_P.shape[0]):
+            samples_P[p] += np.int64(everywhere_B[sample] >> np.uint64(p) & np.uint64(1))
+
+
+def mean_by_age(served_SP: NDArray[np.int64], total_P: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the share that hot sets serve when they are 0, 1, 2, … parts old, over all pairs of that age.
+
+    Args:
+        served_SP: (num_sets, num_parts); [s, p] is what the set chosen on part s serves of part p.
+        total_P: (num_parts,), all there is in part p.
+
+    Returns:
+        (num_parts,), in [0, 1]; NaN where parts of that age have nothing.
+    """
+    num_sets, num_parts = served_SP.shape
+    served = np.array([np.trace(served_SP, age) for age in range(num_parts)], np.float64)
+    total = np.array([total_P[age : age + num_sets].sum() for age in range(num_parts)], np.float64)
+    means: NDArray[np.float64] = np.divide(served, total, out=np.full(num_parts, np.nan), where=total > 0)
+    return means
+
+
+def cut_evenly(num_samples: int, num_parts: int) -> list[int]:
+    """Return the first sample of each of ``num_parts`` parts as equal as can be, then ``num_samples``."""
+    return [num_samples * part // num_parts for part in range(num_parts + 1)]

@@ -1,0 +1,422 @@
+"""The rows that one rank sends and receives in a step, listed by the other rank.
+
+Every rank makes its lists from the same batch, so a receiver knows what each message holds, row by row, and
+nothing is asked. Before the step the owner of a row sends its vector to each user; after it each user sends
+one summed gradient to the owner. Lists are positions among the step's distinct rows, ascending, so that both
+sides list the rows of a message in the same order.
+
+Shapes: U rows of a step, W ranks.
+
+Counts what crosses between ranks in a step, from the owners of its rows, and the least that must cross.
+
+A vector crosses for each user of a row that is not its owner, except at the row's first use, whose initial
+values every rank computes; a gradient crosses back from each.
+
+The lower bound holds for every exact scheme that gives samples to ranks as ours does. The |S| partial
+gradients of a row's users S must be combined, which takes |S| - 1 messages in any topology; then its new
+value must reach every user of the next step S', |S'| - 1 messages, and one more where no user of S is in S'.
+A first use needs no value.
+
+Shapes: U rows of a step.
+
+The owner of each row for a whole run: striped by id, or the rank that uses the row most.
+
+Shapes: U rows of a step, K rows of a range, W ranks.
+
+Which ranks use each distinct row of a batch: one bit for each rank.
+
+A batch is cut into G equal shares by sample position, and each of W ranks computes G / W consecutive ones:
+sample i of a batch of B is in share ``i * G // B``, and share s is computed by rank ``s * W // G``. A batch
+with fewer than B samples leaves the last shares short or empty.
+
+Shapes: B samples, N lookups, U distinct rows, W ranks.
+
+An epoch as several ranks see it: the distinct rows of each step, with the ranks that use them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .batch_rows import LookupsByRow
+from .kernel import inlined_kernel, kernel
+
+MOST_RANKS = 64
+"""A mask has one bit for each rank."""
+
+Masks = NDArray[np.unsignedinteger]
+"""Bit r of an entry says whether rank r uses the row."""
+
+
+def mask_type(num_ranks: int) -> type[np.unsignedinteger]:
+    """Return the smallest type with a bit for each rank.
+
+    Raises:
+        ValueError: there are fewer ranks than 1 or more than `MOST_RANKS`.
+    """
+    if not 1 <= num_ranks <= MOST_RANKS:
+        raise ValueError(f"want 1 to {MOST_RANKS} ranks, got {num_ranks}")
+    for chosen in (np.uint8, np.uint16, np.uint32):
+        if num_ranks <= np.iinfo(chosen).bits:
+            return chosen
+    return np.uint64
+
+
+@inlined_kernel
+def lowest_bit(mask: np.uint64) -> np.int64:
+    """Return the number of the lowest bit that is set; of a mask with at least one."""
+    # The bits below it are counted, in pairs, then in fours, then in bytes, whose counts are added at once.
+    below = (mask & (~mask + np.uint64(1))) - np.uint64(1)
+    below -= below >> np.uint64(1) & np.uint64(0x5555555555555555)
+    fours = np.uint64(0x3333333333333333)
+    below = (below & fours) + (below >> np.uint64(2) & fours)
+    below = below + (below >> np.uint64(4)) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64(below * np.uint64(0x0101010101010101) >> np.uint64(56))
+
+
+def ranks_of_samples(num_samples: int, batch_size: int, num_shares: int, num_ranks: int) -> NDArray[np.uint8]:
+    """Return the rank that computes each sample of a batch, (num_samples,), ascending.
+
+    Args:
+        num_samples: samples of this batch.
+        batch_size: samples of a whole batch, at least ``num_samples``.
+        num_shares: equal parts of a whole batch; a multiple of ``num_ranks``.
+        num_ranks: ranks that compute them.
+
+    Raises:
+        ValueError: the shares cannot be divided among the ranks, or the batch has too many samples.
+    """
+    if num_shares % num_ranks:
+        raise ValueError(f"{num_shares} shares cannot be divided among {num_ranks} ranks")
+    if num_samples > batch_size:
+        raise ValueError(f"a batch of {batch_size} has {num_samples} samples")
+    shares_B = np.arange(num_samples) * num_shares // batch_size
+    return (shares_B * num_ranks // num_shares).astype(np.uint8)
+
+
+@kernel
+def _collect_masks(
+    order_N: NDArray[np.int32],
+    starts_U1: NDArray[np.int32],
+    ranks_N: NDArray[np.uint8],
+    masks_U: Masks,
+) -> None:
+    """Set the bits of the ranks that look up each row. Exact."""
+    for i in range(masks_U.shape[0]):
+        mask = np.uint64(0)
+        for k in range(starts_U1[i], starts_U1[i + 1]):
+            mask |= np.uint64(1) << np.uint64(ranks_N[order_N[k]])
+        masks_U[i] = mask
+
+
+def rank_masks(lookups: LookupsByRow, ranks: NDArray[np.uint8], num_ranks: int) -> Masks:
+    """Return the ranks that use each distinct row of a batch, (num_rows,).
+
+    Args:
+        lookups: of the batch by row, as `group_lookups` or `place_lookups` made them.
+        ranks: (num_lookups,), the rank of each lookup's sample, below ``num_ranks``, in the order of the
+            batch's lookups.
+        num_ranks: of them all.
+    """
+    masks_U = np.empty(lookups.num_rows, mask_type(num_ranks))
+    _collect_masks(lookups.order_N, lookups.starts_U1, ranks, masks_U)
+    return masks_U
+
+
+# ruff: noqa: N815  (arrays carry shape suffixes)
+
+
+class StepRows(NamedTuple):
+    """The distinct rows of a step, the ranks that use them, and their owners."""
+
+    rows_U: NDArray[np.int32]
+    """Keys, ascending."""
+    masks_U: Masks
+    """The ranks that use each; at least one."""
+    owners_U: NDArray[np.uint8]
+    """The rank that holds each and takes its optimizer step."""
+    is_first_U: NDArray[np.bool_]
+    """Whether no step before used the row, so that every rank computes its initial value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crossings:
+    """Messages between ranks, each of one row."""
+
+    vectors: int
+    """Vectors to users."""
+    gradients: int
+    """Summed gradients to owners."""
+
+    @property
+    def rows(self) -> int:
+        """Vectors and gradients together."""
+        return self.vectors + self.gradients
+
+    def __add__(self, other: Crossings) -> Crossings:
+        return Crossings(self.vectors + other.vectors, self.gradients + other.gradients)
+
+
+NOTHING = Crossings(0, 0)
+
+
+@inlined_kernel
+def count_bits(mask: np.uint64) -> np.int64:
+    """Return the number of bits that are set."""
+    # In pairs, then in fours, then in bytes, whose counts are added at once: no branch to be guessed wrong.
+    pairs = mask - (mask >> np.uint64(1) & np.uint64(0x5555555555555555))
+    fours = np.uint64(0x3333333333333333)
+    pairs = (pairs & fours) + (pairs >> np.uint64(2) & fours)
+    pairs = pairs + (pairs >> np.uint64(4)) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64(pairs * np.uint64(0x0101010101010101) >> np.uint64(56))
+
+
+@kernel
+def _count_crossings(step: StepRows, counts_2: NDArray[np.int64]) -> None:
+    for i in range(step.rows_U.shape[0]):
+        mask = np.uint64(step.masks_U[i])
+        # An owner needs no message.
+        others = count_bits(mask) - np.int64(mask >> np.uint64(step.owners_U[i]) & np.uint64(1))
+        counts_2[0] += others * np.int64(not step.is_first_U[i])
+        counts_2[1] += others
+
+
+def count_crossings(step: StepRows) -> Crossings:
+    """Count what crosses in a step. Exact.
+
+    Args:
+        step: its rows.
+    """
+    counts_2 = np.zeros(2, np.int64)
+    _count_crossings(step, counts_2)
+    return Crossings(*counts_2.tolist())
+
+
+@kernel
+def _least_crossings(rows_U: NDArray[np.int32], masks_U: Masks, users_N: Masks) -> int:
+    total = 0
+    for i in range(rows_U.shape[0]):
+        # The ranks that use the row in this step, and those of the last step that used it.
+        mask = np.uint64(masks_U[i])
+        last = np.uint64(users_N[rows_U[i]])
+        num_users = int(count_bits(mask))
+        # The best owner is one of the users: the others send it their gradients, and get the vector from it.
+        total += num_users - 1
+        if last:
+            total += num_users - 1
+            # Where none of them used it last, it must come from another rank first.
+            if not last & mask:
+                total += 1
+        users_N[rows_U[i]] = masks_U[i]
+    return total
+
+
+def least_crossings(rows: NDArray[np.int32], masks: Masks, users: Masks) -> int:
+    """Return the vectors and gradients of a step that no exact scheme can do without. Exact.
+
+    Args:
+        rows: (num_entries,), keys of the step's rows.
+        masks: (num_entries,), the ranks that use each.
+        users: (num_rows,), the ranks of each row's last use, 0 before the first; changed.
+    """
+    return int(_least_crossings(rows, masks, users))
+
+
+@kernel
+def _count_remote(
+    order_N: NDArray[np.int32],
+    starts_U1: NDArray[np.int32],
+    ranks_N: NDArray[np.uint8],
+    owners_U: NDArray[np.uint8],
+) -> int:
+    remote = 0
+    for i in range(owners_U.shape[0]):
+        for k in range(starts_U1[i], starts_U1[i + 1]):
+            if ranks_N[order_N[k]] != owners_U[i]:
+                remote += 1
+    return remote
+
+
+def count_remote_lookups(lookups: LookupsByRow, ranks: NDArray[np.uint8], owners: NDArray[np.uint8]) -> int:
+    """Return the lookups of a batch whose row another rank holds, one vector each without deduplication.
+
+    Args:
+        lookups: of the batch by row.
+        ranks: (num_lookups,), the rank of each lookup's sample.
+        owners: (num_rows of the batch,), the rank that holds each distinct row.
+    """
+    return int(_count_remote(lookups.order_N, lookups.starts_U1, ranks, owners))
+
+
+# ruff: noqa: N815  (arrays carry shape suffixes)
+
+
+_LISTS = 4
+_VECTORS_OUT, _VECTORS_IN, _GRADIENTS_OUT, _GRADIENTS_IN = range(_LISTS)
+
+
+class RowLists(NamedTuple):
+    """Rows to or from each rank, those of rank r at ``positions[starts_W1[r]:starts_W1[r + 1]]``."""
+
+    starts_W1: NDArray[np.int64]
+    positions: NDArray[np.int32]
+    """(num_messages,); positions among the distinct rows of the step."""
+
+    def of(self, rank: int) -> slice:
+        """The part of ``positions`` to or from a rank."""
+        return slice(int(self.starts_W1[rank]), int(self.starts_W1[rank + 1]))
+
+
+class RankMessages(NamedTuple):
+    """The rows that one rank sends and receives in a step."""
+
+    vectors_out: RowLists
+    vectors_in: RowLists
+    gradients_out: RowLists
+    gradients_in: RowLists
+
+
+@kernel
+def _list_messages(
+    step: StepRows, rank: int, ends_LW: NDArray[np.int64], positions: NDArray[np.int32], writes: bool
+) -> None:
+    """Count the rows of each list, or write them from where ``ends_LW`` says. Exact."""
+    own = np.uint64(1) << np.uint64(rank)
+    for i in range(step.masks_U.shape[0]):
+        mask = np.uint64(step.masks_U[i])
+        owner = step.owners_U[i]
+        # The owner sends vectors to the other users and gets their gradients; a user does the reverse.
+        if owner == rank:
+            for other in range(ends_LW.shape[1]):
+                if other != rank and mask >> np.uint64(other) & np.uint64(1):
+                    if writes:
+                        positions[ends_LW[_GRADIENTS_IN, other]] = i
+                        if not step.is_first_U[i]:
+                            positions[ends_LW[_VECTORS_OUT, other]] = i
+                    ends_LW[_VECTORS_OUT, other] += not step.is_first_U[i]
+                    ends_LW[_GRADIENTS_IN, other] += 1
+        elif mask & own != np.uint64(0):
+            if writes:
+                positions[ends_LW[_GRADIENTS_OUT, owner]] = i
+                if not step.is_first_U[i]:
+                    positions[ends_LW[_VECTORS_IN, owner]] = i
+            ends_LW[_VECTORS_IN, owner] += not step.is_first_U[i]
+            ends_LW[_GRADIENTS_OUT, owner] += 1
+
+
+def list_messages(step: StepRows, rank: int, num_ranks: int) -> RankMessages:
+    """Return what ``rank`` sends and receives in a step.
+
+    Args:
+        step: its rows, the same on every rank; owners and users below ``num_ranks``.
+        rank: whose lists these are.
+        num_ranks: of them all.
+    """
+    counts_LW = np.zeros((_LISTS, num_ranks), np.int64)
+    _list_messages(step, rank, counts_LW, np.empty(0, np.int32), False)
+    # Lists lie one after another: the running sums of their lengths are where they begin.
+    starts = np.concatenate([[0], np.cumsum(counts_LW)])
+    positions = np.empty(starts[-1], np.int32)
+    _list_messages(step, rank, starts[:-1].reshape(_LISTS, num_ranks).copy(), positions, True)
+    lists = []
+    for first in range(0, _LISTS * num_ranks, num_ranks):
+        bounds = starts[first : first + num_ranks + 1]
+        lists.append(RowLists(bounds - bounds[0], positions[int(bounds[0]) : int(bounds[-1])]))
+    return RankMessages(*lists)
+
+
+def striped_owners(num_rows: int, num_ranks: int, first_row: int = 0) -> NDArray[np.uint8]:
+    """Return the owner ``id mod W`` of each row, (num_rows,): ids follow frequency, so loads are even."""
+    return ((np.arange(num_rows) + first_row) % num_ranks).astype(np.uint8)
+
+
+@kernel
+def count_uses(rows: NDArray[np.int32], masks: Masks, first_row: int, uses_KW: NDArray[np.uint32]) -> None:
+    """Add the steps in which each rank uses each row of a range. Exact.
+
+    Args:
+        rows: (num_entries,), keys; those outside the range are passed over.
+        masks: (num_entries,), the ranks that use each.
+        first_row: of the range.
+        uses_KW: (num_rows of the range, num_ranks), added to.
+    """
+    for i in range(rows.shape[0]):
+        row = np.int64(rows[i]) - first_row
+        if 0 <= row < uses_KW.shape[0]:
+            mask = np.uint64(masks[i])
+            while mask:
+                uses_KW[row, lowest_bit(mask)] += np.uint32(1)
+                mask &= mask - np.uint64(1)
+
+
+@kernel
+def _most_using(
+    uses_KW: NDArray[np.uint32], first_row: int, rows_W: NDArray[np.int64], owners_K: NDArray[np.uint8]
+) -> None:
+    num_ranks = uses_KW.shape[1]
+    for row in range(uses_KW.shape[0]):
+        best = 0
+        for rank in range(1, num_ranks):
+            if uses_KW[row, rank] > uses_KW[row, best]:
+                best = rank
+            elif uses_KW[row, rank] == uses_KW[row, best] and rows_W[rank] < rows_W[best]:
+                best = rank
+        # A row that nobody uses burdens nobody.
+        if uses_KW[row, best] == 0:
+            best = (first_row + row) % num_ranks
+        else:
+            rows_W[best] += 1
+        owners_K[row] = best
+
+
+def owners_by_use(
+    uses: NDArray[np.uint32], rows_of_ranks: NDArray[np.int64], first_row: int = 0
+) -> NDArray[np.uint8]:
+    """Return the rank that uses each row of a range in most steps, (num_rows of the range,).
+
+    Args:
+        uses: (num_rows of the range, num_ranks), as `count_uses` left them.
+        rows_of_ranks: (num_ranks,), used rows that each rank owns so far; added to. Among ranks that use a
+            row equally often, the one with the fewest takes it.
+        first_row: of the range; a row that no rank uses is owned by ``id mod W``.
+    """
+    owners_K = np.empty(uses.shape[0], np.uint8)
+    _most_using(uses, first_row, rows_of_ranks, owners_K)
+    return owners_K
+
+
+@dataclass(frozen=True, slots=True)
+class RankedEpoch:
+    """The steps of an epoch, one behind the other in flat arrays."""
+
+    num_ranks: int
+    num_samples: int
+    offsets: NDArray[np.int64]
+    """(num_steps + 1,); where the rows of each step begin."""
+    keys: NDArray[np.int32]
+    """(num_entries,); ascending in a step."""
+    masks: Masks
+    """(num_entries,); the ranks that use each."""
+    lookups_of_rows: NDArray[np.int64]
+    """(num_rows,); lookups of each row in the epoch."""
+    remote_lookups: int
+    """Lookups whose row lives at another rank, where homes are striped by key."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that keys number."""
+        return int(self.lookups_of_rows.size)
+
+    @property
+    def num_steps(self) -> int:
+        """Batches of the epoch."""
+        return int(self.offsets.size) - 1
+
+    def steps(self) -> list[slice]:
+        """The entries of each step."""
+        return [slice(first, last) for first, last in pairwise(self.offsets.tolist())]

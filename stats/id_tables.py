@@ -1,0 +1,339 @@
+"""Hash tables from categories to ids.
+
+A category's number in its entry is id + 1. Ids are inserted hottest first, so that the hot ones sit where
+their first probe looks. Categories of 32 bits have short entries.
+
+The one integer hash behind everything random on disk or in a table.
+
+A 64-bit finaliser turns (seed, position) into bits, so that a value depends on where it stands and
+not on what was drawn before it: any part can be computed alone, in any order, on any machine.
+
+This file must never change what it returns: shuffles, initial values and generated logs depend on it. A test
+pins its values.
+
+Probing of open-addressing hash tables from categories to counts or ids, in entries of two widths.
+
+A table is a ``(capacity, 2)`` array of uint64: the category, and its number, where 0 marks a free entry. Both
+stand in one cache line, which is all that a lookup into a table of millions costs, and kernels ask for that
+line AHEAD of the lookup. A short table, of categories and numbers of 32 bits, is ``(capacity,)``: the
+category in the upper half of a word, its number in the lower, so that a line holds twice as many. The
+capacity is a power of two and the probing linear.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .kernel import inlined_kernel, kernel, read_only
+from .simd import AHEAD, prefetch_of_cpu_prefetch
+
+
+@inlined_kernel
+def mix64(bits: np.uint64) -> np.uint64:
+    """Mix 64 bits: a bijection on integers whose every output bit depends on every input bit.
+
+    Source:
+        Steele, Lea and Flood, OOPSLA 2014 (SplitMix64), with the constants of Stafford's variant 13.
+    """
+    bits = np.uint64(bits) + np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+@inlined_kernel
+def mix64_pair(seed: np.uint64, position: np.uint64) -> np.uint64:
+    """Return 64 bits for ``position`` in the stream of ``seed``, in two rounds: near seeds share nothing."""
+    return mix64(mix64(seed) ^ np.uint64(position))
+
+
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: Fibonacci hashing takes the top bits
+HALF = np.uint64(32)
+LOW_HALF = np.uint64(2**32 - 1)
+ENTRY_BITS = np.uint64(1)
+"""log2 of the words of an entry that is not short."""
+MAX_LOAD: Final = 0.7
+"""Share of the entries of a large table that may be taken, where four of ten lookups take a second probe."""
+_SMALL_LOAD: Final = 0.2
+"""The same of a table that fits in a cache of the core, where a probe costs little and a second one that the
+processor did not predict costs more than all the rest: nine of ten lookups end with the first."""
+_SMALL_ENTRIES: Final = 1 << 15
+
+
+def most_used(num_entries: int) -> int:
+    """Return how many of the entries of a table may be taken."""
+    return int(num_entries * (_SMALL_LOAD if num_entries <= _SMALL_ENTRIES else MAX_LOAD))
+
+
+def capacity_for(num_entries: int) -> int:
+    """Return the entries of a table in which ``num_entries`` may be taken: a power of two."""
+    capacity = 16
+    while most_used(capacity) < num_entries:
+        capacity *= 2
+    return capacity
+
+
+def new_table(num_entries: int) -> NDArray[np.uint64]:
+    """Return an empty table in which ``num_entries`` may be taken."""
+    return np.zeros((capacity_for(num_entries), 2), np.uint64)
+
+
+def new_short_table(num_entries: int) -> NDArray[np.uint64]:
+    """Return an empty short table in which ``num_entries`` may be taken."""
+    return np.zeros(capacity_for(num_entries), np.uint64)
+
+
+@kernel
+def shift_of(table: NDArray[np.uint64]) -> np.uint64:
+    """Return the shift that leaves as many bits of a hash as number the entries."""
+    bits = 0
+    while (1 << bits) < table.shape[0]:
+        bits += 1
+    return np.uint64(64 - bits)
+
+
+@kernel
+def entry_of(category: np.uint64, table: NDArray[np.uint64], shift: np.uint64) -> np.uint64:
+    """Return the entry that holds ``category``, or the free one it would take."""
+    mask = np.uint64(table.shape[0] - 1)
+    entry = (category * MULTIPLIER) >> shift
+    while table[entry, 1] != 0 and table[entry, 0] != category:
+        entry = (entry + np.uint64(1)) & mask
+    return entry
+
+
+@inlined_kernel
+def probe_short(
+    category: np.uint64, table: NDArray[np.uint64], shift: np.uint64, mask: np.uint64
+) -> tuple[np.uint64, np.uint64]:
+    """Return the entry of a short table that holds ``category``, or the free one it would take, and its word.
+
+    ``mask`` is the capacity less one.
+    """
+    # Probe until the upper half is the category, or the entry is free.
+    entry = (category * MULTIPLIER) >> shift
+    found = table[entry]
+    while found != 0 and (found >> HALF) != category:
+        entry = (entry + np.uint64(1)) & mask
+        found = table[entry]
+    return entry, found
+
+
+@kernel
+def is_valid_at(is_valid: NDArray[np.uint8], i: np.uint64) -> np.uint64:
+    """Return bit ``i`` of an Arrow validity bitmap."""
+    return np.uint64((is_valid[i >> np.uint64(3)] >> np.uint8(i & np.uint64(7))) & np.uint8(1))
+
+
+_BLOCK_SAMPLES = np.uint64(64)
+"""Samples that are put together at a time: 6.5 KiB of ids with 26 tables."""
+
+
+def id_table_bytes(num_rows: int, category_bytes: int) -> int:
+    """Return the bytes of the hash table of so many categories of 4 or 8 bytes."""
+    return _entry_bytes(category_bytes) * capacity_for(num_rows)
+
+
+def most_rows_within(room_bytes: int, category_bytes: int) -> int:
+    """Return how many categories the largest hash table of ``room_bytes`` holds; some in any case."""
+    # A hash table has a power of two of entries, filled as far as it may be.
+    largest = 1 << (max(room_bytes // _entry_bytes(category_bytes), 16).bit_length() - 1)
+    return most_used(largest)
+
+
+def _entry_bytes(category_bytes: int) -> int:
+    return 8 if category_bytes == 4 else 16
+
+
+def build_id_table(
+    categories: NDArray[Any], first_id: int, missing_id: int, oov_id: int
+) -> NDArray[np.uint64]:
+    """Return a table that maps ``categories[i]`` to ``first_id + i``, but for the rows of missing and oov.
+
+    Args:
+        categories: (num_rows,), uint32 or uint64, hottest first, distinct where they count.
+        first_id: id of the first of them.
+        missing_id: id of a missing category.
+        oov_id: id of an unknown category.
+    """
+    is_short = categories.dtype.itemsize == 4
+    categories = read_only(categories)
+    table = (new_short_table if is_short else new_table)(categories.shape[0])
+    (insert_short_ids if is_short else insert_long_ids)(categories, first_id, missing_id, oov_id, table)
+    return table
+
+
+def find_ids(
+    categories: NDArray[Any],
+    is_valid: NDArray[np.uint8],
+    table: NDArray[np.uint64],
+    missing_id: int,
+    oov_id: int,
+    ids: NDArray[np.int32],
+) -> None:
+    """Write the id of each category to ``ids``.
+
+    Args:
+        categories: (num_lookups,), of the type that the table was built of.
+        is_valid: Arrow validity bitmap of ``categories``, or length 0 where none is missing.
+        table: as `build_id_table` returned it.
+        missing_id: id of a missing category.
+        oov_id: id of a category that is not in the table.
+        ids: (num_lookups,) out.
+    """
+    find = find_short_ids if table.ndim == 1 else find_long_ids
+    find(read_only(categories), read_only(is_valid), table, missing_id, oov_id, ids)
+
+
+@kernel
+def insert_long_ids(
+    categories: NDArray[np.uint32],
+    first_id: int,
+    missing_id: int,
+    oov_id: int,
+    table: NDArray[np.uint64],
+) -> None:
+    """Map ``categories[i]`` to ``first_id + i`` in the empty ``table``, but for the rows of missing and oov.
+
+    Categories are inserted by id, hottest first, so that hot ones are found at their first probe.
+
+    Args:
+        categories: (num_rows,), uint32 or uint64, distinct where they count.
+        first_id: id of the first of them.
+        missing_id: id of a missing category.
+        oov_id: id of an unknown category.
+        table: (capacity, 2).
+    """
+    shift = shift_of(table)
+    num_rows = categories.shape[0]
+    ahead = np.int64(AHEAD)
+    for i in range(num_rows):
+        # Ask for the line of a later row now, because the table does not fit in a cache.
+        if i + ahead < num_rows:
+            prefetch_of_cpu_prefetch(
+                table, ((np.uint64(categories[i + ahead]) * MULTIPLIER) >> shift) << ENTRY_BITS
+            )
+        # These two rows stand for no category.
+        if first_id + i != missing_id and first_id + i != oov_id:
+            category = np.uint64(categories[i])
+            entry = entry_of(category, table, shift)
+            table[entry, 0] = category
+            # One more than the id, since 0 marks a free entry.
+            table[entry, 1] = np.uint64(first_id + i + 1)
+
+
+@kernel
+def insert_short_ids(
+    categories: NDArray[np.uint32],
+    first_id: int,
+    missing_id: int,
+    oov_id: int,
+    table: NDArray[np.uint64],
+) -> None:
+    """`insert_long_ids` for categories of 32 bits into a short table, (capacity,)."""
+    shift = shift_of(table)
+    mask = np.uint64(table.shape[0] - 1)
+    num_rows = categories.shape[0]
+    ahead = np.int64(AHEAD)
+    for i in range(num_rows):
+        if i + ahead < num_rows:
+            prefetch_of_cpu_prefetch(table, (np.uint64(categories[i + ahead]) * MULTIPLIER) >> shift)
+        if first_id + i != missing_id and first_id + i != oov_id:
+            category = np.uint64(categories[i])
+            entry, _ = probe_short(category, table, shift, mask)
+            # Category and id share a word; one more than the id, since 0 marks a free entry.
+            table[entry] = (category << HALF) | np.uint64(first_id + i + 1)
+
+
+@kernel
+def find_long_ids(
+    categories: NDArray[np.uint32],
+    is_valid: NDArray[np.uint8],
+    table: NDArray[np.uint64],
+    missing_id: int,
+    oov_id: int,
+    ids: NDArray[np.int32],
+) -> None:
+    """Write the id of each category to ``ids``.
+
+    Args:
+        categories: (num_lookups,), uint32 or uint64.
+        is_valid: Arrow validity bitmap of ``categories``, or length 0 where none is missing.
+        table: as `insert_long_ids` left it.
+        missing_id: id of a missing category.
+        oov_id: id of a category that is not in the table.
+        ids: (num_lookups,) out.
+    """
+    shift = shift_of(table)
+    num_lookups = np.uint64(categories.shape[0])
+    has_nulls = is_valid.shape[0] > 0
+    for i in range(num_lookups):
+        if i + AHEAD < num_lookups:
+            prefetch_of_cpu_prefetch(
+                table, ((np.uint64(categories[i + AHEAD]) * MULTIPLIER) >> shift) << ENTRY_BITS
+            )
+        entry = entry_of(np.uint64(categories[i]), table, shift)
+        number = np.int64(table[entry, 1])  # id + 1, 0 in a free entry
+        row = number - 1 if number > 0 else oov_id
+        ids[i] = row if not has_nulls or is_valid_at(is_valid, i) else missing_id
+
+
+@kernel
+def find_short_ids(
+    categories: NDArray[np.uint32],
+    is_valid: NDArray[np.uint8],
+    table: NDArray[np.uint64],
+    missing_id: int,
+    oov_id: int,
+    ids: NDArray[np.int32],
+) -> None:
+    """`find_long_ids` for categories of 32 bits in a short table, as `insert_short_ids` left it."""
+    shift = shift_of(table)
+    mask = np.uint64(table.shape[0] - 1)
+    has_nulls = is_valid.shape[0] > 0
+    num_lookups = np.uint64(categories.shape[0])
+    for i in range(num_lookups):
+        if i + AHEAD < num_lookups:
+            prefetch_of_cpu_prefetch(table, (np.uint64(categories[i + AHEAD]) * MULTIPLIER) >> shift)
+        _, found = probe_short(np.uint64(categories[i]), table, shift, mask)
+        row = np.int64(found & LOW_HALF) - 1 if found != 0 else oov_id
+        ids[i] = row if not has_nulls or is_valid_at(is_valid, i) else missing_id
+
+
+@kernel
+def settle_unknown(
+    ids_of_tables: NDArray[np.int32],
+    oov_ids: NDArray[np.int32],
+    num_oov: NDArray[np.int64],
+    matrix: NDArray[np.int32],
+) -> None:
+    """Give lookups without an id, -1, the oov row of their table, count those, and put samples together.
+
+    Tables are looked up one by one, so each has its ids in a row of its own: in the matrix of a Criteo log
+    they are 104 bytes apart, a cache line for each. A block of samples stays in the cache while it is turned.
+
+    Args:
+        ids_of_tables: (num_features, num_samples), -1 where unknown; overwritten.
+        oov_ids: (num_features,), id of each table's oov row.
+        num_oov: (num_features,) out, added to; exact.
+        matrix: (num_samples, num_features) out; may lie in the memory of a single row of ``ids_of_tables``.
+    """
+    num_features = np.uint64(ids_of_tables.shape[0])
+    num_samples = np.uint64(ids_of_tables.shape[1])
+    for first in range(np.uint64(0), num_samples, _BLOCK_SAMPLES):
+        stop = min(first + _BLOCK_SAMPLES, num_samples)
+        for f in range(num_features):
+            oov = oov_ids[f]
+            num_found = 0
+            for i in range(first, stop):
+                row = ids_of_tables[f, i]
+                row = oov if row < 0 else row
+                ids_of_tables[f, i] = row
+                num_found += row == oov
+            num_oov[f] += num_found
+        for i in range(first, stop):
+            for f in range(num_features):
+                matrix[i, f] = ids_of_tables[f, i]

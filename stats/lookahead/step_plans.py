@@ -1,0 +1,418 @@
+"""The stream of rows that a planner reads and the step plans it returns, as flat arrays for many steps.
+
+A planner manages one staging area: ``num_slots`` slots for rows of one width. Rows are named by keys, whole
+numbers in [0, num_rows) that the caller gives to the rows of the slow tier. Step t is preceded by transfer
+item t: write rows back, then fetch rows into slots. The executor of plans keeps to three rules, and may
+otherwise run items and computations at the same time:
+
+1. items run in order, and item t starts once compute(``after[t]``) is done;
+2. compute(t) starts once item t is done;
+3. items overlap only so far that the fetches of item t start once all items up to ``waits_for[t]`` are done,
+   and the write-backs of item t itself.
+
+Steps are numbered from 0 in each epoch, and each epoch begins and ends with an empty staging area.
+
+Distinct cold rows of batches, the input of a planner of staging slots, from the ids of shards.
+
+Ids are ranks, so a cold row's key is its id less the table's hot rows plus a base. One pass with a hash table
+that only ever holds one batch's distinct rows.
+
+The next fetch of every row that is written back, over all epochs of a run, found from the run's end.
+
+A row that leaves memory is needed again by one fetch, and step plans say by which. Fetches of the run are
+numbered from 0 in the order they are made, without the first uses, whose rows are initialized and not
+fetched. So the number of the next fetch is where a row has to be: consecutive numbers form a group of
+batches, and the rows of a group are read together.
+
+Rows may be many more than memory has room for: the pass can be made for a range of them at a time, 8 bytes a
+row of the range.
+
+Exact next uses of rows in a stream of batches, found from its end to its start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..id_tables import mix64
+from ..kernel import kernel
+
+NEVER = (1 << 30) - 1
+"""The next use of a row that is not used again, as far as is known; steps of an epoch are below it."""
+
+
+class TooFewSlotsError(ValueError):
+    """A batch has more distinct rows than there are slots."""
+
+    def __init__(self, step: int, num_slots: int, num_needed: int) -> None:
+        super().__init__(f"step {step} needs {num_needed} distinct rows in {num_slots} slots")
+        self.step = step
+        self.num_slots = num_slots
+        self.num_needed = num_needed
+
+
+@dataclass(frozen=True, slots=True)
+class RowStream:
+    """The distinct rows of consecutive batches, in the order they are trained."""
+
+    offsets: NDArray[np.int64]
+    """(num_steps + 1,); where each batch's rows begin in ``rows``, from 0."""
+    rows: NDArray[np.int64]
+    """(num_entries,); keys, in each batch distinct; their order breaks ties between rows of a batch."""
+    lookups: NDArray[np.int64] | None = None
+    """(num_entries,); lookups of the row in its batch; None: one each."""
+    next_uses: NDArray[np.int64] | None = None
+    """(num_entries,); the next step that uses the row, NEVER where there is none."""
+
+    @property
+    def num_steps(self) -> int:
+        return int(self.offsets.size) - 1
+
+    @classmethod
+    def of(
+        cls, batches: Sequence[NDArray[np.int64]], lookups: Sequence[NDArray[np.int64]] | None = None
+    ) -> RowStream:
+        """Build a stream from one array of distinct rows per batch, and perhaps one of their lookups."""
+        sizes = [batch.size for batch in batches]
+        offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
+        return cls(offsets, _flat(batches), None if lookups is None else _flat(lookups))
+
+
+def _flat(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlans:
+    """Step plans of ``num_steps`` consecutive steps."""
+
+    first_step: int
+    """Number of the first of them in the epoch."""
+    offsets: NDArray[np.int64]
+    """(num_steps + 1,); where each step's rows begin in ``slots``."""
+    slots: NDArray[np.int32]
+    """(num_entries,); the staging slot of each distinct row of each batch, in the order it was given."""
+    fetch_offsets: NDArray[np.int64]
+    """(num_steps + 1,)."""
+    fetch_rows: NDArray[np.int32]
+    """(num_fetches,); rows that are loaded, none twice in a step."""
+    fetch_slots: NDArray[np.int32]
+    """(num_fetches,); the slot of each, none twice in a step."""
+    fetch_is_first: NDArray[np.bool_]
+    """(num_fetches,); the row has its initial values only: it may be initialized in its slot instead
+    of fetched."""
+    write_back_offsets: NDArray[np.int64]
+    """(num_steps + 1,)."""
+    write_back_rows: NDArray[np.int32]
+    """(num_write_backs,); rows that are written back before the fetches of the step."""
+    write_back_slots: NDArray[np.int32]
+    """(num_write_backs,); the slots they are in."""
+    after: NDArray[np.int64]
+    """(num_steps,); item t starts once compute(after) is done; -1: at once."""
+    waits_for: NDArray[np.int64]
+    """(num_steps,); the last earlier item that wrote back a row this one fetches, or emptied or filled a slot
+    that it fills; -1: none."""
+    is_shortened: NDArray[np.bool_]
+    """(num_steps,); ``after`` is later than the prefetch depth asks for: too few rows could be evicted."""
+    is_split: NDArray[np.bool_]
+    """(num_steps,); the batch has more rows than slots and runs in passes, see below.
+
+    Its item writes every resident back. Row i of the batch belongs to pass ``i // num_slots`` and goes to
+    slot ``i % num_slots``. Each pass fetches its rows and gathers their embeddings; after the one dense step
+    each pass fetches its rows again, updates them and writes them back, so that the staging area is empty
+    after compute(t). ``fetch_*`` list the rows once; ``write_back_*`` only those that were resident before.
+    """
+    num_hits: NDArray[np.int64]
+    """(num_steps,); lookups of rows that were in a slot already."""
+    num_misses: NDArray[np.int64]
+    """(num_steps,); lookups of rows loaded for this step. Both count rows where the stream has no lookups."""
+
+    @property
+    def num_steps(self) -> int:
+        return int(self.offsets.size) - 1
+
+    def rows_to_fast(self, *, initializes_first_uses: bool) -> NDArray[np.int64]:
+        """Return how many rows, (num_steps,), each step loads, without those initialized in place."""
+        crosses = (
+            ~self.fetch_is_first if initializes_first_uses else np.ones(self.fetch_is_first.size, np.bool_)
+        )
+        running = np.concatenate([[0], np.cumsum(crosses)])
+        crossing: NDArray[np.int64] = running[self.fetch_offsets[1:]] - running[self.fetch_offsets[:-1]]
+        return crossing * (1 + self.is_split)
+
+    def rows_to_slow(self) -> NDArray[np.int64]:
+        """Return how many rows, (num_steps,), each step writes back, without those left at the end."""
+        return np.diff(self.write_back_offsets) + self.is_split * np.diff(self.offsets)
+
+
+_OFFSETS = ("offsets", "fetch_offsets", "write_back_offsets")
+
+
+def joined(chunks: Sequence[StepPlans], first_step: int) -> StepPlans:
+    """Return consecutive chunks of step plans, of which the first begins at ``first_step``, as one."""
+    if len(chunks) == 1:
+        return chunks[0]
+    arrays: dict[str, NDArray[Any]] = {}
+    for name in (field.name for field in fields(StepPlans) if field.name != "first_step"):
+        parts = [getattr(chunk, name) for chunk in chunks]
+        if name in _OFFSETS:
+            # Offsets of a chunk begin where those of the chunk before end.
+            ends = np.cumsum([0, *(int(part[-1]) for part in parts)])
+            parts = [np.zeros(1, np.int64), *(part[1:] + end for part, end in zip(parts, ends, strict=False))]
+        arrays[name] = np.concatenate(parts) if parts else np.empty(0, _DTYPES.get(name, np.int64))
+    return StepPlans(first_step, **arrays)
+
+
+_DTYPES = {
+    "slots": np.int32,
+    "fetch_rows": np.int32,
+    "fetch_slots": np.int32,
+    "fetch_is_first": np.bool_,
+    "write_back_rows": np.int32,
+    "write_back_slots": np.int32,
+    "is_shortened": np.bool_,
+    "is_split": np.bool_,
+}
+"""Types of the arrays that are not int64."""
+
+
+@dataclass
+class RowTraffic:
+    """Sums over the step plans of an epoch."""
+
+    rows_to_fast: int = 0
+    """Rows loaded into slots."""
+    rows_made: int = 0
+    """Rows initialized in their slot at their first use."""
+    rows_to_slow: int = 0
+    """Rows written back, at the end of the epoch included."""
+    shortened: int = 0
+    """Steps whose transfer waits for a later step than prefetch asks for."""
+    split: int = 0
+    """Steps that run in passes."""
+
+    def add(self, plans: StepPlans) -> None:
+        """Count the rows of some steps."""
+        to_fast = int(plans.rows_to_fast(initializes_first_uses=True).sum())
+        self.rows_to_fast += to_fast
+        self.rows_made += int(plans.rows_to_fast(initializes_first_uses=False).sum()) - to_fast
+        self.rows_to_slow += int(plans.rows_to_slow().sum())
+        self.shortened += int(np.count_nonzero(plans.is_shortened))
+        self.split += int(np.count_nonzero(plans.is_split))
+
+
+@dataclass(frozen=True, slots=True)
+class Residents:
+    """Rows in slots at the end of an epoch that have to be written back: a last item, after every step."""
+
+    rows: NDArray[np.int32]
+    """(num_residents,); keys, ascending slots."""
+    slots: NDArray[np.int32]
+    """(num_residents,)."""
+
+
+@kernel
+def add_cold_rows(
+    ids_BF: NDArray[np.int32],
+    first_F: NDArray[np.int64],
+    last_F: NDArray[np.int64],
+    base_F: NDArray[np.int64],
+    cells: NDArray[np.int32],
+    rows: NDArray[np.int32],
+    lookups: NDArray[np.int32],
+) -> int:
+    """List the distinct cold rows of some lookups, in order of first appearance by sample, then feature.
+
+    Args:
+        ids_BF: (num_samples, num_features), perhaps with strides; lookups of samples in tables.
+        first_F: (num_features,); first cold id of each table.
+        last_F: (num_features,); one past its last id.
+        base_F: (num_features,); key of the row ``first``.
+        cells: (a power of two above twice the lookups,), all -1; left full, see `free_cells`.
+        rows: (num_samples * num_features,); the first are written, keys.
+        lookups: (num_samples * num_features,); likewise, lookups of each.
+
+    Returns:
+        How many are listed; or -1 - the position of a lookup whose id is outside its table. Exact.
+    """
+    mask = np.uint64(cells.size - 1)
+    num_features = ids_BF.shape[1]
+    num_rows = 0
+    for sample in range(ids_BF.shape[0]):
+        for feature in range(num_features):
+            row = np.int64(ids_BF[sample, feature])
+            # Hot rows come first in their table and need no slot.
+            if 0 <= row < first_F[feature]:
+                continue
+            if row < 0 or row >= last_F[feature]:
+                return -1 - int(sample * num_features + feature)
+            # Tables lie one after another in the numbers of cold rows.
+            key = np.int32(row - first_F[feature] + base_F[feature])
+            # A cell holds the position in ``rows`` of the row it stands for.
+            cell = mix64(np.uint64(key)) & mask
+            while cells[cell] >= 0 and rows[cells[cell]] != key:
+                cell = (cell + np.uint64(1)) & mask
+            if cells[cell] < 0:
+                cells[cell] = num_rows
+                rows[num_rows] = key
+                lookups[num_rows] = 0
+                num_rows += 1
+            lookups[cells[cell]] += 1
+    return num_rows
+
+
+@kernel
+def free_cells(rows: NDArray[np.int32], num_rows: int, cells: NDArray[np.int32]) -> None:
+    """Empty the hash table after a batch of ``num_rows`` listed rows, in time that follows the rows."""
+    mask = np.uint64(cells.size - 1)
+    for i in range(num_rows):
+        # From a row's first cell on, all cells in use are of this batch: empty the whole run.
+        cell = mix64(np.uint64(rows[i])) & mask
+        while cells[cell] != -1:
+            cells[cell] = -1
+            cell = (cell + np.uint64(1)) & mask
+
+
+def in_order(
+    rows: NDArray[np.integer[Any]], lookups: NDArray[np.integer[Any]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return distinct rows in ascending order, and the lookups of each.
+
+    Args:
+        rows: (num_rows,), keys in [0, 2**31).
+        lookups: (num_rows,), in [0, 2**32).
+    """
+    # Sorted as one number each: several times faster than to sort positions and gather twice.
+    pairs = (rows.astype(np.int64) << 32) | lookups.astype(np.int64)
+    pairs.sort()
+    return pairs >> 32, pairs & 0xFFFFFFFF
+
+
+NO_FETCH = -1
+"""The next fetch of a row that is not fetched again."""
+
+
+class RowMoves(NamedTuple):
+    """The arrays of `StepPlans` that say which rows move."""
+
+    fetch_offsets: NDArray[np.int64]
+    fetch_rows: NDArray[np.int32]
+    fetch_is_first: NDArray[np.bool_]
+    write_back_offsets: NDArray[np.int64]
+    write_back_rows: NDArray[np.int32]
+    is_split: NDArray[np.bool_]
+
+
+@kernel
+def find_next_fetches(
+    moves: RowMoves,
+    end: int,
+    first_row: int,
+    next_of_row: NDArray[np.int64],
+    of_write_backs: NDArray[np.int64],
+    of_splits: NDArray[np.int64],
+) -> int:
+    """Find the next fetch of the rows written back by some steps, from the last to the first of them. Exact.
+
+    Args:
+        moves: the steps.
+        end: number of the first fetch after them.
+        first_row: rows from here to ``first_row + next_of_row.size`` are looked at, the others left out.
+        next_of_row: (rows of the range,), next fetch of each after these steps; that before them on return.
+        of_write_backs: (num_write_backs,), written for rows of the range.
+        of_splits: (num_fetches,), or 0 where no step is split; next fetch of the rows of split steps, which
+            are written back after the step; written for rows of the range.
+
+    Returns:
+        The number of the first fetch of these steps.
+    """
+    number = end
+    stop_row = first_row + next_of_row.size
+    for step in range(moves.is_split.size - 1, -1, -1):
+        first, stop = moves.fetch_offsets[step], moves.fetch_offsets[step + 1]
+        # A split step writes all its rows back when it is over.
+        if moves.is_split[step]:
+            for i in range(first, stop):
+                row = moves.fetch_rows[i]
+                if first_row <= row < stop_row:
+                    of_splits[i] = next_of_row[row - first_row]
+        # An item writes back before it fetches, so backward its fetches come first.
+        for i in range(stop - 1, first - 1, -1):
+            row = moves.fetch_rows[i]
+            number -= not moves.fetch_is_first[i]
+            if first_row <= row < stop_row:
+                next_of_row[row - first_row] = NO_FETCH if moves.fetch_is_first[i] else number
+        for i in range(moves.write_back_offsets[step], moves.write_back_offsets[step + 1]):
+            row = moves.write_back_rows[i]
+            if first_row <= row < stop_row:
+                of_write_backs[i] = next_of_row[row - first_row]
+    return number
+
+
+@kernel
+def find_next_of_residents(
+    rows: NDArray[np.int64],
+    first_row: int,
+    next_of_row: NDArray[np.int64],
+    of_residents: NDArray[np.int64],
+) -> None:
+    """Write the next fetch of rows that an epoch's end writes back; arguments as in `find_next_fetches`."""
+    for i in range(rows.size):
+        if first_row <= rows[i] < first_row + next_of_row.size:
+            of_residents[i] = next_of_row[rows[i] - first_row]
+
+
+def cut_groups(fetches_of_items: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
+    """Cut the fetches of a run into groups of whole items, as long as each has at most ``capacity`` fetches.
+
+    Args:
+        fetches_of_items: (num_items,), fetches of each transfer item, at most ``capacity``.
+        capacity: fetches of a group.
+
+    Returns:
+        (num_groups + 1,), the number of the first fetch of each group, and that after the last; at least one
+        group.
+    """
+    ends = np.concatenate([[0], np.cumsum(fetches_of_items)])
+    if fetches_of_items.max(initial=0) > capacity:
+        raise ValueError(f"an item fetches {fetches_of_items.max()} rows, a group holds {capacity}")
+    bounds = [0]
+    while bounds[-1] < ends[-1]:
+        bounds.append(int(ends[np.searchsorted(ends, bounds[-1] + capacity, side="right") - 1]))
+    return np.array(bounds if len(bounds) > 1 else [0, 0], np.int64)
+
+
+@kernel
+def next_uses_backward(
+    order: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    rows: NDArray[np.int32],
+    next_step_of_row: NDArray[np.int32],
+    next_uses: NDArray[np.int32],
+) -> None:
+    """Write each entry's next use. Arrays of entries are read and written a batch at a time. Exact.
+
+    Args:
+        order: (num_steps,), the batch of each step.
+        offsets: (num_batches + 1,), where the rows of each batch begin.
+        rows: (num_entries,), keys, in each batch distinct.
+        next_step_of_row: (num_rows,), filled with NEVER; changed.
+        next_uses: (num_entries,), written.
+    """
+    for step in range(order.size - 1, -1, -1):
+        for i in range(offsets[order[step]], offsets[order[step] + 1]):
+            next_uses[i] = next_step_of_row[rows[i]]
+            next_step_of_row[rows[i]] = step
+
+
+def next_uses(offsets: NDArray[np.int64], rows: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
+    """Return the next uses, (num_entries,), in a stream that fits in memory, NEVER after a row's last use."""
+    found = np.empty(rows.size, np.int64)
+    order = np.arange(offsets.size - 1)
+    next_uses_backward(order, offsets, rows, np.full(num_rows, NEVER, np.int32), found)
+    return found

@@ -1,1 +1,0 @@
-"""Expected traffic and step times from access rates alone."""

@@ -1,0 +1,418 @@
+"""Counts to ids: the order of importance within a table and over all tables.
+
+Rows of one count stand together, and the distinct counts of a table grow like the root of its lookups: a
+few thousand runs of equal counts say everything but which category has which row, and that is one more
+pass over the categories.
+
+The rows that are hot under a byte budget, and the samples that are fully hot.
+
+Hot rows and fully hot samples under each of many budgets, in one pass over the lookups.
+
+The hot sets of rising budgets are nested, so a row has a level: the first budget that makes it hot. A
+sample's level is the highest of its rows'. One byte per row serves any order, prefixes of ids or not.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..counting import CategoryCounter
+from ..id_tables import mix64_pair
+from ..kernel import kernel, read_only
+
+_NO_NULLS = read_only(np.zeros(0, np.uint8))
+_CHUNK = 1 << 18
+_SMALL_COUNTS = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class RankedRuns:
+    """The rows of one table, most important first, in runs of one count; a row's position is its id."""
+
+    counts: NDArray[np.int64]
+    """(num_runs,), lookups of each row of a run; falling."""
+    lengths: NDArray[np.int64]
+    """(num_runs,), rows."""
+    missing_id: int
+    """Row of missing lookups; the oov row where they are too few for their own row."""
+    oov_id: int
+    """Row shared by rare and unknown categories; every table has one."""
+    oov_count: int
+    """Lookups of the oov row."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table."""
+        return int(self.lengths.sum())
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """(num_runs,), the id of the first row of each run."""
+        return np.cumsum(self.lengths) - self.lengths
+
+
+def rank_by_frequency(counts: NDArray[np.int64], num_missing: int, min_count: int) -> RankedRuns:
+    """Order a table's rows by falling count; ties by category, missing first and oov last.
+
+    Args:
+        counts: (num_categories,), lookups of each category, in the order of categories.
+        num_missing: lookups without a category; 0 means that there is no such row.
+        min_count: categories with fewer lookups share the oov row, and so do missing ones.
+    """
+    has_missing = num_missing >= max(min_count, 1)
+    oov_count = 0 if has_missing else num_missing
+    counter = CategoryCounter()
+    # Count the counts themselves: rows per distinct count, for categories frequent enough for their own row.
+    for first in range(0, counts.shape[0], _CHUNK):
+        chunk = counts[first : first + _CHUNK]
+        has_own = chunk >= min_count
+        counter.add(chunk[has_own].view(np.uint64), _NO_NULLS)
+        oov_count += int(chunk[~has_own].sum())
+    # The rows of oov and of missing lookups stand in runs like any other.
+    extra = [oov_count, *([num_missing] if has_missing else [])]
+    counter.add(np.array(extra, np.uint64), _NO_NULLS)
+    rising_counts, rising_lengths = counter.take()
+    run_counts = rising_counts[::-1].astype(np.int64)
+    lengths = rising_lengths[::-1].copy()
+    starts = np.cumsum(lengths) - lengths
+    # Ties: oov is the last of its run, missing the first.
+    oov_run = int(np.searchsorted(-run_counts, -oov_count))
+    oov_id = int(starts[oov_run] + lengths[oov_run]) - 1
+    missing_id = int(starts[np.searchsorted(-run_counts, -num_missing)]) if has_missing else oov_id
+    return RankedRuns(run_counts, lengths, missing_id, oov_id, oov_count)
+
+
+def place_categories(
+    categories: NDArray[Any],
+    counts: NDArray[np.int64],
+    min_count: int,
+    ranked: RankedRuns,
+    rows: NDArray[Any],
+) -> None:
+    """Write each category that has its own row to that row.
+
+    Args:
+        categories: (num_categories,), ascending; uint32 or uint64.
+        counts: (num_categories,), lookups of each.
+        min_count: as given to `rank_by_frequency`.
+        ranked: the order that it returned.
+        rows: (num_rows,) out; the rows of missing and oov are left as they are.
+    """
+    # The first row of a run may be taken by missing lookups; the last by oov, which is never reached.
+    next_row = ranked.starts
+    if ranked.missing_id != ranked.oov_id:
+        next_row[np.flatnonzero(next_row == ranked.missing_id)] += 1
+    run_of_small = np.searchsorted(-ranked.counts, -np.arange(_SMALL_COUNTS))
+    _place_categories(categories, counts, min_count, ranked.counts, run_of_small, next_row, rows)
+
+
+@kernel
+def _place_categories(
+    categories: NDArray[np.uint32],
+    counts: NDArray[np.int64],
+    min_count: int,
+    run_counts: NDArray[np.int64],
+    run_of_small: NDArray[np.int64],
+    next_row: NDArray[np.int64],
+    rows: NDArray[np.uint32],
+) -> None:
+    """See `place_categories`; ``run_of_small`` saves small counts the search for their run."""
+    for i in range(categories.shape[0]):
+        count = counts[i]
+        if count < min_count:
+            continue
+        if count < run_of_small.shape[0]:
+            run = run_of_small[count]
+        else:
+            # Runs fall by count: the first one whose count is not above this one.
+            low, high = 0, run_counts.shape[0] - 1
+            while low < high:
+                middle = (low + high) // 2
+                if run_counts[middle] > count:
+                    low = middle + 1
+                else:
+                    high = middle
+            run = low
+        # Categories come in order, so each run stays in order.
+        rows[next_row[run]] = categories[i]
+        next_row[run] += 1
+
+
+@kernel
+def expand_runs(
+    firsts: NDArray[np.int64], lengths: NDArray[np.int64], step: int, values: NDArray[np.int64]
+) -> None:
+    """Write ``first, first + step, first + 2 * step, ...`` for each run to ``values``, (lengths.sum(),)."""
+    i = 0
+    for run in range(firsts.shape[0]):
+        for offset in range(lengths[run]):
+            values[i] = firsts[run] + step * offset
+            i += 1
+
+
+def runs_of(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows of one count that stand together: the count and the length of each run.
+
+    Args:
+        counts: (num_rows,).
+    """
+    if counts.shape[0] == 0:
+        return counts[:0], np.zeros(0, np.int64)
+    starts = np.concatenate([[0], np.flatnonzero(counts[1:] != counts[:-1]) + 1])
+    return counts[starts], np.diff(starts, append=counts.shape[0])
+
+
+Runs = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""The runs of one table: lookups of each row of a run, falling, and rows of each run; (num_runs,) both."""
+
+
+def order_of_runs(tables: Sequence[Runs], row_bytes: Sequence[int]) -> NDArray[np.int64]:
+    """Return the runs of all tables by falling lookups per byte; ties by table, then id.
+
+    Args:
+        tables: runs of each.
+        row_bytes: per table, bytes of a row; only their ratios count.
+
+    Returns:
+        (num_runs of all tables,), positions in the tables' runs one behind the other. Exact: where widths
+        differ, whole numbers of any size are compared.
+    """
+    counts = np.concatenate([counts for counts, _ in tables]) if tables else np.zeros(0, np.int64)
+    if len(set(row_bytes)) <= 1:
+        return np.argsort(-counts, kind="stable")
+    # Lookups per byte times the common multiple of all widths: whole numbers, so no two differ by rounding.
+    scale = math.lcm(*row_bytes)
+    scales = [scale // width for (rows, _), width in zip(tables, row_bytes, strict=True) for _ in rows]
+    density = [count * factor for count, factor in zip(counts.tolist(), scales, strict=True)]
+    return np.array(sorted(range(len(density)), key=lambda run: -density[run]), np.int64)
+
+
+def first_places(tables: Sequence[Runs], row_bytes: Sequence[int]) -> list[NDArray[np.int64]]:
+    """Return the places in the order over all tables that `order_of_runs` gives.
+
+    Returns:
+        Per table (num_runs,): the place of the first row of each run; the others follow it.
+    """
+    lengths = np.concatenate([lengths for _, lengths in tables])
+    order = order_of_runs(tables, row_bytes)
+    firsts = np.empty(lengths.shape[0], np.int64)
+    firsts[order] = np.cumsum(lengths[order]) - lengths[order]
+    return np.split(firsts, np.cumsum([counts.shape[0] for counts, _ in tables])[:-1])
+
+
+def runs_by_density(
+    tables: Sequence[Runs], row_bytes: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the table of each run, and its rows, in the order that `order_of_runs` gives."""
+    order = order_of_runs(tables, row_bytes)
+    numbers = [np.full(counts.shape[0], table, np.int64) for table, (counts, _) in enumerate(tables)]
+    lengths = [lengths for _, lengths in tables]
+    if not tables:
+        return order, order
+    return np.concatenate(numbers)[order], np.concatenate(lengths)[order]
+
+
+def num_hot_of_tables(
+    places: list[NDArray[np.int64]], row_bytes: list[int], budget_bytes: int
+) -> tuple[list[int], int]:
+    """Find the longest prefix of the order over all tables whose rows fit in ``budget_bytes``.
+
+    Args:
+        places: per table (num_rows,), ascending; places over all tables, as the vocabulary stores them.
+        row_bytes: per table, bytes of a row with its optimizer state.
+        budget_bytes: bytes of all hot rows together.
+
+    Returns:
+        Hot rows of each table, and how many places the prefix takes. Exact.
+    """
+    # The bytes of a prefix rise with its length.
+    num_rows = sum(place.shape[0] for place in places)
+    longest = bisect_right(
+        range(1, num_rows + 1), budget_bytes, key=lambda prefix: _bytes_of_prefix(places, row_bytes, prefix)
+    )
+    return [int(np.searchsorted(place, longest)) for place in places], longest
+
+
+def _bytes_of_prefix(places: list[NDArray[np.int64]], row_bytes: list[int], prefix: int) -> int:
+    rows = (int(np.searchsorted(place, prefix)) for place in places)
+    return sum(count * width for count, width in zip(rows, row_bytes, strict=True))
+
+
+def num_hot_of_runs(
+    table_of_run: NDArray[np.int64], lengths: NDArray[np.int64], row_bytes: Sequence[int], budget_bytes: int
+) -> tuple[list[int], int]:
+    """Find the longest prefix of rows, run after run, that fits in ``budget_bytes``.
+
+    Args:
+        table_of_run: (num_runs,), most important first; the runs of a table in the order of its ids.
+        lengths: (num_runs,), rows.
+        row_bytes: per table.
+        budget_bytes: bytes of all hot rows together.
+
+    Returns:
+        Hot rows of each table, and of all. Exact.
+    """
+    # Whole runs that fit, and as many rows of the next one as the rest of the budget holds.
+    widths = np.array(row_bytes, np.int64)[table_of_run]
+    # Bytes up to the end of each run of rows.
+    ends = np.cumsum(lengths * widths)
+    whole = int(np.searchsorted(ends, budget_bytes, side="right"))
+    taken = lengths.copy()
+    if whole < lengths.shape[0]:
+        # Of the first run that does not fit as a whole, as many rows as do.
+        left = budget_bytes - (int(ends[whole - 1]) if whole else 0)
+        taken[whole] = left // int(widths[whole])
+        taken[whole + 1 :] = 0
+    num_hot = np.zeros(len(row_bytes), np.int64)
+    np.add.at(num_hot, table_of_run, taken)
+    return num_hot.tolist(), int(taken.sum())
+
+
+@kernel
+def largest_ids(ids: NDArray[np.int32], largest: NDArray[np.uint32]) -> None:
+    """Raise ``largest``, (num_features,), to the largest of ``ids``, (num_samples, num_features).
+
+    Ids count as unsigned numbers, so that a negative one is larger than any table. Exact.
+    """
+    num_features = np.uint64(ids.shape[1])
+    for i in range(np.uint64(ids.shape[0])):  # unsigned: a signed index is not vectorised
+        for feature in range(num_features):
+            largest[feature] = max(largest[feature], np.uint32(ids[i, feature]))
+
+
+@kernel
+def tag_hot_samples(ids: NDArray[np.int32], num_hot: NDArray[np.int64], is_hot: NDArray[np.uint8]) -> int:
+    """Write 1 for each sample all of whose lookups hit hot rows, else 0.
+
+    Args:
+        ids: (num_samples, num_features).
+        num_hot: (num_features,); a row is hot when its id is smaller.
+        is_hot: (num_samples,) out.
+
+    Returns:
+        Fully hot samples. Exact.
+    """
+    total = 0
+    for i in range(ids.shape[0]):
+        num_cold = 0
+        for f in range(ids.shape[1]):
+            num_cold += ids[i, f] >= num_hot[f]
+        is_hot[i] = num_cold == 0
+        total += num_cold == 0
+    return total
+
+
+MAX_BUDGETS = 255
+_CHUNK_ROWS = 1 << 20
+
+
+def levels_of_prefixes(num_hot_L: NDArray[np.int64], num_rows: int) -> NDArray[np.uint8]:
+    """Return the level of each row of a table whose hot rows are its first ids.
+
+    Args:
+        num_hot_L: (num_budgets,), not falling; at most MAX_BUDGETS.
+        num_rows: rows of the table.
+
+    Returns:
+        (num_rows,); num_budgets where no budget makes the row hot.
+    """
+    if num_hot_L.shape[0] > MAX_BUDGETS:
+        raise ValueError(f"{num_hot_L.shape[0]} budgets: want {MAX_BUDGETS} at most")
+    ends = np.minimum(np.append(num_hot_L, num_rows), num_rows)
+    lengths = np.diff(ends, prepend=0)
+    return np.repeat(np.arange(ends.shape[0], dtype=np.uint8), lengths)
+
+
+@kernel
+def raise_levels(
+    ids_N: NDArray[np.int32],
+    offsets: NDArray[np.int32],
+    level_T: NDArray[np.uint8],
+    level_B: NDArray[np.uint8],
+    lookups_L: NDArray[np.int64],
+) -> None:
+    """Count the lookups of one table by level, and raise each sample's level to that of its rows. Exact.
+
+    Args:
+        ids_N: (num_lookups,); the lookups of sample i are ``ids_N[offsets[i]:offsets[i + 1]]``.
+        offsets: (num_samples + 1,), or empty where each sample has one lookup.
+        level_T: (num_embeddings,), level of each row.
+        level_B: (num_samples,), level of each sample, raised.
+        lookups_L: (num_budgets + 1,) out, added to.
+    """
+    is_one_hot = offsets.shape[0] == 0
+    for sample in range(level_B.shape[0]):
+        first = sample if is_one_hot else offsets[sample]
+        stop = sample + 1 if is_one_hot else offsets[sample + 1]
+        for i in range(first, stop):
+            level = level_T[ids_N[i]]
+            lookups_L[level] += 1
+            level_B[sample] = max(level_B[sample], level)
+
+
+def levels_by_count(
+    counts_R: NDArray[np.int32],
+    first_row_T: NDArray[np.int64],
+    row_bytes_F: NDArray[np.int64],
+    budgets_L: NDArray[np.int64],
+    seed: int,
+) -> NDArray[np.uint8]:
+    """Return the level of each row where rows are hot by falling count, as many as fit.
+
+    Args:
+        counts_R: (num_rows,), of rows of all tables; those of 0 come last.
+        first_row_T: (num_tables + 1,), first row of each table, then num_rows.
+        row_bytes_F: (num_tables,), bytes of a row.
+        budgets_L: (num_budgets,), bytes, rising.
+        seed: seed of the hash that decides between equal counts.
+
+    Returns:
+        (num_rows,); num_budgets where no budget makes the row hot.
+
+    Error:
+        Exact for rows with a count. Those without are not sorted: where a hash lies among all hashes stands
+        for its place, so about sqrt(num_rows) of them too many or too few are hot.
+
+    Source:
+        FAE as released: the rows with the highest counts in a sample of the log, all tables together.
+    """
+    # Rows with a count: sorted, and the bytes up to each compared with the budgets.
+    # Rows that were seen come first, by falling count; equal counts by hash.
+    rows = np.flatnonzero(counts_R)
+    hashes = np.empty(rows.shape[0], np.uint64)
+    hash_rows(rows, seed, hashes)
+    order = rows[np.lexsort((hashes, -counts_R[rows].astype(np.int64)))]
+    table_of_row = np.searchsorted(first_row_T, order, side="right") - 1
+    # A row is hot under every budget that its bytes and those of all rows before it fit in.
+    used = np.cumsum(row_bytes_F[table_of_row])
+    levels = np.empty(counts_R.shape[0], np.uint8)
+    levels[order] = np.searchsorted(budgets_L, used)
+    # Rows without one follow, spread by their hashes over the bytes that are left.
+    num_rows_F = np.diff(first_row_T)
+    seen_F = np.bincount(table_of_row, minlength=row_bytes_F.shape[0])
+    left_bytes = float(((num_rows_F - seen_F) * row_bytes_F).sum())
+    before = float(used[-1]) if used.size else 0.0
+    for table, row_bytes in enumerate(row_bytes_F.tolist()):
+        for first in range(int(first_row_T[table]), int(first_row_T[table + 1]), _CHUNK_ROWS):
+            chunk = counts_R[first : min(first + _CHUNK_ROWS, int(first_row_T[table + 1]))]
+            rest = first + np.flatnonzero(chunk == 0)
+            hashes = np.empty(rest.shape[0], np.uint64)
+            hash_rows(rest, seed, hashes)
+            # In expectation a row ends at its hash's share of the bytes that are left.
+            ends = before + hashes * (2.0**-64 * (left_bytes - row_bytes)) + row_bytes
+            levels[rest] = np.searchsorted(budgets_L, ends)
+    return levels
+
+
+@kernel
+def hash_rows(rows: NDArray[np.int64], seed: int, hashes: NDArray[np.uint64]) -> None:
+    """Write a hash of each row's number and the seed: an order that is independent of counts."""
+    for i in range(rows.shape[0]):
+        hashes[i] = mix64_pair(np.uint64(seed), np.uint64(rows[i]))

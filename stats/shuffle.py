@@ -1,0 +1,530 @@
+"""A shuffle that is a function of (seed, sample number) alone, in any number of parts and passes.
+
+Every sample has a 64-bit key; the shuffled order is the order of keys. Which output file a sample belongs
+to is read off its key, given the keys at which files begin, so parts are scattered to files in any order and
+by any thread. Keys of one seed are distinct: the hash is a bijection of the sample number.
+
+The order of samples by their keys, which are hashes: evenly spread numbers need no comparing sort.
+
+Keys are counted into about as many buckets as there are keys, by the distance to the smallest of them, and
+placed bucket by bucket; a bucket then holds one or two keys, which one pass over all of them puts in order.
+
+Bags through the shuffle: the lookups that samples have in one multi-hot table, one bag behind the other.
+
+``offsets``, (num_samples + 1,), are where each sample's bag begins in ``ids``, (offsets[-1],). All exact.
+
+The order in which an epoch visits the training batches.
+
+A function of the seed, the epoch and the kinds of the batches alone, so that trainer, schedule and simulation
+find the same order without passing it on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .id_tables import mix64_pair
+from .kernel import kernel
+from .simd import LINE_BYTES, prefetch_of_cpu_prefetch
+
+BIN_BITS = 16
+NUM_BINS = 1 << BIN_BITS
+_SHIFT = np.uint64(64 - BIN_BITS)
+_ROWS_AHEAD = 32
+"""Rows between asking for a row and gathering it: 16 ns per row of 164 bytes, 26 with 8 or 16."""
+_IDS_AHEAD = 8
+"""Samples between asking for the ids of one and copying them, where only some samples are chosen."""
+_SCATTERED_AHEAD = 4
+"""Rows of a file's part of the buffer that are asked for before they are written."""
+_LINE_WORDS = LINE_BYTES // 4
+
+HOT_ONLY, MIXED, EVALUATION = 0, 1, 2
+"""Kinds of samples; every kind has separate files."""
+
+
+@kernel
+def keys_and_kinds(
+    seed: int,
+    first_sample: int,
+    num_train: int,
+    is_hot: NDArray[np.uint8],
+    is_grouped: bool,
+    keys: NDArray[np.uint64],
+    kinds: NDArray[np.uint8],
+) -> None:
+    """Write key and kind of consecutive samples; the key of an evaluation sample is its number in that part.
+
+    Args:
+        seed: seed of the shuffle.
+        first_sample: number in the log of the first of them.
+        num_train: samples of the training part, the first ones of the log.
+        is_hot: (num_samples,), 1 where all lookups hit hot rows.
+        is_grouped: hot-only and mixed apart; else all training samples are MIXED.
+        keys: (num_samples,) out.
+        kinds: (num_samples,) out.
+    """
+    for i in range(keys.shape[0]):
+        sample = np.uint64(first_sample + i)
+        if first_sample + i >= num_train:
+            keys[i] = sample - np.uint64(num_train)
+            kinds[i] = EVALUATION
+        else:
+            keys[i] = mix64_pair(np.uint64(seed), sample)
+            kinds[i] = HOT_ONLY if is_grouped and is_hot[i] else MIXED
+
+
+@kernel
+def count_bins(keys: NDArray[np.uint64], kinds: NDArray[np.uint8], bins: NDArray[np.int64]) -> None:
+    """Add to ``bins``, (3, NUM_BINS), how many keys of each kind fall in each bin."""
+    for i in range(keys.shape[0]):
+        bins[kinds[i], np.int64(keys[i] >> _SHIFT)] += 1
+
+
+@kernel
+def find_in_bins(
+    keys: NDArray[np.uint64],
+    kinds: NDArray[np.uint8],
+    is_marked: NDArray[np.bool_],
+    found: NDArray[np.bool_],
+) -> None:
+    """Write to ``found``, (num_samples,), whether each key's bin is marked for its kind, (3, NUM_BINS)."""
+    for i in range(keys.shape[0]):
+        found[i] = is_marked[kinds[i], np.int64(keys[i] >> _SHIFT)]
+
+
+@kernel
+def files_of_keys(
+    keys: NDArray[np.uint64],
+    kinds: NDArray[np.uint8],
+    first_file_of_bin: NDArray[np.int64],
+    last_keys: NDArray[np.uint64],
+    samples_per_file: int,
+    files: NDArray[np.int64],
+    counts: NDArray[np.int64],
+) -> None:
+    """Find the output file of each sample, and count the samples of each file.
+
+    Args:
+        keys: (num_samples,).
+        kinds: (num_samples,).
+        first_file_of_bin: (3, NUM_BINS), the first file that keys of a bin may belong to.
+        last_keys: (num_files,), the largest key that belongs to each file; 2**64 - 1 for the last of a kind.
+        samples_per_file: samples in a file of the evaluation part, whose keys are consecutive.
+        files: (num_samples,) out.
+        counts: (num_files,) out, added to.
+    """
+    for i in range(keys.shape[0]):
+        kind = kinds[i]
+        if kind == EVALUATION:
+            file = first_file_of_bin[EVALUATION, 0] + np.int64(keys[i]) // samples_per_file
+        else:
+            file = first_file_of_bin[kind, np.int64(keys[i] >> _SHIFT)]
+            # A bin may reach into the files after its first.
+            while keys[i] > last_keys[file]:
+                file += 1
+        files[i] = file
+        counts[file] += 1
+
+
+@kernel
+def choose_keys(
+    keys: NDArray[np.uint64],
+    kinds: NDArray[np.uint8],
+    first_keys: NDArray[np.uint64],
+    last_keys: NDArray[np.uint64],
+    chosen: NDArray[np.int32],
+) -> int:
+    """Find the samples whose keys are in the range of their kind, and close the gaps between them in place.
+
+    Args:
+        keys: (num_samples,) in and out, in the end those of the samples found, at the front.
+        kinds: (num_samples,) in and out, likewise.
+        first_keys: (3,), the smallest key wanted of each kind.
+        last_keys: (3,), the largest; below the smallest where none is wanted.
+        chosen: (num_samples,) out, positions of the samples found, ascending.
+
+    Returns:
+        How many there are. Exact.
+    """
+    found = 0
+    # Each sample is written to the next free place, which only a wanted one keeps: no branch to mispredict.
+    for i in range(keys.shape[0]):
+        key = keys[i]
+        kind = kinds[i]
+        chosen[found] = i
+        keys[found] = key
+        kinds[found] = kind
+        found += first_keys[kind] <= key <= last_keys[kind]
+    return found
+
+
+@kernel
+def take_bytes(values: NDArray[np.uint8], chosen: NDArray[np.int32], out: NDArray[np.int32]) -> None:
+    """Write the values of the chosen samples, (num_chosen,) positions, to ``out``, int32 or float32."""
+    for place in range(chosen.shape[0]):
+        out[place] = values[chosen[place]]
+
+
+@kernel
+def scatter_rows(
+    columns: NDArray[np.int32],
+    ids: NDArray[np.int32],
+    chosen: NDArray[np.int32],
+    keys: NDArray[np.uint64],
+    files: NDArray[np.int64],
+    next_row: NDArray[np.int64],
+    scattered_rows: NDArray[np.int32],
+    scattered_keys: NDArray[np.uint64],
+    largest: NDArray[np.uint32],
+) -> None:
+    """Put each chosen sample's row, its columns and then its ids, and its key into its file's part.
+
+    Args:
+        columns: (num_columns, num_chosen), of the chosen samples alone; floats by their bits.
+        ids: (num_samples, num_features).
+        chosen: (num_chosen,), samples whose files are in the buffer, as `choose_keys` finds them.
+        keys: (num_chosen,).
+        files: (num_chosen,), the file of each chosen sample.
+        next_row: (num_files,), where this part's next row of each file goes; advanced.
+        scattered_rows: (capacity, num_columns + num_features) out.
+        scattered_keys: (capacity,) out.
+        largest: (num_features,) in and out, raised to the largest id copied of each feature, as an unsigned
+            number: a negative id is larger than any table.
+    """
+    num_columns = np.uint64(columns.shape[0])
+    num_features = np.uint64(ids.shape[1])
+    ids_ahead = np.uint64(_IDS_AHEAD)
+    num_chosen = np.uint64(chosen.shape[0])
+    for place in range(num_chosen):  # unsigned: a signed index is not vectorised
+        # Ask for the ids of a later sample, which may lie far behind these, up to the line of its last one.
+        if place + ids_ahead < num_chosen:
+            later = np.int64(chosen[place + ids_ahead]) * ids.shape[1]
+            for word in range(0, ids.shape[1], _LINE_WORDS):
+                prefetch_of_cpu_prefetch(ids, later + word)
+            prefetch_of_cpu_prefetch(ids, later + ids.shape[1] - 1)
+        i = np.uint64(chosen[place])
+        row = next_row[files[place]]
+        next_row[files[place]] = row + 1
+        # A file's next rows follow this one: have them in the cache before they are written.
+        for word in range(0, scattered_rows.shape[1], _LINE_WORDS):
+            prefetch_of_cpu_prefetch(
+                scattered_rows, (row + _SCATTERED_AHEAD) * scattered_rows.shape[1] + word
+            )
+        scattered_keys[row] = keys[place]
+        target = np.uint64(row)
+        for column in range(num_columns):
+            scattered_rows[target, column] = columns[column, place]
+        for feature in range(num_features):
+            scattered_rows[target, num_columns + feature] = ids[i, feature]
+        # In a loop of its own, which the compiler turns into vector instructions; the ids are in the cache.
+        for feature in range(num_features):
+            largest[feature] = max(largest[feature], np.uint32(ids[i, feature]))
+
+
+@kernel
+def gather_rows(
+    rows: NDArray[np.int32],
+    order: NDArray[np.int64],
+    label: NDArray[np.int32],
+    dense: NDArray[np.int32],
+    ids: NDArray[np.int32],
+    is_hot: NDArray[np.int32],
+) -> None:
+    """Split rows ``(is_hot, label, dense, ids)``, in a given order, into four arrays.
+
+    Args:
+        rows: (num_rows, 2 + num_dense + num_features), floats by their bits.
+        order: (num_samples,), positions in ``rows``.
+        label: (num_samples,) out, bits of float32.
+        dense: (num_samples, num_dense) out, bits of float32.
+        ids: (num_samples, num_features) out.
+        is_hot: (num_samples,) out.
+    """
+    # A row is the tag, the label, the dense values and the ids, one word of 4 bytes each.
+    num_dense = np.uint64(dense.shape[1])
+    num_features = np.uint64(ids.shape[1])
+    first_dense = np.uint64(2)
+    first_id = np.uint64(2) + num_dense
+    num_samples = order.shape[0]
+    for i in range(num_samples):
+        if i + _ROWS_AHEAD < num_samples:
+            # Reads are at random, and the order says which row comes later: ask for it early, and for the
+            # line of its last word, for rows do not begin where lines do.
+            later = order[i + _ROWS_AHEAD] * rows.shape[1]
+            for word in range(0, rows.shape[1], _LINE_WORDS):
+                prefetch_of_cpu_prefetch(rows, later + word)
+            prefetch_of_cpu_prefetch(rows, later + rows.shape[1] - 1)
+        row = np.uint64(order[i])
+        sample = np.uint64(i)
+        is_hot[i] = rows[row, 0]
+        label[i] = rows[row, 1]
+        for k in range(num_dense):
+            dense[sample, k] = rows[row, first_dense + k]
+        for f in range(num_features):
+            ids[sample, f] = rows[row, first_id + f]
+
+
+MOST_KEYS = 2**31
+"""Keys whose places are counted in 32 bits."""
+_MOST_OF_BUCKET = 64
+"""Keys of a bucket beyond which they are not evenly spread, and a sort that compares is quicker."""
+
+
+def num_buckets(num_keys: int) -> int:
+    """Return how many buckets `sort_spread_keys` takes for so many keys: a power of two, as many or more."""
+    return 1 << max(num_keys - 1, 0).bit_length()
+
+
+def order_keys(
+    keys: NDArray[np.uint64],
+    next_places: NDArray[np.uint32],
+    sorted_keys: NDArray[np.uint64],
+    order: NDArray[np.int64],
+) -> None:
+    """Write the positions of the keys, the smallest key first; exact for any keys, quick for spread ones.
+
+    Args:
+        keys: (num_keys,), distinct.
+        next_places: (num_buckets(num_keys),), a workspace.
+        sorted_keys: (num_keys,), a workspace.
+        order: (num_keys,) out.
+    """
+    next_places[:] = 0
+    is_sorted = 0 < keys.shape[0] < MOST_KEYS and sort_spread_keys(keys, next_places, sorted_keys, order)
+    if not is_sorted:
+        order[:] = np.argsort(keys)
+
+
+@kernel
+def sort_spread_keys(
+    keys: NDArray[np.uint64],
+    next_places: NDArray[np.uint32],
+    sorted_keys: NDArray[np.uint64],
+    order: NDArray[np.int64],
+) -> bool:
+    """Sort keys by counting them into buckets; False, with nothing sorted, where one bucket gets too many.
+
+    Args:
+        keys: (num_keys,), one or more.
+        next_places: (num_buckets,) in and out, zeros; a power of two.
+        sorted_keys: (num_keys,) out, ascending.
+        order: (num_keys,) out, positions of the sorted keys in ``keys``.
+
+    Source:
+        Dobosiewicz, "Sorting by distributive partitioning", Inf. Process. Lett. 7 (1978).
+    """
+    num_keys = np.uint64(keys.shape[0])
+    smallest = keys[0]
+    largest = keys[0]
+    for i in range(num_keys):
+        smallest = min(smallest, keys[i])
+        largest = max(largest, keys[i])
+
+    # The bucket is what is above the lowest bits of the distance to the smallest key.
+    shift = np.uint64(0)
+    while ((largest - smallest) >> shift) >= np.uint64(next_places.shape[0]):
+        shift += np.uint64(1)
+    for i in range(num_keys):
+        next_places[(keys[i] - smallest) >> shift] += np.uint32(1)
+
+    # Counts become the place of each bucket's first key.
+    place = np.uint32(0)
+    most = np.uint32(0)
+    for bucket in range(next_places.shape[0]):
+        count = next_places[bucket]
+        most = max(most, count)
+        next_places[bucket] = place
+        place += count
+    if most > _MOST_OF_BUCKET:
+        return False
+    for i in range(num_keys):
+        bucket_of_key = (keys[i] - smallest) >> shift
+        place = next_places[bucket_of_key]
+        next_places[bucket_of_key] = place + np.uint32(1)
+        sorted_keys[place] = keys[i]
+        order[place] = np.int64(i)
+
+    # Insertion, which moves a key within its bucket only.
+    for i in range(1, keys.shape[0]):
+        key = sorted_keys[i]
+        position = order[i]
+        to = i
+        while to > 0 and sorted_keys[to - 1] > key:
+            sorted_keys[to] = sorted_keys[to - 1]
+            order[to] = order[to - 1]
+            to -= 1
+        sorted_keys[to] = key
+        order[to] = position
+    return True
+
+
+@kernel
+def tag_cold_bags(
+    offsets: NDArray[np.int32], ids: NDArray[np.int32], num_hot: int, is_hot: NDArray[np.uint8]
+) -> None:
+    """Write 0 for each sample with a lookup of a cold row; others keep their tag.
+
+    Args:
+        offsets: (num_samples + 1,).
+        ids: (offsets[-1],).
+        num_hot: a row is hot when its id is smaller.
+        is_hot: (num_samples,) in and out.
+    """
+    for i in range(is_hot.shape[0]):
+        # Cold lookups are counted without a branch; only the tag needs one.
+        num_cold = 0
+        for lookup in range(offsets[i], offsets[i + 1]):
+            num_cold += ids[lookup] >= num_hot
+        if num_cold:
+            is_hot[i] = 0
+
+
+@kernel
+def bag_lengths(
+    offsets: NDArray[np.int32],
+    chosen: NDArray[np.int32],
+    files: NDArray[np.int64],
+    lengths: NDArray[np.int32],
+    lookups: NDArray[np.int64],
+) -> None:
+    """Write the length of the bag of each chosen sample, and add it to the lookups of its file.
+
+    Args:
+        offsets: (num_samples + 1,).
+        chosen: (num_chosen,), positions of samples.
+        files: (num_chosen,), the file of each chosen sample.
+        lengths: (num_chosen,) out.
+        lookups: (num_files,) out, added to.
+    """
+    for place in range(chosen.shape[0]):
+        i = chosen[place]
+        lengths[place] = offsets[i + 1] - offsets[i]
+        lookups[files[place]] += lengths[place]
+
+
+@kernel
+def place_bags(
+    lengths: NDArray[np.int32],
+    files: NDArray[np.int64],
+    next_row: NDArray[np.int64],
+    next_lookup: NDArray[np.int64],
+    places: NDArray[np.int64],
+    row_places: NDArray[np.int64],
+) -> None:
+    """Assign the lookups of each sample their place in a buffer in which every file has its part.
+
+    Args:
+        lengths: (num_tables, num_samples), of each sample's bag in each multi-hot table.
+        files: (num_samples,), the file of each sample.
+        next_row: (num_files,), where the next row of each file goes; advanced.
+        next_lookup: (num_files,), where the next lookup of each file goes; advanced.
+        places: (num_samples,) out.
+        row_places: (capacity,) out, the place of each row.
+    """
+    for i in range(files.shape[0]):
+        # The row's place is that of its first lookup; the bags of all its tables follow one another.
+        file = files[i]
+        places[i] = next_lookup[file]
+        row_places[next_row[file]] = next_lookup[file]
+        next_row[file] += 1
+        for table in range(lengths.shape[0]):
+            next_lookup[file] += lengths[table, i]
+
+
+@kernel
+def scatter_bags(
+    offsets: NDArray[np.int32],
+    ids: NDArray[np.int32],
+    chosen: NDArray[np.int32],
+    places: NDArray[np.int64],
+    bags: NDArray[np.int32],
+) -> None:
+    """Copy the bag of each chosen sample to its place.
+
+    Args:
+        offsets: (num_samples + 1,).
+        ids: (offsets[-1],).
+        chosen: (num_chosen,), positions of samples.
+        places: (num_chosen,), positions in ``bags``; advanced by what was copied, so that the next table's
+            bag follows.
+        bags: (capacity,) out.
+    """
+    for sample in range(chosen.shape[0]):
+        i = chosen[sample]
+        for lookup in range(offsets[i], offsets[i + 1]):
+            bags[places[sample]] = ids[lookup]
+            places[sample] += 1
+
+
+@kernel
+def gather_bags(
+    bags: NDArray[np.int32],
+    places: NDArray[np.int64],
+    offsets: NDArray[np.int32],
+    ids: NDArray[np.int32],
+) -> None:
+    """Copy bags from their places.
+
+    Args:
+        bags: as `scatter_bags` left it.
+        places: (num_samples,), positions in ``bags``; advanced to the next table's bag.
+        offsets: (num_samples + 1,).
+        ids: (offsets[-1],) out.
+    """
+    for i in range(places.shape[0]):
+        for lookup in range(offsets[i], offsets[i + 1]):
+            ids[lookup] = bags[places[i]]
+            places[i] += 1
+
+
+@kernel
+def _shuffle_keys(seed: np.uint64, keys_N: NDArray[np.uint64]) -> None:
+    """Write a 64-bit key for each position of the stream ``seed``; sorting them shuffles."""
+    for position in range(keys_N.size):
+        keys_N[position] = mix64_pair(seed, np.uint64(position))
+
+
+def shuffled(num_batches: int, seed: int, epoch: int) -> NDArray[np.int32]:
+    """Return a permutation of ``num_batches`` that depends on (seed, epoch) alone."""
+    keys_N = np.empty(num_batches, np.uint64)
+    _shuffle_keys(np.uint64(mix64_pair(np.uint64(seed), np.uint64(epoch))), keys_N)
+    return np.argsort(keys_N, kind="stable").astype(np.int32)
+
+
+def spread_evenly(hot_only: NDArray[np.int32], mixed: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Merge two sequences so that each keeps its order and is spread evenly over the whole.
+
+    Args:
+        hot_only: (num_hot_only,); batch numbers, any.
+        mixed: (num_mixed,); likewise.
+
+    Returns:
+        (num_hot_only + num_mixed,); every run of consecutive batches has the overall share of hot-only ones,
+        to within one batch.
+    """
+    # Cut the epoch into as many equal intervals as a kind has batches, and merge by the middles of the
+    # intervals; both are multiplied by the product of the two numbers, which keeps them exact.
+    middle_of_hot_only = (np.arange(hot_only.size) + 0.5) * mixed.size
+    middle_of_mixed = (np.arange(mixed.size) + 0.5) * hot_only.size
+    order = np.argsort(np.concatenate([middle_of_hot_only, middle_of_mixed]), kind="stable")
+    return np.concatenate([hot_only, mixed])[order].astype(np.int32)
+
+
+def epoch_order(is_hot_only: NDArray[np.bool_], seed: int, epoch: int, *, spread: bool) -> NDArray[np.int32]:
+    """Return the order in which epoch ``epoch`` visits the training batches.
+
+    Args:
+        is_hot_only: (num_batches,); kind of each batch.
+        seed: seed of the run.
+        epoch: number of the epoch, from 0.
+        spread: spread the hot-only batches evenly between the mixed ones (shards of order ``grouped``)
+            rather than shuffle all together (``original``).
+
+    Returns:
+        (num_batches,); a permutation, a function of the arguments alone.
+    """
+    order = shuffled(is_hot_only.size, seed, epoch)
+    if not spread:
+        return order
+    return spread_evenly(order[is_hot_only[order]], order[~is_hot_only[order]])

@@ -1,1 +1,0 @@
-"""Planners of staging slots: next uses, policies, step plans."""

@@ -1,0 +1,370 @@
+"""Predicted time and memory of a training step for each placement and budget of fast memory.
+
+Bytes are those of an epoch that begins with no row used yet, as `hotset train` counts them in its first one:
+exact for the vectors of `hybrid` and for `fae` at its first rate, and an expectation over the order of
+training for rows that are loaded (`traffic`, 0.91 to 1.02 times what runs count). The machine is four
+numbers, and its times are for choosing, not for promising: they leave out kernels that do not scale with the
+batch, which shifts all placements alike.
+
+The inputs of a prediction of a training step (machine, log with model, budget), and its result.
+
+The time of a message in a codec, and the codec that is worth its work.
+
+A message of ``raw`` bytes takes
+
+    bytes / bandwidth + encode + decode
+
+seconds in a codec that makes ``bytes`` of them. The delay of the link is the same for all. A codec of ratio
+CR that encodes Tc and decodes Td bytes per second pays below the bandwidth
+
+    (1 - 1 / CR) / (1 / Tc + 1 / Td)
+
+Source:
+    The cost model of Feng et al., SC'24, arXiv 2407.04272. By its own figures, Huffman codes with a ratio of
+    10 at 60 and 40 GB/s do not pay above 21.6 GB/s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .lookahead.planner import WidthSizes, deepest_prefetch
+from .traffic import AccessRates, EpochUses, buffer_rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """The speeds and fixed times that a step's time follows from."""
+
+    link_bytes_per_second: float = 20e9
+    """Speed of the link between host and fast memory, each way at once."""
+    host_bytes_per_second: float = 10e9
+    """Speed of rows read and written at random places of host memory, by all its cores."""
+    flops: float = 10e12
+    """Operations per second that the dense layers really reach."""
+    step_seconds: float = 300e-6
+    """Fixed time of a step: launches and small kernels."""
+    loader_samples_per_second: float | None = None
+    """Samples read per second; None: steps never wait for their batches."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """One log and one model."""
+
+    rates: AccessRates
+    """Access rates of every row that training looks up."""
+    num_rows: int
+    """Rows of all tables."""
+    num_train_samples: int
+    batch_size: int
+    vector_bytes: int
+    """Bytes of one embedding vector."""
+    row_bytes: int
+    """Bytes of a vector with the state of its optimizer."""
+    flops_per_sample: float
+    """Operations of the dense layers, forward and backward."""
+    dense_bytes: int
+    """Bytes of dense parameters, their gradients and optimizer state."""
+    activation_bytes: int
+    """Bytes per sample of every layer's outputs and their gradients."""
+    input_bytes: int
+    """Bytes of a sample as it is read: label, dense features, ids."""
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return self.num_train_samples / self.batch_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """Fast memory for rows, and the counted share of samples that it makes hot."""
+
+    hot_bytes: int
+    num_hot_rows: int
+    hot_sample_share: float
+    """Share of training samples all of whose lookups are hot, in [0, 1]."""
+    staging_bytes: int
+    """Bytes of the staging area, on top of ``hot_bytes``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """The prediction of one placement under one budget."""
+
+    placement: str
+    hot_bytes: int
+    step_seconds: float
+    """Time of a step, the mean over hot-only and mixed batches."""
+    compute_seconds: float
+    to_fast_bytes: float
+    """Bytes of rows and vectors transferred to the fast tier per step, the mean over the first epoch."""
+    to_slow_bytes: float
+    """Bytes transferred back."""
+    memory: dict[str, int]
+    """Bytes of fast memory by use: hot, staging, dense, activations, inputs, transfers."""
+    initialized_bytes: float = 0.0
+    """Bytes per step of rows at their first use: initialized on the fast tier instead of transferred."""
+    prefetch: int | None = None
+    """Batches that transfers run ahead with this staging area; None where nothing is staged."""
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(self.memory.values())
+
+
+_OVERFLOW_PROBABILITY = 1e-6
+_NO_GAIN = 0.01
+
+
+def predict(workload: Workload, machine: Machine, budget: Budget) -> list[Prediction]:
+    """Predict every placement under one budget, the fastest first.
+
+    all-fast is among them whatever its size: a prediction states the memory it needs, and the caller leaves
+    out what does not fit.
+    """
+    placements = (_all_fast, _lookahead, _cache, _fae, _hybrid_dedup, _hybrid)
+    predictions = [predict_one(workload, machine, budget) for predict_one in placements]
+    # Batches are read during the steps before theirs, so only a slow loader holds up a step.
+    if machine.loader_samples_per_second is not None:
+        least = workload.batch_size / machine.loader_samples_per_second
+        predictions = [replace(one, step_seconds=max(one.step_seconds, least)) for one in predictions]
+    return sorted(predictions, key=lambda one: one.step_seconds)
+
+
+def where_more_stops_paying(step_seconds: Sequence[float]) -> int:
+    """Return the position of the first budget whose step is within 1% of the fastest one's.
+
+    Args:
+        step_seconds: times of budgets, ascending; at least one.
+    """
+    fastest = min(step_seconds)
+    return next(i for i, seconds in enumerate(step_seconds) if seconds <= (1 + _NO_GAIN) * fastest)
+
+
+def compute_seconds(workload: Workload, machine: Machine) -> float:
+    """Return the time of a step all of whose rows are in fast memory."""
+    return machine.step_seconds + workload.batch_size * workload.flops_per_sample / machine.flops
+
+
+def _prediction(
+    placement: str,
+    workload: Workload,
+    budget: Budget,
+    seconds: float,
+    compute: float,
+    up: float,
+    down: float,
+    *,
+    hot: int,
+    staging: int = 0,
+    transfers: float = 0.0,
+    prefetch: int | None = None,
+    initialized: float = 0.0,
+) -> Prediction:
+    memory = {
+        "hot": hot,
+        "staging": staging,
+        "dense": workload.dense_bytes,
+        "activations": workload.batch_size * workload.activation_bytes,
+        "inputs": (2 + (prefetch or 0)) * workload.batch_size * workload.input_bytes,
+        "transfers": int(transfers),
+    }
+    return Prediction(
+        placement=placement,
+        hot_bytes=budget.hot_bytes,
+        step_seconds=seconds,
+        compute_seconds=compute,
+        to_fast_bytes=up,
+        to_slow_bytes=down,
+        memory=memory,
+        initialized_bytes=initialized,
+        prefetch=prefetch,
+    )
+
+
+def _all_fast(workload: Workload, machine: Machine, budget: Budget) -> Prediction:
+    compute = compute_seconds(workload, machine)
+    every = workload.num_rows * workload.row_bytes
+    return _prediction("all-fast", workload, budget, compute, compute, 0.0, 0.0, hot=every)
+
+
+def _hybrid(workload: Workload, machine: Machine, budget: Budget) -> Prediction:
+    compute = compute_seconds(workload, machine)
+    vectors = workload.batch_size * workload.rates.lookups_per_sample
+    seconds, moved = _in_place(workload, machine, vectors, _unique(workload))
+    return _prediction(
+        "hybrid", workload, budget, compute + seconds, compute, moved, moved, hot=0, transfers=2 * moved
+    )
+
+
+def _hybrid_dedup(workload: Workload, machine: Machine, budget: Budget) -> Prediction:
+    compute = compute_seconds(workload, machine)
+    unique = _unique(workload)
+    seconds, moved = _in_place(workload, machine, unique, unique)
+    return _prediction(
+        "hybrid-dedup", workload, budget, compute + seconds, compute, moved, moved, hot=0, transfers=2 * moved
+    )
+
+
+def _fae(workload: Workload, machine: Machine, budget: Budget) -> Prediction:
+    """Hot-only batches as all-fast, mixed ones as hybrid, four copies of the hot rows an epoch (R = 50%)."""
+    compute = compute_seconds(workload, machine)
+    # The rows of mixed batches stay on the host: their vectors and gradients cross the link.
+    hot_share = budget.hot_sample_share
+    vectors = workload.batch_size * workload.rates.lookups_per_sample
+    seconds, moved = _in_place(workload, machine, vectors, _unique(workload))
+    hot_bytes = budget.num_hot_rows * workload.row_bytes
+    # Every switch copies all hot rows; as many switches as R = 50% makes, spread over the steps.
+    copied = 2 * hot_bytes / max(1.0, workload.steps_per_epoch)
+    mean_moved = (1 - hot_share) * moved + copied
+    switch = 2 * copied / machine.link_bytes_per_second
+    total = compute + (1 - hot_share) * seconds + switch
+    return _prediction(
+        "fae", workload, budget, total, compute, mean_moved, mean_moved, hot=hot_bytes, transfers=2 * moved
+    )
+
+
+def _cache(workload: Workload, machine: Machine, budget: Budget) -> Prediction:
+    """A cache of all slots that keeps the most frequent rows; a batch waits for its misses."""
+    compute = compute_seconds(workload, machine)
+    # The cache has hot rows and staging in one area, and refetches what falls out of it.
+    slots = (budget.hot_bytes + budget.staging_bytes) // workload.row_bytes
+    uses = _uses(workload)
+    num_passes = uses.num_passes(slots)
+    moved = _moved(uses, uses.cache_loads(slots), num_passes, workload.row_bytes)
+    seconds = (
+        moved.link_bytes / machine.link_bytes_per_second + moved.num_bytes / machine.host_bytes_per_second
+    )
+    return _prediction(
+        "cache", workload, budget, compute + seconds, compute, moved.to_fast, moved.to_slow,
+        initialized=moved.initialized, hot=budget.hot_bytes, staging=budget.staging_bytes,
+        transfers=moved.num_bytes,
+    )  # fmt: skip
+
+
+def _lookahead(workload: Workload, machine: Machine, budget: Budget) -> Prediction:
+    """Rows are loaded ahead of their batch and stay where they are needed again soon enough."""
+    compute = compute_seconds(workload, machine)
+    mixed_share = 1 - budget.hot_sample_share
+    uses = _cold_uses(workload, budget)
+    slots = budget.staging_bytes // workload.row_bytes
+    prefetch = _prefetch(uses, budget, workload.row_bytes)
+    num_passes = uses.num_passes(slots)
+    moved = _moved(uses, uses.lookahead_loads(slots, prefetch), num_passes, workload.row_bytes)
+    transfer = max(
+        moved.link_bytes / machine.link_bytes_per_second, moved.num_bytes / machine.host_bytes_per_second
+    )
+    # Transfers hide behind the computation if there is room to be a step ahead.
+    mixed_seconds = max(compute, transfer) if prefetch else compute + transfer
+    total = compute + mixed_share * (mixed_seconds - compute)
+    return _prediction(
+        "lookahead", workload, budget, total, compute,
+        mixed_share * moved.to_fast, mixed_share * moved.to_slow,
+        initialized=mixed_share * moved.initialized, hot=budget.num_hot_rows * workload.row_bytes,
+        staging=budget.staging_bytes, transfers=moved.num_bytes, prefetch=prefetch,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """Bytes of rows that a batch moves, the mean over the batches of an epoch."""
+
+    to_fast: float
+    to_slow: float
+    initialized: float
+    """Bytes of rows at their first use."""
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes either way."""
+        return self.to_fast + self.to_slow
+
+    @property
+    def link_bytes(self) -> float:
+        """Bytes of the busier way: the link carries both at once."""
+        return max(self.to_fast, self.to_slow)
+
+
+def _moved(uses: EpochUses, num_loads: float, num_passes: int, row_bytes: int) -> _Moved:
+    """Return what ``num_loads`` loads of an epoch move.
+
+    A first use is not fetched, in any of the passes of its batch; the last pass writes the row back.
+    """
+    loaded = num_loads * row_bytes / uses.num_batches
+    initialized = num_passes * uses.num_first_uses * row_bytes / uses.num_batches
+    return _Moved(max(0.0, loaded - initialized), loaded / num_passes, initialized)
+
+
+def _uses(workload: Workload) -> EpochUses:
+    return EpochUses.of_rates(workload.rates, workload.num_train_samples, workload.batch_size)
+
+
+def _cold_uses(workload: Workload, budget: Budget) -> EpochUses:
+    """Return the uses of cold rows, which the mixed batches have."""
+    mixed_share = 1 - budget.hot_sample_share
+    cold = workload.rates.split(budget.num_hot_rows)[1]
+    # Cold lookups all fall into mixed samples, so there they are denser.
+    mixed = AccessRates(np.minimum(cold.rates / max(1e-12, mixed_share), 1.0), cold.num_rows)
+    return EpochUses.of_rates(mixed, mixed_share * workload.num_train_samples, workload.batch_size)
+
+
+def _prefetch(uses: EpochUses, budget: Budget, row_bytes: int) -> int:
+    """Return the prefetch depth that `train` takes by default with these slots."""
+    most = min(uses.num_first_uses, buffer_rows(uses.rows_per_batch, _OVERFLOW_PROBABILITY))
+    width = WidthSizes(budget.num_hot_rows, uses.num_first_uses, row_bytes, most)
+    return deepest_prefetch([width], budget.staging_bytes)
+
+
+def _unique(workload: Workload) -> float:
+    """Return the expected distinct rows of a batch."""
+    return _uses(workload).rows_per_batch
+
+
+def _in_place(workload: Workload, machine: Machine, vectors: float, rows: float) -> tuple[float, float]:
+    """Return the seconds, and the bytes each way, of sending vectors and receiving gradients; rows stay."""
+    moved = vectors * workload.vector_bytes
+    # Read for the lookup, read and written for the update.
+    host = moved + 2 * rows * workload.row_bytes
+    return 2 * moved / machine.link_bytes_per_second + host / machine.host_bytes_per_second, moved
+
+
+LEAST_GAIN = 0.05
+"""Share of a codec's time that rows take longer as they are, before they are sent in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodecCost:
+    """The cost of one message in a codec."""
+
+    num_bytes: float
+    """Bytes sent."""
+    seconds: float
+    """Seconds to encode and to decode them."""
+
+    def seconds_at(self, bytes_per_second: float) -> float:
+        """Return the seconds of the message over a link, without its delay."""
+        return self.num_bytes / bytes_per_second + self.seconds
+
+
+def worthwhile_codec(costs: Mapping[str, CodecCost], bytes_per_second: float, exact: str = "none") -> str:
+    """Return the quickest codec, and ``exact`` unless that takes longer by `LEAST_GAIN` of the other's time.
+
+    So what is returned is within `LEAST_GAIN` of the quickest.
+
+    Args:
+        costs: of each codec, ``exact`` among them.
+        bytes_per_second: of the link, each way.
+        exact: the codec that changes nothing.
+    """
+    quickest = min(costs, key=lambda name: costs[name].seconds_at(bytes_per_second))
+    limit = (1 + LEAST_GAIN) * costs[quickest].seconds_at(bytes_per_second)
+    return quickest if costs[exact].seconds_at(bytes_per_second) >= limit else exact
+
+
+def break_even_bandwidth(ratio: float, encoded_per_second: float, decoded_per_second: float) -> float:
+    """Return the bandwidth above which a codec costs more time than it saves, in the unit of the speeds."""
+    return (1 - 1 / ratio) / (1 / encoded_per_second + 1 / decoded_per_second)

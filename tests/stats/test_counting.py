@@ -1,0 +1,336 @@
+"""Exact counts, chunk by chunk, whatever the number of categories.
+
+Tests `counting`, too.
+
+Hash tables against dictionaries: counts, growth, and categories that collide.
+
+Tests `id_tables`, too.
+
+Distinct categories of a long log, told from a short sample.
+
+Blocks of lookups without the missing ones.
+
+Tests `counting`, too: that counting in both kinds of tables stops at the same lookup as a loop does,
+wherever in a block it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from hotset.stats.count_merging import merge_counts
+from hotset.stats.counting import (
+    BLOCK,
+    CategoryCounter,
+    add_counts,
+    compact_entries,
+    copy_entries,
+    distinct_at,
+    keep_last,
+    place_of,
+    take_valid,
+)
+from hotset.stats.id_tables import HALF, LOW_HALF, MAX_LOAD, most_used, new_short_table, new_table
+from hotset.stats.kernel import read_only
+from hotset.tests.support.hashed_categories import ALL_VALID, COLLIDING, bitmap, entries_of
+
+_ALL_VALID = np.zeros(0, np.uint8)
+
+
+def counted(counter: CategoryCounter) -> dict[int, int]:
+    categories, counts = counter.take()
+    assert categories.dtype == np.uint64 and counts.dtype == np.int64
+    assert (np.diff(categories.astype(object)) > 0).all()
+    return dict(zip(categories.tolist(), counts.tolist(), strict=True))
+
+
+def skewed(num_lookups: int, rng: np.random.Generator) -> NDArray[np.uint32]:
+    return (rng.zipf(1.2, num_lookups) % 2**32).astype(np.uint32)
+
+
+@pytest.mark.parametrize("num_lookups", [0, 1, 7, 4096, 30_000])
+def test_counts_agree_with_a_counter(num_lookups: int, rng: np.random.Generator) -> None:
+    categories = skewed(num_lookups, rng)
+    counter = CategoryCounter()
+    for chunk in np.array_split(categories, 3):
+        counter.add(chunk, _ALL_VALID)
+    assert counted(counter) == dict(Counter(categories.tolist()))
+    assert counter.num_missing == 0
+
+
+def test_a_table_that_grows_within_a_chunk_loses_nothing(rng: np.random.Generator) -> None:
+    categories = rng.choice(2**32, 20_000, replace=False).astype(np.uint32)
+    is_valid = np.packbits(rng.random(20_000) < 0.9, bitorder="little")
+    counter = CategoryCounter()
+    counter.add(categories, is_valid)
+    counter.add(categories[::-1], _ALL_VALID)
+    present = np.unpackbits(is_valid, count=20_000, bitorder="little").astype(np.bool_)
+    wanted = Counter(categories[present].tolist()) + Counter(categories.tolist())
+    assert counted(counter) == dict(wanted)
+    assert counter.num_missing == 20_000 - int(present.sum())
+
+
+def test_counts_and_categories_beyond_32_bits_are_exact() -> None:
+    counter = CategoryCounter()
+    most = 2**32 - 1
+    counter.add(np.array([7, 8, 7, most, 0], np.uint32), _ALL_VALID)
+    counter._table[counter._table == (7 << 32 | 2)] += np.uint64(most - 3)  # 7 was seen 2**32 - 2 times
+    counter.add(np.array([7], np.uint32), _ALL_VALID)
+    assert counter._table.ndim == 1
+    counter.add(np.array([9, 7, 8, 7, 7], np.uint32), np.array([0b01111], np.uint8))
+    assert counter._table.ndim == 2 and counter.num_missing == 1
+    counter.add(np.array([2**63, 8], np.uint64), _ALL_VALID)
+    assert counted(counter) == {0: 1, 7: 2**32 + 1, 8: 3, 9: 1, most: 1, 2**63: 1}
+
+
+def test_a_large_table_doubles() -> None:
+    counter = CategoryCounter()
+    categories = np.arange(250_000, dtype=np.uint32)
+    counter.add(categories, _ALL_VALID)
+    assert counter.num_bytes == 8 * 2**19
+    assert counted(counter) == dict.fromkeys(range(250_000), 1)
+
+
+def test_the_place_to_go_on_from_is_a_whole_number() -> None:
+    """As 0 is, where the first call begins: one of another type would be compiled for by itself."""
+    categories, is_valid = np.arange(9, dtype=np.uint32), np.zeros(0, np.uint8)
+    for table in (np.zeros(16, np.uint64), np.zeros((16, 2), np.uint64)):
+        stopped, _, _ = add_counts(read_only(categories), read_only(is_valid), 0, table, 0, 4)
+        assert stopped == 4 and isinstance(stopped, int)
+
+
+def test_only_missing_values_give_no_category() -> None:
+    counter = CategoryCounter()
+    counter.add(np.arange(13, dtype=np.uint32), np.zeros(2, np.uint8))
+    assert counted(counter) == {} and counter.num_missing == 13
+
+
+@pytest.mark.parametrize("num_runs", [1, 2, 5])
+def test_runs_of_an_emptied_counter_add_up(num_runs: int, rng: np.random.Generator) -> None:
+    categories = skewed(9000, rng)
+    counter = CategoryCounter()
+    runs = []
+    for chunk in np.array_split(categories, num_runs):
+        counter.add(chunk, _ALL_VALID)
+        runs.append(counter.take())
+    runs.insert(1, counter.take())
+    merged = np.zeros(9000, np.uint32)
+    counts = np.zeros(9000, np.int64)
+    num_categories = merge_counts(runs, merged, counts)
+    wanted = sorted(Counter(categories.tolist()).items())
+    found = zip(merged[:num_categories].tolist(), counts[:num_categories].tolist(), strict=True)
+    assert list(found) == wanted
+
+
+def test_a_counter_that_is_emptied_begins_anew() -> None:
+    counter = CategoryCounter()
+    is_valid = np.full(1125, 255, np.uint8)
+    is_valid[0] = 0
+    counter.add(np.arange(9000, dtype=np.uint32), is_valid)
+    num_bytes = counter.num_bytes
+    assert len(counter.take()[0]) == 8992 and counter.num_bytes < num_bytes
+    assert len(counter.take()[0]) == 0 and counter.num_missing == 8
+
+
+@pytest.mark.parametrize("num_entries", [0, 1, 11, 12, 716, 717, 718, 100_000])
+def test_a_new_table_has_room(num_entries: int) -> None:
+    capacity = new_table(num_entries).shape[0]
+    assert capacity & (capacity - 1) == 0 and capacity >= 16
+    assert num_entries <= MAX_LOAD * capacity
+    # The smallest such table that is no smaller than sixteen entries.
+    assert num_entries <= most_used(capacity)
+    assert capacity == 16 or num_entries > most_used(capacity // 2)
+
+
+def test_a_table_in_the_cache_keeps_more_of_its_entries_free_than_a_large_one() -> None:
+    free = {capacity: 1 - most_used(capacity) / capacity for capacity in (1 << bits for bits in range(4, 30))}
+    assert all(free[capacity] >= 0.8 for capacity in free if capacity <= 1 << 15)
+    assert all(0.29 < free[capacity] < 0.31 for capacity in free if capacity > 1 << 15)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lookups=st.lists(
+        st.tuples(st.sampled_from([0, 1, 2**32 - 1, 2**64 - 1, *COLLIDING]), st.booleans()), max_size=60
+    ),
+    room=st.integers(0, 15),
+)
+def test_counts_agree_with_a_counter_up_to_the_room(lookups: list[tuple[int, bool]], room: int) -> None:
+    categories = read_only(np.array([category for category, _ in lookups], np.uint64))
+    is_valid = bitmap([valid for _, valid in lookups]) if lookups else ALL_VALID
+    table = new_table(0)
+    stopped, num_used, num_missing = add_counts(categories, is_valid, 0, table, 0, room)
+    seen: Counter[int] = Counter()
+    wanted = len(lookups)
+    for i, (category, valid) in enumerate(lookups):
+        if valid and category not in seen and len(seen) == room:
+            wanted = i
+            break
+        seen.update([category] if valid else [])
+    assert stopped == wanted
+    assert entries_of(table) == dict(seen) and num_used == len(seen)
+    assert num_missing == sum(not valid for _, valid in lookups[:wanted])
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
+def test_counting_goes_on_where_it_stopped(dtype: type, rng: np.random.Generator) -> None:
+    categories: NDArray[Any] = read_only((rng.zipf(1.3, 3000) % 400).astype(dtype))
+    table = new_table(0)
+    done = 0
+    num_used = 0
+    num_missing = 0
+    while done < categories.shape[0]:
+        max_used = int(MAX_LOAD * table.shape[0])
+        done, num_used, missing = add_counts(categories, ALL_VALID, done, table, num_used, max_used)
+        num_missing += missing
+        larger = np.zeros((2 * table.shape[0], 2), np.uint64)
+        copy_entries(table, larger)
+        assert entries_of(larger) == entries_of(table)
+        table = larger
+    assert entries_of(table) == dict(Counter(categories.tolist()))
+    assert num_used == len(set(categories.tolist())) and num_missing == 0
+
+
+def test_taken_entries_move_to_the_front(rng: np.random.Generator) -> None:
+    table = np.zeros((500, 2), np.uint64)
+    rows = np.flatnonzero(rng.random(500) < 0.4)
+    table[rows] = rng.integers(1, 2**63, (rows.shape[0], 2)).astype(np.uint64)
+    wanted = table[rows].copy()
+    assert compact_entries(table) == rows.shape[0]
+    np.testing.assert_array_equal(table[: rows.shape[0]], wanted)
+
+
+@given(
+    st.floats(0, 1e10),
+    st.integers(0, 10**6),
+    st.lists(st.integers(0, 10**6), min_size=3, max_size=3).map(sorted),
+)
+def test_it_is_never_more_than_lookups_nor_fewer_than_seen(
+    num_lookups: float, num_sampled: int, distinct: list[int]
+) -> None:
+    found = distinct_at(num_lookups, distinct, num_sampled)
+    assert 0 <= found <= max(num_lookups, distinct[2] + 1)
+    if num_lookups >= max(num_sampled, distinct[2], 1) and num_sampled:
+        assert found >= max(1, distinct[2]) or found == num_lookups
+        assert distinct_at(2 * num_lookups, distinct, num_sampled) >= found
+
+
+@pytest.mark.diagonal(2)
+@pytest.mark.parametrize("skew", [1.1, 1.3, 1.7, 2.5])
+@pytest.mark.parametrize("times", [1, 3, 30])
+def test_skewed_draws_are_told_within_a_factor_of_two(
+    skew: float, times: int, rng: np.random.Generator
+) -> None:
+    draws = rng.zipf(skew, 20_000 * times) % 10**7
+    sample = draws[:20_000]
+    prefixes = [np.unique(sample[: 20_000 // part]).shape[0] for part in (4, 2, 1)]
+    found = distinct_at(draws.shape[0], prefixes, 20_000)
+    actual = np.unique(draws).shape[0]
+    assert 0.5 < found / actual < 2
+
+
+def test_a_small_table_is_seen_whole() -> None:
+    assert distinct_at(10**9, [10, 10, 10], 1000) == 10
+    assert distinct_at(100, [50, 70, 100], 1000) < 100
+
+
+_BLOCK = int(BLOCK)
+
+
+def counts_in(table: NDArray[np.uint64]) -> dict[int, int]:
+    """Return the count of each category in a table of either kind."""
+    if table.ndim == 2:
+        return entries_of(table)
+    return {int(word >> HALF): int(word & LOW_HALF) for word in table if word != 0}
+
+
+def counted_one_by_one(
+    categories: list[int], is_there: list[bool], start: int, known: dict[int, int], room: int
+) -> tuple[int, int, int]:
+    """Count into ``known`` up to ``room`` categories; where it stopped, categories, missing lookups."""
+    num_missing = 0
+    for i in range(start, len(categories)):
+        if not is_there[i]:
+            num_missing += 1
+            continue
+        if categories[i] not in known and len(known) == room:
+            return i, len(known), num_missing
+        known[categories[i]] = known.get(categories[i], 0) + 1
+    return len(categories), len(known), num_missing
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.booleans(), max_size=20), st.integers(0, 20), st.integers(0, 20), st.integers(0, 3))
+def test_a_block_keeps_what_is_there(is_there: list[bool], first: int, stop: int, num_before: int) -> None:
+    first, stop = sorted(min(bound, len(is_there)) for bound in (first, stop))
+    categories = read_only(np.arange(100, 100 + len(is_there), dtype=np.uint32))
+    taken = np.full(num_before + stop - first, 7, np.uint32)
+    bounds = (np.uint64(first), np.uint64(stop))
+    num_taken = int(take_valid(categories, bitmap(is_there), *bounds, taken, np.uint64(num_before)))
+    wanted = [i for i in range(first, stop) if is_there[i]]
+    assert taken[:num_taken].tolist() == [7] * num_before + [100 + i for i in wanted]
+    keep_last(taken, np.uint64(num_before), np.uint64(len(wanted)))
+    assert taken[: len(wanted)].tolist() == [100 + i for i in wanted]
+
+
+@given(st.lists(st.booleans(), max_size=40), st.integers(0, 40))
+def test_a_place_is_that_of_a_lookup_that_is_there(is_there: list[bool], start: int) -> None:
+    there = [place for place in range(start, len(is_there)) if is_there[place]]
+    found = [place_of(bitmap(is_there), np.uint64(start), np.uint64(k)) for k in range(len(there))]
+    assert found == there
+
+
+@pytest.mark.parametrize("share_missing", [0.0, 0.3, 0.95])
+@pytest.mark.parametrize(
+    ("new", "dtype"), [(new_short_table, np.uint32), (new_table, np.uint32), (new_table, np.uint64)]
+)
+def test_a_full_table_stops_at_the_lookup_that_finds_no_room(
+    new: Callable[..., Any], dtype: type, share_missing: float
+) -> None:
+    rng = np.random.default_rng(17)
+    num_lookups = 3 * _BLOCK + 70
+    for num_categories, start in ((40, 0), (900, 0), (900, 5), (900, num_lookups)):
+        categories: NDArray[Any] = rng.integers(0, num_categories, num_lookups).astype(dtype)
+        is_there = (rng.random(num_lookups) >= share_missing).tolist()
+        is_valid = bitmap(is_there) if share_missing else ALL_VALID
+        num_distinct = len({int(c) for c, there in zip(categories, is_there, strict=True) if there})
+        # No room, some, all but one, just enough, and more.
+        for room in (0, 1, num_distinct // 2, num_distinct - 1, num_distinct, num_distinct + 400):
+            table = new(1500)
+            known: dict[int, int] = {}
+            wanted = counted_one_by_one(categories.tolist(), is_there, start, known, max(room, 0))
+            found = add_counts(read_only(categories), is_valid, start, table, 0, max(room, 0))
+            assert found == wanted
+            assert counts_in(table) == known
+
+
+def test_a_full_count_stops_in_the_middle_of_a_block() -> None:
+    categories = np.full(2 * _BLOCK, 5, np.uint32)
+    is_there = [i % 3 != 1 for i in range(2 * _BLOCK)]
+    table = new_short_table(1)
+    add_counts(read_only(categories[:1]), ALL_VALID, 0, table, 0, 8)
+    table[table != 0] += np.uint64(2**32 - 2 - 300)  # room for 300 more
+    stopped, num_used, num_missing = add_counts(read_only(categories), bitmap(is_there), 0, table, 1, 8)
+    assert sum(is_there[:stopped]) == 300 and is_there[stopped]
+    assert (num_used, num_missing) == (1, stopped - 300)
+    assert counts_in(table) == {5: 2**32 - 1}
+
+
+@pytest.mark.parametrize("has_missing", [False, True])
+@pytest.mark.parametrize("num_lookups", [1, 7, _BLOCK, _BLOCK + 1])
+@pytest.mark.parametrize(("new", "dtype"), [(new_short_table, np.uint32), (new_table, np.uint64)])
+def test_room_for_all_new_categories_but_one_is_too_little(
+    new: Callable[..., Any], dtype: type, num_lookups: int, has_missing: bool
+) -> None:
+    categories: NDArray[Any] = read_only(np.arange(num_lookups, dtype=dtype))
+    is_valid = bitmap([True] * num_lookups) if has_missing else ALL_VALID
+    for room in (num_lookups - 1, num_lookups):
+        assert add_counts(categories, is_valid, 0, new(2000), 0, room) == (room, room, 0)

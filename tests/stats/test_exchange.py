@@ -1,0 +1,208 @@
+"""Owners striped by id, or where a row is used most.
+
+Messages between ranks: two sides of one list, and all that crosses.
+
+Which ranks use a row: shares by sample position, one bit for each rank.
+
+Crossings between ranks, against sets of users; and that nothing is below the bound.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotset.stats.batch_rows import group_lookups, of_bags, of_matrix
+from hotset.stats.exchange import (
+    NOTHING,
+    RowLists,
+    StepRows,
+    count_bits,
+    count_crossings,
+    count_remote_lookups,
+    count_uses,
+    least_crossings,
+    list_messages,
+    mask_type,
+    owners_by_use,
+    rank_masks,
+    ranks_of_samples,
+    striped_owners,
+)
+from hotset.tests.support.naive.naive_exchange import (
+    DrawnSteps,
+    drawn_steps,
+    least_messages,
+    messages_of_owner,
+)
+
+
+def test_striped_owners_count_from_the_first_row_of_the_table() -> None:
+    assert striped_owners(5, 3).tolist() == [0, 1, 2, 0, 1]
+    assert striped_owners(3, 3, first_row=4).tolist() == [1, 2, 0]
+
+
+@given(drawn_steps(), st.integers(1, 5))
+@settings(max_examples=50)
+def test_the_owner_uses_a_row_in_most_steps(drawn: DrawnSteps, rows_of_pass: int) -> None:
+    loads = np.zeros(drawn.num_ranks, np.int64)
+    owners: list[int] = []
+    for first_row in range(0, drawn.num_rows, rows_of_pass):
+        num_rows = min(rows_of_pass, drawn.num_rows - first_row)
+        uses_KW = np.zeros((num_rows, drawn.num_ranks), np.uint32)
+        for number in range(len(drawn.steps)):
+            count_uses(drawn.rows(number), drawn.masks(number), first_row, uses_KW)
+        owners += owners_by_use(uses_KW, loads, first_row).tolist()
+    naive_loads = [0] * drawn.num_ranks
+    for row in range(drawn.num_rows):
+        counts = [sum(rank in users for users in drawn.uses_of(row)) for rank in range(drawn.num_ranks)]
+        if not any(counts):
+            assert owners[row] == row % drawn.num_ranks
+            continue
+        most = [rank for rank in range(drawn.num_ranks) if counts[rank] == max(counts)]
+        wanted = min(most, key=lambda rank: (naive_loads[rank], rank))
+        naive_loads[wanted] += 1
+        assert owners[row] == wanted
+    assert loads.tolist() == naive_loads
+
+
+@st.composite
+def drawn_step(draw: st.DrawFn) -> tuple[StepRows, int]:
+    """Rows with users and owners, and the number of ranks."""
+    num_ranks = draw(st.sampled_from([1, 2, 3, 8, 9]))
+    rank = st.integers(0, num_ranks - 1)
+    rows = draw(st.lists(st.tuples(st.frozensets(rank, min_size=1), rank, st.booleans()), max_size=6))
+    masks = [sum(1 << user for user in users) for users, _, _ in rows]
+    return (
+        StepRows(
+            np.arange(len(rows), dtype=np.int32),
+            np.array(masks, mask_type(num_ranks)),
+            np.array([owner for _, owner, _ in rows], np.uint8),
+            np.array([is_first for _, _, is_first in rows], np.bool_),
+        ),
+        num_ranks,
+    )
+
+
+def listed(lists: RowLists, rank: int) -> list[int]:
+    found: list[int] = lists.positions[lists.of(rank)].tolist()
+    return found
+
+
+@given(drawn_step())
+@settings(max_examples=50)
+def test_sender_and_receiver_list_the_same_rows(drawn: tuple[StepRows, int]) -> None:
+    step, num_ranks = drawn
+    every = [list_messages(step, rank, num_ranks) for rank in range(num_ranks)]
+    rows = list(zip(*(each.tolist() for each in step), strict=True))
+    num_vectors = num_gradients = 0
+    for owner in range(num_ranks):
+        for user in range(num_ranks):
+            gradients = [
+                i
+                for i, (_, mask, of_row, _) in enumerate(rows)
+                if of_row == owner != user and mask >> user & 1
+            ]
+            vectors = [i for i in gradients if not rows[i][3]]
+            assert listed(every[owner].vectors_out, user) == vectors
+            assert listed(every[user].vectors_in, owner) == vectors
+            assert listed(every[user].gradients_out, owner) == gradients
+            assert listed(every[owner].gradients_in, user) == gradients
+            num_vectors += len(vectors)
+            num_gradients += len(gradients)
+    counted = count_crossings(step)
+    assert (counted.vectors, counted.gradients) == (num_vectors, num_gradients)
+
+
+@given(st.data(), st.integers(1, 40), st.sampled_from([1, 2, 4, 9, 17, 64]), st.integers(1, 3))
+@settings(max_examples=50)
+def test_a_mask_has_the_ranks_of_all_samples_that_look_up_the_row(
+    data: st.DataObject, batch_size: int, num_ranks: int, shares_of_rank: int
+) -> None:
+    num_samples = data.draw(st.integers(0, batch_size))
+    lengths = data.draw(st.lists(st.integers(0, 3), min_size=2 * num_samples, max_size=2 * num_samples))
+    bags_N = np.repeat(np.arange(2 * num_samples), np.array(lengths, np.int64))
+    ids = data.draw(st.lists(st.integers(0, 4), min_size=bags_N.size, max_size=bags_N.size))
+    lookups = group_lookups(of_bags(np.array(ids, np.int32), bags_N, np.array([5, 5])))
+    ranks_B = ranks_of_samples(num_samples, batch_size, shares_of_rank * num_ranks, num_ranks)
+    masks = rank_masks(lookups, ranks_B[bags_N // 2], num_ranks)
+    users: dict[tuple[int, int], set[int]] = {}
+    for bag, row in zip(bags_N.tolist(), ids, strict=True):
+        users.setdefault((bag % 2, row), set()).add(int(ranks_B[bag // 2]))
+    # Rows come by table, then by id.
+    assert masks.tolist() == [sum(1 << rank for rank in users[row]) for row in sorted(users)]
+    assert masks.dtype == mask_type(num_ranks)
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "batch_size", "num_shares", "num_ranks", "wanted"),
+    [
+        (8, 8, 4, 4, [0, 0, 1, 1, 2, 2, 3, 3]),
+        (8, 8, 4, 2, [0, 0, 0, 0, 1, 1, 1, 1]),
+        (3, 8, 4, 4, [0, 0, 1]),
+        (5, 5, 2, 2, [0, 0, 0, 1, 1]),
+        (3, 3, 8, 8, [0, 2, 5]),
+        (0, 4, 2, 1, []),
+    ],
+)
+def test_shares_are_equal_parts_of_a_whole_batch(
+    num_samples: int, batch_size: int, num_shares: int, num_ranks: int, wanted: list[int]
+) -> None:
+    assert ranks_of_samples(num_samples, batch_size, num_shares, num_ranks).tolist() == wanted
+
+
+def test_a_rank_computes_the_same_shares_whatever_their_number_of_samples() -> None:
+    # Share 3 of 8 is computed by rank 1 of 4, in a whole batch and in a short one.
+    whole = ranks_of_samples(80, 80, 8, 4)
+    assert whole[30:40].tolist() == [1] * 10
+    assert ranks_of_samples(37, 80, 8, 4).tolist() == whole[:37].tolist()
+
+
+def test_what_cannot_be_cut_is_refused() -> None:
+    with pytest.raises(ValueError, match="6 shares cannot be divided among 4 ranks"):
+        ranks_of_samples(4, 8, 6, 4)
+    with pytest.raises(ValueError, match="a batch of 8 has 9 samples"):
+        ranks_of_samples(9, 8, 4, 4)
+    for num_ranks in (0, 65):
+        with pytest.raises(ValueError, match=f"want 1 to 64 ranks, got {num_ranks}"):
+            mask_type(num_ranks)
+
+
+def test_bits_are_counted_in_every_mask(rng: np.random.Generator) -> None:
+    drawn = rng.integers(0, 2**64, 200, dtype=np.uint64, endpoint=False)
+    # Full masks of each length too, whose bytes have all bits.
+    for mask in [
+        0,
+        *((1 << bits) - 1 for bits in range(1, 65)),
+        *(255 << bits for bits in range(57)),
+        *drawn,
+    ]:
+        assert int(count_bits(np.uint64(mask))) == int(mask).bit_count()
+
+
+@given(drawn_steps())
+@settings(max_examples=50)
+def test_crossings_are_those_of_sets_of_users_and_above_the_lower_bound(drawn: DrawnSteps) -> None:
+    owners = striped_owners(drawn.num_rows, drawn.num_ranks)
+    is_used = np.zeros(drawn.num_rows, np.bool_)
+    users = np.zeros(drawn.num_rows, np.uint8)
+    total = NOTHING
+    least = 0
+    for number in range(len(drawn.steps)):
+        rows = drawn.rows(number)
+        total += count_crossings(StepRows(rows, drawn.masks(number), owners[rows], ~is_used[rows]))
+        is_used[rows] = True
+        least += least_crossings(rows, drawn.masks(number), users)
+    uses = [drawn.uses_of(row) for row in range(drawn.num_rows)]
+    assert total.rows == sum(map(messages_of_owner, uses, owners.tolist()))
+    assert least == sum(map(least_messages, uses)) <= total.rows
+
+
+def test_every_lookup_of_another_owner_counts() -> None:
+    ids = np.array([0, 1, 0, 1, 1, 2], np.int32)
+    lookups = group_lookups(of_matrix(ids, np.array([3])))
+    ranks = np.array([0, 0, 0, 1, 1, 1], np.uint8)
+    # Rank 1 owns rows 0 and 1, rank 0 owns row 2: lookups 0, 2 | 1 | 5 are remote.
+    assert count_remote_lookups(lookups, ranks, np.array([1, 1, 0], np.uint8)) == 4

@@ -1,0 +1,343 @@
+"""Expected unique rows: golden values, draws counted, bounds that hold.
+
+Traffic of the regimes: known values, draws counted, and what no plan can beat.
+
+Rows loaded in an epoch: probabilities against whole numbers, loads against caches that run.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from hotset.stats.traffic import (
+    AccessRates,
+    EpochUses,
+    ParallelStep,
+    RowTraffic,
+    absence,
+    buffer_rows,
+    expected_unique_rows,
+    host_cache,
+    hybrid,
+    largest,
+    mean_unique_rows,
+    pooled,
+    presence,
+    replicated_sparse,
+    rows_worth_replicating,
+    sharded,
+    sharded_deduplicated,
+)
+
+
+def zipf(num_rows: int, exponent: float) -> NDArray[np.float64]:
+    weights = np.arange(1, num_rows + 1, dtype=np.float64) ** -exponent
+    return np.asarray(weights / weights.sum())
+
+
+@pytest.mark.parametrize(
+    "num_rows, exponent, expected",
+    [
+        (1_000, 0.0, {1: 1, 64: 62.025036, 1024: 641.028522, 8192: 999.724273}),
+        (1_000, 1.0, {1: 1, 64: 43.935082, 1024: 338.732453, 8192: 870.525079}),
+        (100_000, 1.0, {1: 1, 64: 53.902806, 1024: 634.520133, 8192: 3672.396654}),
+        (1_000_000, 1.05, {1: 1, 64: 52.652224, 1024: 623.964208, 8192: 3790.779074}),
+    ],
+)
+def test_expectations_are_the_golden_ones(num_rows: int, exponent: float, expected: dict[int, float]) -> None:
+    probabilities = zipf(num_rows, exponent)
+    found = {n: expected_unique_rows(probabilities, n) for n in expected}
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.8, 1.2])
+def test_draws_have_about_as_many_different_rows(exponent: float, rng: np.random.Generator) -> None:
+    probabilities = zipf(2_000, exponent)
+    num_draws = 1_500
+    rounds = [np.unique(rng.choice(2_000, num_draws, p=probabilities)).size for _ in range(60)]
+    spread = 4 * float(np.std(rounds)) / np.sqrt(len(rounds))
+    assert np.mean(rounds) == pytest.approx(expected_unique_rows(probabilities, num_draws), abs=spread)
+
+
+def test_a_buffer_overflows_no_more_often_than_promised(rng: np.random.Generator) -> None:
+    probabilities = zipf(500, 1.0)
+    limit = buffer_rows(expected_unique_rows(probabilities, 300), 0.05)
+    rounds = [np.unique(rng.choice(500, 300, p=probabilities)).size for _ in range(400)]
+    assert np.mean(np.array(rounds) > limit) <= 0.05
+    assert buffer_rows(0.0, 1.0) == 0
+
+
+rates_of_rows = st.lists(st.floats(0, 1), min_size=1, max_size=30)
+
+
+@given(rates_of_rows, st.integers(1, 500))
+def test_more_draws_bring_fewer_new_rows_each(rates: list[float], num_draws: int) -> None:
+    probabilities = np.array(rates)
+    fewer, same, more = (
+        expected_unique_rows(probabilities, n) for n in (num_draws - 1, num_draws, num_draws + 1)
+    )
+    assert fewer <= same + 1e-9 and same <= more + 1e-9
+    assert more - same <= same - fewer + 1e-9
+
+
+@given(rates_of_rows, st.integers(0, 200))
+def test_presence_is_the_plain_formula(rates: list[float], num_draws: int) -> None:
+    probabilities = np.array(rates)
+    np.testing.assert_allclose(
+        presence(probabilities, num_draws), 1 - (1 - probabilities) ** num_draws, atol=1e-12
+    )
+
+
+def test_rows_of_equal_counts_count_together(rng: np.random.Generator) -> None:
+    counts = [rng.integers(0, 5, 40), rng.integers(0, 9, 25), np.zeros(3, np.int64)]
+    rates = AccessRates.of_counts(counts, 60)
+    every = np.sort(np.concatenate(counts))[::-1] / 60
+    assert np.all(np.diff(rates.rates) < 0)
+    assert rates.lookups_per_sample == pytest.approx(every.sum())
+    assert expected_unique_rows(rates.rates, 17, rates.num_rows) == pytest.approx(
+        expected_unique_rows(every, 17)
+    )
+    top, rest = rates.split(9)
+    assert top.num_rows.sum() == 9
+    assert top.lookups_per_sample == pytest.approx(every[:9].sum())
+    assert rest.lookups_per_sample == pytest.approx(every[9:].sum())
+    assert AccessRates.of_counts([], 1).lookups_per_sample == 0
+
+
+def test_unique_rows_of_a_stream_are_counted_batch_by_batch(rng: np.random.Generator) -> None:
+    rows = rng.integers(0, 20, 47)
+    batches = [np.unique(rows[first : first + 9]).size for first in range(0, 45, 9)]
+    assert mean_unique_rows(rows, 9) == np.mean(batches)
+    with pytest.raises(ValueError, match="less than one batch"):
+        mean_unique_rows(rows, 48)
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_draws"):
+        presence(np.array([0.5]), -1)
+    with pytest.raises(ValueError, match="overflow_probability"):
+        buffer_rows(3.0, 0.0)
+
+
+EIGHT = ParallelStep(samples=2048, num_devices=8)
+
+
+def zipf_rates(num_rows: int, exponent: float) -> AccessRates:
+    weights = np.arange(1, num_rows + 1, dtype=np.float64) ** -exponent
+    return AccessRates(weights / weights.sum(), np.ones(num_rows, np.int64))
+
+
+@pytest.mark.parametrize(
+    "exponent, no_dedup, dedup, by_top",
+    [
+        (0.8, 3584, 3259, (3307, 4215, 7418, 13406)),
+        (1.05, 3584, 2003, (2015, 2921, 5860, 9053)),
+        (1.2, 3584, 1185, (1196, 2060, 3951, 5327)),
+    ],
+)
+def test_traffic_of_a_million_rows_on_eight_devices(
+    exponent: float, no_dedup: int, dedup: int, by_top: tuple[int, ...]
+) -> None:
+    rates = zipf_rates(1_000_000, exponent)
+    assert round(sharded(rates, EIGHT).total) == no_dedup
+    assert round(sharded_deduplicated(rates, EIGHT).total) == dedup
+    assert tuple(round(hybrid(rates, 10**k, EIGHT).total) for k in (2, 3, 4, 5)) == by_top
+
+
+def test_forward_traffic_falls_with_what_is_replicated() -> None:
+    rates = zipf_rates(1_000_000, 1.05)
+    assert round(sharded(rates, EIGHT).forward) == 1792
+    assert [round(hybrid(rates, k, EIGHT).forward) for k in (0, 100, 1000, 10_000, 100_000)] == [
+        1002, 920, 695, 440, 208,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("sync_every, rows, total", [(4, 494, 1761), (16, 2053, 1452), (64, 7868, 1146)])
+def test_deferred_synchronisation_pays_for_the_likeliest_rows(sync_every: int, rows: int, total: int) -> None:
+    rates = zipf_rates(1_000_000, 1.05)
+    assert rows_worth_replicating(rates, EIGHT, sync_every) == rows
+    assert round(hybrid(rates, rows, EIGHT, sync_every).total) == total
+
+
+def test_simple_regimes() -> None:
+    rates = zipf_rates(100, 1.0)
+    assert pooled(26, EIGHT) == RowTraffic(7 / 8 * 2048 * 26, 7 / 8 * 2048 * 26)
+    assert replicated_sparse(rates, ParallelStep(samples=4)).total == 0
+    assert RowTraffic(2.0, 3.0).num_bytes(64) == 320.0
+    with pytest.raises(ValueError, match="1 or more"):
+        ParallelStep(samples=0)
+
+
+def count_received(draws: NDArray[np.int64], num_replicated: int) -> tuple[float, float]:
+    """Rows device 0 of D receives in a step when row r lives on device r % D: draws is (D, b)."""
+    num_devices = draws.shape[0]
+    own = np.unique(draws[0])
+    every = np.unique(draws)
+    fetched = np.count_nonzero((own >= num_replicated) & (own % num_devices != 0))
+    gradients = [
+        np.unique(draws[d][(draws[d] >= num_replicated) & (draws[d] % num_devices == 0)]).size
+        for d in range(1, num_devices)
+    ]
+    union = np.count_nonzero(every < num_replicated)
+    ring = 2 * (num_devices - 1) / num_devices * union
+    return float(fetched), float(sum(gradients) + ring)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.8, 1.2])
+@pytest.mark.parametrize("num_replicated", [0, 50])
+def test_the_formulas_agree_with_a_count_of_rows(
+    exponent: float, num_replicated: int, rng: np.random.Generator
+) -> None:
+    rates = zipf_rates(1_000, exponent)
+    step = ParallelStep(samples=300, num_devices=4)
+    scrambled = np.arange(1_000)
+    rounds = []
+    for _ in range(150):
+        scrambled[num_replicated:] = num_replicated + rng.permutation(1_000 - num_replicated)
+        rounds.append(count_received(scrambled[rng.choice(1_000, (4, 300), p=rates.rates)], num_replicated))
+    forward, backward = np.mean(rounds, axis=0)
+    expected = hybrid(rates, num_replicated, step)
+    assert forward == pytest.approx(expected.forward, rel=0.02)
+    assert backward == pytest.approx(expected.backward, rel=0.02)
+
+
+def test_the_cache_formula_agrees_with_a_count_of_rows(rng: np.random.Generator) -> None:
+    rates = zipf_rates(1_000, 1.05)
+    step = ParallelStep(samples=200)
+    draws = rng.choice(1_000, (400, 200), p=rates.rates)
+    misses = np.mean([np.count_nonzero(np.unique(batch) >= 40) for batch in draws])
+    assert misses == pytest.approx(host_cache(rates, 40, step).forward, rel=0.01)
+
+
+some_rates = st.lists(st.tuples(st.floats(1e-9, 1), st.integers(1, 1000)), min_size=1, max_size=12)
+some_steps = st.builds(ParallelStep, samples=st.integers(1, 4096), num_devices=st.integers(1, 64))
+
+
+def rates_of(classes: list[tuple[float, int]]) -> AccessRates:
+    ordered = sorted(classes, reverse=True)
+    return AccessRates(np.array([rate for rate, _ in ordered]), np.array([rows for _, rows in ordered]))
+
+
+@given(some_rates, some_steps, st.integers(0, 12_000))
+def test_replication_every_step_never_moves_less_than_deduplication(
+    classes: list[tuple[float, int]], step: ParallelStep, num_replicated: int
+) -> None:
+    rates = rates_of(classes)
+    dedup = sharded_deduplicated(rates, step).total
+    assert hybrid(rates, num_replicated, step).total >= dedup * (1 - 1e-9)
+    assert rows_worth_replicating(rates, step, 1) == 0
+
+
+@given(some_rates, some_steps, st.integers(0, 6_000))
+def test_costs_fall_with_what_is_cached(
+    classes: list[tuple[float, int]], step: ParallelStep, num_cached: int
+) -> None:
+    rates = rates_of(classes)
+    cost = host_cache(rates, num_cached, step).total
+    assert host_cache(rates, num_cached + 1, step).total <= cost + 1e-9
+    larger = ParallelStep(samples=2 * step.samples, num_devices=step.num_devices)
+    assert host_cache(rates, num_cached, larger).total <= 2 * cost * (1 + 1e-9)
+
+
+NEVER = 1 << 30
+
+
+def test_absence_is_nearly_hypergeometric() -> None:
+    for num_samples in (1, 2, 3, 5, 10, 40, 1000):
+        numbers = range(0, num_samples + 1, max(1, num_samples // 20))
+        for num_drawn in numbers:
+            lookups = np.array(numbers, np.float64)
+            wanted = [
+                math.comb(num_samples - count, num_drawn) / math.comb(num_samples, num_drawn)
+                for count in numbers
+            ]
+            np.testing.assert_allclose(absence(lookups, num_drawn, num_samples), wanted, atol=0.012)
+    # The two that matter most are exact: a row looked up once, and a window that must meet the row.
+    assert absence(np.array([1.0]), 300.0, 1000.0)[0] == pytest.approx(0.7)
+    assert absence(np.array([701.0]), 300.0, 1000.0)[0] == 0
+
+
+def test_a_row_is_used_once_or_by_every_batch() -> None:
+    rates = AccessRates(np.array([1.0, 1 / 4_000]), np.array([1, 3]))
+    uses = EpochUses.of_rates(rates, 4_000, 100)
+    assert uses.num_uses.tolist() == pytest.approx([40, 1]) and uses.num_batches == 40
+    assert uses.num_first_uses == 4 and uses.rows_per_batch == pytest.approx(1 + 3 / 40)
+    # An epoch of less than a batch is one batch.
+    assert EpochUses.of_rates(rates, 50, 100).num_batches == 1
+
+
+def drawn_log(rng: np.random.Generator, exponent: float) -> NDArray[np.int64]:
+    """(num_batches, batch_size), lookups of one feature in the order of training."""
+    weights = np.arange(1, 3_001) ** -exponent
+    return rng.choice(3_000, (60, 200), p=weights / weights.sum())
+
+
+def counted_uses(log: NDArray[np.int64]) -> EpochUses:
+    _, counts = np.unique(log, return_counts=True)
+    return EpochUses.of_rates(AccessRates.of_counts([counts], log.size), log.size, log.shape[1])
+
+
+def _next_use(uses: list[int], now: int) -> int:
+    return next((use for use in uses if use > now), NEVER)
+
+
+def naive_loads(log: NDArray[np.int64], num_slots: int, *, by_next_use: bool) -> int:
+    """Loads of a cache that evicts the farthest next use, or the row with the fewest lookups in the log."""
+    batches = [set(batch.tolist()) for batch in log]
+    lookups = np.bincount(log.ravel()).tolist()
+    uses: dict[int, list[int]] = {}
+    for number, batch in enumerate(batches):
+        for row in batch:
+            uses.setdefault(row, []).append(number)
+    held: set[int] = set()
+    num_loads = 0
+    for number, batch in enumerate(batches):
+        num_loads += len(batch - held)
+        others = sorted(
+            held - batch,
+            key=lambda row: _next_use(uses[row], number) if by_next_use else -lookups[row],
+        )
+        held = batch | set(others[: num_slots - len(batch)])
+    return num_loads
+
+
+@pytest.mark.diagonal(2)
+@pytest.mark.parametrize("exponent", [0.6, 1.1])
+@pytest.mark.parametrize("num_slots", [200, 300, 600, 1_500, 3_000])
+def test_loads_are_those_of_a_cache_that_runs(
+    exponent: float, num_slots: int, rng: np.random.Generator
+) -> None:
+    log = drawn_log(rng, exponent)
+    uses = counted_uses(log)
+    found = uses.lookahead_loads(num_slots, prefetch=0)
+    assert found == pytest.approx(naive_loads(log, num_slots, by_next_use=True), rel=0.03)
+    found = uses.cache_loads(num_slots)
+    assert found == pytest.approx(naive_loads(log, num_slots, by_next_use=False), rel=0.1)
+
+
+def test_with_slots_for_all_each_row_is_loaded_once_and_with_too_few_twice_a_batch(
+    rng: np.random.Generator,
+) -> None:
+    uses = counted_uses(drawn_log(rng, 0.8))
+    for loads in (uses.cache_loads(3_000), uses.lookahead_loads(10_000, 0)):
+        assert loads == pytest.approx(uses.num_first_uses)
+    for loads in (uses.cache_loads(10), uses.lookahead_loads(10, 0)):
+        assert loads == pytest.approx(2 * 60 * uses.rows_per_batch)
+    assert uses.num_passes(10) == 2 and uses.num_passes(200) == 1
+    # Further ahead, rows that leave keep their slots longer, and more must leave.
+    ahead = [uses.lookahead_loads(600, prefetch) for prefetch in (0, 1, 2, 4)]
+    assert ahead == sorted(ahead) and ahead[0] < ahead[-1]
+    slots = [uses.lookahead_loads(num_slots, 0) for num_slots in (200, 400, 800, 1_600)]
+    assert slots == sorted(slots, reverse=True)
+
+
+def test_the_largest_that_fits() -> None:
+    assert largest(lambda value: value <= 70, 1_000.0) == pytest.approx(70, rel=2e-3)
+    assert largest(lambda _: True, 9.5) == 9.5 and largest(lambda _: False, 9.5) == pytest.approx(1, rel=0.01)
+    assert largest(lambda _: True, 0.5) == 1
