@@ -13,11 +13,16 @@
     └── SystemFaultError   memory, threads, open files or a device that the system does not give
 
 Each carries a message of one line and, where there is something to do, a hint.
+
+The commands that write a stage folder, as hints print them: with the folder's own path, to be copied.
+
+Byte sizes as people write them: ``256MiB``, ``1.5GB``, ``4096``.
 """
 
 from __future__ import annotations
 
 import errno
+import re
 import shlex
 import sys
 from functools import cache
@@ -194,3 +199,94 @@ def install_hint(extra: str) -> str:
 def first_line(error: BaseException) -> str:
     """Return the message of ``error`` in one line, or its type if it has none."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+STAGE_OF = {
+    "columns": "ingest",
+    "counts": "count",
+    "vocabulary": "rank",
+    "samples": "encode",
+    "plan": "split",
+    "shards": "pack",
+}
+"""The stage that writes each folder inside DIR."""
+
+
+def hint_to_write(folder: Path, *, is_alone: bool) -> str:
+    """Return what to do about a stage folder that is missing or unfinished.
+
+    Args:
+        is_alone: no folder of another stage is beside it.
+    """
+    stage = STAGE_OF.get(folder.name)
+    if stage is None:
+        return "give the folder that preprocess wrote (its --out)"
+    # Then the user has run no stage yet, or has given another folder.
+    if is_alone:
+        return f"`hotset preprocess RAW --out {_quoted(folder.parent)}` writes it from raw logs"
+    return f"`{_command(stage, folder)}` writes it"
+
+
+def hint_to_rewrite(folder: Path) -> str:
+    """Return what to do about a stage folder that is damaged or was changed."""
+    stage = STAGE_OF.get(folder.name)
+    if stage is None:
+        return "take the folder from a copy, or remove it and write it again"
+    command = f"rm -r {_quoted(folder)} && {_command(stage, folder)}"
+    return f"`{command}` writes it again; give it the options that it had"
+
+
+def hint_to_verify(folder: Path) -> str:
+    """Return what to do where stage folders of one DIR do not fit together; ``folder`` is any of them."""
+    return f"`hotset verify {_quoted(folder.parent)}` reports which folder is at fault"
+
+
+def _command(stage: str, folder: Path) -> str:
+    directory = _quoted(folder.parent)
+    return f"hotset ingest RAW --out {directory}" if stage == "ingest" else f"hotset {stage} {directory}"
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)},
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
+}
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+
+
+class ByteSize(int):
+    """A number of bytes; the command line takes it as ``256MiB``."""
+
+
+def parse_byte_size(text: str) -> ByteSize:
+    """Parse ``"256MiB"`` as 268435456. Raises ConfigError on anything that is not a size."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ConfigError(f"not a size: {text!r}", hint="write bytes as 268435456, 256MiB or 1.5GB")
+    return ByteSize(float(match[1]) * unit) if "." in match[1] else ByteSize(int(match[1]) * unit)
+
+
+def format_byte_size(num_bytes: float) -> str:
+    """Return 268435456 as ``"256 MiB"``: binary units, at most one decimal."""
+    amount = float(num_bytes)
+    units = ["TiB", "GiB", "MiB", "KiB", "B"]
+    while abs(round(amount, 1)) >= 1024 and len(units) > 1:
+        amount /= 1024
+        units.pop()
+    return f"{amount:.1f}".removesuffix(".0") + f" {units[-1]}"
+
+
+def exact_byte_size(num_bytes: int) -> str:
+    """Return an exact size as the command line takes it: 268435456 as ``"256MiB"``, 1000 as ``"1000"``."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if num_bytes and num_bytes % unit == 0:
+            return f"{num_bytes // unit}{name}"
+    return str(num_bytes)

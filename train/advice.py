@@ -12,18 +12,23 @@ from pathlib import Path
 
 import numpy as np
 
-from ..pipeline.errors import ConfigError, ManifestError, require_at_least
+from ..pipeline.errors import (
+    KIB,
+    MIB,
+    ConfigError,
+    ManifestError,
+    format_byte_size,
+    hint_to_verify,
+    require_at_least,
+)
 from ..pipeline.folders.manifest import Manifest
-from ..pipeline.folders.stage_totals import ColumnsTotals, PlanTotals, VocabularyTotals
-from ..pipeline.formats.stage_settings import PlanSettings
-from ..pipeline.hot_rows.hot_order import HotOrder
-from ..pipeline.inspect.hot_sample_series import count_hot_samples
-from ..pipeline.inspect.inspected_folder import packed_batch_size, read_row_counts
-from ..pipeline.runtime.resources import DEFAULT_RESOURCES, Resources
-from ..pipeline.schema.schema_names import nearest
-from ..pipeline.sizes import KIB, MIB, format_byte_size
-from ..pipeline.stage_commands import hint_to_verify
+from ..pipeline.folders.totals import ColumnsTotals, PlanSettings, PlanTotals, VocabularyTotals
+from ..pipeline.runtime.tasks import DEFAULT_RESOURCES, Resources
+from ..pipeline.schema.schema import nearest
 from ..pipeline.stages.pack import PackConfig
+from ..pipeline.stages.row_order import HotOrder
+from ..pipeline.statistics.coverage import count_hot_samples
+from ..pipeline.statistics.folder import packed_batch_size, read_row_counts
 from ..stats.lookahead.planner import MOST_PREFETCH
 from ..stats.ranking.ranking import MAX_BUDGETS
 from ..stats.step_times import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..pipeline.errors import ConfigError, require_at_least, require_at_most, require_choices
-from ..pipeline.sizes import ByteSize
+from ..pipeline.errors import ByteSize, ConfigError, require_at_least, require_at_most, require_choices
 from .options.model_config import (
     MODEL_NAMES,
     MOST_HISTORY,

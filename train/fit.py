@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..pipeline.errors import ConfigError
-from ..pipeline.schema.schema_names import DENSE_PREFIX, nearest
+from ..pipeline.schema.schema import DENSE_PREFIX, nearest
 from . import evaluate as _evaluate
 from . import run as _run
 from .checkpoints.checkpoint_settings import CheckpointSettings

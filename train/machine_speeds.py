@@ -8,8 +8,8 @@ from pathlib import Path
 
 from .. import __version__
 from ..pipeline.errors import ConfigError, first_line
-from ..pipeline.folders.json_record import JsonRecord, RecordError
-from ..pipeline.formats.whole_file import whole_file
+from ..pipeline.folders.manifest import JsonRecord, RecordError
+from ..pipeline.folders.whole_file import whole_file
 from ..stats.step_times import Machine
 
 _FORMAT = "hotset speeds 1"

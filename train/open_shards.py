@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ..pipeline.errors import ConfigError
 from ..pipeline.folders.manifest import Manifest
-from ..pipeline.ranking.vocabulary_files import read_tables
-from ..pipeline.schema.schema_names import nearest
+from ..pipeline.schema.schema import nearest
+from ..pipeline.stages.row_order import read_tables
 from .data import shards as _shards
 from .data.batch import Batch
 from .data.shard_origin import ShardOrigin

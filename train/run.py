@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..pipeline.sizes import KIB
+from ..pipeline.errors import KIB
 from .begin_run import begin_run, build_run, find_checkpoint
 from .checkpoints.checkpoint_settings import CheckpointSettings
 from .checkpoints.interrupts import Interrupted, Interrupts

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..pipeline.errors import HotsetError
-from ..pipeline.folders.json_record import JsonRecord, RecordError
+from ..pipeline.folders.manifest import JsonRecord, RecordError
 from ..stats.ranking.row_bytes import OPTIMIZERS
 from .config import MOST_THREADS
 from .options.model_config import ModelConfig

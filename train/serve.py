@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ..pipeline.errors import ConfigError
-from ..pipeline.formats.score_files import PROBABILITY
-from ..pipeline.schema.schema_names import nearest
+from ..pipeline.formats.columns import PROBABILITY
+from ..pipeline.schema.schema import nearest
 from .exporting.apply_changes import apply_changes as apply_to_export
 from .exporting.export_run import export_run
 from .fit import FittedRun, Folder

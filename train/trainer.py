@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..pipeline.schema.schema_names import DENSE_PREFIX
+from ..pipeline.schema.schema import DENSE_PREFIX
 from .checkpoints.run_state import Resumable
 from .config import Optimizers, TrainConfig
 from .data.background import PLACES_AT_A_TIME, BackgroundIterator

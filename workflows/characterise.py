@@ -25,11 +25,10 @@ import torch
 from rich.console import Console
 
 from .. import __version__
-from ..pipeline.errors import ConfigError, HotsetError
-from ..pipeline.folders.json_record import JsonRecord, RecordError, require_range
-from ..pipeline.formats.whole_file import refuse_target
+from ..pipeline.errors import MIB, ByteSize, ConfigError, HotsetError
+from ..pipeline.folders.manifest import JsonRecord, RecordError, require_range
+from ..pipeline.folders.whole_file import refuse_target
 from ..pipeline.runtime.tasks import num_workers
-from ..pipeline.sizes import MIB, ByteSize
 from ..stats.curves import UNDECIDED, Interval, log_slope, verdict
 from ..stats.ranking.row_bytes import row_bytes
 from ..train.advice import flops_per_sample

@@ -132,7 +132,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             say_error("the current folder was removed", "cd to a folder that is there")
             return 1
         fault = system_fault(getattr(error, "filename", None) or unnamed, error)
-        from ..pipeline.runtime.address_limit import lost_library
+        from ..pipeline.runtime.limits import lost_library
 
         # Under a limit of addresses libraries fail in ways that name neither the limit nor memory.
         fault = fault or lost_library(f"hotset {command}", error)
@@ -207,7 +207,7 @@ def _say_compiling() -> None:
 
 def _run(command: str, arguments: Sequence[str]) -> int:
     # Here, so that the help of all commands comes without them.
-    from ..pipeline.runtime.address_limit import TORCH_BYTES, refuse_few_addresses
+    from ..pipeline.runtime.limits import TORCH_BYTES, refuse_few_addresses
     from .bus_errors import explain_bus_errors
 
     explain_bus_errors()

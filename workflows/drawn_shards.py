@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ..pipeline.folders.file_facts import ShardFacts, ShardKind
+from ..pipeline.folders.manifest import ShardFacts, ShardKind
 from ..pipeline.folders.output import Output
-from ..pipeline.folders.stage_totals import KindCounts, ShardsTotals
-from ..pipeline.folders.table_info import PlannedTable
+from ..pipeline.folders.totals import KindCounts, PlannedTable, ShardsTotals
 from ..pipeline.formats.arrow_files import as_fixed_lists, open_writer
 from ..pipeline.stages.pack import VERSION, PackConfig
 from ..stats.ranking.row_bytes import row_bytes

@@ -10,15 +10,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..pipeline.errors import ConfigError
-from ..pipeline.inspect.frequency_series import QUICK, frequency_statistics
-from ..pipeline.runtime.resources import ProgressCallback, Resources, silent
-from ..pipeline.schema.feature_settings import FeatureSettings
+from ..pipeline.errors import ConfigError, parse_byte_size
+from ..pipeline.preprocess import PreprocessConfig
+from ..pipeline.preprocess import preprocess as _preprocess
+from ..pipeline.runtime.tasks import ProgressCallback, Resources, silent
+from ..pipeline.schema.schema import FeatureSettings, nearest
 from ..pipeline.schema.schema_file import setting_of
-from ..pipeline.schema.schema_names import nearest
-from ..pipeline.sizes import parse_byte_size
-from ..pipeline.stages.preprocess import PreprocessConfig
-from ..pipeline.stages.preprocess import preprocess as _preprocess
+from ..pipeline.statistics.frequencies import QUICK, frequency_statistics
 from .recipes import DEFAULT_SCHEMA, recipe_for, recipe_like
 from .report.series_frames import series_frames
 

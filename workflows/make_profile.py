@@ -23,8 +23,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from ..pipeline.generate.profile import Coverage, without_missing
 from ..pipeline.generate.profile_fit import FitColumn, dense_edges, fit_dependence, sparse_edges
+from ..pipeline.generate.world import Coverage, without_missing
 
 DENSE = [f"I{number}" for number in range(1, 14)]
 SPARSE = [f"C{number}" for number in range(1, 27)]

@@ -32,13 +32,8 @@ from typing import (
     get_type_hints,
 )
 
-from ..pipeline.errors import ConfigError, HotsetError
-from ..pipeline.schema.feature_settings import (
-    FeatureSettings,
-    format_feature_settings,
-    parse_feature_settings,
-)
-from ..pipeline.sizes import ByteSize, format_byte_size, parse_byte_size
+from ..pipeline.errors import ByteSize, ConfigError, HotsetError, format_byte_size, parse_byte_size
+from ..pipeline.schema.schema import FeatureSettings, format_feature_settings, parse_feature_settings
 from ..train.options.interval import Interval, parse_interval
 from .console import say_error, set_verbosity
 

@@ -22,7 +22,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from ..pipeline.sizes import format_byte_size
+from ..pipeline.errors import format_byte_size
 
 _ROOM_FOR_BAR = 80
 """Columns of a terminal in which a bar and a note fit beside each other."""

@@ -21,9 +21,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from ..pipeline.errors import ConfigError, first_line
-from ..pipeline.schema.feature_settings import FeatureSettings, format_feature_settings
-from ..pipeline.sizes import ByteSize, exact_byte_size
+from ..pipeline.errors import ByteSize, ConfigError, exact_byte_size, first_line
+from ..pipeline.schema.schema import FeatureSettings, format_feature_settings
 from .options import NO_OPTION, Option, find_options, list_options
 
 TABLES = ("preprocess", "train")
@@ -66,7 +65,7 @@ def options_of_recipe(command: str) -> list[Option]:
     """Return the options that a recipe may set for a command: those of its config."""
     # `train` starts sooner without the stages, and every command without what it does not need.
     if command == "preprocess":
-        from ..pipeline.stages.preprocess import PreprocessConfig
+        from ..pipeline.preprocess import PreprocessConfig
 
         return list_options(PreprocessConfig)
     from ..train.config import TrainConfig

@@ -7,16 +7,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ..pipeline.errors import KIB, ByteSize
 from ..pipeline.folders.manifest import Manifest
-from ..pipeline.folders.stage_totals import ColumnsTotals
-from ..pipeline.formats.stage_settings import ColumnsSettings
-from ..pipeline.schema.feature_settings import FeatureSettings
+from ..pipeline.folders.totals import ColumnsSettings, ColumnsTotals
+from ..pipeline.preprocess import PreprocessConfig
+from ..pipeline.schema.schema import FeatureSettings
 from ..pipeline.schema.schema_file import is_fingerprint, schema_of
-from ..pipeline.sizes import KIB, ByteSize
 from ..pipeline.stages.count import CountConfig
 from ..pipeline.stages.ingest import IngestConfig
 from ..pipeline.stages.pack import PackConfig
-from ..pipeline.stages.preprocess import PreprocessConfig
 from ..pipeline.stages.rank import RankConfig
 from ..pipeline.stages.split import SplitConfig
 from ..train.config import TrainConfig

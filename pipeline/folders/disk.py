@@ -1,9 +1,17 @@
-"""Folders on disk: which exist, how large they are, how much space is left; renaming and removing them."""
+"""Folders on disk: which exist, how large they are, how much space is left; renaming and removing them.
+
+``--shards-only``: remove the files of folders that nothing needs once shards are packed.
+
+The manifest stays, so that the chain from raw log to shards stays pinned and a run of the same command finds
+its stages done; a mark beside it records that the files are gone on purpose. Stages that need them refuse.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -11,10 +19,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ..errors import ManifestError
-from .folder_lock import FolderLock
-from .manifest import MANIFEST
-from .partial_folder import BEGUN, LOCK, PARTIAL, REMOVED, WORKERS, sync, write_errors_explained
-from .worker_fence import start_generation
+from .manifest import MANIFEST, Manifest
+from .partial import (
+    BEGUN,
+    LOCK,
+    PARTIAL,
+    REMOVED,
+    WORKERS,
+    FolderLock,
+    start_generation,
+    sync,
+    write_errors_explained,
+    write_synced,
+)
 
 
 def folder_exists(path: Path) -> bool:
@@ -177,3 +194,40 @@ def empty_folder(folder: Path) -> None:
         if child not in (folder / PARTIAL, mark, *locks):
             shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
     mark.unlink()
+
+
+DISCARDABLE = ("columns", "samples")
+"""Folders whose files are read only by `count`, `encode`, `split`, `pack` and `stats`; nine tenths of the
+bytes between raw log and shards."""
+MARK = "discarded.json"
+
+
+def discard_files(folder: Path) -> int:
+    """Remove the data files of a sealed folder; return the bytes freed. If interrupted, call it again."""
+    manifest = Manifest.read(folder)
+    freed = 0
+    try:
+        # The mark comes first: without it, missing files would look like damage.
+        write_synced(folder / MARK, json.dumps({"checksum": manifest.fingerprint}).encode(), sync=True)
+        for entry in manifest.files:
+            path = folder / entry.path
+            if path.exists():
+                freed += path.stat().st_size
+                path.unlink()
+    except OSError as error:
+        raise ManifestError(f"{folder} cannot be discarded: {error.strerror or error}") from error
+    return freed
+
+
+def is_discarded(folder: Path) -> bool:
+    """Return whether the files of ``folder`` were removed by `discard_files`."""
+    return (folder / MARK).exists()
+
+
+def refuse_discarded(folder: Path, needed_by: str, redo: str) -> None:
+    """Raise ManifestError if ``needed_by`` would read files that were discarded."""
+    if is_discarded(folder):
+        raise ManifestError(
+            f"{folder} was discarded, and {needed_by} needs its files",
+            hint=f"`hotset preprocess RAW --out {shlex.quote(str(folder.parent))} --redo {redo}` rebuilds it",
+        )

@@ -1,7 +1,7 @@
 """Writing a stage folder so that a kill at any moment loses at most the files in flight.
 
-    folder/.partial/lock           held by the run that writes; see `folder_lock`
-    folder/.partial/workers        held by its workers in other processes; see `worker_fence`
+    folder/.partial/lock           held by the run that writes; see `partial`
+    folder/.partial/workers        held by its workers in other processes; see `partial`
     folder/.partial/begun.json     config and inputs of the run that began the folder
     folder/.partial/NAME           a file being written; what a kill leaves of it is overwritten
     folder/NAME                    a finished file, renamed into place ...
@@ -33,29 +33,44 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import HotsetError, ManifestError
-from ..runtime.remote_objects import RemoteObject
+from ..runtime.ray_engine import RemoteObject
 from .checksum import checksum_of_written, note_checksum, num_uses, overwritten_file
-from .decision import Extend, ExtendFrom, FolderState, Fresh, GoBack, Refused, Resume, Sealed, decide
-from .discard import is_discarded
-from .disk import empty_folder, mark_removed
-from .folder_lock import FolderLock
-from .json_record import JsonRecord
-from .manifest import MANIFEST, FileEntry, Manifest, checksum_of
-from .partial_folder import (
+from .disk import empty_folder, is_discarded, mark_removed
+from .manifest import MANIFEST, FileEntry, JsonRecord, Manifest, checksum_of
+from .partial import (
     BEGUN,
     LOCK,
     PARTIAL,
     REMOVED,
     WORKERS,
+    FolderLock,
     durable_files,
+    held_by_worker,
     is_durable,
+    start_generation,
     sync,
     write_errors_explained,
     write_synced,
 )
-from .reopening import Continuation, drop_added, go_back, read_before, reopen, set_aside
-from .run_identity import RunIdentity, identity_of_run
-from .worker_fence import held_by_worker, start_generation
+from .resume import (
+    Continuation,
+    Extend,
+    ExtendFrom,
+    FolderState,
+    Fresh,
+    GoBack,
+    Refused,
+    Resume,
+    RunIdentity,
+    Sealed,
+    decide,
+    drop_added,
+    go_back,
+    identity_of_run,
+    read_before,
+    reopen,
+    set_aside,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -75,7 +90,7 @@ class Output(RemoteObject):
         # written.
         self._unlock: Callable[[], object] = lambda: None
         self._generation = ""
-        """Token of this run, which its workers show; see `worker_fence`."""
+        """Token of this run, which its workers show; see `partial`."""
         self._first_use = num_uses()
         """Checksums asked for before this run began."""
         self._is_durable = False

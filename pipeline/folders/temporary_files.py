@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..errors import ManifestError
 from .output import Output
-from .partial_folder import PARTIAL
+from .partial import PARTIAL
 
 _mapped: dict[Path, NDArray[Any]] = {}
 """Arrays of `ArrayFile` that this process has mapped."""

@@ -13,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..errors import ManifestError
+from ..errors import ManifestError, hint_to_rewrite
 from ..folders.manifest import MANIFEST, Manifest
-from ..folders.table_info import MappedTable, NamedTable
-from ..stage_commands import hint_to_rewrite
+from ..folders.totals import MappedTable, NamedTable
 
 Table = TypeVar("Table", bound=NamedTable)
 OwnTable = TypeVar("OwnTable", bound=NamedTable | MappedTable)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .profile import Coverage
-from .sampling import fit_latent_classes
+from .kernel import fit_latent_classes
+from .world import Coverage
 
 HOT_THRESHOLDS = (1e-5, 1e-6, 1e-7)
 """Lookup probabilities at which a bucket of ranks begins, so that hot lookups can come together."""

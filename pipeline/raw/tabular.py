@@ -16,8 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, InputError
-from ..schema.schema import SAMPLE_TIME, TIME_KINDS, Schema
-from ..schema.schema_names import find_columns
+from ..schema.schema import SAMPLE_TIME, TIME_KINDS, Schema, find_columns
 from .column_values import (
     FLOATS,
     ListSpans,
@@ -30,8 +29,7 @@ from .column_values import (
     plain,
     read_column,
 )
-from .part import Fault, Part
-from .raw_blocks import Block
+from .part import Block, Fault, Part
 from .raw_file import RawFile
 from .text_fields import BAD, MISSING, split_fields
 from .times import is_temporal, shown_time

@@ -2,17 +2,160 @@
 
 A field is a span ``[start, stop)`` of a byte array, so a column of text from a Parquet file, whose offsets
 are spans already, is read by the same kernels as one from a CSV file.
+
+Decimal text to float64, correctly rounded, where two exact doubles give it; elements of lists in fields.
+
+A field is a span ``[start, stop)`` of a byte array, as in `text_fields`.
+
+Bytes of text as machine words, eight or sixty-four at a time: instructions that Numba has no name for.
+
+Each function is plain Python, which defines it, and one or a few machine instructions when compiled.
+This file must not change what its functions return: the compile caches of their callers do not watch it.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core.cgutils import create_struct_proxy
+from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
 from ...stats.kernel import kernel
-from .byte_words import HEX_VALUES
+
+_TAB = 9
+_NEWLINE_OF_BYTE_WORDS = 10
+CHUNK_BYTES = 64
+_WORD = ir.IntType(64)
+_BYTE = ir.IntType(8)
+
+
+def _hex_values() -> NDArray[np.uint32]:
+    table = np.full(256, 16, np.uint32)
+    for digit, character in enumerate("0123456789abcdef"):
+        table[ord(character)] = digit
+        table[ord(character.upper())] = digit
+    return table
+
+
+HEX_VALUES: Final = _hex_values()
+"""(256,); the value of each byte as a hex digit, 16 where it is none."""
+
+
+def load8(text: NDArray[np.uint8], position: np.uint64) -> np.uint64:
+    """Return eight bytes from ``position`` on as one word, the first lowest."""
+    return np.uint64(sum(int(text[int(position) + i]) << (8 * i) for i in range(8)))
+
+
+def find_separators(text: NDArray[np.uint8], position: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """Return a bit for each of CHUNK_BYTES bytes from ``position`` on: tab or newline, and newline alone."""
+    separators = 0
+    newlines = 0
+    for i in range(CHUNK_BYTES):
+        byte = text[int(position) + i]
+        separators |= int(byte == _TAB or byte == _NEWLINE_OF_BYTE_WORDS) << i
+        newlines |= int(byte == _NEWLINE_OF_BYTE_WORDS) << i
+    return np.uint64(separators), np.uint64(newlines)
+
+
+def lowest_bit(word: np.uint64) -> np.uint64:
+    """Return the number of the lowest bit that is set, 64 where none is."""
+    return np.uint64((int(word) & -int(word)).bit_length() - 1 if word else 64)
+
+
+def count_bits(word: np.uint64) -> np.uint64:
+    """Count the bits that are set."""
+    return np.uint64(int(word).bit_count())
+
+
+def _load(context: Any, builder: Any, signature: Any, arguments: Any, kind: Any) -> Any:
+    """Emit an unaligned load, inline: a function that takes the array would count references to it."""
+    array = create_struct_proxy(signature.args[0])(context, builder, value=arguments[0])
+    pointer = builder.bitcast(builder.gep(array.data, [arguments[1]]), kind.as_pointer())
+    loaded = builder.load(pointer)
+    loaded.align = 1
+    return loaded
+
+
+@intrinsic
+def _load8_compiled(_: Any, text: Any, position: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _load(context, builder, signature, arguments, _WORD)
+
+    return types.uint64(text, types.uint64), generate
+
+
+@intrinsic
+def _find_separators_compiled(_: Any, text: Any, position: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        # Compare 64 bytes at once; the 64 answers of one bit each are then read as one word.
+        kind = ir.VectorType(_BYTE, CHUNK_BYTES)
+        chunk = _load(context, builder, signature, arguments, kind)
+        tabs, newlines = (
+            builder.bitcast(
+                builder.icmp_unsigned("==", chunk, ir.Constant(kind, [byte] * CHUNK_BYTES)), _WORD
+            )
+            for byte in (_TAB, _NEWLINE_OF_BYTE_WORDS)
+        )
+        masks = [builder.or_(tabs, newlines), newlines]
+        return context.make_tuple(builder, signature.return_type, masks)
+
+    return types.UniTuple(types.uint64, 2)(text, types.uint64), generate
+
+
+@intrinsic
+def _lowest_bit_compiled(_: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def _count_bits_compiled(_: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+# Compiled code that calls one of the functions above gets the instruction instead.
+
+
+@overload(load8, inline="always")
+def _load8_overload(text: Any, position: Any) -> Any:
+    def load(text: Any, position: Any) -> Any:
+        return _load8_compiled(text, position)
+
+    return load
+
+
+@overload(find_separators, inline="always")
+def _find_separators_overload(text: Any, position: Any) -> Any:
+    def find(text: Any, position: Any) -> Any:
+        return _find_separators_compiled(text, position)
+
+    return find
+
+
+@overload(lowest_bit, inline="always")
+def _lowest_bit_overload(word: Any) -> Any:
+    def lowest(word: Any) -> Any:
+        return _lowest_bit_compiled(word)
+
+    return lowest
+
+
+@overload(count_bits, inline="always")
+def _count_bits_overload(word: Any) -> Any:
+    def count(word: Any) -> Any:
+        return _count_bits_compiled(word)
+
+    return count
+
 
 GOOD: Final = 0
 MISSING: Final = 1
@@ -210,3 +353,150 @@ def join_spans(
     for i in range(starts.shape[0]):
         for byte in range(offsets[i + 1] - offsets[i]):
             joined[offsets[i] + byte] = text[starts[i] + byte]
+
+
+HARD: Final = 3
+"""State of a field whose decimal number takes more than two exact doubles to round correctly."""
+
+_PLUS: Final = 43
+
+
+_SMALL_E: Final = 101
+_LARGE_E: Final = 69
+_MOST_EXACT: Final = np.uint64(2**53)
+_POWERS: Final = np.array([10.0**power for power in range(23)])
+"""Powers of ten that are float64 without rounding."""
+_EXPONENT_LIMIT: Final = 100_000
+
+
+@kernel
+def parse_decimals(
+    text: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    stops: NDArray[np.int64],
+    values: NDArray[np.float64],
+    states: NDArray[np.uint8],
+) -> None:
+    """Read ``[+-]?([0-9]+\\.?[0-9]*|\\.[0-9]+)([eE][+-]?[0-9]+)?`` to the nearest float64, ties to even.
+
+    Args:
+        text: bytes of the fields.
+        starts: (num_fields,).
+        stops: (num_fields,).
+        values: (num_fields,) out; 0 where the state is not GOOD.
+        states: (num_fields,) out; GOOD, MISSING, BAD, or HARD: well formed, and left to the caller.
+
+    Error:
+        Exact: digits that fit in 53 bits and a power of ten up to 10**22 are doubles without rounding, so
+        that one product or quotient of them is rounded once.
+
+    Source:
+        Clinger, How to read floating point numbers accurately, PLDI 1990, section 3.
+    """
+    for i in range(starts.shape[0]):
+        position = starts[i]
+        stop = stops[i]
+        values[i] = 0.0
+        if position == stop:
+            states[i] = MISSING
+            continue
+        states[i] = BAD
+        is_negative = text[position] == _MINUS
+        if is_negative or text[position] == _PLUS:
+            position += 1
+
+        # The digits as one integer, with or without a point between them; each behind the point lowers the
+        # exponent by one. More digits than a uint64 holds are left out, and the number is HARD.
+        digits = np.uint64(0)
+        num_digits = 0
+        exponent = 0
+        is_short = True
+        is_fraction = False
+        while position < stop:
+            byte = text[position]
+            if byte == _POINT and not is_fraction:
+                is_fraction = True
+            elif _ZERO <= byte <= _ZERO + 9:
+                num_digits += 1
+                exponent -= is_fraction
+                if digits <= np.uint64(2**59):
+                    digits = digits * np.uint64(10) + np.uint64(byte - _ZERO)
+                else:
+                    is_short = False
+            else:
+                break
+            position += 1
+        if num_digits == 0:
+            continue
+
+        # An exponent: a sign perhaps, then digits. It stops growing at a limit, so that it cannot overflow.
+        if position < stop and (text[position] == _SMALL_E or text[position] == _LARGE_E):
+            position += 1
+            is_down = position < stop and text[position] == _MINUS
+            if is_down or (position < stop and text[position] == _PLUS):
+                position += 1
+            if position == stop:
+                continue
+            power = 0
+            while position < stop and _ZERO <= text[position] <= _ZERO + 9:
+                if power < _EXPONENT_LIMIT:
+                    power = power * 10 + int(text[position] - _ZERO)
+                position += 1
+            exponent += -power if is_down else power
+        if position != stop:
+            continue
+
+        # Well formed. Two exact doubles give the nearest one; the caller reads any other number in Python.
+        states[i] = HARD
+        if is_short and digits <= _MOST_EXACT and -23 < exponent < 23:
+            number = np.float64(digits)
+            number = number * _POWERS[exponent] if exponent >= 0 else number / _POWERS[-exponent]
+            values[i] = -number if is_negative else number
+            states[i] = GOOD
+
+
+@kernel
+def count_elements(
+    text: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    stops: NDArray[np.int64],
+    separator: int,
+    offsets: NDArray[np.int64],
+) -> None:
+    """Write the running sum of the elements of each field: one more than it has separators.
+
+    Args:
+        text: bytes of the fields.
+        starts: (num_fields,).
+        stops: (num_fields,).
+        separator: byte between two elements.
+        offsets: (num_fields + 1,) out.
+    """
+    offsets[0] = 0
+    for i in range(starts.shape[0]):
+        num_elements = 1
+        for position in range(starts[i], stops[i]):
+            num_elements += text[position] == separator
+        offsets[i + 1] = offsets[i] + num_elements
+
+
+@kernel
+def split_elements(
+    text: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    stops: NDArray[np.int64],
+    separator: int,
+    element_starts: NDArray[np.int64],
+    element_stops: NDArray[np.int64],
+) -> None:
+    """Find the elements of fields; arguments as in `count_elements`, the elements (offsets[-1],) out."""
+    element = 0
+    for i in range(starts.shape[0]):
+        element_starts[element] = starts[i]
+        for position in range(starts[i], stops[i]):
+            if text[position] == separator:
+                element_stops[element] = position
+                element += 1
+                element_starts[element] = position + 1
+        element_stops[element] = stops[i]
+        element += 1

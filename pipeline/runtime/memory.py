@@ -17,13 +17,9 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from ..errors import MemoryCapError
-from ..sizes import MIB, format_byte_size
-from .address_limit import addresses_left
-from .control_groups import ControlGroup, control_groups
-from .resources import Resources
-from .tasks import num_processes, num_workers
-from .thread_buffers import drop_thread_buffers
+from ..errors import MIB, MemoryCapError, format_byte_size
+from .limits import ControlGroup, addresses_left, control_groups
+from .tasks import Resources, drop_thread_buffers, num_processes, num_workers
 
 Item = TypeVar("Item")
 

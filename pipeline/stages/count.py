@@ -5,38 +5,299 @@ emptied into a run on disk, and a table's runs are merged at the end: one pass o
 cap. Counts add: where a log grew, only what is new is counted. Which samples are for evaluation is decided
 here, once: the last ones in log order, so that nothing of them reaches counts, ids or the hot set. The first
 of these may be for validation, the others are the test part.
+
+Spans: consecutive training samples whose counts are kept together, and taken over when a log grows.
+
+Without a window all training samples are one span. With one, each raw file of it is a span, so that the next
+window counts the new files alone. A span names the parts it was counted from by a checksum of theirs:
+counts are taken over where the parts are the same, whatever else became of the log.
+
+Counts that are there already, and adding them up within the memory a stage may hold.
+
+Where a time begins in columns whose samples are ordered by time.
+
+Counts of several tables that grow together in bounded memory.
+
+Where they do not fit, the largest table is emptied into a run on disk, categories ascending; a table's runs
+are merged at the end. The log is read once, whatever the cap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.counting import BYTES_PER_TABLE_BYTE, SMALLEST_ENTRIES
-from ..counting.count_spans import Base, Span, bases_of, describe_spans, has_grown, parts_of, spans_of
-from ..counting.merged_counts import counts_in, counts_written, merged_counts, samples_from
-from ..counting.spilled_counts import SpilledCounts
-from ..counting.time_bounds import first_of_time
-from ..errors import ConfigError, require_at_least
-from ..folders.file_facts import CountsFacts
-from ..folders.manifest import FileEntry, Manifest, is_sealed
+from ...stats.count_merging import Counts, count_distinct, merge_counts
+from ...stats.counting import BYTES_PER_TABLE_BYTE, SMALLEST_ENTRIES, CategoryCounter
+from ..errors import MIB, ConfigError, ManifestError, hint_to_rewrite, require_at_least
+from ..folders.manifest import ColumnsFacts, CountsFacts, FileEntry, Manifest, checksum_of, is_sealed
 from ..folders.output import Output, input_of
-from ..folders.reopening import Continuation
-from ..folders.run_identity import unless_none
-from ..folders.stage_totals import ColumnsTotals, CountsTotals
-from ..folders.table_info import CountedTable
-from ..formats.arrow_files import read_batch, validity_of, values_of, write_batch
-from ..formats.category_texts import text_features, top_categories, write_top_texts
+from ..folders.resume import Continuation, read_before, unless_none
+from ..folders.temporary_files import RunsFile, array_in
+from ..folders.totals import ColumnsTotals, CountedTable, CountsTotals, SpanInfo
+from ..formats.arrow_files import COUNT_COLUMNS, read_batch, read_file, validity_of, values_of, write_batch
+from ..formats.columns import text_features, top_categories, write_top_texts
 from ..formats.tables import lookups_of
 from ..runtime.memory import refuse_small_cap, room_for
-from ..runtime.resources import DEFAULT_RESOURCES, Resources
-from ..runtime.tasks import Advance, num_workers, run_tasks
-from ..sizes import MIB
+from ..runtime.tasks import DEFAULT_RESOURCES, Advance, Resources, num_workers, run_tasks
+from ..schema.schema import SAMPLE_TIME
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Samples ``[first, stop)`` of the log."""
+
+    first: int
+    stop: int
+    file: int | None
+    """Number of the raw file in whose name the counts are kept; None where there is one span alone."""
+
+    @property
+    def prefix(self) -> str:
+        """Beginning of the names of its files."""
+        return "" if self.file is None else f"file{self.file:04}-"
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """Counts of the first samples of a span, from before the log grew."""
+
+    span: Span
+    counts: Manifest
+
+    def entry(self, table: str) -> FileEntry:
+        """Return the file of one table."""
+        return self.counts.entry(f"{self.span.prefix}{table}.arrow")
+
+
+def spans_of(num_train: int, count_last: int, samples_of_files: Sequence[int]) -> list[Span]:
+    """Cut the training part, the first ``num_train`` samples, into spans.
+
+    Args:
+        num_train: samples.
+        count_last: only so many of the last raw files that have training samples; 0 takes them all.
+        samples_of_files: samples of each raw file.
+    """
+    if not count_last:
+        return [Span(0, num_train, None)]
+    # Files that reach into the training part, cut where evaluation begins.
+    stops = list(accumulate(samples_of_files))
+    files = [
+        Span(stop - length, min(stop, num_train), number)
+        for number, (length, stop) in enumerate(zip(samples_of_files, stops, strict=True))
+        if stop - length < num_train
+    ]
+    # A file of evaluation samples only has no span; a window of one file needs no name in its files.
+    spans = [span for span in files[-count_last:] if span.first < span.stop]
+    return [Span(spans[0].first, spans[0].stop, None)] if len(spans) == 1 else spans
+
+
+def describe_spans(spans: Iterable[Span], columns: Manifest) -> tuple[SpanInfo, ...]:
+    """Describe the spans as the manifest of counts has them."""
+    return tuple(
+        SpanInfo(
+            file=span.file,
+            first_sample=span.first,
+            num_samples=span.stop - span.first,
+            xxh3_128_of_parts=_checksum_of_parts(columns, span.first, span.stop),
+        )
+        for span in spans
+    )
+
+
+def bases_of(spans: Sequence[Span], columns: Manifest, before: Manifest | None) -> dict[Span, Base]:
+    """Find the spans whose first samples, or all of them, were counted before from the same parts."""
+    bases: dict[Span, Base] = {}
+    if before is None:
+        return bases
+    # The same span has the same first sample, whatever the log has gained behind it.
+    by_first = {span.first: span for span in spans}
+    for known in CountsTotals.of(before).spans:
+        old = Span(known.first_sample, known.first_sample + known.num_samples, known.file)
+        span = by_first.get(old.first)
+        # Counts can only be added to: a span that has lost samples is counted from the start.
+        if span is None or old.stop > span.stop:
+            continue
+        if _is_same_log(known, columns):
+            bases[span] = Base(old, before)
+    return bases
+
+
+def has_grown(columns: Manifest, counts: Path) -> bool:
+    """Whether the folder ``counts`` was sealed from parts that ``columns`` still has, all of them."""
+    before = Manifest.read(counts) if is_sealed(counts) else read_before(counts)
+    if before is None:
+        return False
+    try:
+        spans = CountsTotals.of(before).spans
+    except ManifestError:  # a manifest that no run of this version wrote
+        return False
+    return bool(spans) and all(_is_same_log(span, columns) for span in spans)
+
+
+def _is_same_log(span: SpanInfo, columns: Manifest) -> bool:
+    """Whether ``columns`` has the parts that a span was counted from."""
+    last = span.first_sample + span.num_samples
+    return _checksum_of_parts(columns, span.first_sample, last) == span.xxh3_128_of_parts
+
+
+def parts_of(columns: Manifest, first: int, stop: int) -> Iterator[tuple[FileEntry, int, int]]:
+    """Yield each part with samples of ``[first, stop)``, and which of its own those are."""
+    # Parts carry no position of their own: it is the sum of the samples before them.
+    start = 0
+    for entry in columns.files:
+        low = max(first - start, 0)
+        high = min(stop - start, entry.num_samples)
+        if low < high:
+            yield entry, low, high
+        start += entry.num_samples
+
+
+def _checksum_of_parts(columns: Manifest, first: int, stop: int) -> str:
+    parts = [
+        [entry.path, entry.num_samples, entry.xxh3_128] for entry, _, _ in parts_of(columns, first, stop)
+    ]
+    return checksum_of({"parts": parts})
+
+
+def samples_from(array: Any, low: int) -> Any:
+    """Return an Arrow array from its value ``low`` on, beginning at offset 0; copied where low is not 0."""
+    return array if low == 0 else array.take(pa.array(np.arange(low, len(array))))
+
+
+def counts_in(counts: Manifest, entry: FileEntry) -> Counts:
+    """Map one file of a counts folder."""
+    return _counts_of(read_batch(counts, entry))
+
+
+def counts_written(output: Output, entry: FileEntry) -> Counts:
+    """Map one file of a counts folder that is not sealed yet."""
+    return _counts_of(read_file(output.folder / entry.path, entry.num_samples, COUNT_COLUMNS))
+
+
+def _counts_of(batch: Any) -> Counts:
+    array = batch.column("category")
+    return values_of(array, array.type.to_pandas_dtype()), values_of(batch.column("count"), np.int64)
+
+
+def merged_counts(
+    sources: list[Counts], output: Output, room: int, dtype: Any
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Add up sources: in memory where even disjoint ones fit, else on disk, after counting the distinct."""
+    # Counting the distinct costs another pass over all sources, so it is done only where it may save a file.
+    most = sum(categories.shape[0] for categories, _ in sources)
+    num_rows = most if most * (np.dtype(dtype).itemsize + 8) <= room else count_distinct(sources)
+    categories = array_in(room // 2, output, (num_rows,), dtype)
+    counts = array_in(room // 2, output, (num_rows,), np.int64)
+    # The arrays may be longer than what was found: sources that share categories add up to fewer rows.
+    num_categories = merge_counts(sources, categories, counts)
+    return categories[:num_categories], counts[:num_categories]
+
+
+def first_of_time(columns: Manifest, sample: int) -> int:
+    """Return the first sample with the time of this one; the sample itself where samples have no times.
+
+    Raises:
+        ManifestError: a part is not in the order of time.
+    """
+    if not ColumnsTotals.of(columns).has_time or not 0 < sample < columns.num_samples:
+        return sample
+    parts = [(first, entry) for first, entry in columns.parts() if entry.num_samples]
+    number = next(i for i, (first, entry) in enumerate(parts) if first + entry.num_samples > sample)
+    first, entry = parts[number]
+    times = _times_of(columns, entry)
+    time = int(times[sample - first])
+    position = int(np.searchsorted(times, time))
+    # Samples of this time may begin in a part before it.
+    while position == 0 and number and ColumnsFacts.of(columns, parts[number - 1][1]).last_time == time:
+        number -= 1
+        first, entry = parts[number]
+        position = int(np.searchsorted(_times_of(columns, entry), time))
+    return first + position
+
+
+def _times_of(columns: Manifest, entry: FileEntry) -> NDArray[np.int64]:
+    """(num_samples,): the time of each sample of a part, seconds since 1970."""
+    times: NDArray[np.int64] = values_of(read_batch(columns, entry).column(SAMPLE_TIME), np.int64)
+    if (np.diff(times) < 0).any():
+        raise ManifestError(
+            f"{columns.folder / entry.path} is damaged: its times are not in order",
+            hint=hint_to_rewrite(columns.folder),
+        )
+    return times
+
+
+class SpilledCounts:
+    """The tables one worker counts at a time; what they hold beyond ``max_bytes`` goes to runs on disk."""
+
+    def __init__(self, names: list[str], max_bytes: int, output: Output) -> None:
+        self.counters = {name: CategoryCounter() for name in names}
+        self._max_bytes = max_bytes
+        self._output = output
+        self._runs: dict[str, RunsFile] = {}
+        self._run_lengths: dict[str, list[int]] = {name: [] for name in names}
+
+    def add(self, name: str, categories: NDArray[Any], is_valid: NDArray[np.uint8]) -> None:
+        """Count the lookups of one part in one table."""
+        self.counters[name].add(categories, is_valid, lambda: self._make_room(name))
+
+    def _make_room(self, name: str) -> None:
+        """Grow a full table, after emptying larger ones, or empty it."""
+        counter = self.counters[name]
+        # To grow, a table of twice the size stands beside the old one: three times its bytes more at most.
+        while (
+            sum(other.num_bytes for other in self.counters.values()) + 3 * counter.num_bytes > self._max_bytes
+        ):
+            # The largest frees the most for one run to merge; of equal ones the table that asks is emptied
+            # itself.
+            largest = max(self.counters, key=lambda other: self.counters[other].num_bytes)
+            if self.counters[largest].num_bytes == counter.num_bytes:
+                return self._spill(name)
+            self._spill(largest)
+        return counter.grow()
+
+    def _spill(self, name: str) -> None:
+        """Append what a table holds to its file of runs: categories, ascending, then their counts."""
+        categories, counts = self.counters[name].take()
+        lengths = self._run_lengths[name]
+        if not lengths:
+            self._runs[name] = RunsFile(self._output, f"{name}.runs")
+        self._runs[name].append(categories, counts)
+        lengths.append(categories.shape[0])
+
+    def result(self, name: str, dtype: Any, earlier: list[Counts]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return a table's categories, ascending, and their counts with those ``earlier``; drop the table."""
+        lengths = self._run_lengths[name]
+        if not lengths:
+            categories, counts = self.counters.pop(name).take()
+            if not earlier:
+                return categories.astype(dtype), counts
+            return merged_counts([*earlier, (categories, counts)], self._output, self._max_bytes, dtype)
+        # The rest becomes the last run, so that its memory is free while the runs are merged.
+        self._spill(name)
+        del self.counters[name]
+        # A run is its categories and then its counts, both of 64 bits: one mapping cut in two for each run.
+        words = self._runs[name].map(np.uint64)
+        runs = list(earlier)
+        start = 0
+        for length in lengths:
+            middle = start + length
+            stop = middle + length
+            runs.append((words[start:middle], words[middle:stop].view(np.int64)))
+            start = stop
+        # The earlier counts are merged as if they were one more run; the file goes only when the sums are
+        # out.
+        merged = merged_counts(runs, self._output, self._max_bytes, dtype)
+        self._runs.pop(name).remove()
+        return merged
+
 
 VERSION = 1
 _GROUPS_PER_WORKER = 2

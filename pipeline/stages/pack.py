@@ -2,12 +2,14 @@
 
 The order of training samples is that of a hash of (seed, sample number); evaluation samples keep the
 log's order. Samples are scattered to output files in passes over the inputs, some files a pass, so a log of
-any size is shuffled exactly without a spill file; see `scatter_samples`.
+any size is shuffled exactly without a spill file; see `shuffle`.
 
 A pass costs 0.02 us of CPU for each sample of the log: its key is hashed again, and its cache lines are read
 for those samples among them that are wanted. The buffers of a pass cost more where they are new: a sample's
 172 bytes are pages that the system has to find and clear, 0.1 us to 0.4 us where it is a virtual machine. So
 the buffers hold a third of a long log, however much memory there is, and all passes use the same.
+
+Record batches of shards from the rows of one file, as `shuffle` collected them.
 """
 
 from __future__ import annotations
@@ -15,30 +17,94 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.shuffle import EVALUATION, HOT_ONLY, MIXED
-from ..errors import ConfigError, require_at_least
-from ..folders.file_facts import ShardFacts, ShardKind
-from ..folders.manifest import Manifest, is_sealed
+from ...stats.shuffle import EVALUATION, HOT_ONLY, MIXED, gather_bags, gather_rows
+from ..errors import MIB, ConfigError, require_at_least
+from ..folders.manifest import Manifest, ShardFacts, ShardKind, is_sealed
 from ..folders.output import Output, input_of
-from ..folders.stage_totals import KindCounts, PlanTotals, ShardsTotals
-from ..formats.arrow_files import open_writer
-from ..formats.stage_settings import PlanSettings
-from ..packing.pack_inputs import PackInputs
-from ..packing.row_layout import TAG
-from ..packing.scatter_samples import Buffers, bytes_of_file, count_list_lookups, scatter_samples, starts_of
-from ..packing.shard_batches import ShardBatches
-from ..packing.shuffle_plan import Shuffle, ShuffledFile, plan_shuffle
+from ..folders.totals import KindCounts, PlanSettings, PlanTotals, ShardsTotals
+from ..formats.arrow_files import as_fixed_lists, open_writer
+from ..formats.tables import as_lists
 from ..runtime.memory import groups_within, refuse_small_cap, room_for
-from ..runtime.resources import DEFAULT_RESOURCES, Resources
-from ..runtime.tasks import num_workers, run_tasks
-from ..runtime.thread_buffers import release_pages
-from ..sizes import MIB
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, release_pages, run_tasks, thread_buffer
+from .shuffle import (
+    TAG,
+    Buffers,
+    PackInputs,
+    Shuffle,
+    ShuffledFile,
+    bytes_of_file,
+    count_list_lookups,
+    plan_shuffle,
+    scatter_samples,
+    starts_of,
+)
+
+
+@dataclass(frozen=True)
+class ShardBatches:
+    """The batches of one output file, built one by one."""
+
+    inputs: PackInputs
+    rows: NDArray[np.int32]
+    """(num_rows, width), see `RowLayout`."""
+    bag_starts: NDArray[np.int64]
+    """(num_rows,), where a row's bags begin in ``bags``; (0,) where no table is multi-hot."""
+    bags: NDArray[np.int32]
+    """(num_lookups,)."""
+    is_tagged: bool
+    """Whether batches have the column ``is_hot``."""
+
+    @cached_property
+    def schema(self) -> Any:
+        """Columns of the file."""
+        # The order of columns is part of the format; `batch` appends its arrays in the same order.
+        fields = [pa.field("label", pa.float32())] if self.inputs.has_label else []
+        fields.append(pa.field("dense", pa.list_(pa.float32(), len(self.inputs.dense))))
+        fields.append(pa.field("ids", pa.list_(pa.int32(), self.inputs.num_one_hot)))
+        fields += [pa.field(name, pa.list_(pa.int32())) for name in self.inputs.lists]
+        return pa.schema(fields + ([pa.field("is_hot", pa.uint8())] if self.is_tagged else []))
+
+    def batch(self, order: NDArray[np.int64]) -> Any:
+        """Gather the rows at ``order``, (num_samples,); valid until the thread gathers its next batch."""
+        num_samples = order.shape[0]
+        layout = self.inputs.layout
+        label, is_hot = (thread_buffer(name, (num_samples,), np.int32) for name in ("label", "is_hot"))
+        # Lengths of bags follow the dense values in a row, and the kernel copies them as if they were such.
+        dense = thread_buffer("dense", (num_samples, layout.num_dense + layout.num_lists), np.int32)
+        ids = thread_buffer("ids", (num_samples, layout.num_one_hot), np.int32)
+        gather_rows(self.rows, order, label, dense, ids, is_hot)
+        # Words are reinterpreted, not converted: floats travelled through the shuffle by their bits.
+        columns = [pa.array(label.view(np.float32))] if self.inputs.has_label else []
+        columns += [as_fixed_lists(dense[:, : layout.num_dense].view(np.float32)), as_fixed_lists(ids)]
+        columns += self._bags(order, dense[:, layout.num_dense :])
+        if self.is_tagged:
+            columns.append(pa.array(is_hot.astype(np.uint8)))
+        return pa.record_batch(columns, schema=self.schema)
+
+    def _bags(self, order: NDArray[np.int64], lengths: NDArray[np.int32]) -> list[Any]:
+        """Build a list array for each multi-hot table; ``lengths``: (num_samples, num_tables)."""
+        # The kernel moves each start on to the bag of the next table.
+        starts = self.bag_starts[order] if lengths.shape[1] else order
+        arrays = []
+        for of_table in lengths.T:
+            # Offsets of lists are 32 bits wide.
+            if int(of_table.sum(dtype=np.int64)) >= 2**31:
+                raise ConfigError("a batch has 2**31 lookups in one table", hint="lower --batch-size")
+            offsets = np.zeros(order.shape[0] + 1, np.int32)
+            np.cumsum(of_table, out=offsets[1:])
+            found = np.empty(offsets[-1], np.int32)
+            gather_bags(self.bags, starts, offsets, found)
+            arrays.append(as_lists(offsets, found))
+        return arrays
+
 
 VERSION = 1
 KINDS: dict[int, ShardKind] = {HOT_ONLY: "hot_only", MIXED: "mixed", EVALUATION: "evaluation"}

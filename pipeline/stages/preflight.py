@@ -2,27 +2,32 @@
 
 A stage that is refused in the middle of a run names the memory that would do for itself alone: who follows
 its hint may meet the refusal of the next one. So all of them are asked first.
+
+Refuses what a stage would refuse, before a run removes a finished folder to write it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ..errors import ConfigError
-from ..folders.disk import bytes_in, free_bytes
+from ..errors import MIB, ConfigError, format_byte_size
+from ..folders.disk import bytes_in, free_bytes, is_discarded, refuse_discarded
 from ..folders.manifest import Manifest, is_sealed
-from ..formats.part_ids import PartSize, largest_part
-from ..packing.row_layout import RowLayout
+from ..formats.ids import PartSize, largest_part
 from ..raw.raw_file import RawFile
 from ..runtime.memory import StageNeed, need_of, need_of_worker
-from ..runtime.resources import Resources
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources
 from ..schema.schema_file import schema_of
-from ..sizes import MIB, format_byte_size
 from . import count, encode, ingest, pack, rank
-from .ingest import IngestConfig
-from .pack import PackConfig
-from .part_memory import samples_of_block
+from .count import refuse_count
+from .encode import refuse_encode
+from .ingest import IngestConfig, samples_of_block
+from .pack import PackConfig, refuse_pack
+from .rank import refuse_rank
+from .shuffle import RowLayout
+from .split import refuse_split
+from .stage_order import INPUTS, inputs_of
 
 DISK_FACTORS = {
     "columns": 0.70,
@@ -131,3 +136,38 @@ def _largest_part(files: Sequence[RawFile], config: IngestConfig, out: Path) -> 
         samples = samples_of_block(file, schema, config.block_bytes, has_label=config.label)
         parts.append(PartSize(samples, num_elements))
     return PartSize(max(part.num_samples for part in parts), max(part.num_list_lookups for part in parts))
+
+
+_REFUSALS: dict[str, Callable[..., object]] = {
+    "count": refuse_count,
+    "rank": refuse_rank,
+    "encode": refuse_encode,
+    "split": refuse_split,
+    "pack": refuse_pack,
+}
+"""By stage of `preprocess` after `ingest`."""
+
+
+def refuse_stage(stage: str, config: object, folder: Path, resources: Resources = DEFAULT_RESOURCES) -> None:
+    """Raise HotsetError where a stage after `ingest` would refuse its inputs, settings or memory.
+
+    Args:
+        stage: name of the stage.
+        config: its settings.
+        folder: the folder called DIR in help texts, with the folders that the stage reads.
+        resources: workers, and the memory cap.
+    """
+    names = inputs_of(stage, config)
+    refuse_without_inputs(stage, folder, names)
+    inputs = [Manifest.read(folder / name) for name in names]
+    # What a stage reads only with some settings is passed by the name of its folder.
+    num_always = len(INPUTS[stage])
+    more = dict(zip(names[num_always:], inputs[num_always:], strict=True))
+    _REFUSALS[stage](config, *inputs[:num_always], resources, **more)
+
+
+def refuse_without_inputs(stage: str, folder: Path, names: Sequence[str]) -> None:
+    """Raise ManifestError if a folder that ``stage`` would read was discarded."""
+    redo = "ingest" if is_discarded(folder / "columns") else "encode"
+    for name in names:
+        refuse_discarded(folder / name, stage, redo)

@@ -16,22 +16,24 @@ from typing import Any, Literal
 import numpy as np
 
 from ...stats.ranking.ranking import RankedRuns, first_places, rank_by_frequency
-from ..errors import ConfigError, require_at_least
-from ..folders.file_facts import CountsFacts
-from ..folders.manifest import FileEntry, Manifest, is_sealed
+from ..errors import MIB, ConfigError, require_at_least
+from ..folders.manifest import CountsFacts, FileEntry, Manifest, is_sealed
 from ..folders.output import Output, input_of
-from ..folders.stage_totals import CountsTotals, PeelInfo, SamplingInfo, VocabularyTotals
-from ..folders.table_info import VocabularyTable
+from ..folders.totals import CountsTotals, PeelInfo, SamplingInfo, VocabularyTable, VocabularyTotals
 from ..formats.arrow_files import VOCABULARY_COLUMNS, read_batch, read_file, values_of
-from ..formats.category_texts import write_id_texts
-from ..ranking.peel_order import peel_order, refuse_peel_order
-from ..ranking.ranked_tables import Arrangement, RankedTable, write_table
-from ..ranking.sampled_order import refuse_sampled_order, sampled_order
+from ..formats.columns import write_id_texts
 from ..runtime.memory import refuse_small_cap, room_for
-from ..runtime.resources import DEFAULT_RESOURCES, Resources, silent
-from ..runtime.tasks import num_workers, run_tasks
-from ..schema.feature_settings import NO_SETTINGS, FeatureSettings, check_settings, numbers_of
-from ..sizes import MIB
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, run_tasks, silent
+from ..schema.schema import NO_SETTINGS, FeatureSettings, check_settings, numbers_of
+from .row_order import (
+    Arrangement,
+    RankedTable,
+    peel_order,
+    refuse_peel_order,
+    refuse_sampled_order,
+    sampled_order,
+    write_table,
+)
 
 VERSION = 1
 _SAMPLED_VERSION = 2

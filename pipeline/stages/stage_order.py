@@ -6,11 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..folders.decision import FolderState
-from ..folders.discard import refuse_discarded
-from ..folders.disk import folder_exists, remove_folders, rename_folder
+from ..folders.disk import folder_exists, refuse_discarded, remove_folders, rename_folder
 from ..folders.manifest import Manifest, is_sealed
-from ..folders.run_identity import refuse_other_config
+from ..folders.resume import FolderState, refuse_other_config
 from .rank import RankConfig
 
 if TYPE_CHECKING:

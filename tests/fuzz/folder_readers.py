@@ -15,21 +15,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
-from hotset.pipeline.errors import HotsetError, SaidElsewhereError
+from hotset.pipeline.errors import ByteSize, HotsetError, SaidElsewhereError
 from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
-from hotset.pipeline.folders.stage_totals import VocabularyTotals
-from hotset.pipeline.inspect.frequency_series import frequency_statistics
-from hotset.pipeline.inspect.table_rows import open_table
-from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.folders.totals import VocabularyTotals
+from hotset.pipeline.preprocess import PreprocessConfig, preprocess, run_stage
+from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema_file import setting_of
-from hotset.pipeline.sizes import ByteSize
-from hotset.pipeline.stages.adopt import adopt
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
-from hotset.pipeline.stages.map_ids import map_ids
-from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess, run_stage
+from hotset.pipeline.stages.other_vocabulary import adopt, map_ids
 from hotset.pipeline.stages.stage_order import INPUTS
-from hotset.pipeline.verify.verify import verify
+from hotset.pipeline.statistics.frequencies import frequency_statistics
+from hotset.pipeline.statistics.table_rows import open_table
+from hotset.pipeline.verify import verify
 from hotset.stats.step_times import Machine
 from hotset.train.advice import AdviceConfig, advise
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings

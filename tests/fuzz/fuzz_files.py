@@ -30,17 +30,16 @@ from typing import Any
 
 import numpy as np
 
-from hotset.pipeline.errors import HotsetError
+from hotset.pipeline.errors import ByteSize, HotsetError
 from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest, checksum_of
 from hotset.pipeline.formats.arrow_files import read_batch
-from hotset.pipeline.formats.category_texts import read_texts
-from hotset.pipeline.inspect.frequency_series import frequency_statistics
-from hotset.pipeline.runtime.resources import Resources
-from hotset.pipeline.sizes import ByteSize
-from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess, run_stage
+from hotset.pipeline.formats.columns import read_texts
+from hotset.pipeline.preprocess import PreprocessConfig, preprocess, run_stage
+from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.stage_order import FOLDERS, INPUTS
-from hotset.pipeline.verify.verify import verify
+from hotset.pipeline.statistics.frequencies import frequency_statistics
+from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_parquet
 from hotset.tests.support.preprocess_runs import CONFIG

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotset.pipeline.raw.criteo.criteo_faults import MAX_FIELD_BYTES, REASONS, classify_line
-from hotset.pipeline.raw.criteo.criteo_kernel import PADDING_BYTES, parse_lines
+from hotset.pipeline.raw.criteo import MAX_FIELD_BYTES, REASONS, classify_line
+from hotset.pipeline.raw.criteo_kernel import PADDING_BYTES, parse_lines
 from hotset.tests.support.logs.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, parse_naively
 
 _REGION_BYTES = 1 << 23

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.pipeline.raw.criteo.criteo_kernel import parse_lines
+from hotset.pipeline.raw.criteo_kernel import parse_lines
 from hotset.tests.fuzz import fuzz_lines
 from hotset.tests.fuzz.fuzz_lines import GuardedText, check_text, mutate
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of

@@ -11,16 +11,16 @@ from unittest import mock
 
 import numpy as np
 
+from hotset.pipeline.errors import ByteSize
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.output import Output
-from hotset.pipeline.schema.feature_settings import FeatureSettings
+from hotset.pipeline.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.schema.schema_file import setting_of
-from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
-from hotset.pipeline.stages.map_ids import map_ids
+from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.stages.stage_order import FOLDERS

@@ -1,14 +1,34 @@
-"""Checks of options that every config shares, and what the system refuses."""
+"""Checks of options that every config shares, and what the system refuses.
+
+Sizes as people write them.
+
+The commands in hints about stage folders; `tests/system/test_hints_of_folders.py` runs them.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hotset.pipeline.errors import ConfigError, HotsetError, require_at_least, system_fault
+from hotset.pipeline.errors import (
+    STAGE_OF,
+    ByteSize,
+    ConfigError,
+    HotsetError,
+    format_byte_size,
+    hint_to_rewrite,
+    hint_to_write,
+    parse_byte_size,
+    require_at_least,
+    system_fault,
+)
+from hotset.pipeline.stages.stage_order import FOLDERS
 
 SYSTEM = {
     "too many open files": OSError(errno.EMFILE, "Too many open files"),
@@ -65,3 +85,81 @@ def test_a_device_error_names_the_file_at_fault() -> None:
     assert (
         str(system_fault("folder", OSError(errno.EIO, "Input/output error"))) == "folder: Input/output error"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("256MiB", 256 * 2**20),
+        ("256 mib", 256 * 2**20),
+        (" 1KiB ", 1024),
+        ("1.5GB", 1_500_000_000),
+        ("0.5KiB", 512),
+        ("2TiB", 2**41),
+        ("7b", 7),
+        ("9007199254740993", 2**53 + 1),
+    ],
+)
+def test_a_size_is_read(text: str, num_bytes: int) -> None:
+    found = parse_byte_size(text)
+    assert found == num_bytes and isinstance(found, ByteSize)
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "1e9", "1 000", "256M", "1.MiB", ".5GB", "0x10", "1\n2"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="not a size") as caught:
+        parse_byte_size(text)
+    assert repr(text) in str(caught.value) and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (268435456, "256 MiB"),
+        (2**40 - 1, "1 TiB"),
+        (3 * 2**40, "3 TiB"),
+        (-2048, "-2 KiB"),
+    ],
+)
+def test_a_size_is_written(num_bytes: int, text: str) -> None:
+    assert format_byte_size(num_bytes) == text
+
+
+@given(num_bytes=st.integers(0, 2**45))
+def test_what_is_written_is_near_what_is_meant_and_can_be_read(num_bytes: int) -> None:
+    read = parse_byte_size(format_byte_size(num_bytes))
+    assert abs(read - num_bytes) <= max(num_bytes, 1024) * 0.05
+    assert len(format_byte_size(num_bytes)) <= len("1023.9 GiB")
+
+
+def test_every_folder_has_its_stage() -> None:
+    assert {stage: folder for folder, stage in STAGE_OF.items()} == FOLDERS
+
+
+@pytest.mark.parametrize(
+    ("folder", "hint"),
+    [
+        ("vocabulary", "`hotset rank {dir}` writes it"),
+        ("columns", "`hotset ingest RAW --out {dir}` writes it"),
+        ("other", "give the folder that preprocess wrote (its --out)"),
+    ],
+)
+def test_a_missing_folder_names_the_command_that_writes_it(folder: str, hint: str, tmp_path: Path) -> None:
+    assert hint_to_write(tmp_path / folder, is_alone=False) == hint.format(dir=tmp_path)
+
+
+def test_where_no_stage_has_run_all_are_to_be_run(tmp_path: Path) -> None:
+    hint = hint_to_write(tmp_path / "no such" / "plan", is_alone=True)
+    assert hint == f"`hotset preprocess RAW --out '{tmp_path}/no such'` writes it from raw logs"
+
+
+def test_a_damaged_folder_is_removed_and_written_again() -> None:
+    hint = hint_to_rewrite(Path("my data/shards"))
+    assert hint.startswith("`rm -r 'my data/shards' && hotset pack 'my data'` writes it again")
+    assert hint_to_rewrite(Path("x/run")).startswith("take the folder from a copy")

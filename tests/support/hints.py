@@ -36,7 +36,7 @@ class Place:
     """One call with a hint of its own in the code."""
 
     name: str
-    """``pipeline/sizes.py::parse_byte_size``; the second in one function has ``#2`` behind it."""
+    """``pipeline/errors.py::parse_byte_size``; the second in one function has ``#2`` behind it."""
     path: str
     first_line: int
     last_line: int

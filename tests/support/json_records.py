@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hotset.pipeline.folders.json_record import JsonRecord
+from hotset.pipeline.folders.manifest import JsonRecord
 
 
 class AnyRecord(JsonRecord):

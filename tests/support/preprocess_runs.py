@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hotset.pipeline.errors import ByteSize
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats import arrow_files
-from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.preprocess import PreprocessConfig
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.preprocess import PreprocessConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.stages.stage_order import FOLDERS

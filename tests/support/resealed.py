@@ -12,7 +12,7 @@ import pyarrow.ipc
 
 from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import Manifest, checksum_of
-from hotset.pipeline.stages.map_ids import ID_MAP
+from hotset.pipeline.stages.other_vocabulary import ID_MAP
 from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.train.checkpoints.checkpoint_files import CHECKPOINTS
 

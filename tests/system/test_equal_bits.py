@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotset.pipeline.stages.preprocess import preprocess
+from hotset.pipeline.preprocess import preprocess
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.stats.shuffle import epoch_order
 from hotset.tests.support.shard_factory import ShardSpec, write_shards

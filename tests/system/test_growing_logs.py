@@ -1,6 +1,6 @@
 """A day more: adding logs to a folder ends in the bytes of a run over all of them, even when killed.
 
-Tests `merged_counts`, `check_files` and `log_parts`, too.
+Tests `count`, `verify_files` and `log_parts`, too.
 """
 
 from __future__ import annotations
@@ -16,24 +16,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.pipeline.errors import InputError, ManifestError
-from hotset.pipeline.folders.discard import discard_files
+from hotset.pipeline.dry_run import FINISHED, plan_run
+from hotset.pipeline.errors import ByteSize, InputError, ManifestError
+from hotset.pipeline.folders.disk import discard_files
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.preview.dry_run import plan_run
-from hotset.pipeline.preview.run_states import FINISHED
-from hotset.pipeline.raw import raw_blocks as raw_module
+from hotset.pipeline.preprocess import PreprocessConfig, preprocess, remove_from
+from hotset.pipeline.raw import part as raw_module
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.runtime.engines import use_engine
-from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import SCHEMAS
-from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess, remove_from
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.stage_order import FOLDERS
-from hotset.pipeline.verify.verify import verify
+from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.criteo_text import SCHEMA, Sample, draw_samples, few_features, text_of, tree_of
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv, write_parquet
 from hotset.tests.support.naive.naive_stages import naive_log, naive_table, rows_of

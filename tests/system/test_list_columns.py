@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotset.pipeline.errors import InputError
-from hotset.pipeline.runtime.resources import Resources
-from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.errors import ByteSize, InputError
+from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.tests.support.logs.other_logs import Log, columns_in, naive_columns, schema_text, write_parquet
 

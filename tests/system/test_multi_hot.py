@@ -16,12 +16,12 @@ import pytest
 
 from hotset.pipeline.folders.checksum import checksum_of_written, hash_file
 from hotset.pipeline.folders.manifest import Manifest, checksum_of
-from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
-from hotset.pipeline.verify.verify import verify
+from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.criteo_text import tree_of
 from hotset.tests.support.logs.list_logs import KINDS, recipe
 from hotset.tests.support.logs.other_logs import (

@@ -11,17 +11,16 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.folders.stage_totals import VocabularyTotals
-from hotset.pipeline.formats.lookups import read_lookups
-from hotset.pipeline.hot_rows.hot_curve import hot_curves, levels_of_tables
-from hotset.pipeline.hot_rows.hot_order import HotOrder
-from hotset.pipeline.ranking.vocabulary_files import read_tables
-from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.folders.totals import VocabularyTotals
+from hotset.pipeline.formats.ids import read_lookups
+from hotset.pipeline.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.stages.hot_curve import hot_curves, levels_of_tables
 from hotset.pipeline.stages.ingest import IngestConfig
-from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.stages.rank import RankConfig
+from hotset.pipeline.stages.row_order import HotOrder, read_tables
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.pipeline.verify.verify import verify
+from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.list_logs import KINDS, recipe
 from hotset.tests.support.logs.other_logs import draw_log, write_csv, write_parquet
 from hotset.tests.support.naive.naive_peel import naive_peel

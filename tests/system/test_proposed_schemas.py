@@ -21,14 +21,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hotset.pipeline.errors import InputError
+from hotset.pipeline.errors import ByteSize, InputError
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.preview.infer_schema import Proposal, propose_schema
+from hotset.pipeline.infer_schema import Proposal, propose_schema
+from hotset.pipeline.preprocess import preprocess
 from hotset.pipeline.schema.schema_file import read_schema, write_schema
-from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.preprocess import preprocess
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.logs.other_logs import columns_in
 from hotset.workflows.recipes import recipe_for

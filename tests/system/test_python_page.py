@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import hotset
-from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.pipeline.generate.generate import GenerateConfig, generate
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/python.md"
 

@@ -1,6 +1,6 @@
 """Advice from a preprocessed folder: what fits, what is fastest, and the command that prints it.
 
-Tests `advice_record` and `unique_rows_series`, too.
+Tests `advice_record` and `coverage`, too.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from hotset.pipeline.errors import ConfigError, ManifestError
+from hotset.pipeline.errors import GIB, MIB, ByteSize, ConfigError, ManifestError
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.generate.generate_log import GenerateConfig, generate
-from hotset.pipeline.inspect.unique_rows_series import unique_rows_by_batch_size
-from hotset.pipeline.runtime.resources import Resources
-from hotset.pipeline.sizes import GIB, MIB, ByteSize
+from hotset.pipeline.generate.generate import GenerateConfig, generate
+from hotset.pipeline.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.statistics.coverage import unique_rows_by_batch_size
 from hotset.stats.lookahead.planner import MOST_PREFETCH
 from hotset.stats.step_times import Budget, Machine, Prediction, Workload, predict
 from hotset.tests.support.trained_models import trained

@@ -15,12 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hotset.pipeline.errors import ConfigError, HotsetError, ShardError
-from hotset.pipeline.generate.generate_log import GenerateConfig, generate
-from hotset.pipeline.runtime.resources import Resources
-from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.errors import ByteSize, ConfigError, HotsetError, ShardError
+from hotset.pipeline.generate.generate import GenerateConfig, generate
+from hotset.pipeline.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.config import TrainConfig

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from hotset.pipeline.errors import HotsetError, ManifestError, SaidElsewhereError
-from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.errors import ByteSize, HotsetError, ManifestError, SaidElsewhereError
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train import run
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings

@@ -187,7 +187,7 @@ def test_verbosity_chooses_the_messages(quiet: bool, verbose: bool, shown: list[
 
 
 def test_a_library_user_hears_the_log_alone() -> None:
-    program = "import logging; from hotset.pipeline.stages.preprocess import preprocess; "
+    program = "import logging; from hotset.pipeline.preprocess import preprocess; "
     program += "print(logging.getLogger('hotset').handlers)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

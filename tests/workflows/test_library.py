@@ -14,7 +14,7 @@ import pytest
 
 import hotset
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.tests.support.logs.other_logs import Log, schema_text, write_csv
 
 

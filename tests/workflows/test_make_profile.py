@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from hotset.pipeline.generate.profile import PROFILES
+from hotset.pipeline.generate.world import PROFILES
 from hotset.workflows.make_profile import dense_facts, make_profile, missing_groups, profile_text
 
 

@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.schema.feature_settings import NO_SETTINGS, FeatureSettings
-from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.errors import ByteSize, ConfigError
+from hotset.pipeline.schema.schema import NO_SETTINGS, FeatureSettings
 from hotset.train.config import TrainConfig
 from hotset.train.options.model_config import MODEL_NAMES
 from hotset.workflows.options import (

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.schema.feature_settings import FeatureSettings
-from hotset.pipeline.sizes import ByteSize
-from hotset.pipeline.stages.preprocess import PreprocessConfig
+from hotset.pipeline.errors import ByteSize, ConfigError
+from hotset.pipeline.preprocess import PreprocessConfig
+from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.train.config import TrainConfig
 from hotset.train.options.recipe_options import RecipeOptions
 from hotset.workflows.commands.preprocess_commands import PreprocessCommand

@@ -26,8 +26,7 @@ from pathlib import Path
 
 from ...pipeline.errors import HotsetError, first_line
 from ...pipeline.folders.checksum import hash_file
-from ...pipeline.folders.json_record import JsonRecord, RecordError
-from ...pipeline.folders.manifest import checksum_of
+from ...pipeline.folders.manifest import JsonRecord, RecordError, checksum_of
 from .run_state import RunState
 
 _log = logging.getLogger(__name__)

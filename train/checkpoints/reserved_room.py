@@ -7,8 +7,7 @@ import tempfile
 import weakref
 from pathlib import Path
 
-from ...pipeline.errors import HotsetError
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.errors import HotsetError, format_byte_size
 
 
 class ReservedRoom:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ...pipeline.folders.json_record import JsonRecord
+from ...pipeline.folders.manifest import JsonRecord
 
 BATCHES = "run.batches"
 """The tensor of a checkpoint with the batch of each step so far, (num_steps,) int32."""

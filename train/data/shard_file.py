@@ -17,11 +17,9 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from ...pipeline.errors import ShardError
-from ...pipeline.folders.file_facts import ShardFacts
-from ...pipeline.folders.manifest import FileEntry
+from ...pipeline.errors import ShardError, hint_to_rewrite
+from ...pipeline.folders.manifest import FileEntry, ShardFacts
 from ...pipeline.formats.arrow_files import damage_named
-from ...pipeline.stage_commands import hint_to_rewrite
 from .batch import Batch, FeatureBags
 from .unchanged_file import Chunks, UnchangedFile, view_of
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...pipeline.folders.manifest import MANIFEST, Manifest
-from ...pipeline.folders.stage_totals import ColumnsTotals
+from ...pipeline.folders.totals import ColumnsTotals
 from .shards import Shards
 
 CRITEO = "criteo-kaggle"

@@ -19,17 +19,21 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.errors import ConfigError, HotsetError, ShardError, first_line, refuse_system_fault
+from ...pipeline.errors import (
+    ConfigError,
+    HotsetError,
+    ShardError,
+    first_line,
+    hint_to_rewrite,
+    refuse_system_fault,
+)
 from ...pipeline.folders.checksum import hash_file
-from ...pipeline.folders.file_facts import ShardFacts
-from ...pipeline.folders.manifest import Manifest
-from ...pipeline.folders.stage_totals import ShardsTotals, VocabularyTotals
+from ...pipeline.folders.manifest import Manifest, ShardFacts
+from ...pipeline.folders.totals import ShardSettings, ShardsTotals, VocabularyTotals
 from ...pipeline.formats.arrow_files import DAMAGE
-from ...pipeline.formats.stage_settings import ShardSettings
-from ...pipeline.hot_rows.hot_order import HotOrder
 from ...pipeline.runtime.tasks import run_tasks
-from ...pipeline.schema.schema_names import check_name
-from ...pipeline.stage_commands import hint_to_rewrite
+from ...pipeline.schema.schema import check_name
+from ...pipeline.stages.row_order import HotOrder
 from ...stats.batch_rows import first_stray_lookup
 from ...stats.ranking.ranking import tag_hot_samples
 from ...stats.ranking.row_bytes import row_bytes

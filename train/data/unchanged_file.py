@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.errors import ShardError
-from ...pipeline.stage_commands import hint_to_rewrite
+from ...pipeline.errors import ShardError, hint_to_rewrite
 
 _ALIGNMENT = 64
 Chunks = tuple[NDArray[np.uint8], ...]

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...pipeline.sizes import MIB
+from ...pipeline.errors import MIB
 from ..data.batch import Batch
 from ..device.verbs import Device, Event
 from ..meter import Kind

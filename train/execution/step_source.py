@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.errors import format_byte_size
 from ...stats.lookahead.planner import StagingPlanner
 from ...stats.lookahead.window import WINDOW_BYTES
 from ..data.batch import Batch

@@ -17,9 +17,9 @@ from safetensors.torch import load
 
 from ...pipeline.errors import HotsetError, first_line
 from ...pipeline.folders.manifest import Manifest
-from ...pipeline.formats.whole_folder import whole_folder
-from ...pipeline.runtime.resources import ProgressCallback, silent
-from ...pipeline.schema.schema_names import DENSE_PREFIX
+from ...pipeline.folders.whole_file import whole_folder
+from ...pipeline.runtime.tasks import ProgressCallback, silent
+from ...pipeline.schema.schema import DENSE_PREFIX
 from ..model_building.build_model import build_model
 from ..model_building.choose_model import recorded_model
 from ..model_building.model_inputs import ModelInputs

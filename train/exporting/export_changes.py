@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 
 from ...pipeline.errors import ConfigError
-from ...pipeline.formats.whole_folder import whole_folder, write_bytes, write_json, write_text
-from ...pipeline.runtime.resources import ProgressCallback, silent
-from ...pipeline.schema.schema_names import DENSE_PREFIX
+from ...pipeline.folders.whole_file import whole_folder, write_bytes, write_json, write_text
+from ...pipeline.runtime.tasks import ProgressCallback, silent
+from ...pipeline.schema.schema import DENSE_PREFIX
 from ..options.export_config import ExportConfig
 from ..run_folder.run_reader import read_finite
 from .export_run import STAGE, VERSION, features_of

@@ -25,10 +25,9 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import MissingExtraError, install_hint
-from ...pipeline.formats.whole_folder import whole_folder, write_json, write_text
-from ...pipeline.runtime.resources import ProgressCallback, silent
-from ...pipeline.schema.schema import Schema
-from ...pipeline.schema.schema_names import DENSE_PREFIX
+from ...pipeline.folders.whole_file import whole_folder, write_json, write_text
+from ...pipeline.runtime.tasks import ProgressCallback, silent
+from ...pipeline.schema.schema import DENSE_PREFIX, Schema
 from ..checkpoints.reserved_room import ReservedRoom
 from ..model.dense_model import DenseModel
 from ..model_building.build_model import build_model

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ...pipeline.errors import HotsetError, first_line
-from ...pipeline.folders.json_record import RecordError
+from ...pipeline.folders.manifest import RecordError
 from ...pipeline.schema.schema import Schema
 from ...pipeline.schema.schema_file import schema_of
 from ..options.export_config import ROW_TYPES, RowType

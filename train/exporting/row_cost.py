@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from ...pipeline.runtime.resources import ProgressCallback, silent
-from ...pipeline.schema.schema_names import DENSE_PREFIX
+from ...pipeline.runtime.tasks import ProgressCallback, silent
+from ...pipeline.schema.schema import DENSE_PREFIX
 from ..evaluate import evaluate
 from ..metrics.scores import Scores
 from ..model_building.user_code import ModelSource

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import HotsetError
 from ...pipeline.folders.manifest import Manifest
-from ...pipeline.folders.stage_totals import VocabularyTotals
-from ...pipeline.folders.table_info import VocabularyTable
+from ...pipeline.folders.totals import VocabularyTable, VocabularyTotals
 from ...pipeline.formats.arrow_files import read_batch, values_of
-from ...pipeline.runtime.resources import ProgressCallback, silent
+from ...pipeline.runtime.tasks import ProgressCallback, silent
 from ...pipeline.schema.schema import Schema
 from ..data.batch import EmbeddingTable
 from ..run_config import RunConfig

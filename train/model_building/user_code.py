@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ...pipeline.errors import ConfigError, HotsetError, first_line, system_fault
-from ...pipeline.schema.schema_names import nearest
+from ...pipeline.schema.schema import nearest
 
 ModelSource = Callable[..., nn.Module] | nn.Module
 """The maker of a module: a class, a function, or a module as it is."""

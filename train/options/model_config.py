@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...pipeline.errors import ConfigError
-from ...pipeline.folders.json_record import JsonRecord, RecordError, require_range
-from ...pipeline.schema.schema_names import nearest
+from ...pipeline.folders.manifest import JsonRecord, RecordError, require_range
+from ...pipeline.schema.schema import nearest
 
 DLRM_NAMES = ("auto", "kaggle", "terabyte", "mlperf", "small", "dlrm")
 """Names of a DLRM: presets, and two that mean the preset that fits the shards."""

@@ -23,9 +23,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-from ...pipeline.errors import ConfigError
+from ...pipeline.errors import MIB, ConfigError, parse_byte_size
 from ...pipeline.runtime.tasks import num_workers
-from ...pipeline.sizes import MIB, parse_byte_size
 from ..config import PlacementName, TrainConfig
 from ..data.background import BackgroundIterator
 from ..data.batch import Batch

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.scheduling.cold_batches import cold_widths, staged_sizes
-from ...pipeline.sizes import ByteSize
+from ...pipeline.cold_batches import cold_widths, staged_sizes
+from ...pipeline.errors import ByteSize
 from ...stats.lookahead.planner import MOST_PREFETCH, WidthSizes, deepest_prefetch, default_staging_bytes
 from ...stats.ranking.row_bytes import row_bytes, share_slots
 from ..config import TrainConfig

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...pipeline.sizes import MIB
+from ...pipeline.errors import MIB
 from ..ranks.ranks import Message, Ranks
 from .ranked_width import RankedWidth
 

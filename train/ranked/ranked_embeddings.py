@@ -225,7 +225,7 @@ class RankedEmbeddings(Embeddings):
         yield from self._brought_rows(table, rows_ND.shape[1], lambda first, stop: rows_ND[first:stop])
 
     def newest_parts(self, table: int) -> Iterator[torch.Tensor]:
-        """As `table_parts`, of the newest weights wherever they are."""
+        """As `log_parts`, of the newest weights wherever they are."""
         width, position = self._position_of[table]
         return self._brought_rows(table, width.embedding_dim, partial(width.newest_rows, position))
 

@@ -22,7 +22,7 @@ import torch
 
 from ...pipeline.errors import HotsetError
 from ...pipeline.folders.checksum import hash_file
-from ...pipeline.schema.schema_names import DENSE_PREFIX
+from ...pipeline.schema.schema import DENSE_PREFIX
 from ..checkpoints.reserved_room import ReservedRoom
 from ..ranks.ranks import Ranks, agree, wait_for_first
 from ..run_folder.rank_folder import send_weights

@@ -15,8 +15,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from ...pipeline.errors import SaidElsewhereError
-from ...pipeline.sizes import MIB
+from ...pipeline.errors import MIB, SaidElsewhereError
 from ..checkpoints.checkpoint_writer import NotFiniteError
 from ..execution.row_parts import RowsPart, settle
 from ..execution.rows_copy import RowsCopy

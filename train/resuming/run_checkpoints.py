@@ -15,9 +15,8 @@ from pathlib import Path
 
 import torch
 
-from ...pipeline.errors import HotsetError, first_line
+from ...pipeline.errors import GIB, KIB, MIB, HotsetError, first_line
 from ...pipeline.runtime.memory import available_bytes
-from ...pipeline.sizes import GIB, KIB, MIB
 from ..checkpoints.checkpoint_files import CheckpointRecord
 from ..checkpoints.checkpoint_settings import CheckpointSettings
 from ..checkpoints.checkpoint_writer import CheckpointWriter, NotFiniteError, TableSizes, Written

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...pipeline.errors import ConfigError, HotsetError, ShardError
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.manifest import MANIFEST, Manifest, checksum_of
-from ...pipeline.folders.stage_totals import IdMapTotals
+from ...pipeline.folders.totals import IdMapTotals
 from ...pipeline.formats.arrow_files import read_batch, values_of
 from ..checkpoints.checkpoint_files import CHECKPOINTS, newest_whole
 from ..checkpoints.checkpoint_writer import TableSizes

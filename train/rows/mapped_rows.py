@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...pipeline.errors import HotsetError
+from ...pipeline.errors import MIB, HotsetError, format_byte_size
 from ...pipeline.runtime.memory import available_bytes
-from ...pipeline.sizes import MIB, format_byte_size
 
 
 @dataclass(slots=True)

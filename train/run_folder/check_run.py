@@ -11,7 +11,7 @@ import torch
 
 from ...pipeline.errors import HotsetError, first_line
 from ...pipeline.folders.manifest import Manifest
-from ...pipeline.folders.stage_totals import VocabularyTotals
+from ...pipeline.folders.totals import VocabularyTotals
 from ...pipeline.formats.arrow_files import read_batch
 from ..checkpoints.dense_state import is_optimizer_state
 from ..config import TrainConfig

@@ -15,7 +15,7 @@ import torch
 from ...pipeline.errors import HotsetError, ManifestError, first_line
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.manifest import MANIFEST, Manifest
-from ...pipeline.schema.schema_names import DENSE_PREFIX
+from ...pipeline.schema.schema import DENSE_PREFIX
 from ..run_config import RunConfig
 from .run_files import CONFIG, RUN_HINT, RUN_STAGE, RUN_VERSION, STATES, SUMMARY, WEIGHTS, plain_file
 from .weights_file import Weights, open_weights

@@ -9,9 +9,8 @@ import json
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from ...pipeline.errors import HotsetError, first_line
-from ...pipeline.folders.json_record import read_value
-from ...pipeline.sizes import ByteSize
+from ...pipeline.errors import ByteSize, HotsetError, first_line
+from ...pipeline.folders.manifest import read_value
 from ..config import TrainConfig
 from ..options.recipe_options import RecipeOptions
 

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...pipeline.errors import HotsetError
+from ...pipeline.errors import HotsetError, format_byte_size
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.manifest import MANIFEST, FileEntry, Manifest, checksum_of
-from ...pipeline.formats.linked_folder import link_folder
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.folders.whole_file import link_folder
 from ..checkpoints.checkpoint_files import CHECKPOINTS
 from ..data.batch_order import BATCH_ORDER
 from .run_files import (

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.sizes import MIB
+from ...pipeline.errors import MIB
 from ..data.batch import EmbeddingTable
 from ..rows.tiers import FileTier, Layout
 from .weights_file import Weights

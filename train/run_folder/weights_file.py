@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import HotsetError, first_line
-from ...pipeline.schema.schema_names import DENSE_PREFIX
+from ...pipeline.schema.schema import DENSE_PREFIX
 
 _ALIGNMENT = 8
 _DTYPE = "F32"

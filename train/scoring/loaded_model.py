@@ -9,10 +9,9 @@ from pathlib import Path
 
 import torch
 
-from ...pipeline.errors import HotsetError
+from ...pipeline.errors import HotsetError, format_byte_size
 from ...pipeline.runtime.memory import available_bytes
-from ...pipeline.schema.schema_names import DENSE_PREFIX
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.schema.schema import DENSE_PREFIX
 from ..data.batch import EmbeddingTable, with_histories
 from ..data.batch_shares import BatchShares
 from ..execution.build_widths import TierTools, build_widths

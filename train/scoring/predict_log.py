@@ -16,15 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...pipeline.encoding.raw_samples import EncodedSamples, SampleEncoder, encode_parts
-from ...pipeline.errors import FormatError, HotsetError
-from ...pipeline.formats.score_files import score_writer
-from ...pipeline.raw.log_parts import open_parts
+from ...pipeline.errors import MIB, FormatError, HotsetError
+from ...pipeline.formats.columns import score_writer
+from ...pipeline.raw.log_parts import TableParts, open_parts
 from ...pipeline.raw.part import RawParts
 from ...pipeline.raw.raw_file import RawFile
-from ...pipeline.raw.table_parts import TableParts
 from ...pipeline.schema.schema import Schema
-from ...pipeline.sizes import MIB
+from ...pipeline.stages.encode_raw import EncodedSamples, SampleEncoder, encode_parts
 from ...stats.metrics import probabilities
 from ..data.background import BackgroundIterator
 from ..data.batch import Batch

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from ...pipeline.encoding.raw_samples import EncodedSamples
+from ...pipeline.stages.encode_raw import EncodedSamples
 from ..data.batch import Batch, FeatureBags
 from ..data.joined_batches import join
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...pipeline.errors import ConfigError, ManifestError
 from ...pipeline.folders.manifest import Manifest
-from ...pipeline.folders.stage_totals import ColumnsTotals, VocabularyTotals
+from ...pipeline.folders.totals import ColumnsTotals, VocabularyTotals
 from ...pipeline.schema.schema import Schema
 from ...pipeline.schema.schema_file import schema_of
 from ..data.batch import EmbeddingTable

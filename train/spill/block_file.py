@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.errors import HotsetError
-from ...pipeline.sizes import KIB, format_byte_size
+from ...pipeline.errors import KIB, HotsetError, format_byte_size
 
 LEAST_BLOCK_BYTES = 4 * KIB
 """Blocks of direct input and output are multiples of a page."""

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ...pipeline.errors import HotsetError
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.errors import HotsetError, format_byte_size
 
 
 def mapped_zeros(folder: Path, count: int, dtype: DTypeLike, room_bytes: int = 0) -> NDArray[Any]:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.errors import ConfigError
-from ...pipeline.sizes import KIB, format_byte_size
+from ...pipeline.errors import KIB, ConfigError, format_byte_size
 from ...stats.lookahead.step_plans import cut_groups
 from .used_rows import UsedRows
 

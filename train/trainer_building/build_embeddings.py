@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.errors import format_byte_size
 from ...stats.ranking.row_bytes import row_bytes
 from ..config import TrainConfig
 from ..data.batch_shares import BatchShares

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ...pipeline.errors import ConfigError
-from ...pipeline.runtime.address_limit import refuse_few_addresses
+from ...pipeline.errors import MIB, ConfigError
+from ...pipeline.runtime.limits import refuse_few_addresses
 from ...pipeline.runtime.tasks import num_workers
-from ...pipeline.sizes import MIB
 from ..device.cuda_device import CudaDevice
 from ..device.late_device import LateDevice
 from ..device.verbs import Device

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.export.export_shards import refuse_other_logs
-from ...pipeline.export.named_batches import LABEL, NamedBatches, Split
+from ...pipeline.export import LABEL, NamedBatches, Split, refuse_other_logs
 from ...pipeline.folders.disk import new_folder
 from ...pipeline.folders.manifest import Manifest
-from ...pipeline.folders.partial_folder import write_errors_explained
+from ...pipeline.folders.partial import write_errors_explained
 from ...pipeline.formats.arrow_files import values_of
 
 PROCESSED = "kaggleAdDisplayChallenge_processed.npz"

@@ -27,10 +27,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...pipeline.errors import HotsetError, first_line
-from ...pipeline.formats.whole_file import refuse_target, whole_file
+from ...pipeline.errors import ByteSize, HotsetError, first_line, parse_byte_size
+from ...pipeline.folders.whole_file import refuse_target, whole_file
 from ...pipeline.runtime.tasks import num_workers
-from ...pipeline.sizes import ByteSize, parse_byte_size
 from ..machine_facts import describe_machine
 
 Result = TypeVar("Result")

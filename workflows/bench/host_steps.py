@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ...pipeline.sizes import ByteSize
+from ...pipeline.errors import ByteSize
 from ...stats.ranking.row_bytes import row_bytes
 from ...train.config import PlacementName, TrainConfig
 from ...train.data.shards import Shards

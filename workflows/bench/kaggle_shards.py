@@ -16,14 +16,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...pipeline.folders.file_facts import ShardFacts, ShardKind
+from ...pipeline.folders.manifest import ShardFacts, ShardKind
 from ...pipeline.folders.output import Output
-from ...pipeline.folders.stage_totals import KindCounts, ShardsTotals
-from ...pipeline.folders.table_info import PlannedTable
+from ...pipeline.folders.totals import KindCounts, PlannedTable, ShardsTotals
 from ...pipeline.formats.arrow_files import as_fixed_lists, open_writer
-from ...pipeline.generate.generate_kernel import draw_samples
-from ...pipeline.generate.generate_world import scaled_num_rows, world_of
-from ...pipeline.generate.profile import load_profile
+from ...pipeline.generate.kernel import draw_samples
+from ...pipeline.generate.world import load_profile, scaled_num_rows, world_of
 from ...pipeline.runtime.tasks import num_workers
 from ...pipeline.stages.pack import VERSION, PackConfig
 from ...stats.ranking.row_bytes import row_bytes

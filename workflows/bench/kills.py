@@ -26,7 +26,7 @@ import torch
 from ...pipeline.errors import ConfigError
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.manifest import MANIFEST
-from ...pipeline.generate.generate_log import GenerateConfig, generate
+from ...pipeline.generate.generate import GenerateConfig, generate
 from ...train.checkpoints.checkpoint_files import CHECKPOINTS
 from ...train.checkpoints.checkpoint_settings import CheckpointSettings
 from ...train.config import PlacementName, TrainConfig

@@ -25,10 +25,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ...pipeline.errors import ConfigError
-from ...pipeline.runtime.control_groups import control_groups
+from ...pipeline.errors import MIB, ByteSize, ConfigError
+from ...pipeline.runtime.limits import control_groups
 from ...pipeline.runtime.tasks import num_workers
-from ...pipeline.sizes import MIB, ByteSize
 from ...stats.kernel import kernel
 from ...stats.ranking.row_bytes import row_bytes
 from ...train.config import TrainConfig

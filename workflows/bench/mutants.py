@@ -30,8 +30,8 @@ LAYERS = ("stats", "pipeline", "train")
 LEFT_OUT = ("gpu", "gpu_kernels", "device", "steps")
 """Folders whose code needs a GPU, or a simulated one in most of its tests."""
 WIDER_TESTS = {
-    "stats": ("tests/pipeline/stages/test_preprocess.py",),
-    "pipeline": ("tests/pipeline/stages/test_preprocess.py", "tests/system/test_multi_hot.py"),
+    "stats": ("tests/pipeline/test_preprocess.py",),
+    "pipeline": ("tests/pipeline/test_preprocess.py", "tests/system/test_multi_hot.py"),
     "train": ("tests/train/test_run.py", "tests/train/test_evaluate.py"),
 }
 """Tests of whole runs, which find what those of a module do not."""

@@ -15,11 +15,10 @@ from functools import partial
 
 import numpy as np
 
-from ...pipeline.errors import ConfigError
-from ...pipeline.folders.stage_totals import ShardsTotals, VocabularyTotals
-from ...pipeline.generate.generate_log import GenerateConfig, generate
-from ...pipeline.sizes import ByteSize
-from ...pipeline.stages.preprocess import preprocess, remove_from
+from ...pipeline.errors import ByteSize, ConfigError
+from ...pipeline.folders.totals import ShardsTotals, VocabularyTotals
+from ...pipeline.generate.generate import GenerateConfig, generate
+from ...pipeline.preprocess import preprocess, remove_from
 from ...stats.ranking.row_bytes import row_bytes
 from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig

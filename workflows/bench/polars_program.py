@@ -30,7 +30,7 @@ from ...pipeline.schema.schema import Schema, schema_named
 from ...stats.ranking.row_bytes import row_bytes
 
 if TYPE_CHECKING:
-    from ...pipeline.stages.preprocess import PreprocessConfig
+    from ...pipeline.preprocess import PreprocessConfig
 
 _Result = TypeVar("_Result")
 _CRITEO = schema_named("criteo-kaggle")

@@ -28,19 +28,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
-from ...pipeline.errors import ConfigError
-from ...pipeline.folders.stage_totals import ShardsTotals
-from ...pipeline.generate.generate_log import GenerateConfig, generate
-from ...pipeline.raw.criteo.criteo_blocks import parse_block
-from ...pipeline.raw.raw_blocks import Block, PlainBlock, iterate_blocks
+from ...pipeline.errors import GIB, MIB, ByteSize, ConfigError
+from ...pipeline.folders.totals import ShardsTotals
+from ...pipeline.generate.generate import GenerateConfig, generate
+from ...pipeline.preprocess import PreprocessConfig, StageReport, preprocess
+from ...pipeline.raw.criteo import parse_block
+from ...pipeline.raw.part import Block, PlainBlock, iterate_blocks
 from ...pipeline.raw.raw_file import RawFile
 from ...pipeline.runtime.memory import default_memory_bytes
-from ...pipeline.runtime.resources import Resources
-from ...pipeline.runtime.tasks import num_workers, run_tasks
+from ...pipeline.runtime.tasks import Resources, num_workers, run_tasks
 from ...pipeline.schema.schema import schema_named
-from ...pipeline.sizes import GIB, MIB, ByteSize
 from ...pipeline.stages.ingest import IngestConfig, ingest
-from ...pipeline.stages.preprocess import PreprocessConfig, StageReport, preprocess
 from ..recipes import criteo_kaggle
 from . import polars_program as polars
 from .harness import (

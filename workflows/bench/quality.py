@@ -26,10 +26,10 @@ import numpy as np
 import torch
 
 from ...pipeline.errors import ConfigError, HotsetError, MissingExtraError
-from ...pipeline.export.export_shards import export_shards
-from ...pipeline.folders.stage_totals import ShardsTotals
+from ...pipeline.export import export_shards
+from ...pipeline.folders.totals import ShardsTotals
+from ...pipeline.preprocess import preprocess
 from ...pipeline.stages.count import CountConfig
-from ...pipeline.stages.preprocess import preprocess
 from ...train.config import TrainConfig
 from ...train.data.batch_order import SeededOrder
 from ...train.data.evaluation_part import EvaluationPart

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError
 from ...pipeline.folders.checksum import hash_file
-from ...pipeline.generate.generate_log import GenerateConfig, generate
-from ...pipeline.stages.preprocess import preprocess, remove_from
+from ...pipeline.generate.generate import GenerateConfig, generate
+from ...pipeline.preprocess import preprocess, remove_from
 from ...stats.codecs import CODEC_NAMES, BoundedCodec, codec_of
 from ...stats.exchange import MOST_RANKS
 from ...stats.exchange_volume import count_exchange

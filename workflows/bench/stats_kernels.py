@@ -23,18 +23,17 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.errors import ConfigError
+from ...pipeline.errors import GIB, MIB, ConfigError
 from ...pipeline.folders.manifest import Manifest
-from ...pipeline.folders.stage_totals import CountsTotals, SamplesTotals, VocabularyTotals
-from ...pipeline.generate.generate_log import GenerateConfig, generate
-from ...pipeline.hot_rows.fae_hot_rows import calibrate
-from ...pipeline.hot_rows.hot_curve import hot_curves, levels_of_tables
-from ...pipeline.hot_rows.hot_order import HotOrder
-from ...pipeline.runtime.resources import Resources
-from ...pipeline.sizes import GIB, MIB
+from ...pipeline.folders.totals import CountsTotals, SamplesTotals, VocabularyTotals
+from ...pipeline.generate.generate import GenerateConfig, generate
+from ...pipeline.preprocess import PreprocessConfig, preprocess
+from ...pipeline.runtime.tasks import Resources
 from ...pipeline.stages.encode import EncodeConfig, encode
-from ...pipeline.stages.preprocess import PreprocessConfig, preprocess
+from ...pipeline.stages.hot_curve import hot_curves, levels_of_tables
 from ...pipeline.stages.rank import rank
+from ...pipeline.stages.row_order import HotOrder
+from ...pipeline.stages.split import calibrate
 from ...stats.batch_rows import find_distinct
 from ...stats.counting import add_counts
 from ...stats.id_tables import new_short_table, new_table

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from ...pipeline.errors import ConfigError
-from ...pipeline.generate.generate_log import GenerateConfig, generate
-from ...pipeline.stages.preprocess import preprocess, remove_from
+from ...pipeline.generate.generate import GenerateConfig, generate
+from ...pipeline.preprocess import preprocess, remove_from
 from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig
 from ...train.data.batch_order import RecordedOrder

@@ -14,17 +14,16 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from ...pipeline.errors import ConfigError, HotsetError, require_at_least
+from ...pipeline.errors import MIB, ByteSize, ConfigError, HotsetError, format_byte_size, require_at_least
 from ...pipeline.folders.manifest import Manifest
-from ...pipeline.folders.stage_totals import VocabularyTotals
-from ...pipeline.generate.generate_log import GenerateConfig, generate
-from ...pipeline.inspect.frequency_series import QUICK, Statistics, frequency_statistics
-from ...pipeline.raw.raw_blocks import iterate_blocks
+from ...pipeline.folders.totals import VocabularyTotals
+from ...pipeline.generate.generate import GenerateConfig, generate
+from ...pipeline.preprocess import StageReport, preprocess
+from ...pipeline.raw.part import iterate_blocks
 from ...pipeline.raw.raw_file import RawFile
-from ...pipeline.runtime.resources import Resources
+from ...pipeline.runtime.tasks import Resources
 from ...pipeline.schema.schema_file import setting_of
-from ...pipeline.sizes import MIB, ByteSize, format_byte_size
-from ...pipeline.stages.preprocess import StageReport, preprocess
+from ...pipeline.statistics.frequencies import QUICK, Statistics, frequency_statistics
 from ...stats.ranking.row_bytes import row_bytes
 from ...train.config import TrainConfig
 from ..command_list import STAGE_INTERRUPTED, Command

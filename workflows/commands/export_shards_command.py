@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ...pipeline.export.export_shards import ExportFormat, export_shards
+from ...pipeline.errors import format_byte_size
+from ...pipeline.export import ExportFormat, export_shards
 from ...pipeline.folders.manifest import Manifest
-from ...pipeline.runtime.resources import Resources
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.runtime.tasks import Resources
 from ..command_list import Command
 from ..console import print_json, print_line, progress_bars, stdout_console
 from ..options import Dir

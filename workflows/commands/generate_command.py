@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...pipeline.generate.generate_log import GenerateConfig, generate
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.errors import format_byte_size
+from ...pipeline.generate.generate import GenerateConfig, generate
 from ..command_list import Command
 from ..console import describe_rate, print_json, progress_bars
 from ..options import config_of

@@ -10,18 +10,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ...pipeline.errors import format_byte_size
 from ...pipeline.folders.manifest import MANIFEST, Manifest, is_sealed
-from ...pipeline.folders.partial_folder import durable_files
-from ...pipeline.folders.stage_totals import ShardsTotals
-from ...pipeline.raw.raw_file import RawFile
-from ...pipeline.runtime.engines import use_engine
-from ...pipeline.runtime.memory import default_memory_bytes
-from ...pipeline.runtime.resources import Resources
-from ...pipeline.runtime.tasks import num_workers
-from ...pipeline.sizes import format_byte_size
-from ...pipeline.stages.ingest import IngestConfig, ingest, ingest_identity, workers_for
-from ...pipeline.stages.map_ids import ID_MAP
-from ...pipeline.stages.preprocess import (
+from ...pipeline.folders.partial import durable_files
+from ...pipeline.folders.totals import ShardsTotals
+from ...pipeline.preprocess import (
     PreprocessConfig,
     StageReport,
     check_resources,
@@ -29,7 +22,13 @@ from ...pipeline.stages.preprocess import (
     remove_from,
     run_stage,
 )
-from ...pipeline.stages.refusals import refuse_stage
+from ...pipeline.raw.raw_file import RawFile
+from ...pipeline.runtime.engines import use_engine
+from ...pipeline.runtime.memory import default_memory_bytes
+from ...pipeline.runtime.tasks import Resources, num_workers
+from ...pipeline.stages.ingest import IngestConfig, ingest, ingest_identity, workers_for
+from ...pipeline.stages.other_vocabulary import ID_MAP
+from ...pipeline.stages.preflight import refuse_stage
 from ...pipeline.stages.stage_order import FOLDERS, refuse_extension, remove_stale
 from ..command_list import Command
 from ..console import message_width, print_json, print_line, progress_bars, say, stdout_console
@@ -162,7 +161,7 @@ def _preprocess(options: PreprocessCommand) -> int:
 
 def _dry_run(options: PreprocessCommand) -> int:
     # A run starts sooner without what estimates one.
-    from ...pipeline.preview.dry_run import plan_run
+    from ...pipeline.dry_run import plan_run
     from ..printing.show_plan import show_plan
 
     # The plan follows the same rules as the run: both ask `decide` what a folder's state means.

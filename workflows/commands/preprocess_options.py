@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, TypeVar
 
+from ...pipeline.errors import ByteSize
 from ...pipeline.folders.manifest import MANIFEST, Manifest
-from ...pipeline.formats.stage_settings import ColumnsSettings
+from ...pipeline.folders.totals import ColumnsSettings
+from ...pipeline.preprocess import PreprocessConfig
 from ...pipeline.runtime.engines import EngineName
 from ...pipeline.schema.schema_file import setting_of
-from ...pipeline.sizes import ByteSize
-from ...pipeline.stages.preprocess import PreprocessConfig
 from ...pipeline.stages.stage_order import FOLDERS
 from ..command_list import STAGE_INTERRUPTED, Command
 from ..options import Arg, Dir, RecipeFile, find_options, parse_options, values_of

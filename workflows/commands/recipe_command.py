@@ -7,13 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from ...pipeline.errors import ConfigError
+from ...pipeline.errors import ByteSize, ConfigError
 from ...pipeline.folders.manifest import MANIFEST, Manifest
-from ...pipeline.sizes import ByteSize
+from ...pipeline.preprocess import PreprocessConfig
 from ...pipeline.stages.count import CountConfig
 from ...pipeline.stages.ingest import IngestConfig
 from ...pipeline.stages.pack import PackConfig
-from ...pipeline.stages.preprocess import PreprocessConfig
 from ...pipeline.stages.rank import RankConfig
 from ...pipeline.stages.split import SplitConfig
 from ...train.config import TrainConfig

@@ -11,7 +11,7 @@ from typing import Annotated
 from rich.markup import escape
 
 from ...pipeline.errors import HotsetError
-from ...pipeline.formats.whole_file import whole_file
+from ...pipeline.folders.whole_file import whole_file
 from ..command_list import Command
 from ..console import plain_table, print_json, print_table, say, stdout_console
 from ..options import Arg

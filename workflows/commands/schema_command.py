@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ...pipeline.errors import require_at_least
-from ...pipeline.preview.infer_schema import explain_built_in, propose_schema
+from ...pipeline.infer_schema import explain_built_in, propose_schema
 from ..command_list import Command
 from ..console import print_json, say
 from ..options import Arg

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...pipeline.errors import ConfigError, require_at_least
-from ...pipeline.inspect.exchange_series import exchange_of_ranks
-from ...pipeline.inspect.frequency_series import QUICK, frequency_statistics
-from ...pipeline.inspect.inspected_folder import Inspected
-from ...pipeline.inspect.table_rows import TableHead, open_table
-from ...pipeline.runtime.resources import Resources
+from ...pipeline.runtime.tasks import Resources
+from ...pipeline.statistics.folder import Inspected
+from ...pipeline.statistics.frequencies import QUICK, frequency_statistics
+from ...pipeline.statistics.table_rows import TableHead, open_table
+from ...pipeline.statistics.traffic import exchange_of_ranks
 from ..command_list import Command
 from ..console import print_json, progress_bars, say, stdout_console
 from ..options import Dir

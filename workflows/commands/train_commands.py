@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline.sizes import ByteSize, format_byte_size
+from ...pipeline.errors import ByteSize, format_byte_size
 from ...train.checkpoints.checkpoint_settings import CheckpointSettings
 from ...train.config import TrainConfig
 from ...train.options.exchange_options import ExchangeOptions

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from ...pipeline.errors import ConfigError
-from ...pipeline.folders.discard import is_discarded
-from ...pipeline.formats.md5_list import md5_faults
-from ...pipeline.runtime.address_limit import TORCH_BYTES, refuse_few_addresses
-from ...pipeline.runtime.resources import Resources
-from ...pipeline.sizes import ByteSize
-from ...pipeline.verify.verify import STAGE_FOLDERS, verify
+from ...pipeline.errors import ByteSize, ConfigError
+from ...pipeline.folders.disk import is_discarded
+from ...pipeline.raw.part import md5_faults
+from ...pipeline.runtime.limits import TORCH_BYTES, refuse_few_addresses
+from ...pipeline.runtime.tasks import Resources
+from ...pipeline.verify import STAGE_FOLDERS, verify
 from ..command_list import Command
 from ..console import print_json, progress_bars, say
 from ..options import Dir

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...pipeline.errors import format_byte_size
 from ...pipeline.folders.manifest import Manifest
-from ...pipeline.folders.stage_totals import IdMapTotals, ShardsTotals
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.folders.totals import IdMapTotals, ShardsTotals
 from ..console import describe_rate
 
 if TYPE_CHECKING:  # commands that run no stage describe them, too
-    from ...pipeline.stages.preprocess import StageReport
+    from ...pipeline.preprocess import StageReport
 
 
 def describe_stage(report: StageReport, width: int | None = None) -> str:

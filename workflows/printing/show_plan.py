@@ -5,9 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline.preview.dry_run import RunPlan
-from ...pipeline.preview.run_states import MAKING, REFUSED
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.dry_run import MAKING, REFUSED, RunPlan
+from ...pipeline.errors import format_byte_size
 
 
 def show_plan(plan: RunPlan, console: Console) -> None:

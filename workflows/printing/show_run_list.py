@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.errors import format_byte_size
 from ..console import plain_table, print_line, print_table
 from .read_runs import Run, differing_settings
 

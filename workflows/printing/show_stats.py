@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ...pipeline.inspect.default_runs import DefaultRuns
-from ...pipeline.inspect.drift_series import Drift
-from ...pipeline.inspect.exchange_series import RankStatistics
-from ...pipeline.inspect.frequency_series import SERIES, Statistics
-from ...pipeline.inspect.log_series import LogSeries
-from ...pipeline.inspect.table_rows import TableHead
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.errors import format_byte_size
+from ...pipeline.statistics.default_runs import DefaultRuns
+from ...pipeline.statistics.drift import Drift
+from ...pipeline.statistics.frequencies import SERIES, Statistics
+from ...pipeline.statistics.log import LogSeries
+from ...pipeline.statistics.table_rows import TableHead
+from ...pipeline.statistics.traffic import RankStatistics
 from ..console import plain_table, print_line, print_table
 from ..report import log_tables
 from ..report import series_tables as tables

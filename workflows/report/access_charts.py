@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 import altair as alt
 
-from ...pipeline.inspect.coverage_series import CoverageRow
-from ...pipeline.inspect.drift_series import DriftAge, ServedShare
-from ...pipeline.inspect.hot_sample_series import BudgetRow
-from ...pipeline.inspect.unique_rows_series import BatchFigure, UniqueRowsRow
+from ...pipeline.statistics.coverage import BatchFigure, BudgetRow, CoverageRow, UniqueRowsRow
+from ...pipeline.statistics.drift import DriftAge, ServedShare
 from .chart_layers import (
     BLUE,
     GREEN,

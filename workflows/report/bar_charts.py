@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import altair as alt
 
-from ...pipeline.inspect.log_series import DenseRow
+from ...pipeline.statistics.log import DenseRow
 from .chart_layers import BLUE, ORANGE, ChartRow, ChartSpec, chart_spec
 from .log_tables import short_number
 

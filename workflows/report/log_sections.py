@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from ...pipeline.inspect.category_series import CategoryRow
-from ...pipeline.inspect.coverage_series import HotTableRow
-from ...pipeline.inspect.default_runs import DefaultRuns
-from ...pipeline.inspect.log_series import LogSeries
-from ...pipeline.inspect.provenance import Provenance
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.errors import format_byte_size
+from ...pipeline.statistics.coverage import HotTableRow
+from ...pipeline.statistics.default_runs import DefaultRuns
+from ...pipeline.statistics.folder import Provenance
+from ...pipeline.statistics.frequencies import CategoryRow
+from ...pipeline.statistics.log import LogSeries
 from . import log_tables as tables
 from .bar_charts import Bar, bar_chart, dense_chart
 from .report_page import Section

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...pipeline.inspect.category_series import CategoryRow
-from ...pipeline.inspect.coverage_series import HotTableRow
-from ...pipeline.inspect.default_runs import DefaultRuns
-from ...pipeline.inspect.log_series import LabelCounts, LogSeries
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.errors import format_byte_size
+from ...pipeline.statistics.coverage import HotTableRow
+from ...pipeline.statistics.default_runs import DefaultRuns
+from ...pipeline.statistics.frequencies import CategoryRow
+from ...pipeline.statistics.log import LabelCounts, LogSeries
 from .report_sentences import percent
 from .series_tables import TextTable
 

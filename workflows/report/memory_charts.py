@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import altair as alt
 
-from ...pipeline.inspect.hot_sample_series import OrderRow
-from ...pipeline.inspect.miss_ratio_series import MissRatios
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.errors import format_byte_size
+from ...pipeline.statistics.coverage import OrderRow
+from ...pipeline.statistics.traffic import MissRatios
 from ...train.advice_record import MemoryOption
 from .chart_layers import (
     BLUE,

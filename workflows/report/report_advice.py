@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from ...pipeline.inspect.frequency_series import Statistics
+from ...pipeline.statistics.frequencies import Statistics
 from ...stats.curves import where_doubling_stops_paying
 from ...train.advice_record import PlacementAdvice
 from .report_commands import rebuild_commands, size_option

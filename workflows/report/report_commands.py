@@ -7,10 +7,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ...pipeline.inspect.provenance import Provenance
-from ...pipeline.schema.feature_settings import FeatureSettings, format_feature_settings
+from ...pipeline.errors import GIB, KIB, MIB, ByteSize, exact_byte_size
+from ...pipeline.schema.schema import FeatureSettings, format_feature_settings
 from ...pipeline.schema.schema_file import is_fingerprint
-from ...pipeline.sizes import GIB, KIB, MIB, ByteSize, exact_byte_size
+from ...pipeline.statistics.folder import Provenance
 from ..options import NO_OPTION
 from ..recipes import DEFAULT_SCHEMA, recipe_for
 

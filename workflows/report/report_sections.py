@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from ...pipeline.inspect.drift_series import PairShare
-from ...pipeline.inspect.frequency_series import Statistics
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.errors import format_byte_size
+from ...pipeline.statistics.drift import PairShare
+from ...pipeline.statistics.frequencies import Statistics
 from ...train.advice_record import PlacementAdvice
 from . import series_tables as tables
 from .access_charts import coverage_chart, drift_chart, unique_rows_chart

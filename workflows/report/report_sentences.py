@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...pipeline.inspect.drift_series import Drift
-from ...pipeline.inspect.frequency_series import Statistics
-from ...pipeline.inspect.hot_sample_series import OrderRow
-from ...pipeline.inspect.log_series import LogSeries
-from ...pipeline.inspect.miss_ratio_series import MissRatios
-from ...pipeline.sizes import MIB, format_byte_size
+from ...pipeline.errors import MIB, format_byte_size
+from ...pipeline.statistics.coverage import OrderRow
+from ...pipeline.statistics.drift import Drift
+from ...pipeline.statistics.frequencies import Statistics
+from ...pipeline.statistics.log import LogSeries
+from ...pipeline.statistics.traffic import MissRatios
 from ...stats.curves import (
     first_to_reach,
     gain_of_doubling,

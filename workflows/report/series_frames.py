@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from ...pipeline.inspect.frequency_series import SERIES, Statistics
+from ...pipeline.statistics.frequencies import SERIES, Statistics
 
 if TYPE_CHECKING:
     import polars as pl

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...pipeline.inspect.coverage_series import CoverageRow
-from ...pipeline.inspect.drift_series import Drift, PairShare, PartShare, ServedShare
-from ...pipeline.inspect.frequency_series import FeatureRow
-from ...pipeline.inspect.hot_sample_series import OrderRow
-from ...pipeline.inspect.miss_ratio_series import MissRatios
-from ...pipeline.inspect.unique_rows_series import UniqueRowsRow
-from ...pipeline.sizes import format_byte_size
+from ...pipeline.errors import format_byte_size
+from ...pipeline.statistics.coverage import CoverageRow, OrderRow, UniqueRowsRow
+from ...pipeline.statistics.drift import Drift, PairShare, PartShare, ServedShare
+from ...pipeline.statistics.frequencies import FeatureRow
+from ...pipeline.statistics.traffic import MissRatios
 from ...train.advice_record import PlacementAdvice
 from .report_sentences import percent, rounded
 

@@ -8,11 +8,18 @@ import os
 import resource
 from pathlib import Path
 
-from ...pipeline.errors import ConfigError, HotsetError, MissingExtraError, SystemFaultError, install_hint
-from ...pipeline.formats.whole_file import whole_file
-from ...pipeline.inspect.frequency_series import Statistics
-from ...pipeline.runtime.resources import Resources
-from ...pipeline.sizes import GIB, format_byte_size
+from ...pipeline.errors import (
+    GIB,
+    ConfigError,
+    HotsetError,
+    MissingExtraError,
+    SystemFaultError,
+    format_byte_size,
+    install_hint,
+)
+from ...pipeline.folders.whole_file import whole_file
+from ...pipeline.runtime.tasks import Resources
+from ...pipeline.statistics.frequencies import Statistics
 from ...stats.step_times import Machine
 from ...train.advice import AdviceConfig, advise
 from .series_frames import series_frames

@@ -1,22 +1,147 @@
-"""Folders on disk: their bytes, their names, and the space that is left."""
+"""Discarded folders: the stages count as done, verify says so, and what needs their files refuses.
+
+Folders on disk: their bytes, their names, and the space that is left.
+"""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hotset.pipeline.errors import ManifestError
+from hotset.pipeline.errors import ByteSize, ManifestError
 from hotset.pipeline.folders.disk import (
+    MARK,
     bytes_in,
+    discard_files,
     folder_exists,
     free_bytes,
+    is_discarded,
     paths_in,
     rename_folder,
     temporary_folder,
 )
+from hotset.pipeline.folders.manifest import MANIFEST
+from hotset.pipeline.generate.generate import GenerateConfig, generate
+from hotset.pipeline.preprocess import PreprocessConfig, preprocess, remove_from, run_stage
+from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.stages.split import SplitConfig
+from hotset.pipeline.statistics.frequencies import frequency_statistics
+from hotset.pipeline.verify import verify
+from hotset.tests.support.logs.criteo_text import tree_of
+from hotset.workflows.cli import main
+
+CONFIG = PreprocessConfig(split=SplitConfig(embedding_optimizer="sgd", hot_bytes=ByteSize(20_000)))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("discard")
+    generate(GenerateConfig(samples=800, scale=500), folder / "log.tsv", workers=1)
+    preprocess([folder / "log.tsv"], CONFIG, folder / "dir", Resources(workers=1))
+    return folder
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """The same with columns and samples discarded."""
+    shutil.copytree(whole / "dir", tmp_path / "dir")
+    preprocess([whole / "log.tsv"], CONFIG, tmp_path / "dir", shards_only=True)
+    return tmp_path / "dir"
+
+
+def test_only_the_files_of_the_folders_named_go(whole: Path, folder: Path) -> None:
+    before, after = tree_of(whole / "dir"), tree_of(folder)
+    for name in ("columns", "samples"):
+        assert {path.name for path in (folder / name).iterdir()} == {MANIFEST, MARK}
+        assert is_discarded(folder / name) and not is_discarded(folder / "shards")
+    kept = {
+        name for name in before if name.endswith(MANIFEST) or name.split("/")[0] not in ("columns", "samples")
+    }
+    assert {name: before[name] for name in kept} == {
+        name: text for name, text in after.items() if not name.endswith(MARK)
+    }
+
+
+def test_the_same_command_sees_every_stage_as_done(whole: Path, folder: Path) -> None:
+    before, sealed = tree_of(folder), []
+    for shards_only in (True, False):
+        preprocess(
+            [whole / "log.tsv"],
+            CONFIG,
+            folder,
+            shards_only=shards_only,
+            on_stage=lambda r: sealed.append(r.was_sealed),
+        )
+    assert sealed == [True] * 12 and tree_of(folder) == before
+
+
+def test_verify_checks_what_is_there(whole: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify(folder, raw=[whole / "log.tsv"]) == []
+    assert main(["verify", str(folder)]) == 0
+    assert "columns was discarded, so only its manifest was checked" in capsys.readouterr().err
+    (folder / "columns" / "stray").touch()
+    assert any("stray" in fault for fault in verify(folder))
+
+
+def test_other_settings_say_what_they_miss_and_remove_nothing(whole: Path, folder: Path) -> None:
+    before = tree_of(folder)
+    other = replace(CONFIG, split=replace(CONFIG.split, embedding_dim=8))
+    with pytest.raises(ManifestError, match="embedding_dim = 16, now 8"):
+        preprocess([whole / "log.tsv"], other, folder)
+    for stage, missed in {"split": "samples", "encode": "columns", "count": "columns"}.items():
+        with pytest.raises(ManifestError, match=f"{missed} was discarded, and .* needs its files") as caught:
+            remove_from(stage, folder)
+        assert "--redo ingest" in str(caught.value.hint)
+    assert tree_of(folder) == before
+    remove_from("ingest", folder)
+    preprocess([whole / "log.tsv"], CONFIG, folder)
+    assert tree_of(folder) == tree_of(whole / "dir")
+
+
+def test_a_stage_that_misses_an_input_says_so(folder: Path) -> None:
+    shutil.rmtree(folder / "shards")
+    with pytest.raises(ManifestError, match="columns was discarded, and pack needs its files"):
+        run_stage("pack", CONFIG.pack, folder)
+
+
+def test_stats_say_what_they_miss(folder: Path) -> None:
+    with pytest.raises(ManifestError, match="samples was discarded, and stats needs its files"):
+        frequency_statistics(folder)
+
+
+def test_columns_alone_or_samples_alone(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole / "dir", tmp_path / "dir")
+    assert discard_files(tmp_path / "dir" / "samples") > 800 * 26 * 4
+    assert discard_files(tmp_path / "dir" / "samples") == 0
+    remove_from("encode", tmp_path / "dir")
+    preprocess([whole / "log.tsv"], CONFIG, tmp_path / "dir")
+    assert tree_of(tmp_path / "dir") == tree_of(whole / "dir")
+
+
+def test_stopped_half_way_it_goes_on(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(whole / "dir", tmp_path / "dir")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        with pytest.raises(ManifestError, match="columns cannot be discarded: Read-only"):
+            preprocess([whole / "log.tsv"], CONFIG, tmp_path / "dir", shards_only=True)
+    preprocess([whole / "log.tsv"], CONFIG, tmp_path / "dir", shards_only=True)
+    assert {path.name for path in (tmp_path / "dir/columns").iterdir()} == {MANIFEST, MARK}
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise OSError(30, "Read-only file system")
+
+
+def test_a_file_that_is_lost_without_a_mark_is_a_fault(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole / "dir", tmp_path / "dir")
+    next((tmp_path / "dir/columns").glob("*.arrow")).unlink()
+    with pytest.raises(ManifestError, match="cannot be read: No such file"):
+        preprocess([whole / "log.tsv"], CONFIG, tmp_path / "dir")
 
 
 def test_bytes_are_those_of_the_files_of_a_folder_alone(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Stage folders: killed at any moment, the same run ends in the same bytes; another is refused.
 
-Tests `partial_folder`, `reopening` and `run_identity`, too.
+Tests `partial`, `reopening` and `resume`, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.checksum import hash_file, known_checksum
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.folders.output import Output, input_of
-from hotset.pipeline.folders.partial_folder import PARTIAL
+from hotset.pipeline.folders.partial import PARTIAL
 from hotset.tests.support.json_records import AnyRecord
 from hotset.tests.support.logs.criteo_text import tree_of
 from hotset.tests.support.processes.kills import Killed

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hotset.pipeline.errors import ManifestError
-from hotset.pipeline.folders.decision import FolderState
 from hotset.pipeline.folders.disk import empty_folder, remove_folders
 from hotset.pipeline.folders.manifest import MANIFEST
 from hotset.pipeline.folders.output import Output
-from hotset.pipeline.folders.partial_folder import BEGUN, LOCK, PARTIAL, REMOVED
+from hotset.pipeline.folders.partial import BEGUN, LOCK, PARTIAL, REMOVED
+from hotset.pipeline.folders.resume import FolderState
 from hotset.tests.support.json_records import AnyRecord
 from hotset.tests.support.logs.criteo_text import tree_of
 from hotset.tests.support.processes.kills import Killed, killed, start_holder

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hotset.pipeline.errors import ManifestError
+from hotset.pipeline.errors import MIB, ManifestError
 from hotset.pipeline.folders.output import Output
 from hotset.pipeline.folders.temporary_files import (
     AppendedArray,
@@ -21,7 +21,6 @@ from hotset.pipeline.folders.temporary_files import (
     write_shared_arrays,
 )
 from hotset.pipeline.runtime.memory import anonymous_bytes, give_back
-from hotset.pipeline.sizes import MIB
 
 
 @dataclass(frozen=True)

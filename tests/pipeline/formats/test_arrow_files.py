@@ -1,4 +1,9 @@
-"""Arrow files: written, mapped, and refused where they are not what the manifest says."""
+"""Arrow files: written, mapped, and refused where they are not what the manifest says.
+
+Maps of files: what they hold, for how long, and that none keeps a file open.
+
+Parts are opened once, by whichever pass is first, and no more of them are kept than the limit.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import errno
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,17 +21,21 @@ import pytest
 from hotset.pipeline.errors import ConfigError, ManifestError, ShardError, SystemFaultError
 from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import FileEntry, Manifest
+from hotset.pipeline.formats import arrow_files
 from hotset.pipeline.formats.arrow_files import (
     NO_NULLS,
+    OpenedParts,
     as_fixed_lists,
     damage_named,
     fixed_lists,
+    map_file,
     open_writer,
     read_batch,
     validity_of,
     values_of,
     write_batch,
 )
+from hotset.tests.support.processes.descriptors import open_files
 
 
 def listed(path: Path, num_samples: int) -> tuple[Manifest, FileEntry]:
@@ -204,3 +214,58 @@ def test_a_file_that_the_system_cannot_open_is_not_called_damaged(
         read_batch(*listed(tmp_path / "file.arrow", 2))
     assert "file.arrow" in str(caught.value) and "damaged" not in str(caught.value)
     assert "remove" not in str(caught.value.hint)
+
+
+def test_a_map_holds_the_bytes_of_its_file_and_keeps_no_file_open(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"a\xff")
+    path.write_bytes(bytes(range(256)) * 40)
+    maps = [map_file(path) for _ in range(50)]
+    assert open_files(tmp_path) == []
+    path.unlink()
+    for found in maps:
+        values = np.frombuffer(found, np.uint8)
+        assert values.size == 256 * 40 and not values.flags.writeable
+        assert values.sum(dtype=np.int64) == 40 * 255 * 128
+
+
+def test_an_array_keeps_the_map_and_the_last_one_gives_it_back(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 10_000)
+
+    def is_mapped() -> bool:
+        return str(path) in Path("/proc/self/maps").read_text()
+
+    values = np.frombuffer(map_file(path), np.uint8)[5000:]
+    assert is_mapped() and values[-1] == ord("x")
+    del values
+    assert not is_mapped()
+
+
+def test_what_cannot_be_mapped_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(ValueError, match="it is empty"):
+        map_file(tmp_path / "empty")
+    with pytest.raises(FileNotFoundError):
+        map_file(tmp_path / "none")
+    with pytest.raises(OSError, match=r"No such device|Is a directory"):
+        map_file(tmp_path)
+
+
+def test_each_part_is_opened_once_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[str, str]] = []
+
+    def opening(folder: Any, entry: Any) -> object:
+        opened.append((folder.fingerprint, entry.path))
+        return opened[-1]
+
+    monkeypatch.setattr(arrow_files, "read_batch", opening)
+    monkeypatch.setattr(arrow_files, "_MOST_FILES", 3)
+    parts: Any = OpenedParts()
+    columns, samples = (SimpleNamespace(fingerprint=name) for name in ("columns", "samples"))
+    first, second = (SimpleNamespace(path=path) for path in ("a.arrow", "b.arrow"))
+    files = [(columns, first), (samples, first), (columns, second), (samples, second)]
+    wanted = [(folder.fingerprint, entry.path) for folder, entry in files]
+    for _ in range(3):
+        assert [parts.read(*file) for file in files] == wanted
+    # The last file is beyond the limit, and opened by each pass.
+    assert opened == [*wanted, wanted[3], wanted[3]]

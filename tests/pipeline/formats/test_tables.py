@@ -14,7 +14,7 @@ import pytest
 
 from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.formats.lookups import ONE_EACH, TableLookups
+from hotset.pipeline.formats.ids import ONE_EACH, TableLookups
 from hotset.pipeline.formats.tables import as_lists, lookups_of, multi_hot, offsets_of, one_hot, table_named
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hotset.pipeline.generate.profile import Coverage
 from hotset.pipeline.generate.profile_fit import (
     FitColumn,
     dense_edges,
@@ -14,6 +13,7 @@ from hotset.pipeline.generate.profile_fit import (
     pattern_levels,
     sparse_edges,
 )
+from hotset.pipeline.generate.world import Coverage
 
 COVERAGE = Coverage(np.array([1.0, 10.0, 1000.0, 100_000.0]), np.array([0.1, 0.3, 0.7, 1.0]))
 

@@ -1,6 +1,6 @@
 """CSV and Parquet logs to columns and on, against naive readers; what is refused and where.
 
-Tests `parquet_parts` and `part`, too.
+Tests `log_parts` and `part`, too.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hotset.pipeline.errors import InputError, ManifestError
+from hotset.pipeline.errors import ByteSize, InputError, ManifestError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.formats.arrow_files import read_batch, write_batch
-from hotset.pipeline.raw.parquet_parts import ParquetParts
-from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.preprocess import PreprocessConfig, run_stage
+from hotset.pipeline.raw.log_parts import ParquetParts
+from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema_file import read_schema
-from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.preprocess import PreprocessConfig, run_stage
 from hotset.pipeline.stages.stage_order import FOLDERS
-from hotset.pipeline.verify.verify import verify
+from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.criteo_text import tree_of
 from hotset.tests.support.logs.other_logs import (
     Log,

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from hotset.pipeline.errors import ConfigError, install_hint
+from hotset.pipeline.errors import MIB, ConfigError, install_hint
 from hotset.pipeline.runtime import engines
 from hotset.pipeline.runtime.engines import ENGINES, use_engine
 from hotset.pipeline.runtime.memory import FIXED_BYTES, refuse_small_cap, room_for
-from hotset.pipeline.runtime.resources import Resources
-from hotset.pipeline.runtime.tasks import num_processes, num_workers, run_tasks
-from hotset.pipeline.sizes import MIB
+from hotset.pipeline.runtime.tasks import Resources, num_processes, num_workers, run_tasks
 from hotset.workflows.cli import main
 
 

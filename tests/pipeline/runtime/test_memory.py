@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from hotset.pipeline.errors import ConfigError, MemoryCapError
-from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.pipeline.errors import MIB, ConfigError, MemoryCapError
+from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.pipeline.runtime import memory
-from hotset.pipeline.runtime.control_groups import control_groups
+from hotset.pipeline.runtime.limits import control_groups
 from hotset.pipeline.runtime.memory import (
     FIXED_BYTES,
     available_bytes,
@@ -30,8 +30,7 @@ from hotset.pipeline.runtime.memory import (
     room_for,
     workers_within,
 )
-from hotset.pipeline.runtime.resources import Resources
-from hotset.pipeline.sizes import MIB
+from hotset.pipeline.runtime.tasks import Resources
 from hotset.tests.support.processes.made_up_groups import write_groups
 
 CAP_BYTES = 232 * MIB

@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.errors import ConfigError, EngineError, InputError
+from hotset.pipeline.preprocess import preprocess
 from hotset.pipeline.runtime.engines import use_engine
-from hotset.pipeline.runtime.resources import Resources
-from hotset.pipeline.runtime.tasks import Advance, num_workers, run_tasks
-from hotset.pipeline.stages.preprocess import preprocess
+from hotset.pipeline.runtime.tasks import Advance, Resources, num_workers, run_tasks
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of, tree_of
 from hotset.tests.support.preprocess_runs import CONFIG
 from hotset.tests.support.processes.remote_tasks import die_at, fail_at, square, where_at

@@ -1,19 +1,67 @@
-"""Tasks over threads: in order, few in flight, and none at work once the run has ended."""
+"""Resources are plain data beside every config: none of them is part of a folder's identity.
+
+Tasks over threads: in order, few in flight, and none at work once the run has ended.
+
+A thread's memory is used again, grows, and is no other thread's.
+"""
 
 from __future__ import annotations
 
+import mmap
+import pickle
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import wait
+from dataclasses import fields
+from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hotset.pipeline.runtime import tasks
-from hotset.pipeline.runtime.tasks import num_workers, run_tasks
+from hotset.pipeline.runtime.tasks import (
+    DEFAULT_RESOURCES,
+    Resources,
+    drop_thread_buffers,
+    num_workers,
+    placed_like_file,
+    release_pages,
+    run_tasks,
+    silent,
+    thread_buffer,
+)
+from hotset.pipeline.stages.count import CountConfig
+from hotset.pipeline.stages.encode import EncodeConfig
+from hotset.pipeline.stages.ingest import IngestConfig
+from hotset.pipeline.stages.pack import PackConfig
+from hotset.pipeline.stages.rank import RankConfig
+from hotset.pipeline.stages.split import SplitConfig
+
+
+def test_defaults_take_every_core_and_show_nothing() -> None:
+    assert DEFAULT_RESOURCES == Resources(workers=0, memory_bytes=None, progress=silent)
+    DEFAULT_RESOURCES.progress("count", 1, 2)
+
+
+def test_resources_can_be_sent_to_a_worker() -> None:
+    assert pickle.loads(pickle.dumps(Resources(workers=3))) == Resources(workers=3)
+
+
+def test_no_config_has_a_field_that_is_a_resource() -> None:
+    resources = {field.name for field in fields(Resources)}
+    for config in (
+        IngestConfig,
+        CountConfig,
+        RankConfig,
+        EncodeConfig,
+        SplitConfig,
+        PackConfig,
+    ):
+        assert not resources & {field.name for field in fields(config)}
 
 
 class Work:
@@ -145,3 +193,43 @@ def test_results_that_are_collected_while_a_thread_starts_let_it_start() -> None
 def test_no_number_of_workers_means_the_cores() -> None:
     assert num_workers(0) >= 1
     assert num_workers(3) == 3
+
+
+def test_memory_of_one_name_is_used_again_and_grows() -> None:
+    drop_thread_buffers()
+    first = thread_buffer("ids", (4, 3), np.int32)
+    assert first.shape == (4, 3) and first.dtype == np.int32 and first.flags.c_contiguous
+    again = thread_buffer("ids", (2, 3), np.float32)
+    assert again.shape == (2, 3) and np.shares_memory(first, again)
+    larger = thread_buffer("ids", (40, 3), np.int32)
+    assert larger.shape == (40, 3) and not np.shares_memory(first, larger)
+    assert not np.shares_memory(larger, thread_buffer("keys", (40,), np.int64))
+    assert thread_buffer("none", (0, 3), np.int32).shape == (0, 3)
+    drop_thread_buffers()
+    assert not np.shares_memory(larger, thread_buffer("ids", (40, 3), np.int32))
+
+
+def test_threads_share_nothing() -> None:
+    mine, others = thread_buffer("ids", (8,), np.int32), []
+    thread = Thread(target=lambda: others.append(thread_buffer("ids", (8,), np.int32)))
+    thread.start()
+    thread.join()
+    assert not np.shares_memory(mine, others[0])
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 4095, 4096, 5000, 1 << 20])
+def test_forgotten_memory_can_be_written_again_and_its_neighbours_are_kept(num_bytes: int) -> None:
+    memory = np.full(num_bytes + 20_000, 7, np.uint8)
+    release_pages(memory[10_000 : 10_000 + num_bytes])
+    assert (memory[:10_000] == 7).all() and (memory[10_000 + num_bytes :] == 7).all()
+    memory[10_000 : 10_000 + num_bytes] = 8
+    assert (memory[10_000 : 10_000 + num_bytes] == 8).all()
+
+
+@pytest.mark.parametrize("position", [0, 1, 4095, 4096, 10**12 + 7])
+@pytest.mark.parametrize("skipped", [0, 1, 17])
+def test_memory_begins_as_far_into_a_page_as_a_file(position: int, skipped: int) -> None:
+    memory = np.zeros(skipped + mmap.PAGESIZE + 100, np.uint8)[skipped:]
+    placed = placed_like_file(memory, position)
+    assert (placed.ctypes.data - position) % mmap.PAGESIZE == 0
+    assert placed.shape[0] > 100 and np.shares_memory(placed[-1:], memory[-1:])

@@ -1,12 +1,63 @@
-"""The built-in schemas."""
+"""Numbers for some features: as typed, as a manifest has them, and spread over all features.
+
+The built-in schemas.
+"""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.schema.schema import KINDS, SCHEMAS, schema_named
+from hotset.pipeline.schema.schema import (
+    KINDS,
+    SCHEMAS,
+    FeatureSettings,
+    check_settings,
+    format_feature_settings,
+    numbers_of,
+    parse_feature_settings,
+    schema_named,
+)
 from hotset.pipeline.schema.schema_file import read_schema, write_schema
+from hotset.pipeline.stages.rank import RankConfig
+from hotset.pipeline.stages.split import SplitConfig
+
+
+def test_settings_are_typed_with_commas_and_sorted_by_name() -> None:
+    settings = parse_feature_settings("C5=2,C3=10,a=b=7")
+    assert list(settings) == [("C3", 10), ("C5", 2), ("a=b", 7)]
+    assert parse_feature_settings(format_feature_settings(settings)) == settings
+    assert not parse_feature_settings("")
+
+
+@pytest.mark.parametrize("text", ["C3", "C3=", "=4", "C3=x", "C3=-1", "C3=1.5", "C3=٣"])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="want a feature and a number"):
+        parse_feature_settings(text)
+
+
+def test_a_manifest_gives_back_equal_settings() -> None:
+    config = RankConfig(feature_min_counts=FeatureSettings([("b", 2), ("a", 1)]))
+    read = json.loads(json.dumps({"feature_min_counts": config.feature_min_counts}))
+    assert RankConfig(feature_min_counts=FeatureSettings(read["feature_min_counts"])) == config
+    assert list(config.feature_min_counts) == [("a", 1), ("b", 2)]
+
+
+def test_nonsense_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="feature_min_counts must be 1 or more, got 0 for 'a'"):
+        RankConfig(feature_min_counts=FeatureSettings([("a", 0)]))
+    with pytest.raises(ConfigError, match="feature_dims: feature 'a' is named twice"):
+        SplitConfig(feature_dims=FeatureSettings([("a", 4), ("a", 8)]))
+    check_settings("x", FeatureSettings([["a", 0]]), least=0)
+
+
+def test_features_without_a_setting_have_the_default() -> None:
+    assert numbers_of("x", FeatureSettings([("b", 5)]), ["a", "b"], 3) == {"a": 3, "b": 5}
+    with pytest.raises(ConfigError, match="feature_dims names 'C33', which is not a feature") as caught:
+        numbers_of("feature_dims", FeatureSettings([("C33", 5)]), ["C1", "C3"], 3)
+    assert caught.value.hint == "did you mean 'C3'?"
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

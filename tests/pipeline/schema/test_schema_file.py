@@ -1,6 +1,6 @@
 """Schemas as TOML: what is read, what is refused in which words, one fingerprint for one content.
 
-Tests `schema_entries` and `schema_names`, too.
+Tests `schema_file` and `schema`, too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.schema.schema import SCHEMAS, Schema
+from hotset.pipeline.schema.schema import SCHEMAS, Schema, find_columns
 from hotset.pipeline.schema.schema_file import (
     is_fingerprint,
     read_schema,
@@ -19,7 +19,6 @@ from hotset.pipeline.schema.schema_file import (
     setting_of,
     write_schema,
 )
-from hotset.pipeline.schema.schema_names import find_columns
 
 TEXT = """
 format = "csv"  # a comment

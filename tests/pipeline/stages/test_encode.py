@@ -1,6 +1,6 @@
 """Categories to ids: what training knows has its own, everything else is oov, missing has a row.
 
-Tests `id_lookup`, `part_ids` and `tables`, too.
+Tests `encode`, `ids` and `tables`, too.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pytest
 
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.formats.part_ids import PartSize, largest_part
-from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.formats.ids import PartSize, largest_part
+from hotset.pipeline.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.encode import EncodeConfig, encode, needed_bytes
 from hotset.pipeline.stages.ingest import IngestConfig
-from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.tests.support.logs.criteo_text import (
     NUM_DENSE,

@@ -1,4 +1,7 @@
-"""Checks before the first stage: disk and memory."""
+"""Checks before the first stage: disk and memory.
+
+Stages refuse before a finished folder is removed, or before they begin one.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import gzip
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +17,25 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 
-from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.folders.disk import bytes_in
-from hotset.pipeline.sizes import GIB, MIB
-from hotset.pipeline.stages.preflight import COMPRESSION, DISK_FACTORS, disk_needed, refuse_full_disk
-from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.errors import GIB, MIB, ConfigError, HotsetError, ManifestError
+from hotset.pipeline.folders.disk import bytes_in, discard_files
+from hotset.pipeline.preprocess import PreprocessConfig, preprocess, run_stage
+from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.stages.count import CountConfig
+from hotset.pipeline.stages.encode import EncodeConfig
+from hotset.pipeline.stages.pack import PackConfig
+from hotset.pipeline.stages.preflight import (
+    COMPRESSION,
+    DISK_FACTORS,
+    disk_needed,
+    refuse_full_disk,
+    refuse_stage,
+)
+from hotset.pipeline.stages.rank import RankConfig
+from hotset.pipeline.stages.split import SplitConfig
+from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
+from hotset.tests.support.preprocess_runs import CONFIG, copy_of
 from hotset.workflows.cli import main
 
 
@@ -114,3 +131,61 @@ def test_one_hint_does_for_every_stage_of_a_log_of_short_lines(
     assert main([*words, "1MiB", "--workers", "8"]) == 1
     enough = capsys.readouterr().err.split("--memory ")[1].split(" ")[0]
     assert main([*words, enough, "--workers", "8"]) == 0
+
+
+DEFAULTS: dict[str, Any] = {
+    "count": CountConfig(),
+    "rank": RankConfig(),
+    "encode": EncodeConfig(),
+    "split": SplitConfig(),
+    "pack": PackConfig(),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders of `preprocess`, for reading only."""
+    out = tmp_path_factory.mktemp("refusals")
+    (out / "log.tsv").write_bytes(text_of(draw_samples(100, np.random.default_rng(3))))
+    preprocess([out / "log.tsv"], CONFIG, out / "dir", Resources(workers=1))
+    return out / "dir"
+
+
+@pytest.mark.parametrize("stage", DEFAULTS)
+def test_a_small_memory_cap_is_refused_before_the_folder_is_begun(
+    stage: str, made: Path, tmp_path: Path
+) -> None:
+    for path in made.iterdir():
+        if path.name != FOLDERS[stage]:
+            (tmp_path / path.name).symlink_to(path)
+    little = Resources(workers=1, memory_bytes=MIB)
+    for run in (refuse_stage, run_stage):
+        with pytest.raises(HotsetError, match="cannot stay within 1 MiB of memory"):
+            run(stage, DEFAULTS[stage], tmp_path, little)
+    assert not (tmp_path / FOLDERS[stage]).exists()
+    refuse_stage(stage, DEFAULTS[stage], tmp_path, Resources(workers=1))
+    assert not (tmp_path / FOLDERS[stage]).exists()
+
+
+@pytest.mark.parametrize(
+    ("stage", "config", "megabytes", "message"),
+    [
+        ("count", CountConfig(eval_files=1), 0, "no sample to train on"),
+        ("rank", RankConfig(rank_by="peel"), 180, "rank --rank-by peel cannot stay within 180 MiB"),
+        ("rank", RankConfig(rank_by="sampled"), 180, "rank --rank-by sampled cannot stay within 180 MiB"),
+        ("split", SplitConfig(mode="fae-code"), 0, "needs ids by sampled counts"),
+    ],
+)
+def test_settings_that_the_inputs_rule_out_are_refused(
+    stage: str, config: Any, megabytes: int, message: str, made: Path
+) -> None:
+    resources = Resources(workers=1, memory_bytes=megabytes * MIB or None)
+    with pytest.raises(HotsetError, match=message):
+        refuse_stage(stage, config, made, resources)
+
+
+def test_discarded_inputs_are_refused(made: Path, tmp_path: Path) -> None:
+    out = copy_of(made, tmp_path / "dir")
+    discard_files(out / "samples")
+    with pytest.raises(ManifestError, match="samples was discarded"):
+        refuse_stage("pack", PackConfig(), out)

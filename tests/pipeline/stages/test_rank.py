@@ -1,6 +1,6 @@
 """Ids and places from counts, against sorted lists of rows.
 
-Tests `vocabulary_files`, too.
+Tests `row_order`, too.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import pytest
 from hotset.pipeline.errors import ConfigError, ManifestError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats.arrow_files import read_batch, values_of
-from hotset.pipeline.runtime.resources import Resources
-from hotset.pipeline.schema.feature_settings import FeatureSettings
+from hotset.pipeline.preprocess import PreprocessConfig
+from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.stages.count import CountConfig
-from hotset.pipeline.stages.preprocess import PreprocessConfig
 from hotset.pipeline.stages.rank import RankConfig, rank
 from hotset.tests.support.logs.criteo_text import NUM_SPARSE, SCHEMA, draw_samples, tree_of
 from hotset.tests.support.naive.naive_stages import OOV, naive_log, naive_table, rows_of, run_to

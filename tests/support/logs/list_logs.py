@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.errors import ByteSize
+from hotset.pipeline.preprocess import PreprocessConfig
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.preprocess import PreprocessConfig
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.logs.other_logs import Log, schema_text
 

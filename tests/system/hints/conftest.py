@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.tests.support.hints import Shell, hints_recorded, reached
 from hotset.workflows.cli import main
 

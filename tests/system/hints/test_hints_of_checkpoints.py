@@ -14,7 +14,7 @@ import torch
 
 from hotset.pipeline.errors import install_hint
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.stages.map_ids import map_ids
+from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.tests.support.hints import Shell, follows, hint_of
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from hotset.pipeline.export.column_files import csv_writer
+from hotset.pipeline.export import csv_writer
 from hotset.tests.support.hints import Shell, follows, hint_of
 from hotset.train.data.shard_dataset import ShardDataset
 
@@ -24,7 +24,7 @@ def test_a_folder_that_exists_is_left_alone(shell: Shell) -> None:
     shell.works("export-shards", "data", "--out", "other")
 
 
-@follows("pipeline/export/named_batches.py::NamedBatches.__init__")
+@follows("pipeline/export.py::NamedBatches.__init__")
 def test_the_folder_of_preprocess_is_exported(shell: Shell) -> None:
     hint = shell.refused("export-shards", "data/plan", "--out", "out")
     assert hint == "give the folder that preprocess wrote (its --out), or its shards/"
@@ -39,7 +39,7 @@ def preprocessed(shell: Shell, schema: str, rows: list[dict[str, object]]) -> No
     shell.works("preprocess", "mine.parquet", "--schema", "mine.toml", "--out", "mine")
 
 
-@follows("pipeline/export/export_shards.py::refuse_other_logs")
+@follows("pipeline/export.py::refuse_other_logs")
 def test_logs_with_lists_go_into_parquet(shell: Shell) -> None:
     rows: list[dict[str, object]] = [{"y": n % 2, "a": n, "tags": [n, n + 1]} for n in range(40)]
     preprocessed(
@@ -50,7 +50,7 @@ def test_logs_with_lists_go_into_parquet(shell: Shell) -> None:
     shell.works("export-shards", "mine", "--to", "parquet", "--out", "out")
 
 
-@follows("pipeline/export/export_shards.py::refuse_other_logs#2")
+@follows("pipeline/export.py::refuse_other_logs#2")
 def test_logs_without_labels_go_into_parquet(shell: Shell) -> None:
     preprocessed(shell, '[sparse]\na = "integer"\n', [{"a": n} for n in range(40)])
     hint = shell.refused("export-shards", "mine", "--to", "fuxictr", "--out", "out")
@@ -58,7 +58,7 @@ def test_logs_without_labels_go_into_parquet(shell: Shell) -> None:
     shell.works("export-shards", "mine", "--to", "parquet", "--out", "out")
 
 
-@follows("pipeline/export/column_files.py::_flat")
+@follows("pipeline/export.py::_flat")
 def test_empty_lists_go_into_parquet(tmp_path: Path) -> None:
     schema = pa.schema([("tags", pa.list_(pa.int32()))])
 

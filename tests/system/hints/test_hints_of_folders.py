@@ -13,19 +13,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from hotset.pipeline.folders.file_facts import CountsFacts
-from hotset.pipeline.folders.folder_lock import FolderLock
-from hotset.pipeline.folders.manifest import FileEntry, Manifest, read_referenced
+from hotset.pipeline.folders import whole_file
+from hotset.pipeline.folders.manifest import CountsFacts, FileEntry, Manifest, read_referenced
 from hotset.pipeline.folders.output import Output
-from hotset.pipeline.folders.partial_folder import write_errors_explained
-from hotset.pipeline.folders.stage_totals import VocabularyTotals
+from hotset.pipeline.folders.partial import (
+    FolderLock,
+    held_by_worker,
+    start_generation,
+    write_errors_explained,
+)
 from hotset.pipeline.folders.temporary_files import spill_errors_explained
-from hotset.pipeline.folders.worker_fence import held_by_worker, start_generation
-from hotset.pipeline.formats import whole_file
+from hotset.pipeline.folders.totals import VocabularyTotals
 from hotset.pipeline.formats.arrow_files import columns_of, fixed_lists, read_file, values_of
-from hotset.pipeline.formats.lookups import _refuse_stray
+from hotset.pipeline.formats.ids import _refuse_stray
 from hotset.pipeline.formats.tables import offsets_of
-from hotset.pipeline.stages.map_ids import map_ids
+from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.tests.support.hints import Shell, follows, hint_of
 from hotset.tests.support.json_records import AnyRecord
 from hotset.tests.support.processes.kills import start_holder
@@ -65,7 +67,7 @@ def test_what_is_no_folder_of_preprocess(shell: Shell) -> None:
     shell.works("stats", "data")
 
 
-@follows("pipeline/stages/map_ids.py::map_ids")
+@follows("pipeline/stages/other_vocabulary.py::map_ids")
 def test_what_is_no_vocabulary_is_not_mapped(shell: Shell) -> None:
     shards, vocabulary = (Manifest.read(Path("data", name)) for name in ("shards", "vocabulary"))
     hint = hint_of(lambda: map_ids(shards, vocabulary, Path("map")))
@@ -157,7 +159,7 @@ def test_machines_with_other_folders_are_told_what_must_be_equal(shell: Shell) -
     read_referenced(Path("data/vocabulary"), Manifest.read(Path("data/vocabulary")).fingerprint)
 
 
-@follows("pipeline/folders/decision.py::decide")
+@follows("pipeline/folders/resume.py::decide")
 def test_a_folder_of_someone_else_is_left_alone(shell: Shell) -> None:
     Path("mine/columns").mkdir(parents=True)
     Path("mine/columns/notes.txt").write_text("mine")
@@ -167,7 +169,7 @@ def test_a_folder_of_someone_else_is_left_alone(shell: Shell) -> None:
     shell.works("preprocess", "log.tsv", "--out", "mine")
 
 
-@follows("pipeline/folders/discard.py::refuse_discarded")
+@follows("pipeline/folders/disk.py::refuse_discarded")
 def test_discarded_folders_are_rebuilt_from_the_log(shell: Shell) -> None:
     shell.works("preprocess", "log.tsv", "--out", "other", "--shards-only")
     for command in (["split", "other", "--hot-bytes", "1MiB", "--redo"], ["stats", "other"]):
@@ -176,7 +178,7 @@ def test_discarded_folders_are_rebuilt_from_the_log(shell: Shell) -> None:
         shell.works("preprocess", "log.tsv", "--out", "other", "--redo", "split", "--shards-only")
 
 
-@follows("pipeline/folders/folder_lock.py::_refusal")
+@follows("pipeline/folders/partial.py::_refusal")
 def test_a_folder_in_use_is_free_when_the_other_run_ends(shell: Shell) -> None:
     arguments = ["preprocess", "log.tsv", "--out", "other"]
     with start_holder(Path("other/columns/.partial/lock")) as holder:
@@ -185,7 +187,7 @@ def test_a_folder_in_use_is_free_when_the_other_run_ends(shell: Shell) -> None:
     shell.works(*arguments)
 
 
-@follows("pipeline/folders/folder_lock.py::FolderLock.take")
+@follows("pipeline/folders/partial.py::FolderLock.take")
 def test_runs_that_remove_each_others_folders(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         for name in ("_take_over", "_take_file"):
@@ -194,9 +196,9 @@ def test_runs_that_remove_each_others_folders(shell: Shell, monkeypatch: pytest.
     FolderLock.take(Path("x/lock"), Path("x")).release()
 
 
-@follows("pipeline/folders/worker_fence.py::start_generation")
+@follows("pipeline/folders/partial.py::start_generation")
 def test_a_worker_that_does_not_end(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotset.pipeline.folders.worker_fence._MOST_SECONDS", 0.05)
+    monkeypatch.setattr("hotset.pipeline.folders.partial._MOST_SECONDS", 0.05)
     token = start_generation(Path("workers"), shell.folder)
     with held_by_worker(Path("workers"), token, shell.folder):
         assert "wait until it ends" in hint_of(lambda: start_generation(Path("workers"), shell.folder))
@@ -216,7 +218,7 @@ def test_features_whose_names_lead_to_one_file(shell: Shell) -> None:
     write("b.arrow", b"two")
 
 
-@follows("pipeline/folders/partial_folder.py::write_errors_explained")
+@follows("pipeline/folders/partial.py::write_errors_explained")
 def test_a_folder_that_cannot_be_written(shell: Shell) -> None:
     hint = shell.refused("preprocess", "log.tsv", "--out", "log.tsv/out")
     assert hint == "make room or fix the cause, and run the same command again"
@@ -235,7 +237,7 @@ def test_a_disk_that_is_full_of_spill_files(shell: Shell) -> None:
     assert "--memory; the same command resumes" in hint_of(spill)
 
 
-@follows("pipeline/folders/run_identity.py::read_begun")
+@follows("pipeline/folders/resume.py::read_begun")
 def test_half_a_record_of_an_unfinished_run(shell: Shell) -> None:
     Path("other/columns/.partial").mkdir(parents=True)
     Path("other/columns/.partial/begun.json").write_text("{")
@@ -243,7 +245,7 @@ def test_half_a_record_of_an_unfinished_run(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("is_single", [False, True])
-@follows("pipeline/folders/run_identity.py::_describe_other_config#2")
+@follows("pipeline/folders/resume.py::_describe_other_config#2")
 def test_other_settings_are_taken_with_redo(is_single: bool, shell: Shell) -> None:
     arguments = ["rank", "data"] if is_single else ["preprocess", "log.tsv", "--out", "data"]
     hint = shell.refused(*arguments, "--min-count", "2")
@@ -252,21 +254,21 @@ def test_other_settings_are_taken_with_redo(is_single: bool, shell: Shell) -> No
     assert not is_single or not Path("data/shards").exists()
 
 
-@follows("pipeline/folders/run_identity.py::_describe_other_config")
+@follows("pipeline/folders/resume.py::_describe_other_config")
 def test_a_folder_of_another_stage(shell: Shell) -> None:
     change_manifest(Path("data/vocabulary"), stage="count")
     assert "--redo rank" in shell.refused("preprocess", "log.tsv", "--out", "data")
     shell.works("preprocess", "log.tsv", "--out", "data", "--redo", "rank")
 
 
-@follows("pipeline/folders/run_identity.py::describe_difference")
+@follows("pipeline/folders/resume.py::describe_difference")
 def test_a_folder_of_another_version(shell: Shell) -> None:
     change_manifest(Path("data/vocabulary"), version=999)
     assert "--redo rank" in shell.refused("rank", "data")
     shell.works("rank", "data", "--redo", "rank")
 
 
-@follows("pipeline/folders/run_identity.py::describe_difference#2")
+@follows("pipeline/folders/resume.py::describe_difference#2")
 def test_a_longer_log_is_added_with_extend(shell: Shell) -> None:
     shutil.copy("log.tsv", "more.tsv")
     arguments = ["preprocess", "log.tsv", "more.tsv", "--out", "data", "--hot-bytes", "64KiB"]
@@ -274,7 +276,7 @@ def test_a_longer_log_is_added_with_extend(shell: Shell) -> None:
     shell.works(*arguments, "--extend")
 
 
-@follows("pipeline/folders/run_identity.py::describe_difference#3")
+@follows("pipeline/folders/resume.py::describe_difference#3")
 def test_another_log_is_taken_with_redo(shell: Shell) -> None:
     shutil.copy("log.tsv", "other.tsv")
     arguments = ["preprocess", "other.tsv", "--out", "data"]
@@ -331,7 +333,7 @@ def test_columns_of_another_type_are_damage_of_their_folder(shell: Shell) -> Non
         assert "remove its folder and run its stage again" in hint_of(call)
 
 
-@follows("pipeline/formats/lookups.py::_refuse_stray")
+@follows("pipeline/formats/ids.py::_refuse_stray")
 def test_ids_outside_their_table_are_written_again(shell: Shell) -> None:
     table = VocabularyTotals.of(Manifest.read(Path("data/vocabulary"))).tables[0]
     path = Path("data/samples/part.arrow")
@@ -346,7 +348,7 @@ def test_a_manifest_without_a_table_is_written_again(shell: Shell) -> None:
     shell.obey(shell.refused("stats", "data", "--feature", "C1"))
 
 
-@follows("pipeline/formats/whole_file.py::refuse_target")
+@follows("pipeline/folders/whole_file.py::refuse_target")
 def test_the_folder_of_a_file_is_created(shell: Shell) -> None:
     arguments = ["generate", "--samples", "5", "--out", "my logs/a.tsv"]
     shell.obey(shell.refused(*arguments))
@@ -354,9 +356,9 @@ def test_the_folder_of_a_file_is_created(shell: Shell) -> None:
 
 
 @follows(
-    "pipeline/formats/whole_file.py::refuse_target#3",
-    "pipeline/formats/whole_file.py::refuse_target#4",
-    "pipeline/formats/whole_file.py::refuse_target#5",
+    "pipeline/folders/whole_file.py::refuse_target#3",
+    "pipeline/folders/whole_file.py::refuse_target#4",
+    "pipeline/folders/whole_file.py::refuse_target#5",
 )
 def test_another_file_is_given(shell: Shell) -> None:
     arguments = ["generate", "--samples", "5", "--out"]
@@ -369,7 +371,7 @@ def test_another_file_is_given(shell: Shell) -> None:
 
 
 @follows(
-    "pipeline/formats/whole_file.py::refuse_target#2",
+    "pipeline/folders/whole_file.py::refuse_target#2",
     "train/run_folder/run_files.py::make_folder",
 )
 def test_a_folder_that_can_be_written_is_given(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +387,7 @@ def test_a_folder_that_can_be_written_is_given(shell: Shell, monkeypatch: pytest
     shell.works(*arguments, "another")
 
 
-@follows("pipeline/formats/whole_file.py::whole_file", "pipeline/formats/whole_file.py::whole_file#2")
+@follows("pipeline/folders/whole_file.py::whole_file", "pipeline/folders/whole_file.py::whole_file#2")
 def test_a_file_that_fails_on_the_way(shell: Shell) -> None:
     def write(name: str, fault: OSError) -> None:
         with whole_file.whole_file(Path(name)) as file:

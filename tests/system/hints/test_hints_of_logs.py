@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hotset.pipeline.generate import profile
-from hotset.pipeline.raw.raw_blocks import iterate_blocks
+from hotset.pipeline.generate import world
+from hotset.pipeline.raw.part import iterate_blocks
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.raw.tabular import _array
 from hotset.pipeline.stages import ingest
@@ -73,14 +73,14 @@ def test_parquet_under_a_schema_of_csv(shell: Shell) -> None:
     shell.works(*preprocess("log.parquet", SCHEMA.replace('"csv"', '"parquet"')))
 
 
-@follows("pipeline/raw/parquet_parts.py::ParquetParts._open")
+@follows("pipeline/raw/log_parts.py::ParquetParts._open")
 def test_csv_under_a_schema_of_parquet(shell: Shell) -> None:
     write_csv()
     assert 'format "csv"' in shell.refused(*preprocess("log.csv", SCHEMA.replace('"csv"', '"parquet"')))
     shell.works(*preprocess("log.csv", SCHEMA))
 
 
-@follows("pipeline/raw/parquet_parts.py::ParquetParts._check_columns")
+@follows("pipeline/raw/log_parts.py::ParquetParts._check_columns")
 def test_a_column_of_another_type_is_fixed_in_the_schema(shell: Shell) -> None:
     write_parquet()
     schema = SCHEMA.replace('"csv"', '"parquet"')
@@ -93,7 +93,7 @@ def test_a_column_of_another_type_is_fixed_in_the_schema(shell: Shell) -> None:
     shell.works(*preprocess("log.parquet", schema))
 
 
-@follows("pipeline/raw/parquet_parts.py::ParquetParts._damaged")
+@follows("pipeline/raw/log_parts.py::ParquetParts._damaged")
 def test_a_damaged_parquet_file_is_fetched_again(shell: Shell) -> None:
     write_parquet()
     whole = Path("log.parquet").read_bytes()
@@ -145,7 +145,7 @@ def test_a_pipe_is_written_to_a_file_first(shell: Shell) -> None:
     shell.works("preprocess", "log.tsv", "--out", "other")
 
 
-@follows("pipeline/raw/raw_blocks.py::_too_long")
+@follows("pipeline/raw/part.py::_too_long")
 def test_a_file_without_line_ends_is_no_log(shell: Shell) -> None:
     Path("binary").write_bytes(b"x" * (5 << 20))
     hint = shell.refused("preprocess", "binary", "--out", "other")
@@ -196,7 +196,7 @@ def test_a_line_without_a_label(shell: Shell) -> None:
     shell.works(*preprocess("log.csv", SCHEMA), "--on-bad-line", "skip:0.6")
 
 
-@follows("pipeline/preview/log_sample.py::_parse_blocks")
+@follows("pipeline/estimate.py::_parse_blocks")
 def test_a_bad_line_is_found_by_a_dry_run_too(shell: Shell) -> None:
     Path("bad.tsv").write_bytes(b"0\tx\n" + Path("log.tsv").read_bytes())
     arguments = ["preprocess", "bad.tsv", "--out", "other", "--dry-run"]
@@ -212,7 +212,7 @@ def test_more_bad_lines_are_allowed(shell: Shell) -> None:
     shell.works(*arguments[:-1], "skip:0.5")
 
 
-@follows("pipeline/preview/infer_schema.py::_without_category")
+@follows("pipeline/infer_schema.py::_without_category")
 def test_a_log_without_categories(shell: Shell) -> None:
     Path("log.csv").write_text("click,x\n" + "".join(f"{number % 2},{number}.5\n" for number in range(50)))
     assert "at least one column of values that occur again" in shell.refused("schema", "log.csv")
@@ -220,11 +220,11 @@ def test_a_log_without_categories(shell: Shell) -> None:
     shell.works("schema", "log.csv")
 
 
-@follows("pipeline/generate/profile.py::profile_facts")
+@follows("pipeline/generate/world.py::profile_facts")
 def test_a_profile_is_named(shell: Shell) -> None:
     arguments = ["generate", "--samples", "5", "--out", "new.tsv", "--profile"]
     hint = shell.refused(*arguments, "criteo")
-    assert hint == f"use one of {', '.join(profile.profile_names())}"
+    assert hint == f"use one of {', '.join(world.profile_names())}"
     shell.works(*arguments, hint.removeprefix("use one of ").split(", ")[0])
 
 
@@ -237,7 +237,7 @@ def test_a_schema_is_named(shell: Shell) -> None:
     shell.works(*preprocess("log.csv", SCHEMA)[:-1], "csv")
 
 
-@follows("pipeline/schema/schema_entries.py::_entry#2")
+@follows("pipeline/schema/schema_file.py::_entry#2")
 def test_a_list_is_written_as_its_hint_has_it(shell: Shell) -> None:
     write_csv()
     Path("log.csv").write_text(re.sub(r",c(\d)", r",a|c\1", Path("log.csv").read_text()))
@@ -245,7 +245,7 @@ def test_a_list_is_written_as_its_hint_has_it(shell: Shell) -> None:
     shell.works(*preprocess("log.csv", SCHEMA.replace('"text"', hint.split("column = ")[1])))
 
 
-@follows("pipeline/schema/schema_entries.py::read_sparse")
+@follows("pipeline/schema/schema_file.py::read_sparse")
 def test_a_schema_without_categories(shell: Shell) -> None:
     write_csv()
     hint = shell.refused(*preprocess("log.csv", SCHEMA.replace('country = "text"', "")))
@@ -253,7 +253,7 @@ def test_a_schema_without_categories(shell: Shell) -> None:
     shell.works(*preprocess("log.csv", SCHEMA.replace('country = "text"', line)))
 
 
-@follows("pipeline/schema/schema_entries.py::_entry")
+@follows("pipeline/schema/schema_file.py::_entry")
 def test_a_mistyped_key_of_an_entry(shell: Shell) -> None:
     write_csv()
     hint = shell.refused(*preprocess("log.csv", SCHEMA.replace('"text"', '{ kid = "text" }')))
@@ -268,7 +268,7 @@ def test_a_mistyped_key_of_a_schema(shell: Shell) -> None:
     shell.works(*preprocess("log.csv", SCHEMA.replace("label", word)))
 
 
-@follows("pipeline/schema/schema_names.py::find_columns")
+@follows("pipeline/schema/schema.py::find_columns")
 def test_a_mistyped_column(shell: Shell) -> None:
     write_csv()
     word = shell.refused(*preprocess("log.csv", SCHEMA.replace("country", "contry"))).split("'")[1]
@@ -276,11 +276,11 @@ def test_a_mistyped_column(shell: Shell) -> None:
 
 
 @follows(
-    "pipeline/schema/schema_names.py::check_name",
-    "pipeline/schema/schema_names.py::check_name#2",
-    "pipeline/schema/schema_names.py::check_name#3",
-    "pipeline/schema/schema_names.py::check_name#4",
-    "pipeline/schema/schema_names.py::check_name#5",
+    "pipeline/schema/schema.py::check_name",
+    "pipeline/schema/schema.py::check_name#2",
+    "pipeline/schema/schema.py::check_name#3",
+    "pipeline/schema/schema.py::check_name#4",
+    "pipeline/schema/schema.py::check_name#5",
 )
 def test_a_feature_is_renamed(shell: Shell) -> None:
     for name in ("ids", "dense.x", "x.texts", "file0001-x", "a/b"):

@@ -16,7 +16,7 @@ from hotset.tests.support.hints import Shell, follows, hint_of
 PREDICT = ("predict", "run", "log.tsv", "--out", "scores.parquet")
 
 
-@follows("pipeline/encoding/raw_samples.py::encode_parts")
+@follows("pipeline/stages/encode_raw.py::encode_parts")
 def test_a_line_that_does_not_fit_is_fixed(shell: Shell) -> None:
     log = Path("log.tsv").read_text()
     Path("log.tsv").write_text(log + "1\tbroken\n")

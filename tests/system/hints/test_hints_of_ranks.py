@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hotset.nn
-from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.errors import ByteSize
 from hotset.tests.support.hints import follows, hint_of
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.config import TrainConfig

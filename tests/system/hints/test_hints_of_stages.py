@@ -17,10 +17,10 @@ import pytest
 
 from hotset.pipeline.errors import install_hint, system_fault
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.hot_rows.fae_hot_rows import _appearances
-from hotset.pipeline.packing.shard_batches import ShardBatches
-from hotset.pipeline.runtime import address_limit, engines, ray_engine, tasks
-from hotset.pipeline.stages.map_ids import map_ids
+from hotset.pipeline.runtime import engines, limits, ray_engine, tasks
+from hotset.pipeline.stages.other_vocabulary import map_ids
+from hotset.pipeline.stages.pack import ShardBatches
+from hotset.pipeline.stages.split import _appearances
 from hotset.tests.support.hints import Shell, follows, hint_of
 
 
@@ -31,7 +31,7 @@ def number_in(hint: str, option: str) -> str:
     return found[1]
 
 
-@follows("pipeline/hot_rows/fae_hot_rows.py::calibrate")
+@follows("pipeline/stages/split.py::calibrate")
 def test_fae_needs_ids_by_sampled_counts(shell: Shell) -> None:
     arguments = ["split", "data", "--mode", "fae-code", "--redo"]
     shell.obey(shell.refused(*arguments))
@@ -39,35 +39,35 @@ def test_fae_needs_ids_by_sampled_counts(shell: Shell) -> None:
     shell.works("preprocess", "log.tsv", "--out", "other", "--mode", "fae-code")
 
 
-@follows("pipeline/hot_rows/fae_hot_rows.py::_by_threshold")
+@follows("pipeline/stages/split.py::_by_threshold")
 def test_small_tables_of_fae_get_their_bytes(shell: Shell) -> None:
     arguments = ["preprocess", "log.tsv", "--out", "other", "--mode", "fae-paper", "--hot-bytes"]
     enough = number_in(shell.refused(*arguments, "1KiB"), "--hot-bytes")
     shell.works(*arguments, enough)
 
 
-@follows("pipeline/hot_rows/fae_hot_rows.py::_appearances")
+@follows("pipeline/stages/split.py::_appearances")
 def test_an_order_that_is_none_is_written_again(shell: Shell) -> None:
     vocabulary = Manifest.read(Path("data/vocabulary"))
     table = SimpleNamespace(name="C1")
     shell.obey(hint_of(lambda: _appearances(vocabulary, table, np.array([5, 5]))))  # type: ignore[arg-type]
 
 
-@follows("pipeline/stages/preprocess.py::settled")
+@follows("pipeline/preprocess.py::settled")
 def test_fae_and_another_order(shell: Shell) -> None:
     arguments = ["preprocess", "log.tsv", "--out", "other", "--mode", "fae-code", "--rank-by"]
     assert shell.refused(*arguments, "peel") == "use --rank-by sampled"
     shell.works(*arguments, "sampled")
 
 
-@follows("pipeline/stages/preprocess.py::remove_from")
+@follows("pipeline/preprocess.py::remove_from")
 def test_a_stage_to_redo_is_named(shell: Shell) -> None:
     arguments = ["preprocess", "log.tsv", "--out", "data", "--redo"]
     assert "ingest, count, rank" in shell.refused(*arguments, "ranks")
     shell.works(*arguments, "rank")
 
 
-@follows("pipeline/preview/dry_run.py::plan_run")
+@follows("pipeline/dry_run.py::plan_run")
 def test_a_dry_run_names_the_stages_too(shell: Shell) -> None:
     arguments = ["preprocess", "log.tsv", "--out", "data", "--hot-bytes", "64KiB", "--batch-size", "128"]
     assert "ingest, count, rank" in shell.refused(*arguments, "--dry-run", "--redo", "ranks")
@@ -90,22 +90,22 @@ def test_widths_of_rows_are_given_for_all_or_none(shell: Shell) -> None:
     shell.works(*arguments, "--peel-row-bytes", every)
 
 
-@follows("pipeline/ranking/peel_order.py::refuse_peel_order")
+@follows("pipeline/stages/row_order.py::refuse_peel_order")
 def test_a_log_too_long_to_peel(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotset.pipeline.ranking.peel_order._MAX_SAMPLES", 10)
+    monkeypatch.setattr("hotset.pipeline.stages.row_order._MAX_SAMPLES", 10)
     assert shell.refused("rank", "data", "--rank-by", "peel", "--redo") == "use --rank-by frequency"
     shell.works("rank", "data", "--rank-by", "frequency", "--redo")
 
 
-@follows("pipeline/ranking/peel_order.py::refuse_peel_order#2")
+@follows("pipeline/stages/row_order.py::refuse_peel_order#2")
 def test_peeling_in_little_memory(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotset.pipeline.ranking.peel_order._SCRATCH_BYTES", 10 << 30)
+    monkeypatch.setattr("hotset.pipeline.stages.row_order._SCRATCH_BYTES", 10 << 30)
     arguments = ["rank", "data", "--rank-by", "peel", "--redo", "--workers", "1", "--memory"]
     hint = shell.refused(*arguments, "300MiB")
     shell.works(*arguments, number_in(hint, "--memory"))
 
 
-@follows("pipeline/ranking/peel_order.py::_append_table")
+@follows("pipeline/stages/row_order.py::_append_table")
 def test_counts_that_are_not_of_these_columns(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["rank", "data", "--rank-by", "peel", "--redo"]
     with monkeypatch.context() as patched:
@@ -115,7 +115,7 @@ def test_counts_that_are_not_of_these_columns(shell: Shell, monkeypatch: pytest.
     shell.obey(hint)
 
 
-@follows("pipeline/packing/shard_batches.py::ShardBatches._bags")
+@follows("pipeline/stages/pack.py::ShardBatches._bags")
 def test_a_batch_with_too_many_lookups(shell: Shell) -> None:
     batches: Any = SimpleNamespace(bag_starts=np.zeros((2, 1), np.int64))
     lengths = np.full((2, 1), 2**30, np.int32)
@@ -124,9 +124,9 @@ def test_a_batch_with_too_many_lookups(shell: Shell) -> None:
 
 
 @follows(
-    "pipeline/schema/feature_settings.py::numbers_of",
-    "pipeline/schema/feature_settings.py::parse_feature_settings",
-    "pipeline/sizes.py::parse_byte_size",
+    "pipeline/schema/schema.py::numbers_of",
+    "pipeline/schema/schema.py::parse_feature_settings",
+    "pipeline/errors.py::parse_byte_size",
 )
 def test_values_of_options_are_written_as_the_hint_has_them(shell: Shell) -> None:
     arguments = ["preprocess", "log.tsv", "--out", "other"]
@@ -138,7 +138,7 @@ def test_values_of_options_are_written_as_the_hint_has_them(shell: Shell) -> Non
         shell.works(*arguments, "--feature-min-counts", f"{right}=2", "--hot-bytes", size, "--dry-run")
 
 
-@follows("pipeline/stages/adopt.py::adopt", "pipeline/stages/adopt.py::adopt#2")
+@follows("pipeline/stages/other_vocabulary.py::adopt", "pipeline/stages/other_vocabulary.py::adopt#2")
 def test_a_model_of_another_schema(shell: Shell) -> None:
     Path("log.csv").write_text("click,C1\n" + "".join(f"{n % 2},c{n % 7}\n" for n in range(99)))
     schema = 'format = "csv"\nlabel = "click"\n[sparse]\nC1 = "text"\n'
@@ -156,7 +156,7 @@ def test_a_model_of_another_schema(shell: Shell) -> None:
     shell.works(*arguments, "model", "--out", "c")
 
 
-@follows("pipeline/stages/map_ids.py::_pairs", "pipeline/stages/map_ids.py::_pairs#2")
+@follows("pipeline/stages/other_vocabulary.py::_pairs", "pipeline/stages/other_vocabulary.py::_pairs#2")
 def test_maps_between_other_schemas(shell: Shell) -> None:
     Path("log.csv").write_text("click,C1\n" + "".join(f"{n % 2},c{n % 7}\n" for n in range(99)))
     Path("one.toml").write_text('format = "csv"\nlabel = "click"\n[sparse]\nC1 = "text"\n')
@@ -281,14 +281,14 @@ def test_limits_of_the_system_are_looked_at_as_printed(
 
 
 @follows(
-    "pipeline/runtime/address_limit.py::refuse_few_addresses",
-    "pipeline/runtime/address_limit.py::lost_library",
+    "pipeline/runtime/limits.py::refuse_few_addresses",
+    "pipeline/runtime/limits.py::lost_library",
 )
 def test_a_limit_of_addresses_is_raised(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(address_limit, "addresses_left", lambda: 2**20)
+        patched.setattr(limits, "addresses_left", lambda: 2**20)
         hints = [shell.refused("verify", "data", "--no-rebuild")]
-        patched.setattr("hotset.pipeline.runtime.address_limit.refuse_few_addresses", lambda *arguments: None)
+        patched.setattr("hotset.pipeline.runtime.limits.refuse_few_addresses", lambda *arguments: None)
         patched.setattr("hotset.workflows.commands.verify_command.VerifyCommand.execute", unloaded)
         hints.append(shell.refused("verify", "data", "--no-rebuild"))
     commands = [re.findall(r"`([^`]+)`", hint) for hint in hints]

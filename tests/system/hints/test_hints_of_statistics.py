@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from hotset.pipeline import verify as rebuild
 from hotset.pipeline.errors import install_hint
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.inspect import frequency_series
-from hotset.pipeline.runtime.resources import Resources
-from hotset.pipeline.verify import rebuild
+from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.statistics import frequencies
 from hotset.tests.support.hints import Shell, follows, hint_of
 from hotset.tests.support.resealed import write_manifest
 
 
-@follows("pipeline/inspect/drift_series.py::parts_of_log")
+@follows("pipeline/statistics/drift.py::parts_of_log")
 def test_too_many_parts(shell: Shell) -> None:
     arguments = ["stats", "data", "--series", "drift", "--parts"]
     hint = shell.refused(*arguments, "300")
@@ -27,27 +27,27 @@ def test_too_many_parts(shell: Shell) -> None:
 
 
 @follows(
-    "pipeline/inspect/frequency_series.py::frequency_statistics",
-    "pipeline/inspect/frequency_series.py::frequency_statistics#2",
+    "pipeline/statistics/frequencies.py::frequency_statistics",
+    "pipeline/statistics/frequencies.py::frequency_statistics#2",
 )
 def test_a_series_is_named_and_damage_is_looked_for(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(inspected: object) -> None:
         raise KeyError("C1")
 
     with monkeypatch.context() as patched:
-        patched.setitem(frequency_series.SERIES, "features", fail)
+        patched.setitem(frequencies.SERIES, "features", fail)
         shell.obey(shell.refused("stats", "data"))
-    hint = hint_of(lambda: frequency_series.frequency_statistics(Path("data"), Resources(), series=["x"]))
-    frequency_series.frequency_statistics(
+    hint = hint_of(lambda: frequencies.frequency_statistics(Path("data"), Resources(), series=["x"]))
+    frequencies.frequency_statistics(
         Path("data"), Resources(), series=hint.removeprefix("use one of ").split(", ")[:1]
     )
 
 
-@follows("pipeline/inspect/frequency_series.py::_refuse_little_memory")
+@follows("pipeline/statistics/frequencies.py::_refuse_little_memory")
 def test_statistics_that_take_less_memory(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["stats", "data", "--series"]
     with monkeypatch.context() as patched:
-        patched.setattr(frequency_series, "available_bytes", lambda: 1000)
+        patched.setattr(frequencies, "available_bytes", lambda: 1000)
         hint = shell.refused(*arguments, "unique_rows")
         assert hint.startswith("free memory, raise the limit `ulimit -v`, or ask for less: `--series ")
         shell.works(*arguments, *hint.split("--series ")[1].rstrip("`").split())
@@ -55,9 +55,9 @@ def test_statistics_that_take_less_memory(shell: Shell, monkeypatch: pytest.Monk
 
 
 @follows(
-    "pipeline/inspect/table_rows.py::open_table",
-    "pipeline/inspect/table_rows.py::TableRows.by_id",
-    "pipeline/inspect/table_rows.py::parse_category",
+    "pipeline/statistics/table_rows.py::open_table",
+    "pipeline/statistics/table_rows.py::TableRows.by_id",
+    "pipeline/statistics/table_rows.py::parse_category",
 )
 def test_rows_of_a_table_are_found(shell: Shell) -> None:
     feature = shell.refused("stats", "data", "--feature", "C99").removeprefix("use one of ").split(", ")[0]
@@ -71,7 +71,7 @@ def test_rows_of_a_table_are_found(shell: Shell) -> None:
         shell.works(*arguments, "--category", name)
 
 
-@follows("pipeline/verify/verify.py::verify")
+@follows("pipeline/verify.py::verify")
 def test_a_folder_without_stages(shell: Shell) -> None:
     Path("empty").mkdir()
     assert shell.refused("verify", "empty") == "give the folder that preprocess or train wrote (its --out)"
@@ -79,7 +79,7 @@ def test_a_folder_without_stages(shell: Shell) -> None:
         shell.works("verify", folder, *(["--no-rebuild"] if folder == "data" else []))
 
 
-@follows("pipeline/verify/rebuild.py::_build_from_other_vocabulary")
+@follows("pipeline/verify.py::_build_from_other_vocabulary")
 def test_the_vocabulary_of_the_model_is_given(shell: Shell) -> None:
     shell.works("preprocess", "log.tsv", "--like", "data", "--out", "adopted")
     shell.works("preprocess", "log.tsv", "--min-count", "3", "--out", "third")
@@ -116,8 +116,8 @@ def test_where_a_report_goes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> N
 
 @follows(
     "train/advice.py::read_workload",
-    "pipeline/packing/pack_inputs.py::PackInputs.refuse_other_parts",
-    "pipeline/packing/pack_inputs.py::PackInputs.refuse_other_parts#2",
+    "pipeline/stages/shuffle.py::PackInputs.refuse_other_parts",
+    "pipeline/stages/shuffle.py::PackInputs.refuse_other_parts#2",
 )
 def test_folders_that_do_not_fit_together(shell: Shell) -> None:
     whole = Path("data/plan/manifest.json").read_text()

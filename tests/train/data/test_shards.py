@@ -20,13 +20,12 @@ import pyarrow as pa
 import pytest
 import torch
 
-from hotset.pipeline.errors import ConfigError, HotsetError, ManifestError, ShardError
+from hotset.pipeline.errors import ByteSize, ConfigError, HotsetError, ManifestError, ShardError
 from hotset.pipeline.folders.manifest import checksum_of
-from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.pipeline.generate.generate import GenerateConfig, generate
+from hotset.pipeline.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.runtime import tasks
-from hotset.pipeline.sizes import ByteSize
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.shard_factory import ShardSpec, draw_samples, training_samples, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained

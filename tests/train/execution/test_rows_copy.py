@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotset.pipeline.sizes import KIB, ByteSize
+from hotset.pipeline.errors import KIB, ByteSize
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards

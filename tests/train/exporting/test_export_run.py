@@ -26,7 +26,7 @@ from torch import nn
 import hotset
 from hotset.pipeline.errors import ConfigError, HotsetError
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.folders.stage_totals import VocabularyTotals
+from hotset.pipeline.folders.totals import VocabularyTotals
 from hotset.pipeline.schema.schema_file import read_schema
 from hotset.tests.support.logs.other_logs import Log, write_csv
 from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo, run_on_lists

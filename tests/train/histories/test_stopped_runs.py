@@ -16,8 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hotset.pipeline.errors import HotsetError
-from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.errors import ByteSize, HotsetError
 from hotset.tests.support.processes.stopped_runs import results, train_until, unbroken_results
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings

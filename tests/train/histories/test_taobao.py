@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import hotset
-from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.pipeline.schema.schema import schema_named
 from hotset.tests.support.scored_runs import ScoredRun
 from hotset.train.exporting.export_run import build_graph, export_run, features_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.folders.json_record import RecordError
+from hotset.pipeline.folders.manifest import RecordError
 from hotset.train.config import TrainConfig
 from hotset.train.model_building.choose_model import choose_model, recorded_name
 from hotset.train.options.model_config import ModelConfig

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hotset.pipeline.sizes import ByteSize
-from hotset.pipeline.stages.preprocess import preprocess
+from hotset.pipeline.errors import ByteSize
+from hotset.pipeline.preprocess import preprocess
 from hotset.stats.shuffle import epoch_order
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import STAGING, STATELESS, trained

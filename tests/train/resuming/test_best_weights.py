@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from hotset.pipeline.errors import ConfigError, HotsetError
-from hotset.pipeline.sizes import KIB, ByteSize
+from hotset.pipeline.errors import KIB, ByteSize, ConfigError, HotsetError
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train import trainer

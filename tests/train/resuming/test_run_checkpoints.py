@@ -24,9 +24,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hotset.pipeline.errors import HotsetError
+from hotset.pipeline.errors import KIB, ByteSize, HotsetError
 from hotset.pipeline.folders.manifest import checksum_of
-from hotset.pipeline.sizes import KIB, ByteSize
 from hotset.tests.support.processes.kills import Killed
 from hotset.tests.support.processes.stopped_runs import results, train_until, unbroken_results
 from hotset.tests.support.shard_factory import ShardSpec, write_shards

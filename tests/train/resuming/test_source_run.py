@@ -13,9 +13,8 @@ import pyarrow as pa
 import pytest
 from safetensors.torch import load_file
 
-from hotset.pipeline.errors import ConfigError, HotsetError, ShardError
-from hotset.pipeline.generate.generate_log import GenerateConfig, generate
-from hotset.pipeline.sizes import KIB, ByteSize
+from hotset.pipeline.errors import KIB, ByteSize, ConfigError, HotsetError, ShardError
+from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings

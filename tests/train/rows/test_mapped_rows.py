@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hotset.pipeline.errors import HotsetError
-from hotset.pipeline.sizes import MIB, ByteSize
+from hotset.pipeline.errors import MIB, ByteSize, HotsetError
 from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, no_log, trained
 from hotset.train.config import TrainConfig

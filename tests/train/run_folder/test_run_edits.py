@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from hotset.pipeline.errors import ByteSize
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.generate.generate_log import GenerateConfig, generate
-from hotset.pipeline.runtime.resources import Resources
-from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.generate.generate import GenerateConfig, generate
+from hotset.pipeline.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.edits.sealed_edits import (
     Edit,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hotset.pipeline.errors import HotsetError
-from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.errors import ByteSize, HotsetError
 from hotset.train.config import TrainConfig
 from hotset.train.options.recipe_options import RecipeOptions
 from hotset.train.run_folder.run_settings import read_settings

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotset.pipeline.sizes import MIB
+from hotset.pipeline.errors import MIB
 from hotset.train.data.batch import EmbeddingTable
 from hotset.train.rows.tiers import Layout, Tier
 from hotset.train.run_folder import saved_rows

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 import hotset
-from hotset.pipeline.errors import ConfigError, HotsetError, InputError
+from hotset.pipeline.errors import ByteSize, ConfigError, HotsetError, InputError
 from hotset.pipeline.raw.part import RawParts
-from hotset.pipeline.sizes import ByteSize
 from hotset.stats.metrics import probabilities
 from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo, run_on_lists
 from hotset.train.options.predict_config import PredictConfig

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hotset
-from hotset.pipeline.runtime.resources import Resources
-from hotset.pipeline.schema.feature_settings import FeatureSettings
-from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.errors import ByteSize
+from hotset.pipeline.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.logs.other_logs import Log, schema_text, write_csv

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hotset.pipeline.encoding.raw_samples import EncodedSamples
-from hotset.pipeline.folders.table_info import VocabularyTable
-from hotset.pipeline.formats.part_ids import PartIds
+from hotset.pipeline.folders.totals import VocabularyTable
+from hotset.pipeline.formats.ids import PartIds
+from hotset.pipeline.stages.encode_raw import EncodedSamples
 from hotset.train.data.batch import Batch
 from hotset.train.scoring.raw_batches import batches_of
 

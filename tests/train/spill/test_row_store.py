@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.pipeline.errors import HotsetError
-from hotset.pipeline.sizes import KIB, MIB
+from hotset.pipeline.errors import KIB, MIB, HotsetError
 from hotset.tests.support.spilled_runs import Twin, plan_epochs
 from hotset.train.spill import spill_kernels
 from hotset.train.spill.block_file import BlockFile

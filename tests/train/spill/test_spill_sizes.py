@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.sizes import GIB, KIB, MIB
+from hotset.pipeline.errors import GIB, KIB, MIB, ConfigError
 from hotset.train.spill.spill_sizes import NUM_READERS, SpillShape, SpillSizes, choose_sizes, least_bytes
 from hotset.train.spill.used_rows import UsedRows
 

@@ -16,8 +16,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hotset.pipeline.errors import ConfigError, HotsetError
-from hotset.pipeline.sizes import KIB, ByteSize
+from hotset.pipeline.errors import KIB, ByteSize, ConfigError, HotsetError
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, no_log, trained
 from hotset.train.config import TrainConfig

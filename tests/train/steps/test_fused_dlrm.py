@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.errors import ByteSize
 from hotset.tests.support.late_runs import draw_run, ignore_waits, is_wrong, keep_slow, train_late
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import trained

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hotset.pipeline.generate.generate_log import GenerateConfig, generate
+from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.workflows.bench import harness, kills
 from hotset.workflows.command_list import command_class
 

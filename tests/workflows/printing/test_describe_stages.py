@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from hotset.pipeline.errors import format_byte_size
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.sizes import format_byte_size
-from hotset.pipeline.stages.map_ids import map_ids
-from hotset.pipeline.stages.preprocess import StageReport
+from hotset.pipeline.preprocess import StageReport
+from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.tests.support.resealed import write_manifest
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.workflows.printing.describe_stages import (

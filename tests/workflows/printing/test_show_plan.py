@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.preview.dry_run import RunPlan, plan_run
-from hotset.pipeline.preview.run_states import FINISHED, MADE, REFUSED
-from hotset.pipeline.sizes import format_byte_size
+from hotset.pipeline.dry_run import FINISHED, MADE, REFUSED, RunPlan, plan_run
+from hotset.pipeline.errors import ConfigError, format_byte_size
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
 from hotset.tests.support.preprocess_runs import CONFIG
 from hotset.workflows.printing.show_plan import show_plan

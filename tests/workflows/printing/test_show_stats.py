@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hotset.pipeline.inspect.frequency_series import SERIES, frequency_statistics
-from hotset.pipeline.runtime.resources import Resources
+from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.statistics.frequencies import SERIES, frequency_statistics
 from hotset.workflows.printing.show_stats import show_rows, show_statistics
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hotset.pipeline.inspect.hot_sample_series import OrderRow
+from hotset.pipeline.statistics.coverage import OrderRow
 from hotset.workflows.report.memory_charts import hot_samples_chart
 
 _SIZES = (16_384, 65_536, 262_144, 1_646_000)

@@ -26,9 +26,9 @@ import pytest
 from altair.utils.schemapi import debug_mode
 
 from hotset.pipeline.errors import HotsetError, install_hint
-from hotset.pipeline.generate.generate_log import GenerateConfig, generate
-from hotset.pipeline.inspect.frequency_series import SERIES, frequency_statistics
-from hotset.pipeline.inspect.provenance import provenance as find_provenance
+from hotset.pipeline.generate.generate import GenerateConfig, generate
+from hotset.pipeline.statistics.folder import provenance as find_provenance
+from hotset.pipeline.statistics.frequencies import SERIES, frequency_statistics
 from hotset.stats.step_times import Machine
 from hotset.tests.support.browser import Seen, open_page
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hotset.pipeline.errors import GIB, MIB, parse_byte_size
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.inspect.provenance import provenance
-from hotset.pipeline.sizes import GIB, MIB, parse_byte_size
+from hotset.pipeline.statistics.folder import provenance
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
 from hotset.tests.support.logs.list_logs import KINDS
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_parquet

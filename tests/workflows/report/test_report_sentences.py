@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hotset.pipeline.inspect.miss_ratio_series import MissRatios
+from hotset.pipeline.statistics.traffic import MissRatios
 from hotset.workflows.report.report_sentences import (
     budget_sentences,
     drift_sentences,

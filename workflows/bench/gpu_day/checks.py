@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import get_args
 
-from ....pipeline.sizes import ByteSize
+from ....pipeline.errors import ByteSize
 from ....stats.ranking.row_bytes import OPTIMIZERS
 from ....train.config import EmbeddingOptimizer, PlacementName, TrainConfig
 from ....train.data.shards import Shards

@@ -11,7 +11,7 @@ import shutil
 import time
 from typing import Any, Literal, get_args
 
-from ....pipeline.sizes import ByteSize
+from ....pipeline.errors import ByteSize
 from ....stats.ranking.row_bytes import row_bytes
 from ....train.config import TrainConfig
 from ....train.data.shards import Shards

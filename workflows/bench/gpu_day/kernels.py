@@ -30,7 +30,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from ....pipeline.sizes import ByteSize
+from ....pipeline.errors import ByteSize
 from ....stats.ranking.row_bytes import row_bytes
 from ....stats.shuffle import epoch_order
 from ....train.config import DenseOptimizer, EmbeddingOptimizer, TrainConfig

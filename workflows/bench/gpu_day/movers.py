@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, get_args
 
-from ....pipeline.sizes import ByteSize
+from ....pipeline.errors import ByteSize
 from ....stats.ranking.row_bytes import row_bytes
 from ....train.config import MoverName, TrainConfig
 from ....train.data.shards import Shards

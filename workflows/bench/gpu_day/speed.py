@@ -12,8 +12,8 @@ from functools import cache
 
 import torch
 
+from ....pipeline.errors import ByteSize
 from ....pipeline.runtime.memory import available_bytes
-from ....pipeline.sizes import ByteSize
 from ....stats.ranking.row_bytes import row_bytes
 from ....train.config import TrainConfig
 from ....train.data.shards import Shards

@@ -8,9 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ....pipeline.errors import ConfigError, require_at_least
-from ....pipeline.runtime.resources import Resources
-from ....pipeline.sizes import ByteSize, format_byte_size
+from ....pipeline.errors import ByteSize, ConfigError, format_byte_size, require_at_least
+from ....pipeline.runtime.tasks import Resources
 from ....stats.step_times import Machine
 from ....train.advice import AdviceConfig, advise
 from ....train.advice_record import PlacementAdvice

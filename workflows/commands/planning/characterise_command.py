@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ....pipeline.errors import ConfigError, require_at_least
-from ....pipeline.formats.whole_file import refuse_target, whole_file
+from ....pipeline.folders.whole_file import refuse_target, whole_file
 from ...command_list import Command
 from ...console import print_json, say, stdout_console
 

@@ -33,7 +33,7 @@ class ApplyCommand(Command):
     def execute(self) -> int:
         """Run ``hotset apply``."""
         # torch takes a second and more to import: not before the options are known to be right.
-        from ....pipeline.formats.whole_file import refuse_target
+        from ....pipeline.folders.whole_file import refuse_target
         from ....train.exporting.apply_changes import apply_changes
 
         # A folder that exists is refused before any other is hashed.

@@ -46,7 +46,7 @@ class ExportCommand(Command, ExportConfig):
         if self.since is not None and self.onnx:
             raise ConfigError("changes have no graph: --onnx is for a whole export")
         # torch takes a second and more to import: not before the options are known to be right.
-        from ....pipeline.formats.whole_file import refuse_target
+        from ....pipeline.folders.whole_file import refuse_target
         from ....train.exporting.export_changes import export_changes
         from ....train.exporting.export_run import export_run
         from ....train.exporting.row_cost import score_packed_rows

@@ -44,7 +44,7 @@ class PredictCommand(Command, PredictConfig):
     def execute(self) -> int:
         """Run ``hotset predict``."""
         # torch takes a second and more to import: not before the options are known to be right.
-        from ....pipeline.formats.whole_file import refuse_target
+        from ....pipeline.folders.whole_file import refuse_target
         from ....train.scoring.predict_log import RunPredictor, predict_file
 
         # A file that must not be overwritten is refused before the model is read.

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.runtime.resources import Resources
-from hotset.pipeline.sizes import ByteSize
+from hotset.pipeline.errors import ByteSize, ConfigError
+from hotset.pipeline.runtime.tasks import Resources
 from hotset.stats.step_times import Machine
 from hotset.train.advice import AdviceConfig, advise
 from hotset.train.machine_speeds import MachineSpeeds

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from hotset.pipeline.runtime.resources import ProgressCallback
+from hotset.pipeline.runtime.tasks import ProgressCallback
 from hotset.tests.support.scored_runs import run_on_lists
 from hotset.train.exporting import apply_changes as module
 from hotset.train.exporting.export_changes import TableChanges

@@ -1,0 +1,294 @@
+"""The distinct cold rows of every mixed batch of shards, in files without a name beside the output.
+
+Batches keep their rows whatever the order they are trained in, so the shards are read once for all epochs.
+Eight bytes a distinct row and batch lie on the disk while a schedule is made, and in the page cache; in
+memory only what the tasks at work have found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..stats.batch_work import interleave_bags
+from ..stats.lookahead.planner import WidthSizes
+from ..stats.lookahead.step_plans import add_cold_rows, free_cells, in_order
+from ..stats.ranking.row_bytes import row_bytes
+from .errors import HotsetError, ManifestError, ShardError, first_line, hint_to_rewrite, refuse_system_fault
+from .folders.manifest import MANIFEST, FileEntry, Manifest, ShardFacts
+from .folders.totals import ShardSettings, ShardsTotals, TableInfo
+from .formats.arrow_files import DAMAGE, open_hashed, open_mapped
+from .formats.ids import PartIds
+from .runtime.tasks import thread_buffer
+
+_BATCHES_LOOKED_AT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ColdWidth:
+    """The tables of one row width, and how their cold rows are numbered."""
+
+    embedding_dim: int
+    tables: tuple[int, ...]
+    """Their positions among all tables, ascending."""
+    first: NDArray[np.int64]
+    """(num_tables,), first cold id of each."""
+    last: NDArray[np.int64]
+    """(num_tables,), one past its last id."""
+    base: NDArray[np.int64]
+    """(num_tables,), key of the row ``first``."""
+
+    @property
+    def num_rows(self) -> int:
+        """Cold rows of all these tables; keys are below it."""
+        return int((self.last - self.first).sum())
+
+
+def cold_widths(shards: Manifest, num_hot: Sequence[int] | None = None) -> list[ColdWidth]:
+    """Return the row widths of shards, in the order of the tables.
+
+    Args:
+        shards: their manifest.
+        num_hot: hot rows of each table; None: those the shards were packed for.
+    """
+    totals = ShardsTotals.of(shards)
+    hot = [table.num_hot for table in totals.tables] if num_hot is None else num_hot
+    tables = totals.tables
+    dims = totals.embedding_dims
+    widths = []
+    for dim in dict.fromkeys(dims):
+        chosen = tuple(number for number, found in enumerate(dims) if found == dim)
+        first = np.array([hot[number] for number in chosen], np.int64)
+        last = np.array([tables[number].num_rows for number in chosen], np.int64)
+        # Cold rows of all tables are numbered through, so that a planner needs one array for all of them.
+        base = np.cumsum(last - first) - (last - first)
+        widths.append(ColdWidth(dim, chosen, first, last, base))
+    return widths
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRows:
+    """The distinct cold rows of one file's batches in one width, batch after batch."""
+
+    sizes: NDArray[np.int64]
+    """(num_batches,), distinct rows of each."""
+    rows: NDArray[np.int32]
+    """(num_entries,), keys in order of first appearance."""
+    lookups: NDArray[np.int32]
+    """(num_entries,), lookups of each."""
+
+
+def refuse_other_shards(shards: Manifest) -> None:
+    """Raise ManifestError unless the manifest is one that `pack` writes, and its numbers fit together."""
+    where = shards.folder / MANIFEST
+    if (shards.stage, shards.version) != ("pack", 1):
+        raise ManifestError(
+            f"{where} is of {shards.stage!r}, version {shards.version}, want 'pack', 1",
+            hint=hint_to_rewrite(shards.folder),
+        )
+    size = ShardSettings.of(shards).batch_size
+    totals = ShardsTotals.of(shards)
+    batches = dict.fromkeys(("hot_only", "mixed", "evaluation"), 0)
+    samples = dict(batches)
+    for entry in shards.files:
+        facts = ShardFacts.of(shards, entry)
+        wanted = -(-entry.num_samples // size)
+        if facts.num_batches != wanted:
+            raise ManifestError(
+                f"{where} is damaged: files.{entry.path}.batches is {facts.num_batches}, want {wanted}",
+                hint=hint_to_rewrite(shards.folder),
+            )
+        batches[facts.kind] += facts.num_batches
+        samples[facts.kind] += entry.num_samples
+    # Mixed files of order original may hold batches that are counted as hot-only.
+    pairs = (
+        (
+            "batches of training",
+            totals.batches.hot_only + totals.batches.mixed,
+            batches,
+            ("hot_only", "mixed"),
+        ),
+        ("batches of evaluation", totals.batches.evaluation, batches, ("evaluation",)),
+        (
+            "samples of training",
+            totals.samples.hot_only + totals.samples.mixed,
+            samples,
+            ("hot_only", "mixed"),
+        ),
+        ("samples of evaluation", totals.samples.evaluation, samples, ("evaluation",)),
+    )
+    for name, number, found, kinds in pairs:
+        wanted = sum(found[kind] for kind in kinds)
+        if number != wanted:
+            raise ManifestError(
+                f"{where} is damaged: totals has {number} {name}, its files have {wanted}",
+                hint=hint_to_rewrite(shards.folder),
+            )
+
+
+def mixed_files(shards: Manifest) -> Iterator[tuple[FileEntry, list[int]]]:
+    """Yield the files with mixed batches, and which of their batches these are."""
+    for entry in shards.files:
+        facts = ShardFacts.of(shards, entry)
+        if facts.kind == "mixed":
+            hot_only = set(facts.hot_only_batches or ())
+            yield entry, [number for number in range(facts.num_batches) if number not in hot_only]
+
+
+def staged_sizes(shards: Manifest, widths: Sequence[ColdWidth], optimizer: str) -> list[WidthSizes]:
+    """Return what the size of a staging area depends on, for rows with the state of ``optimizer``."""
+    return [
+        WidthSizes(int(width.first.sum()), width.num_rows, row_bytes(width.embedding_dim, optimizer), largest)
+        for width, largest in zip(widths, largest_batches(shards, widths), strict=True)
+    ]
+
+
+def largest_batches(shards: Manifest, widths: Sequence[ColdWidth]) -> list[int]:
+    """Return the most distinct cold rows of a mixed batch, in each width, by a look at some of the batches.
+
+    Batches are shuffled, so all of them are of nearly one size: the largest of 146 has 1,980 rows, their mean
+    is 1,809.
+    """
+    batches = [(entry, number) for entry, numbers in mixed_files(shards) for number in numbers]
+    largest = [0] * len(widths)
+    for entry, number in batches[:: -(-len(batches) // _BATCHES_LOOKED_AT) or 1]:
+        _, found_of_widths = _read_file(entry, [number], shards, widths)
+        for width, found in enumerate(found_of_widths):
+            largest[width] = max(largest[width], int(found.sizes.max(initial=0)))
+    return largest
+
+
+def read_batches(
+    entry: FileEntry, batches: Sequence[int], shards: Manifest, widths: Sequence[ColdWidth]
+) -> tuple[int, list[FoundRows]]:
+    """Hash a file and read these of its batches: a flipped bit may well be the id of another row.
+
+    Returns:
+        Samples of the batches, and the distinct cold rows of each width.
+    """
+    return _read_file(entry, batches, shards, widths, is_hashed=True)
+
+
+def _read_file(
+    entry: FileEntry,
+    batches: Sequence[int],
+    shards: Manifest,
+    widths: Sequence[ColdWidth],
+    *,
+    is_hashed: bool = False,
+) -> tuple[int, list[FoundRows]]:
+    path = shards.checked_path(entry)
+    num_samples = 0
+    distinct = DistinctRows()
+    parts: list[list[_Batch]] = [[] for _ in widths]
+    try:
+        # Each batch is read once for all widths.
+        reader = open_hashed(shards, entry) if is_hashed else open_mapped(path)
+        for number in batches:
+            batch = reader.get_batch(number)
+            ids = PartIds.read(batch, ShardsTotals.of(shards).tables)
+            num_samples += batch.num_rows
+            for width, found in zip(widths, parts, strict=True):
+                found.append(distinct.of_batch(ids, batch.num_rows, width))
+    except StrayLookupError as error:
+        raise ShardError(f"{path}: batch {number}: {error}", hint=hint_to_rewrite(path.parent)) from error
+    except DAMAGE as error:
+        # An error of our own that names the file already stays as it is.
+        if isinstance(error, HotsetError) and str(path) in str(error):
+            raise
+        refuse_system_fault(path, error)
+        raise ShardError(
+            f"{path} cannot be read: {first_line(error)}", hint=hint_to_rewrite(path.parent)
+        ) from error
+    return num_samples, [_joined(found) for found in parts]
+
+
+_Batch = tuple[NDArray[np.int32], NDArray[np.int32]]
+
+
+def _joined(batches: Sequence[_Batch]) -> FoundRows:
+    nothing = np.empty(0, np.int32)
+    rows, lookups = (np.concatenate([nothing, *(batch[i] for batch in batches)]) for i in range(2))
+    return FoundRows(np.array([batch[0].size for batch in batches], np.int64), rows, lookups)
+
+
+class StrayLookupError(Exception):
+    """An id is outside its table."""
+
+
+class DistinctRows:
+    """Finds the distinct cold rows of one batch after the other, in memory that it uses again."""
+
+    def __init__(self) -> None:
+        self._cells = np.full(2, -1, np.int32)
+
+    def of_batch(self, ids: PartIds, num_samples: int, width: ColdWidth) -> _Batch:
+        """Return rows and their lookups; raise StrayLookupError."""
+        if any(ids.tables[table].is_multi_hot for table in width.tables):
+            # One column of keys from all tables: 0 where hot, so that cold ones begin at 1.
+            one = np.ones(1, np.int64)
+            return self._find(_keyed(ids, num_samples, width), one, one + width.num_rows, one - 1)
+        # All tables have one lookup: use the columns of the matrix as they are.
+        of_matrix = [table for table, entry in enumerate(ids.tables) if not entry.is_multi_hot]
+        columns = [of_matrix.index(table) for table in width.tables]
+        matrix = ids.matrix if len(columns) == ids.matrix.shape[1] else ids.matrix[:, columns]
+        try:
+            return self._find(matrix, width.first, width.last, width.base)
+        except StrayLookupError as error:
+            feature = int(error.args[0]) % len(columns)
+            raise _stray(matrix[:, feature], width.last[feature], ids.tables[width.tables[feature]]) from None
+
+    def _find(
+        self,
+        matrix: NDArray[np.int32],
+        first: NDArray[np.int64],
+        last: NDArray[np.int64],
+        base: NDArray[np.int64],
+    ) -> _Batch:
+        # A hash set with at most half its cells in use; it is emptied row by row after each batch.
+        if self._cells.size <= 2 * matrix.size:
+            self._cells = np.full(1 << int(2 * matrix.size).bit_length(), -1, np.int32)
+        rows, lookups = (
+            thread_buffer(name, (matrix.size,), np.int32) for name in ("cold rows", "cold lookups")
+        )
+        # The kernel returns -1 minus the position of a lookup outside its table.
+        num_rows = add_cold_rows(matrix, first, last, base, self._cells, rows, lookups)
+        if num_rows < 0:
+            raise StrayLookupError(-1 - num_rows)
+        free_cells(rows, num_rows, self._cells)
+        # In order of table and id. Copies, because the buffers are the thread's and hold the next batch soon.
+        found_rows, found_lookups = in_order(rows[:num_rows], lookups[:num_rows])
+        return found_rows.astype(np.int32), found_lookups.astype(np.int32)
+
+
+def _stray(ids: NDArray[np.int32], limit: int, table: TableInfo) -> StrayLookupError:
+    found = ids[(ids < 0) | (ids >= limit)][0]
+    return StrayLookupError(f"id {found} in table {table.name} of {limit} rows")
+
+
+def _keyed(ids: PartIds, num_samples: int, width: ColdWidth) -> NDArray[np.int32]:
+    """(num_lookups, 1) lookups in sample, then feature order: 0 where hot, else 1 + the row's key."""
+    num_features = len(width.tables)
+    lengths = np.ones((num_samples, num_features), np.int64)
+    by_table = dict(enumerate(ids.ids))
+    for feature, table in enumerate(width.tables):
+        name = ids.tables[table].name
+        if name in ids.lists:
+            lengths[:, feature] = np.diff(ids.lists[name][0])
+    # Every lookup goes where the bags of its sample, feature after feature, have it.
+    starts = np.cumsum(lengths.reshape(-1)) - lengths.reshape(-1)
+    keyed = np.empty(int(lengths.sum()), np.int32)
+    for feature, table in enumerate(width.tables):
+        found = by_table[table]
+        name = ids.tables[table].name
+        if found.size and not 0 <= int(found.min()) <= int(found.max()) < width.last[feature]:
+            raise _stray(found, width.last[feature], ids.tables[table])
+        first = int(width.first[feature])
+        # Hot ids map to 0; a cold one to its key plus 1, which `of_batch` takes off again by its base.
+        keys = np.where(found < first, 0, found - (first - 1) + int(width.base[feature])).astype(np.int32)
+        offsets = ids.lists[name][0] if name in ids.lists else np.arange(num_samples + 1, dtype=np.int32)
+        interleave_bags(offsets, keys, starts, feature, num_features, keyed)
+    return keyed[:, None]

@@ -1,1 +1,0 @@
-"""Counts in spans of the log: what the stage `count` is made of."""

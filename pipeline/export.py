@@ -1,0 +1,537 @@
+"""Shards for other programs: a file for each split with named columns, or what a program's loader wants.
+
+Files of named columns, written a record batch at a time: Parquet and CSV.
+
+``columns.json``: what a program has to know of files of named columns to build a model for them.
+
+``feature_map.json``, which tells FuxiCTR (reczoo) the columns of Parquet files and the sizes of tables.
+
+FuxiCTR keeps id 0 for padding, so ids are written one higher than in the shards.
+
+Shards as record batches of named columns, for programs that know nothing of shards.
+
+Training samples come in an order a program can train in as it stands: shards keep all hot-only batches
+before the mixed ones, here the two kinds alternate evenly. Inside a batch, and from batch to batch of a kind,
+samples keep the shuffled order of the shards; evaluation samples keep that of the log.
+
+Facts of the tables for TorchRec's planner and FBGEMM's benchmarks, from the counts of the training part.
+
+``planner.json`` has for each table what `ParameterConstraints` and `CacheStatistics` of TorchRec ask for, and
+the distribution of its lookups as FBGEMM describes it, with the error of that fit. ``planner_inputs.py``,
+beside it, makes TorchRec's objects of them without hotset.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+from numpy.typing import NDArray
+
+from ..stats.curves import ZipfFit, falling, fit_zipf
+from ..stats.traffic import presence
+from .errors import ConfigError, ManifestError, ShardError, hint_to_rewrite
+from .folders.disk import new_folder, paths_in
+from .folders.manifest import FileEntry, Manifest, ShardFacts
+from .folders.partial import write_errors_explained
+from .folders.totals import PlannedTable, ShardSettings, ShardsTotals
+from .formats.arrow_files import damage_named, fixed_lists, open_mapped, values_of
+from .formats.tables import lookups_of, multi_hot, offsets_of, one_hot
+from .runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
+from .stages.row_order import read_tables
+
+LIST_SEPARATOR = "^"
+"""Between the elements of a list in CSV, as FuxiCTR and others read it."""
+_ROW_GROUP = 1 << 17
+"""Samples of a row group of Parquet: large enough for columns to compress, small enough to be read ahead."""
+
+
+class BatchWriter(Protocol):
+    """Takes record batches in order."""
+
+    def __call__(self, batch: Any, /) -> None:
+        """Write one batch."""
+
+
+@contextmanager
+def parquet_writer(path: Path, schema: Any) -> Iterator[BatchWriter]:
+    """Open a Parquet file, compressed by zstd, whose row groups gather many batches."""
+    waiting: list[Any] = []
+
+    def write(batch: Any) -> None:
+        waiting.append(batch)
+        # Batches are small, and a row group pays for each of its columns.
+        if sum(map(len, waiting)) >= _ROW_GROUP:
+            flush()
+
+    def flush() -> None:
+        if waiting:
+            writer.write_table(pa.Table.from_batches(waiting).combine_chunks())
+            waiting.clear()
+
+    with pa.parquet.ParquetWriter(path, schema, compression="zstd", compression_level=1) as writer:
+        yield write
+        flush()
+
+
+@contextmanager
+def csv_writer(path: Path, schema: Any) -> Iterator[BatchWriter]:
+    """Open a CSV file with a header; the elements of a list stand between `LIST_SEPARATOR`.
+
+    Raises:
+        ConfigError: a list is empty, which such a file cannot tell from a missing one.
+    """
+    flat = pa.schema([(field.name, _flat_type(field.type)) for field in schema])
+    with pa.csv.CSVWriter(path, flat) as writer:
+
+        def write(batch: Any) -> None:
+            columns = [_flat(column, field.name) for column, field in zip(batch.columns, schema, strict=True)]
+            writer.write_batch(pa.record_batch(columns, schema=flat))
+
+        yield write
+
+
+def _flat_type(kind: Any) -> Any:
+    return pa.string() if pa.types.is_list(kind) else kind
+
+
+def _flat(column: Any, name: str) -> Any:
+    if not pa.types.is_list(column.type):
+        return column
+    # An empty text is a missing value in CSV.
+    if pc.any(pc.equal(pc.list_value_length(column), 0)).as_py():
+        raise ConfigError(
+            f"a list of {name} is empty, which CSV cannot tell from a missing one",
+            hint="take --to parquet",
+        )
+    texts = pa.ListArray.from_arrays(column.offsets, column.values.cast(pa.string()))
+    return pc.binary_join(texts, LIST_SEPARATOR)
+
+
+Split = Literal["train", "valid", "test"]
+_STAGE = "pack"
+LABEL = "label"
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """A record batch of a file of shards."""
+
+    entry: FileEntry
+    index: int
+
+
+class NamedBatches:
+    """The samples of a sealed folder of shards, split by split.
+
+    A batch has the columns ``label`` int8 (where the log has labels), each dense feature float32, and each
+    categorical feature int32, or list<int32> where it is multi-hot, all called like the feature.
+    """
+
+    def __init__(self, shards: Manifest, *, first_id: int = 0) -> None:
+        """Read ``shards``, a manifest of the pack stage; ``first_id`` is added to all ids.
+
+        Raises:
+            ManifestError: not shards, or a damaged manifest.
+        """
+        if shards.stage != _STAGE:
+            raise ManifestError(
+                f"{shards.folder} holds the stage {shards.stage!r}, want {_STAGE!r}",
+                hint="give the folder that preprocess wrote (its --out), or its shards/",
+            )
+        self._shards = shards
+        self._first_id = first_id
+        self.totals = ShardsTotals.of(shards)
+        self.batch_size = ShardSettings.of(shards).batch_size
+        self._train, self._evaluation = self._positions()
+        # Samples by part: the validation part is cut from the evaluation samples.
+        self.num_samples: dict[Split, int] = {
+            "train": sum(entry.num_samples for entry in shards.files) - self.totals.samples.evaluation,
+            "valid": self.totals.num_valid_samples,
+            "test": self.totals.samples.evaluation - self.totals.num_valid_samples,
+        }
+        """Samples of each split; 0 where there is no such part."""
+
+    @property
+    def schema(self) -> Any:
+        """The Arrow schema of all batches."""
+        label = [(LABEL, pa.int8())] if self.totals.has_label else []
+        dense = [(name, pa.float32()) for name in self.totals.dense]
+        ids = [
+            (table.name, pa.list_(pa.int32()) if table.is_multi_hot else pa.int32())
+            for table in self.totals.tables
+        ]
+        return pa.schema([*label, *dense, *ids])
+
+    def batches(self, split: Split, workers: int = 0) -> Iterator[Any]:
+        """Yield the samples of ``split`` in order, a record batch at a time, read by ``workers`` threads.
+
+        Raises:
+            ManifestError: a file is missing or of another checksum.
+            ShardError: a column is not that of a shard, or an id is outside its table.
+        """
+        if split == "train":
+            yield from run_tasks(self._read, ((position,) for position in self._train), workers=workers)
+            return
+        # The validation part is the first samples of the evaluation part, wherever batches begin.
+        num_valid = self.num_samples["valid"]
+        first, last = (0, num_valid) if split == "valid" else (num_valid, self.totals.samples.evaluation)
+        start = 0
+        for batch in run_tasks(self._read, ((position,) for position in self._evaluation), workers=workers):
+            end = start + len(batch)
+            # A batch on the border of the two parts is cut.
+            if start < last and end > first:
+                low = max(first - start, 0)
+                yield batch.slice(low, min(last, end) - start - low)
+            start = end
+
+    def _positions(self) -> tuple[list[_Position], list[_Position]]:
+        hot_only, mixed, evaluation = list[_Position](), list[_Position](), list[_Position]()
+        of_kind = {"hot_only": hot_only, "mixed": mixed, "evaluation": evaluation}
+        for entry in self._shards.files:
+            facts = ShardFacts.of(self._shards, entry)
+            of_kind[facts.kind] += [_Position(entry, index) for index in range(facts.num_batches)]
+        return _alternating(hot_only, mixed), evaluation
+
+    def _read(self, position: _Position) -> Any:
+        path = self._shards.hashed_path(position.entry)
+        with damage_named(path, ShardError, "cannot be read"):
+            batch = open_mapped(path).get_batch(position.index)
+            batch.validate()
+            return self._named(batch)
+
+    def _named(self, batch: Any) -> Any:
+        columns = []
+        if self.totals.has_label:
+            columns.append(pa.array(values_of(batch.column(LABEL), np.float32).astype(np.int8)))
+        columns += _columns_of(batch, "dense", np.float32, len(self.totals.dense))
+        tables = self.totals.tables
+        # Columns in the order of the tables, wherever `pack` has put them.
+        one_hot_ids = iter(_columns_of(batch, "ids", np.int32, len(one_hot(tables))))
+        bags = {table.name: batch.column(table.name) for table in multi_hot(tables)}
+        for table in tables:
+            column = bags[table.name] if table.is_multi_hot else next(one_hot_ids)
+            columns.append(self._with_ids(column, table, len(batch)))
+        return pa.record_batch(columns, schema=self.schema)
+
+    def _with_ids(self, column: Any, table: PlannedTable, num_samples: int) -> Any:
+        """Return a column of ids, all of them rows of ``table``, with the first id added."""
+        values, num_lookups = lookups_of(column, num_samples)
+        ids = values_of(values, np.int32)[:num_lookups]
+        # Programs that read the files index tables by these ids without a check.
+        if ids.size and not 0 <= ids.min() <= ids.max() < table.num_rows:
+            raise ShardError(
+                f"{self._shards.folder} looks up a row outside the {table.num_rows} of {table.name}",
+                hint=hint_to_rewrite(self._shards.folder),
+            )
+        shifted = pa.array(ids + np.int32(self._first_id) if self._first_id else ids)
+        if not table.is_multi_hot:
+            return shifted
+        return pa.ListArray.from_arrays(pa.array(offsets_of(column)), shifted)
+
+
+def _columns_of(batch: Any, name: str, dtype: Any, width: int) -> list[Any]:
+    """Return the columns of a matrix of ``width`` columns as arrays of their own."""
+    if not width:
+        return []
+    matrix = fixed_lists(batch.column(name), width, dtype)
+    # One copy turns the matrix: columns are read one by one from here on.
+    return [pa.array(values) for values in np.ascontiguousarray(matrix.T)]
+
+
+def _alternating(first: Sequence[_Position], second: Sequence[_Position]) -> list[_Position]:
+    """Return both sequences merged, each spread evenly over the whole and in its own order."""
+    # Each item stands at the middle of its share of the unit interval; whole numbers keep the order exact.
+    places = [((2 * index + 1) * len(second), 0, index) for index in range(len(first))]
+    places += [((2 * index + 1) * len(first), 1, index) for index in range(len(second))]
+    return [(first, second)[which][index] for _, which, index in sorted(places)]
+
+
+COLUMN_MAP = "columns.json"
+
+
+def write_column_map(shards: NamedBatches, out: Path) -> None:
+    """Write the label, the dense features and the tables into ``out``.
+
+    For each table its column, whether that holds lists, its rows (ids are below), and the ids of categories
+    without a row of their own and of missing values.
+    """
+    totals = shards.totals
+    tables = [
+        {
+            "column": table.name,
+            "is_list": table.is_multi_hot,
+            "num_rows": table.num_rows,
+            "oov_id": table.oov_id,
+            "missing_id": table.missing_id,
+        }
+        for table in totals.tables
+    ]
+    # Columns by their part in training, since their names do not tell it.
+    found = {
+        "label": LABEL if totals.has_label else None,
+        "dense": list(totals.dense),
+        "tables": tables,
+        "samples": shards.num_samples,
+    }
+    (out / COLUMN_MAP).write_text(json.dumps(found, indent=2) + "\n")
+
+
+FEATURE_MAP = "feature_map.json"
+FIRST_ID = 1
+
+
+def write_feature_map(shards: NamedBatches, out: Path, data_set: str) -> None:
+    """Write the map of the data set ``data_set`` into ``out``."""
+    totals = shards.totals
+    # Features stand in the order of the files' columns.
+    features: list[dict[str, Any]] = [{name: {"source": "", "type": "numeric"}} for name in totals.dense]
+    features += [{table.name: _categorical(table)} for table in totals.tables]
+    # Every table has one row more than in the shards, that of the padding.
+    found = {
+        "dataset_id": data_set,
+        "num_fields": len(features),
+        "total_features": len(totals.dense) + sum(table.num_rows + FIRST_ID for table in totals.tables),
+        "input_length": len(features),
+        "labels": [LABEL],
+        "features": features,
+    }
+    (out / FEATURE_MAP).write_text(json.dumps(found, indent=4) + "\n")
+
+
+def _categorical(table: PlannedTable) -> dict[str, Any]:
+    return {
+        "source": "",
+        "type": "categorical",
+        "padding_idx": 0,
+        "oov_idx": table.oov_id + FIRST_ID,
+        "vocab_size": table.num_rows + FIRST_ID,
+    }
+
+
+PLANNER_FILE = "planner.json"
+PLANNER_PROGRAM = "planner_inputs.py"
+LOAD_FACTORS = (0.0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
+"""Shares of a table's rows in a cache, for which its miss rate is given."""
+
+
+_PROGRAM = '''"""Makes the inputs of TorchRec's planner of planner.json; needs torchrec, not hotset."""
+
+import json
+from bisect import bisect_right
+from pathlib import Path
+
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import CacheParams, CacheStatistics
+
+
+class CountedStatistics(CacheStatistics):
+    """Statistics of one table from its exact counts."""
+
+    def __init__(self, table):
+        self._table = table
+
+    @property
+    def expected_lookups(self):
+        return self._table["expected_lookups"]
+
+    @property
+    def cacheability(self):
+        return self._table["cacheability"]
+
+    def expected_miss_rate(self, clf):
+        factors, rates = zip(*self._table["miss_rates"])
+        place = min(max(bisect_right(factors, clf), 1), len(factors) - 1)
+        low, high = factors[place - 1], factors[place]
+        part = min(max((clf - low) / (high - low), 0.0), 1.0)
+        return rates[place - 1] + part * (rates[place] - rates[place - 1])
+
+
+def constraints(folder=Path(__file__).parent):
+    """Return ParameterConstraints by table, for EmbeddingShardingPlanner(constraints=...)."""
+    found = json.loads((Path(folder) / "planner.json").read_text())
+    return {
+        name: ParameterConstraints(
+            pooling_factors=[table["pooling_factor"]],
+            batch_sizes=[found["batch_size"]],
+            cache_params=CacheParams(load_factor=table["load_factor"], stats=CountedStatistics(table)),
+        )
+        for name, table in found["tables"].items()
+    }
+'''
+
+
+def write_planner_files(shards: Manifest, out: Path) -> None:
+    """Write `PLANNER_FILE` and `PLANNER_PROGRAM` into ``out``.
+
+    Raises:
+        ConfigError: the vocabulary, which has the counts, is not beside the shards.
+    """
+    totals = ShardsTotals.of(shards)
+    folder = shards.folder.parent / "vocabulary"
+    vocabulary = Manifest.read(folder)
+    batch_size = ShardSettings.of(shards).batch_size
+    num_samples = totals.samples.hot_only + totals.samples.mixed
+    tables: dict[str, Any] = {}
+    for table, dim, counts in zip(
+        totals.tables, totals.embedding_dims, read_tables(vocabulary, "count"), strict=True
+    ):
+        if counts.size != table.num_rows:
+            raise ConfigError(f"{folder} is not the vocabulary of {shards.folder}")
+        # Both statistics want the most frequent rows first, whatever order the ids follow.
+        lookups = falling(counts)
+        pooling_factor = float(lookups.sum()) / num_samples if num_samples else 0.0
+        fit = fit_zipf(lookups)
+        tables[table.name] = {
+            "num_embeddings": table.num_rows,
+            "embedding_dim": dim,
+            "pooling_factor": pooling_factor,
+            "load_factor": table.num_hot / table.num_rows,
+            **cache_statistics(lookups, batch_size * pooling_factor),
+            "fbgemm": _distribution(fit, table.num_rows, int(lookups.sum())),
+        }
+    found = {"batch_size": batch_size, "samples": num_samples, "tables": tables}
+    (out / PLANNER_FILE).write_text(json.dumps(found, indent=1) + "\n")
+    (out / PLANNER_PROGRAM).write_text(_PROGRAM)
+
+
+def cache_statistics(counts: NDArray[np.int64], lookups_per_batch: float) -> dict[str, Any]:
+    """Return what TorchRec asks of a table's lookups, as if those of a batch were drawn by their counts.
+
+    Args:
+        counts: (num_rows,); lookups of each row, descending.
+        lookups_per_batch: of the table.
+
+    Returns:
+        ``expected_lookups``, distinct rows of a batch; ``miss_rates``, pairs of a share of the rows and the
+        share of those distinct rows that are not among the most frequent ones; ``cacheability``, the area
+        below them, from 0 for one row that serves all to 1.
+    """
+    total = int(counts.sum())
+    probabilities = counts / total if total else np.zeros(counts.size)
+    # The most frequent rows come first: a running sum has the distinct rows that a cache of them serves.
+    distinct = np.cumsum(presence(probabilities, lookups_per_batch))
+    expected = float(distinct[-1]) if distinct.size else 0.0
+    # What such a cache does not serve of the distinct rows of a batch is its miss rate.
+    rates = []
+    for factor in LOAD_FACTORS:
+        cached = int(factor * counts.size)
+        hit = float(distinct[cached - 1]) if cached else 0.0
+        rates.append(1 - hit / expected if expected else 0.0)
+    pairs = [[factor, max(rate, 0.0)] for factor, rate in zip(LOAD_FACTORS, rates, strict=True)]
+    return {
+        "expected_lookups": expected,
+        "miss_rates": pairs,
+        "cacheability": float(np.trapezoid([rate for _, rate in pairs], LOAD_FACTORS)),
+    }
+
+
+def _distribution(fit: ZipfFit, num_rows: int, num_lookups: int) -> dict[str, Any]:
+    """Return a fit by the names that FBGEMM has, and its errors."""
+    return {
+        "heavy_hitters": list(fit.heavy_hitters),
+        "zipf_q": fit.q,
+        "zipf_s": fit.s,
+        "max_index": num_rows - 1,
+        "num_indices": num_lookups,
+        "fit_error": fit.error,
+        "worst_coverage_error": fit.worst_coverage_error,
+    }
+
+
+ExportFormat = Literal["parquet", "csv", "fuxictr", "torchrec"]
+"""Files of named columns, Parquet with FuxiCTR's feature map, or Parquet with the inputs of TorchRec's
+planner."""
+_WRITERS = {
+    "parquet": parquet_writer,
+    "csv": csv_writer,
+    "fuxictr": parquet_writer,
+    "torchrec": parquet_writer,
+}
+_SUFFIX = {"parquet": "parquet", "csv": "csv", "fuxictr": "parquet", "torchrec": "parquet"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedFile:
+    """A file that was written."""
+
+    name: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedShards:
+    """The files and counts that `export` wrote."""
+
+    num_samples: dict[Split, int]
+    """Samples of each split that is not empty."""
+    files: tuple[ExportedFile, ...]
+
+
+def export_shards(
+    shards: Manifest, to: ExportFormat, out: Path, resources: Resources = DEFAULT_RESOURCES
+) -> ExportedShards:
+    """Write the samples of ``shards`` into the new folder ``out``, in the format ``to``.
+
+    Training samples alternate evenly between hot-only and mixed batches, see `export`. No more than a
+    row group of each split is in memory.
+
+    Raises:
+        ConfigError: the format has no place for what the log has.
+        ManifestError: ``out`` exists, or ``shards`` are damaged or no shards.
+        ShardError: a batch is not what a shard holds.
+    """
+    batches = NamedBatches(shards, first_id=FIRST_ID if to == "fuxictr" else 0)
+    # FuxiCTR takes one category a feature, and labels: other logs are refused before a file is written.
+    if to == "fuxictr":
+        refuse_other_logs(batches, to)
+    # Parts without samples get no file.
+    splits: list[Split] = [split for split, count in batches.num_samples.items() if count]
+    total = sum(batches.num_samples.values())
+    # The folder takes its name when everything is in it.
+    with new_folder(out) as folder:
+        done = 0
+        for num_samples in _written(batches, to, splits, folder, resources.workers):
+            done += num_samples
+            resources.progress("export", done, total)
+        if to == "fuxictr":
+            write_feature_map(batches, folder, out.name)
+        else:
+            write_column_map(batches, folder)
+        if to == "torchrec":
+            write_planner_files(shards, folder)
+    files = tuple(ExportedFile(name=path.name, num_bytes=path.stat().st_size) for path in paths_in(out))
+    return ExportedShards(num_samples={split: batches.num_samples[split] for split in splits}, files=files)
+
+
+def refuse_other_logs(batches: NamedBatches, to: str) -> None:
+    """Raise ConfigError for a log with lists or without labels, which some programs cannot train on."""
+    hint = "take --to parquet"
+    lists = [table.name for table in batches.totals.tables if table.is_multi_hot]
+    if lists:
+        raise ConfigError(f"{to} holds one category a feature, and {lists[0]} has lists", hint=hint)
+    if not batches.totals.has_label:
+        raise ConfigError(f"{to} is for training, and the log has no labels", hint=hint)
+
+
+def _written(
+    batches: NamedBatches, to: ExportFormat, splits: list[Split], folder: Path, workers: int
+) -> Iterator[int]:
+    """Write all files of samples; yields the samples of each batch as it is written."""
+    # One file for each part, batch by batch, so that memory does not grow with the log.
+    for split in splits:
+        path = folder / f"{split}.{_SUFFIX[to]}"
+        opened: AbstractContextManager[BatchWriter] = _WRITERS[to](path, batches.schema)
+        with write_errors_explained(path), opened as write:
+            for batch in batches.batches(split, workers):
+                write(batch)
+                yield len(batch)

@@ -1,1 +1,0 @@
-"""Shards in the formats of other programs."""

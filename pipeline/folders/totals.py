@@ -1,0 +1,520 @@
+"""The totals in the manifest of each stage: what a folder holds as a whole.
+
+``PlanTotals.of(manifest)`` reads and checks those of a plan. Keys and their order are the format of
+manifest.json, see docs/formats.md.
+
+The tables of a log as the manifests of its folders describe them, one class for each kind of folder.
+
+The settings of a finished stage that later ones read, as its manifest has them.
+
+What a stage may vary is the config beside the stage; what others need to know of it stands here, with the
+checks of every record of a manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, Self
+
+from ...stats.ranking.row_bytes import OPTIMIZERS
+from .manifest import JsonRecord, Manifest, RecordError, require_range, stored_as
+
+MOST_ROWS = 2**31 - 1
+"""Rows of a table: ids are int32."""
+MOST_FLOATS = 2**20
+"""Floats of a row: far more than any model has."""
+
+
+class NamedTable(Protocol):
+    """The fields that the tables of all folders have."""
+
+    @property
+    def name(self) -> str:
+        """Name of the feature that looks up in the table."""
+
+    @property
+    def is_multi_hot(self) -> bool:
+        """Whether samples have any number of lookups in the table instead of one each."""
+
+
+class TableInfo(NamedTable, Protocol):
+    """The fields that tables have in every folder with ids."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, those of missing and out-of-vocabulary values included."""
+
+    @property
+    def oov_id(self) -> int:
+        """Id of the row that categories without a row of their own share."""
+
+    @property
+    def missing_id(self) -> int:
+        """Id of the row of missing values; that of oov where they are too few for a row."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountedTable(JsonRecord):
+    """A table in counts/."""
+
+    name: str
+    """Name of the feature."""
+    num_categories: int
+    """Distinct categories, missing values not included."""
+    num_missing: int
+    """Lookups without a value."""
+    num_lookups: int | None = None
+    """Lookups of the samples that were counted; None where every sample has one."""
+    is_multi_hot: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VocabularyTable(JsonRecord):
+    """A table in vocabulary/."""
+
+    name: str
+    """Name of the feature."""
+    num_rows: int
+    oov_id: int
+    missing_id: int
+    oov_count: int
+    """Lookups of the out-of-vocabulary row."""
+    num_lookups: int | None = None
+    """Lookups of the samples that were counted; None where every sample has one."""
+    is_multi_hot: bool = False
+
+    def refuse_nonsense(self, where: str) -> None:
+        require_range(f"{where}num_rows", self.num_rows, 1, MOST_ROWS)
+        require_range(f"{where}oov_id", self.oov_id, 0, self.num_rows - 1)
+        require_range(f"{where}missing_id", self.missing_id, 0, self.num_rows - 1)
+        require_range(f"{where}oov_count", self.oov_count, 0)
+        require_range(f"{where}num_lookups", self.num_lookups, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleTable(VocabularyTable):
+    """A table in samples/: that of the vocabulary, and how the log looks it up."""
+
+    oov_train: int
+    """Lookups of the out-of-vocabulary row in the training part."""
+    oov_evaluation: int
+    """Lookups of that row in the evaluation part."""
+    lookups_train: int | None = None
+    """Lookups in the training part; None where every sample has one."""
+    lookups_evaluation: int | None = None
+    """Lookups in the evaluation part; None where every sample has one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedTable(JsonRecord):
+    """A table in plan/ and shards/."""
+
+    name: str
+    """Name of the feature."""
+    num_rows: int
+    oov_id: int
+    missing_id: int
+    is_multi_hot: bool = False
+    num_hot: int
+    """Rows kept in fast memory: those with a lower id."""
+    embedding_dim: int | None = None
+    """Floats of a row; None where it is the one of the config."""
+    row_bytes: int | None = None
+    """Bytes of a row with its optimizer state; None where they are those of all tables together."""
+
+    def refuse_nonsense(self, where: str) -> None:
+        require_range(f"{where}num_rows", self.num_rows, 1, MOST_ROWS)
+        require_range(f"{where}oov_id", self.oov_id, 0, self.num_rows - 1)
+        require_range(f"{where}missing_id", self.missing_id, 0, self.num_rows - 1)
+        require_range(f"{where}num_hot", self.num_hot, 0, self.num_rows)
+        require_range(f"{where}embedding_dim", self.embedding_dim, 1, MOST_FLOATS)
+        require_range(f"{where}row_bytes", self.row_bytes, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MappedTable(JsonRecord):
+    """A table of a map from old ids to new ones."""
+
+    name: str
+    """Name of the feature."""
+    num_old_rows: int
+    num_new_rows: int
+    num_kept: int
+    """Old rows that have a new id."""
+    kept_lookups: int
+    """Lookups of the new log in rows that are kept."""
+    new_lookups: int
+    """Lookups of the new log in all rows."""
+
+
+Order = Literal["frequency", "peel", "sampled"]
+"""The order of importance of a vocabulary's rows."""
+
+
+class StageTotals(JsonRecord):
+    """Base of the totals of all stages."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """The totals of ``manifest``; raises ManifestError where they are not those of such a stage."""
+        return manifest.read_totals(cls)
+
+
+def require_sum(key: str, value: int, parts: Sequence[int]) -> None:
+    """Raise RecordError where the value of ``key`` is not the sum over the tables."""
+    if value != sum(parts):
+        raise RecordError(f"{key} is {value}, want {sum(parts)}, the sum over the tables")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RawLog(JsonRecord):
+    """A raw file that a log was read from."""
+
+    name: str
+    """Name of the file, without its folder."""
+    num_bytes: int = stored_as("bytes")
+    num_lines: int = stored_as("lines")
+    num_samples: int = stored_as("samples")
+    xxh3_128_of_blocks: str
+    """Checksum of the checksums of its blocks, hex."""
+
+    @property
+    def identity(self) -> tuple[int, str]:
+        """The size and checksum that two files of the same content have in common, whatever their names."""
+        return self.num_bytes, self.xxh3_128_of_blocks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingLog(RawLog):
+    """A raw file with samples in the training part."""
+
+    num_train_samples: int = stored_as("train_samples")
+    """Samples of the file that are trained on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnsTotals(StageTotals):
+    """The totals of columns/."""
+
+    num_samples: int = stored_as("samples")
+    bad_lines: dict[str, int]
+    """Skipped lines by reason."""
+    has_label: bool
+    dense: tuple[str, ...]
+    """Names of the dense features."""
+    sparse: tuple[str, ...]
+    """Names of the categorical features, list-valued ones included."""
+    raw: tuple[RawLog, ...]
+    """Files of the log, in order."""
+    lists: tuple[str, ...] = ()
+    """Names of the list-valued features."""
+    floats: tuple[str, ...] = ()
+    """Names of the dense features that are floats instead of whole numbers."""
+    untransformed: tuple[str, ...] = ()
+    """Names of the dense features of which no logarithm is taken."""
+    schema: str | None = None
+    """The schema as text; None for Criteo's logs."""
+    has_time: bool = False
+    """Whether each sample has a time, which never goes back."""
+
+    def training_logs(self, num_train: int) -> list[TrainingLog]:
+        """The files with some of the first ``num_train`` samples, and how many each has."""
+        found = []
+        # Training samples are the first ones of the log, file after file.
+        first = 0
+        for log in self.raw:
+            if first >= num_train:
+                break
+            num_own = min(log.num_samples, num_train - first)
+            found.append(log.extended(TrainingLog, num_train_samples=num_own))
+            first += log.num_samples
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpanInfo(JsonRecord):
+    """Consecutive samples whose counts are kept together."""
+
+    file: int | None
+    """Number of the raw file; None where all samples are one span."""
+    first_sample: int
+    num_samples: int
+    xxh3_128_of_parts: str
+    """Checksum of the parts that were counted, hex."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CountsTotals(StageTotals):
+    """The totals of counts/."""
+
+    num_samples: int
+    num_train_samples: int
+    """Samples of the training part, the first ones of the log."""
+    num_valid_samples: int = 0
+    """Samples of the validation part, which follow those."""
+    tables: tuple[CountedTable, ...]
+    num_counted_samples: int | None = None
+    """Samples of the window that was counted; None where it is the whole training part."""
+    spans: tuple[SpanInfo, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeelInfo(JsonRecord):
+    """How the rows of a vocabulary were peeled."""
+
+    floor: int
+    """Rows that stay first, by frequency."""
+    cuts: tuple[int, ...]
+    """Numbers of rows whose hot set is that by frequency."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingInfo(JsonRecord):
+    """The sample of the log that decided the order of a vocabulary."""
+
+    num_drawn_samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VocabularyTotals(StageTotals):
+    """The totals of vocabulary/, counted from this log or adopted from a model's."""
+
+    num_samples: int
+    num_train_samples: int
+    num_valid_samples: int = 0
+    """Samples of the validation part, which follow those of the training part."""
+    num_counted_samples: int | None = None
+    """Samples of the window that was counted; None where it is the whole training part."""
+    tables: tuple[VocabularyTable, ...]
+    num_rows: int
+    """Rows of all tables."""
+    rank_by: Order = "frequency"
+    peel: PeelInfo | None = None
+    sampling: SamplingInfo | None = None
+    num_model_samples: int | None = None
+    """Training samples of the model whose ids were adopted."""
+    model_raw: tuple[TrainingLog, ...] | None = None
+    """Files that the model was trained on."""
+
+    def refuse_nonsense(self, where: str) -> None:
+        require_range(f"{where}num_samples", self.num_samples, 0)
+        require_range(f"{where}num_train_samples", self.num_train_samples, 0, self.num_samples)
+        require_range(
+            f"{where}num_valid_samples", self.num_valid_samples, 0, self.num_samples - self.num_train_samples
+        )
+        require_range(f"{where}num_counted_samples", self.num_counted_samples, 0)
+        require_sum(f"{where}num_rows", self.num_rows, [table.num_rows for table in self.tables])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplesTotals(VocabularyTotals):
+    """The totals of samples/: those of the vocabulary, with more about each table."""
+
+    tables: tuple[SampleTable, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaggedSamples(JsonRecord):
+    """Samples of a log by tag."""
+
+    hot: int
+    """Training samples all of whose lookups hit hot rows."""
+    mixed: int
+    """All other training samples."""
+    evaluation: int
+    """Evaluation samples."""
+    evaluation_hot: int
+    """Evaluation samples all of whose lookups hit hot rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExactHotRows(JsonRecord):
+    """The hot rows that exact counts choose with as many bytes."""
+
+    num_hot_rows: int
+    hot_samples: int
+    """Fully hot training samples."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationInfo(JsonRecord):
+    """How FAE's hot rows came about."""
+
+    num_drawn_samples: int
+    """Samples whose lookups were counted."""
+    threshold: float | None = None
+    """Share of a table's lookups that makes a row hot; None where rows were taken until memory was full."""
+    num_large_tables: int | None = None
+    """Tables that the threshold decides about; small ones are hot as a whole."""
+    num_covered_tables: int | None = None
+    """Large tables whose hot rows the estimate's interval covers."""
+    estimated_bytes: tuple[int, int, int] | None = None
+    """Low end, middle and high end of the estimate for all tables."""
+    is_covered: bool | None = None
+    """Whether that interval covers the bytes of the hot rows."""
+    num_unsampled_hot_rows: int
+    """Hot rows that the sample never looked up."""
+    hot_bytes: int
+    """Bytes of the hot rows."""
+    exact: ExactHotRows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanTotals(StageTotals):
+    """The totals of plan/."""
+
+    tables: tuple[PlannedTable, ...]
+    row_bytes: int
+    """Bytes of a row with its optimizer state, in tables that have no number of their own."""
+    num_rows: int
+    num_hot_rows: int
+    num_train_samples: int
+    num_valid_samples: int = 0
+    """Samples of the validation part, which follow those of the training part."""
+    samples: TaggedSamples
+    calibration: CalibrationInfo | None = None
+
+    @property
+    def bytes_of_rows(self) -> list[int]:
+        """Bytes of a row of each table."""
+        own = [table.row_bytes for table in self.tables]
+        return [self.row_bytes if found is None else found for found in own]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KindCounts(JsonRecord):
+    """Samples or batches of shards by kind."""
+
+    hot_only: int
+    mixed: int
+    evaluation: int
+
+    def refuse_nonsense(self, where: str) -> None:
+        for key in ("hot_only", "mixed", "evaluation"):
+            require_range(f"{where}{key}", getattr(self, key), 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardsTotals(StageTotals):
+    """The totals of shards/: all that a trainer needs to know of the data."""
+
+    tables: tuple[PlannedTable, ...]
+    row_bytes: int
+    num_rows: int
+    num_hot_rows: int
+    hot_bytes: int
+    """Byte budget of the hot rows."""
+    embedding_dim: int
+    """Floats of a row, in tables that have no number of their own."""
+    embedding_optimizer: str
+    has_label: bool
+    dense: tuple[str, ...]
+    """Names of the dense features."""
+    num_valid_samples: int = 0
+    """Evaluation samples of the validation part: the first ones. The others are the test part."""
+    samples: KindCounts
+    batches: KindCounts
+
+    def refuse_nonsense(self, where: str) -> None:
+        require_range(f"{where}num_valid_samples", self.num_valid_samples, 0, self.samples.evaluation)
+        if not self.tables:
+            raise RecordError(f"{where}tables is empty, want one table or more")
+        # Sizes a trainer allocates by: each is bounded here, because a manifest may come from anywhere.
+        require_range(f"{where}embedding_dim", self.embedding_dim, 1, MOST_FLOATS)
+        if self.embedding_optimizer not in OPTIMIZERS:
+            known = ", ".join(OPTIMIZERS)
+            raise RecordError(
+                f"{where}embedding_optimizer is {self.embedding_optimizer!r}, want one of {known}"
+            )
+        require_sum(f"{where}num_rows", self.num_rows, [table.num_rows for table in self.tables])
+        require_sum(f"{where}num_hot_rows", self.num_hot_rows, [table.num_hot for table in self.tables])
+
+    @property
+    def embedding_dims(self) -> list[int]:
+        """Floats of a row of each table."""
+        own = [table.embedding_dim for table in self.tables]
+        return [self.embedding_dim if found is None else found for found in own]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IdMapTotals(StageTotals):
+    """The totals of an id map: each table, and the sums over all of them."""
+
+    tables: tuple[MappedTable, ...]
+    num_old_rows: int
+    num_new_rows: int
+    num_kept: int
+    kept_lookups: int
+    new_lookups: int
+
+
+TOTALS_OF_STAGE: dict[str, type[StageTotals]] = {
+    "ingest": ColumnsTotals,
+    "count": CountsTotals,
+    "rank": VocabularyTotals,
+    "adopt": VocabularyTotals,
+    "encode": SamplesTotals,
+    "split": PlanTotals,
+    "pack": ShardsTotals,
+    "map-ids": IdMapTotals,
+}
+"""The totals that each stage writes, by the name in its manifest."""
+
+
+class StageSettings(JsonRecord):
+    """Base of the settings of all stages."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """Return the settings of ``manifest``; raise ManifestError where one is missing."""
+        return manifest.read_settings(cls)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnsSettings(StageSettings):
+    """The settings of columns/."""
+
+    schema: str
+    """Name of a schema that is built in, or ``toml:`` and a fingerprint."""
+    block_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingSettings(StageSettings):
+    """The settings of a vocabulary that was ordered by a sample of the log."""
+
+    sampling_rate: float
+    sampling_seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanSettings(StageSettings):
+    """The settings of plan/."""
+
+    hot_bytes: int
+    mode: str = "budget"
+    """The way to choose hot rows."""
+    embedding_dim: int
+    embedding_optimizer: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardSettings(StageSettings):
+    """The settings of shards/."""
+
+    batch_size: int
+    """Samples of a batch; the last one of a kind may have fewer."""
+    order: Literal["grouped", "original"]
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether each training batch is hot-only or mixed by choice, and the order spreads them evenly."""
+        return self.order == "grouped"
+
+    def refuse_nonsense(self, where: str) -> None:
+        require_range(f"{where}batch_size", self.batch_size, 1)

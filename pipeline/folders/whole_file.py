@@ -1,0 +1,238 @@
+"""A single file that appears whole or not at all, and leaves nothing behind where its writer is killed.
+
+It is written without a name (``O_TMPFILE``), so the kernel drops it with its process, and is linked to
+its name when it is complete; linking refuses a name that another run took. File systems without nameless
+files (NFS, some of FUSE) get a hidden one that is locked while it is written; the next run removes those that
+nobody holds.
+
+A folder that appears whole and sealed, or not at all: what is written is beside it until the end.
+
+A sealed folder beside what was made with it: its files are linked, or copied from another device.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..errors import HotsetError
+from .checksum import hash_file
+from .disk import new_folder, paths_in
+from .manifest import MANIFEST, FileEntry, Manifest, checksum_of
+from .partial import LOCK, write_errors_explained
+
+_PREFIX = ".hotset-"
+_SUFFIX = ".tmp"
+_WITHOUT_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
+_WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
+
+
+@contextmanager
+def whole_file(path: Path, *, overwrite: bool = False, option: str = "--out") -> Iterator[BinaryIO]:
+    """Yield a file that gets the name ``path`` when the block ends without an error.
+
+    Args:
+        path: where it appears.
+        overwrite: replace a file of that name.
+        option: the command's option that names the file, for hints.
+
+    Raises:
+        HotsetError: ``path`` exists, its folder does not, or the file cannot be written.
+    """
+    refuse_target(path, overwrite=overwrite, option=option)
+    try:
+        # All names are relative to the open folder, which may be renamed meanwhile.
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _remove_abandoned(folder)
+            descriptor, name = _create(folder)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    yield file
+                    file.flush()
+                    name = _publish(folder, descriptor, name, path.name, overwrite=overwrite)
+            finally:
+                # The error that brought us here is the one to report.
+                if name is not None:
+                    with suppress(OSError):
+                        os.unlink(name, dir_fd=folder)
+        finally:
+            os.close(folder)
+    except FileExistsError as error:
+        raise HotsetError(
+            f"{path} was written by another run in the meantime", hint=f"give another {option}"
+        ) from error
+    except OSError as error:
+        raise HotsetError(
+            f"{path} cannot be written: {error.strerror or error}",
+            hint=f"give another {option}, or free disk space",
+        ) from error
+
+
+def refuse_target(path: Path, *, overwrite: bool, option: str = "--out") -> None:
+    """Raise HotsetError where ``path`` cannot become a file: it exists, or its folder does not or is
+    read-only."""
+    # Faults that a user can mend are told before any work is done.
+    if not path.parent.is_dir():
+        raise HotsetError(
+            f"{path.parent} is not a directory", hint=f"`mkdir -p {shlex.quote(str(path.parent))}` creates it"
+        )
+    # Also where the user may write, but the device is mounted for reading alone.
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise HotsetError(
+            f"{path} cannot be written: {path.parent} is read-only", hint=f"give another {option}"
+        )
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:  # a name that is too long, a folder that may not be searched
+        raise HotsetError(
+            f"{path} cannot be written: {error.strerror}", hint=f"give another {option}"
+        ) from error
+    if overwrite and path.exists() and not path.is_file():
+        raise HotsetError(f"{path} is not a regular file", hint=f"give another {option}")
+    if not overwrite:
+        raise HotsetError(f"{path} exists", hint=f"give another {option}, or delete it first")
+
+
+def _create(folder: int) -> tuple[int, str | None]:
+    """Open a new file for writing: without a name, or with the hidden one that is returned."""
+    # A nameless file leaves nothing behind; where the file system has none, a hidden one that is locked.
+    try:
+        return os.open(".", os.O_TMPFILE | os.O_RDWR, 0o666, dir_fd=folder), None
+    except OSError as error:
+        if error.errno not in _WITHOUT_NAMELESS:
+            raise
+    name = _hidden_name()
+    descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666, dir_fd=folder)
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor, name
+
+
+def _publish(folder: int, descriptor: int, name: str | None, target: str, *, overwrite: bool) -> str | None:
+    """Give the file its name; returns the hidden one that is still to be removed."""
+    source = f"/proc/self/fd/{descriptor}" if name is None else name
+    if not overwrite:
+        try:
+            # Links, unlike renames, fail where the name was taken meanwhile.
+            os.link(source, target, src_dir_fd=folder, dst_dir_fd=folder)
+            return name
+        except OSError as error:
+            if name is None or error.errno not in _WITHOUT_LINKS:
+                raise
+    if name is None:
+        name = _hidden_name()
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.link(source, name, src_dir_fd=folder, dst_dir_fd=folder)
+    os.replace(name, target, src_dir_fd=folder, dst_dir_fd=folder)
+    return None
+
+
+def _remove_abandoned(folder: int) -> None:
+    """Remove hidden files of killed runs: those that nobody holds a lock on."""
+    for name in os.listdir(folder):
+        if not (name.startswith(_PREFIX) and name.endswith(_SUFFIX)):
+            continue
+        # A lock says that its owner is alive; an error, that the file is not ours to remove.
+        with suppress(OSError):
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(name, dir_fd=folder)
+            finally:
+                os.close(descriptor)
+
+
+def _hidden_name() -> str:
+    return f"{_PREFIX}{uuid.uuid4().hex}{_SUFFIX}"
+
+
+@contextmanager
+def whole_folder(
+    path: Path, *, stage: str, version: int, inputs: Sequence[Mapping[str, Any]]
+) -> Iterator[Path]:
+    """Yield an empty folder that gets a manifest and the name ``path`` when the block ends without an error.
+
+    Args:
+        stage: stage, version and inputs are those of the manifest.
+
+    Raises:
+        HotsetError: ``path`` exists, another process is writing it, or it cannot be written.
+    """
+    refuse_target(path, overwrite=False)
+    with new_folder(path) as folder:
+        yield folder
+        # The lock is no file of the folder, and goes before the rename.
+        names = [file.name for file in paths_in(folder) if file.name != LOCK]
+        entries = [FileEntry(name, 0, *hash_file(folder / name)) for name in names]
+        parts = {
+            "stage": stage,
+            "version": version,
+            "config": {},
+            "inputs": list(inputs),
+            "files": [entry.to_json() for entry in entries],
+            "totals": {},
+        }
+        write_json(folder / MANIFEST, parts | {"checksum": checksum_of(parts)})
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a JSON object as text."""
+    write_text(path, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a new file of UTF-8 text; raises HotsetError where it cannot be written."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a new file; raises HotsetError where it cannot be written."""
+    with whole_file(path) as file:
+        file.write(content)
+
+
+def link_folder(source: Manifest, target: Path) -> None:
+    """Give a sealed folder another place, where it stays whatever becomes of the first.
+
+    Files of a sealed folder are replaced and never changed in place, so a link takes no disk space and its
+    bytes stay as they are. A file system without links gets copies.
+
+    Args:
+        source: the sealed folder.
+        target: path of the new one; one of the same bytes that is there is kept, any other is replaced.
+
+    Raises:
+        ManifestError: a file of the source is missing or damaged, or the target cannot be written.
+    """
+    if (target / MANIFEST).exists() and Manifest.read(target).fingerprint == source.fingerprint:
+        return
+    # Aside first, so that a folder under its final name is whole.
+    aside = target.with_name(f".{target.name}.tmp")
+    with write_errors_explained(target):
+        for folder in (aside, target):
+            if folder.exists():
+                shutil.rmtree(folder)
+        aside.mkdir()
+        for entry in source.files:
+            _link(source.checked_path(entry), aside / entry.path)
+        shutil.copyfile(source.folder / MANIFEST, aside / MANIFEST)
+        os.rename(aside, target)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another device, or a file system without links
+        shutil.copyfile(source, target)

@@ -1,0 +1,287 @@
+"""Dense columns of a log as a model takes them: float32, under their transform, 0 where missing.
+
+Texts of text categories, for people to read; stages look up hashes and never need them.
+
+`ingest` keeps beside each part of a log the texts that occur in it twice or more, and of the others those of
+the smallest hashes while a column has fewer than 10,000: so a category with more lookups than the log has
+parts has its text kept (it occurs twice in one of them), and so has every category of a small log. Disk grows
+with what recurs and not with what is seen once. `count` picks the texts of the most frequent categories
+from all parts, `rank` puts ids to them.
+
+The Parquet file of predictions: one column, one row for each sample of the log, in its order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ...stats.batch_work import log1p_table, transform_dense, transform_values
+from ...stats.count_merging import Counts
+from ...stats.kernel import read_only
+from ..folders.manifest import FileEntry, Manifest, TextsFacts
+from ..folders.output import Output
+from ..folders.totals import ColumnsTotals
+from ..folders.whole_file import whole_file
+from ..raw.column_values import DistinctTexts
+from ..schema.schema_file import schema_of
+from .arrow_files import damage_named, map_batch, validity_of, values_of, write_batch
+
+_LOG1P = log1p_table(1 << 16)
+
+
+def transform_column(
+    array: Any, chosen: NDArray[np.int32], out: NDArray[np.float32], *, is_float: bool, is_log: bool
+) -> None:
+    """Write the transformed values of some samples.
+
+    Args:
+        array: Arrow column of int32, or of float64 where ``is_float``, that starts at offset 0.
+        chosen: (num_chosen,), positions of the samples.
+        out: (num_chosen,) out; may be strided.
+        is_float: whether the feature is a float instead of a whole number.
+        is_log: whether its transform is log1p(max(x, 0)) and not the value itself.
+    """
+    values = read_only(values_of(array, np.float64 if is_float else np.int32))
+    is_valid = read_only(validity_of(array))
+    if is_log and not is_float:  # small whole numbers have their logarithm in a table
+        transform_dense(values, is_valid, chosen, _LOG1P, out)
+    else:
+        transform_values(values, is_valid, chosen, is_log, out)
+
+
+MAX_BYTES = 200
+CUT_MARK = "…"
+_ALWAYS_KEPT = 10_000
+_CHUNK_ROWS = 1 << 20
+_OF_PARTS = {"feature": pa.dictionary(pa.int32(), pa.string()), "category": pa.uint64(), "text": pa.string()}
+_OF_STAGE = {
+    "ingest": _OF_PARTS,
+    "count": {"category": pa.uint64(), "text": pa.string()},
+    "rank": {"id": pa.int32(), "text": pa.string()},
+    "adopt": {"id": pa.int32(), "text": pa.string()},
+}
+
+
+def texts_file(name: str) -> str:
+    """The file of texts that goes with a part, or with a table, of this file name."""
+    return f"{name.removesuffix('.arrow')}.texts.arrow"
+
+
+def text_features(columns: Manifest) -> list[str]:
+    """Features whose categories are texts."""
+    totals = ColumnsTotals.of(columns)
+    kinds = {} if totals.schema is None else schema_of(totals.schema).kind_of
+    return [name for name in totals.sparse if kinds.get(name) == "text"]
+
+
+def read_texts(manifest: Manifest, entry: FileEntry) -> Any:
+    """The record batch of a file of texts, memory-mapped and checked: texts are used as they are.
+
+    Raises:
+        ManifestError: missing, of another size or checksum, or not what Arrow or the manifest says it is.
+    """
+    path = manifest.hashed_path(entry)
+    wanted = TextsFacts.of(manifest, entry).num_texts
+    with damage_named(path):
+        batch = map_batch(path)
+        # In full, because offsets into the bytes of a text are followed without another check.
+        batch.validate(full=True)
+        found = {field.name: field.type for field in batch.schema}
+        if found != _OF_STAGE[manifest.stage] or any(column.null_count for column in batch.columns):
+            raise TypeError(f"it has the columns {found}")
+        if batch.num_rows != wanted:
+            raise ValueError(f"it has {batch.num_rows} texts, its manifest says {wanted}")
+    return batch
+
+
+def write_part_texts(output: Output, part: str, texts: Mapping[str, DistinctTexts]) -> None:
+    """Write the texts to be kept of one part's columns; nothing where there are none."""
+    # One file for all text columns of a part: which feature, its hash, its text.
+    kept = {name: _kept(distinct) for name, distinct in texts.items()}
+    total = sum(places.shape[0] for places in kept.values())
+    if total == 0 or output.has(texts_file(part)):
+        return
+    names = pa.array(list(kept), pa.string())
+    features: NDArray[np.int32] = np.repeat(np.arange(len(kept)), [p.shape[0] for p in kept.values()])
+    columns = {
+        "feature": pa.DictionaryArray.from_arrays(pa.array(features.astype(np.int32)), names),
+        "category": pa.array(np.concatenate([texts[name].hashes[p] for name, p in kept.items()])),
+    }
+    chosen = [_readable(texts[name].texts.take(pa.array(p))) for name, p in kept.items()]
+    columns["text"] = pa.concat_arrays(chosen)
+    with output.writing(texts_file(part), 0, TextsFacts(num_texts=total)) as path:
+        write_batch(path, columns)
+
+
+def _kept(distinct: DistinctTexts) -> NDArray[np.int64]:
+    """Which texts to keep, by ascending hash; the empty one, which is missing, is none."""
+    order = np.argsort(distinct.hashes, kind="stable")
+    order = order[_lengths(distinct.texts)[order] > 0]
+    # All that recur, and of the others the smallest hashes: the same choice whatever the order of lines.
+    recurs = distinct.counts[order] > 1
+    num_others = max(0, _ALWAYS_KEPT - int(np.count_nonzero(recurs)))
+    return order[recurs | (np.cumsum(~recurs) <= num_others)]
+
+
+def _lengths(texts: Any) -> NDArray[np.int64]:
+    offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return np.diff(offsets)
+
+
+def _readable(texts: Any) -> Any:
+    """Texts as an Arrow array of strings, see `readable`."""
+    # Nearly always all texts are short and valid UTF-8: then no text is touched one by one.
+    if _lengths(texts).max(initial=0) <= MAX_BYTES:
+        try:
+            return texts.cast(pa.string())
+        except pa.ArrowException:  # not UTF-8
+            pass
+    return pa.array([readable(text) for text in texts.to_pylist()], pa.string())
+
+
+def readable(text: bytes) -> str:
+    """At most MAX_BYTES of a text, cut between characters and marked so; what is no UTF-8 is replaced."""
+    if len(text) <= MAX_BYTES:
+        return text.decode("utf-8", "replace")
+    stop = MAX_BYTES
+    # Step back from the middle of a character, whose further bytes begin with the bits 10.
+    while stop > MAX_BYTES - 4 and text[stop] & 0xC0 == 0x80:
+        stop -= 1
+    return text[:stop].decode("utf-8", "replace") + CUT_MARK
+
+
+def top_categories(counts: Counts, num_texts: int) -> NDArray[np.uint64]:
+    """The ``num_texts`` most frequent categories, ascending; of equal ones the smaller, as ids have it."""
+    best = np.zeros(0, np.uint64)
+    best_counts = np.zeros(0, np.int64)
+    for first in range(0, counts[0].shape[0], _CHUNK_ROWS):
+        categories = np.concatenate([best, counts[0][first : first + _CHUNK_ROWS].astype(np.uint64)])
+        occurrences = np.concatenate([best_counts, counts[1][first : first + _CHUNK_ROWS]])
+        # The best so far compete with the next chunk, so memory holds one chunk however large the table is.
+        order = np.lexsort((categories, -occurrences))[:num_texts]
+        best = categories[order]
+        best_counts = occurrences[order]
+    return np.sort(best)
+
+
+def write_top_texts(output: Output, columns: Manifest, wanted: Mapping[str, NDArray[np.uint64]]) -> None:
+    """Write the texts of the wanted categories, (num_wanted,) ascending for each table, that parts kept.
+
+    Of two texts that share a hash it is the first in log order.
+    """
+    found: dict[str, dict[int, str]] = {name: {} for name in wanted if not output.has(texts_file(name))}
+    for entry in columns.files:
+        # A table that has all its texts is left out; once none is lacking, no further file is opened.
+        lacking = {name for name in found if len(found[name]) < wanted[name].shape[0]}
+        if entry.is_texts and lacking:
+            _collect(read_texts(columns, entry), wanted, {name: found[name] for name in lacking})
+    for name, texts in found.items():
+        if texts:
+            categories = sorted(texts)
+            written = {"category": pa.array(categories, pa.uint64())}
+            written["text"] = pa.array([texts[category] for category in categories], pa.string())
+            with output.writing(texts_file(name), 0, TextsFacts(num_texts=len(texts))) as path:
+                write_batch(path, written)
+
+
+def _collect(batch: Any, wanted: Mapping[str, NDArray[np.uint64]], found: dict[str, dict[int, str]]) -> None:
+    features = batch.column("feature")
+    categories = values_of(batch.column("category"), np.uint64)
+    numbers = values_of(features.indices, np.int32)
+    for number, name in enumerate(features.dictionary.to_pylist()):
+        if name in found:
+            # One file has the texts of all features, so those of this one are picked by its number.
+            is_wanted = (numbers == number) & np.isin(categories, wanted[name])
+            for place in np.flatnonzero(is_wanted).tolist():
+                # The first in log order stays: files are read in that order, and so are the texts in them.
+                found[name].setdefault(int(categories[place]), batch.column("text")[place].as_py())
+
+
+def write_id_texts(output: Output, counts: Manifest, table: str, categories: Any) -> None:
+    """Write the texts that counts have of one table with the ids of their categories, by ascending id.
+
+    Args:
+        categories: the Arrow column of the vocabulary; categories that share the oov row are not in it.
+    """
+    entry = counts.entries.get(texts_file(table))
+    if entry is None or output.has(entry.path):
+        return
+    batch = read_texts(counts, entry)
+    known = values_of(batch.column("category"), np.uint64)
+    rows = values_of(categories, np.uint64)
+    is_own = categories.is_valid().to_numpy(zero_copy_only=False)
+    ids: list[int] = []
+    places: list[int] = []
+    for first in range(0, rows.shape[0], _CHUNK_ROWS):
+        chunk = rows[first : first + _CHUNK_ROWS]
+        # Both sides ascend in no common order: search each row among the known ones, then compare for
+        # equality.
+        place = np.minimum(np.searchsorted(known, chunk), known.shape[0] - 1)
+        is_known = (known[place] == chunk) & is_own[first : first + _CHUNK_ROWS]
+        ids += (np.flatnonzero(is_known) + first).tolist()
+        places += place[is_known].tolist()
+    if ids:
+        written = {"id": pa.array(ids, pa.int32()), "text": batch.column("text").take(pa.array(places))}
+        with output.writing(entry.path, 0, TextsFacts(num_texts=len(ids))) as path:
+            write_batch(path, written)
+
+
+def texts_of_table(vocabulary: Manifest, table: str) -> dict[int, str]:
+    """The text of each id that has one kept."""
+    entry = vocabulary.entries.get(texts_file(table))
+    if entry is None:
+        return {}
+    batch = read_texts(vocabulary, entry)
+    return dict(zip(batch.column("id").to_pylist(), batch.column("text").to_pylist(), strict=True))
+
+
+PROBABILITY = "probability"
+_SCHEMA = pa.schema([pa.field(PROBABILITY, pa.float32(), nullable=False)])
+_ROWS_OF_GROUP = 1 << 20
+
+
+class ScoreWriter:
+    """Collects probabilities and writes them as row groups of a million."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self._waiting: list[NDArray[np.float32]] = []
+        self.num_samples = 0
+        """Samples added so far."""
+
+    def add(self, probability_B: NDArray[np.float32]) -> None:
+        """Add the probabilities of the next samples."""
+        self._waiting.append(probability_B)
+        self.num_samples += probability_B.size
+        if sum(each.size for each in self._waiting) >= _ROWS_OF_GROUP:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was added since the last row group."""
+        if self._waiting:
+            column = pa.array(np.concatenate(self._waiting), pa.float32())
+            self._writer.write_table(pa.table([column], schema=_SCHEMA))
+            self._waiting.clear()
+
+
+@contextmanager
+def score_writer(path: Path, *, overwrite: bool = False) -> Iterator[ScoreWriter]:
+    """Yield a writer whose file gets the name ``path`` when the block ends without an error.
+
+    Raises:
+        HotsetError: ``path`` exists, or cannot be written.
+    """
+    # pyarrow's Parquet module takes a fifth of the start of a command.
+    import pyarrow.parquet as pq
+
+    with whole_file(path, overwrite=overwrite) as file, pq.ParquetWriter(file, _SCHEMA) as parquet:
+        writer = ScoreWriter(parquet)
+        yield writer
+        writer.flush()

@@ -1,0 +1,578 @@
+"""A schema for a log nobody has described yet, from a look at its first rows.
+
+A proposal is for a person to edit: what was seen of each column stands beside it as a comment, and what
+cannot be used, or should not be, stands commented out with the reason.
+
+Infer from the first rows of a log which kind of feature a column is, and how many values it has.
+
+Infer from the first rows of a log whether a column holds times, whose hour and weekday are features.
+
+A moment itself never comes back, so it teaches a model nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from .errors import MIB, ConfigError, InputError, refuse_system_fault
+from .raw.column_values import ListSpans, Spans, Values, is_list, is_text, plain, read_column, read_values
+from .raw.criteo import tells_label
+from .raw.criteo_kernel import count_newlines
+from .raw.log_parts import DAMAGE, known_schema
+from .raw.part import Block, iterate_blocks
+from .raw.raw_file import RawFile
+from .raw.text_fields import BAD, GOOD, MISSING, split_fields
+from .raw.times import TICKS, is_temporal
+from .schema.schema import TIME_KINDS, Schema, check_name, schema_named
+from .schema.schema_file import write_entry, write_schema, write_time_entry
+
+_MIN_TIMES = 100
+"""Distinct integers from which on they may be times, and rows from which on a constant is no accident."""
+_EARLIEST, _LATEST = 1_000_000_000, 2_000_000_000
+"""Seconds of the years 2001 and 2033, between which integers may be times."""
+_TELLING = re.compile(r"(^|[^a-z])(ts|time|date|datetime|timestamp|epoch|when)([^a-z]|$)|time$|stamp$")
+
+
+@dataclass(frozen=True, slots=True)
+class InferredTimes:
+    """The kinds that a column of times may become."""
+
+    features: tuple[tuple[str, str], ...]
+    """Name and kind of each feature: the hour, the weekday, or both; none where neither changes."""
+    unit: str | None
+    """Unit of times that are integers."""
+    is_certain: bool
+    """Whether the column is surely one of times; integers may as well be something else."""
+    note: str
+
+
+def infer_times(name: str, values: Any, names: Sequence[str]) -> InferredTimes | None:
+    """Return what a column of times may become; None where it holds none.
+
+    Args:
+        name: of the column.
+        values: of its first rows, as `plain` gives them.
+        names: of all columns, with which the features' names must not collide.
+    """
+    # Text and Arrow's own types tell what they are, integers only by their size.
+    unit = None
+    if not _are_times(values):
+        unit = _unit_of(values)
+        if unit is None:
+            return None
+
+    # A feature that never changes is left out, such as the hour of dates.
+    found = {kind: _values_of(values, kind, unit) for kind in TIME_KINDS}
+    num_times = found["hour"].shape[0]
+    changing = [
+        kind
+        for kind in TIME_KINDS
+        if np.unique(found[kind]).shape[0] > 1 or (num_times < _MIN_TIMES and found[kind].any())
+    ]
+    # Each feature is named after the column and its kind, unless that name is taken.
+    features = tuple((_free_name(f"{name}_{kind}", names), kind) for kind in changing)
+    try:
+        for feature, _ in features:
+            check_name(feature)
+    except ConfigError:  # the name of the column is too long to have more behind it
+        features = ()
+    # Integers are times for sure where they never go back or their name says so.
+    is_certain = unit is None or _is_ascending(values) or bool(_TELLING.search(name.lower()))
+    if not features:
+        return InferredTimes((), unit, is_certain, "times with the same hour and weekday in every row")
+    if is_certain:
+        return InferredTimes(features, unit, True, f"{' and '.join(changing)} of times, in UTC")
+    entry = write_time_entry(features, unit)
+    return InferredTimes(features, unit, False, f"if these are Unix times, write: {entry}")
+
+
+def _are_times(values: Any) -> bool:
+    """Return whether every value is written as a time, or has a type of times."""
+    if not isinstance(values, Spans) and not is_temporal(values.type):
+        return False
+    states = read_column(values, "hour").states
+    return bool((states == GOOD).any() and not (states == BAD).any())
+
+
+def _values_of(values: Any, kind: str, unit: str | None) -> NDArray[Any]:
+    """Return the hours or weekdays of the times that are there."""
+    found = read_column(values, kind, unit)
+    times: NDArray[Any] = found.values[found.states == GOOD]
+    return times
+
+
+def _unit_of(values: Any) -> str | None:
+    """Return the unit in which integers are times of our years; None where there is none, or too few."""
+    if not isinstance(values, Spans) and not pa.types.is_integer(values.type):
+        return None
+    # Few distinct integers could be anything; many within our years are hardly chance.
+    found = read_column(values, "integer")
+    numbers = found.values[found.states == GOOD].view(np.int64)
+    if (found.states == BAD).any() or np.unique(numbers).shape[0] < _MIN_TIMES:
+        return None
+    for unit, ticks in TICKS.items():
+        if numbers.min() >= _EARLIEST * ticks and numbers.max() < _LATEST * ticks:
+            return unit
+    return None
+
+
+def _is_ascending(values: Any) -> bool:
+    """Return whether times never go back, as in a log; numbers of users do."""
+    found = read_column(values, "integer")
+    numbers = found.values[found.states == GOOD].view(np.int64)
+    return bool((np.diff(numbers) >= 0).all())
+
+
+def _free_name(name: str, names: Sequence[str]) -> str:
+    while name in names:
+        name += "_"
+    return name
+
+
+_LABEL_NAMES = ("label", "click", "clicked", "is_click", "target", "y", "conversion", "converted")
+_MIN_ROWS_TO_JUDGE = 100
+"""Rows from which on a constant, or a value that never comes back, is no accident."""
+_LIST_SEPARATORS = "|;,"
+_LIST_SHARE = 1 / 3
+"""Share of the fields with something in them that have a separator, from which on they look like lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferredColumn:
+    """A column as the first rows show it."""
+
+    name: str
+    kind: str
+    """One of KINDS, or float; of a column of times the kind of its first feature."""
+    num_distinct: int
+    """Distinct values without missing ones; for lists, distinct elements."""
+    num_missing: int
+    note: str
+    """Description for people."""
+    is_used: bool
+    """Whether the column is proposed as a feature; the note says why not."""
+    is_list: bool = False
+    is_readable: bool = True
+    """Whether the column could be used, if someone wants it all the same."""
+    is_transformed: bool = True
+    """Whether a float gets the default transform; it makes 0 of negative values."""
+    times: InferredTimes | None = None
+    """The features of a column of times, which are proposed in place of its values."""
+
+
+def infer_column(name: str, values: Any, num_rows: int, names: list[str]) -> InferredColumn:
+    """Infer what a column is from its values: Spans, or a Parquet column.
+
+    Args:
+        name: of the column.
+        values: of its first rows.
+        num_rows: how many these are.
+        names: of all columns.
+    """
+    # What ingest would refuse is left out, whatever it holds.
+    fault = _unusable(name, values, names)
+    if fault:
+        return InferredColumn(name, "text", 0, 0, fault, False, is_readable=False)
+    is_parquet = not isinstance(values, Spans)
+    # Text has no lists of its own: a schema declares them, and the note below proposes it.
+    holds_lists = is_parquet and is_list(values.type)
+    is_bool = is_parquet and pa.types.is_boolean(values.type)
+    if is_parquet:
+        values = plain(values)
+    times = None if holds_lists else infer_times(name, values, names)
+    if times is not None and times.is_certain:
+        kind = times.features[0][1] if times.features else "text"
+        return InferredColumn(
+            name, kind, 0, 0, times.note, bool(times.features), is_readable=False, times=times
+        )
+    fitting = next(_fitting_kinds(values), None)
+    if fitting is None:
+        fault = "it holds neither text nor finite numbers"
+        return InferredColumn(name, "text", 0, 0, fault, False, is_readable=False)
+
+    # What was seen of the values.
+    kind, found = fitting
+    is_there = found.states != MISSING
+    num_missing = int(np.count_nonzero(~is_there))
+    num_distinct = np.unique(found.values[is_there]).shape[0]
+    notes = ["true or false" if is_bool else f"{num_distinct:,} distinct"]
+    if num_missing:
+        notes.append(f"{num_missing / max(1, found.states.shape[0]):.0%} missing")
+    if found.offsets is not None:
+        lengths = np.diff(found.offsets)
+        notes.append(f"lists of {lengths.mean():.1f} on average, {lengths.max()} at most")
+
+    # What teaches a model nothing, or cannot teach it in this form, is left out.
+    hint = "" if times is None else times.note
+    reason = _no_feature(kind, found, num_distinct, num_missing, num_rows)
+    if reason:
+        note = "; ".join(filter(None, [reason, hint]))
+        return InferredColumn(name, kind, num_distinct, num_missing, note, False, holds_lists)
+
+    # The rest is proposed, with what has to be known to choose well.
+    is_transformed = True
+    if kind == "float":
+        negative, is_transformed = _negative_share(found)
+        if negative:
+            becomes = ", which log1p turns into 0" if is_transformed else ""
+            notes.append(f"{negative} negative{becomes}")
+    if isinstance(values, Spans) and kind == "text":
+        hint = hint or _list_hint(values, num_distinct, is_parquet=is_parquet)
+    note = "; ".join(filter(None, [", ".join(notes), hint]))
+    return InferredColumn(
+        name, kind, num_distinct, num_missing, note, True, holds_lists, is_transformed=is_transformed
+    )
+
+
+def _no_feature(kind: str, found: Values, num_distinct: int, num_missing: int, num_rows: int) -> str | None:
+    """Say why a column is no feature: it never changes, or its values never come back."""
+    if num_rows < _MIN_ROWS_TO_JUDGE:
+        return None
+    num_values = found.states.shape[0] - num_missing
+    if num_values == 0:
+        return "every value is missing"
+    is_single = found.offsets is None or bool((np.diff(found.offsets) == 1).all())
+    if num_distinct == 1 and not num_missing and is_single:
+        return "every row has the same value"
+    if kind != "float" and found.offsets is None and num_distinct == num_values >= _MIN_ROWS_TO_JUDGE:
+        return "no value occurs twice" if num_missing else "every row has another value"
+    return None
+
+
+def _negative_share(found: Values) -> tuple[str, bool]:
+    """Return the share of negative values as text, empty if there are none, and whether to keep log1p.
+
+    Without a transform a value must fit in a float32; a column that does not keeps log1p.
+    """
+    values = found.values[found.states != MISSING]
+    share = float((values < 0).mean()) if values.size else 0.0
+    if not share:
+        return "", True
+    fits = bool((np.abs(values) <= np.finfo(np.float32).max).all())
+    return f"{share:.0%}" if share >= 0.005 else "under 1%", not fits
+
+
+def _unusable(name: str, values: Any, names: list[str]) -> str | None:
+    """Return why a column cannot stand in a schema."""
+    if names.count(name) > 1:
+        return "there are two columns of that name"
+    if name != "label":
+        try:
+            check_name(name)
+        except ConfigError as error:
+            return f"{error}; {error.hint}"
+    if not isinstance(values, Spans):
+        found = values.type
+        kind = found.value_type if is_list(found) else found
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+        is_number = is_number or (
+            (pa.types.is_decimal(kind) or pa.types.is_boolean(kind)) and not is_list(found)
+        )
+        is_time = is_temporal(found)
+        if not (is_number or is_time or is_text(kind) or pa.types.is_null(kind)):
+            # Names inside a type may hold anything, and a note is one line.
+            return f"{' '.join(str(found).split())} is not supported"
+    return None
+
+
+def _fitting_kinds(values: Any) -> Iterator[tuple[str, Values]]:
+    """Kinds that no value contradicts, the plainest first, with the values read so."""
+    is_spans = isinstance(values, (Spans, ListSpans))
+    # An empty column fits every kind; of text it is called text, the widest.
+    for kind in _kinds_for(values):
+        found = read_column(values, kind)
+        is_empty = bool((found.states == MISSING).all())
+        if (found.states == BAD).any() or (is_empty and is_spans and kind != "text"):
+            continue
+        # Whole numbers that fit no integer kind, and codes such as 007, would lose digits as numbers.
+        if isinstance(values, Spans) and kind in ("integer", "unsigned", "float"):
+            is_whole = kind == "float" and bool((found.values == np.floor(found.values)).all())
+            if is_whole or _have_leading_zeros(values):
+                continue
+        yield kind, found
+
+
+def _kinds_for(values: Any) -> tuple[str, ...]:
+    if isinstance(values, Spans):
+        return ("integer", "unsigned", "hex8", "float", "text")
+    if isinstance(values, ListSpans):
+        return ("integer", "unsigned", "hex8", "text")
+    if is_list(values.type):
+        return ("integer", "unsigned", "hex8", "text") if _is_text_list(values) else ("integer", "unsigned")
+    if pa.types.is_decimal(values.type):
+        return ("float",)
+    return ("integer", "unsigned", "float")
+
+
+def _is_text_list(array: Any) -> bool:
+    kind = array.type.value_type
+    return is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
+
+
+def _have_leading_zeros(spans: Spans) -> bool:
+    """Return whether a number has leading zeros: then it is a code, and reading it would merge codes."""
+    long = spans.starts[spans.stops - spans.starts > 1]
+    is_zero = spans.text[long] == ord("0")
+    is_code = is_zero & (spans.text[long + 1] >= ord("0")) & (spans.text[long + 1] <= ord("9"))
+    return bool(long.shape[0] and is_code.any())
+
+
+def _list_hint(spans: Spans, num_distinct: int, *, is_parquet: bool) -> str:
+    """Return what to write if text looks like lists: many fields have a separator, and elements recur."""
+    is_filled = spans.stops > spans.starts
+    filled = Spans(spans.text, spans.starts[is_filled], spans.stops[is_filled])
+    for separator in _LIST_SEPARATORS if is_filled.any() else "":
+        kind, found = next(_fitting_kinds(ListSpans(filled, ord(separator))))
+        lengths = np.diff(found.offsets) if found.offsets is not None else np.ones(1)
+        elements = np.unique(found.values[found.states != MISSING]).shape[0]
+        if (lengths > 1).mean() < _LIST_SHARE or elements >= num_distinct:
+            continue
+        if is_parquet:
+            return (
+                f"looks like a list: split the text at {separator!r} into a column of lists to use it as one"
+            )
+        keys = f'kind = "{kind}", list = true, separator = "{separator}"'
+        return f"looks like a list: {{ {keys} }}"
+    return ""
+
+
+def label_among(inferred: list[InferredColumn], columns: list[tuple[str, Any]]) -> str | None:
+    """Return a column of zeros and ones without gaps, one with a telling name if there is one."""
+    values = dict(columns)
+    # Zeros and ones may also be written as text or stand in a column of integers, but never in lists.
+    fitting = []
+    for column in inferred:
+        if column.num_distinct > 2 or column.num_missing or not column.num_distinct or column.is_list:
+            continue
+        cells = values[column.name] if isinstance(values[column.name], Spans) else plain(values[column.name])
+        if not (isinstance(cells, Spans) or column.kind in ("integer", "unsigned")):
+            continue
+        if not (read_column(cells, "label").states == BAD).any():
+            fitting.append(column.name)
+    named = [name for known in _LABEL_NAMES for name in fitting if name.lower() == known]
+    return next(iter(named or fitting), None)
+
+
+_SEPARATORS = ",\t;|"
+_SNIFFED_LINES = 100
+_SNIFFED_BYTES = 4 * MIB
+_START_BYTES = 1 << 16
+"""How much of a log is compared with Criteo's format."""
+_SHOWN_REASONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A schema and what it was guessed from."""
+
+    schema: Schema
+    columns: tuple[InferredColumn, ...]
+    num_rows: int
+    """Rows looked at."""
+
+    @property
+    def text(self) -> str:
+        """Return the schema as TOML with comments."""
+        lines = [f"# Guessed from the first {self.num_rows:,} rows: look at every line, then preprocess."]
+        if self.schema.label is None:
+            lines.append(
+                "# No column of zeros and ones looks like a label: statistics only, or write label = ..."
+            )
+        lines.append("# A column belongs in dense where the size of its numbers means something.")
+        notes = {_features_of(column)[0][0]: column.note for column in self.columns if column.is_used}
+        tail = [self._left_out(column) for column in self.columns if not column.is_used]
+        return "\n".join([*lines, write_schema(self.schema, notes) + "\n".join([*tail, ""])])
+
+    def _left_out(self, column: InferredColumn) -> str:
+        """Return the comment on a column without a feature: where it could have one, with its entry."""
+        # The comments stand under [sparse], so that an entry there counts once it is no comment any more.
+        if not column.is_readable or column.kind == "float":
+            return f"# {column.name!r} is left out: {column.note}"
+        return f"# {write_entry(column.name, column.kind, is_list=column.is_list)}  # left out: {column.note}"
+
+
+def propose_schema(path: Path, *, num_rows: int = 10_000) -> Proposal:
+    """Look at the first ``num_rows`` rows of a CSV or Parquet log, or those of its first 4 MiB of text.
+
+    Raises:
+        InputError: the file cannot be read, is empty or no text, or has no column that could be a category.
+    """
+    file = RawFile.inspect(path)
+    # By its first bytes and not by its name, as a reader of Parquet does.
+    if file.read_start(4) == b"PAR1":
+        columns, rows = _infer_parquet(path, num_rows)
+        return _propose(file, columns, rows, format="parquet")
+    block = next((block.read() for block in iterate_blocks(file, _SNIFFED_BYTES)), None)
+    if block is None:
+        raise InputError(f"{path} is empty")
+    if not block.text[: block.num_bytes].all():
+        raise InputError(f"{path} is neither Parquet nor text: its first lines have bytes of 0")
+    separator = _separator_of(block)
+    cells = _cells_of(path, block, separator, num_rows + 1)
+    names = [bytes(c.text[c.starts[0] : c.stops[0]]).decode("utf-8", "replace") for c in cells]
+    # One more line than wanted was read, because the first may be a header.
+    has_header = _is_header(names)
+    first = 1 if has_header else 0
+    cells = [Spans(c.text, c.starts[first:][:num_rows], c.stops[first:][:num_rows]) for c in cells]
+    fields = names if has_header else [f"field{number}" for number in range(1, len(names) + 1)]
+    columns = list(zip(fields, cells, strict=True))
+    rows = cells[0].starts.shape[0]
+    unnamed = () if has_header else tuple(fields)
+    return _propose(file, columns, rows, format="csv", separator=separator, fields=unnamed)
+
+
+def explain_built_in(path: Path) -> str | None:
+    """Return a sentence on the built-in schema that a log has, in place of a proposal; None for others."""
+    file = RawFile.inspect(path)
+    known = known_schema(file)
+    if known is not None:
+        name, is_labeled = known
+        return (
+            f"{path} has the columns of the built-in schema {name}: in place of this proposal, give "
+            f"--schema {name}{'' if is_labeled else ' --no-label'}"
+        )
+    # Criteo's own format has no header, and is the default.
+    block = next((block.read() for block in iterate_blocks(file, _START_BYTES)), None)
+    has_label = None if block is None else tells_label(block, schema_named("criteo-kaggle"))
+    if has_label is None:
+        return None
+    without_label = "" if has_label else ", and give --no-label"
+    return (
+        f"{path} has the format of Criteo's logs, which `hotset preprocess` reads faster than CSV, "
+        f"with its integers as dense features: leave out --schema{without_label}"
+    )
+
+
+def _infer_parquet(path: Path, num_rows: int) -> tuple[list[tuple[str, Any]], int]:
+    try:
+        with pq.ParquetFile(path, memory_map=True) as parquet:
+            batch = next(parquet.iter_batches(num_rows, use_threads=False), None)
+            if batch is None:
+                raise InputError(f"{path} has no rows")
+            batch.validate(full=True)
+            return list(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows
+    except DAMAGE as error:
+        refuse_system_fault(path, error)
+        raise InputError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def _num_fields(
+    block: Block, separator: str, places: NDArray[np.int64]
+) -> tuple[Any, Any, NDArray[np.int64]]:
+    """Return starts and stops of the wanted fields of every line, and how many fields each has."""
+    text = block.text.copy()
+    num_lines = count_newlines(block.lines)
+    starts = np.zeros((max(1, int(places.max(initial=-1)) + 1), num_lines), np.int64)
+    stops = np.zeros_like(starts)
+    found = np.zeros(num_lines, np.int64)
+    # A byte order mark is no part of the first name.
+    first = 3 if bytes(text[:3]) == b"\xef\xbb\xbf" else 0
+    split_fields(text, first, block.num_bytes, ord(separator), places, starts, stops, found)
+    return (text, starts), stops, found
+
+
+def _separator_of(block: Block) -> str:
+    """Return the separator that splits most of the first lines into equally many fields, at best many."""
+
+    def score(separator: str) -> tuple[bool, float, int]:
+        _, _, found = _num_fields(block, separator, np.zeros(0, np.int64))
+        found = found[:_SNIFFED_LINES]
+        # Splitting at all counts first, then how many lines agree, then how many fields there are.
+        return int(found[0]) > 1, float((found == found[0]).mean()), int(found[0])
+
+    return max(_SEPARATORS, key=score)
+
+
+def _cells_of(path: Path, block: Block, separator: str, num_lines: int) -> list[Spans]:
+    """Return the first lines by column; lines with another number of fields than the first are left out."""
+    _, _, found = _num_fields(block, separator, np.zeros(0, np.int64))
+    if found[0] < 1:
+        raise InputError(f"{path}: the first line has a quote that is not closed")
+    (text, starts), stops, _ = _num_fields(block, separator, np.arange(found[0]))
+    # Fields are counted first and split then, because their number sizes the arrays.
+    whole = np.flatnonzero(found == found[0])[:num_lines]
+    return [Spans(text, start[whole], stop[whole]) for start, stop in zip(starts, stops, strict=True)]
+
+
+def _is_header(names: Sequence[str]) -> bool:
+    """Return whether the first line names columns: none missing, none twice, none that is a number."""
+    if len(set(names)) < len(names) or "" in names:
+        return False
+    text = "".join(names).encode()
+    stops = np.cumsum([len(name.encode()) for name in names], dtype=np.int64)
+    starts = np.concatenate([[0], stops[:-1]]).astype(np.int64)
+    spans = Spans(np.frombuffer(text, np.uint8), starts, stops)
+    # Hex digits count as numbers here: a first line of hashes is data.
+    return all((read_values(spans, kind)[1] == BAD).all() for kind in ("integer", "unsigned", "hex8"))
+
+
+def _propose(
+    file: RawFile,
+    columns: list[tuple[str, Any]],
+    num_rows: int,
+    *,
+    format: Literal["csv", "parquet"],
+    separator: str = ",",
+    fields: tuple[str, ...] = (),
+) -> Proposal:
+    names = [name for name, _ in columns]
+    inferred = [infer_column(name, values, num_rows, names) for name, values in columns]
+    label = label_among(inferred, columns)
+    # The label is no feature; any other column of that name cannot be one either.
+    inferred = [column for column in inferred if column.name != label]
+    called_label = "only the label can be called so"
+    inferred = [
+        replace(column, note=called_label, is_used=False, is_readable=False)
+        if column.name == "label"
+        else column
+        for column in inferred
+    ]
+    floats = tuple(column.name for column in inferred if column.is_used and column.kind == "float")
+    used = [column for column in inferred if column.is_used and column.kind != "float"]
+    if not used:
+        raise _without_category(file, inferred)
+    features = [(column, name, kind) for column in used for name, kind in _features_of(column)]
+    schema = Schema(
+        dense=floats,
+        sparse=tuple(name for _, name, _ in features),
+        kinds=tuple(kind for *_, kind in features),
+        label=label,
+        format=format,
+        separator=separator,
+        fields=fields,
+        lists=tuple((column.name, "") for column in used if column.is_list),
+        floats=floats,
+        untransformed=tuple(
+            column.name for column in inferred if column.is_used and not column.is_transformed
+        ),
+        renamed=tuple((name, column.name) for column, name, _ in features if name != column.name),
+        time_units=tuple(
+            (name, column.times.unit) for column, name, _ in features if column.times and column.times.unit
+        ),
+    )
+    return Proposal(schema, tuple(inferred), num_rows)
+
+
+def _features_of(column: InferredColumn) -> Sequence[tuple[str, str]]:
+    """Return name and kind of each feature that a column is proposed for."""
+    return ((column.name, column.kind),) if column.times is None else column.times.features
+
+
+def _without_category(file: RawFile, inferred: Sequence[InferredColumn]) -> InputError:
+    """Return the error for a log none of whose columns is proposed as a category, with the reasons."""
+    shown = [f"{column.name!r}: {column.note}" for column in inferred if not column.is_used][:_SHOWN_REASONS]
+    reasons = f" ({'; '.join(shown)})" if shown else ""
+    return InputError(
+        f"{file.path}: no column could be a category{reasons}",
+        hint="a model needs at least one column of values that occur again, such as an id or a text",
+    )

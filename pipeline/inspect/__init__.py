@@ -1,1 +1,0 @@
-"""Access frequencies of a preprocessed folder: one file for each series."""

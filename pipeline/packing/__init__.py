@@ -1,1 +1,0 @@
-"""Shuffling samples into shards: what the stage `pack` is made of."""

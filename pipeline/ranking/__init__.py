@@ -1,1 +1,0 @@
-"""Tables in the order of importance: what the stage `rank` is made of."""

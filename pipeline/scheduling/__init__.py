@@ -1,1 +1,0 @@
-"""Step plans of whole epochs: what the stage `schedule` is made of."""

@@ -1,0 +1,1 @@
+"""Series of statistics that are read from the folders of the stages."""

@@ -1,0 +1,443 @@
+"""Curves of a folder's counts: what the first rows of a table serve, the budgets to look at, and which tables
+take the plan's fast memory.
+
+How much is hot under each budget of fast memory, in the order of the folder's ids and in others.
+
+Hot rows under orders that the folder's ids do not follow: by frequency, by peeling, by FAE's sample.
+
+Ids are ranks in one order; another is had without encoding again, as the level (the first budget that makes
+a row hot) of every row. Peeling holds the log's cold lookups in memory, so it is left out, and said to be,
+where the log is long or what it reads is gone.
+
+Different rows of a batch, predicted from counts and measured in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...stats.curves import coverage_points, top_shares
+from ...stats.drift import count_rows
+from ...stats.ranking.ranking import levels_by_count
+from ...stats.traffic import AccessRates, EpochUses, mean_unique_rows
+from ..errors import GIB, MIB, ConfigError
+from ..folders.disk import is_discarded
+from ..folders.manifest import FileEntry, Manifest
+from ..folders.totals import PlanSettings, PlanTotals, SamplesTotals, VocabularyTotals
+from ..formats.arrow_files import fixed_lists, read_batch
+from ..formats.ids import ONE_EACH, read_lookups
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks, silent
+from ..schema.schema import FeatureSettings
+from ..stages.hot_curve import HotCurve, Levels, hot_curves, levels_of_tables
+from ..stages.rank import PEEL_FLOOR, RankConfig, counted_samples, rank_tables
+from ..stages.row_order import peel_order, read_tables
+from .folder import Inspected
+from .traffic import choose_samples, largest_key
+
+POINTS_PER_DECADE = 6
+SMALLEST_BUDGET = 1 << 14
+
+
+class CoverageRow(TypedDict):
+    """The lookups that the most looked-up rows of a table serve."""
+
+    table: str
+    num_rows: int
+    lookup_share: float
+    """Share of the table's lookups, in [0, 1]."""
+
+
+def coverage(names: Sequence[str], counts: Sequence[NDArray[np.int64]]) -> list[CoverageRow]:
+    """Per table and number of its most looked-up rows: table, num_rows, lookup_share in [0, 1]."""
+    found: list[CoverageRow] = []
+    for name, count in zip(names, counts, strict=True):
+        # Sorting millions of counts is what takes time here, and by frequency they fall already.
+        falling = count if bool((count[1:] <= count[:-1]).all()) else np.sort(count)[::-1]
+        points = coverage_points(falling.shape[0], POINTS_PER_DECADE)
+        shares = top_shares(falling, points)
+        found += [
+            {"table": name, "num_rows": rows, "lookup_share": share}
+            for rows, share in zip(points, shares, strict=True)
+        ]
+    return found
+
+
+def budgets_up_to(num_bytes: int, also: Sequence[int] = ()) -> list[int]:
+    """Budgets for a curve: every half power of two from 16 KiB, and the bytes of all rows."""
+    sizes = {num_bytes, *also}
+    size = float(SMALLEST_BUDGET)
+    while size < num_bytes:
+        sizes.add(round(size))
+        size *= 2**0.5
+    return sorted(sizes)
+
+
+class HotTableRow(TypedDict):
+    """A table's share of the plan's fast memory, and what it gives for it, see `hot_tables`."""
+
+    table: str
+    num_rows: int
+    num_hot_rows: int
+    hot_bytes: int
+    hot_bytes_share: float | None
+    lookup_share: float | None
+    hot_lookup_share: float | None
+    cold_lookup_share: float | None
+    oov_share: float | None
+    evaluation_oov_share: float | None
+
+
+def hot_tables(inspected: Inspected) -> list[HotTableRow]:
+    """Per table what it takes of the plan's fast memory, and what it gives; shares are in [0, 1].
+
+    Returns:
+        ``table``, num_rows, num_hot_rows, hot_bytes, hot_bytes_share (of the bytes of all hot rows),
+        lookup_share (of the lookups of all tables), hot_lookup_share (of the table's own), cold_lookup_share
+        (of the cold lookups of all tables), and oov_share and evaluation_oov_share (of the lookups of either
+        part, None of none). Lookups are those of the training part, of the model's where ids were adopted.
+    """
+    plan = PlanTotals.of(inspected.plan)
+    num_hot = [table.num_hot for table in plan.tables]
+    hot_bytes = [hot * width for hot, width in zip(num_hot, plan.bytes_of_rows, strict=True)]
+    lookups = [int(count.sum()) for count in inspected.counts]
+    # Hot rows are the first ids of a table.
+    hot_lookups = [int(count[:hot].sum()) for count, hot in zip(inspected.counts, num_hot, strict=True)]
+    # Lookups that the plan leaves cold, over all tables: what more memory would be for.
+    num_cold = sum(lookups) - sum(hot_lookups)
+    num_evaluation = inspected.samples.num_samples - inspected.num_train
+    return [
+        {
+            "table": table.name,
+            "num_rows": table.num_rows,
+            "num_hot_rows": num_hot[number],
+            "hot_bytes": hot_bytes[number],
+            "hot_bytes_share": _share(hot_bytes[number], sum(hot_bytes)),
+            "lookup_share": _share(lookups[number], sum(lookups)),
+            "hot_lookup_share": _share(hot_lookups[number], lookups[number]),
+            "cold_lookup_share": _share(lookups[number] - hot_lookups[number], num_cold),
+            "oov_share": _share(table.oov_train, _num_lookups(table.lookups_train, inspected.num_train)),
+            "evaluation_oov_share": _share(
+                table.oov_evaluation, _num_lookups(table.lookups_evaluation, num_evaluation)
+            ),
+        }
+        for number, table in enumerate(SamplesTotals.of(inspected.samples).tables)
+    ]
+
+
+def _num_lookups(recorded: int | None, num_samples: int) -> int:
+    """Return the lookups of a table in a part of the log; only those of lists are recorded."""
+    return num_samples if recorded is None else recorded
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+FAE_SHARE = 0.05
+"""Share of the log that FAE counts."""
+MAX_PEELED_SAMPLES = 5_000_000
+"""Peeling takes about 1.5 s CPU and 250 MB for a million samples of Criteo's."""
+
+
+def sampled_levels(
+    samples: Manifest,
+    row_bytes: Sequence[int],
+    budgets: Sequence[int],
+    num_train: int,
+    *,
+    share: float = FAE_SHARE,
+    seed: int = 0,
+    workers: int = 0,
+) -> Levels:
+    """Levels where the counts of a sample of the training part decide, as in FAE's released code."""
+    num_rows = [table.num_rows for table in SamplesTotals.of(samples).tables]
+    first_row_T = np.cumsum([0, *num_rows])
+    counts_R = np.zeros(int(first_row_T[-1]), np.int32)
+    # Only training samples are drawn from, as FAE does.
+    tasks = (
+        (samples, entry, first, min(num_train - first, entry.num_samples), seed, largest_key(share))
+        for first, entry in samples.parts()
+        if first < num_train
+    )
+    for drawn in run_tasks(_draw_ids, tasks, workers=workers):
+        for ids, first in zip(drawn, first_row_T, strict=False):
+            count_rows(ids, counts_R[first:])
+    return _levels(counts_R, row_bytes, num_rows, budgets, seed)
+
+
+def counted_levels(
+    counts: Sequence[NDArray[np.int64]], row_bytes: Sequence[int], budgets: Sequence[int]
+) -> Levels:
+    """Levels where exact counts decide, for a folder whose ids are in another order."""
+    # The kernel counts in 32 bits; beyond that rows tie, which only the very first could.
+    counts_R = np.concatenate([np.minimum(count, 2**31 - 1).astype(np.int32) for count in counts])
+    return _levels(counts_R, row_bytes, [count.shape[0] for count in counts], budgets, 0)
+
+
+def _levels(
+    counts_R: NDArray[np.int32],
+    row_bytes: Sequence[int],
+    num_rows: Sequence[int],
+    budgets: Sequence[int],
+    seed: int,
+) -> Levels:
+    first_row_T = np.cumsum([0, *num_rows], dtype=np.int64)
+    widths = np.array(row_bytes, np.int64)
+    sizes = np.array(budgets, np.int64)
+    return np.split(levels_by_count(counts_R, first_row_T, widths, sizes, seed), first_row_T[1:-1])
+
+
+def peeled_levels(
+    folder: Path,
+    vocabulary: Manifest,
+    row_bytes: Sequence[int],
+    budgets: Sequence[int],
+    resources: Resources = DEFAULT_RESOURCES,
+) -> Levels | str:
+    """Levels by peeling, for a folder ranked by frequency; or why there are none."""
+    num_train = VocabularyTotals.of(vocabulary).num_train_samples
+    # Reasons not to peel are told in the report instead of the curve.
+    if num_train > MAX_PEELED_SAMPLES:
+        return f"the log has {num_train:,} training samples, peeling is shown up to {MAX_PEELED_SAMPLES:,}"
+    if not num_train:
+        return "no sample of the log trains"
+    if is_discarded(folder / "columns"):
+        return "the columns were discarded"
+    columns = Manifest.read(folder / "columns")
+    counts = Manifest.read_sealed(folder / "counts")
+    if counts is None:
+        return "there are no counts"
+    try:
+        config = RankConfig.of(vocabulary)
+        names = [table.name for table in VocabularyTotals.of(vocabulary).tables]
+        # Peeling weighs samples against bytes, so it has to know the widths where they differ.
+        if len(set(row_bytes)) > 1:
+            config = replace(config, peel_row_bytes=FeatureSettings(zip(names, row_bytes, strict=True)))
+        # Peeling starts from the order by frequency, as in the stage; the counts are all it needs.
+        tables = rank_tables(config, counts, replace(resources, progress=silent))
+        peeled = peel_order(tables, row_bytes, PEEL_FLOOR, columns, counted_samples(counts), resources)
+    except ConfigError as error:  # too little memory
+        return str(error)
+    # Peeling tells the position of each row; the level is the first budget that the bytes up to there fit.
+    places = [np.empty(table.num_rows, np.int64) for table in tables]
+    for table, place in zip(tables, places, strict=True):
+        table.write_places(place)
+    new_places: list[NDArray[np.int32]] = [peeled.new_places[place] for place in places]
+    width_of_place = np.zeros(peeled.new_places.shape[0], np.int64)
+    for moved, width in zip(new_places, row_bytes, strict=True):
+        width_of_place[moved] = width
+    level_of_place = np.searchsorted(np.array(budgets, np.int64), np.cumsum(width_of_place)).astype(np.uint8)
+    return [level_of_place[moved] for moved in new_places]
+
+
+def _draw_ids(
+    samples: Manifest, entry: FileEntry, first: int, stop: int, seed: int, largest: np.uint64
+) -> list[NDArray[np.int32]]:
+    """Per table, the lookups of the samples of one file that are drawn."""
+    chosen, _ = choose_samples(first, stop, seed, largest)
+    tables = read_lookups(samples, entry, 0, stop)
+    return [
+        # One lookup per sample: samples are positions of ids. Otherwise bag after bag.
+        table.ids[chosen]
+        if table.offsets is ONE_EACH
+        else np.concatenate([table.ids[:0], *(table.of_samples(i, i + 1).ids for i in chosen.tolist())])
+        for table in tables
+    ]
+
+
+BUDGETS = tuple(int(size) for size in (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB))
+
+
+class BudgetRow(TypedDict):
+    """The rows and samples that a budget makes hot."""
+
+    bytes: int
+    num_hot_rows: int
+    hot_lookup_share: float
+    """Share of the training lookups, in [0, 1]."""
+    hot_sample_share: float
+    """Share of the training samples that are fully hot, in [0, 1]."""
+
+
+class ListedBudgetRow(BudgetRow):
+    """A budget of the list that the terminal shows."""
+
+    is_chosen: bool
+    """Whether it is the plan's."""
+
+
+class OrderRow(BudgetRow):
+    """The rows and samples that a budget makes hot under one order of rows."""
+
+    order: str
+
+
+def budgets(inspected: Inspected) -> list[ListedBudgetRow]:
+    """Per budget: bytes, num_hot_rows, hot_lookup_share, hot_sample_share, is_chosen (by the plan)."""
+    chosen = PlanSettings.of(inspected.plan).hot_bytes
+    sizes = sorted({*BUDGETS, chosen})
+    return [
+        {**row, "is_chosen": size == chosen}
+        for row, size in zip(hot_by_budget(inspected, sizes), sizes, strict=True)
+    ]
+
+
+def hot_by_budget(inspected: Inspected, sizes: Sequence[int]) -> list[BudgetRow]:
+    """Count what is hot under each of the budgets, which rise: bytes, num_hot_rows, shares in [0, 1]."""
+    num_hot, num_rows = _prefixes(inspected, sizes)
+    (curve,) = _curves(inspected, [levels_of_tables(num_hot, inspected.tables)], len(sizes))
+    if not inspected.num_train:  # adopted ids: what the model's own log looked up
+        lookups = [
+            sum(int(c[:n].sum()) for c, n in zip(inspected.counts, hot, strict=True)) for hot in num_hot
+        ]
+        curve = HotCurve(curve.samples, np.array(lookups, np.int64), inspected.num_lookups)
+    return _as_rows(inspected, sizes, curve, num_rows)
+
+
+def _prefixes(inspected: Inspected, sizes: Sequence[int]) -> tuple[NDArray[np.int64], list[int]]:
+    """(num_budgets, num_tables) hot rows of each table, and of all."""
+    found = [inspected.hot_order.num_hot(size) for size in sizes]
+    num_hot = np.array([hot for hot, _ in found], np.int64).reshape(len(sizes), len(inspected.tables))
+    return num_hot, [rows for _, rows in found]
+
+
+def _curves(inspected: Inspected, orders: list[Levels], num_budgets: int) -> list[HotCurve]:
+    return hot_curves(inspected.samples, orders, num_budgets, inspected.num_train, inspected.resources)
+
+
+def _as_rows(
+    inspected: Inspected, sizes: Sequence[int], curve: HotCurve, num_rows: Sequence[int]
+) -> list[BudgetRow]:
+    num_lookups = max(1, curve.num_lookups)
+    return [
+        {
+            "bytes": size,
+            "num_hot_rows": rows,
+            "hot_lookup_share": int(lookups) / num_lookups,
+            "hot_sample_share": int(samples) / max(1, inspected.num_train),
+        }
+        for size, rows, lookups, samples in zip(sizes, num_rows, curve.lookups, curve.samples, strict=True)
+    ]
+
+
+def hot_samples(inspected: Inspected) -> list[OrderRow]:
+    """Per order and budget: order, and what `hot_by_budget` says.
+
+    The first order is that of the folder's ids; the others are ``frequency``, ``peel`` where `peeled_levels`
+    can be had (``left_out`` says why not), and ``fae``, which counts 5 % of the training samples.
+    """
+    own = VocabularyTotals.of(inspected.vocabulary).rank_by
+    widths = PlanTotals.of(inspected.plan).bytes_of_rows
+    sizes = budgets_up_to(sum(t.num_rows * width for t, width in zip(inspected.tables, widths, strict=True)))
+    num_hot, _ = _prefixes(inspected, sizes)
+    # All orders are collected first, so that one pass over samples/ serves them all.
+    orders: dict[str, Levels] = {own: levels_of_tables(num_hot, inspected.tables)}
+    # The order by frequency for comparison, or peeling where the folder's own order is by frequency.
+    if own != "frequency":
+        orders["frequency"] = counted_levels(inspected.counts, widths, sizes)
+    else:
+        folder = inspected.folder
+        vocabulary = inspected.vocabulary
+        peeled = peeled_levels(folder, vocabulary, widths, sizes, inspected.resources)
+        if isinstance(peeled, str):
+            inspected.left_out.append(f"the curve of peeled rows: {peeled}")
+        else:
+            orders["peel"] = peeled
+    # FAE's order is drawn anew, unless the ids follow such an order themselves.
+    if own != "sampled":
+        num_train = inspected.num_train
+        orders["fae"] = sampled_levels(
+            inspected.samples, widths, sizes, num_train, workers=inspected.resources.workers
+        )
+    curves = _curves(inspected, list(orders.values()), len(sizes))
+    return [
+        {"order": order, **row}
+        for (order, levels), curve in zip(orders.items(), curves, strict=True)
+        for row in _as_rows(inspected, sizes, curve, _rows_by_level(levels, len(sizes)))
+    ]
+
+
+def _rows_by_level(levels: Levels, num_budgets: int) -> list[int]:
+    """Hot rows under each budget."""
+    # A row is hot from its level on, so rows of each level are added up.
+    found = sum(
+        (np.bincount(level, minlength=num_budgets + 1) for level in levels),
+        np.zeros(num_budgets + 1, np.int64),
+    )
+    return [int(rows) for rows in np.cumsum(found)[:num_budgets]]
+
+
+def count_hot_samples(
+    samples: Manifest, num_hot: NDArray[np.int64], num_train: int, resources: Resources
+) -> NDArray[np.int64]:
+    """(num_budgets,): fully hot training samples where each table's first ``num_hot`` rows are hot."""
+    levels = levels_of_tables(num_hot, SamplesTotals.of(samples).tables)
+    (curve,) = hot_curves(samples, [levels], num_hot.shape[0], num_train, resources)
+    return curve.samples
+
+
+_MAX_FILES = 16
+
+
+BatchFigure = Literal["num_lookups", "expected", "measured"]
+"""Figures of a `UniqueRowsRow`."""
+
+
+class UniqueRowsRow(TypedDict):
+    """Distinct rows of a batch of one size."""
+
+    batch_size: int
+    expected: float
+    measured: float
+    num_lookups: int
+
+
+def unique_rows_by_batch_size(folder: Path, batch_sizes: Sequence[int]) -> list[UniqueRowsRow]:
+    """Expected and measured different rows of a batch of each size, all one-hot tables together.
+
+    Measured over consecutive training samples in log order, in at most 16 files spread over the log; a size
+    that no file holds is left out.
+
+    Returns:
+        ``batch_size``, ``expected``, ``measured``, ``num_lookups`` of each.
+
+    Raises:
+        ManifestError: the folder has not been preprocessed as far as its samples.
+    """
+    vocabulary, samples = (Manifest.read(folder / name) for name in ("vocabulary", "samples"))
+    totals = VocabularyTotals.of(vocabulary)
+    num_train = totals.num_train_samples
+    # Lists are left out: the prediction knows tables with one lookup per sample only.
+    is_one_hot = [not table.is_multi_hot for table in totals.tables]
+    counts = [count for count, keep in zip(read_tables(vocabulary, "count"), is_one_hot, strict=True) if keep]
+    rates = AccessRates.of_counts(counts, num_train)
+    bases = np.cumsum([0, *(count.shape[0] for count in counts)])[:-1]
+    parts = [(first, entry) for first, entry in samples.parts() if first < num_train]
+    # Spread over the log instead of the first files: what is looked up changes from day to day.
+    chosen = parts[:: -(-len(parts) // _MAX_FILES)]
+    found: list[UniqueRowsRow] = []
+    for size in batch_sizes:
+        measured = [_measure(samples, entry, num_train - first, bases, size) for first, entry in chosen]
+        of_files = [one for one in measured if one is not None]
+        if of_files:
+            expected = EpochUses.of_rates(rates, num_train, size).rows_per_batch
+            mean = float(np.mean(of_files))
+            lookups = size * len(counts)
+            found.append({"batch_size": size, "expected": expected, "measured": mean, "num_lookups": lookups})
+    return found
+
+
+def _measure(
+    samples: Manifest, entry: FileEntry, num_train: int, bases: NDArray[np.int64], batch_size: int
+) -> float | None:
+    num_samples = min(entry.num_samples, num_train)
+    if num_samples < batch_size:
+        return None
+    ids = fixed_lists(read_batch(samples, entry).column("ids"), bases.shape[0], np.int32)[:num_samples]
+    return mean_unique_rows((ids + bases).ravel(), batch_size * bases.shape[0])

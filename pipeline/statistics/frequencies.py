@@ -1,0 +1,439 @@
+"""Access frequencies of a preprocessed folder, as plain data for tables, JSON and reports.
+
+A series is one function of the opened folder that returns plain data: lists of flat dictionaries, so that any
+of them is a table. `SERIES` names them all; a view asks for those it shows.
+
+The most looked-up categories of every table by name, with the label rate of their samples.
+
+One pass over samples/ and the labels of columns/; memory is two bytes per row.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...stats.curves import falling, most_frequent, rows_for_shares, top_shares
+from ...stats.value_summary import count_labels_of_rows
+from ..errors import (
+    ConfigError,
+    HotsetError,
+    ManifestError,
+    SystemFaultError,
+    first_line,
+    format_byte_size,
+    refuse_system_fault,
+)
+from ..folders.disk import is_discarded
+from ..folders.manifest import FileEntry, Manifest
+from ..folders.totals import (
+    ColumnsTotals,
+    PlanSettings,
+    PlanTotals,
+    SamplesTotals,
+    ShardSettings,
+    ShardsTotals,
+    VocabularyTable,
+    VocabularyTotals,
+)
+from ..formats.arrow_files import DAMAGE, read_batch, values_of
+from ..formats.ids import read_lookups
+from ..formats.tables import multi_hot
+from ..runtime.memory import available_bytes
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
+from ..stages.pack import PackConfig
+from .coverage import (
+    CoverageRow,
+    HotTableRow,
+    ListedBudgetRow,
+    OrderRow,
+    UniqueRowsRow,
+    budgets,
+    coverage,
+    hot_samples,
+    hot_tables,
+    unique_rows_by_batch_size,
+)
+from .default_runs import MAX_LOOKUPS, DefaultRuns, default_runs
+from .drift import Drift, drift
+from .folder import Inspected, Provenance, find_leaks, provenance, read_shards
+from .log import LogSeries, log_series
+from .table_rows import open_table
+from .traffic import MissRatios, miss_ratios
+
+NUM_CATEGORIES = 8
+"""Categories of a table."""
+
+
+class CategoryRow(TypedDict):
+    """A category with many lookups, see `top_categories`."""
+
+    table: str
+    id: int
+    category: str
+    num_lookups: int
+    lookup_share: float
+    is_hot: bool | None
+    label_rate: float | None
+
+
+def top_categories(inspected: Inspected) -> list[CategoryRow]:
+    """The categories of each table with the most lookups, from the most to the least.
+
+    Returns:
+        ``table``, ``id``, ``category`` (as the log writes it; (missing) and (oov) are rows, too),
+        num_lookups, lookup_share (of the table's) and is_hot, from the counts; and ``label_rate``, the share
+        of the category's lookups in the training part that a clicked sample made: None without labels or
+        lookups, or where columns/ was discarded. Shares are in [0, 1].
+    """
+    # The first ids are not always the most frequent rows: other orders, merged categories and missing values
+    # stand between.
+    most = [most_frequent(counts, NUM_CATEGORIES) for counts in inspected.counts]
+    chosen = [ids[counts[ids] > 0] for ids, counts in zip(most, inspected.counts, strict=True)]
+    rates = _label_rates(inspected, chosen)
+    found: list[CategoryRow] = []
+    for table, ids, rates_of_ids in zip(inspected.tables, chosen, rates, strict=True):
+        rows = open_table(inspected.folder, table.name).rows(ids.tolist())
+        found += [
+            {
+                "table": table.name,
+                "id": row["id"],
+                "category": row["category"],
+                "num_lookups": row["count"],
+                "lookup_share": row["share"],
+                "is_hot": row["is_hot"],
+                "label_rate": rate,
+            }
+            for row, rate in zip(rows, rates_of_ids, strict=True)
+        ]
+    return found
+
+
+def _label_rates(inspected: Inspected, chosen: list[NDArray[np.int64]]) -> list[list[float | None]]:
+    """Return the label rates of the chosen rows of each table."""
+    columns = Manifest.read(inspected.folder / "columns")
+    has_label = ColumnsTotals.of(columns).has_label and not is_discarded(columns.folder)
+    lookups = _nothing(chosen)
+    clicks = _nothing(chosen)
+    if has_label:
+        # The position of each chosen row in the sums of its table.
+        slots = [np.full(table.num_rows, -1, np.int16) for table in inspected.tables]
+        for slot_of_row, ids in zip(slots, chosen, strict=True):
+            slot_of_row[ids] = np.arange(ids.shape[0])
+        tasks = (
+            (columns, inspected.samples, entry, min(inspected.num_train - first, entry.num_samples), slots)
+            for first, entry in inspected.samples.parts()
+            if first < inspected.num_train
+        )
+        for of_file in run_tasks(_count_labels, tasks, workers=inspected.resources.workers):
+            for total, found in zip((lookups, clicks), of_file, strict=True):
+                for sums, more in zip(total, found, strict=True):
+                    sums += more
+    # A row without lookups in the training part has no rate.
+    return [
+        [int(clicked) / int(number) if number else None for clicked, number in zip(c, n, strict=True)]
+        for c, n in zip(clicks, lookups, strict=True)
+    ]
+
+
+def _nothing(chosen: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+    return [np.zeros(ids.shape[0], np.int64) for ids in chosen]
+
+
+def _count_labels(
+    columns: Manifest, samples: Manifest, entry: FileEntry, num_own: int, slots: list[NDArray[np.int16]]
+) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
+    """Count the lookups of the chosen rows by the first samples of a file, and those of clicked samples."""
+    label = values_of(read_batch(columns, columns.entry(entry.path)).column("label"), np.uint8)[:num_own]
+    tables = read_lookups(samples, entry, 0, num_own)
+    # One sum for each chosen row, found by its slot; all other rows have the slot -1.
+    lookups = [np.zeros(int(slot_of_row.max(initial=-1)) + 1, np.int64) for slot_of_row in slots]
+    clicks = [np.zeros_like(sums) for sums in lookups]
+    for table, slot_of_row, *sums in zip(tables, slots, lookups, clicks, strict=True):
+        count_labels_of_rows(table.ids, table.offsets, label, slot_of_row, *sums)
+    return lookups, clicks
+
+
+TOPS = (1, 10, 100, 1000)
+BATCH_SIZES = tuple(1 << power for power in range(6, 17))
+SHARES = (0.8, 0.9, 0.95, 0.99)
+_ROW_BYTES = 24
+"""Memory that the series of the shuffled order take at least for each row."""
+_LOOKUP_BYTES = 16
+"""Memory that they take at least for each lookup of a trace. 4 M samples of 4 M rows took 460 MiB, where
+these two add up to 349 MiB."""
+
+
+class FeatureRow(TypedDict):
+    """How unevenly the lookups of a table are distributed over its rows."""
+
+    name: str
+    num_rows: int
+    num_lookups: int
+    top_share: dict[str, float]
+    """By number of the most looked-up rows their share of the lookups, in [0, 1]."""
+    rows_for_share: dict[str, int]
+    """By share of the lookups the rows that serve it."""
+
+
+class SampleCounts(TypedDict):
+    """Samples by kind."""
+
+    hot: int
+    mixed: int
+    evaluation: int
+    evaluation_hot: int
+
+
+class BatchCounts(TypedDict):
+    """Batches by kind, and their size."""
+
+    hot_only: int
+    mixed: int
+    evaluation: int
+    batch_size: int
+
+
+class OovCounts(TypedDict):
+    """Lookups of the out-of-vocabulary rows."""
+
+    oov_train: int
+    oov_evaluation: int
+    evaluation_share: float | None
+
+
+class Totals(TypedDict):
+    """The figures of a folder that stand beside its series."""
+
+    provenance: Provenance
+    num_samples: int
+    num_train_samples: int
+    num_features: int
+    num_rows: int
+    embedding_dim: int
+    row_bytes: int
+    samples: SampleCounts
+    mode: str
+    num_hot_rows: int
+    calibration: dict[str, Any] | None
+    """The plan's record of FAE's sampling, as its manifest has it."""
+    batches: BatchCounts | None
+    oov: OovCounts
+    warnings: list[str]
+
+
+class Series(TypedDict, total=False):
+    """The series that were asked for."""
+
+    features: list[FeatureRow]
+    budgets: list[ListedBudgetRow]
+    coverage: list[CoverageRow]
+    hot_samples: list[OrderRow]
+    miss_ratios: MissRatios
+    default_runs: DefaultRuns
+    unique_rows: list[UniqueRowsRow]
+    drift: Drift
+    hot_tables: list[HotTableRow]
+    log: LogSeries
+    categories: list[CategoryRow]
+
+
+class Statistics(Totals, Series):
+    """The access frequencies of a folder, plain data for JSON, Parquet and the report."""
+
+    left_out: list[str]
+
+
+def frequency_statistics(
+    folder: Path,
+    resources: Resources = DEFAULT_RESOURCES,
+    *,
+    series: Sequence[str] | None = None,
+    num_parts: int | None = None,
+) -> Statistics:
+    """Access frequencies of the training part of a preprocessed folder.
+
+    Args:
+        folder: preprocessed as far as its plan.
+        series: names out of SERIES; None takes all.
+        num_parts: parts of the training part whose hot sets are compared; None takes raw files, or 6.
+
+    Returns:
+        Totals; ``warnings`` and ``left_out``, a line each; ``batches``: hot_only and mixed, None before they
+        are packed; and each series under its name, see `SERIES`.
+
+    Raises:
+        ConfigError: there is no such series.
+        ManifestError: the folder has not been preprocessed as far as its plan, or is damaged.
+    """
+    # Names are refused before anything is read.
+    wanted = list(SERIES) if series is None else list(series)
+    for name in wanted:
+        if name not in SERIES:
+            raise ConfigError(f"no series {name!r}", hint=f"use one of {', '.join(SERIES)}")
+    try:
+        # Series run in the order of SERIES, whatever the order they were asked for: output does not depend on
+        # it.
+        inspected = Inspected.open(folder, resources, num_parts=num_parts)
+        if not set(wanted) <= set(QUICK):
+            _refuse_little_memory(inspected)
+        found = {name: SERIES[name](inspected) for name in SERIES if name in wanted}
+        totals = _totals(inspected)
+        return cast(Statistics, {**totals, "left_out": inspected.left_out, **found})
+    # Our own errors are some of DAMAGE's types, and name their file already.
+    except HotsetError:
+        raise
+    except DAMAGE as error:
+        refuse_system_fault(folder, error)
+        raise ManifestError(
+            f"{folder} is damaged: {first_line(error)}",
+            hint=f"`hotset verify {shlex.quote(str(folder))}` reports which file",
+        ) from error
+
+
+def _refuse_little_memory(inspected: Inspected) -> None:
+    """Raise SystemFaultError where there is less memory than the statistics take at the very least.
+
+    Libraries that cannot start a thread for want of memory end the process without a message.
+    """
+    num_rows = VocabularyTotals.of(inspected.vocabulary).num_rows
+    num_lookups = min(inspected.num_train * len(inspected.tables), MAX_LOOKUPS)
+    # An estimate from below: what the largest arrays take together.
+    needed = _ROW_BYTES * num_rows + _LOOKUP_BYTES * num_lookups
+    free = available_bytes()
+    if free is not None and free < needed:
+        raise SystemFaultError(
+            f"{inspected.folder}: statistics of {num_rows:,} rows and {num_lookups:,} lookups take at least "
+            f"{format_byte_size(needed)} of memory, {format_byte_size(free)} are free",
+            hint=f"free memory, raise the limit `ulimit -v`, or ask for less: `--series {' '.join(QUICK)}`",
+        )
+
+
+def _totals(inspected: Inspected) -> Totals:
+    plan = inspected.plan
+    totals = PlanTotals.of(plan)
+    settings = PlanSettings.of(plan)
+    calibration = totals.calibration
+    return {
+        "provenance": provenance(inspected.folder),
+        "num_samples": inspected.samples.num_samples,
+        "num_train_samples": inspected.num_train,
+        "num_features": len(inspected.tables),
+        "num_rows": VocabularyTotals.of(inspected.vocabulary).num_rows,
+        "embedding_dim": settings.embedding_dim,
+        "row_bytes": totals.row_bytes,
+        "samples": {
+            "hot": totals.samples.hot,
+            "mixed": totals.samples.mixed,
+            "evaluation": totals.samples.evaluation,
+            "evaluation_hot": totals.samples.evaluation_hot,
+        },
+        "mode": settings.mode,
+        "num_hot_rows": totals.num_hot_rows,
+        "calibration": None if calibration is None else calibration.to_json(),
+        "batches": _batches(inspected.folder),
+        "oov": _oov(inspected),
+        "warnings": find_leaks(inspected.folder),
+    }
+
+
+def features(inspected: Inspected) -> list[FeatureRow]:
+    """Per table: name, num_rows, num_lookups, top_share (of lookups, by number of rows), rows_for_share."""
+    return [_feature(table, count) for table, count in zip(inspected.tables, inspected.counts, strict=True)]
+
+
+def _feature(table: VocabularyTable, counts: NDArray[np.int64]) -> FeatureRow:
+    counts = falling(counts)
+    rows = rows_for_shares(counts, SHARES)
+    return {
+        "name": table.name,
+        "num_rows": table.num_rows,
+        "num_lookups": int(counts.sum()),
+        "top_share": dict(zip(map(str, TOPS), top_shares(counts, TOPS), strict=True)),
+        "rows_for_share": dict(zip(map(str, SHARES), rows, strict=True)),
+    }
+
+
+def _coverage(inspected: Inspected) -> list[CoverageRow]:
+    return coverage([table.name for table in inspected.tables], inspected.counts)
+
+
+def _miss_ratios(inspected: Inspected) -> MissRatios:
+    batches = _batches(inspected.folder)
+    return miss_ratios(
+        inspected.vocabulary,
+        inspected.samples,
+        batches["batch_size"] if batches else PackConfig().batch_size,
+        PlanTotals.of(inspected.plan).row_bytes,
+        inspected.resources,
+    )
+
+
+def _unique_rows(inspected: Inspected) -> list[UniqueRowsRow]:
+    if not inspected.num_train:
+        inspected.left_out.append("distinct rows per batch: the log has no training samples")
+        return []
+    lists = multi_hot(SamplesTotals.of(inspected.samples).tables)
+    if lists:
+        names = ", ".join(table.name for table in lists)
+        inspected.left_out.append(f"distinct rows per batch of list-valued features: {names}")
+    return unique_rows_by_batch_size(inspected.folder, BATCH_SIZES)
+
+
+def _drift(inspected: Inspected) -> Drift:
+    return drift(
+        inspected.folder,
+        PlanSettings.of(inspected.plan).hot_bytes,
+        inspected.resources,
+        num_parts=inspected.num_parts,
+    )
+
+
+def _batches(folder: Path) -> BatchCounts | None:
+    shards = read_shards(folder)
+    if shards is None:
+        return None
+    batches = ShardsTotals.of(shards).batches
+    return {
+        "hot_only": batches.hot_only,
+        "mixed": batches.mixed,
+        "evaluation": batches.evaluation,
+        "batch_size": ShardSettings.of(shards).batch_size,
+    }
+
+
+def _oov(inspected: Inspected) -> OovCounts:
+    """Lookups of the oov rows; their share of the evaluation's is None where lists make those uncounted."""
+    tables = SamplesTotals.of(inspected.samples).tables
+    num_evaluation = inspected.samples.num_samples - inspected.num_train
+    oov_evaluation = sum(table.oov_evaluation for table in tables)
+    # How many lookups a list has in the evaluation part is not recorded, so there is nothing to divide by.
+    num_lookups = 0 if multi_hot(tables) else num_evaluation * len(tables)
+    return {
+        "oov_train": sum(table.oov_train for table in tables),
+        "oov_evaluation": oov_evaluation,
+        "evaluation_share": oov_evaluation / num_lookups if num_lookups else None,
+    }
+
+
+SERIES: dict[str, Callable[[Inspected], object]] = {
+    "features": features,
+    "budgets": budgets,
+    "coverage": _coverage,
+    "hot_samples": hot_samples,
+    "miss_ratios": _miss_ratios,
+    "default_runs": default_runs,
+    "unique_rows": _unique_rows,
+    "drift": _drift,
+    "hot_tables": hot_tables,
+    "log": log_series,
+    "categories": top_categories,
+}
+"""Each series: what it says of a folder."""
+QUICK = ("features", "budgets")
+"""The series that the terminal shows by default."""

@@ -1,0 +1,394 @@
+"""``verify``: every manifest and checksum of a folder of stages, and every stage run again.
+
+Checked are the bytes (every file's checksum, no file that no manifest lists), the chain (each folder was made
+from the folders next to it) and the numbers of samples. Where these have no fault, each stage is run again
+and its rows are compared, see `rebuild`. Of a folder whose files were discarded only the manifest is checked.
+
+The check that every stage, run again on the folders beside it, gives the rows that its folder has.
+
+A stage is a pure function of its config and its inputs. So no rule about counts, ids, labels or the order
+of a shuffle has to be written a second time: the stage is run into a temporary folder and compared, and any
+value that the inputs do not give is found, even where every checksum was computed anew. One stage is on disk
+at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from .errors import ByteSize, HotsetError, ManifestError, MemoryCapError, first_line, refuse_system_fault
+from .folders.checksum import hash_file, note_checksum
+from .folders.disk import MARK, folder_exists, is_discarded, paths_in, temporary_folder
+from .folders.manifest import MANIFEST, FileEntry, Manifest, is_sealed
+from .folders.totals import TOTALS_OF_STAGE, ColumnsSettings, ColumnsTotals
+from .formats.arrow_files import DAMAGE, open_mapped
+from .preprocess import build_stage
+from .raw.part import iterate_blocks
+from .raw.raw_file import RawFile
+from .runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks, silent
+from .stages.count import CountConfig
+from .stages.encode import EncodeConfig
+from .stages.ingest import IngestConfig, ingest
+from .stages.other_vocabulary import ID_MAP, adopt, check_id_map, map_ids
+from .stages.pack import PackConfig
+from .stages.preflight import refuse_full_disk
+from .stages.rank import RankConfig
+from .stages.split import SplitConfig
+from .stages.stage_order import FOLDERS, inputs_of
+from .verify_files import check_columns
+
+_Build = Callable[[Path], Manifest]
+"""Runs a stage again into a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilding:
+    """The inputs and resources that stages are run again with."""
+
+    resources: Resources
+    scratch: Path | None = None
+    """Folder for the temporary folders; None takes the system's."""
+    raw: Sequence[Path] = ()
+    """The logs, if columns are parsed again, too."""
+    other_vocabulary: Path | None = None
+    """Folder with the vocabulary that was adopted, or that an id map starts from."""
+
+
+def faults_of_rebuilt(manifests: Mapping[str, Manifest], rebuilding: Rebuilding) -> Iterator[str]:
+    """Find what differs from what the stages write; a stage whose inputs are not there is left out.
+
+    Args:
+        manifests: by the name of the folder; each one's files are whole, and made from the others.
+        rebuilding: what to run stages with.
+
+    Raises:
+        ConfigError: there is too little disk for a stage.
+    """
+    faulty: set[str] = set()
+    for done, (name, made) in enumerate(manifests.items(), 1):
+        # A stage trusts its inputs: it is run only on folders without faults, and those it was made from.
+        if all(_is_input(source, manifests) and source.get("name") not in faulty for source in made.inputs):
+            faults = list(_faults_of(made, manifests, rebuilding))
+            faulty |= {name} if faults else set()
+            yield from faults
+        else:
+            faulty.add(name)
+        rebuilding.resources.progress("rebuild", done, len(manifests))
+
+
+def _is_input(source: Mapping[str, Any], manifests: Mapping[str, Manifest]) -> bool:
+    """Whether a folder that a stage was made from is the one next to it, or is not there."""
+    beside = manifests.get(source["name"]) if "name" in source else None
+    return beside is None or beside.fingerprint == source.get("fingerprint")
+
+
+def _faults_of(made: Manifest, manifests: Mapping[str, Manifest], rebuilding: Rebuilding) -> Iterator[str]:
+    try:
+        build = _build_of(made, manifests, rebuilding)
+    except (HotsetError, *DAMAGE) as error:
+        yield f"{made.folder} cannot be built again: {first_line(error)}"
+    else:
+        yield from _compare(made, build, rebuilding.scratch) if build is not None else ()
+
+
+def _build_of(made: Manifest, manifests: Mapping[str, Manifest], rebuilding: Rebuilding) -> _Build | None:
+    """Return how to build a folder again; None where something that it was made from is not given."""
+    resources = replace(rebuilding.resources, progress=silent)
+    # Only `ingest` reads raw files, which must then be given.
+    if made.stage == "ingest":
+        raw = rebuilding.raw
+        return (lambda out: ingest(raw, _ingest_config(made), out, resources)) if raw else None
+    if made.stage in ("adopt", "map-ids"):
+        return _build_from_other_vocabulary(made, manifests, rebuilding.other_vocabulary, resources)
+    config = _CONFIGS[made.stage](made)
+    # All other stages are built from the folders beside them, which are checked by then.
+    names = inputs_of(made.stage, config)
+    if any(name not in manifests for name in names):
+        return None
+    inputs = [manifests[name] for name in names]
+    return lambda out: build_stage(made.stage, config, inputs, out, resources)
+
+
+def _build_from_other_vocabulary(
+    made: Manifest, manifests: Mapping[str, Manifest], other: Path | None, resources: Resources
+) -> _Build | None:
+    if other is None:
+        return None
+    # The other vocabulary lies in a folder of stages, or is given itself.
+    folder = other / "vocabulary" if folder_exists(other / "vocabulary") else other
+    vocabulary = Manifest.read(folder)
+    wanted = [each.get("fingerprint") for each in made.inputs if each["name"] in ("old", "model")]
+    if vocabulary.fingerprint not in wanted:
+        raise ManifestError(
+            f"it was not made from the vocabulary {folder}",
+            hint="give --other-vocabulary the folder that --like was given, or whose ids id_map maps",
+        )
+    if made.stage == "map-ids":
+        new = manifests.get("vocabulary")
+        return None if new is None else lambda out: map_ids(vocabulary, new, out, resources)
+    columns = manifests.get("columns")
+    if columns is None:
+        return None
+    return lambda out: adopt(columns, Manifest.read(folder.parent / "columns"), vocabulary, out, resources)
+
+
+def _ingest_config(columns: Manifest) -> IngestConfig:
+    """Return the config that columns were parsed with, its schema as the text that they keep."""
+
+    def build(config: dict[str, Any]) -> IngestConfig:
+        config["schema"] = columns.totals.get("schema") or config["schema"]
+        config["block_bytes"] = ByteSize(config["block_bytes"])
+        return IngestConfig(**config)
+
+    return columns.read_config(build)
+
+
+_CONFIGS: dict[str, Callable[[Manifest], Any]] = {
+    "count": lambda counts: counts.read_config(lambda config: CountConfig(**config)),
+    "rank": RankConfig.of,
+    "encode": lambda _: EncodeConfig(),
+    "split": SplitConfig.of,
+    "pack": lambda shards: shards.read_config(lambda config: PackConfig(**config)),
+}
+"""The config that each folder was made with, from its manifest."""
+
+
+def _compare(made: Manifest, build: _Build, scratch: Path | None) -> Iterator[str]:
+    # The copy needs as much room as the folder, which is asked for before it is begun.
+    num_bytes = sum(entry.num_bytes for entry in made.files)
+    with temporary_folder("verify", scratch) as folder:
+        refuse_full_disk({made.folder.name: num_bytes}, folder, "--scratch, or --no-rebuild")
+        try:
+            rebuilt = build(folder / made.folder.name)
+            yield from _differences(made, rebuilt)
+        except MemoryCapError:  # the cap is at fault, and not the folder
+            raise
+        except (HotsetError, *DAMAGE) as error:
+            yield f"{made.folder} cannot be built again from what it was made from: {first_line(error)}"
+
+
+def _differences(made: Manifest, rebuilt: Manifest) -> Iterator[str]:
+    """Find what one folder has and the other not: files, their rows and facts, totals."""
+    manifest = made.folder / MANIFEST
+    for name in sorted(made.entries.keys() ^ rebuilt.entries.keys()):
+        whose = "the stage does not write it" if name in made.entries else "it lacks this file"
+        yield f"{made.folder / name}: {whose} when run again"
+    for entry in made.files:
+        wanted = rebuilt.entries.get(entry.path)
+        if wanted is None:
+            continue
+        if entry.xxh3_128 != wanted.xxh3_128:
+            # Another version of Arrow may lay the same values out in other bytes.
+            difference = _first_difference(made.folder / entry.path, rebuilt.folder / entry.path)
+            if difference is not None:
+                yield f"{made.folder / entry.path}: {difference}, when the {made.stage} stage is run again"
+        if _facts_of(entry) != _facts_of(wanted):
+            yield f"{manifest} says {_facts_of(entry)} of {entry.path}, want {_facts_of(wanted)}"
+    # The names and sizes of logs are not compared: a log may have been compressed or moved since.
+    for key in sorted((made.totals.keys() | rebuilt.totals.keys()) - {"raw"}):
+        if made.totals.get(key) != rebuilt.totals.get(key):
+            yield f"{manifest}: its total {key!r} is not what the {made.stage} stage finds when run again"
+
+
+def _facts_of(entry: FileEntry) -> dict[str, Any]:
+    """The facts of a file that do not depend on how its log is compressed."""
+    return {"samples": entry.num_samples} | entry.facts
+
+
+def _first_difference(found: Path, wanted: Path) -> str | None:
+    """Return in words where two Arrow files first differ; None where all values are the same."""
+    readers = [open_mapped(path) for path in (found, wanted)]
+    schemas = [reader.schema for reader in readers]
+    sizes = [reader.num_record_batches for reader in readers]
+    if schemas[0] != schemas[1]:
+        return "its columns have other names or types"
+    if sizes[0] != sizes[1]:
+        return f"it has {sizes[0]} record batches instead of {sizes[1]}"
+    # Batch by batch and column by column, so that the place of the first difference can be named.
+    for number in range(sizes[0]):
+        batches = [reader.get_batch(number) for reader in readers]
+        for name in schemas[0].names:
+            columns = [batch.column(name) for batch in batches]
+            if not columns[0].equals(columns[1]):
+                row = _first_unequal_row(*columns)
+                return f"{name} in row {row} of record batch {number} is another value"
+    return None
+
+
+def _first_unequal_row(found: pa.Array, wanted: pa.Array) -> int:
+    """Return the first row in which two arrays differ, by halving the rows before which they are equal."""
+    low = 0
+    high = min(len(found), len(wanted))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if found.slice(low, middle - low).equals(wanted.slice(low, middle - low)):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+STAGE_FOLDERS = {name: stage for stage, name in FOLDERS.items()} | {ID_MAP: "map-ids"}
+"""Folders in the order they are made, and the stage each holds."""
+
+
+def verify(
+    folder: Path,
+    resources: Resources = DEFAULT_RESOURCES,
+    *,
+    raw: Sequence[Path] = (),
+    rebuild: bool = True,
+    scratch: Path | None = None,
+    other_vocabulary: Path | None = None,
+) -> list[str]:
+    """Check every stage folder inside ``folder``; returns the faults found, a line each, in order.
+
+    Args:
+        folder: as `preprocess` made it, perhaps not all of it; or the folder of one stage.
+        raw: the logs it was made from, to be hashed and parsed again; empty checks none.
+        rebuild: run each stage again and compare what it writes.
+        scratch: folder in which one stage at a time is run again; None takes the system's temporary folder.
+        other_vocabulary: folder whose vocabulary was adopted, or from whose ids ``id_map`` maps; without it
+            neither is built again.
+        resources: progress is told how many bytes of the files are checked.
+
+    Raises:
+        ManifestError: there is no stage folder at all.
+    """
+    # DIR holds a folder for each stage; a stage's folder alone is checked as whatever stage its manifest
+    # names.
+    found = {name: folder / name for name in STAGE_FOLDERS if folder_exists(folder / name)}
+    if is_sealed(folder):  # one stage's folder, wherever it is
+        stage = Manifest.read(folder).stage
+        found = {name: folder for name, made_by in STAGE_FOLDERS.items() if made_by == stage}
+    if not found:
+        raise ManifestError(
+            f"{folder} contains nothing that a stage wrote",
+            hint="give the folder that preprocess or train wrote (its --out)",
+        )
+    faults: list[str] = []
+    manifests: dict[str, Manifest] = {}
+    for name, path in found.items():
+        try:
+            manifest = Manifest.read(path)
+            TOTALS_OF_STAGE[manifest.stage].of(manifest)
+        except ManifestError as error:
+            faults.append(str(error))
+            continue
+        except DAMAGE as error:
+            refuse_system_fault(path, error)
+            faults.append(f"{path / MANIFEST} is not what a stage writes: {first_line(error)}")
+            continue
+        if manifest.stage == STAGE_FOLDERS[name] or (name, manifest.stage) == ("vocabulary", "adopt"):
+            manifests[name] = manifest
+        else:
+            faults.append(f"{path} holds stage {manifest.stage!r}, want {STAGE_FOLDERS[name]!r}")
+    # First the manifests alone, then every file.
+    faults += [fault for manifest in manifests.values() for fault in _check_listed(manifest)]
+    chain = [fault for manifest in manifests.values() for fault in _check_chain(manifest, manifests)]
+    # Discarded folders have a manifest only.
+    there = {name: manifest for name, manifest in manifests.items() if not is_discarded(manifest.folder)}
+    tasks = [(entry, manifest, manifests) for manifest in there.values() for entry in manifest.files]
+    done = 0
+    total = sum(entry.num_bytes for entry, *_ in tasks)
+    with closing(run_tasks(_check_file, tasks, workers=resources.workers)) as checked:
+        for (entry, *_), file_faults in zip(tasks, checked, strict=True):
+            faults += file_faults
+            done += entry.num_bytes
+            resources.progress("verify", done, total)
+    # Sums over damaged files would only repeat their faults in other words.
+    if not faults and not chain:
+        faults += _check_sums(manifests)
+    if not faults:
+        faults += _check_raw(manifests["columns"], raw) if raw and "columns" in manifests else []
+    # Running the stages again takes longest and needs whole inputs, so it comes last.
+    if rebuild and not faults:
+        faults += faults_of_rebuilt(there, Rebuilding(resources, scratch, raw, other_vocabulary))
+    return chain + faults
+
+
+def _check_listed(manifest: Manifest) -> Iterator[str]:
+    """The folder holds what it lists, and nothing else."""
+    # A discarded folder holds its manifest and its mark alone.
+    listed = {entry.path for entry in manifest.files} | {MANIFEST}
+    if is_discarded(manifest.folder):
+        listed = {MANIFEST, MARK}
+    for path in paths_in(manifest.folder):
+        if path.name not in listed:
+            yield f"{path} is no part of the folder: its manifest does not list it"
+
+
+def _check_chain(manifest: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
+    """The inputs of the folder are the folders next to it; of others no fingerprint can be checked."""
+    for made_from in manifest.inputs:
+        other = manifests.get(made_from["name"])
+        if other is not None and other.fingerprint != made_from.get("fingerprint"):
+            yield f"{manifest.folder} was made from another {made_from['name']} than the one beside it"
+
+
+def _check_file(entry: FileEntry, manifest: Manifest, manifests: dict[str, Manifest]) -> list[str]:
+    """Find the faults of one file: its bytes first, then what no other folder can tell."""
+    try:
+        path = manifest.checked_path(entry)
+        _, checksum = hash_file(path)
+        if checksum != entry.xxh3_128:
+            return [f"{path} is damaged: its checksum is {checksum}, want {entry.xxh3_128}"]
+        note_checksum(path, checksum)
+        check = _CHECKS.get(manifest.stage)
+        return [f"{path}: {fault}" for fault in check(entry, manifest, manifests)] if check else []
+    except ManifestError as error:
+        fault = str(error)
+        return [fault if str(manifest.folder) in fault else f"{manifest.folder / entry.path}: {fault}"]
+    except DAMAGE as error:
+        refuse_system_fault(manifest.folder, error)
+        return [f"{manifest.folder / entry.path} is not what {MANIFEST} says: {first_line(error)}"]
+
+
+_CHECKS: dict[str, Callable[[FileEntry, Manifest, dict[str, Manifest]], Iterator[str]]] = {
+    "ingest": check_columns,
+    "map-ids": check_id_map,
+}
+"""Checks of files that often cannot be built again: their log, or the old vocabulary, is gone."""
+
+
+def _check_sums(manifests: dict[str, Manifest]) -> Iterator[str]:
+    """The number of samples is the same from stage to stage, and so is that of the validation part."""
+    per_sample = [name for name in ("columns", "samples", "plan", "shards") if name in manifests]
+    for before, name in pairwise(per_sample):
+        want, have = (manifests[each].num_samples for each in (before, name))
+        if want != have:
+            yield f"{manifests[name].folder} has {have} samples, {before} has {want}"
+    stages = [name for name in ("counts", "vocabulary", "plan", "shards") if name in manifests]
+    found = {name: TOTALS_OF_STAGE[manifests[name].stage].of(manifests[name]) for name in stages}
+    for earlier, later in pairwise(stages):
+        want, have = (getattr(found[each], "num_valid_samples", 0) for each in (earlier, later))
+        # An adopted vocabulary is of another log, all of which is for evaluation.
+        if want != have and manifests[later].stage != "adopt":
+            yield f"{manifests[later].folder} has {have} validation samples, {earlier} has {want}"
+
+
+def _check_raw(columns: Manifest, raw: Sequence[Path]) -> Iterator[str]:
+    """Hash the logs again, block by block, as `ingest` did."""
+    recorded = ColumnsTotals.of(columns).raw
+    block_bytes = ColumnsSettings.of(columns).block_bytes
+    if len(raw) != len(recorded):
+        yield f"{len(raw)} logs were given, {columns.folder} was made from {len(recorded)}"
+        return
+    for path, log in zip(raw, recorded, strict=True):
+        # A digest of block digests, because `ingest` hashes blocks in parallel.
+        digest = xxhash.xxh3_128()
+        blocks = iterate_blocks(RawFile.inspect(path), block_bytes, in_thread_buffer=True)
+        for unread in blocks:
+            block = unread.read()
+            if block.num_bytes:
+                digest.update(xxhash.xxh3_128_digest(block.lines.data))
+        if digest.hexdigest() != log.xxh3_128_of_blocks:
+            yield f"{path} is not the log {columns.folder} was made from"

@@ -1,1 +1,0 @@
-"""Checks of every manifest, checksum and invariant of a folder."""

@@ -1,0 +1,62 @@
+"""Tables in memory are read as logs are, and refused where a column is not that of the schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from hotset.pipeline.errors import InputError
+from hotset.pipeline.raw.log_parts import TableParts
+from hotset.pipeline.schema.schema import schema_named
+from hotset.pipeline.schema.schema_file import read_schema
+
+SCHEMA = read_schema(
+    """
+format = "csv"
+label = "y"
+[dense]
+price = "float"
+[sparse]
+tags = { kind = "integer", list = true, separator = ";" }
+site = "hex8"
+"""
+)
+COLUMNS: dict[str, Any] = {
+    "site": ["0000beef", None, "x", "1"],
+    "unused": [1, 2, 3, 4],
+    "tags": [[1, 2], None, [], [3]],
+    "price": [1, 2, 3, None],
+}
+
+
+def test_rows_are_cut_into_parts_with_the_first_fault_of_each() -> None:
+    parts = [part.read() for part in TableParts(pa.table(COLUMNS), SCHEMA, rows_of_part=2).iterate({})]
+    assert [part.num_samples for part in parts] == [2, 0]
+    columns = {name: column.to_pylist() for name, column in parts[0].columns.items()}
+    assert columns == {"price": [1.0, 2.0], "tags": [[1, 2], [None]], "site": [0xBEEF, None]}
+    assert parts[0].fault is None and parts[1].fault is not None
+    assert parts[1].fault.text == ", column 'site': found 'x', want 8 hex digits, or nothing"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"price": None}, "the table has no column 'price'"),
+        ({"tags": ["1;2"] * 4}, "the table: column 'tags' is string, want a list of an integer"),
+        ({"site": [1.5] * 4}, "the table: column 'site' is double, want 8 hex digits"),
+    ],
+)
+def test_another_column_is_refused(change: dict[str, Any], message: str) -> None:
+    columns = {name: values for name, values in (COLUMNS | change).items() if values is not None}
+    with pytest.raises(InputError, match=message):
+        TableParts(pa.table(columns), SCHEMA, rows_of_part=2)
+
+
+def test_columns_of_criteo_are_named_as_its_features_are() -> None:
+    schema = schema_named("criteo-kaggle")
+    columns: dict[str, Any] = {name: [1] for name in schema.dense}
+    columns |= {name: ["0000beef"] for name in schema.sparse}
+    (part,) = [part.read() for part in TableParts(pa.table(columns), schema, rows_of_part=2).iterate({})]
+    assert part.fault is None and part.columns["C26"].to_pylist() == [0xBEEF]

@@ -1,0 +1,203 @@
+"""Labels, values and categories of a log, against walks over its rows.
+
+Tests the hot tables of `coverage` and `frequencies`, too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.errors import ByteSize, ManifestError
+from hotset.pipeline.folders.disk import discard_files
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.preprocess import preprocess
+from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.stages.ingest import IngestConfig
+from hotset.pipeline.statistics.frequencies import NUM_CATEGORIES, frequency_statistics
+from hotset.pipeline.statistics.log import QUANTILES
+from hotset.stats.curves import most_frequent
+from hotset.tests.support.logs.list_logs import KINDS, recipe
+from hotset.tests.support.logs.other_logs import Log, draw_log, write_parquet
+from hotset.tests.support.naive.naive_stages import ids_of, tags_of
+from hotset.tests.support.resealed import write_manifest
+
+NUM_ROWS, NUM_TRAIN = 150, 100
+SERIES = ["hot_tables", "log", "categories"]
+
+
+@pytest.fixture(scope="module")
+def log() -> Log:
+    return draw_log(NUM_ROWS, KINDS, np.random.default_rng(5), empty_lists=True)
+
+
+@pytest.fixture(scope="module")
+def folder(log: Log, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("log")
+    path = write_parquet(folder / "log.parquet", log)
+    config = recipe(log, "parquet")
+    # All but three of the rows that are looked up: some samples are hot, some are not.
+    config = replace(config, split=replace(config.split, hot_bytes=ByteSize(64 * 33)))
+    preprocess([path], config, folder / "data", Resources(workers=1))
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Any:
+    found = frequency_statistics(folder, Resources(workers=1), series=SERIES)
+    assert found == frequency_statistics(folder, Resources(workers=2), series=SERIES)
+    return found
+
+
+def column(log: Log, name: str) -> list[Any]:
+    return [row[list(log.kinds).index(name)] for row in log.rows]
+
+
+def is_missing(value: Any) -> bool:
+    elements = value if isinstance(value, list) else [value]
+    return all(element is None or element == "" for element in elements)
+
+
+def rate(labels: list[int]) -> float | None:
+    return sum(labels) / len(labels) if labels else None
+
+
+def test_there_are_several_parts_and_one_has_both_kinds(folder: Path) -> None:
+    sizes = [entry.num_samples for _, entry in Manifest.read(folder / "columns").parts()]
+    assert len(sizes) > 3 and NUM_TRAIN not in np.cumsum(sizes)
+
+
+def test_label_rates_are_those_of_the_rows(log: Log, folder: Path, found: dict[str, Any]) -> None:
+    labels = column(log, "y")
+    kinds = ["hot" if hot else "mixed" for hot in tags_of(Manifest.read(folder / "plan"))[:NUM_TRAIN]]
+    kinds += ["evaluation"] * (NUM_ROWS - NUM_TRAIN)
+    for row in found["log"]["labels"]:
+        of_kind = [label for label, kind in zip(labels, kinds, strict=True) if kind == row["kind"]]
+        assert (row["num_samples"], row["num_clicks"]) == (len(of_kind), sum(of_kind)) and of_kind
+        assert row["label_rate"] == rate(of_kind)
+    first = 0
+    for row in found["log"]["parts"]:
+        of_part = labels[first : first + row["num_samples"]]
+        assert row["label_rate"] == rate(of_part) and row["is_training"] == (first < NUM_TRAIN)
+        first += row["num_samples"]
+    assert first == NUM_ROWS and len(found["log"]["parts"]) == 7
+
+
+def test_missing_values_are_those_of_the_rows(log: Log, found: dict[str, Any]) -> None:
+    labels = column(log, "y")
+    assert [row["feature"] for row in found["log"]["missing"]] == [
+        "age", "price", "depth", "year", "tags", "site", "seen", "user", "codes",
+    ]  # fmt: skip
+    assert {row["type"] for row in found["log"]["missing"]} == {"dense", "sparse", "list"}
+    for row in found["log"]["missing"]:
+        missing = [is_missing(value) for value in column(log, row["feature"])]
+        assert row["missing_share"] == sum(missing[:NUM_TRAIN]) / NUM_TRAIN
+        assert row["evaluation_missing_share"] == sum(missing[NUM_TRAIN:]) / (NUM_ROWS - NUM_TRAIN)
+        for key, wanted in (("label_rate_missing", True), ("label_rate_present", False)):
+            chosen = [
+                label for label, lacks in zip(labels[:NUM_TRAIN], missing, strict=False) if lacks == wanted
+            ]
+            assert row[key] == rate(chosen) and chosen
+
+
+def test_dense_features_are_those_of_the_rows(log: Log, found: dict[str, Any]) -> None:
+    for row in found["log"]["dense"]:
+        values = [float(value) for value in column(log, row["feature"])[:NUM_TRAIN] if value is not None]
+        num_values = len(values)
+        is_raw = row["feature"] in ("depth", "year")
+        assert row["transform"] == ("none" if is_raw else "log1p") and row["num_values"] == num_values
+        assert (row["min"], row["max"]) == (min(values), max(values))
+        assert row["mean"] == pytest.approx(math.fsum(values) / num_values)
+        negative = sum(value < 0 for value in values) / num_values
+        assert row["negative_share"] == negative > 0 and row["clamped_share"] == (0 if is_raw else negative)
+        assert row["zero_share"] == values.count(0) / num_values
+        for share, quantile in zip(QUANTILES, row["quantiles"].values(), strict=True):
+            exact = sorted(values)[max(1, math.ceil(share * num_values)) - 1]
+            # Beyond float32 a quantile is its largest number.
+            assert abs(quantile - exact) <= abs(exact) * 2**-7 + 1.2e-38 or exact > 3.4e38
+        bins = [one for one in found["log"]["dense_bins"] if one["feature"] == row["feature"]]
+        assert sum(one["num_values"] for one in bins) == num_values
+
+
+def test_tables_take_the_hot_bytes_that_their_hot_rows_have(folder: Path, found: dict[str, Any]) -> None:
+    hot = {table["name"]: table["num_hot"] for table in Manifest.read(folder / "plan").totals["tables"]}
+    rows = found["hot_tables"]
+    assert {row["table"]: row["num_hot_rows"] for row in rows} == hot
+    assert all(row["hot_bytes"] == 64 * row["num_hot_rows"] for row in rows)
+    for key in ("hot_bytes_share", "lookup_share", "cold_lookup_share"):
+        assert sum(row[key] for row in rows) == pytest.approx(1)
+    # One-hot tables: the ids of the encoded samples below the number of hot rows.
+    ids = np.array(ids_of(Manifest.read(folder / "samples")))
+    one_hot = [row for row in rows if row["table"] in ("site", "user")]
+    for number, row in enumerate(one_hot):
+        assert row["hot_lookup_share"] == np.mean(ids[:NUM_TRAIN, number] < row["num_hot_rows"])
+        assert row["evaluation_oov_share"] is not None
+
+
+def test_top_categories_have_their_names_and_label_rates(log: Log, found: dict[str, Any]) -> None:
+    labels = column(log, "y")[:NUM_TRAIN]
+    for name in ("user", "tags"):
+        lookups: list[tuple[str, int]] = []  # long texts are kept in part
+        for value, label in zip(column(log, name)[:NUM_TRAIN], labels, strict=True):
+            elements = value if isinstance(value, list) else [value]
+            lookups += [((element or "(missing)")[:99], label) for element in elements]
+        counts = Counter(category for category, _ in lookups)
+        rows = [row for row in found["categories"] if row["table"] == name]
+        assert len(rows) == min(NUM_CATEGORIES, len(counts))
+        assert [row["num_lookups"] for row in rows] == sorted(counts.values(), reverse=True)[:NUM_CATEGORIES]
+        for row in rows:
+            assert row["num_lookups"] == counts[row["category"][:99]]
+            assert row["lookup_share"] == row["num_lookups"] / len(lookups)
+            assert row["label_rate"] == rate(
+                [label for found, label in lookups if found == row["category"][:99]]
+            )
+
+
+def test_without_columns_labels_are_left_out_and_said(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "data")
+    discard_files(tmp_path / "data" / "columns")
+    found = frequency_statistics(tmp_path / "data", Resources(workers=1), series=["log", "categories"])
+    assert all(rows == [] for rows in found["log"].values())
+    assert "the columns were discarded" in found["left_out"][0]
+    assert {row["label_rate"] for row in found["categories"]} == {None} and found["categories"]
+
+
+def test_a_log_without_labels_has_no_rates(log: Log, tmp_path: Path) -> None:
+    config = recipe(log, "parquet")
+    path = write_parquet(tmp_path / "log.parquet", log)
+    ingest = IngestConfig(schema=config.ingest.schema, label=False)
+    preprocess([path], replace(config, ingest=ingest), tmp_path / "data", Resources(workers=1))
+    found = frequency_statistics(tmp_path / "data", Resources(workers=1), series=["log", "categories"])
+    rows = [*found["log"]["labels"], *found["log"]["parts"], *found["categories"]]
+    assert {row["label_rate"] for row in rows} == {None}
+    assert {row["label_rate_missing"] for row in found["log"]["missing"]} == {None}
+    missing_share = found["log"]["missing"][0]["missing_share"]
+    assert missing_share is not None and missing_share > 0
+
+
+def test_the_most_frequent_rows_are_those_of_a_stable_sort(rng: np.random.Generator) -> None:
+    for size in (1, 5, 200):
+        counts = rng.integers(0, 6, size)
+        for wanted in (0, 1, 3, size, size + 1):
+            assert (
+                most_frequent(counts, wanted).tolist() == np.argsort(-counts, kind="stable")[:wanted].tolist()
+            )
+
+
+def test_samples_with_more_rows_than_the_vocabulary_are_refused(folder: Path, tmp_path: Path) -> None:
+    """Label rates are counted in arrays by row: a crafted manifest must not lead a kernel outside."""
+    shutil.copytree(folder, tmp_path / "data")
+    parts = json.loads((tmp_path / "data/samples/manifest.json").read_text())
+    parts["totals"]["tables"][1]["num_rows"] += 10**6
+    parts["totals"]["num_rows"] += 10**6
+    write_manifest(tmp_path / "data/samples", parts)
+    with pytest.raises(ManifestError, match=r"samples has tables of other rows than .*vocabulary"):
+        frequency_statistics(tmp_path / "data", Resources(workers=1), series=["categories"])

@@ -1,0 +1,447 @@
+"""A dry run says what a run then does, and writes nothing.
+
+Tests `dry_run`, too.
+
+The state of each stage before a run, from folders of made-up stages, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+from hotset.pipeline.dry_run import (
+    AGAIN,
+    DEPENDS,
+    EXTENDED,
+    FINISHED,
+    MADE,
+    MAKING,
+    NOT_REACHED,
+    REFUSED,
+    RESUMES,
+    StageRun,
+    StageState,
+    plan_run,
+    stage_states,
+)
+from hotset.pipeline.errors import HotsetError, InputError
+from hotset.pipeline.folders.disk import bytes_in, discard_files
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.folders.output import Output, input_of
+from hotset.pipeline.folders.partial import PARTIAL
+from hotset.pipeline.generate.generate import generate_chunk
+from hotset.pipeline.preprocess import PreprocessConfig, StageReport, preprocess, remove_from
+from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.schema.schema import FeatureSettings
+from hotset.pipeline.stages.count import CountConfig
+from hotset.pipeline.stages.ingest import IngestConfig
+from hotset.pipeline.stages.pack import PackConfig
+from hotset.pipeline.stages.rank import RankConfig
+from hotset.pipeline.stages.split import SplitConfig
+from hotset.pipeline.stages.stage_order import FOLDERS
+from hotset.tests.support.json_records import AnyRecord
+from hotset.tests.support.logs.criteo_text import draw_samples, text_of, tree_of
+from hotset.tests.support.preprocess_runs import CONFIG, copy_of
+from hotset.tests.support.processes.kills import Killed, killed
+from hotset.workflows.cli import main
+
+STAGES = list(FOLDERS)
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder, rng = tmp_path_factory.mktemp("logs"), np.random.default_rng(3)
+    paths = [folder / f"day_{number}" for number in range(3)]
+    for path in paths:
+        path.write_bytes(text_of(draw_samples(60, rng)))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def made(logs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """DIR of the first two logs; not to be changed."""
+    out = tmp_path_factory.mktemp("made") / "dir"
+    preprocess(logs[:2], CONFIG, out, Resources(workers=1))
+    return out
+
+
+def stamps(folder: Path) -> dict[Path, tuple[int, int]]:
+    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
+
+
+def check(raw: list[Path], config: PreprocessConfig, out: Path, **how: Any) -> list[str]:
+    """Hold the states told against what a run does; returns them."""
+    before = stamps(out.parent)
+    plan = plan_run(raw, config, out, Resources(workers=1), **how)
+    assert stamps(out.parent) == before
+    states = [stage.state.state for stage in plan.stages]
+    reports: list[StageReport] = []
+    refusal = None
+    try:
+        redo = how.pop("redo", None)
+        if redo is not None:
+            remove_from(redo, out)
+        preprocess(raw, config, out, Resources(workers=1), on_stage=reports.append, **how)
+    except HotsetError as error:
+        refusal = str(error)
+    done = [FINISHED if report.was_sealed else "made" for report in reports]
+    told = ["made" if state in MAKING else state for state in states]
+    assert [state for state in told if state not in (REFUSED, NOT_REACHED)][: len(done)] == done
+    assert (refusal is None) == (len(done) == len(states)) == (REFUSED not in states)
+    assert refusal == (None if plan.refusal is None else str(plan.refusal))
+    return states
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path, logs: list[Path]) -> None:
+    assert check(logs, CONFIG, tmp_path / "a" / "dir") == [MADE] * 6
+
+
+def test_a_finished_folder(tmp_path: Path, logs: list[Path], made: Path) -> None:
+    assert check(logs[:2], CONFIG, copy_of(made, tmp_path / "dir")) == [FINISHED] * 6
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(
+            CONFIG,
+            rank=RankConfig(rank_by="peel"),
+            split=replace(CONFIG.split, feature_dims=FeatureSettings([("C3", 2)])),
+        ),
+        replace(CONFIG, split=replace(CONFIG.split, mode="fae-code")),
+    ],
+    ids=["peel", "fae-code"],
+)
+def test_orders_for_which_the_columns_are_read(
+    tmp_path: Path, logs: list[Path], config: PreprocessConfig
+) -> None:
+    assert check(logs[:2], config, tmp_path / "dir") == [MADE] * 6
+    by_order, plain = (plan_run(logs[:2], each, tmp_path / "other").estimate for each in (config, CONFIG))
+    assert by_order.core_seconds["rank"] > plain.core_seconds["rank"]
+    assert by_order.memory_bytes["rank"] > plain.memory_bytes["rank"]
+    assert check(logs[:2], config, tmp_path / "dir") == [FINISHED] * 6
+
+
+@pytest.mark.diagonal(2)
+@pytest.mark.parametrize("after", [12, 70, 130, 160])
+def test_a_run_that_was_killed(
+    tmp_path: Path, logs: list[Path], after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killed(after, monkeypatch), pytest.raises(Killed):
+        preprocess(logs, CONFIG, tmp_path / "dir", Resources(workers=1))
+    states = check(logs, CONFIG, tmp_path / "dir")
+    assert states.count(RESUMES) == 1
+
+
+CHANGES: dict[str, Any] = {
+    "ingest": replace(CONFIG.ingest, on_bad_line="skip:0.5"),
+    "count": CountConfig(eval_fraction=0.3, eval_files=1),
+    "rank": RankConfig(min_count=3),
+    "split": replace(CONFIG.split, embedding_dim=8),
+    "pack": replace(CONFIG.pack, seed=5),
+}
+
+
+@pytest.mark.diagonal(2)
+@pytest.mark.parametrize("stage", CHANGES)
+def test_a_changed_option(tmp_path: Path, logs: list[Path], made: Path, stage: str) -> None:
+    config, position = replace(CONFIG, **{stage: CHANGES[stage]}), STAGES.index(stage)
+    out = copy_of(made, tmp_path / "dir")
+    wanted = [FINISHED] * position + [REFUSED] + [NOT_REACHED] * (5 - position)
+    assert check(logs[:2], config, out) == wanted
+    assert check(logs[:2], config, out, redo=stage) == [FINISHED] * position + [AGAIN] * (6 - position)
+
+
+def test_a_longer_log(tmp_path: Path, logs: list[Path], made: Path) -> None:
+    out = copy_of(made, tmp_path / "dir")
+    assert check(logs, CONFIG, out) == [REFUSED] + [NOT_REACHED] * 5
+    other = replace(CONFIG, count=CountConfig(eval_files=1))
+    assert check(logs, other, out, extend=True) == [REFUSED] + [NOT_REACHED] * 5
+    assert check(logs, CONFIG, out, extend=True) == [EXTENDED] * 2 + [AGAIN] * 4
+    assert check(logs, CONFIG, out, extend=True) == [FINISHED] * 6
+
+
+@pytest.mark.diagonal(2)
+@pytest.mark.parametrize("after", [3, 12, 45, 90, 150])
+def test_an_extension_that_was_killed(
+    tmp_path: Path, logs: list[Path], made: Path, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = copy_of(made, tmp_path / "dir")
+    with killed(after, monkeypatch), pytest.raises(Killed):
+        preprocess(logs, CONFIG, out, Resources(workers=1), extend=True)
+    check(logs, CONFIG, out, extend=True)
+
+
+def test_a_log_added_to_a_run_that_was_killed(
+    tmp_path: Path, logs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killed(12, monkeypatch), pytest.raises(Killed):
+        preprocess(logs[:2], CONFIG, tmp_path / "dir", Resources(workers=1))
+    assert check(logs, CONFIG, tmp_path / "dir") == [REFUSED] + [NOT_REACHED] * 5
+    assert check(logs, CONFIG, tmp_path / "dir", extend=True)[0] == EXTENDED
+
+
+def test_folders_that_were_discarded_or_removed(tmp_path: Path, logs: list[Path], made: Path) -> None:
+    out = copy_of(made, tmp_path / "dir")
+    discard_files(out / "columns")
+    assert check(logs[:2], CONFIG, out) == [FINISHED] * 6
+    shutil.rmtree(out / "shards")
+    assert check(logs[:2], CONFIG, out) == [FINISHED] * 5 + [REFUSED]
+    (tmp_path / "strange" / "columns").mkdir(parents=True)
+    (tmp_path / "strange" / "columns" / "mine.txt").write_text("mine")
+    assert check(logs, CONFIG, tmp_path / "strange") == [REFUSED] + [NOT_REACHED] * 5
+
+
+def test_ids_of_another_folder(tmp_path: Path, logs: list[Path], made: Path) -> None:
+    assert check(logs[2:], CONFIG, tmp_path / "dir", like=made) == [MADE] * 5
+    assert check(logs[2:], CONFIG, tmp_path / "dir", like=made) == [FINISHED] * 5
+    assert check(logs[2:], CONFIG, tmp_path / "dir") == [FINISHED, MADE, REFUSED, *[NOT_REACHED] * 3]
+
+
+def test_a_line_that_is_not_as_the_schema_says_and_a_log_without_any(
+    tmp_path: Path, logs: list[Path]
+) -> None:
+    bad = tmp_path / "bad.tsv"
+    bad.write_bytes(logs[0].read_bytes() + b"x\n")
+    with pytest.raises(InputError, match=r"bad.tsv, line 61: "):
+        plan_run([bad], CONFIG, tmp_path / "dir")
+    bad.write_bytes(b"")
+    with pytest.raises(InputError, match="the log is empty"):
+        plan_run([bad], CONFIG, tmp_path / "dir")
+
+
+def test_the_command_prints_a_table_or_json_and_ends_as_the_run_would(
+    tmp_path: Path, logs: list[Path], made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["preprocess", *map(str, logs), "--out", str(tmp_path / "dir"), "--dry-run"]
+    assert main(words) == 0
+    told = capsys.readouterr()
+    assert "will be built" in told.out and "Nothing was written" in told.out and told.err == ""
+    assert main([*words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert [stage["stage"] for stage in plan["stages"]] == STAGES and plan["refused"] is None
+    assert plan["samples"] == 180 and plan["disk"]["needed_bytes"] > 0 and plan["seconds"] > 0
+    assert not (tmp_path / "dir").exists()
+    assert main([*words, "--memory", "64MiB"]) == 1
+    assert "cannot stay within 64 MiB" in capsys.readouterr().err
+    assert main([*words, "--redo", "nothing"]) == 1
+    out = copy_of(made, tmp_path / "made")
+    before = tree_of(out)
+    assert main(["preprocess", *map(str, logs), "--out", str(out), "--dry-run"]) == 1
+    assert "error: " in capsys.readouterr().err and tree_of(out) == before
+
+
+NUM_SAMPLES = 60_000
+
+
+@pytest.fixture(scope="module")
+def long_log() -> bytes:
+    return generate_chunk("criteo-kaggle", 1, 0, NUM_SAMPLES)
+
+
+def plain(text: bytes, folder: Path) -> tuple[list[Path], str]:
+    (folder / "log.tsv").write_bytes(text)
+    return [folder / "log.tsv"], "criteo-kaggle"
+
+
+def zipped(text: bytes, folder: Path) -> tuple[list[Path], str]:
+    half = text.index(b"\n", len(text) // 2) + 1
+    (folder / "a.gz").write_bytes(gzip.compress(text[:half], 1))
+    with pa.CompressedOutputStream(str(folder / "b.zst"), "zstd") as stream:
+        stream.write(text[half:])
+    return [folder / "a.gz", folder / "b.zst"], "criteo-kaggle"
+
+
+def _table_of(text: bytes) -> tuple[Any, str]:
+    names = ["label", *(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27))]
+    types = {name: pa.string() if name[0] == "C" else pa.int32() for name in names}
+    table = pyarrow.csv.read_csv(
+        pa.BufferReader(text),
+        read_options=pyarrow.csv.ReadOptions(column_names=names),
+        parse_options=pyarrow.csv.ParseOptions(delimiter="\t"),
+        convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=True),
+    )
+    sparse = "".join(f'{name} = "hex8"\n' for name in names[14:])
+    dense = ", ".join(f'"{name}"' for name in names[1:14])
+    return table, f'label = "label"\ndense = [{dense}]\n[sparse]\n{sparse}'
+
+
+def as_csv(text: bytes, folder: Path) -> tuple[list[Path], str]:
+    table, schema = _table_of(text)
+    pyarrow.csv.write_csv(table, folder / "log.csv", pyarrow.csv.WriteOptions(quoting_style="none"))
+    return [folder / "log.csv"], f'format = "csv"\n{schema}'
+
+
+def as_parquet(text: bytes, folder: Path) -> tuple[list[Path], str]:
+    table, schema = _table_of(text)
+    pyarrow.parquet.write_table(table, folder / "log.parquet", row_group_size=7000)
+    return [folder / "log.parquet"], f'format = "parquet"\n{schema}'
+
+
+@pytest.mark.diagonal(2)
+@pytest.mark.parametrize("written", [plain, zipped, as_csv, as_parquet])
+def test_bytes_told_are_near_those_that_come_out(
+    tmp_path: Path, long_log: bytes, written: Callable[[bytes, Path], tuple[list[Path], str]]
+) -> None:
+    raw, schema = written(long_log, tmp_path)
+    config = PreprocessConfig(
+        ingest=IngestConfig(schema=schema), rank=RankConfig(), split=SplitConfig(), pack=PackConfig()
+    )
+    plan = plan_run(raw, config, tmp_path / "dir", Resources(workers=2))
+    preprocess(raw, config, tmp_path / "dir", Resources(workers=2))
+    assert abs(plan.estimate.num_samples / NUM_SAMPLES - 1) < 0.05
+    for stage in plan.stages:
+        made = bytes_in(stage.state.folder)
+        bound = 1.3 if stage.state.stage in ("count", "rank", "split") else 1.1
+        assert 1 / bound < stage.new_bytes / made < bound, (stage.state.stage, stage.new_bytes, made)
+    total = sum(bytes_in(stage.state.folder) for stage in plan.stages)
+    assert 0.92 < plan.disk_needed / total < 1.08
+    assert not (tmp_path / "dir" / "columns" / PARTIAL).exists()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The settings of a made-up stage."""
+
+    level: int = 1
+
+
+LOGS = ({"name": "day0", "bytes": 9}, {"name": "day1", "bytes": 9})
+RUNS = [
+    StageRun("ingest", "ingest", 1, Settings(), (), LOGS[:1]),
+    StageRun("rank", "rank", 1, Settings(), ("columns",)),
+    StageRun("encode", "encode", 1, Settings(), ("columns", "vocabulary")),
+]
+FOLDER_OF = {"ingest": "columns", "rank": "vocabulary", "encode": "samples"}
+
+
+def begin(out: Path, run: StageRun) -> Output:
+    inputs = [input_of(Manifest.read(out / name)) for name in run.inputs] + list(run.others)
+    return Output.begin(run.made_by, run.version, run.config, inputs, out / FOLDER_OF[run.stage])
+
+
+def seal(out: Path, *runs: StageRun) -> None:
+    """Write the folders of some stages, one file each."""
+    for run in runs:
+        output = begin(out, run)
+        with output.writing("a.arrow", 1) as path:
+            path.write_bytes(run.stage.encode())
+        output.seal(AnyRecord(samples=1))
+
+
+def states_of(out: Path, runs: list[StageRun], **options: object) -> list[str]:
+    return [state.state for state in stage_states(out, runs, **options)]  # type: ignore[arg-type]
+
+
+def with_level(level: int, *stages: str) -> list[StageRun]:
+    return [replace(run, config=Settings(level=level)) if run.stage in stages else run for run in RUNS]
+
+
+def test_a_folder_that_does_not_exist_will_be_built(tmp_path: Path) -> None:
+    assert states_of(tmp_path / "none", RUNS) == [MADE] * 3
+    assert not (tmp_path / "none").exists()
+
+
+def test_equal_runs_are_finished_and_nothing_is_written(tmp_path: Path) -> None:
+    seal(tmp_path, *RUNS)
+    before = tree_of(tmp_path)
+    assert states_of(tmp_path, RUNS) == [FINISHED] * 3
+    assert tree_of(tmp_path) == before
+
+
+def test_an_interrupted_stage_resumes_and_those_behind_it_are_built(tmp_path: Path) -> None:
+    seal(tmp_path, RUNS[0])
+    output = begin(tmp_path, RUNS[1])
+    # Begun without a finished file, it is not resumed but built from the start.
+    begun = stage_states(tmp_path, RUNS)[1]
+    assert (begun.state, begun.why) == (MADE, "was interrupted")
+    with output.writing("a.arrow", 1) as path:
+        path.write_bytes(b"a")
+    resumes = stage_states(tmp_path, RUNS)[1]
+    assert (resumes.state, resumes.why) == (RESUMES, "files done: 1")
+    assert states_of(tmp_path, RUNS) == [FINISHED, RESUMES, MADE]
+
+
+def test_other_settings_are_refused_and_nothing_behind_is_reached(tmp_path: Path) -> None:
+    seal(tmp_path, *RUNS)
+    states = stage_states(tmp_path, with_level(2, "rank"))
+    assert [state.state for state in states] == [FINISHED, REFUSED, NOT_REACHED]
+    assert "level = 1, now 2" in states[1].why
+    assert states[1].hint is not None and "--redo rank" in states[1].hint
+
+
+def test_stages_that_are_redone_are_rebuilt_whatever_their_settings(tmp_path: Path) -> None:
+    seal(tmp_path, *RUNS)
+    assert states_of(tmp_path, with_level(2, "rank"), redo="rank") == [FINISHED, AGAIN, AGAIN]
+    assert states_of(tmp_path, RUNS, redo="ingest") == [AGAIN] * 3
+    assert states_of(tmp_path / "none", RUNS, redo="ingest") == [MADE] * 3
+
+
+def test_behind_a_stage_that_changes_a_sealed_folder_depends_on_the_outcome(tmp_path: Path) -> None:
+    seal(tmp_path, *RUNS)
+    columns = Manifest.read(tmp_path / "columns").folder
+    for path in columns.iterdir():
+        path.unlink()
+    columns.rmdir()
+    assert states_of(tmp_path, RUNS) == [MADE, DEPENDS, DEPENDS]
+    # Even then another setting is known to be refused.
+    assert states_of(tmp_path, with_level(2, "rank")) == [MADE, REFUSED, NOT_REACHED]
+
+
+def test_discarded_inputs_refuse_only_stages_that_have_work_to_do(tmp_path: Path) -> None:
+    seal(tmp_path, *RUNS)
+    discard_files(tmp_path / "columns")
+    assert states_of(tmp_path, RUNS) == [FINISHED] * 3
+    states = stage_states(tmp_path, RUNS, redo="encode")
+    assert [state.state for state in states] == [FINISHED, FINISHED, REFUSED]
+    assert "columns was discarded" in states[2].why and "--redo ingest" in str(states[2].hint)
+
+
+def test_a_missing_file_is_refused_before_a_run_would_meet_it(tmp_path: Path) -> None:
+    seal(tmp_path, *RUNS)
+    (tmp_path / "vocabulary" / "a.arrow").unlink()
+    state = stage_states(tmp_path, RUNS)[1]
+    assert state.state == REFUSED and "a.arrow cannot be read" in state.why
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "columns").mkdir()
+    (tmp_path / "columns" / "note").touch()
+    assert stage_states(tmp_path, RUNS[:1]) == [
+        StageState(
+            "ingest",
+            tmp_path / "columns",
+            REFUSED,
+            f"{tmp_path / 'columns'} is not empty and was not begun by this stage",
+            "use another folder, or remove this one",
+        )
+    ]
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_an_extension_rebuilds_what_was_made_from_fewer_logs(tmp_path: Path, is_begun: bool) -> None:
+    seal(tmp_path, *RUNS[:2])
+    if is_begun:
+        begin(tmp_path, RUNS[2])
+    else:
+        seal(tmp_path, RUNS[2])
+    longer = [replace(RUNS[0], others=LOGS), *RUNS[1:]]
+    states = stage_states(tmp_path, longer, extend=True)
+    assert [state.state for state in states[1:]] == [AGAIN, AGAIN]
+    assert states[0].why == "1 new of 2 logs"
+    assert states[2].why == ("begun" if is_begun else "made") + " from fewer logs"
+    # Without --extend the longer log is refused, with the option in the hint.
+    refused = stage_states(tmp_path, longer)[0]
+    assert refused.state == REFUSED and "--extend, which adds the 1" in str(refused.hint)

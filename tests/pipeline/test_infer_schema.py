@@ -1,0 +1,583 @@
+"""Columns inferred from their first rows: kinds, notes, and what is left out.
+
+Schemas proposed for logs nobody described can be used as they stand.
+
+Which columns are taken for times, and what is proposed for them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hotset.pipeline.errors import InputError
+from hotset.pipeline.infer_schema import (
+    InferredColumn,
+    Proposal,
+    explain_built_in,
+    infer_column,
+    infer_times,
+    label_among,
+    propose_schema,
+)
+from hotset.pipeline.schema.schema import SCHEMAS, schema_named
+from hotset.pipeline.schema.schema_file import read_schema
+from hotset.pipeline.stages.ingest import IngestConfig, ingest
+from hotset.tests.support.logs.criteo_text import draw_samples, text_of
+from hotset.tests.support.logs.other_logs import columns_in, draw_log, naive_columns, write_csv, write_parquet
+from hotset.tests.support.logs.text_spans import spans_of
+
+NUM_ROWS = 120
+
+
+def of_text(texts: list[str], name: str = "c") -> InferredColumn:
+    return infer_column(name, spans_of(texts), len(texts), [name])
+
+
+def of_arrow(values: list[Any], kind: Any) -> InferredColumn:
+    return infer_column("c", pa.array(values, kind), len(values), ["c"])
+
+
+@pytest.mark.parametrize(
+    ("texts", "kind"),
+    [
+        (["1", "-2", ""], "integer"),
+        ([str(2**63), "1"], "unsigned"),
+        (["0a1b2c3d", "ffffffff"], "hex8"),
+        (["1.5", "2e3"], "float"),
+        (["a", "b"], "text"),
+        (["007", "12"], "text"),
+        (["1.0", "2.0"], "integer"),
+        (["", ""], "text"),
+        ([str(2**64), "1"], "text"),
+    ],
+)
+def test_the_plainest_kind_that_no_value_contradicts_is_taken(texts: list[str], kind: str) -> None:
+    found = of_text(texts)
+    assert (found.kind, found.is_used) == (kind, True)
+    assert found.num_missing == texts.count("") and found.num_distinct == len({*texts} - {""})
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "wanted"),
+    [
+        ([1, 2, None], pa.int16(), "integer"),
+        ([2**63, 1], pa.uint64(), "unsigned"),
+        ([0.5, None], pa.float32(), "float"),
+        (["a", None], pa.string(), "text"),
+        ([True, None], pa.bool_(), "integer"),
+        ([[1], []], pa.list_(pa.int64()), "integer"),
+        ([["a"], None], pa.list_(pa.string()), "text"),
+    ],
+)
+def test_parquet_columns_have_kinds_too(values: list[Any], kind: Any, wanted: str) -> None:
+    found = of_arrow(values, kind)
+    assert (found.kind, found.is_used, found.is_list) == (wanted, True, pa.types.is_list(kind))
+
+
+def test_true_and_false_are_named_so() -> None:
+    assert of_arrow([True, False, None, None], pa.bool_()).note == "true or false, 50% missing"
+
+
+@pytest.mark.parametrize(
+    ("texts", "note"),
+    [
+        (["5"] * NUM_ROWS, "every row has the same value"),
+        ([f"u{number}" for number in range(NUM_ROWS)], "every row has another value"),
+        ([*(f"u{number}" for number in range(NUM_ROWS)), ""], "no value occurs twice"),
+        ([""] * NUM_ROWS, "every value is missing"),
+    ],
+)
+def test_what_teaches_a_model_nothing_is_left_out_of_many_rows(texts: list[str], note: str) -> None:
+    found = of_text(texts)
+    assert (found.is_used, found.is_readable, found.note) == (False, True, note)
+    assert of_text(texts[:99]).is_used, "of few rows it may be an accident"
+
+
+def test_a_float_may_differ_in_every_row_and_negative_ones_keep_their_sign() -> None:
+    texts = [f"{number}.25" for number in range(NUM_ROWS)]
+    assert of_text(texts).note == "120 distinct" and of_text(texts).is_transformed
+    found = of_text(["-0.5", *texts])
+    assert found.note == "121 distinct, 1% negative" and not found.is_transformed
+    huge = of_text(["-1e39", *texts])  # no float32 without the logarithm
+    assert huge.note == "121 distinct, 1% negative, which log1p turns into 0" and huge.is_transformed
+
+
+def test_text_that_looks_like_lists_is_offered_as_such() -> None:
+    texts = [f"a{number % 7}|b{number % 11}|" for number in range(NUM_ROWS)]
+    assert 'looks like a list: { kind = "text", list = true, separator = "|" }' in of_text(texts).note
+    numbers = [f"{number % 7};{number % 11}" for number in range(NUM_ROWS)]
+    assert 'kind = "integer", list = true, separator = ";"' in of_text(numbers).note
+    titles = ["plain"] * 90 + [f"one, two {number}" for number in range(30)]
+    assert "list" not in of_text(titles).note, "a comma now and then is no list"
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "note"),
+    [
+        (pa.time32("s"), [0], "time32[s] is not supported"),
+        (pa.struct([("a", pa.int8())]), [{"a": 1}], "struct<a: int8> is not supported"),
+        (pa.duration("s"), [0], "duration[s] is not supported"),
+        (pa.list_(pa.bool_()), [[True]], "is not supported"),
+    ],
+)
+def test_types_that_ingest_refuses_are_left_out_with_the_reason(
+    kind: Any, values: list[Any], note: str
+) -> None:
+    found = of_arrow(values, kind)
+    assert note in found.note and "\n" not in found.note and not (found.is_used or found.is_readable)
+
+
+def test_a_name_that_cannot_stand_in_a_schema_is_left_out() -> None:
+    values = spans_of(["1", "2"])
+    twice = infer_column("c", values, 2, ["c", "d", "c"])
+    assert (twice.note, twice.is_readable) == ("there are two columns of that name", False)
+    assert not infer_column("../c", values, 2, ["../c"]).is_used
+    assert infer_column("label", values, 2, ["label"]).is_used
+
+
+def test_the_label_is_a_column_of_zeros_and_ones_without_gaps() -> None:
+    columns: list[tuple[str, Any]] = [
+        ("gaps", spans_of(["0", "1", ""])),
+        ("three", spans_of(["0", "1", "2"])),
+        ("flag", spans_of(["1", "0", "1"])),
+        ("Click", pa.array([0, 1, 1], pa.int8())),
+        ("lists", pa.array([[0], [1], [1]], pa.list_(pa.int64()))),
+    ]
+    names = [name for name, _ in columns]
+    inferred = [infer_column(name, values, 3, names) for name, values in columns]
+    assert label_among(inferred, columns) == "Click", "a telling name goes before the first that fits"
+    assert label_among(inferred[:3], columns) == "flag"
+    assert label_among(inferred[:2], columns) is None
+
+
+KINDS = {
+    "other": "label",
+    "clicked": "label",
+    "user id": "text",
+    "n": "integer",
+    "hash": "unsigned",
+    "site": "hex8",
+}
+
+
+def check_it_is_read_back(proposal: Proposal) -> None:
+    assert read_schema(proposal.text) == proposal.schema
+
+
+@pytest.mark.parametrize("has_label", [True, False])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_log_of_criteo_needs_no_schema(
+    tmp_path: Path, has_label: bool, suffix: str, rng: np.random.Generator
+) -> None:
+    text = text_of(draw_samples(20, rng), label=has_label)
+    log = tmp_path / f"log{suffix}"
+    log.write_bytes(gzip.compress(text) if suffix else text)
+    told = explain_built_in(log)
+    assert told is not None and told.startswith(f"{log} has the format of Criteo's logs")
+    assert told.endswith("leave out --schema" if has_label else "leave out --schema, and give --no-label")
+    # It is read as the sentence says.
+    assert ingest([log], IngestConfig(label=has_label), tmp_path / "out").num_samples == 20
+    # One line of another format, and an empty log.
+    log.write_bytes(text + b"1,2,3\n")
+    assert explain_built_in(log) is None
+    log.write_bytes(b"")
+    assert explain_built_in(log) is None
+
+
+_FIELDS = {"hex8": "0a1b2c3d", "integer": "7", "float": "0.25", "dense": "-3", "label": "1"}
+
+
+def published_log(name: str, *, without: str = "", **fields: str) -> str:
+    """Three lines of a built-in CSV log behind its header, with an id as Kaggle's files have."""
+    schema = schema_named(name)
+    kinds = {"id": "integer"} | dict.fromkeys(schema.columns(has_label=True), "label")
+    kinds |= dict.fromkeys(schema.dense, "dense") | dict.fromkeys(schema.floats, "float") | schema.kind_of
+    written = {column: _FIELDS[kind] for column, kind in kinds.items() if column != without}
+    written |= {column: "5|6" for column, _ in schema.lists} | fields
+    return "\n".join([",".join(written), *[",".join(written.values())] * 3]) + "\n"
+
+
+@pytest.mark.parametrize("has_label", [True, False])
+@pytest.mark.parametrize("name", [name for name, schema in SCHEMAS.items() if schema.format == "csv"])
+def test_a_built_in_schema_is_named_for_its_log(tmp_path: Path, name: str, has_label: bool) -> None:
+    schema = schema_named(name)
+    log = tmp_path / "log.csv"
+    log.write_text(published_log(name, without="" if has_label else str(schema.label)))
+    told = explain_built_in(log)
+    assert told is not None and told.startswith(f"{log} has the columns of ")
+    options = told.split(" --schema ")[1].split()
+    assert options[1:] == ([] if has_label else ["--no-label"])
+    # Avazu's published split has the columns of Kaggle's file.
+    assert schema_named(options[0]) == schema
+    assert ingest([log], IngestConfig(schema=options[0], label=has_label), tmp_path / "out").num_samples == 3
+    # Preprocessing it without a schema is refused with the same name.
+    with pytest.raises(InputError, match="looks like CSV") as caught:
+        ingest([log], IngestConfig(), tmp_path / "other")
+    assert caught.value.hint is not None and caught.value.hint.endswith(" --schema " + " ".join(options))
+
+
+def test_a_log_that_only_looks_like_a_built_in_one_gets_no_name(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    for text in (
+        published_log("avazu", device_ip="10.0.0.1"),
+        published_log("avazu", without="C21"),
+        published_log("avazu", price="3"),
+        published_log("taobao", item="5", category="6"),
+        published_log("criteo-x4", C3="7.0"),
+        published_log("avazu").splitlines()[0] + "\n",
+        published_log("avazu").replace(",", "\t"),
+        published_log("avazu-x1", feat_22='""""'),
+    ):
+        log.write_text(text)
+        assert explain_built_in(log) is None
+
+
+@pytest.mark.parametrize("separator", [",", "\t", ";", "|"])
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_kinds_label_and_separator_are_guessed_and_fit(
+    tmp_path: Path, format: str, separator: str, rng: np.random.Generator
+) -> None:
+    log = draw_log(200, KINDS, rng)
+    raw = tmp_path / "log.gz"
+    proposal = propose_schema(
+        write_csv(raw, log, separator=separator) if format == "csv" else write_parquet(raw, log)
+    )
+    schema = proposal.schema
+    assert schema.kind_of == {name: kind for name, kind in KINDS.items() if kind != "label"} | {
+        "other": "integer"
+    }
+    assert (schema.label, schema.format, proposal.num_rows) == (
+        "clicked",
+        format,
+        200 if format == "csv" else 40,
+    )
+    assert format == "parquet" or schema.separator == separator
+    check_it_is_read_back(proposal)
+    columns = columns_in(ingest([raw], IngestConfig(schema=proposal.text), tmp_path / "out"))
+    wanted = naive_columns(log) | {"other": [row[0] for row in log.rows]}
+    wanted["label"] = [row[1] for row in log.rows]
+    assert columns == wanted
+
+
+def test_a_log_without_a_header_gets_names(tmp_path: Path) -> None:
+    path = tmp_path / "log.tsv"
+    path.write_text("1\t5\tabc\n0\t6\tabd\n")
+    proposal = propose_schema(path)
+    assert proposal.schema.fields == ("field1", "field2", "field3") and proposal.schema.label == "field1"
+    assert proposal.schema.kind_of == {"field2": "integer", "field3": "text"}
+    check_it_is_read_back(proposal)
+
+
+def test_what_cannot_be_a_category_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {
+        "a/b": ["x"] * 200,
+        "every": list(range(200)),
+        "lists": [[[1]]] * 200,
+        "fractions": [0.5, float("nan")] * 100,
+        "ids": ["a"] * 200,
+        "times": pa.array([1] * 200, pa.timestamp("s")),
+        "label": [7] * 200,
+        "kept": [1.0, None] * 100,
+        "nothing": pa.nulls(200),
+        "same": ["x"] * 200,
+    }
+    pq.write_table(pa.table(columns), tmp_path / "log")
+    proposal = propose_schema(tmp_path / "log")
+    reasons = {look.name: look.note for look in proposal.columns if not look.is_used}
+    assert set(reasons) == {"a/b", "every", "lists", "fractions", "ids", "times", "label", "nothing", "same"}
+    assert reasons["every"] == "every row has another value"
+    assert reasons["nothing"] == "every value is missing"
+    assert reasons["same"] == "every row has the same value"
+    assert reasons["times"] == "times with the same hour and weekday in every row"
+    assert reasons["lists"] == "list<element: list<element: int64>> is not supported"
+    assert reasons["fractions"] == "it holds neither text nor finite numbers"
+    assert "a feature cannot be called 'ids'" in reasons["ids"] and 'name = "..."' in reasons["ids"]
+    assert reasons["label"] == "only the label can be called so"
+    assert set(proposal.schema.sparse) == {"kept"} and proposal.schema.label is None
+    assert '# every = "integer"  # left out: every row has another value' in proposal.text
+    assert "# 'times' is left out: times with the same hour" in proposal.text
+    assert "looks like a label" in proposal.text
+    check_it_is_read_back(proposal)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["00000001", "12345678"], "hex8"),
+        (["12345678", "23456789"], "integer"),
+        (["007", "8"], "text"),
+        (["1.5", "02"], "text"),
+        (["1e400", "2"], "text"),
+        (["1.0", "0.0", ""], "integer"),
+        (["-1", "5"], "integer"),
+        (["18446744073709551615", "5"], "unsigned"),
+        (["18446744073709551615", "-5"], "text"),
+        (["", ""], "text"),
+    ],
+)
+def test_a_kind_is_the_plainest_that_no_value_contradicts(
+    tmp_path: Path, values: list[str], kind: str
+) -> None:
+    (tmp_path / "log").write_text("a,b\n" + "".join(f"{value},x\n" for value in values))
+    assert propose_schema(tmp_path / "log").schema.kind_of["a"] == kind
+
+
+def test_lists_and_floats_of_parquet_are_proposed_and_fit(tmp_path: Path, rng: np.random.Generator) -> None:
+    kinds = {"clicked": "label", "tags": "list text", "price": "float"}
+    kinds |= {"codes": "list hex8", "n": "list integer"}
+    log = draw_log(200, kinds, rng, empty_lists=True)
+    raw = write_parquet(tmp_path / "log", log, group_rows=200)
+    proposal = propose_schema(raw)
+    schema = proposal.schema
+    assert (schema.lists, schema.floats) == ((("tags", ""), ("codes", ""), ("n", "")), ("price",))
+    assert schema.kind_of == {"tags": "text", "codes": "hex8", "n": "integer"}
+    assert "lists of " in proposal.text and ", 300 at most" in proposal.text
+    check_it_is_read_back(proposal)
+    columns = ingest([raw], IngestConfig(schema=proposal.text), tmp_path / "out")
+    assert columns_in(columns) == naive_columns(log)
+
+
+def test_decimals_are_dense_and_what_looks_like_lists_is_a_hint(tmp_path: Path) -> None:
+    rows = "".join(f"{n % 2},{n}.5,{n % 5}|{n % 7}|3,x{n % 3};y{n % 4},a|b\n" for n in range(60))
+    (tmp_path / "log").write_text("clicked,price,numbers,texts,one\n" + rows)
+    proposal = propose_schema(tmp_path / "log")
+    assert proposal.schema.floats == proposal.schema.dense == ("price",)
+    assert proposal.schema.kind_of == {"numbers": "text", "texts": "text", "one": "text"}
+    notes = {look.name: look.note for look in proposal.columns}
+    hint = '; looks like a list: { kind = "integer", list = true, separator = "|" }'
+    assert notes["numbers"] == "35 distinct" + hint and "list" not in notes["one"]
+    assert notes["texts"].endswith('{ kind = "text", list = true, separator = ";" }')
+    assert hint[2:] in proposal.text
+    check_it_is_read_back(proposal)
+
+
+def test_what_is_left_out_as_no_feature_can_be_taken_in_by_removing_the_comment(tmp_path: Path) -> None:
+    columns = {"kept": ["a", "b"] * 50, "same": ["x"] * 100, "every": [f"t{row}" for row in range(100)]}
+    lists = {"one": [[1]] * 100, "two": [[1], [1, 1]] * 50}
+    pq.write_table(pa.table(columns | lists), tmp_path / "log")
+    proposal = propose_schema(tmp_path / "log")
+    assert proposal.schema.sparse == ("kept", "two")
+    taken = read_schema(
+        proposal.text.replace("# same", "same").replace("# every", "every").replace("# one", "one")
+    )
+    assert taken.kind_of == {
+        "kept": "text",
+        "two": "integer",
+        "same": "text",
+        "every": "text",
+        "one": "integer",
+    }
+    assert taken.lists == (("two", ""), ("one", ""))
+
+
+def test_values_that_never_come_back_are_no_feature_although_some_are_missing(tmp_path: Path) -> None:
+    rows = "".join(f"{'' if row % 10 == 0 else row},{row % 5}\n" for row in range(150))
+    (tmp_path / "log").write_text("session,kept\n" + rows)
+    (session, _) = propose_schema(tmp_path / "log").columns
+    assert (session.note, session.is_used) == ("no value occurs twice", False)
+
+
+def test_floats_with_negative_values_keep_them(tmp_path: Path) -> None:
+    columns = {
+        "site": [1, 2] * 60,
+        "history": [-0.5, 0.25, None] * 40,
+        "price": [0.5, 0.0] * 60,
+        "rare": [-1.5, *[2.5] * 119],
+        "huge": [-1e300, 0.5] * 60,
+    }
+    raw = tmp_path / "log"
+    pq.write_table(pa.table(columns), raw)
+    proposal = propose_schema(raw)
+    assert proposal.schema.untransformed == ("history", "rare")
+    notes = {column.name: column.note for column in proposal.columns}
+    assert notes["history"] == "2 distinct, 33% missing, 50% negative"
+    assert notes["rare"] == "2 distinct, 1% negative"
+    assert notes["price"] == "2 distinct"
+    assert notes["huge"] == "2 distinct, 50% negative, which log1p turns into 0"
+    assert 'history = { kind = "float", transform = "none" }  # 2 distinct' in proposal.text
+    check_it_is_read_back(proposal)
+    ingested = columns_in(ingest([raw], IngestConfig(schema=proposal.text, label=False), tmp_path / "out"))
+    assert ingested["history"][:3] == [-0.5, 0.25, None]
+
+
+def test_true_and_false_are_proposed_as_a_category_that_ingest_reads(tmp_path: Path) -> None:
+    member = [True, False, None, True]
+    raw = tmp_path / "log"
+    pq.write_table(
+        pa.table({"site": [5, 6, 5, 7], "member": member, "clicked": [True, False, True, True]}), raw
+    )
+    proposal = propose_schema(raw)
+    assert proposal.schema.label == "clicked"
+    assert [column.note for column in proposal.columns] == ["3 distinct", "true or false, 25% missing"]
+    columns = columns_in(ingest([raw], IngestConfig(schema=proposal.text), tmp_path / "out"))
+    assert columns["member"] == [1, 0, None, 1]
+
+
+def test_text_is_a_list_if_a_third_of_the_fields_with_text_have_a_separator(tmp_path: Path) -> None:
+    genres = ["", "", "a|b|c", "b", "c|a", "a", "b|c|a", "c", ""] * 20
+    parquet = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"genres": genres, "site": [1, 2, 3] * 60}), parquet)
+    text = tmp_path / "log.csv"
+    text.write_text("genres,site\n" + "".join(f"{genre},{row % 3}\n" for row, genre in enumerate(genres)))
+    hint = 'looks like a list: { kind = "text", list = true, separator = "|" }'
+    assert propose_schema(text).columns[0].note.endswith("; " + hint)
+    # In Parquet an entry with a separator would be refused.
+    assert (
+        propose_schema(parquet)
+        .columns[0]
+        .note.endswith("split the text at '|' into a column of lists to use it as one")
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "entry"),
+    [
+        (
+            [f"2014-10-{day:02} 0{hour}:00:00" for day in range(1, 31) for hour in range(4)],
+            '[{ kind = "hour", name = "ts_hour" }, { kind = "weekday", name = "ts_weekday" }]',
+        ),
+        ([f"2014-10-{day:02}" for day in range(1, 31)] * 4, '{ kind = "weekday", name = "ts_weekday" }'),
+        (
+            [str(1_413_849_600_000 + row // 2) for row in range(2_000_000, 9_000_000, 20_000)],
+            '{ kind = "hour", unit = "ms", name = "ts_hour" }',
+        ),
+    ],
+    ids=["times", "dates", "Unix times of one day"],
+)
+def test_times_are_proposed_as_hour_and_weekday(tmp_path: Path, values: list[str], entry: str) -> None:
+    lines = "".join(f"{value},{row % 3}\n" for row, value in enumerate(values))
+    (tmp_path / "log").write_text("ts,kept\n" + lines)
+    proposal = propose_schema(tmp_path / "log")
+    assert f"\nts = {entry}  # " in proposal.text
+    assert proposal.schema.columns(has_label=True) == ("ts", "kept")
+    check_it_is_read_back(proposal)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [f"2014-10-{day:02}x" for day in range(1, 31)] * 4,
+        ["1413849600"] * 60 + ["1413849601"] * 60,
+    ],
+)
+def test_other_values_are_no_times(tmp_path: Path, values: list[str]) -> None:
+    lines = "".join(f"{value},{row % 3}\n" for row, value in enumerate(values))
+    (tmp_path / "log").write_text("ts,kept\n" + lines)
+    assert "hour" not in propose_schema(tmp_path / "log").text
+
+
+def test_a_log_without_any_category_is_refused_with_the_reasons(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("y,id\n" + "".join(f"{row % 2},{row}\n" for row in range(100)))
+    with pytest.raises(
+        InputError, match=r"could be a category \('id': every row has another value\)"
+    ) as caught:
+        propose_schema(tmp_path / "log")
+    assert caught.value.hint is not None and "at least one column" in caught.value.hint
+
+
+def test_few_rows_can_be_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("a,b\n" + "1,x\n" * 50 + "c,x\n" * 50)
+    proposal = propose_schema(tmp_path / "log", num_rows=50)
+    assert proposal.num_rows == 50 and proposal.columns[0].name == "b"
+
+
+@pytest.mark.parametrize("text", [b"", b'"a\n', b"PAR1 and no more"])
+def test_what_is_no_log_is_one_clear_line(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "log").write_bytes(text)
+    with pytest.raises(InputError, match="log") as caught:
+        propose_schema(tmp_path / "log")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.real_data
+def test_the_avazu_sample_is_proposed_as_the_built_in_schema_without_its_constant(real_data: Path) -> None:
+    proposal = propose_schema(real_data / "avazu_train_head_10k.csv.gz")
+    built_in = schema_named("avazu")
+    # All these lines are of one hour.
+    assert proposal.schema == replace(built_in, sparse=built_in.sparse[1:], kinds=built_in.kinds[1:])
+    assert '# hour = "integer"  # left out: every row has the same value' in proposal.text
+
+
+def test_no_schema_is_proposed_for_what_is_no_text(tmp_path: Path) -> None:
+    for number, content in enumerate((bytes(range(256)) * 9, "a,b\n1,2\n".encode("utf-16"))):
+        path = tmp_path / str(number)
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="is neither Parquet nor text"):
+            propose_schema(path)
+
+
+BOTH = (("c_hour", "hour"), ("c_weekday", "weekday"))
+START = datetime.datetime(2024, 5, 6)
+
+STEPS = [START + datetime.timedelta(hours=5 * (row // 2)) for row in range(NUM_ROWS)]
+
+
+def inferred(values: Any, name: str = "c", names: tuple[str, ...] = ()) -> InferredColumn:
+    num_rows = len(values) if isinstance(values, pa.Array) else values.starts.shape[0]
+    return infer_column(name, values, num_rows, [name, *names])
+
+
+@pytest.mark.parametrize("layout", ["%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S.%fZ"])
+def test_written_times_become_hour_and_weekday(layout: str) -> None:
+    found = inferred(spans_of([time.strftime(layout) for time in STEPS] + [""]))
+    assert found.is_used and found.times is not None
+    assert (found.times.features, found.times.unit) == (BOTH, None)
+    assert found.note == "hour and weekday of times, in UTC"
+
+
+def test_dates_have_no_hour_and_a_single_moment_is_no_feature() -> None:
+    dates = [time.strftime("%Y-%m-%d") for time in STEPS]
+    times = inferred(spans_of(dates)).times
+    assert times is not None and times.features == (("c_weekday", "weekday"),)
+    found = inferred(spans_of(["2024-05-06 10:00"] * NUM_ROWS))
+    assert (found.is_used, found.note) == (False, "times with the same hour and weekday in every row")
+    assert inferred(spans_of(["2024-05-06 10:00"] * 3)).is_used, "of few rows it may be an accident"
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.timestamp("ns", tz="UTC"), pa.date64(), pa.date32()])
+def test_arrow_tells_its_times(kind: Any) -> None:
+    times = inferred(pa.array([None, *STEPS], pa.timestamp("us")).cast(kind)).times
+    is_date = pa.types.is_date(kind)
+    assert times is not None and times.features == (BOTH[1:] if is_date else BOTH)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+@pytest.mark.parametrize("is_text", [True, False])
+def test_integers_are_times_where_they_ascend_or_are_called_so(unit: str, is_text: bool) -> None:
+    ticks = {"s": 1, "ms": 1000, "us": 1_000_000}[unit]
+    numbers = [(1_600_000_000 + row // 2 * 600) * ticks for row in range(2 * NUM_ROWS)]
+
+    def of(numbers: list[int]) -> Any:
+        return spans_of([str(number) for number in numbers]) if is_text else pa.array(numbers)
+
+    times = infer_times("c", of(numbers), ["c"])
+    assert times is not None and times.is_certain and (times.features, times.unit) == (BOTH, unit)
+    falling = of(numbers[::-1])
+    found = inferred(falling)
+    assert found.kind == "integer" and found.is_used and found.times is None
+    assert f'if these are Unix times, write: [{{ kind = "hour", unit = "{unit}"' in found.note
+    for name in ("ts", "event_time", "Timestamp"):
+        assert inferred(falling, name).times is not None
+    assert inferred(falling, "tsar").times is None
+    assert infer_times("c", of(numbers[:150]), ["c"]) is None, "few distinct ones are rather categories"
+
+
+def test_other_values_are_no_times_in_infer_times() -> None:
+    for texts in (["2024-05-06"] * 60 + ["soon"] * 60, ["1", "2"], [""] * 3):
+        assert infer_times("c", spans_of(texts), ["c"]) is None
+    assert infer_times("c", pa.array([1.6e9 + row for row in range(NUM_ROWS)]), ["c"]) is None
+
+
+def test_names_of_features_collide_with_no_column() -> None:
+    times = inferred(spans_of([str(time) for time in STEPS]), names=("c_hour", "c_hour_")).times
+    assert times is not None and times.features == (("c_hour__", "hour"), ("c_weekday", "weekday"))
+    assert not inferred(spans_of([str(time) for time in STEPS]), "c" * 199).is_used
