@@ -18,11 +18,9 @@ if TYPE_CHECKING:
     from . import nn
     from .pipeline.errors import HotsetError
     from .train.config import TrainConfig
-    from .train.data.shard_dataset import ShardDataset
-    from .train.fit import FittedRun, evaluate, fit, load_model
-    from .train.model_building.model_inputs import ModelInputs, TableInput
-    from .train.open_shards import Shards
-    from .train.serve import apply_changes, export, predict
+    from .train.data.dataset import ShardDataset
+    from .train.fit import FittedRun, Shards, apply_changes, evaluate, export, fit, load_model, predict
+    from .train.model.shapes import ModelInputs, TableInput
     from .workflows.library import preprocess, statistics
 
 __version__ = "0.1.0"
@@ -49,17 +47,17 @@ __all__ = [
 _MODULES = {
     "FittedRun": "train.fit",
     "HotsetError": "pipeline.errors",
-    "ModelInputs": "train.model_building.model_inputs",
-    "ShardDataset": "train.data.shard_dataset",
-    "Shards": "train.open_shards",
-    "TableInput": "train.model_building.model_inputs",
+    "ModelInputs": "train.model.shapes",
+    "ShardDataset": "train.data.dataset",
+    "Shards": "train.fit",
+    "TableInput": "train.model.shapes",
     "TrainConfig": "train.config",
-    "apply_changes": "train.serve",
+    "apply_changes": "train.fit",
     "evaluate": "train.fit",
-    "export": "train.serve",
+    "export": "train.fit",
     "fit": "train.fit",
     "load_model": "train.fit",
-    "predict": "train.serve",
+    "predict": "train.fit",
     "preprocess": "workflows.library",
     "statistics": "workflows.library",
 }

@@ -2,27 +2,36 @@
 
 Reads the vocabulary's counts, and the ids once to count fully hot samples; all mathematics is in
 `stats.prediction.step_times`. Imports no torch.
+
+Types of what `advise` returns: plain data, so that JSON, the terminal and the report read the same.
+
+The file of four measured speeds that `characterise` writes and `advise --speeds` reads.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 
+from .. import __version__
 from ..pipeline.errors import (
     KIB,
     MIB,
     ConfigError,
     ManifestError,
+    first_line,
     format_byte_size,
     hint_to_verify,
     require_at_least,
 )
-from ..pipeline.folders.manifest import Manifest
+from ..pipeline.folders.manifest import JsonRecord, Manifest, RecordError
 from ..pipeline.folders.totals import ColumnsTotals, PlanSettings, PlanTotals, VocabularyTotals
+from ..pipeline.folders.whole_file import whole_file
 from ..pipeline.runtime.tasks import DEFAULT_RESOURCES, Resources
 from ..pipeline.schema.schema import nearest
 from ..pipeline.stages.pack import PackConfig
@@ -41,12 +50,85 @@ from ..stats.step_times import (
     where_more_stops_paying,
 )
 from ..stats.traffic import AccessRates, EpochUses
-from .advice_record import ChosenOption, DescribedWorkload, MemoryOption, PlacementAdvice, PredictedStep
-from .config import TrainConfig
-from .model.dcn_shape import DcnShape
-from .model.dlrm_shape import DlrmShape, dlrm_shape
-from .model_building.choose_model import choose_model
-from .options.model_config import MODEL_NAMES
+from .config import MODEL_NAMES, TrainConfig
+from .model.choose_model import choose_model
+from .model.shapes import DcnShape, DlrmShape, dlrm_shape
+
+
+class PredictedStep(TypedDict):
+    """The prediction of one placement, see `stats.prediction.workload.Prediction`."""
+
+    placement: str
+    hot_bytes: int
+    step_seconds: float
+    compute_seconds: float
+    to_fast_bytes: float
+    to_slow_bytes: float
+    memory: dict[str, int]
+    initialized_bytes: float
+    prefetch: int | None
+    memory_bytes: int
+    """Bytes of fast memory of all uses together."""
+
+
+class MemoryOption(TypedDict):
+    """The predictions for one size of fast memory."""
+
+    fast_bytes: int
+    placements: list[PredictedStep]
+    """The best prediction of each placement that fits, the fastest first."""
+    too_large: list[PredictedStep]
+    """The others, each where it needs the least memory."""
+
+
+class ChosenOption(TypedDict):
+    """A size of fast memory, and the placement that is the fastest with it."""
+
+    fast_bytes: int
+    placement: str
+    step_seconds: float
+
+
+class DescribedWorkload(TypedDict):
+    """The log and the model that were predicted for, see `stats.prediction.workload.Workload`."""
+
+    num_rows: int
+    num_train_samples: int
+    batch_size: int
+    vector_bytes: int
+    row_bytes: int
+    flops_per_sample: float
+    dense_bytes: int
+    activation_bytes: int
+    input_bytes: int
+    lookups_per_sample: float
+    unique_rows_per_batch: float
+    """Expected number of distinct rows of a batch."""
+
+
+class DescribedMachine(TypedDict):
+    """The speeds that were predicted with, see `stats.prediction.workload.Machine`."""
+
+    link_bytes_per_second: float
+    host_bytes_per_second: float
+    flops: float
+    step_seconds: float
+    loader_samples_per_second: float | None
+
+
+class PlacementAdvice(TypedDict):
+    """Everything that `advise` returns."""
+
+    workload: DescribedWorkload
+    machine: DescribedMachine
+    compute_seconds: float
+    """Time of a step with every row on the fast tier."""
+    options: list[MemoryOption]
+    best: ChosenOption
+    """The fastest of all."""
+    enough: ChosenOption
+    """The size from which more memory gains less than 1%."""
+
 
 STAGING_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Shares of the memory for rows that are tried as staging slots."""
@@ -353,3 +435,75 @@ def _described(workload: Workload) -> DescribedWorkload:
         "lookups_per_sample": workload.rates.lookups_per_sample,
         "unique_rows_per_batch": _unique_rows(workload),
     }
+
+
+_FORMAT = "hotset speeds 1"
+_GIGA = 1e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachineSpeeds(JsonRecord):
+    """Four speeds of a machine."""
+
+    device_name: str
+    threads: int
+    """Number of threads of a step."""
+    flops: float
+    """Operations per second of the dense layers in training."""
+    host_rows_per_second: float
+    """Rows read or written at random places of host memory, by all threads."""
+    row_bytes: int
+    """Bytes of those rows."""
+    link_bytes_per_second: float
+    """Bytes between the tiers, each way at once."""
+    loader_samples_per_second: float
+    """Samples read from shards."""
+
+    def refuse_nonsense(self, where: str) -> None:
+        for name in ("flops", "host_rows_per_second", "link_bytes_per_second", "loader_samples_per_second"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise RecordError(f"{where}{name} is {getattr(self, name)}, want a number above 0")
+        if self.row_bytes < 1:
+            raise RecordError(f"{where}row_bytes is {self.row_bytes}, want 1 or more")
+
+    @classmethod
+    def read(cls, path: Path) -> MachineSpeeds:
+        """Read a file.
+
+        Raises:
+            ConfigError: it cannot be read, or is no such file.
+        """
+        try:
+            fields = json.loads(path.read_text())
+            if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
+                raise ValueError(f"its format is not {_FORMAT!r}")
+            return cls.from_json(fields)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{path} cannot be read as speeds: {first_line(error)}",
+                hint="`hotset characterise --out FILE` measures those of this machine",
+            ) from error
+
+    def write(self, path: Path) -> None:
+        """Write the file, which must not exist."""
+        fields = {"format": _FORMAT, "hotset": __version__, **self.to_json()}
+        with whole_file(path) as file:
+            file.write((json.dumps(fields, indent=2) + "\n").encode())
+
+    def machine(self) -> Machine:
+        """Return the machine that predictions take; the fixed time of a step stays the typical one."""
+        return Machine(
+            link_bytes_per_second=self.link_bytes_per_second,
+            host_bytes_per_second=self.host_rows_per_second * self.row_bytes,
+            flops=self.flops,
+            loader_samples_per_second=self.loader_samples_per_second,
+        )
+
+    def in_units(self) -> list[tuple[str, float, str]]:
+        """Return name, value and unit of each speed, for tables."""
+        return [
+            ("dense layers", self.flops / _GIGA, "GFLOP/s"),
+            ("host rows", self.host_rows_per_second / 1e6, f"M rows of {self.row_bytes} B/s"),
+            ("link", self.link_bytes_per_second / _GIGA, "GB/s each way"),
+            ("loader", self.loader_samples_per_second / 1e6, "M samples/s"),
+        ]

@@ -1,22 +1,305 @@
-"""The settings of a training run. Imports nothing heavy: the command line builds its options from it."""
+"""The settings of a training run. Imports nothing heavy: the command line builds its options from it.
+
+Options of what crosses between ranks in fewer bytes. Imports nothing heavy.
+
+Whether this process is one of several ranks, and how long it waits for them. Imports nothing heavy.
+
+How often a run is saved. Changes no weight, so it is no part of a run's settings. Imports little.
+
+The parts of a dense model, as a run records them: enough to build it again. Imports nothing heavy.
+
+`train --model` names a model in one word; the widths that the word stands for are written out here.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ..pipeline.errors import ByteSize, ConfigError, require_at_least, require_at_most, require_choices
-from .options.model_config import (
-    MODEL_NAMES,
-    MOST_HISTORY,
-    MOST_LAYERS,
-    MOST_WIDTH,
-    Pooling,
-    Structure,
-    parse_arguments,
-    refuse_unknown_model,
-)
-from .options.recipe_options import RecipeOptions
+from ..pipeline.folders.manifest import JsonRecord, RecordError, require_range
+from ..pipeline.schema.schema import nearest
+from ..stats.published_bounds import BASE, PUBLISHED_LISTS, published_bounds
+from .recipe_options import Interval, RecipeOptions
+
+FIXED_CODECS = ("none", "fp16", "bf16", "int8")
+"""Codecs without a setting."""
+AUTO = "auto"
+"""Name of the choice that is left to a measurement."""
+BY_SIZE = "sizes"
+"""Bounds by the size of a table."""
+LEAST_BOUND = 2.0**-16
+_BELOW_BOUND = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class CodecChoice:
+    """A codec as an option names it."""
+
+    kind: str
+    """One of `FIXED_CODECS`, ``bounded``, or ``auto``."""
+    bound: float | None = None
+    """Bound of all tables that have none of their own; None: by their sizes."""
+    of_tables: tuple[tuple[str, float], ...] = ()
+    """Bounds of some tables, by name."""
+
+
+def parse_codec(option: str, text: str) -> CodecChoice:
+    """Read a codec, such as ``int8`` or ``bounded:0.03,C3=0.01``.
+
+    Args:
+        option: the name of the setting, for errors.
+        text: its value.
+
+    Raises:
+        ConfigError: no such codec, or a bound that is none.
+    """
+    kind, colon, setting = text.partition(":")
+    if not colon and kind in (*FIXED_CODECS, AUTO):
+        return CodecChoice(kind)
+    if kind != "bounded" or not setting:
+        names = ", ".join(FIXED_CODECS)
+        raise ConfigError(f"{option} must be {names}, auto or bounded:E, got {text!r}")
+    # The bound of all tables, then those of single ones; of the published ones each table has its own.
+    first, *others = setting.split(",")
+    of_tables: list[tuple[str, float]] = []
+    if first in PUBLISHED_LISTS:
+        bound: float | None = BASE
+        of_tables += published_bounds(first).items()
+    else:
+        bound = None if first == BY_SIZE else _parse_bound(option, first)
+    for each in others:
+        name, equals, number = each.partition("=")
+        if not equals:
+            raise ConfigError(f"{option}: want TABLE=BOUND, got {each!r}")
+        of_tables.append((name, _parse_bound(option, number)))
+    return CodecChoice("bounded", bound, tuple(of_tables))
+
+
+def _parse_bound(option: str, text: str) -> float:
+    try:
+        bound = float(text)
+    except ValueError:
+        bound = float("nan")
+    if not LEAST_BOUND <= bound < _BELOW_BOUND:
+        raise ConfigError(f"{option}: a bound is a number from 2**-16 to below {_BELOW_BOUND}, got {text!r}")
+    return bound
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeOptions:
+    """Codecs of what crosses between ranks. Weights depend on all but ``none``, and then on the number of
+    ranks."""
+
+    exchange: str = "none"
+    """Codec of embedding rows and gradients between ranks: none, fp16, bf16 or int8; bounded:0.03, whose
+    error is at most that share of the range of a table, with bounds of single tables behind it
+    (bounded:0.03,C3=0.01), by their sizes (bounded:sizes: 0.01 above 400,000 rows, 0.05 below 1,000), or as
+    published for Criteo's logs (bounded:kaggle, bounded:terabyte); auto measures the link, and may choose
+    none. Bounds fall from twice their value over the first fifth of the steps. Gradients of rows are int8
+    where vectors are bounded; those of dense layers are fp16 for fp16, and bf16 for the others."""
+
+    exchange_feedback: bool = False
+    """Keep the error of each coded gradient of a hot row, and add it to the row's next one. Takes 4 bytes a
+    number of the hot rows on each rank."""
+
+    def __post_init__(self) -> None:
+        parse_codec("exchange", self.exchange)
+        if self.exchange_feedback and self.exchange == "none":
+            raise ConfigError(
+                "exchange_feedback keeps the errors of gradients, which have none here: "
+                "give --exchange int8, too"
+            )
+
+    @property
+    def names_codecs(self) -> bool:
+        """Whether anything is asked to cross in fewer bytes."""
+        return self.exchange != "none"
+
+
+TIMEOUT_VARIABLE = "HOTSET_RANK_TIMEOUT"
+MOST_SECONDS = 86_400
+
+
+def rank_timeout() -> float:
+    """Return the seconds that a rank waits for another before it stops the run.
+
+    Raises:
+        ConfigError: the environment variable that sets them is no such number.
+    """
+    text = os.environ.get(TIMEOUT_VARIABLE) or "60"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MOST_SECONDS:
+        raise ConfigError(
+            f"the environment variable {TIMEOUT_VARIABLE} is {text!r}, want seconds, at most {MOST_SECONDS}"
+        )
+    return seconds
+
+
+def is_launched() -> bool:
+    """Whether this process was started as one of several ranks.
+
+    Raises:
+        ConfigError: the launcher's number of ranks is none.
+    """
+    number = os.environ.get("WORLD_SIZE") or "1"
+    if not number.isdecimal():
+        raise ConfigError(f"the environment variable WORLD_SIZE is {number!r}, want the number of ranks")
+    return int(number) > 1
+
+
+def is_first() -> bool:
+    """Whether this process speaks for the run: it is alone, or rank 0."""
+    return not is_launched() or os.environ.get("RANK") == "0"
+
+
+DEFAULT_INTERVAL = Interval(seconds=600.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """How often a run is saved, and how many checkpoints are kept."""
+
+    checkpoint_every: Interval = DEFAULT_INTERVAL
+    """Steps (500) or time (10min) between two checkpoints, from which the same command resumes an interrupted
+    run; off writes none. They are written while training continues."""
+
+    keep_checkpoints: int = 2
+    """Number of checkpoints kept while the run trains. If one is damaged, the run resumes from
+    the one before."""
+
+    def __post_init__(self) -> None:
+        require_at_least("keep_checkpoints", self.keep_checkpoints, 1)
+
+
+DLRM_NAMES = ("auto", "kaggle", "terabyte", "mlperf", "small", "dlrm")
+"""Names of a DLRM: presets, and two that mean the preset that fits the shards."""
+MODEL_NAMES = (*DLRM_NAMES, "dcnv2", "tbsm")
+"""Models that come with hotset."""
+
+Structure = Literal["stacked", "parallel"]
+Pooling = Literal["sum", "mean"]
+
+_CLASS = re.compile(r"[^\W\d][\w.]*:[\w.<>]+")
+"""``package.module:Class``; a class inside a function has ``<locals>`` in its name."""
+MOST_WIDTH = 2**20
+"""Outputs of a layer: far more than any model has."""
+MOST_LAYERS = 64
+MOST_HISTORY = 4096
+"""Elements of a history: each of them is passed through a DLRM of its own."""
+
+
+def is_class_name(name: str) -> bool:
+    """Return whether ``name`` names a class of the user as ``package.module:Class``."""
+    return _CLASS.fullmatch(name) is not None
+
+
+def refuse_unknown_model(name: str) -> None:
+    """Raise ConfigError unless ``name`` is a model that comes with hotset, or ``package.module:Class``."""
+    if name in MODEL_NAMES or is_class_name(name):
+        return
+    raise ConfigError(
+        f"model must be one of {', '.join(MODEL_NAMES)}, or your own class as package.module:Class, "
+        f"got {name!r}",
+        hint=nearest(name, MODEL_NAMES) or "for a class Net in the file nets.py write nets:Net",
+    )
+
+
+def parse_arguments(text: str | None) -> dict[str, Any]:
+    """Return the keyword arguments that a JSON object gives to a user's class; none for None.
+
+    Raises:
+        ConfigError: it is no JSON object.
+    """
+    if text is None:
+        return {}
+    # Anything but an object would not be keyword arguments.
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"model_args must be a JSON object, got {text!r}", hint="""write it like '{"hidden": 64}'"""
+        )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig(JsonRecord):
+    """A dense model without the sizes that the shards decide."""
+
+    kind: Literal["dlrm", "dcnv2", "tbsm", "module"]
+    """DLRM, DCN V2, TBSM, or a user's module."""
+    bottom_widths: tuple[int, ...] = ()
+    """Widths of the hidden layers of the bottom MLP, which DLRM ends with the embedding dimension. Of DCN V2
+    all its layers; none gives the dense features to the cross network as they are."""
+    top_widths: tuple[int, ...] = ()
+    """Widths of the hidden layers between the interaction and the logit; the deep network of DCN V2; of TBSM
+    those between the interaction and the vector of an element, which is as wide as the last."""
+    history_length: int = 0
+    """Elements of a history before the candidate, of TBSM."""
+    attention_widths: tuple[int, ...] = ()
+    """Widths of the hidden layers between the similarities of a history and its weights, of TBSM."""
+    last_widths: tuple[int, ...] = ()
+    """Widths of the hidden layers between context and candidate and the logit, of TBSM."""
+    cross_layers: int = 0
+    """Layers of the cross network."""
+    cross_rank: int | None = None
+    """Rank of the matrices of its layers; None: they are full."""
+    structure: Structure = "stacked"
+    """Whether the deep network is behind the cross network or beside it."""
+    dropout: float = 0.0
+    """Share of the outputs of each hidden layer of the top MLP, or of the deep network, dropped in
+    training."""
+    batch_norm: bool = False
+    """Whether the outputs of hidden layers are normalized over the batch."""
+    pooling: Pooling = "sum"
+    """How the rows of a multi-hot feature become one embedding."""
+    class_name: str | None = None
+    """The user's module as ``package.module:Class``."""
+    arguments: str | None = None
+    """Keyword arguments of its constructor, a JSON object."""
+
+    @property
+    def name(self) -> str:
+        """The model as messages call it."""
+        return self.class_name or self.kind
+
+    def keyword_arguments(self) -> Mapping[str, Any]:
+        """Return the keyword arguments of the constructor."""
+        return parse_arguments(self.arguments)
+
+    def refuse_nonsense(self, where: str) -> None:
+        for key in ("bottom_widths", "top_widths", "attention_widths", "last_widths"):
+            widths = getattr(self, key)
+            require_range(f"the number of {where}{key}", len(widths), 0, MOST_LAYERS)
+            for number, width in enumerate(widths):
+                require_range(f"{where}{key}[{number}]", width, 1, MOST_WIDTH)
+        is_tbsm = self.kind == "tbsm"
+        require_range(f"{where}history_length", self.history_length, int(is_tbsm), MOST_HISTORY)
+        if is_tbsm and not (self.top_widths and self.pooling == "sum"):
+            raise RecordError(f"{where}top_widths is empty, or pooling not sum, of a model of kind tbsm")
+        require_range(f"{where}cross_layers", self.cross_layers, 0, MOST_LAYERS)
+        require_range(f"{where}cross_rank", self.cross_rank, 1, MOST_WIDTH)
+        if not 0 <= self.dropout < 1:
+            raise RecordError(f"{where}dropout is {self.dropout}, want a share in [0, 1)")
+        # A class has a name, other models have none.
+        is_named = self.class_name is not None
+        if is_named != (self.kind == "module") or (is_named and not is_class_name(str(self.class_name))):
+            raise RecordError(f"{where}class_name is {self.class_name!r} of a model of kind {self.kind}")
+        try:
+            parse_arguments(self.arguments)
+        except ConfigError as error:
+            raise RecordError(f"{where}arguments: {error}") from error
+
 
 PlacementName = Literal["all-fast", "hybrid", "hybrid-dedup", "hybrid-uva", "fae", "cache", "lookahead"]
 EmbeddingOptimizer = Literal["sgd", "momentum", "adagrad", "rowwise-adagrad", "adam"]

@@ -1,21 +1,279 @@
-"""Evaluate a finished run on the test and validation parts of shards."""
+"""Evaluate a finished run on the test and validation parts of shards.
+
+Predictions for the validation and test parts of shards, and their scores.
+
+The model of a finished run in memory: its dense layers and its rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-from ..pipeline.errors import ShardError
-from .data.shards import Shards
-from .metrics.scores import RunQuality
-from .model_building.user_code import ModelSource
-from .predict import Predictor
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..pipeline.errors import HotsetError, ShardError, format_byte_size
+from ..pipeline.runtime.memory import available_bytes
+from ..pipeline.schema.schema import DENSE_PREFIX
+from .build_embeddings import open_device, set_threads
+from .build_model import ModelSource, build_model, build_step
+from .data.batch import Batch, BatchShares, EmbeddingTable, with_histories
+from .data.shards import EvaluationPart, Part, Shards
+from .dense.dense_step import DenseStep
+from .execution.embeddings import Embeddings, TierTools, build_widths
+from .metrics import Meter, Quality, RunQuality, ScoreCounter
+from .model.choose_model import recorded_model
+from .model.shapes import ModelInputs, tables_by_width
+from .placements.placements import AllFast, Hybrid
+from .ranks.ranks import OneRank, Ranks
+from .rows.optimizers import RowOptimizer
 from .run_config import RunConfig
-from .run_folder.run_files import CONFIG, WEIGHTS
-from .run_folder.run_reader import read_config, read_manifest, read_weights, refuse_changed_files
-from .run_folder.weights_file import Weights
-from .scoring.loaded_model import LoadedModel
-from .trainer_building.devices import open_device, set_threads
+from .run_folder.files import CONFIG, WEIGHTS
+from .run_folder.reader import (
+    read_config,
+    read_finite,
+    read_manifest,
+    read_weights,
+    refuse_changed_files,
+    refuse_not_finite,
+    refuse_other_weights,
+)
+from .run_folder.saved_rows import SavedTier
+from .run_folder.weights import Weights
+from .threads import WorkThreads
+
+
+class Predictor:
+    """Predicts with a model and its rows as they are at the moment.
+
+    Args:
+        shards: the batches of both parts.
+        dense: the dense layers.
+        embeddings: the rows.
+        meter: counts the work as evaluation.
+        folder: folder for a file of what does not fit in memory; None: that of temporary files.
+        ranks: share the batches; all of them score the predictions of all.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        dense: DenseStep,
+        embeddings: Embeddings,
+        meter: Meter,
+        folder: Path | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._ranks = ranks or OneRank()
+        self._shards = shards
+        self._dense = dense
+        self._embeddings = embeddings
+        self._meter = meter
+        self._folder = folder
+
+    def logits(self, part: Part = "test") -> Generator[tuple[Batch, NDArray[np.float32]]]:
+        """Yield the batches of a part in log order, each with its logits, (B,); counted as evaluation.
+
+        The caller closes the iterator, or takes all of it.
+        """
+        # Evaluation reads cold rows on the slow tier, so staged ones are written back first.
+        with self._meter.during("evaluation"), self._embeddings.rows_written_back(), torch.no_grad():
+            batches = EvaluationPart(self._shards, part)
+            # Each rank has predicted one of the batches that follow; their logits go to all.
+            left = iter(batches.numbers)
+            for step in self._embeddings.evaluation_steps(batches.numbers, batches.batch):
+                embeddings = self._embeddings.look_up(step)
+                logit_B = torch.empty(0)
+                if step.batch.num_samples:
+                    logit_B = self._dense.predict(step.batch, embeddings).cpu()
+                if self._ranks.num_ranks == 1:
+                    yield step.batch, logit_B.numpy()
+                    continue
+                padded_B = torch.zeros(self._shards.batch_size)
+                padded_B[: logit_B.numel()] = logit_B
+                for found_B, number in zip(self._ranks.gather(padded_B), left, strict=False):
+                    batch = batches.batch(number)
+                    yield batch, found_B[: batch.num_samples].numpy()
+
+    def score(
+        self,
+        max_samples: int | None = None,
+        *,
+        part: Part = "test",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Quality:
+        """Score the predictions for a part of the log, or for its first ``max_samples``.
+
+        Args:
+            progress: called after each batch with the samples so far and their number in all.
+
+        Raises:
+            HotsetError: a prediction is no number, or there is no disk space for scores beyond the memory.
+        """
+        total = EvaluationPart(self._shards, part).num_samples
+        left = total if max_samples is None else min(max_samples, total)
+        num_samples = 0
+        with closing(ScoreCounter(self._folder)) as counter, closing(self.logits(part)) as batches:
+            while left > num_samples:
+                batch, logit_B = next(batches)
+                # Whole batches are predicted; the last may reach past ``max_samples``.
+                counted = slice(min(batch.num_samples, left - num_samples))
+                assert batch.is_hot_B is not None, "evaluation batches have it"
+                counter.add(
+                    logit_B[counted],
+                    batch.label_B.numpy()[counted],
+                    batch.is_hot_B[counted].astype(np.bool_),
+                    self._shards.has_oov(batch)[counted],
+                )
+                num_samples += batch.num_samples
+                if progress is not None:
+                    progress(num_samples, total)
+            return counter.quality()
+
+    def score_run(self, *, progress: Callable[[int, int], None] | None = None) -> RunQuality:
+        """Score both parts; raises what `score` raises."""
+        validation = None
+        if self._shards.num_validation_samples:
+            validation = self.score(part="validation", progress=progress)
+        quality = self.score(progress=progress)
+        return RunQuality(
+            **{each.name: getattr(quality, each.name) for each in fields(quality)}, validation=validation
+        )
+
+    def mean_loss(self, max_samples: int) -> float | None:
+        """Log loss of the first ``max_samples`` samples that may steer training: those of the validation part
+        where there is one, else of the test part, as the paper of FAE has it; None where there is none."""
+        return self.score(max_samples, part=self.steering_part).log_loss
+
+    @property
+    def steering_part(self) -> Part:
+        """The part that evaluations during training are of."""
+        return "validation" if self._shards.num_validation_samples else "test"
+
+
+_log = logging.getLogger(__name__)
+
+_HOST = torch.device("cpu")
+_NO_TRAINING = RowOptimizer("sgd", 0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """The model of a run, ready to predict."""
+
+    dense: DenseStep
+    embeddings: Embeddings
+    meter: Meter
+
+    @classmethod
+    def load(
+        cls,
+        run: Path,
+        config: RunConfig,
+        weights: Weights,
+        tables: Sequence[EmbeddingTable],
+        batch_size: int,
+        *,
+        device: torch.device = _HOST,
+        threads: int | None = None,
+        slow_bytes: int | None = None,
+        model_source: ModelSource | None = None,
+    ) -> LoadedModel:
+        """Load the weights of a run.
+
+        Args:
+            tables: those of the run, as the data to predict has them.
+            batch_size: samples that are predicted together.
+            device: of the dense layers, and of the rows where they fit in memory.
+            threads: those of the dense layers; None: as many as trained.
+            slow_bytes: memory for embedding rows; if not all fit, those of some batches at a time are read
+                from the file of weights. None: as much as there is.
+            model_source: makes the module of a user; None imports the class that the run records.
+
+        Raises:
+            HotsetError: the weights are damaged, or not those that the config describes.
+        """
+        meter = Meter(device)
+        # Seeds and optimizer do not matter: every weight is overwritten, and none is trained.
+        chosen = recorded_model(config)
+        model = build_model(chosen, ModelInputs.of(config), 0, model_source).to(device)
+        refuse_other_weights(run, weights, config, model)
+        if chosen.kind == "tbsm":
+            _refuse_other_lists(run, config, tables)
+            tables = with_histories(tables, chosen.history_length + 1)
+        workers = WorkThreads(threads or config.threads)
+        dense = build_step(model, chosen, tables, BatchShares(batch_size), workers, config.dense_dtype)
+        model.load_state_dict(
+            {name: read_finite(run, weights, f"{DENSE_PREFIX}{name}") for name in model.state_dict()}
+        )
+        tools = TierTools(device=device, meter=meter, threads=workers)
+        # All rows in memory where they fit, because reading them for each batch is far slower.
+        num_bytes = sum(4 * table.num_rows * table.embedding_dim for table in tables)
+        room = _room_for_rows(num_bytes) if slow_bytes is None else slow_bytes
+        if room is None or num_bytes <= room:
+            embeddings = _rows_in_memory(run, weights, tables, tools)
+        else:
+            _log.info("the rows take %s: they are read as batches need them", format_byte_size(num_bytes))
+            embeddings = _rows_in_file(run, weights, tables, tools, room)
+        return cls(dense, embeddings, meter)
+
+
+def _refuse_other_lists(run: Path, config: RunConfig, tables: Sequence[EmbeddingTable]) -> None:
+    """Raise HotsetError unless the features that were histories in training are lists here, and no others."""
+    for own, table in zip(config.tables, tables, strict=True):
+        if own.is_multi_hot != table.is_multi_hot:
+            found, wanted = ("a list" if each.is_multi_hot else "one value" for each in (table, own))
+            raise HotsetError(f"{table.name} is {found} in each sample, and the run {run} has {wanted}")
+
+
+def _room_for_rows(num_bytes: int) -> int | None:
+    """Return the memory for rows where they do not fit in what is available; None where they do."""
+    # A quarter is left for the dense layers, batches and the page cache.
+    available = available_bytes()
+    return available // 2 if available is not None and num_bytes > 3 * available // 4 else None
+
+
+def _rows_in_memory(
+    run: Path,
+    weights: Weights,
+    tables: Sequence[EmbeddingTable],
+    tools: TierTools,
+) -> Embeddings:
+    chosen = tables_by_width([table.embedding_dim for table in tables])
+    placements = {dim: AllFast([tables[number] for number in numbers]) for dim, numbers in chosen.items()}
+    embeddings = Embeddings(len(tables), build_widths(tables, placements, _NO_TRAINING, 0, tools))
+    # One table at a time: only the one at hand is in memory twice.
+    for number, table in enumerate(tables):
+        embeddings.set_table(number, read_finite(run, weights, table.name))
+    return embeddings
+
+
+def _rows_in_file(
+    run: Path,
+    weights: Weights,
+    tables: Sequence[EmbeddingTable],
+    tools: TierTools,
+    room_bytes: int,
+) -> Embeddings:
+    # Rows are checked while they are read in parts: they will not all be in memory at once.
+    for table in tables:
+        refuse_not_finite(run, weights, table.name)
+    widths = tables_by_width([table.embedding_dim for table in tables])
+    chosen = {dim: [tables[number] for number in numbers] for dim, numbers in widths.items()}
+    # The memory is divided among widths by the bytes of their rows.
+    sizes = {dim: dim * sum(table.num_rows for table in of_width) for dim, of_width in chosen.items()}
+    tiers = {
+        dim: SavedTier(of_width, dim, weights, room_bytes * sizes[dim] // sum(sizes.values()))
+        for dim, of_width in chosen.items()
+    }
+    placements = {dim: Hybrid(of_width) for dim, of_width in chosen.items()}
+    rows = build_widths(tables, placements, _NO_TRAINING, 0, tools, slow_tiers=tiers)
+    return Embeddings(len(tables), rows)
 
 
 def evaluate(

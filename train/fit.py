@@ -2,37 +2,51 @@
 
 These functions are what ``import hotset`` offers. They take paths as text too and settings by name, and leave
 the work to `run` and `evaluate`.
+
+A finished run in use from Python: `hotset.predict`, `hotset.export` and `hotset.apply_changes`.
+
+Shards from Python: `hotset.Shards`, their tables, batches and counts as NumPy arrays and Polars frames.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from ..pipeline.errors import ConfigError
+from ..pipeline.folders.manifest import Manifest
+from ..pipeline.formats.columns import PROBABILITY
 from ..pipeline.schema.schema import DENSE_PREFIX, nearest
+from ..pipeline.stages.row_order import read_tables
 from . import evaluate as _evaluate
 from . import run as _run
-from .checkpoints.checkpoint_settings import CheckpointSettings
-from .config import TrainConfig
-from .metrics.scores import Quality
-from .model_building.build_model import build_model
-from .model_building.choose_model import recorded_model
-from .model_building.model_inputs import ModelInputs
-from .model_building.user_code import ModelSource, name_of
-from .model_building.user_model import UserModel
-from .options.exchange_options import ExchangeOptions
-from .options.interval import parse_interval
-from .options.recipe_options import RecipeOptions
-from .run_folder.run_reader import read_config, read_finite, read_weights, refuse_other_weights
-from .run_results.run_log import TrainProgress
-from .run_results.run_summary import TrainSummary
+from .build_model import ModelSource, UserModel, build_model, name_of
+from .config import CheckpointSettings, ExchangeOptions, TrainConfig
+from .data import shards as _shards
+from .data.batch import Batch
+from .data.shards import ShardOrigin
+from .metrics import Quality
+from .model.choose_model import recorded_model
+from .model.shapes import ModelInputs
+from .recipe_options import RecipeOptions, parse_interval
+from .run_folder.reader import read_config, read_finite, read_weights, refuse_other_weights
+from .run_log import TrainProgress, TrainSummary
+from .serving.changes import apply_changes as apply_to_export
+from .serving.export import export_run
+from .serving.predict import PredictConfig, RunPredictor
+from .serving.run_tables import ExportConfig
+
+if TYPE_CHECKING:
+    import polars as pl
+
 
 Folder = str | Path
 
@@ -222,3 +236,240 @@ def _with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainCon
     if recipe:
         chosen["recipe"] = replace(chosen.get("recipe", config.recipe), **recipe)
     return replace(config, **chosen)
+
+
+Config = TypeVar("Config", PredictConfig, ExportConfig)
+
+
+def predict(
+    run: Folder | FittedRun,
+    data: Folder | pl.DataFrame,
+    *,
+    has_label: bool = True,
+    vocabulary: Folder | None = None,
+    model: ModelSource | None = None,
+    **settings: Any,
+) -> pl.DataFrame:
+    """Predict the lines of a raw log or the rows of a frame, as ``hotset predict`` does.
+
+    Args:
+        run: a finished run, or its folder.
+        data: path of a log in the format that the run was trained on, or a frame with its columns; a label in
+            a column with a name is not read.
+        has_label: whether the lines of a log without names of columns have labels.
+        vocabulary: folder that `hotset.preprocess` wrote, for a run that was trained on shards alone.
+        model: makes the user's module of the run; by default the class that the run records is imported.
+        settings: ``batch_size``, ``threads`` and ``slow_bytes``, see `PredictConfig`.
+
+    Returns:
+        A frame with one float32 column, ``probability``: a row for each line or row, in their order.
+
+    Raises:
+        HotsetError: a damaged run, or a line or column that does not match the schema.
+
+    Example:
+        ``scores = hotset.predict("run", "train.tsv")["probability"]``
+    """
+    import polars as pl
+
+    # A run that was just fitted knows what made its module, so nothing needs to be imported.
+    folder, source = _source_of(run, model)
+    predictor = RunPredictor(
+        folder,
+        _config_of(PredictConfig, settings),
+        vocabulary=None if vocabulary is None else Path(vocabulary),
+        model_source=source,
+    )
+    # Messages name the log by its path, and a frame as such.
+    if isinstance(data, pl.DataFrame):
+        parts = predictor.parts_of_table(data.to_arrow())
+        where = "the frame"
+    else:
+        parts = predictor.parts_of_file(Path(data), has_label=has_label)
+        where = str(data)
+    found = list(predictor.probabilities(parts, where))
+    scores = np.concatenate(found) if found else np.empty(0, np.float32)
+    return pl.DataFrame({PROBABILITY: scores})
+
+
+def export(
+    run: Folder | FittedRun,
+    out: Folder,
+    *,
+    vocabulary: Folder | None = None,
+    model: ModelSource | None = None,
+    **settings: Any,
+) -> Path:
+    """Write a run as a folder that serves it without hotset, as ``hotset export`` does.
+
+    Args:
+        run: a finished run, or its folder.
+        out: new folder.
+        vocabulary: folder that `hotset.preprocess` wrote, for a run that was trained on shards alone.
+        model: makes the user's module of the run; by default the class that the run records is imported.
+        settings: ``row_type`` ("fp32", "fp16", "bf16", "int8") and ``onnx``, see `ExportConfig`.
+
+    Returns:
+        ``out``, whose ``README.md`` has programs that use it.
+
+    Raises:
+        HotsetError: a damaged run, a module that `torch.export` cannot record, or ``out`` exists.
+
+    Example:
+        ``folder = hotset.export("run", "exported", row_type="int8")``
+    """
+    folder, source = _source_of(run, model)
+    given = None if vocabulary is None else Path(vocabulary)
+    config = _config_of(ExportConfig, settings)
+    export_run(folder, Path(out), config, vocabulary=given, model_source=source)
+    return Path(out)
+
+
+def apply_changes(
+    exported: Folder, changes: Folder, out: Folder, *, model: ModelSource | None = None
+) -> Path:
+    """Lead an exported folder to a later run by the changes that ``hotset export --since`` wrote.
+
+    Args:
+        exported: folder that `hotset.export` wrote of the earlier run, or this function.
+        changes: folder of the changes since that run, with rows of the same type.
+        out: new folder; its files are those of a whole export of the later run.
+        model: makes the user's module of the run; by default the class that the run records is imported.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        HotsetError: a folder is damaged, the changes begin with another run, or ``out`` exists.
+    """
+    apply_to_export(Path(exported), Path(changes), Path(out), model_source=model)
+    return Path(out)
+
+
+def _source_of(run: Folder | FittedRun, model: ModelSource | None) -> tuple[Path, ModelSource | None]:
+    """The folder of a run, and what makes its module."""
+    return (run.folder, model or run.model) if isinstance(run, FittedRun) else (Path(run), model)
+
+
+def _config_of(kind: type[Config], settings: Mapping[str, Any]) -> Config:
+    names = [field.name for field in fields(kind)]
+    for name in settings:
+        if name not in names:
+            raise ConfigError(f"there is no setting {name!r}", hint=nearest(name, names))
+    return kind(**settings)
+
+
+BatchKind = Literal["hot_only", "mixed", "training", "evaluation"]
+
+
+class Shards:
+    """The shards that `hotset.preprocess` wrote.
+
+    Args:
+        data: the folder of all stages, or its ``shards/`` alone.
+
+    Raises:
+        HotsetError: there are none, or they are damaged or without labels.
+
+    Example:
+        ``shards = hotset.Shards("data"); print(shards.tables); batch = next(shards.batches())``
+    """
+
+    def __init__(self, data: str | Path) -> None:
+        self._shards = _shards.Shards.open(Path(data))
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the shards."""
+        return self._shards.manifest.folder
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a batch; the last one of each kind may have fewer."""
+        return self._shards.batch_size
+
+    @property
+    def num_dense(self) -> int:
+        """Number of dense features."""
+        return self._shards.num_dense
+
+    @property
+    def num_samples(self) -> dict[str, int]:
+        """Samples of the training part and of the evaluation part."""
+        return {
+            "training": self._shards.num_training_samples,
+            "evaluation": self._shards.num_evaluation_samples,
+        }
+
+    @property
+    def tables(self) -> pl.DataFrame:
+        """A row for each table: `table`, `num_rows`, `num_hot`, `embedding_dim` and `is_multi_hot`."""
+        import polars as pl
+
+        tables = self._shards.tables
+        return pl.DataFrame(
+            {
+                "table": [table.name for table in tables],
+                "num_rows": [table.num_rows for table in tables],
+                "num_hot": [table.num_hot for table in tables],
+                "embedding_dim": [table.embedding_dim for table in tables],
+                "is_multi_hot": [table.is_multi_hot for table in tables],
+            }
+        )
+
+    def batches(self, kind: BatchKind = "training") -> Iterator[dict[str, Any]]:
+        """Yield the batches of a kind in the order in which they are stored.
+
+        Returns:
+            Dictionaries of read-only arrays: ``label`` (B,) float32, ``dense`` (B, K) float32, and of each
+            table its ids: (B,) int32, or for a multi-hot table a pair of offsets, (B + 1,) int32, and ids.
+            ``is_hot``, (B,) bool, tells of evaluation samples whether all of their rows are hot.
+
+        Raises:
+            ConfigError: there is no such kind.
+            ShardError: a damaged file.
+        """
+        # Evaluation batches are numbered apart from those that are trained on.
+        shards = self._shards
+        if kind == "evaluation":
+            for number in range(shards.num_evaluation_batches):
+                yield self._arrays(shards.evaluation_batch(number))
+            return
+        wanted = {"hot_only": (True,), "mixed": (False,), "training": (True, False)}
+        if kind not in wanted:
+            raise ConfigError(f"there are no batches {kind!r}", hint=nearest(kind, [*wanted, "evaluation"]))
+        for number, is_hot_only in enumerate(shards.is_hot_only.tolist()):
+            if is_hot_only in wanted[kind]:
+                yield self._arrays(shards.training_batch(number))
+
+    def counts(self, table: str) -> NDArray[np.int64]:
+        """Return how often the training part looked up each row of a table, (num_rows,) in the order of ids.
+
+        Raises:
+            ConfigError: there is no such table, or the vocabulary is not beside the shards.
+        """
+        names = [each.name for each in self._shards.tables]
+        if table not in names:
+            raise ConfigError(f"{self.folder} has no table {table!r}", hint=nearest(table, names))
+        return read_tables(self._vocabulary(), "count")[names.index(table)]
+
+    def _vocabulary(self) -> Manifest:
+        origin = ShardOrigin.of(self._shards)
+        if origin is None:
+            raise ConfigError(f"{self.folder} has no vocabulary beside it: open the folder of all stages")
+        return origin.vocabulary
+
+    def _arrays(self, batch: Batch) -> dict[str, Any]:
+        # Ids of one-hot tables are columns of one matrix, those of the others are bags, both in table order.
+        columns = iter(batch.ids_BF.T)
+        bags = iter(batch.bags)
+        arrays: dict[str, Any] = {"label": batch.label_B.numpy(), "dense": batch.dense_BK.numpy()}
+        if batch.is_hot_B is not None:
+            arrays["is_hot"] = batch.is_hot_B.astype(np.bool_)
+        for table in self._shards.tables:
+            if table.is_multi_hot:
+                of_table = next(bags)
+                arrays[table.name] = (of_table.offsets_B1, of_table.ids_N)
+            else:
+                arrays[table.name] = next(columns)
+        return arrays

@@ -1,4 +1,9 @@
-"""Train on shards: from a config to a run folder."""
+"""Train on shards: from a config to a run folder.
+
+Reads and checks all that a run begins with, before its folder is touched.
+
+Builds what a run trains with and the folder that it writes to: new, or as its last checkpoint has them.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +11,282 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..pipeline.errors import KIB
-from .begin_run import begin_run, build_run, find_checkpoint
-from .checkpoints.checkpoint_settings import CheckpointSettings
-from .checkpoints.interrupts import Interrupted, Interrupts
-from .config import TrainConfig
-from .exchange.row_messages import NotFiniteRowError
-from .model.dense_dtype import cpu_features, warn_of_slow_bf16
-from .model_building.user_code import ModelSource
-from .options.exchange_options import ExchangeOptions
-from .options.rank_options import rank_timeout
-from .prepare_run import RunRequest, coding_of, compared_by_ranks, prepare_run
-from .ranks.ranks import agree, refuse_other_settings_of_ranks
-from .ranks.torch_ranks import joined_ranks
+from .. import __version__
+from ..pipeline.errors import KIB, HotsetError
+from ..pipeline.folders.manifest import checksum_of
+from .build import build_trainer
+from .build_embeddings import RunStart, resolve, set_threads
+from .build_model import ModelSource
+from .checkpoints.files import CHECKPOINTS, newest_whole
+from .checkpoints.tensors import restore_dense
+from .config import AUTO, CheckpointSettings, ExchangeOptions, TrainConfig, rank_timeout
+from .data.batch_order import BATCH_ORDER, BatchOrder, RecordedOrder
+from .data.shards import ShardOrigin, Shards, with_hot_bytes
+from .dense.gradients import cpu_features, warn_of_slow_bf16
+from .loop import Trainer, run_steps
+from .model.choose_model import choose_model
+from .ranks.codes import ChosenExchange, chosen_by
+from .ranks.messages import NotFiniteRowError
+from .ranks.ranks import Ranks, agree, joined_ranks, refuse_other_settings_of_ranks
 from .resuming.best_weights import BestWeights
-from .resuming.optimizer_states import optimizer_states
-from .resuming.saved_run import Checkpoint
-from .run_folder.unfinished_run import claimed, is_unfinished
-from .run_results.run_log import RunLog, TrainProgress, no_progress
-from .run_results.run_summary import TrainSummary, summarize
-from .trainer import Trainer, run_steps
+from .resuming.rank_checkpoints import SAVED_ERRORS, RankFolder, SavedErrors
+from .resuming.resume import Checkpoint, Interrupted, Interrupts, RunCheckpoints, restore, table_sizes
+from .resuming.source_run import SourceRun, open_source, optimizer_states
+from .run_folder.files import (
+    RunFolder,
+    TensorboardEvents,
+    claimed,
+    describe,
+    is_unfinished,
+    recorded_description,
+    recorded_exchange,
+    recorded_micro_batches,
+    refuse_missing_folder,
+    refuse_occupied,
+    remove_begun,
+    settings_of,
+)
+from .run_folder.reader import read_manifest, refuse_changed_files
+from .run_log import RunLog, TrainProgress, TrainSummary, no_progress, summarize
+
+if TYPE_CHECKING:
+    from .resuming.rank_checkpoints import RankCheckpoints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """The arguments of `train`."""
+
+    shards: Path
+    config: TrainConfig
+    out: Path
+    replay: Path | None
+    slow_dir: Path | None
+    init_from: Path | None
+    rank_options: ExchangeOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRun:
+    """A run that was refused by nothing."""
+
+    shards: Shards
+    config: TrainConfig
+    threads: int
+    order: BatchOrder | None
+    description: dict[str, Any]
+    source: SourceRun | None
+    """The run that this one starts from."""
+    exchange: ChosenExchange
+    """Codecs of what crosses between ranks, as far as options name them."""
+    leaves_codecs_open: bool
+    """Whether some are to be chosen by a measurement."""
+
+
+def prepare_run(request: RunRequest, ranks: Ranks, *, is_resumed: bool) -> PreparedRun:
+    """Read and check all that a run begins with."""
+    out = request.out
+    config = request.config
+    # One rank refuses for all, before any of them writes.
+    if not is_resumed and ranks.rank == 0:
+        refuse_occupied(out)
+    if request.slow_dir is not None:
+        refuse_missing_folder(request.slow_dir)
+    # The shards first: what the settings leave open follows from them.
+    opened = Shards.open(request.shards)
+    if config.hot_bytes is not None:
+        opened = with_hot_bytes(opened, config.hot_bytes, config.row_optimizer(opened.embedding_optimizer))
+    opened.refuse_damage()
+    threads = set_threads(config.threads)
+    replay = request.replay
+    # A batch order that was changed since would be replayed as if it were the run's.
+    if replay is not None and (recorded := read_manifest(replay)) is not None:
+        refuse_changed_files(recorded, (BATCH_ORDER,))
+    order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None
+    # A resumed run keeps its micro-batches, whatever the number of ranks now.
+    if is_resumed and config.micro_batches is None:
+        config = replace(config, micro_batches=recorded_micro_batches(out))
+    config = resolve(opened, config, ranks.num_ranks)
+    description = describe(opened, config, threads, is_replay=replay is not None)
+    # One process sends nothing. A resumed run keeps what was chosen for it, and measures no more.
+    options = request.rank_options
+    exchange = ChosenExchange()
+    leaves_codecs_open = ranks.num_ranks > 1 and options.exchange == AUTO
+    if ranks.num_ranks > 1:
+        exchange = chosen_by(options, config.epochs * opened.num_training_batches)
+    elif options.names_codecs:
+        _log.warning("one process sends nothing: --exchange changes nothing in this run")
+    if is_resumed and ranks.num_ranks > 1:
+        begun_with = recorded_exchange(out)
+        if leaves_codecs_open or begun_with.vectors == exchange.vectors:
+            exchange = begun_with
+            leaves_codecs_open = False
+    description |= coding_of(exchange, ranks)
+    # Weights to start from are checked against the shards, and become part of what decides the bits.
+    source = None
+    if request.init_from is not None:
+        chosen = config.optimizers(opened.embedding_optimizer)
+        model = choose_model(config, opened.embedding_dim)
+        source = open_source(request.init_from, opened, chosen, model)
+        description["init_from"] = source.fingerprint
+    # Last, when the description of this command is complete.
+    if is_resumed:
+        description = recorded_description(out, description)
+    return PreparedRun(
+        shards=opened,
+        config=config,
+        threads=threads,
+        order=order,
+        description=description,
+        source=source,
+        exchange=exchange,
+        leaves_codecs_open=leaves_codecs_open,
+    )
+
+
+def coding_of(exchange: ChosenExchange, ranks: Ranks) -> dict[str, Any]:
+    """Return the part of a run's description that codecs decide; none where rows cross as they are.
+
+    Which rows are rounded depends on who owns and uses them, so the number of ranks decides the bits of such
+    a run, too.
+    """
+    if exchange.is_exact:
+        return {}
+    return {"exchange": exchange.to_json() | {"ranks": ranks.num_ranks}}
+
+
+def compared_by_ranks(start: PreparedRun, options: ExchangeOptions) -> dict[str, object]:
+    """Return what ranks must have in common, by the names that a user knows."""
+    found: dict[str, object] = dict(start.description) | {"version": __version__}
+    settings = dict(start.description["config"])
+    del found["config"]
+    # Options are named one by one; the number of threads is the one in force.
+    recipe = settings.pop("recipe", {})
+    found |= settings | recipe | {"threads": start.threads}
+    # Codecs by option, and by what a resumed run has recorded.
+    found |= {field.name: getattr(options, field.name) for field in fields(ExchangeOptions)}
+    found["recorded exchange"] = start.exchange
+    return found
+
+
+def find_checkpoint(start: PreparedRun, out: Path, ranks: Ranks, *, is_resumed: bool) -> Checkpoint | None:
+    """Open the checkpoint from which an unfinished run goes on; None, with a warning, where it has none."""
+    # Between the first look and the lock another process may have begun or ended a run there.
+    if ranks.rank == 0 and is_unfinished(out) != is_resumed:
+        refuse_occupied(out)  # by a run that has begun or ended since
+    if not is_resumed:
+        return None
+    record = newest_whole(out / CHECKPOINTS, checksum_of(settings_of(start.description)))
+    if record is None:
+        _log.warning("%s was stopped before its first checkpoint: training starts from the first step", out)
+        if ranks.rank == 0:  # the one that writes the folder
+            remove_begun(out)
+        return None
+    _log.warning("%s is resumed from its checkpoint of step %s", out, record.state.step)
+    return Checkpoint.open(out / CHECKPOINTS, record, table_sizes(start.shards, start.config))
+
+
+def build_run(
+    start: PreparedRun,
+    request: RunRequest,
+    ranks: Ranks,
+    settings: CheckpointSettings,
+    model_source: ModelSource | None,
+    checkpoint: Checkpoint | None,
+) -> Trainer:
+    """Build the trainer of a run, with the rows of the checkpoint from which it goes on."""
+    out = request.out
+    source = start.source
+    # Rows come from the checkpoint if there is one, else from the run to start with, else they are initial.
+    rows = RunStart(source.rows, is_fresh=False) if source else None
+    if checkpoint is not None:
+        rows = replace(checkpoint.start, is_fresh=source is None)
+    trainer = build_trainer(
+        start.shards,
+        start.config,
+        start.order,
+        spill_folder=request.slow_dir or out,
+        model_source=model_source,
+        start=rows,
+        tracks_changes=not settings.checkpoint_every.is_off,
+        ranks=ranks,
+        exchange=start.exchange,
+    )
+    # A checkpoint has the dense layers too, and they are restored with it.
+    if source is not None and checkpoint is None:
+        restore_dense(trainer.model, trainer.dense_optimizers, source.dense, source.where)
+    if trainer.coded.errors is not None:
+        trainer.resumables[SAVED_ERRORS] = SavedErrors(ranks, trainer.coded.errors)
+    if start.config.recipe.keeps_best:
+        best = BestWeights(out, settings.keep_checkpoints, ranks)
+        best.reserve(trainer.weights().num_bytes)
+        trainer.resumables["best_weights"] = best
+    return trainer
+
+
+def begin_run(
+    trainer: Trainer,
+    out: Path,
+    description: dict[str, Any],
+    checkpoint: Checkpoint | None,
+    settings: CheckpointSettings,
+    tensorboard: Path | None,
+) -> tuple[RunFolder, RunCheckpoints | RankCheckpoints | None]:
+    """Begin or resume the folder of a run, with room for its weights and checkpoints."""
+    if checkpoint is not None:
+        restore(trainer, checkpoint)
+    ranks = trainer.ranks
+    is_saved = not settings.checkpoint_every.is_off
+    last_step = checkpoint.record.state.step if checkpoint else None
+    if ranks.num_ranks > 1:
+        from .resuming.rank_checkpoints import RankCheckpoints
+    if ranks.rank:
+        return RankFolder(out), RankCheckpoints(trainer, None, last_step) if is_saved else None
+    try:
+        folder, saved = _begin_folder(trainer, out, description, checkpoint, settings)
+        if tensorboard is not None:
+            folder.tensorboard = TensorboardEvents(tensorboard, folder.metrics)
+        if ranks.num_ranks > 1 and saved is not None:
+            return folder, RankCheckpoints(trainer, saved, last_step)
+        return folder, saved
+    except HotsetError:
+        # A disk without room for the run leaves nothing of it.
+        if checkpoint is None:
+            remove_begun(out)
+        raise
+
+
+def _begin_folder(
+    trainer: Trainer,
+    out: Path,
+    description: dict[str, Any],
+    checkpoint: Checkpoint | None,
+    settings: CheckpointSettings,
+) -> tuple[RunFolder, RunCheckpoints | None]:
+    # The room for the results is taken before the first step.
+    weight_bytes = trainer.weights().num_bytes + optimizer_states(trainer).num_bytes
+    if checkpoint is None:
+        folder = RunFolder.begin(out, description, weight_bytes=weight_bytes)
+    else:
+        folder = RunFolder.resume(out, checkpoint.record.state.metrics, weight_bytes=weight_bytes)
+    # The vocabulary is kept in the run, so that the run alone can predict.
+    origin = ShardOrigin.of(trainer.shards)
+    if origin is not None:
+        folder.keep_vocabulary(origin.vocabulary)
+    saved = None
+    if not settings.checkpoint_every.is_off:
+        run = checksum_of(settings_of(description))
+        last = checkpoint.record if checkpoint else None
+        saved = RunCheckpoints(out / CHECKPOINTS, run, settings, trainer, last)
+    return folder, saved
+
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +357,7 @@ def train(
             trainer = agree(ranks, build)
             description = start.description
             if start.leaves_codecs_open:
-                from .trainer_building.choose_exchange import choose_exchange
+                from .build_ranks import choose_exchange
 
                 trainer.coded.use(choose_exchange(trainer, request.rank_options))
                 description = description | coding_of(trainer.coded.chosen, ranks)

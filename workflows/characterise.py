@@ -31,14 +31,13 @@ from ..pipeline.folders.whole_file import refuse_target
 from ..pipeline.runtime.tasks import num_workers
 from ..stats.curves import UNDECIDED, Interval, log_slope, verdict
 from ..stats.ranking.row_bytes import row_bytes
-from ..train.advice import flops_per_sample
+from ..train.advice import MachineSpeeds, flops_per_sample
+from ..train.build import build_trainer
+from ..train.build_embeddings import set_threads
 from ..train.config import PlacementName, TrainConfig
 from ..train.data.shards import Shards
-from ..train.machine_speeds import MachineSpeeds
-from ..train.model.dlrm_shape import DlrmShape
-from ..train.trainer import taken_steps
-from ..train.trainer_building.build_trainer import build_trainer
-from ..train.trainer_building.devices import set_threads
+from ..train.loop import taken_steps
+from ..train.model.shapes import DlrmShape
 from .console import plain_table, print_line, print_table
 from .drawn_shards import DrawnShards
 from .machine_facts import describe_machine

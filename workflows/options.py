@@ -34,7 +34,7 @@ from typing import (
 
 from ..pipeline.errors import ByteSize, ConfigError, HotsetError, format_byte_size, parse_byte_size
 from ..pipeline.schema.schema import FeatureSettings, format_feature_settings, parse_feature_settings
-from ..train.options.interval import Interval, parse_interval
+from ..train.recipe_options import Interval, parse_interval
 from .console import say_error, set_verbosity
 
 T = TypeVar("T")

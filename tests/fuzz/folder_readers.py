@@ -29,20 +29,18 @@ from hotset.pipeline.statistics.frequencies import frequency_statistics
 from hotset.pipeline.statistics.table_rows import open_table
 from hotset.pipeline.verify import verify
 from hotset.stats.step_times import Machine
+from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train.advice import AdviceConfig, advise
-from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
-from hotset.train.config import TrainConfig
+from hotset.train.build import build_trainer
+from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
-from hotset.train.options.interval import Interval
-from hotset.train.options.recipe_options import RecipeOptions
+from hotset.train.loop import run_steps
 from hotset.train.ranks.ranks import RankError, Ranks
-from hotset.train.ranks.thread_ranks import run_thread_ranks
+from hotset.train.recipe_options import Interval, RecipeOptions
 from hotset.train.run import train
-from hotset.train.run_folder.verify_run import verify_run
-from hotset.train.scoring.predict_log import RunPredictor, predict_file
-from hotset.train.trainer import run_steps
-from hotset.train.trainer_building.build_trainer import build_trainer
+from hotset.train.serving.predict import RunPredictor, predict_file
+from hotset.train.verify_run import verify_run
 from hotset.workflows.recipe_file import with_recipe
 
 ONE = Resources(workers=1, memory_bytes=None)

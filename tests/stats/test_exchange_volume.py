@@ -17,7 +17,7 @@ from hotset.stats.exchange import RankedEpoch, mask_type
 from hotset.stats.exchange_volume import count_exchange, expected_exchange, most_uses
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.shards import Shards
-from hotset.train.exchange.rank_reader import RankReader, read_epoch
+from hotset.train.ranks.exchange import RankReader, read_epoch
 
 
 @pytest.fixture

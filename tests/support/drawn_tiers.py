@@ -11,10 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from hotset.stats.batch_rows import LookupsByRow, group_lookups, of_matrix
-from hotset.train.rows.initial_values import InitialValues
-from hotset.train.rows.row_backends import RowBackend
-from hotset.train.rows.row_optimizers import RowOptimizer
-from hotset.train.rows.tiers import Layout, Tier
+from hotset.train.rows.backends import RowBackend
+from hotset.train.rows.optimizers import RowOptimizer
+from hotset.train.rows.tiers import InitialValues, Layout, Tier
 
 
 def make_tier(optimizer: RowOptimizer, num_tables: int, num_rows: int, dim: int, device: str = "cpu") -> Tier:

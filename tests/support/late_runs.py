@@ -14,10 +14,10 @@ from hotset.stats.ranking.row_bytes import OPTIMIZERS, row_bytes
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.data.shards import Shards
-from hotset.train.device import late_device
-from hotset.train.device.late_device import LateDevice, LateEvent
-from hotset.train.device.verbs import Event, StreamName
-from hotset.train.trainer import Trainer
+from hotset.train.device import Event, StreamName
+from hotset.train.gpu import simulated_device
+from hotset.train.gpu.simulated_device import LateDevice, LateEvent
+from hotset.train.loop import Trainer
 
 PLACEMENTS: tuple[dict[str, Any], ...] = (
     {"placement": "all-fast"},
@@ -93,8 +93,8 @@ def keep_slow(monkeypatch: pytest.MonkeyPatch, stream: StreamName) -> None:
         device._slow = stream
 
     monkeypatch.setattr(LateDevice, "__init__", begin_with_slow_stream)
-    monkeypatch.setattr(late_device, "_CALLS_OF_A_WHILE", 10**9)
-    monkeypatch.setattr(late_device, "_SLOW_SHARE", 0.99)
+    monkeypatch.setattr(simulated_device, "_CALLS_OF_A_WHILE", 10**9)
+    monkeypatch.setattr(simulated_device, "_SLOW_SHARE", 0.99)
 
 
 def ignore_waits(monkeypatch: pytest.MonkeyPatch, waiting: StreamName, recorded: StreamName) -> None:

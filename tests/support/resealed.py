@@ -14,7 +14,7 @@ from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import Manifest, checksum_of
 from hotset.pipeline.stages.other_vocabulary import ID_MAP
 from hotset.pipeline.stages.stage_order import FOLDERS
-from hotset.train.checkpoints.checkpoint_files import CHECKPOINTS
+from hotset.train.checkpoints.files import CHECKPOINTS
 
 
 def reseal(folder: Path, change: Any, name: str | None = None) -> Path:

@@ -21,13 +21,12 @@ from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.logs.list_logs import KINDS
 from hotset.tests.support.logs.other_logs import Log, draw_log, schema_text, write_csv, write_parquet
+from hotset.train.build_model import ModelSource
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
-from hotset.train.model_building.user_code import ModelSource
-from hotset.train.predict import Predictor
+from hotset.train.evaluate import LoadedModel, Predictor
 from hotset.train.run import train
-from hotset.train.run_folder.run_reader import read_config, read_weights
-from hotset.train.scoring.loaded_model import LoadedModel
+from hotset.train.run_folder.reader import read_config, read_weights
 
 NUM_EVALUATION = 90
 _BATCH_SIZE = 16

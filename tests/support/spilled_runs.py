@@ -11,8 +11,14 @@ from numpy.typing import NDArray
 from hotset.stats.lookahead.planner import lookahead_planner
 from hotset.stats.lookahead.step_plans import RowStream, next_uses
 from hotset.train.spill.row_store import RowStore
-from hotset.train.spill.run_plan import EpochPlans, RunFetches, find_fetches
-from hotset.train.spill.spill_sizes import SpillShape, SpillSizes, choose_sizes
+from hotset.train.spill.run_plan import (
+    EpochPlans,
+    RunFetches,
+    SpillShape,
+    SpillSizes,
+    choose_sizes,
+    find_fetches,
+)
 
 
 def plan_epochs(

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from hotset.tests.support.shard_factory import ShardSpec
+from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.data.batch import Batch
 from hotset.train.data.batch_order import RecordedOrder
 from hotset.train.data.shards import Shards
-from hotset.train.trainer import Trainer, run_steps
-from hotset.train.trainer_building.build_trainer import build_trainer
+from hotset.train.loop import Trainer, run_steps
 
 STATELESS: tuple[dict[str, Any], ...] = ({"placement": "hybrid"}, {"placement": "hybrid-dedup"})
 

@@ -28,14 +28,13 @@ from hotset.tests.support.trained_models import (
     trained,
 )
 from hotset.train.data.shards import Shards
-from hotset.train.execution.embeddings import Embeddings
+from hotset.train.execution.embeddings import Embeddings, PlannedStep
 from hotset.train.execution.executor import Executor
-from hotset.train.execution.row_width import PlannedStep
-from hotset.train.execution.transfer_thread import TransferThread
-from hotset.train.meter import Kind
-from hotset.train.options.recipe_options import RecipeOptions
+from hotset.train.execution.transfers import TransferThread
+from hotset.train.loop import Trainer
+from hotset.train.metrics import Kind
+from hotset.train.recipe_options import RecipeOptions
 from hotset.train.rows.step_plan import Transfer
-from hotset.train.trainer import Trainer
 from hotset.workflows.recipes import small_real_sample
 
 
@@ -166,9 +165,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(
 
 
 def test_placements_end_with_equal_bits_in_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "hotset.train.trainer_building.resolve_config.cpu_features", lambda: frozenset({"amx_bf16"})
-    )
+    monkeypatch.setattr("hotset.train.build_embeddings.cpu_features", lambda: frozenset({"amx_bf16"}))
     shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
     all_fast = trained(shards, placement="all-fast", dense_dtype="bf16", **FIELDS)
     # The dense layers are the same whatever moves the rows: one placement of each kind is enough.
@@ -284,7 +281,7 @@ class AllAhead:
 def test_a_transfer_that_does_not_wait_for_compute_is_noticed(
     shards: Shards, all_fast: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hotset.train.trainer.BackgroundIterator", AllAhead)
+    monkeypatch.setattr("hotset.train.loop.BackgroundIterator", AllAhead)
     assert not differs(shards, all_fast, placement="lookahead")
     put = TransferThread.put
     monkeypatch.setattr(

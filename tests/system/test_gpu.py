@@ -17,13 +17,12 @@ from hotset.tests.support.drawn_tiers import draw_lookups, make_tier, step
 from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.trained_models import FIELDS, STAGING, STATELESS, TIGHT, assert_equal_bits, trained
 from hotset.train.data.shards import Shards
-from hotset.train.device.cuda_device import CudaDevice
-from hotset.train.device.verbs import Event, StreamName
-from hotset.train.rows.row_backends import NumbaRows, TorchRows
-from hotset.train.rows.row_optimizers import RowOptimizer
-from hotset.train.run_results.run_summary import summarize_transfers
-from hotset.train.steps import piece_ring
-from hotset.train.work_threads import WorkThreads
+from hotset.train.device import CudaDevice, Event, StreamName
+from hotset.train.gpu import row_moves
+from hotset.train.rows.backends import NumbaRows, TorchRows
+from hotset.train.rows.optimizers import RowOptimizer
+from hotset.train.run_log import summarize_transfers
+from hotset.train.threads import WorkThreads
 
 pytestmark = pytest.mark.gpu
 
@@ -86,7 +85,7 @@ def test_rows_that_the_host_moves_or_keeps_have_the_bits_of_all_fast(
     shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
     wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
     # Rows of a transfer come as several pieces, which take turns in the slots of their ring.
-    monkeypatch.setattr(piece_ring, "PIECE_BYTES", 640)
+    monkeypatch.setattr(row_moves, "PIECE_BYTES", 640)
     if is_late:
         let_streams_be_late(monkeypatch)
     found = trained(shards, device="cuda", **placement, **FIELDS)

@@ -1,6 +1,8 @@
 """Advice from a preprocessed folder: what fits, what is fastest, and the command that prints it.
 
-Tests `advice_record` and `coverage`, too.
+Tests `advice` and `coverage`, too.
+
+The file of speeds: what is written is read, and what is no such file is refused in one line.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from hotset.pipeline.errors import GIB, MIB, ByteSize, ConfigError, ManifestError
+from hotset.pipeline.errors import GIB, MIB, ByteSize, ConfigError, HotsetError, ManifestError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
@@ -29,19 +31,20 @@ from hotset.tests.support.trained_models import trained
 from hotset.train import advice as module
 from hotset.train.advice import (
     AdviceConfig,
+    MachineSpeeds,
     activation_bytes,
     advise,
     dense_bytes,
     read_inputs,
     read_workload,
 )
+from hotset.train.build import build_dense_optimizers
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.model.dlrm import Dlrm
-from hotset.train.model.dlrm_shape import dlrm_shape
-from hotset.train.placements.shuffle_scheduler import ShuffleScheduler
+from hotset.train.model.shapes import dlrm_shape
+from hotset.train.placements.fae import ShuffleScheduler
 from hotset.train.placements.simulate import simulate_epoch
-from hotset.train.trainer_building.dense_optimizers import build_dense_optimizers
 from hotset.workflows.cli import main
 
 
@@ -320,3 +323,59 @@ def test_advice_knows_the_models_of_hotset_alone(folder: Path) -> None:
     assert found["dense_bytes"] == 16 * weights
     with pytest.raises(ConfigError, match=r"model must be one of auto, .* got 'nets:Net'"):
         advise(folder, AdviceConfig(batch_size=256, model="nets:Net"), Machine(), Resources(workers=1))
+
+
+SPEEDS = MachineSpeeds(
+    device_name="A CPU",
+    threads=2,
+    flops=2e11,
+    host_rows_per_second=5e7,
+    row_bytes=64,
+    link_bytes_per_second=9e9,
+    loader_samples_per_second=1.5e7,
+)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    SPEEDS.write(path)
+    assert MachineSpeeds.read(path) == SPEEDS
+    with pytest.raises(HotsetError, match="exists"):
+        SPEEDS.write(path)
+    assert len(path.read_text().splitlines()) <= 12
+
+
+def test_predictions_take_rows_as_bytes_and_the_typical_fixed_time() -> None:
+    assert SPEEDS.machine() == Machine(
+        link_bytes_per_second=9e9,
+        host_bytes_per_second=64 * 5e7,
+        flops=2e11,
+        step_seconds=Machine().step_seconds,
+        loader_samples_per_second=1.5e7,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "hotset machine"}, "its format is not 'hotset speeds 1'"),
+        ({"flops": 0.0}, "flops is 0.0, want a number above 0"),
+        ({"link_bytes_per_second": -1.0}, "link_bytes_per_second is -1.0"),
+        ({"host_rows_per_second": "many"}, "host_rows_per_second"),
+        ({"row_bytes": 0}, "row_bytes is 0"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    SPEEDS.write(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ConfigError, match=f"machine.json cannot be read as speeds: .*{message}"):
+        MachineSpeeds.read(path)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{"])
+def test_a_damaged_file_and_a_missing_one_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "machine.json").write_text(text)
+    for name in ("machine.json", "missing.json"):
+        with pytest.raises(ConfigError, match=f"{name} cannot be read as speeds"):
+            MachineSpeeds.read(tmp_path / name)

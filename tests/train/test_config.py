@@ -1,4 +1,11 @@
-"""Settings of a training run."""
+"""Settings of checkpoints.
+
+Codecs are read from options, and what is none is refused by its option.
+
+Options of ranks are refused where they make no sense.
+
+Settings of a training run.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +17,88 @@ from typing import Any, get_type_hints
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.train.config import Optimizers, TrainConfig
-from hotset.train.options.exchange_options import ExchangeOptions
-from hotset.train.options.recipe_options import RecipeOptions
+from hotset.stats.codecs import CODEC_NAMES
+from hotset.train.config import (
+    FIXED_CODECS,
+    CheckpointSettings,
+    CodecChoice,
+    ExchangeOptions,
+    Optimizers,
+    TrainConfig,
+    is_launched,
+    parse_codec,
+    rank_timeout,
+)
+from hotset.train.recipe_options import RecipeOptions
+
+
+def test_at_least_one_checkpoint_is_kept() -> None:
+    with pytest.raises(ConfigError, match="keep_checkpoints must be 1 or more"):
+        CheckpointSettings(keep_checkpoints=0)
+
+
+def test_codecs_are_read() -> None:
+    assert sorted(FIXED_CODECS) == sorted(CODEC_NAMES)
+    for name in (*FIXED_CODECS, "auto"):
+        assert parse_codec("exchange", name) == CodecChoice(name)
+    assert parse_codec("exchange", "bounded:0.03") == CodecChoice("bounded", 0.03)
+    tables = (("C3", 0.01), ("C7", 0.05))
+    assert parse_codec("exchange", "bounded:sizes,C3=0.01,C7=5e-2") == CodecChoice("bounded", None, tables)
+    kaggle = parse_codec("exchange", "bounded:kaggle,C1=0.2")
+    assert kaggle.bound == 0.03 and len(kaggle.of_tables) == 27
+    bounds = dict(kaggle.of_tables)
+    # The published lists count tables from 0.
+    assert bounds["C3"] == bounds["C24"] == 0.01 and bounds["C9"] == 0.05 and bounds["C2"] == 0.03
+    assert bounds["C1"] == 0.2
+    assert dict(parse_codec("exchange", "bounded:terabyte").of_tables)["C1"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"exchange": "int7"}, "exchange must be none, fp16, .* got 'int7'"),
+        ({"exchange": "int8:3"}, "exchange must be .* got 'int8:3'"),
+        ({"exchange": "bounded:"}, "got 'bounded:'"),
+        ({"exchange": "bounded:0.5"}, "from 2\\*\\*-16 to below 0.5, got '0.5'"),
+        ({"exchange": "bounded:nan"}, "got 'nan'"),
+        ({"exchange": "bounded:0.1,C3"}, "exchange: want TABLE=BOUND, got 'C3'"),
+        ({"exchange": "bounded:budget=0.2"}, "got 'budget=0.2'"),
+        ({"exchange": "int4"}, "exchange must be none, fp16, .* got 'int4'"),
+        (
+            {"exchange_feedback": True},
+            "exchange_feedback keeps the errors of gradients, which have none here",
+        ),
+    ],
+)
+def test_what_is_no_codec_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ExchangeOptions(**fields)
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "1e9", "nan", "soon"])
+def test_a_timeout_is_some_seconds(seconds: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOTSET_RANK_TIMEOUT", raising=False)
+    assert rank_timeout() == 60
+    monkeypatch.setenv("HOTSET_RANK_TIMEOUT", "2.5")
+    assert rank_timeout() == 2.5
+    monkeypatch.setenv("HOTSET_RANK_TIMEOUT", seconds)
+    with pytest.raises(ConfigError, match=f"HOTSET_RANK_TIMEOUT is '{seconds}', want seconds"):
+        rank_timeout()
+
+
+@pytest.mark.parametrize(("number", "wanted"), [("", False), ("0", False), ("1", False), ("2", True)])
+def test_several_ranks_are_told_by_their_number(
+    number: str, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", number)
+    assert is_launched() == wanted
+
+
+@pytest.mark.parametrize("number", ["abc", "-2", "1.5"])
+def test_a_number_of_ranks_that_is_none_is_refused(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", number)
+    with pytest.raises(ConfigError, match=f"WORLD_SIZE is '{number}', want the number of ranks"):
+        is_launched()
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,30 @@
-"""Training from Python: settings by name, a user's module, and what a finished run gives back."""
+"""Training from Python: settings by name, a user's module, and what a finished run gives back.
+
+Shards from Python: tables, batches of every kind, and counts.
+
+A finished run in use from Python: predictions of logs and frames, and an export.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import polars as pl
 import pytest
 import torch
 from torch import nn
 
 import hotset
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.stats.metrics import probabilities
+from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, prepared_lists, run_on_lists
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.train import fit as serve
+from hotset.train.data import shards as inner
 from hotset.train.fit import FittedRun
 
 SPEC = ShardSpec(batch_size=16, num_hot_only=40, num_mixed=90, num_evaluation=40)
@@ -164,3 +177,113 @@ def test_progress_is_reported(data: Path, tmp_path: Path) -> None:
     seen: list[tuple[Any, ...]] = []
     hotset.fit(data, tmp_path / "run", threads=1, progress=lambda *call: seen.append(call[:3]))
     assert ("train", 130, 130) in seen and seen[-1] == ("evaluate", 40, 40)
+
+
+@pytest.fixture(scope="module")
+def data_of_open_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepared_lists(tmp_path_factory.mktemp("lists")).data
+
+
+def test_tables_and_sizes_are_those_of_the_manifest(data_of_open_shards: Path) -> None:
+    shards = hotset.Shards(data_of_open_shards)
+    totals = Manifest.read(data_of_open_shards / "shards").totals
+    assert (
+        shards.folder == data_of_open_shards / "shards" and shards.batch_size == 16 and shards.num_dense == 4
+    )
+    assert shards.num_samples == {"training": 150, "evaluation": NUM_EVALUATION}
+    found = shards.tables
+    assert found["table"].to_list() == [table["name"] for table in totals["tables"]]
+    assert found["num_hot"].to_list() == [table["num_hot"] for table in totals["tables"]]
+    assert set(found.filter(found["is_multi_hot"])["table"]) == {"tags", "seen", "codes"}
+
+
+def test_batches_have_every_feature_by_name(data_of_open_shards: Path) -> None:
+    shards = hotset.Shards(str(data_of_open_shards))
+    wanted = inner.Shards.open(data_of_open_shards)
+    found = list(shards.batches("evaluation"))
+    assert sum(batch["label"].size for batch in found) == NUM_EVALUATION
+    one_hot = [table.name for table in wanted.tables if not table.is_multi_hot]
+    for number, batch in enumerate(found):
+        other = wanted.evaluation_batch(number)
+        np.testing.assert_array_equal(batch["dense"], other.dense_BK.numpy())
+        np.testing.assert_array_equal(np.stack([batch[name] for name in one_hot], axis=1), other.ids_BF)
+        offsets, ids = batch["codes"]
+        assert offsets[-1] == ids.size and offsets.size == batch["label"].size + 1
+        assert batch["is_hot"].dtype == np.bool_
+    kinds = [len(list(shards.batches(kind))) for kind in ("hot_only", "mixed", "training")]
+    assert kinds[0] + kinds[1] == kinds[2] == wanted.num_training_batches
+
+
+def test_counts_are_those_of_the_training_part(data_of_open_shards: Path) -> None:
+    shards = hotset.Shards(data_of_open_shards)
+    counts = np.zeros_like(shards.counts("site"))
+    for batch in shards.batches():
+        counts += np.bincount(batch["site"], minlength=counts.size)
+    np.testing.assert_array_equal(counts, shards.counts("site"))
+
+
+def test_what_is_not_there_is_refused(data_of_open_shards: Path, tmp_path: Path) -> None:
+    shards = hotset.Shards(data_of_open_shards)
+    unknown: Any = "validation"
+    with pytest.raises(hotset.HotsetError, match="there are no batches 'validation'"):
+        next(shards.batches(unknown))
+    with pytest.raises(hotset.HotsetError, match="has no table 'sites'") as refused:
+        shards.counts("sites")
+    assert refused.value.hint == "did you mean 'site'?"
+    shutil.copytree(data_of_open_shards / "shards", tmp_path / "shards")
+    with pytest.raises(hotset.HotsetError, match="has no vocabulary beside it"):
+        hotset.Shards(tmp_path).counts("site")
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> ScoredRun:
+    return run_on_lists(tmp_path_factory.mktemp("lists"))
+
+
+def test_logs_and_frames_get_the_same_predictions(scored: ScoredRun) -> None:
+    found = hotset.predict(str(scored.run), str(scored.log))
+    wanted = probabilities(scored.evaluated()).astype(np.float32)
+    assert found.schema == pl.Schema({"probability": pl.Float32})
+    np.testing.assert_array_equal(found["probability"].to_numpy(), wanted)
+    assert scored.lines is not None
+    names = list(scored.lines.kinds)
+    columns = {name: [row[number] for row in scored.lines.rows] for number, name in enumerate(names)}
+    frame = pl.DataFrame(columns, strict=False)
+    assert hotset.predict(scored.run, frame, batch_size=16, threads=2).equals(found)
+    assert hotset.predict(scored.run, frame.drop("y").clear()).height == 0
+    with pytest.raises(hotset.HotsetError, match="the table has no column 'site'"):
+        hotset.predict(scored.run, frame.drop("site"))
+
+
+class Net_of_serve(nn.Module):
+    """A linear layer of everything."""
+
+    def __init__(self, inputs: hotset.ModelInputs) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs.num_dense + inputs.total_dim, 1)
+
+    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        logits: torch.Tensor = self.layer(torch.cat([dense, *embeddings.values()], dim=1))
+        return logits.squeeze(1)
+
+
+def test_the_module_of_a_fitted_run_goes_along(tmp_path: Path) -> None:
+    scored = prepared_lists(tmp_path)
+    run = hotset.fit(scored.data, scored.run, model=lambda inputs: Net_of_serve(inputs), threads=1)
+    wanted = probabilities(scored.evaluated(Net_of_serve)).astype(np.float32)
+    np.testing.assert_array_equal(hotset.predict(run, scored.log)["probability"].to_numpy(), wanted)
+    # From shards alone the vocabulary is given.
+    shutil.rmtree(scored.run / "vocabulary")
+    found = hotset.predict(scored.run, scored.log, model=Net_of_serve, vocabulary=scored.data)
+    np.testing.assert_array_equal(found["probability"].to_numpy(), wanted)
+
+
+def test_settings_go_by_name(scored: ScoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(hotset.HotsetError, match="there is no setting 'batch'"):
+        hotset.predict(scored.run, scored.log, batch=3)
+    called = []
+    monkeypatch.setattr(serve, "export_run", lambda *given, **named: called.append((given, named)))
+    assert hotset.export(scored.run, str(tmp_path / "out"), row_type="int8") == tmp_path / "out"
+    ((run, out, config), named) = called[0]
+    assert (run, out, config.row_type) == (scored.run, tmp_path / "out", "int8")
+    assert named == {"vocabulary": None, "model_source": None}

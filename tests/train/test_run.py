@@ -1,4 +1,4 @@
-"""Training from shards to a run folder: also `prepare_run`, `begin_run`, `run_log` and `run_summary`."""
+"""Training from shards to a run folder: also `run`, `run`, `run_log` and `run_log`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from safetensors import safe_open
 
 from hotset.pipeline.errors import ByteSize, HotsetError, ManifestError, SaidElsewhereError
 from hotset.tests.support.shard_factory import write_shards
+from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train import run
-from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
-from hotset.train.config import TrainConfig
-from hotset.train.options.exchange_options import ExchangeOptions
-from hotset.train.options.interval import Interval
+from hotset.train.config import CheckpointSettings, ExchangeOptions, TrainConfig
 from hotset.train.ranks.ranks import Ranks
-from hotset.train.ranks.thread_ranks import run_thread_ranks
+from hotset.train.recipe_options import Interval
 from hotset.train.run import train
 
 FIELDS: dict[str, Any] = {"threads": 1, "log_every": 2}
@@ -238,7 +236,7 @@ def test_an_interrupt_after_the_seal_leaves_no_checkpoint(
         remove(path)
 
     out = tmp_path / "run"
-    monkeypatch.setattr("hotset.train.run_folder.run_writer.shutil.rmtree", interrupted)
+    monkeypatch.setattr("hotset.train.run_folder.files.shutil.rmtree", interrupted)
     settings = CheckpointSettings(checkpoint_every=Interval(steps=2))
     summary = train(shards, TrainConfig(**FIELDS), out, checkpoints=settings)
     assert summary.num_steps == 8 and (out / "manifest.json").exists()

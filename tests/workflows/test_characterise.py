@@ -14,9 +14,9 @@ import pytest
 
 from hotset.pipeline.errors import ConfigError
 from hotset.stats.curves import CONTRADICTED, SUPPORTED, UNDECIDED
-from hotset.train.machine_speeds import MachineSpeeds
+from hotset.train.advice import MachineSpeeds
 from hotset.train.model.dlrm import Dlrm
-from hotset.train.model.dlrm_shape import DlrmShape
+from hotset.train.model.shapes import DlrmShape
 from hotset.workflows import characterise as module
 from hotset.workflows.characterise import (
     FACTORS,

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotset.pipeline.errors import install_hint
-from hotset.train.checkpoints.interrupts import Interrupted
+from hotset.train.resuming.resume import Interrupted
 from hotset.workflows import cli
 from hotset.workflows.cli import main
 from hotset.workflows.command_list import COMMANDS, REMOVED, command_class

@@ -10,8 +10,7 @@ import pytest
 
 from hotset.pipeline.errors import ByteSize, ConfigError
 from hotset.pipeline.schema.schema import NO_SETTINGS, FeatureSettings
-from hotset.train.config import TrainConfig
-from hotset.train.options.model_config import MODEL_NAMES
+from hotset.train.config import MODEL_NAMES, TrainConfig
 from hotset.workflows.options import (
     NO_OPTION,
     Arg,

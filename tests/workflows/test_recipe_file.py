@@ -15,7 +15,7 @@ from hotset.pipeline.errors import ByteSize, ConfigError
 from hotset.pipeline.preprocess import PreprocessConfig
 from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.train.config import TrainConfig
-from hotset.train.options.recipe_options import RecipeOptions
+from hotset.train.recipe_options import RecipeOptions
 from hotset.workflows.commands.preprocess_commands import PreprocessCommand
 from hotset.workflows.commands.train_commands import TrainCommand
 from hotset.workflows.options import config_of

@@ -3,8 +3,18 @@
 Shapes: B samples, F features of a model or of one row width, K dense features, N lookups, P = B * F bags.
 A bag is the lookups of one feature in one sample; features with one lookup per sample need no list of bags.
 Each element of a history is a bag of its own, so F counts the elements of the longest one.
+
+Where a batch is cut into shares, the equal parts of it that are added up by themselves.
+
+Sample i of a batch of nominally B samples is in share ``i * G // B``, and rank r of W computes the shares
+from ``r * G / W`` to before ``(r + 1) * G / W``. A batch with fewer samples leaves its last shares short or
+empty. Sums of shares are added by a binary tree over their numbers: shares 2s and 2s + 1 first, then the
+sums of such pairs, and so on; a share without samples adds nothing. The shares of a rank are a subtree, since
+G / W is a power of two: a rank adds up its own, and the sums of ranks are added by the rest of the tree. So
+the number of ranks changes no bit, that of shares does.
+
+Parts of batches joined to one.
 """
-# ruff: noqa: N815  (tensors carry shape suffixes)
 
 from __future__ import annotations
 
@@ -15,9 +25,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...pipeline.errors import ShardError
+from ...pipeline.errors import ConfigError, ShardError
 from ...stats.batch_rows import BatchLookups, LookupsByRow, group_lookups, of_bags, of_matrix
 from ...stats.batch_work import interleave_bags
+
+# ruff: noqa: N815  (tensors carry shape suffixes)
+
 
 _CACHE_LINE = 64
 """Bytes."""
@@ -246,3 +259,91 @@ class IdReader:
                 )
             firsts_BF[:, feature] += table.history_length - lengths_BF[:, feature]
         return firsts_BF
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShares:
+    """The shares that one rank computes.
+
+    Raises:
+        ConfigError: the shares cannot be divided among the ranks, or a batch among the shares.
+    """
+
+    batch_size: int
+    """Samples of a whole batch, B."""
+    num_shares: int = 1
+    """G."""
+    rank: int = 0
+    num_ranks: int = 1
+    """W."""
+
+    def __post_init__(self) -> None:
+        # Each share of a whole batch has samples, so those of a short one are the first ones.
+        if self.num_shares > max(self.batch_size, 1):
+            raise ConfigError(
+                f"a batch of {self.batch_size} samples cannot be cut into {self.num_shares} shares",
+                hint="preprocess with a larger --batch-size, or use fewer shares or ranks",
+            )
+        per_rank, left = divmod(self.num_shares, self.num_ranks)
+        is_subtree = self.num_ranks == 1 or (per_rank and not per_rank & (per_rank - 1))
+        if left or not is_subtree:
+            raise ConfigError(
+                f"{self.num_shares} shares cannot be divided among {self.num_ranks} ranks: each takes "
+                "1, 2, 4 or another power of two",
+                hint=f"--micro-batches {self.num_ranks} gives each rank one",
+            )
+
+    @property
+    def first_sample(self) -> int:
+        """The first sample of this rank in a whole batch."""
+        return self._start(self.rank * (self.num_shares // self.num_ranks))
+
+    def own_part(self, num_samples: int) -> tuple[int, int]:
+        """Return the first and the last-plus-one sample of this rank in a batch of so many samples."""
+        if self.num_ranks == 1:
+            return 0, num_samples
+        per_rank = self.num_shares // self.num_ranks
+        first, stop = (self._start(share * per_rank) for share in (self.rank, self.rank + 1))
+        return min(first, num_samples), min(stop, num_samples)
+
+    def cut(self, batch: Batch) -> Batch:
+        """Return the samples of this rank."""
+        return batch.cut(*self.own_part(batch.num_samples))
+
+    def bounds(self, num_samples: int) -> list[tuple[int, int]]:
+        """Return the first and the last-plus-one sample of each share that is not empty.
+
+        Args:
+            num_samples: those of this rank, whose first one is sample 0 here.
+        """
+        if self.num_shares == 1:
+            return [(0, num_samples)]
+        per_rank = self.num_shares // self.num_ranks
+        starts = [self._start(self.rank * per_rank + share) for share in range(per_rank + 1)]
+        stops = [min(start - starts[0], num_samples) for start in starts[1:]]
+        return [(first, stop) for first, stop in zip([0, *stops], stops, strict=False) if first < stop]
+
+    def _start(self, share: int) -> int:
+        return -(-share * self.batch_size // self.num_shares)
+
+
+def join(parts: Sequence[Batch]) -> Batch:
+    """Return the samples of some batches, one or more, as one batch; of a single one, that batch itself."""
+    if len(parts) == 1:
+        return parts[0]
+    tags = [part.is_hot_B for part in parts if part.is_hot_B is not None]
+    return Batch(
+        torch.cat([part.label_B for part in parts]),
+        torch.cat([part.dense_BK for part in parts]),
+        np.concatenate([part.ids_BF for part in parts]),
+        # Samples are tagged where those of all parts are.
+        np.concatenate(tags) if len(tags) == len(parts) else None,
+        all(part.is_hot_only for part in parts),
+        tuple(_join_bags(bags) for bags in zip(*(part.bags for part in parts), strict=True)),
+    )
+
+
+def _join_bags(parts: Sequence[FeatureBags]) -> FeatureBags:
+    lengths_B = np.concatenate([np.diff(part.offsets_B1) for part in parts])
+    offsets_B1 = np.concatenate([[0], np.cumsum(lengths_B)]).astype(np.int32)
+    return FeatureBags(offsets_B1, np.concatenate([part.ids_N for part in parts]))

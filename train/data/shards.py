@@ -2,19 +2,30 @@
 
 A hot set is a prefix of the order over all tables, so shards whose batches were not grouped by it (order
 `original`) can be trained with any other budget of hot rows: `with_hot_bytes`.
+
+The log behind shards: its schema and the vocabulary of its ids, where their folders are still beside them.
+
+Shards have all that training needs. Whoever predicts the lines of a log needs these two as well.
+
+The validation or the test part of shards, in batches of its own.
+
+Shards hold the evaluation samples as one run of batches, of which one may have the last samples of the
+validation part and the first of the test part. Here each part begins with a whole batch, as a log of its
+lines alone does: products of matrices may differ in their last bits where batches are cut at other samples.
 """
 
 from __future__ import annotations
 
 import copy
 import os
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +39,8 @@ from ...pipeline.errors import (
     refuse_system_fault,
 )
 from ...pipeline.folders.checksum import hash_file
-from ...pipeline.folders.manifest import Manifest, ShardFacts
-from ...pipeline.folders.totals import ShardSettings, ShardsTotals, VocabularyTotals
+from ...pipeline.folders.manifest import MANIFEST, Manifest, ShardFacts
+from ...pipeline.folders.totals import ColumnsTotals, ShardSettings, ShardsTotals, VocabularyTotals
 from ...pipeline.formats.arrow_files import DAMAGE
 from ...pipeline.runtime.tasks import run_tasks
 from ...pipeline.schema.schema import check_name
@@ -38,7 +49,7 @@ from ...stats.batch_rows import first_stray_lookup
 from ...stats.ranking.ranking import tag_hot_samples
 from ...stats.ranking.row_bytes import row_bytes
 from ...stats.shuffle import tag_cold_bags
-from .batch import Batch, EmbeddingTable, with_histories
+from .batch import Batch, EmbeddingTable, join, with_histories
 from .shard_file import Columns, ShardFile
 
 _STAGE = "pack"
@@ -352,3 +363,98 @@ def with_hot_bytes(shards: Shards, hot_bytes: int, embedding_optimizer: str) -> 
     sizes = [row_bytes(table.embedding_dim, embedding_optimizer) for table in shards.tables]
     num_hot, _ = HotOrder(vocabulary, sizes).num_hot(hot_bytes)
     return shards.with_hot_rows(num_hot)
+
+
+CRITEO = "criteo-kaggle"
+"""The built-in schema of all logs in Criteo's format."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOrigin:
+    """The schema and vocabulary by which the lines of a log become samples."""
+
+    schema: str
+    """The schema as a setting: the name of a built-in one, or TOML."""
+    vocabulary: Manifest
+
+    @classmethod
+    def of(cls, shards: Shards) -> ShardOrigin | None:
+        """Find the origin of shards; None where a folder is missing, or of another log by now."""
+        wanted = vocabulary_of(shards)
+        vocabulary = _sibling(shards, "vocabulary")
+        columns = _sibling(shards, "columns")
+        if vocabulary is None or columns is None or vocabulary.fingerprint != wanted:
+            return None
+        if columns.fingerprint != _inputs_of(shards.manifest).get("columns"):
+            return None
+        return cls(ColumnsTotals.of(columns).schema or CRITEO, vocabulary)
+
+
+def vocabulary_of(shards: Shards) -> str | None:
+    """The fingerprint of the vocabulary that the ids of shards are of; None where its folder is gone."""
+    plan = _sibling(shards, "plan")
+    # A plan that was written since has perhaps other ids.
+    if plan is None or plan.fingerprint != _inputs_of(shards.manifest).get("plan"):
+        return None
+    return _inputs_of(plan).get("vocabulary")
+
+
+def _sibling(shards: Shards, name: str) -> Manifest | None:
+    folder = shards.manifest.folder.parent / name
+    return Manifest.read(folder) if (folder / MANIFEST).exists() else None
+
+
+def _inputs_of(manifest: Manifest) -> dict[str, str]:
+    return {source["name"]: str(source.get("fingerprint")) for source in manifest.inputs}
+
+
+Part = Literal["validation", "test"]
+"""A part of the evaluation samples: the first ones, where the log has such a part, or the others."""
+
+
+class EvaluationPart:
+    """The batches of one part by number, in the order of the log; the last one may be short.
+
+    One thread reads them. Read in their order, each stored batch is read once.
+    """
+
+    def __init__(self, shards: Shards, part: Part) -> None:
+        num_validation = shards.num_validation_samples
+        self._shards = shards
+        self._first = 0 if part == "validation" else num_validation
+        self._stop = num_validation if part == "validation" else shards.num_evaluation_samples
+        self._last: tuple[int, Batch] | None = None
+        """Number of the stored batch that was read last, and the batch: the next one may begin in it."""
+
+    @property
+    def num_samples(self) -> int:
+        return self._stop - self._first
+
+    @property
+    def numbers(self) -> range:
+        """Numbers of the batches."""
+        return range(-(-self.num_samples // self._shards.batch_size))
+
+    def batch(self, number: int) -> Batch:
+        """Return the batch ``number`` of the part.
+
+        Raises:
+            ShardError: a damaged file.
+        """
+        first = self._first + number * self._shards.batch_size
+        stop = min(first + self._shards.batch_size, self._stop)
+        # Stored batches that have samples of it, each cut to those.
+        starts = self._shards.evaluation_starts
+        parts = []
+        stored = bisect_right(starts, first) - 1
+        while starts[stored] < stop:
+            start = starts[stored]
+            batch = self._stored(stored)
+            parts.append(batch.cut(max(first - start, 0), min(stop - start, batch.num_samples)))
+            stored += 1
+        return join(parts)
+
+    def _stored(self, number: int) -> Batch:
+        if self._last is None or self._last[0] != number:
+            self._last = (number, self._shards.evaluation_batch(number))
+        return self._last[1]

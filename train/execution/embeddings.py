@@ -9,6 +9,12 @@ The path of a transfer:
     3. `_run_transfers` lets the executor of each width move its rows.
     4. The loop calls `wait_for_rows` before the lookups of the batch, which waits for that item, and
        `update` at the end, which marks the batch as computed and so frees the items that wait for it.
+
+The tables of one row width, what moves their rows, and a step as it is planned for each width.
+
+Lays out the tiers of all rows of a model, by the placement of each row width.
+
+Groups of evaluation batches whose cold rows, which lie in a file, are read together.
 """
 
 from __future__ import annotations
@@ -16,24 +22,244 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB
-from ..data.batch import Batch
-from ..device.verbs import Device, Event
-from ..meter import Kind
+from ...stats.batch_rows import LookupsByRow
+from ..data.batch import Batch, BatchIds, BatchShares, EmbeddingTable, IdReader
+from ..device import Device, Event
+from ..metrics import Kind, Meter
+from ..model.shapes import tables_by_width
+from ..placements.placements import ColdRows, Placement, StagingPlacement
+from ..rows.changed_rows import ChangedRows
+from ..rows.optimizers import RowOptimizer
 from ..rows.step_plan import NOTHING_TO_MOVE, StepPlan, Transfer
-from ..rows.tiers import FileTier
+from ..rows.tiers import FileTier, HostMemory, InitialValues, Tier, refuse_more_rows_than_memory
 from ..spill.row_store import SpillTraffic
+from ..spill.run_plan import mapped_zeros
 from ..spill.spilled_tier import SpilledTier
-from .evaluation_groups import group_evaluation_batches
-from .queued_transfers import QueuedTransfers
-from .row_width import PlannedStep, RowWidth, WidthLookups, WidthStep
-from .traffic import Way
-from .transfer_thread import TransferThread
+from ..threads import WorkThreads
+from .executor import Executor, Way
+from .transfers import QueuedTransfers, TransferThread
+
+if TYPE_CHECKING:
+    from ..ranks.exchange import WidthExchange
+
+
+class WidthLookups(NamedTuple):
+    """The lookups of a step in the tables of a width, as its tiers serve them."""
+
+    ids: BatchIds
+    by_row: LookupsByRow
+    exchange: WidthExchange | None = None
+    """Which of their rows other ranks look up, where there are several."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowWidth:
+    """The tables of one row width."""
+
+    embedding_dim: int
+    tables: tuple[int, ...]
+    """Their positions among all tables."""
+    reader: IdReader
+    placement: Placement
+    executor: Executor
+    changed: ChangedRows | None = None
+    """Which rows steps have changed, for checkpoints; None: nobody wants to know."""
+
+    def read(self, number: int, batch: Batch) -> WidthLookups:
+        """The lookups of a batch in these tables, and the same by row; training batches come in their
+        order."""
+        ids = self.reader.read(batch)
+        return WidthLookups(ids, self.reader.by_row(ids))
+
+    def cold_rows(self, number: int, batch: Batch) -> ColdRows:
+        """The rows of a batch that staging slots have to serve, to plan it alone; batches come in their
+        order."""
+        assert isinstance(self.placement, StagingPlacement)
+        return self.placement.find_cold_rows(self.reader.read(batch))
+
+    def newest_rows(self, position: int, first: int, stop: int) -> torch.Tensor:
+        """(stop - first, D) newest weights of some rows of a table that live here; valid while no transfer
+        runs, and where none of them is in a file.
+
+        Args:
+            position: of the table among those of the width.
+        """
+        ids_N = np.arange(first, stop)
+        weights_ND = torch.empty(ids_N.size, self.embedding_dim)
+        state_NW = torch.empty(ids_N.size, self.executor.fast.state_SW.shape[1])
+        tables_N = np.full(ids_N.size, position)
+        is_copied_N = self.executor.copy_newest(
+            tables_N, ids_N, self.executor.staged.by_row(), weights_ND, state_NW
+        )
+        assert is_copied_N.all(), "rows are in memory"
+        return weights_ND
+
+
+@dataclass(frozen=True, slots=True)
+class WidthStep:
+    """The part of a step that concerns one row width."""
+
+    ids: BatchIds
+    lookups: LookupsByRow
+    """The same lookups by row."""
+    plan: StepPlan
+    exchange: WidthExchange | None = None
+    """Exchange between ranks, where there are several."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """One batch with its step plans."""
+
+    number: int
+    """Which of the training or evaluation batches this is."""
+    batch: Batch
+    """The samples that are computed here: all of the batch, or those of this rank."""
+    num_samples: int
+    """Samples of the batch, those of all ranks."""
+    parts: tuple[WidthStep, ...]
+    """One per row width."""
+    item: int | None = None
+    """The item of the transfer thread that brings its rows; None where it needs none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierTools:
+    """The parts of a run that tiers are laid out and moved with."""
+
+    device: torch.device
+    meter: Meter
+    threads: WorkThreads
+    host: HostMemory | None = None
+    marks_rows: bool = False
+    """Whether rows that steps change are marked, for checkpoints."""
+
+
+def build_widths(
+    tables: Sequence[EmbeddingTable],
+    placements: Mapping[int, Placement],
+    optimizer: RowOptimizer,
+    seed: int,
+    tools: TierTools,
+    *,
+    shares: BatchShares | None = None,
+    slow_tiers: Mapping[int, FileTier] | None = None,
+    initial_values: Mapping[int, InitialValues] | None = None,
+) -> list[RowWidth]:
+    """Lay out the tiers of each width, by the placement of that width; their rows are not yet set.
+
+    Args:
+        placements: by width.
+        shares: parts of a batch whose gradients are summed by themselves; None: a batch is one.
+        slow_tiers: slow tiers in a file, by width, which take no memory for their rows.
+        initial_values: by width, where the rows of a table are some of a larger one.
+
+    Raises:
+        HotsetError: the rows do not fit in host memory.
+    """
+    if slow_tiers is None:
+        _refuse_more_rows_than_memory(placements, optimizer, tools.device, tools.host)
+    widths = []
+    # Rows of one width share two tiers and a plan; a row of another width would not fit in their slots.
+    for dim, chosen in tables_by_width([table.embedding_dim for table in tables]).items():
+        placement = placements[dim]
+        fast, slow = _build_tiers(placement, dim, optimizer, tools, (slow_tiers or {}).get(dim))
+        initial = (initial_values or {}).get(dim) or InitialValues.of(seed, chosen, placement.num_rows)
+        executor = Executor(fast, slow, optimizer, initial, tools.meter, tools.threads, shares)
+        changed = _changed_rows(placement, tools.host) if tools.marks_rows else None
+        widths.append(RowWidth(dim, chosen, IdReader(tables, chosen), placement, executor, changed))
+    return widths
+
+
+def _build_tiers(
+    placement: Placement,
+    embedding_dim: int,
+    optimizer: RowOptimizer,
+    tools: TierTools,
+    slow: Tier | None,
+) -> tuple[Tier, Tier]:
+    """The fast and the slow tier of a placement, rows not yet set; the slow one may be given."""
+    state_width = optimizer.state_width(embedding_dim)
+    num_staging = placement.num_staging_slots
+    device = str(tools.device)
+    fast = Tier(placement.fast, embedding_dim, state_width, num_staging=num_staging, device=device)
+    if slow is not None:
+        return fast, slow
+    if tools.host is not None and tools.host.is_planned:
+        return fast, SpilledTier(placement.slow, embedding_dim, state_width)
+    return fast, Tier(placement.slow, embedding_dim, state_width, host=tools.host)
+
+
+def _changed_rows(placement: Placement, host: HostMemory | None) -> ChangedRows:
+    """The marks of all rows of a width; in a mapped file where rows are to keep to a limit of memory."""
+    is_limited = host is not None and host.left_bytes is not None
+    num_rows = sum(placement.num_rows)
+    marks_R = mapped_zeros(host.folder, num_rows, np.uint8) if host is not None and is_limited else None
+    return ChangedRows(placement.num_rows, marks_R)
+
+
+def _refuse_more_rows_than_memory(
+    placements: Mapping[int, Placement],
+    optimizer: RowOptimizer,
+    device: torch.device,
+    host: HostMemory | None,
+) -> None:
+    """Raise HotsetError where the tiers of all widths together do not fit in host memory."""
+    num_rows = 0
+    fast_bytes = 0
+    slow_bytes = 0
+    # All tiers that lie in host memory; on a GPU the fast one does not.
+    for dim, placement in placements.items():
+        fast = placement.fast.num_own_slots + placement.num_staging_slots
+        num_rows += sum(placement.num_rows)
+        fast_bytes += fast * optimizer.row_bytes(dim) if device.type == "cpu" else 0
+        slow_bytes += placement.slow.num_own_slots * optimizer.row_bytes(dim)
+    memory = host or HostMemory(None, Path(), may_spill=False)
+    refuse_more_rows_than_memory(num_rows, fast_bytes, slow_bytes, memory)
+
+
+def group_evaluation_batches(
+    numbers: Iterable[int], read: Callable[[int], Batch], widths: Sequence[RowWidth]
+) -> Iterator[tuple[list[int], list[NDArray[np.int64]]]]:
+    """Group evaluation batches whose distinct cold rows fit in the memory kept for them.
+
+    Yields:
+        The batches of a group, and of each width their rows on the slow tier, ascending.
+    """
+    # A group grows until one of its widths has no room for another batch.
+    group: list[int] = []
+    wanted = [np.empty(0, np.int64) for _ in widths]
+    for number in numbers:
+        batch = read(number)
+        own = []
+        for width in widths:
+            rows_U, _ = width.placement.slow.slots_of(width.read(number, batch).by_row)
+            own.append(rows_U[rows_U >= 0])
+        joined = [np.union1d(*pair) for pair in zip(wanted, own, strict=True)]
+        # A batch that has more by itself is read by itself.
+        if group and any(rows.size > _most_read(width) for rows, width in zip(joined, widths, strict=True)):
+            yield group, wanted
+            group = []
+            joined = own
+        group.append(number)
+        wanted = joined
+    if group:
+        yield group, wanted
+
+
+def _most_read(width: RowWidth) -> int:
+    assert isinstance(width.executor.slow, FileTier)
+    return width.executor.slow.most_read
+
 
 _PART_BYTES = 8 * MIB
 """Bytes of newest rows that are copied at a time."""

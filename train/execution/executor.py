@@ -2,34 +2,283 @@
 
 One executor serves every placement; what differs is the plan. ``transfer`` loads rows, ``look_up`` comes
 before the forward pass, ``update`` after the backward pass. A transfer touches staging slots and the slow
-tier alone and may run in another thread, ahead of the batches it serves (`transfer_thread`).
+tier alone and may run in another thread, ahead of the batches it serves (`transfers`).
+
+Lookups of rows that stay on the slow tier: vectors are sent to the fast tier, gradients back.
+
+Which row is in each staging slot of a row width, as the transfers say that were noted.
+
+A device is given transfers faster than they can be noted: some milliseconds each, for whatever thread has
+time. Whoever asks for the staged rows notes first what is left.
+
+Counts the rows that move between the two tiers of a row width, by table; bytes by kind of work are the
+meter's.
+
+A row is counted with its optimizer state, a vector or a gradient of a row used in place without.
+Evaluation is left out of the counts by table.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ...stats.batch_rows import LookupsByRow, group_lookups, of_matrix
-from ..data.batch import BatchIds
-from ..data.batch_shares import BatchShares
-from ..meter import Kind, Meter
-from ..rows.initial_values import InitialValues
-from ..rows.row_backends import NumbaRows, backend_of
-from ..rows.row_kernels import copy_rows
-from ..rows.row_mover import RowMover, initialize_rows, mover_of
-from ..rows.row_optimizers import RowOptimizer
-from ..rows.step_plan import Moves, SplitBatch, StepPlan, Transfer
-from ..rows.tiers import FileTier, Tier
+from ..data.batch import BatchIds, BatchShares
+from ..metrics import Kind, Meter
+from ..placements.fae import Replicator
+from ..rows.backends import NumbaRows, RowBackend, RowMover, backend_of, initialize_rows, mover_of
+from ..rows.kernels import copy_found_rows, copy_rows
+from ..rows.optimizers import RowOptimizer
+from ..rows.step_plan import InPlace, Moves, SplitBatch, StepPlan, Transfer
+from ..rows.tiers import FileTier, InitialValues, Layout, Tier
 from ..spill.spilled_tier import SpilledTier, SpillMover
-from ..work_threads import WorkThreads
-from .in_place import InPlaceWork
-from .replicator import Replicator
-from .staged_rows import StagedRows
-from .traffic import TrafficCounter
+from ..threads import WorkThreads
+
+Way = Literal["to_fast", "to_slow", "made"]
+"""How a row came where it is needed; "made" rows got their initial values in place of a fetch. These are keys
+of the run's summary."""
+WAYS: tuple[Way, ...] = ("to_fast", "to_slow", "made")
+
+
+class TrafficCounter:
+    """The counts of one executor; for one thread at a time.
+
+    Args:
+        meter: that of the run.
+        slow: layout of the slow tier, whose slots name the rows.
+    """
+
+    def __init__(self, meter: Meter, slow: Layout) -> None:
+        self.meter = meter
+        self._slow = slow
+        self.rows_F: dict[Way, NDArray[np.int64]] = {way: np.zeros(slow.num_tables, np.int64) for way in WAYS}
+        """(num_tables,) rows and vectors moved each way, and rows initialized on the fast tier."""
+
+    def rows(self, way: Way, rows_N: NDArray[np.int64], bytes_each: int, kind: Kind | None = None) -> None:
+        """Count rows of the slow tier, or vectors of such rows, that moved this way."""
+        if rows_N.size == 0:
+            return
+        tables_N, _ = self._slow.rows_at(rows_N)
+        self.by_table(way, np.bincount(tables_N, minlength=self._slow.num_tables), bytes_each, kind)
+
+    def by_table(
+        self, way: Way, counts_F: NDArray[np.int64], bytes_each: int, kind: Kind | None = None
+    ) -> None:
+        """Count so many of each table that moved this way."""
+        kind = kind or self.meter.kind
+        # Rows initialized on the fast tier move no byte between the tiers.
+        if way != "made":
+            num_bytes = int(counts_F.sum()) * bytes_each
+            self.meter.moved(**{way: num_bytes}, kind=kind)
+        if kind != "evaluation":
+            self.rows_F[way] += counts_F
+
+
+_FLOAT32_BYTES = 4
+
+_ROWS_AT_ONCE = 1 << 13
+"""Rows that a thread copies at a time."""
+
+
+class InPlaceWork:
+    """The work of an executor on its slow tier.
+
+    Args:
+        fast: the tier where vectors are wanted.
+        slow: the tier where the rows are.
+        fast_rows: back end of the fast tier.
+        slow_rows: back end of the slow tier.
+        traffic: counts what moves between the tiers.
+        threads: share the work on rows of the host.
+    """
+
+    def __init__(
+        self,
+        fast: Tier,
+        slow: Tier,
+        fast_rows: RowBackend,
+        slow_rows: NumbaRows,
+        traffic: TrafficCounter,
+        threads: WorkThreads,
+    ) -> None:
+        self._threads = threads
+        self._fast = fast
+        self._slow = slow
+        self._fast_rows = fast_rows
+        self._slow_rows = slow_rows
+        self._traffic = traffic
+        self._dim = fast.weights_SD.shape[1]
+        self._vector_bytes = self._dim * _FLOAT32_BYTES
+
+    def send_bags(self, ids: BatchIds, lookups: LookupsByRow, pooled_PD: torch.Tensor) -> None:
+        """Look up and add up on the slow tier; one vector per bag is sent."""
+        # A fast tier on the host takes the vectors directly, one on a GPU gets them as one copy.
+        is_host = self._fast.device == _HOST
+        on_host_PD = pooled_PD if is_host else torch.empty(pooled_PD.shape)
+        self.look_up_bags(ids, lookups, on_host_PD)
+        if not is_host:
+            pooled_PD.copy_(on_host_PD)
+
+    def look_up_bags(self, ids: BatchIds, lookups: LookupsByRow, on_host_PD: torch.Tensor) -> None:
+        """Look up and add up on the slow tier, for vectors that somebody else sends."""
+        self._count_vector_per_bag("to_fast", ids)
+        slots_U = self._slow.slots_of(self.slots_of_rows(lookups))
+        vectors_ND = on_host_PD if ids.bags_N is None else torch.empty(ids.ids_N.size, self._dim)
+        self._slow_rows.look_up(self._slow.weights_SD, lookups, slots_U, vectors_ND)
+        if ids.bags_N is not None:
+            self._slow_rows.pool(vectors_ND, ids, on_host_PD)
+
+    def send_rows(
+        self, lookups: LookupsByRow, is_sent_U: NDArray[np.bool_], vectors_ND: torch.Tensor
+    ) -> None:
+        """Send the vector of each of these distinct rows, and look them up on the fast tier."""
+        slots_U, _ = self._slow.layout.slots_of(lookups)
+        sent_rows = slots_U[is_sent_U]
+        self._traffic.rows("to_fast", sent_rows, self._vector_bytes)
+        slots_U[~is_sent_U] = -1
+        slots_U[is_sent_U] = self._slow.slots_of(sent_rows)
+        if self._fast.device == _HOST:
+            self._slow_rows.look_up(self._slow.weights_SD, lookups, slots_U, vectors_ND)
+            return
+        # The vectors sent are a small table of their own there, in which the lookups are made.
+        sent = self._slow.weights_SD.index_select(0, torch.from_numpy(slots_U[is_sent_U]))
+        places_U = np.where(is_sent_U, np.cumsum(is_sent_U) - 1, -1)
+        self._fast_rows.look_up(sent.to(self._fast.device), lookups, places_U, vectors_ND)
+
+    def update(
+        self,
+        ids: BatchIds,
+        lookups: LookupsByRow,
+        in_place: InPlace,
+        grad_PD: torch.Tensor,
+        rate: float | None = None,
+    ) -> None:
+        """Take one optimizer step on the rows of a batch, by gradients from the fast tier.
+
+        Args:
+            rate: learning rate of the step, a float32; None: that of the optimizer.
+        """
+        by_bag = ids.by_bag(lookups)
+        slots_U = self.slots_of_rows(lookups)
+        # Either one gradient per bag is sent and summed here, or they are summed there, one per distinct row.
+        if in_place.sends == "bags":
+            self._count_vector_per_bag("to_slow", ids)
+            self._slow_rows.update(self._slow, by_bag, slots_U, grad_PD.to(_HOST), ids.num_features, rate)
+            return
+        self._traffic.rows("to_slow", slots_U, self._vector_bytes)
+        sums_UD = self._fast_rows.sums(by_bag, grad_PD, ids.num_features)
+        self._slow_rows.apply(self._slow, slots_U, sums_UD.to(_HOST), rate)
+
+    def slots_of_rows(self, lookups: LookupsByRow) -> NDArray[np.int64]:
+        """The slot of each distinct row of a batch on the slow tier, which holds every row."""
+        slots_U, num_absent = self._slow.layout.slots_of(lookups)
+        assert num_absent == 0, "the slow tier holds every row"
+        return slots_U
+
+    def read_rows(self, lookups: LookupsByRow, slots_U: NDArray[np.int64], rows_UD: torch.Tensor) -> None:
+        """Copy the distinct rows of a batch, in all threads, to host memory that somebody else sends."""
+        self._count_vector_per_row("to_fast", lookups)
+        weights = self._slow.weights_SD.numpy()
+        rows = rows_UD.numpy()
+
+        def copy_some(piece: int, _: int) -> None:
+            own = slice(piece * _ROWS_AT_ONCE, (piece + 1) * _ROWS_AT_ONCE)
+            copy_found_rows(weights, slots_U[own], rows[own])
+
+        self._threads.run(copy_some, -(-slots_U.size // _ROWS_AT_ONCE))
+
+    def apply_sums(
+        self,
+        lookups: LookupsByRow,
+        slots_U: NDArray[np.int64],
+        sums_UD: torch.Tensor,
+        rate: float | None = None,
+    ) -> None:
+        """Take one optimizer step on the distinct rows of a batch by sums that have come to the host."""
+        self._count_vector_per_row("to_slow", lookups)
+        self._slow_rows.apply(self._slow, slots_U, sums_UD, rate)
+
+    def _count_vector_per_bag(self, way: Way, ids: BatchIds) -> None:
+        # By table, which has several bags in a sample where it holds histories.
+        features_F = np.arange(ids.num_features) if ids.features_F is None else ids.features_F
+        counts_F = np.bincount(features_F) * ids.num_samples
+        self._traffic.by_table(way, counts_F, self._vector_bytes)
+
+    def _count_vector_per_row(self, way: Way, lookups: LookupsByRow) -> None:
+        self._traffic.by_table(way, np.diff(lookups.first_F1), self._vector_bytes)
+
+
+class StagedRows:
+    """The rows in the staging slots of a fast tier, by their slots on the slow one.
+
+    Args:
+        fast: the tier.
+        traffic: counts the rows that move.
+    """
+
+    def __init__(self, fast: Tier, traffic: TrafficCounter) -> None:
+        self._first = fast.layout.num_own_slots
+        self._row_bytes = fast.row_bytes
+        self._traffic = traffic
+        self._row_S = np.full(fast.num_slots - self._first, -1, np.int64)
+        """Row in each staging slot; -1 where there is none."""
+        self._begun: deque[tuple[Transfer, Kind | None]] = deque()
+        """Transfers that a device was given, and that are not noted yet."""
+        # Several threads note them, one at a time, in order.
+        self._noting = threading.Lock()
+
+    def begin(self, transfer: Transfer, kind: Kind | None) -> None:
+        """Take down that a device was given a transfer; `catch_up` does the rest."""
+        self._begun.append((transfer, kind))
+
+    def catch_up(self, *, waits: bool = True) -> None:
+        """Note the transfers that a device was given.
+
+        Args:
+            waits: for a thread that is at it; otherwise the transfers are left to that one, or to the next.
+        """
+        if not self._noting.acquire(blocking=waits):
+            return
+        try:
+            while self._begun:
+                self.note(*self._begun.popleft())
+        finally:
+            self._noting.release()
+
+    def note(self, transfer: Transfer, kind: Kind | None) -> None:
+        """Note where rows are once a transfer is done, and count it."""
+        self._row_S[transfer.write_back.slots_N - self._first] = -1
+        for moves in (transfer.fetch, transfer.initialize):
+            self._row_S[moves.slots_N - self._first] = moves.rows_N
+
+        self._traffic.rows("to_slow", transfer.write_back.rows_N, self._row_bytes, kind)
+        self._traffic.rows("to_fast", transfer.fetch.rows_N, self._row_bytes, kind)
+        self._traffic.rows("made", transfer.initialize.rows_N, self._row_bytes, kind)
+
+    def by_slot(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The staged rows and their slots on the fast tier, in the order of the slots."""
+        self.catch_up()
+        staged_N = np.flatnonzero(self._row_S >= 0)
+        return self._row_S[staged_N], staged_N + self._first
+
+    def by_row(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same, rows ascending."""
+        rows_N, slots_N = self.by_slot()
+        order_N = np.argsort(rows_N)
+        return rows_N[order_N], slots_N[order_N]
+
+    def forget(self) -> None:
+        """Take no row as staged any more, once all are written back and no step follows."""
+        self.catch_up()
+        self._row_S[:] = -1
+
 
 _HOST = torch.device("cpu")
 

@@ -1,6 +1,6 @@
 """Parts of all rows, named by table and id: how a checkpoint puts rows back into the tiers.
 
-How it takes them out is in `rows_copy`.
+How it takes them out is in `writer`.
 
 Nothing in a part tells where its rows lived, so that it can be restored under another placement, budget or
 number of processes. Shapes: N rows of one width in a part, D floats of a row, W floats of its state.
@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from ..rows.changed_rows import ChangedRows
 from ..spill.spilled_tier import SpilledTier
-from .embeddings import Embeddings
-from .row_width import RowWidth
+from .embeddings import Embeddings, RowWidth
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from ...pipeline.errors import ShardError
-from .dcn_shape import DcnShape
 from .dense_model import DenseModel
 from .dlrm import build_linear, build_mlp
+from .shapes import DcnShape
 
 
 class CrossLayer(nn.Module):

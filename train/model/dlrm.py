@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..recipe.dropout import HashDropout
 from .dense_model import DenseModel
-from .dlrm_shape import DlrmShape, tables_by_width
+from .dropout import HashDropout
+from .shapes import DlrmShape, tables_by_width
 
 
 class PairwiseDots(torch.autograd.Function):

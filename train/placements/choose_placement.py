@@ -16,13 +16,12 @@ from ...stats.ranking.row_bytes import row_bytes, share_slots
 from ..config import TrainConfig
 from ..data.batch import IdReader
 from ..data.shards import Shards
-from ..model.dlrm_shape import tables_by_width
+from ..model.shapes import tables_by_width
 from .fae import Fae
-from .placements import AllFast, Hybrid, HybridDedup, Placement
-from .staging_placements import Cache, HybridUva, Lookahead
+from .placements import AllFast, Cache, Hybrid, HybridDedup, HybridUva, Lookahead, Placement
 
 if TYPE_CHECKING:
-    from ..exchange.held_rows import HeldRows
+    from ..ranks.exchange import HeldRows
 
 _WITHOUT_SETTINGS: dict[str, type[Placement]] = {
     kind.name: kind for kind in (AllFast, Hybrid, HybridDedup, Fae)

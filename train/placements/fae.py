@@ -7,6 +7,25 @@ those of the other placements, so only the algorithm differs.
 Source:
     Adnan et al., Accelerating Recommendation System Training by Leveraging Popular Choices (FAE),
     PVLDB 15 (2021), section 4.
+
+FAE's shuffle scheduler: how long to stay with one kind of batches, from test loss.
+
+R(r) runs r% of the epoch's mixed batches, at least one, then the same share of its hot-only ones. R(100)
+switches once an epoch, R(1) about a hundred times. The paper's rule is taken in prose, its typeset
+equation swaps min and max.
+
+Source:
+    Adnan et al., Accelerating Recommendation System Training by Leveraging Popular Choices (FAE),
+    PVLDB 15 (2021), section 4.4.
+
+FAE's replicator: a second copy of every hot row on the fast tier, copied whole at each switch.
+
+Ids are ranks, so the hot rows of a table are a prefix of its slots on either tier and a copy is one
+slice per table, weights and state. All hot rows are copied, changed or not, as the paper has it.
+
+Source:
+    Adnan et al., Accelerating Recommendation System Training by Leveraging Popular Choices (FAE),
+    PVLDB 15 (2021), section 4.4.
 """
 
 from __future__ import annotations
@@ -20,10 +39,72 @@ from numpy.typing import NDArray
 
 from ...stats.shuffle import shuffled
 from ..data.batch import EmbeddingTable
-from ..rows.step_plan import NOTHING_TO_MOVE, StepPlan
-from ..rows.tiers import Layout
+from ..rows.step_plan import NOTHING_TO_MOVE, HotCopy, StepPlan
+from ..rows.tiers import Layout, Tier
 from .placements import BAGS_IN_PLACE, COLD_ROWS_IN_PLACE, ROWS_IN_PLACE, Placement
-from .shuffle_scheduler import ShuffleScheduler
+
+START_RATE = 50.0
+LEAST_RATE = 1.0
+MOST_RATE = 100.0
+FALLS_TO_DOUBLE = 4
+"""Falls of the test loss in a row that double the rate; u in the paper."""
+TEST_SAMPLES = 32_768
+"""Samples of the evaluation part, from its front, whose mean loss is the test loss."""
+
+
+class ShuffleScheduler:
+    """The rate r in percent, and the turns into which it divides an epoch."""
+
+    def __init__(self, *, rate: float = START_RATE, is_adaptive: bool = True) -> None:
+        self.rate = rate
+        self.is_adaptive = is_adaptive
+        """Whether the rate follows test losses at all."""
+        self.losses: list[float] = []
+        """Test loss after each switch, nats per sample."""
+        self._num_falls = 0
+
+    @classmethod
+    def variant(cls, name: str) -> ShuffleScheduler:
+        """Build the scheduler of the ``paper``, R(50) and adaptive, or of its released ``code``, R(100)
+        throughout."""
+        if name == "code":
+            return cls(rate=MOST_RATE, is_adaptive=False)
+        return cls()
+
+    def observe(self, loss: float) -> None:
+        """Adapt the rate to the test loss after a switch.
+
+        A rise halves it; after ``FALLS_TO_DOUBLE`` falls in a row it doubles, and falls are counted from 0
+        again.
+        """
+        previous = self.losses[-1] if self.losses else loss
+        self.losses.append(loss)
+        self._num_falls = self._num_falls + 1 if loss < previous else 0
+        if loss > previous:
+            self.rate = max(self.rate / 2, LEAST_RATE)
+        elif self._num_falls == FALLS_TO_DOUBLE:
+            self.rate = min(2 * self.rate, MOST_RATE)
+            self._num_falls = 0
+
+    def turns(self, num_mixed: int, num_hot_only: int) -> Iterator[tuple[int, int]]:
+        """The numbers of mixed and of hot-only batches that each turn of an epoch runs, in this order.
+
+        The rate is read again for each turn. Shares are cumulative, so every batch runs once.
+        """
+        # Without mixed batches there is nothing to switch between.
+        if num_mixed == 0:
+            yield 0, num_hot_only
+            return
+        mixed_done = 0
+        hot_done = 0
+        while mixed_done < num_mixed:
+            count = max(1, round(self.rate / 100 * num_mixed))
+            # The same share of each kind, so that both run out in the last turn.
+            mixed_until = min(mixed_done + count, num_mixed)
+            hot_until = mixed_until * num_hot_only // num_mixed
+            yield mixed_until - mixed_done, hot_until - hot_done
+            mixed_done = mixed_until
+            hot_done = hot_until
 
 
 class Fae(Placement):
@@ -121,3 +202,35 @@ class FaeOrder:
         # A switch changes no value, so the loss may be measured before its copy is made.
         if self._scheduler.is_adaptive and (loss := self._test_loss()) is not None:
             self._scheduler.observe(loss)
+
+
+class Replicator:
+    """Copies of the rows that a fast and a slow tier both hold."""
+
+    def __init__(self, fast: Tier, slow: Tier) -> None:
+        self._fast = fast
+        self._slow = slow
+        self._slices = []
+        for table in range(fast.layout.num_tables):
+            on_fast = fast.layout.slots_of_table(table)
+            start = slow.layout.slots_of_table(table).start
+            if on_fast.stop > on_fast.start:
+                self._slices.append((on_fast, slice(start, start + on_fast.stop - on_fast.start)))
+
+    @property
+    def num_rows_F(self) -> NDArray[np.int64]:  # noqa: N802
+        """(num_tables,) hot rows, all of which a copy moves."""
+        return self._fast.layout.last_F - self._fast.layout.first_F
+
+    def copy(self, direction: HotCopy) -> None:
+        """Overwrite the hot rows of one tier with those of the other."""
+        for on_fast, on_slow in self._slices:
+            # A row and its state move together.
+            for fast, slow in (
+                (self._fast.weights_SD, self._slow.weights_SD),
+                (self._fast.state_SW, self._slow.state_SW),
+            ):
+                if direction == "to_fast":
+                    fast[on_fast].copy_(slow[on_slow])
+                else:
+                    slow[on_slow].copy_(fast[on_fast])

@@ -13,11 +13,10 @@ from ...stats.ranking.row_bytes import row_bytes
 from ..config import TrainConfig
 from ..data.batch import IdReader
 from ..data.shards import Shards
-from ..model.dlrm_shape import tables_by_width
+from ..model.shapes import tables_by_width
 from .choose_placement import build_placements
-from .placements import AllFast, Hybrid, HybridDedup
+from .placements import AllFast, Hybrid, HybridDedup, StagingPlacement
 from .plan_queue import PlanQueue
-from .staging_placements import StagingPlacement
 
 
 @dataclass(frozen=True, slots=True)

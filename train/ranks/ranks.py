@@ -2,20 +2,37 @@
 
 Nothing is negotiated: each rank knows from the plan how many bytes it sends to every other and how many it
 receives. Calls are collective: all ranks make the same calls in the same order.
+
+Ranks that are processes of torch.distributed, over gloo: what crosses lies in host memory.
+
+torchrun, or anything else that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, starts them. Bytes that
+each rank receives are fixed by the plan, so torch sends no sizes.
+
+Measures what the link between ranks carries.
 """
-# ruff: noqa: N815  (tensors carry shape suffixes)
 
 from __future__ import annotations
 
+import datetime
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import os
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
+import torch.distributed as dist
 
-from ...pipeline.errors import HotsetError, SaidElsewhereError
+from ...pipeline.errors import ConfigError, HotsetError, SaidElsewhereError
+from ..config import is_launched
+
+# ruff: noqa: N815  (tensors carry shape suffixes)
+
 
 FINGERPRINT_BYTES = 16
 Found = TypeVar("Found")
@@ -225,3 +242,186 @@ def _refuse_others(found: Sequence[torch.Tensor], what: str) -> None:
 
 def _fingerprint(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=FINGERPRINT_BYTES).digest()
+
+
+_BACKEND = "gloo"
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_LATE = re.compile("timed out|timeout", re.IGNORECASE)
+"""In what gloo says of a rank that is there and does not answer."""
+
+
+class _Work:
+    """A collective of torch under way."""
+
+    def __init__(self, work: dist.Work, ranks: TorchRanks) -> None:
+        self._work = work
+        self._ranks = ranks
+
+    def wait(self) -> None:
+        with self._ranks.lost_ranks():
+            self._work.wait()
+
+
+class TorchRanks:
+    """This process among all of a launch.
+
+    Args:
+        timeout_seconds: how long the group waits for a process.
+        group: of all processes, over gloo; None: the default one.
+    """
+
+    def __init__(self, timeout_seconds: float, group: dist.ProcessGroup | None = None) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._group = group
+        self.rank = dist.get_rank()
+        self.num_ranks = dist.get_world_size()
+
+    def exchange(self, sent: Message, received: Message) -> Pending:
+        """Start one all-to-all of bytes."""
+        assert sent.sizes_W[self.rank] == received.sizes_W[self.rank] == 0, "a rank sends nothing to itself"
+        # Sizes are known at both ends, so one call moves the bytes of all ranks.
+        with self.lost_ranks():
+            work = dist.all_to_all_single(
+                received.data,
+                sent.data,
+                list(received.sizes_W),
+                list(sent.sizes_W),
+                group=self._group,
+                async_op=True,
+            )
+        return Done() if work is None else _Work(work, self)
+
+    def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """Gather equal tensors on every rank."""
+        found = [torch.empty_like(part) for _ in range(self.num_ranks)]
+        with self.lost_ranks():
+            dist.all_gather(found, part, group=self._group)
+        return found
+
+    def close(self) -> None:
+        """Leave the group."""
+        if dist.is_initialized():
+            dist.destroy_process_group(self._group)
+
+    @contextmanager
+    def lost_ranks(self) -> Iterator[None]:
+        """Turn what torch raises when a rank is gone, or late, into one line."""
+        with _lost_ranks(self.rank, f"no answer in {self._timeout_seconds:g} s (HOTSET_RANK_TIMEOUT)"):
+            yield
+
+
+@contextmanager
+def joined_ranks(timeout_seconds: float) -> Iterator[Ranks]:
+    """Join the ranks of this launch inside the block; a process by itself is one rank."""
+    ranks = join_ranks(timeout_seconds=timeout_seconds) if is_launched() else OneRank()
+    try:
+        yield ranks
+    finally:
+        ranks.close()
+
+
+def join_ranks(timeout_seconds: float = 60.0) -> Ranks:
+    """Join the other processes of this launch.
+
+    Args:
+        timeout_seconds: how long a rank may keep the others waiting.
+
+    Raises:
+        ConfigError: this process was not launched as a rank.
+        RankError: the others do not come.
+    """
+    # Torch itself would wait for minutes for processes that were never started.
+    missing = [name for name in _VARIABLES if not os.environ.get(name)]
+    if missing:
+        raise ConfigError(
+            f"this process was not launched as a rank: {', '.join(missing)} not set",
+            hint="start it with `torchrun --nproc-per-node 2`, or set them as torchrun does",
+        )
+    timeout = datetime.timedelta(seconds=timeout_seconds)
+    with _lost_ranks(int(os.environ["RANK"])):
+        # Processes that have joined already, as Ray Train's workers, keep their group, which waits as long as
+        # it likes, and on GPUs sends nothing from host memory: theirs is beside it.
+        if dist.is_initialized():
+            return TorchRanks(timeout_seconds, dist.new_group(backend=_BACKEND, timeout=timeout))
+        dist.init_process_group(_BACKEND, timeout=timeout)
+    return TorchRanks(timeout_seconds)
+
+
+@contextmanager
+def _lost_ranks(rank: int, if_late: str | None = None) -> Iterator[None]:
+    """Turn what torch raises when a rank is gone into one line.
+
+    Args:
+        rank: this one.
+        if_late: the reason where another one did not answer in time; None: torch's own.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        reason = first_reason(error)
+        if if_late is not None and _LATE.search(reason):
+            reason = if_late
+        raise RankError(
+            f"rank {rank} lost another rank: {reason}", hint="look for the first error among the ranks"
+        ) from error
+
+
+def first_reason(error: Exception) -> str:
+    """Return the first sentence of an error of torch, without the place in its code."""
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    return re.sub(r"^\[[^]]*\] ", "", lines[0]).split(". ")[0]
+
+
+_SMALL_BYTES = 4 << 10
+_LARGE_BYTES = 2 << 20
+_MOST_SECONDS = 0.4
+"""Seconds for the messages of one size."""
+_LEAST_TRIALS, _MOST_TRIALS = 2, 50
+
+
+class LinkSpeed(NamedTuple):
+    """A line through the times of messages: all ranks know the same."""
+
+    delay_seconds: float
+    bytes_per_second: float
+    """Of one rank to all others together, each way."""
+
+
+def measure_link(ranks: Ranks) -> LinkSpeed:
+    """Send small and large messages from every rank to every other, for less than a second.
+
+    Returns:
+        The delay and the bandwidth at the slowest rank, the same numbers at every rank.
+    """
+    small = _seconds(ranks, _SMALL_BYTES)
+    large = _seconds(ranks, _LARGE_BYTES)
+    more_bytes = (_LARGE_BYTES - _SMALL_BYTES) * (ranks.num_ranks - 1)
+    # On a busy machine the larger message may be the quicker one.
+    per_byte = max(large - small, large / 4) / more_bytes
+    delay = max(small - _SMALL_BYTES * (ranks.num_ranks - 1) * per_byte, 0.0)
+    return LinkSpeed(delay, 1 / per_byte)
+
+
+def slowest(ranks: Ranks, seconds: float) -> float:
+    """Return the largest of the seconds that the ranks have measured."""
+    return max(float(each) for each in ranks.gather(torch.tensor([seconds], dtype=torch.float64)))
+
+
+def _seconds(ranks: Ranks, num_bytes: int) -> float:
+    """Return the median seconds of a message of so many bytes to each other rank."""
+    # All ranks make equally many trials: the first one says how many fit into the time.
+    first = slowest(ranks, _trial(ranks, num_bytes))
+    first = min(first, slowest(ranks, _trial(ranks, num_bytes)))
+    num_trials = min(max(int(_MOST_SECONDS / max(first, 1e-6)), _LEAST_TRIALS), _MOST_TRIALS)
+    return slowest(ranks, statistics.median(_trial(ranks, num_bytes) for _ in range(num_trials)))
+
+
+def _trial(ranks: Ranks, num_bytes: int) -> float:
+    sizes = tuple(num_bytes * (rank != ranks.rank) for rank in range(ranks.num_ranks))
+    sent = Message(torch.ones(sum(sizes), dtype=torch.uint8), sizes)
+    received = Message.unset(sizes)
+    begin = time.perf_counter()
+    ranks.exchange(sent, received).wait()
+    return time.perf_counter() - begin

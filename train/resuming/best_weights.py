@@ -23,12 +23,12 @@ import torch
 from ...pipeline.errors import HotsetError
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.schema.schema import DENSE_PREFIX
-from ..checkpoints.reserved_room import ReservedRoom
+from ..checkpoints.files import ReservedRoom
+from ..loop import Trainer
 from ..ranks.ranks import Ranks, agree, wait_for_first
-from ..run_folder.rank_folder import send_weights
-from ..run_folder.run_files import BEST_PREFIX, explained
-from ..run_folder.weights_file import Weights, open_weights, write_weights
-from ..trainer import Trainer
+from ..run_folder.files import BEST_PREFIX, explained
+from ..run_folder.weights import Weights, open_weights, write_weights
+from .rank_checkpoints import send_weights
 
 _log = logging.getLogger(__name__)
 

@@ -4,6 +4,8 @@ A finished run has them in `weights.safetensors` and `states.safetensors`, one t
 stopped at a loss that is no number, in its last checkpoint. Rows whose category is no longer in the
 vocabulary are left behind, and those of new categories get the initial values of the new run. Everything
 that does not fit is refused before anything is allocated.
+
+The states of all optimizers of a finished run, for the runs that start from it.
 """
 
 from __future__ import annotations
@@ -22,26 +24,20 @@ from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.manifest import MANIFEST, Manifest, checksum_of
 from ...pipeline.folders.totals import IdMapTotals
 from ...pipeline.formats.arrow_files import read_batch, values_of
-from ..checkpoints.checkpoint_files import CHECKPOINTS, newest_whole
-from ..checkpoints.checkpoint_writer import TableSizes
-from ..config import Optimizers
-from ..data.shard_origin import vocabulary_of
-from ..data.shards import Shards
+from ..checkpoints.files import CHECKPOINTS, newest_whole
+from ..checkpoints.tensors import dense_state, is_optimizer_state
+from ..checkpoints.writer import TableSizes
+from ..config import ModelConfig, Optimizers
+from ..data.shards import Shards, vocabulary_of
 from ..execution.row_parts import RowsPart, RowsSource
-from ..options.model_config import ModelConfig
-from ..rows.initial_values import InitialValues
-from ..rows.row_optimizers import RowOptimizer
+from ..loop import Trainer
+from ..rows.optimizers import RowOptimizer
+from ..rows.tiers import InitialValues
 from ..run_config import RunConfig, RunTable
-from ..run_folder.run_files import CONFIG, STATES, WEIGHTS
-from ..run_folder.run_reader import (
-    read_config,
-    read_manifest,
-    read_states,
-    read_weights,
-    refuse_changed_files,
-)
-from ..run_folder.weights_file import Weights
-from .saved_run import Checkpoint
+from ..run_folder.files import CONFIG, STATES, WEIGHTS
+from ..run_folder.reader import read_config, read_manifest, read_states, read_weights, refuse_changed_files
+from ..run_folder.weights import Weights
+from .resume import Checkpoint, table_sizes
 
 _log = logging.getLogger(__name__)
 
@@ -318,3 +314,33 @@ def _has_dense_states(config: RunConfig, chosen: Optimizers) -> bool:
 def _refuse_not_finite(part: RowsPart, table: str) -> None:
     if not (np.isfinite(part.weights_ND).all() and np.isfinite(part.state_NW).all()):
         raise HotsetError(f"{table} holds values that are not finite", hint="start from another run")
+
+
+def optimizer_states(trainer: Trainer) -> Weights:
+    """The states of all optimizers of a finished run: of rows by table, of dense layers as a checkpoint names
+    them. Those of tables are read one at a time while they are written."""
+    dense = {
+        name: tensor
+        for name, tensor in dense_state(trainer.model, trainer.dense_optimizers).items()
+        if is_optimizer_state(name)
+    }
+    shapes: dict[str, tuple[int, ...]] = {name: tuple(tensor.shape) for name, tensor in dense.items()}
+    # A table has states only where the optimizer of its rows keeps any.
+    sizes = table_sizes(trainer.shards, trainer.config)
+    numbers = {}
+    for number, table in enumerate(trainer.shards.tables):
+        width = sizes.widths[number][1]
+        if width:
+            shapes[table.name] = (table.num_rows, width)
+            numbers[table.name] = number
+
+    # The last step has written all rows back, so tables are read where they live.
+    def tensor_of(name: str) -> torch.Tensor:
+        return dense[name] if name in dense else trainer.embeddings.table(numbers[name], state=True)
+
+    def parts_of(name: str) -> Iterator[torch.Tensor]:
+        if name in dense:
+            return iter([dense[name]])
+        return trainer.embeddings.table_parts(numbers[name], state=True)
+
+    return Weights(shapes, tensor_of, parts_of)

@@ -3,25 +3,255 @@
 A tier holds a range of ids of every table, table after table, so the slot of a row it holds is a base
 plus the id; further slots behind them stage rows that live elsewhere. Weights and state of a slot always
 move together. Tables of another row width have tiers of their own.
+
+Rows of a slow tier larger than memory: a file mapped into it, without a name and gone with the process.
+
+Nothing reads such a spill file after a kill: what lasts is a checkpoint or the weights of the run. Its disk
+space is reserved at the start, since a mapped file that meets a full disk later kills the process without a
+message.
+
+Initial values of rows: a function of (seed, table, id) and of the number of rows of the table alone.
+
+Uniform in (-b, b) with b = sqrt(1 / num_rows), as DLRM draws them, from a hash of the three. Numba computes
+them on the host, torch the same bits on any device, so that a row can be initialized where it is first
+needed.
 """
-# ruff: noqa: N815  (tensors carry shape suffixes)
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
+import os
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...pipeline.errors import MIB, HotsetError, format_byte_size
+from ...pipeline.runtime.memory import available_bytes
 from ...stats.batch_rows import LookupsByRow, locate_distinct_rows, locate_rows
 from ...stats.batch_work import locate_bags
+from ...stats.id_tables import mix64_pair
 from ..data.batch import BatchIds
-from ..work_threads import WorkThreads
-from .initial_values import InitialValues
-from .mapped_rows import HostMemory
+from ..threads import WorkThreads
+from .kernels import fill_initial, fill_initial_rows
+
+
+@dataclass(slots=True)
+class HostMemory:
+    """The memory that slow tiers may take, and the folder for rows that do not fit."""
+
+    left_bytes: int | None
+    """Memory not yet used; None: no limit."""
+    folder: Path
+    may_spill: bool = True
+    """Whether the command has an option for rows in a file."""
+    is_planned: bool = False
+    """Whether rows that do not fit lie in files by their next use (see `spill`), and not in mapped ones."""
+    is_pinned: bool = False
+    """Whether a device reads and writes the rows, for which their memory is pinned page by page."""
+
+    def rows(self, num_rows: int, width: int) -> torch.Tensor:
+        """(num_rows, width) float32 zeros; raises HotsetError where the disk is too small."""
+        num_bytes = 4 * num_rows * width
+        if self.left_bytes is not None and num_bytes > self.left_bytes:
+            return mapped_rows(num_rows, width, self.folder)
+        if self.left_bytes is not None:
+            self.left_bytes -= num_bytes
+        if self.is_pinned and num_bytes:
+            return _pages_of_rows(num_rows, width)
+        return torch.zeros(num_rows, width)
+
+
+def refuse_more_rows_than_memory(num_rows: int, fast_bytes: int, slow_bytes: int, host: HostMemory) -> None:
+    """Raise HotsetError before rows are allocated that host memory cannot hold.
+
+    Args:
+        num_rows: for the message.
+        fast_bytes: rows of the fast tier with their state, 0 where that is on a GPU.
+        slow_bytes: those of the slow tier, which may lie in a file.
+        host: the memory that the slow tier may take.
+    """
+    # Where the machine does not say what is free, nothing is refused.
+    available = available_bytes()
+    in_memory = slow_bytes if host.left_bytes is None else min(slow_bytes, host.left_bytes)
+    if available is None or fast_bytes + in_memory <= available:
+        return
+    # A quarter is left for the dense layers, batches and the page cache.
+    enough = (3 * available // 4 - fast_bytes) // MIB * MIB
+    hint = f"--slow-bytes {enough // MIB}MiB keeps the other rows in a file in --out"
+    # Two settings that would do, and the last resort where neither helps.
+    if not slow_bytes:
+        enough = 3 * available // 4 // MIB * MIB
+        hint = f"--placement lookahead --slow-bytes {enough // MIB}MiB keeps most rows in a file in --out"
+    if enough <= 0 or not host.may_spill:
+        hint = "use a machine with more memory, or fewer or narrower rows: --min-count, --embedding-dim"
+    needed = format_byte_size(fast_bytes + in_memory)
+    raise HotsetError(
+        f"{num_rows:,} embedding rows take {needed} of memory with their optimizer state, "
+        f"and {format_byte_size(available)} is available",
+        hint=hint,
+    )
+
+
+def _pages_of_rows(num_rows: int, width: int) -> torch.Tensor:
+    """(num_rows, width) float32 zeros in pages with nothing else in them: no page is pinned twice."""
+    pages = mmap.mmap(-1, 4 * num_rows * width, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Large pages are pinned, and found by the device, several times as fast.
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system may have none
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.from_numpy(np.frombuffer(pages, np.float32).reshape(num_rows, width))
+
+
+def mapped_rows(num_rows: int, width: int, folder: Path) -> torch.Tensor:
+    """(num_rows, width) float32 zeros in a nameless file of ``folder``.
+
+    Raises:
+        HotsetError: the disk is too small, or the folder cannot be written.
+    """
+    num_bytes = 4 * num_rows * width
+    if num_bytes == 0:
+        return torch.zeros(num_rows, width)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+            mapped = mmap.mmap(file.fileno(), num_bytes)
+        # Rows are used in no order: reading ahead of a page would read 32 for one (70 times slower on tables
+        # four times the memory).
+        if hasattr(mmap, "MADV_RANDOM"):
+            mapped.madvise(mmap.MADV_RANDOM)
+    except OSError as error:
+        raise HotsetError(
+            f"{folder} has no room for {format_byte_size(num_bytes)} of rows: {error.strerror}",
+            hint="write --out to a larger disk, or raise --slow-bytes",
+        ) from error
+    return torch.from_numpy(np.frombuffer(mapped, np.float32).reshape(num_rows, width))
+
+
+# ruff: noqa: N815  (tensors carry shape suffixes)
+
+
+# The constants of `stats.hashing.mix64`.
+_MIX_ADD = 0x9E3779B97F4A7C15
+_MIX_FIRST = 0xBF58476D1CE4E5B9
+_MIX_SECOND = 0x94D049BB133111EB
+
+
+@dataclass(frozen=True, slots=True)
+class HeldIds:
+    """The ids of some rows of each table, which are numbered from 0 in each."""
+
+    ids_R: NDArray[np.int32]
+    """(num_rows,), ascending in a table, table after table."""
+    first_F1: NDArray[np.int64]
+    """(num_tables + 1,); where those of each table begin."""
+
+    def of(self, tables_N: NDArray[np.int64], numbers_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the ids of rows by their numbers."""
+        ids_N: NDArray[np.int64] = self.ids_R[self.first_F1[tables_N] + numbers_N].astype(np.int64)
+        return ids_N
+
+    def of_table(self, table: int) -> NDArray[np.int32]:
+        """Return the ids of a table's rows, ascending."""
+        return self.ids_R[self.first_F1[table] : self.first_F1[table + 1]]
+
+
+@dataclass(frozen=True, slots=True)
+class InitialValues:
+    """The inputs of the initial values of the tables of one row width."""
+
+    streams_F: NDArray[np.uint64]
+    """Hash of (seed, table) of each table."""
+    bounds_F: NDArray[np.float32]
+    """Values of the table lie in (-bound, bound)."""
+    held: HeldIds | None = None
+    """The ids of rows, where tiers number some rows of each table; None: their numbers are their ids."""
+
+    @classmethod
+    def of(cls, seed: int, tables: Sequence[int], num_rows: Sequence[int]) -> InitialValues:
+        """The inputs of tables with these numbers among all tables of the shards, and these numbers of
+        rows."""
+        streams = [mix64_pair(np.uint64(seed), np.uint64(table)) for table in tables]
+        bounds = [math.sqrt(1 / max(count, 1)) for count in num_rows]
+        return cls(np.array(streams, np.uint64), np.array(bounds, np.float32))
+
+    def fill(self, table: int, first: int, weights_ND: NDArray[np.float32]) -> None:
+        """Write the values of rows ``first, first + 1, ...`` of a table."""
+        stream = self.streams_F[table]
+        bound = self.bounds_F[table]
+        if self.held is None:
+            fill_initial(stream, first, bound, weights_ND)
+            return
+        numbers_N = np.arange(weights_ND.shape[0])
+        ids_N = self.held.of(np.full(numbers_N.size, table), numbers_N + first)
+        streams_N = np.full(ids_N.size, stream)
+        bounds_N = np.full(ids_N.size, bound)
+        fill_initial_rows(streams_N, ids_N, bounds_N, weights_ND, numbers_N)
+
+    def write(
+        self,
+        tables_N: NDArray[np.int64],
+        ids_N: NDArray[np.int64],
+        weights_SD: torch.Tensor,
+        slots_N: NDArray[np.int64],
+    ) -> None:
+        """Write the values of single rows to ``slots_N`` of ``weights_SD``, wherever that is."""
+        if self.held is not None:
+            ids_N = self.held.of(tables_N, ids_N)
+        streams_N = self.streams_F[tables_N]
+        bounds_N = self.bounds_F[tables_N]
+        if weights_SD.device.type == "cpu":
+            fill_initial_rows(streams_N, ids_N, bounds_N, weights_SD.numpy(), slots_N)
+            return
+        # On another device the same function runs in torch: values are computed where they will lie.
+        device = weights_SD.device
+        values_ND = initial_values_with_torch(
+            torch.from_numpy(streams_N.view(np.int64)).to(device),
+            torch.from_numpy(ids_N).to(device),
+            torch.from_numpy(bounds_N).to(device),
+            weights_SD.shape[1],
+        )
+        weights_SD.index_copy_(0, torch.from_numpy(slots_N).to(device), values_ND)
+
+
+def initial_values_with_torch(
+    streams_N: torch.Tensor, ids_N: torch.Tensor, bounds_N: torch.Tensor, dim: int
+) -> torch.Tensor:
+    """(N, dim) initial values; ``streams_N`` are 64-bit hashes as int64, ``ids_N`` int64."""
+    row_streams_N = _mix(_mix(streams_N) ^ ids_N)
+    columns_D = torch.arange(dim, device=ids_N.device)
+    # The highest 24 bits of the hash, as an odd number in (-2**24, 2**24): see `kernels.fill_initial`.
+    bits_ND = _shift(_mix(_mix(row_streams_N).unsqueeze(1) ^ columns_D), 40)
+    odd_ND = (2 * bits_ND + 1 - (1 << 24)).float()
+    return (odd_ND * 2.0**-24) * bounds_N.unsqueeze(1)
+
+
+def _mix(bits: torch.Tensor) -> torch.Tensor:
+    """``stats.hashing.mix64`` on int64, whose sums and products wrap as those of uint64 do."""
+    bits = bits + _signed(_MIX_ADD)
+    bits = (bits ^ _shift(bits, 30)) * _signed(_MIX_FIRST)
+    bits = (bits ^ _shift(bits, 27)) * _signed(_MIX_SECOND)
+    return bits ^ _shift(bits, 31)
+
+
+def _shift(bits: torch.Tensor, count: int) -> torch.Tensor:
+    """A logical shift to the right; torch's own on int64 copies the sign."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64)
+
+
+# ruff: noqa: N815  (tensors carry shape suffixes)
+
 
 _ROWS_AT_ONCE = 1 << 16
 """Rows that are initialized in one piece of work."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...pipeline.errors import MIB
 from ..data.batch import EmbeddingTable
 from ..rows.tiers import FileTier, Layout
-from .weights_file import Weights
+from .weights import Weights
 
 _MOST_PART_BYTES = 8 * MIB
 """Bytes of the weights that are read at a time."""

@@ -12,14 +12,32 @@ one who fetches never meet in one.
 
 Source:
     Arge, Algorithmica 37 (2003), for time-forward processing; Belady's order of rows is the plan's.
+
+The rows of one range at the end of a run, a part at a time: initial values, and over them what was stored.
+
+A range has at most the rows of both arenas, in whose memory it is merged, or it is longer and has few rows
+that were ever written back: then its records are read once and held, and each part takes its own of them. A
+long range of more records than memory has room for, which only a run in very little memory has, is read again
+for each part.
+
+A spill file of blocks of one size, without a name and gone with the process.
+
+Blocks are written and read whole, past the page cache where the file system allows it: under a limit of
+memory the cache would compete with the rows, and copy each byte once more. The disk space is reserved at the
+start, so that a full disk is an error of one line before the first step and not after hours.
 """
 
 from __future__ import annotations
 
+import fcntl
+import mmap
+import os
 import queue
+import tempfile
 import threading
+import weakref
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +45,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .block_file import BlockFile, aligned_blocks
-from .range_parts import Block, RangeParts, refuse_misplaced
-from .spill_kernels import (
+from ...pipeline.errors import KIB, HotsetError, format_byte_size
+from .kernels import (
     ALL_DONE,
     PAST_GROUP,
     Arenas,
@@ -40,7 +57,202 @@ from .spill_kernels import (
     scatter_records,
     take_places,
 )
-from .spill_sizes import NUM_READERS, NUM_WRITERS, SpillShape, SpillSizes
+from .run_plan import NUM_READERS, NUM_WRITERS, SpillShape, SpillSizes
+
+Block = tuple[NDArray[np.uint32], NDArray[np.float32], int]
+"""Words of a block, the same memory as floats, and its records."""
+
+
+class RangeParts:
+    """The parts of a range; iterating yields the first and the last-plus-one row of each.
+
+    Args:
+        first: first row of the range.
+        stop: the row after its last one.
+        part_rows: rows of a part at most.
+        read: reads its blocks, of which each is valid until the next.
+        held_words: words of a record, where its records are held; else None.
+    """
+
+    def __init__(
+        self,
+        first: int,
+        stop: int,
+        part_rows: int,
+        read: Callable[[], Iterator[Block]],
+        held_words: int | None,
+    ) -> None:
+        self._first = first
+        self._stop = stop
+        self._part_rows = part_rows
+        self._read = read
+        self._held: list[Block] | None = None
+        if held_words is not None:
+            self._held = [_copy(words_V[: count * held_words], count) for words_V, _, count in read()]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for first in range(self._first, self._stop, self._part_rows):
+            yield first, min(first + self._part_rows, self._stop)
+
+    def add(self, first: int, weights_ND: NDArray[np.float32], state_NW: NDArray[np.float32]) -> None:
+        """Copy stored rows over their initial values.
+
+        Args:
+            first: first row of the part.
+            weights_ND: weights of the rows from there on, written for those that were ever written back.
+            state_NW: their optimizer state, likewise.
+        """
+        is_there_N = np.zeros(weights_ND.shape[0], np.uint8)
+        places = (first - self._first, self._stop - self._first)
+        for words_V, values_V, num_records in self._read() if self._held is None else self._held:
+            refuse_misplaced(
+                scatter_records(words_V, values_V, num_records, *places, weights_ND, state_NW, is_there_N)
+            )
+
+
+def refuse_misplaced(record: int) -> None:
+    """Raise RuntimeError where a kernel found a record that is not in its place; -1: it found none."""
+    if record >= 0:
+        raise RuntimeError(f"record {record} of a block of the spill file is misplaced")
+
+
+def _copy(words_V: NDArray[np.uint32], num_records: int) -> Block:
+    copied_V = words_V.copy()
+    return copied_V, copied_V.view(np.float32), num_records
+
+
+LEAST_BLOCK_BYTES = 4 * KIB
+"""Blocks of direct input and output are multiples of a page."""
+_HINT = "give another --slow-dir, free disk space, or raise --slow-bytes"
+
+
+def aligned_blocks(num_blocks: int, block_bytes: int) -> NDArray[np.uint8]:
+    """Return zeros, (num_blocks, block_bytes), that begin with a page, as direct input and output wants them.
+
+    Pages take memory once they are written to.
+    """
+    num_bytes = num_blocks * block_bytes
+    if num_bytes == 0:
+        return np.zeros((num_blocks, block_bytes), np.uint8)
+    return np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8).reshape(num_blocks, block_bytes)
+
+
+class BlockFile:
+    """Blocks on disk by number; may be used by several threads.
+
+    Args:
+        folder: where the file lies.
+        block_bytes: bytes of each block, a multiple of ``LEAST_BLOCK_BYTES``.
+        num_blocks: blocks that are reserved; more are taken if there is room.
+
+    Raises:
+        HotsetError: the folder cannot be written, or its disk is too small.
+    """
+
+    def __init__(self, folder: Path, block_bytes: int, num_blocks: int) -> None:
+        assert block_bytes % LEAST_BLOCK_BYTES == 0
+        self.block_bytes = block_bytes
+        self.reads = 0
+        self.writes = 0
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._free: list[int] = []
+        self._num_blocks = 0
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)
+            # Also where a run ends by an error before it closes its files.
+            self._close = weakref.finalize(self, self._file.close)
+            if num_blocks:
+                # All room is taken at once: a disk that is too small is found before training begins.
+                os.posix_fallocate(self._file.fileno(), 0, num_blocks * block_bytes)
+        except OSError as error:
+            wanted = format_byte_size(num_blocks * block_bytes)
+            raise HotsetError(
+                f"{folder} has no room for {wanted} of rows: {error.strerror}", hint=_HINT
+            ) from error
+        self.is_direct = self._use_direct()
+
+    def allocate(self) -> int:
+        """Return the number of a free place for a block."""
+        with self._lock:
+            number = self._free.pop() if self._free else self._num_blocks
+            self._num_blocks = max(self._num_blocks, number + 1)
+            return number
+
+    def write(self, number: int, block: NDArray[np.uint8]) -> None:
+        """Write one block to its place.
+
+        Raises:
+            HotsetError: the disk is full or does not work.
+        """
+        with self._lock:
+            self.writes += 1
+        self._move(os.pwrite, "written", block, number)
+
+    def read(self, number: int, block: NDArray[np.uint8]) -> None:
+        """Read the block ``number`` into ``block``.
+
+        Raises:
+            HotsetError: the disk does not work, or the file is shorter than what was written.
+        """
+        with self._lock:
+            self.reads += 1
+        self._move(lambda *args: os.preadv(args[0], [args[1]], args[2]), "read", block, number)
+        if not self.is_direct:
+            self._drop_cache(number)
+
+    def free(self, number: int) -> None:
+        """Let the place of a block be used again."""
+        with self._lock:
+            self._free.append(number)
+
+    def close(self) -> None:
+        """Give the disk space back."""
+        self._close()
+
+    def _move(self, call: object, verb: str, block: NDArray[np.uint8], number: int) -> None:
+        """Call ``call`` until the whole block has moved."""
+        assert callable(call) and block.nbytes == self.block_bytes
+        first = number * self.block_bytes
+        done = 0
+        view = block.data
+        # A call may move less than a block, after a signal or at the end of the file.
+        while done < self.block_bytes:
+            try:
+                moved = call(self._file.fileno(), view[done:], first + done)
+            except OSError as error:
+                raise self._fault(verb, error.strerror or str(error)) from error
+            if moved == 0:
+                raise self._fault(verb, f"it ends after {done} of {self.block_bytes} bytes of a block")
+            done += moved
+
+    def _fault(self, verb: str, reason: str) -> HotsetError:
+        return HotsetError(f"the spill file in {self._folder} cannot be {verb}: {reason}", hint=_HINT)
+
+    def _use_direct(self) -> bool:
+        """Go past the page cache; False where the system or the file system cannot."""
+        if not hasattr(os, "O_DIRECT"):
+            return False
+        # The flag can only be set on the open file, since a temporary one has no name to open again.
+        flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_DIRECT)
+        except OSError:
+            return False
+        # Some file systems take the flag and refuse the first write.
+        try:
+            os.pwrite(self._file.fileno(), aligned_blocks(1, self.block_bytes)[0].data, 0)
+        except OSError:
+            fcntl.fcntl(self._file, fcntl.F_SETFL, flags)
+            return False
+        return True
+
+    def _drop_cache(self, number: int) -> None:
+        """Let the page cache forget a block that is not read again."""
+        if hasattr(os, "posix_fadvise"):
+            first = number * self.block_bytes
+            os.posix_fadvise(self._file.fileno(), first, self.block_bytes, os.POSIX_FADV_DONTNEED)
+
 
 _PART_PLACES = 1 << 16
 """Places of an arena that are copied at a time."""

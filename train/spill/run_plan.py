@@ -3,26 +3,422 @@
 Lists of rows are read where they lie, usually in mapped files; what is found is written to such files too.
 In memory are the next fetches of a range of rows, 8 bytes each; where the rows are many the pass over the
 plans is made for one range after another, so that it keeps to any limit.
+
+How a limit of memory is divided: arenas of two groups, a block for each bucket, and what evaluation reads.
+
+Larger arenas make fewer groups, and each group and each range of rows has a block in memory. So some share of
+the limit for the arenas is best; the largest that keeps to the limit is taken. Blocks are of 64 KiB or more
+where the limit allows it: a disk moves them at nearly the speed of sequential work.
+
+How many rows a run ever uses in each part of the row numbers, and ranges of rows cut by that.
+
+A row that no batch uses is never written back: its value is made from its number. Where tables are many times
+the memory most rows are such, and cut by used rows there are a tenth or a hundredth of the ranges. Counted
+are cells of consecutive rows: 64 KiB of counts at most, for any number of rows.
+
+Arrays that a run makes before its first step and reads once in order: files without a name, mapped.
+
+Their pages belong to the page cache, which the system takes back when memory is short, and the disk space is
+gone with the process.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
+from ...pipeline.errors import KIB, ConfigError, HotsetError, format_byte_size
+from ...stats.kernel import kernel
 from ...stats.lookahead.step_plans import (
     NO_FETCH,
     RowMoves,
     StepPlans,
+    cut_groups,
     find_next_fetches,
     find_next_of_residents,
 )
-from .mapped_arrays import mapped_zeros
-from .used_rows import UsedRows
+
+_MOST_CELLS = 1 << 13
+_LEAST_CELL_ROWS = 64
+_PART_ROWS = 1 << 17
+"""Rows that are counted at a time."""
+
+
+class UsedRows:
+    """Counts of the rows that are ever used, by cells of consecutive rows.
+
+    Args:
+        num_rows: rows are below it.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self.cell_rows = max(-(-num_rows // _MOST_CELLS), _LEAST_CELL_ROWS)
+        """Rows of a cell."""
+        self._counts_C = np.zeros(-(-num_rows // self.cell_rows), np.int64)
+
+    @classmethod
+    def all_of(cls, num_rows: int) -> UsedRows:
+        """Take every row as used."""
+        used = cls(num_rows)
+        firsts_C = np.arange(used._counts_C.size) * used.cell_rows
+        used._counts_C[:] = np.minimum(num_rows - firsts_C, used.cell_rows)
+        return used
+
+    @property
+    def total(self) -> int:
+        """All rows counted."""
+        return int(self._counts_C.sum())
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the counts."""
+        return self._counts_C.nbytes
+
+    def add(self, rows_N: NDArray[Any]) -> None:
+        """Count rows, none of which was counted before."""
+        for first in range(0, rows_N.size, _PART_ROWS):
+            cells_N = rows_N[first : first + _PART_ROWS] // self.cell_rows
+            self._counts_C += np.bincount(cells_N, minlength=self._counts_C.size)
+
+    def cut(self, rows_of_tables: Sequence[int], most_used: int, most_rows: int) -> NDArray[np.int64]:
+        """Return where ranges of rows begin that lie in one table each, and have at most ``most_used`` used
+        rows, or at most ``most_rows`` rows, or are of one cell.
+
+        Returns:
+            (num_ranges + 1,), int64, from 0 to the number of all rows; at least one range.
+        """
+        bounds = np.zeros(self._counts_C.size + 2 * len(rows_of_tables) + 2, np.int64)
+        rows_T = np.array(rows_of_tables, np.int64)
+        num_ranges = cut_cells(self._counts_C, self.cell_rows, rows_T, most_used, most_rows, bounds)
+        return bounds[: max(num_ranges, 1) + 1].copy()
+
+
+@kernel
+def cut_cells(
+    counts_C: NDArray[np.int64],
+    cell_rows: int,
+    rows_T: NDArray[np.int64],
+    most_used: int,
+    most_rows: int,
+    bounds_H1: NDArray[np.int64],
+) -> int:
+    """Cut tables into ranges of whole cells, or what of a cell is in the table.
+
+    Args:
+        counts_C: (num_cells,); used rows of each cell, at most.
+        cell_rows: rows of a cell.
+        rows_T: (num_tables,); rows of each table.
+        most_used: used rows of a range that is not of a single cell,
+        most_rows: unless it has no more rows than these.
+        bounds_H1: (at least num_cells + 2 * num_tables + 1,); ``bounds[0]`` is 0, the end of each range is
+            written behind it.
+
+    Returns:
+        The number of ranges.
+    """
+    num_ranges = 0
+    row = np.int64(0)
+    for table in range(rows_T.size):
+        table_stop = row + rows_T[table]
+        first = row
+        used = np.int64(0)
+        while row < table_stop:
+            # A cell that two tables share counts in each, as far as its rows there could all be used.
+            stop = min((row // cell_rows + 1) * cell_rows, table_stop)
+            count = min(counts_C[row // cell_rows], stop - row)
+            if row > first and used + count > most_used and stop - first > most_rows:
+                num_ranges += 1
+                bounds_H1[num_ranges] = row
+                first = row
+                used = np.int64(0)
+            used += count
+            row = stop
+        if first < table_stop:
+            num_ranges += 1
+            bounds_H1[num_ranges] = table_stop
+    return num_ranges
+
+
+NUM_WRITERS = 2
+"""Threads that write full blocks; each may hold two of them."""
+NUM_READERS = 2
+"""Threads that read the blocks of the next group."""
+_BLOCK_BYTES = (256 * KIB, 64 * KIB, 16 * KIB, 4 * KIB)
+"""Sizes of blocks, the best first."""
+_EVALUATION_SHARE = 8
+"""One part in so many is kept for the rows that evaluation reads."""
+_STEPS = 24
+"""Shares of the limit that are tried for the arenas."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpillShape:
+    """The rows that spill, and how they are fetched."""
+
+    embedding_dim: int
+    state_width: int
+    rows_of_tables: tuple[int, ...]
+    """Cold rows of each table of the width, in the order of their slots on the slow tier."""
+    fetches_of_items: NDArray[np.int64]
+    """(num_items,); rows that each transfer item of the run fetches."""
+    used: UsedRows
+    """Those that are ever written back."""
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a row in a block."""
+        return 4 * (1 + self.embedding_dim + self.state_width)
+
+    @property
+    def place_bytes(self) -> int:
+        """Bytes of a row in an arena, with the mark that it is there."""
+        return 4 * (self.embedding_dim + self.state_width) + 1
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that evaluation takes for a row: its weights, and numbers that are sorted and joined."""
+        return 4 * self.embedding_dim + 40
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.rows_of_tables)
+
+
+@dataclass(frozen=True, slots=True)
+class SpillSizes:
+    """The parts that lie in memory."""
+
+    arena_rows: int
+    """Rows of a group, half those of a part of a range, which is merged at the end."""
+    block_bytes: int
+    evaluation_rows: int
+    """Distinct rows that evaluation reads at a time; a single batch may have more."""
+    group_first: NDArray[np.int64]
+    """(num_groups + 1,); number of the first fetch of each group."""
+    range_first: NDArray[np.int64]
+    """(num_ranges + 1,); first row of each range. A range lies in one table; it has at most twice the rows of
+    an arena, or at most the rows of an arena are ever written back of it, or it is a cell of `UsedRows`."""
+    num_bytes: int
+    """Bytes of all this."""
+
+    @property
+    def num_groups(self) -> int:
+        return int(self.group_first.size) - 1
+
+    @property
+    def num_ranges(self) -> int:
+        return int(self.range_first.size) - 1
+
+    @property
+    def num_buffers(self) -> int:
+        """Blocks in memory: one a bucket, and those being written."""
+        return self.num_groups + self.num_ranges + 2 * NUM_WRITERS
+
+
+def choose_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes:
+    """Divide ``limit_bytes`` of memory among what the rows of one width need; raises ConfigError as below."""
+    return choose_all_sizes([shape], limit_bytes)[0]
+
+
+def choose_all_sizes(shapes: Sequence[SpillShape], limit_bytes: int) -> list[SpillSizes]:
+    """Divide memory among rows of several widths: each gets the least it needs, and a share of the rest.
+
+    Args:
+        shapes: the rows of each width.
+        limit_bytes: memory of all of them.
+
+    Raises:
+        ConfigError: it is too little; the hint names the least that would do.
+    """
+    # First what each width cannot do without.
+    least = [least_bytes(shape) for shape in shapes]
+    left = limit_bytes - sum(least)
+    if left < 0:
+        num_rows = sum(shape.num_rows for shape in shapes)
+        most = max(int(shape.fetches_of_items.max(initial=0)) for shape in shapes)
+        enough = -(-sum(least) // KIB)
+        raise ConfigError(
+            f"{num_rows:,} cold rows cannot be kept in {format_byte_size(limit_bytes)} of memory: "
+            f"a transfer loads up to {most:,} of them",
+            hint=f"--slow-bytes {enough}KiB would do; more is faster",
+        )
+    # The rest is divided by what the rows of a width take, of which each gets the best sizes that fit.
+    weights = [shape.num_rows * shape.place_bytes for shape in shapes]
+    sizes = [
+        _best_sizes(shape, own + left * weight // max(sum(weights), 1)) or _best_sizes(shape, own)
+        for shape, own, weight in zip(shapes, least, weights, strict=True)
+    ]
+    return [found for found in sizes if found is not None]
+
+
+def least_bytes(shape: SpillShape) -> int:
+    """Return the least memory that `choose_sizes` accepts, in whole KiB."""
+    # Double until it is enough, then halve the range: sizes grow with the memory, though in steps.
+    high = KIB
+    while _best_sizes(shape, high) is None:
+        high *= 2
+    low = high // 2
+    while high - low > KIB:
+        middle = (low + high) // (2 * KIB) * KIB
+        if _best_sizes(shape, middle) is None:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _best_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes | None:
+    """Return the sizes with the largest blocks that leave the arenas an eighth; None where none fit."""
+    least = _least_arena(shape)
+    num_fetches = int(shape.fetches_of_items.sum())
+    found: SpillSizes | None = None
+    for block_bytes in _usable_blocks(shape):
+        for step in range(_STEPS, 0, -1):
+            arena_rows = limit_bytes * step // _STEPS // (2 * shape.place_bytes)
+            if arena_rows < least:
+                break
+            # Every group and range has a block at least: most attempts that fail are seen to without a cut.
+            num_buckets = (num_fetches + shape.used.total // 2) // arena_rows
+            if 2 * arena_rows * shape.place_bytes + num_buckets * block_bytes > limit_bytes:
+                continue
+            sizes = _sizes(shape, arena_rows, block_bytes, limit_bytes // _EVALUATION_SHARE)
+            if sizes.num_bytes <= limit_bytes:
+                found = found or sizes
+                # Smaller blocks are taken only where these would leave the arenas little.
+                if 8 * arena_rows * shape.place_bytes >= limit_bytes:
+                    return sizes
+                break
+    return found
+
+
+def _usable_blocks(shape: SpillShape) -> Sequence[int]:
+    """Sizes of blocks that hold a record, the best first."""
+    usable = [size for size in _BLOCK_BYTES if size >= shape.record_bytes]
+    # Rows wider than all of them get blocks of their own size, in whole pages.
+    page = _BLOCK_BYTES[-1]
+    return usable or [-(-shape.record_bytes // page) * page]
+
+
+def _least_arena(shape: SpillShape) -> int:
+    return max(int(shape.fetches_of_items.max(initial=0)), 1)
+
+
+def _sizes(shape: SpillShape, arena_rows: int, block_bytes: int, evaluation_bytes: int) -> SpillSizes:
+    group_first = cut_groups(shape.fetches_of_items, arena_rows)
+    # Ranges are merged when the arenas are no longer needed, in their memory: all rows of one, or its records
+    # and a part of its rows.
+    range_first = shape.used.cut(shape.rows_of_tables, arena_rows, 2 * arena_rows)
+    evaluation_rows = evaluation_bytes // shape.read_bytes
+    num_buckets = group_first.size + range_first.size - 2
+    # One block more is for the thread that evaluates or merges.
+    blocks = num_buckets + 2 * NUM_WRITERS + NUM_READERS + 1
+    num_bytes = 2 * arena_rows * shape.place_bytes + blocks * block_bytes + evaluation_bytes
+    num_bytes += 8 * (group_first.size + range_first.size) + 8 * num_buckets + shape.used.num_bytes
+    return SpillSizes(arena_rows, block_bytes, evaluation_rows, group_first, range_first, num_bytes)
+
+
+def mapped_zeros(folder: Path, count: int, dtype: DTypeLike, room_bytes: int = 0) -> NDArray[Any]:
+    """Return (count,) zeros: in memory where they fit in ``room_bytes``, else in a nameless file.
+
+    Raises:
+        HotsetError: the disk has no room for them.
+    """
+    num_bytes = count * np.dtype(dtype).itemsize
+    if num_bytes <= room_bytes or num_bytes == 0:
+        return np.zeros(count, dtype)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            # Reserved now: writing to a mapped page that finds no block kills the process.
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+            return np.asarray(np.memmap(file, dtype, "r+", shape=(count,)))
+    except OSError as error:
+        raise _no_room(folder, num_bytes, error) from error
+
+
+class SpooledArrays:
+    """Arrays that are appended to a nameless file of ``folder`` and then mapped all at once.
+
+    Args:
+        folder: where the file lies.
+        alignment: bytes; each array begins at a multiple of it.
+    """
+
+    def __init__(self, folder: Path, alignment: int = 64) -> None:
+        self._folder = folder
+        self._alignment = alignment
+        self._entries: list[tuple[int, np.dtype[Any], int]] = []
+        self._end = 0
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder)
+        except OSError as error:
+            raise _no_room(folder, 0, error) from error
+
+    def append(self, values: NDArray[Any]) -> None:
+        """Add a one-dimensional array behind those there are.
+
+        Raises:
+            HotsetError: the disk has no room for it.
+        """
+        padding = -self._end % self._alignment
+        try:
+            self._file.write(bytes(padding))
+            self._file.write(np.ascontiguousarray(values).data)
+        except OSError as error:
+            raise _no_room(self._folder, values.nbytes, error) from error
+        self._entries.append((self._end + padding, values.dtype, values.size))
+        self._end += padding + values.nbytes
+
+    def map(self) -> Sequence[NDArray[Any]]:
+        """Return all arrays in order, and close the file; what is written to them stays in memory.
+
+        Raises:
+            HotsetError: the disk has no room for them.
+        """
+        whole = self._map_bytes()
+        return [
+            whole[first : first + count * dtype.itemsize].view(dtype) for first, dtype, count in self._entries
+        ]
+
+    def map_joined(self, dtype: DTypeLike) -> NDArray[Any]:
+        """Return arrays of one type, appended with an alignment of 1, as one, and close the file.
+
+        Raises:
+            HotsetError: the disk has no room for them.
+        """
+        return self._map_bytes().view(dtype)
+
+    def _map_bytes(self) -> NDArray[np.uint8]:
+        try:
+            with self._file:
+                self._file.flush()
+                if os.fstat(self._file.fileno()).st_size != self._end:
+                    raise OSError(0, f"it does not keep {self._end} bytes")
+                if self._end == 0:  # an empty file cannot be mapped
+                    return np.empty(0, np.uint8)
+                # Private pages, and so arrays that Numba takes as it takes those in memory.
+                return np.asarray(np.memmap(self._file, np.uint8, "c"))
+        except OSError as error:
+            raise _no_room(self._folder, self._end, error) from error
+
+    def close(self) -> None:
+        """Drop the file, unless it is mapped."""
+        self._file.close()
+
+
+def _no_room(folder: Path, num_bytes: int, error: OSError) -> HotsetError:
+    return HotsetError(
+        f"{folder} has no room for {format_byte_size(num_bytes)} of step plans: {error.strerror}",
+        hint="give another --slow-dir, or free disk space",
+    )
+
 
 _LEAST_ROWS = 1 << 16
 """Rows of a pass at least: 512 KiB."""

@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..rows.initial_values import InitialValues
-from ..rows.row_kernels import fill_initial
-from ..rows.row_mover import MAX_ROWS
+from ..rows.backends import MAX_ROWS
+from ..rows.kernels import fill_initial
 from ..rows.step_plan import Moves
-from ..rows.tiers import FileTier, Layout, Tier
-from ..work_threads import WorkThreads
+from ..rows.tiers import FileTier, InitialValues, Layout, Tier
+from ..threads import WorkThreads
 from .row_store import RowStore
 
 

@@ -23,11 +23,11 @@ import torch
 
 from ...pipeline.errors import ByteSize
 from ...stats.ranking.row_bytes import row_bytes
+from ...train.build import build_trainer
 from ...train.config import PlacementName, TrainConfig
 from ...train.data.shards import Shards
-from ...train.device.verbs import Event, Graph, StreamName
-from ...train.steps.queued_steps import QueuedSteps
-from ...train.trainer_building.build_trainer import build_trainer
+from ...train.device import Event, Graph, StreamName
+from ...train.gpu.queued_steps import QueuedSteps
 from .harness import Facts, new_parser, run_script, scratch_folder, tell
 from .kaggle_shards import draw_kaggle, write_kaggle_shards
 

@@ -27,13 +27,12 @@ from ...pipeline.errors import ConfigError
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.manifest import MANIFEST
 from ...pipeline.generate.generate import GenerateConfig, generate
-from ...train.checkpoints.checkpoint_files import CHECKPOINTS
-from ...train.checkpoints.checkpoint_settings import CheckpointSettings
-from ...train.config import PlacementName, TrainConfig
+from ...train.build import build_trainer
+from ...train.checkpoints.files import CHECKPOINTS
+from ...train.config import CheckpointSettings, PlacementName, TrainConfig
 from ...train.data.shards import Shards
-from ...train.options.interval import Interval
-from ...train.resuming.run_checkpoints import RunCheckpoints
-from ...train.trainer_building.build_trainer import build_trainer
+from ...train.recipe_options import Interval
+from ...train.resuming.resume import RunCheckpoints
 from ..drawn_shards import DrawnShards
 from .harness import Facts, free_port, new_parser, run_hotset, run_script, scratch_folder, tell
 

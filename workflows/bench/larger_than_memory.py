@@ -30,13 +30,13 @@ from ...pipeline.runtime.limits import control_groups
 from ...pipeline.runtime.tasks import num_workers
 from ...stats.kernel import kernel
 from ...stats.ranking.row_bytes import row_bytes
+from ...train.build import build_trainer
+from ...train.build_embeddings import set_threads
 from ...train.config import TrainConfig
 from ...train.data.batch import Batch
 from ...train.data.shards import Shards
 from ...train.execution.step_source import StepSource
-from ...train.trainer import Trainer, run_steps
-from ...train.trainer_building.build_trainer import build_trainer
-from ...train.trainer_building.devices import set_threads
+from ...train.loop import Trainer, run_steps
 from ..drawn_shards import DrawnShards
 from .harness import (
     Candidate,

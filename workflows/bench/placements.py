@@ -21,13 +21,13 @@ from ...pipeline.generate.generate import GenerateConfig, generate
 from ...pipeline.preprocess import preprocess, remove_from
 from ...stats.ranking.row_bytes import row_bytes
 from ...stats.shuffle import epoch_order
+from ...train.build import build_trainer
+from ...train.build_embeddings import set_threads
 from ...train.config import TrainConfig
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
+from ...train.loop import Trainer, run_steps
 from ...train.placements.simulate import simulate_epoch
-from ...train.trainer import Trainer, run_steps
-from ...train.trainer_building.build_trainer import build_trainer
-from ...train.trainer_building.devices import set_threads
 from ..recipes import criteo_kaggle
 from .harness import Facts, median_ratio, new_parser, run_script, scratch_folder, take_turns, tell
 

@@ -32,13 +32,12 @@ from ...pipeline.preprocess import preprocess
 from ...pipeline.stages.count import CountConfig
 from ...train.config import TrainConfig
 from ...train.data.batch_order import SeededOrder
-from ...train.data.evaluation_part import EvaluationPart
-from ...train.data.shards import Shards
-from ...train.metrics.scores import ScoreCounter
-from ...train.model.dense_dtype import cpu_features, has_bf16
+from ...train.data.shards import EvaluationPart, Shards
+from ...train.dense.gradients import cpu_features, has_bf16
+from ...train.metrics import ScoreCounter
 from ...train.model.dlrm import Dlrm
-from ...train.model.dlrm_shape import dlrm_shape
-from ...train.rows.initial_values import InitialValues
+from ...train.model.shapes import dlrm_shape
+from ...train.rows.tiers import InitialValues
 from ...train.run import train
 from ..recipes import recipe_for, small_real_sample, small_real_sample_training
 from .harness import Facts, new_parser, run_hotset, run_script, scratch_folder, tell

@@ -33,9 +33,9 @@ from ...stats.plain_codecs import MessageShape
 from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig
 from ...train.data.shards import Shards
-from ...train.exchange.rank_reader import RankReader, read_epoch
+from ...train.ranks.exchange import RankReader, read_epoch
 from ...train.run import train
-from ...train.run_folder.run_reader import read_weights
+from ...train.run_folder.reader import read_weights
 from ..recipes import criteo_kaggle
 from .entropy_sizes import huffman_bytes, levels_of, vector_lz_bytes
 from .harness import Facts, median_ratio, new_parser, run_hotset, run_script, scratch_folder, take_turns, tell

@@ -24,8 +24,7 @@ import torch
 from torch import nn
 
 from ...train.data.batch import Batch
-from ...train.model.dcn_shape import DcnShape
-from ...train.model.dlrm_shape import DlrmShape
+from ...train.model.shapes import DcnShape, DlrmShape
 
 LEARNING_RATE = 0.1
 _FBGEMM = "fbgemm_gpu"

@@ -22,17 +22,15 @@ from ...pipeline.errors import ConfigError
 from ...pipeline.generate.generate import GenerateConfig, generate
 from ...pipeline.preprocess import preprocess, remove_from
 from ...stats.shuffle import epoch_order
+from ...train.build import build_trainer
+from ...train.build_embeddings import set_threads
 from ...train.config import TrainConfig
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
-from ...train.model.dcn_shape import DcnShape
-from ...train.model.dense_dtype import cpu_features, has_bf16
-from ...train.model.dlrm_shape import dlrm_shape
-from ...train.model_building.choose_model import choose_model
-from ...train.model_building.model_inputs import ModelInputs
-from ...train.trainer import Trainer, run_steps
-from ...train.trainer_building.build_trainer import build_trainer
-from ...train.trainer_building.devices import set_threads
+from ...train.dense.gradients import cpu_features, has_bf16
+from ...train.loop import Trainer, run_steps
+from ...train.model.choose_model import choose_model
+from ...train.model.shapes import DcnShape, ModelInputs, dlrm_shape
 from ..recipes import criteo_kaggle
 from .harness import Facts, median_ratio, new_parser, run_script, scratch_folder, take_turns, tell
 from .torch_models import (

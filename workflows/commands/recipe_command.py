@@ -16,7 +16,7 @@ from ...pipeline.stages.pack import PackConfig
 from ...pipeline.stages.rank import RankConfig
 from ...pipeline.stages.split import SplitConfig
 from ...train.config import TrainConfig
-from ...train.run_folder.run_settings import read_settings
+from ...train.run_config import read_settings
 from ..command_list import Command
 from ..console import print_json
 from ..options import Arg, config_of

@@ -13,10 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...pipeline.errors import ByteSize, format_byte_size
-from ...train.checkpoints.checkpoint_settings import CheckpointSettings
-from ...train.config import TrainConfig
-from ...train.options.exchange_options import ExchangeOptions
-from ...train.options.rank_options import is_first, is_launched
+from ...train.config import CheckpointSettings, ExchangeOptions, TrainConfig, is_first, is_launched
 from ..command_list import Command
 from ..console import print_json, progress_bars, say, say_error, set_verbosity, stdout_console
 from ..options import NO_OPTION, Arg, Dir, RecipeFile, config_of, parse_options
@@ -91,7 +88,7 @@ class TrainCommand(Command, ExchangeOptions, CheckpointSettings, TrainConfig):
     ) -> tuple[str, str | None] | None:
         """Return which steps are kept and how to resume; None on ranks but the first."""
         # Imported here: most commands import nothing of checkpoints.
-        from ...train.checkpoints.interrupts import Interrupted
+        from ...train.resuming.resume import Interrupted
 
         if not is_first():
             return None

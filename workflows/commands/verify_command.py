@@ -94,7 +94,7 @@ def _verify_run(options: VerifyCommand) -> int:
     """Check the folder of a training run."""
     # Imports torch, which checks of other folders do without.
     refuse_few_addresses("hotset verify", TORCH_BYTES)
-    from ...train.run_folder.verify_run import verify_run
+    from ...train.verify_run import verify_run
 
     for name in ("inputs", "md5sums", "scratch", "other_vocabulary"):
         if getattr(options, name):
@@ -105,7 +105,7 @@ def _verify_run(options: VerifyCommand) -> int:
     faults = verify_run(options.dir)
     # What the shards decide is compared where the files agree with each other.
     if options.shards is not None and not faults:
-        from ...train.check_against_shards import faults_against_shards
+        from ...train.verify_run import faults_against_shards
 
         with progress_bars() as progress:
             evaluated = partial(progress, "evaluate")

@@ -9,7 +9,7 @@ import altair as alt
 from ...pipeline.errors import format_byte_size
 from ...pipeline.statistics.coverage import OrderRow
 from ...pipeline.statistics.traffic import MissRatios
-from ...train.advice_record import MemoryOption
+from ...train.advice import MemoryOption
 from .chart_layers import (
     BLUE,
     GREEN,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...pipeline.statistics.frequencies import Statistics
 from ...stats.curves import where_doubling_stops_paying
-from ...train.advice_record import PlacementAdvice
+from ...train.advice import PlacementAdvice
 from .report_commands import rebuild_commands, size_option
 from .report_page import Advice
 from .report_sentences import (

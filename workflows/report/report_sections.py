@@ -10,7 +10,7 @@ from pathlib import Path
 from ...pipeline.errors import format_byte_size
 from ...pipeline.statistics.drift import PairShare
 from ...pipeline.statistics.frequencies import Statistics
-from ...train.advice_record import PlacementAdvice
+from ...train.advice import PlacementAdvice
 from . import series_tables as tables
 from .access_charts import coverage_chart, drift_chart, unique_rows_chart
 from .log_sections import (

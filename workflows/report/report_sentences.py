@@ -17,7 +17,7 @@ from ...stats.curves import (
     share_at,
     where_doubling_stops_paying,
 )
-from ...train.advice_record import PlacementAdvice
+from ...train.advice import PlacementAdvice
 
 LEAST_GAIN = 0.05
 """Share of all samples that doubling the memory must make fully hot to be worth it."""

@@ -10,7 +10,7 @@ from ...pipeline.statistics.coverage import CoverageRow, OrderRow, UniqueRowsRow
 from ...pipeline.statistics.drift import Drift, PairShare, PartShare, ServedShare
 from ...pipeline.statistics.frequencies import FeatureRow
 from ...pipeline.statistics.traffic import MissRatios
-from ...train.advice_record import PlacementAdvice
+from ...train.advice import PlacementAdvice
 from .report_sentences import percent, rounded
 
 USES = ("hot", "staging", "dense", "activations", "inputs", "transfers")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from hotset.train.run_folder.run_writer import RunFolder
+from hotset.train.run_folder.files import RunFolder
 
 Edit = Callable[[Path], None]
 

@@ -27,13 +27,10 @@ import torch
 
 from hotset.tests.support.gpu.device_batches import DrawnBatch, draw_batch, draw_rows, numbers_of
 from hotset.tests.support.gpu.kernel_code import inexact_operations, narrow_accesses, races_of
-from hotset.train.gpu_kernels.batch_lists import RowMoves, RowTensors, SeedTables
-from hotset.train.gpu_kernels.dense_rule import DenseOptimizerName, DenseRule
-from hotset.train.gpu_kernels.dense_twins import BIAS_BLOCK, LOSS_BLOCK
-from hotset.train.gpu_kernels.kernel_table import kernel_of
-from hotset.train.rows.initial_values import InitialValues
-from hotset.train.rows.row_optimizers import RowOptimizer
-from hotset.train.rows.tiers import Layout
+from hotset.train.gpu.packed_batch import RowMoves, RowTensors, SeedTables
+from hotset.train.gpu.twins import BIAS_BLOCK, LOSS_BLOCK, DenseOptimizerName, DenseRule, kernel_of
+from hotset.train.rows.optimizers import RowOptimizer
+from hotset.train.rows.tiers import InitialValues, Layout
 
 HOPPER = 90
 """Compute capability of an H200."""

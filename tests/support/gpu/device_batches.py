@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotset.stats.batch_rows import LONG_LOOKUPS, LookupsByRow, group_lookups, of_matrix
-from hotset.train.gpu_kernels.batch_lists import (
+from hotset.train.gpu.packed_batch import (
     BatchLists,
     BatchRoom,
     DecodedBatch,
@@ -19,7 +19,7 @@ from hotset.train.gpu_kernels.batch_lists import (
     SlotLayout,
     StepNumbers,
 )
-from hotset.train.rows.row_optimizers import RowOptimizer
+from hotset.train.rows.optimizers import RowOptimizer
 from hotset.train.rows.tiers import Layout
 
 POISON = 0x7F7F7F7F

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train import run
 from hotset.train.ranks.ranks import Ranks
-from hotset.train.ranks.thread_ranks import run_thread_ranks
-from hotset.train.run_results.run_summary import TrainSummary
+from hotset.train.run_log import TrainSummary
 
 
 def train_on_ranks(

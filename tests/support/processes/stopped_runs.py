@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from hotset.tests.support.processes.kills import Killed
-from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
-from hotset.train.checkpoints.interrupts import Interrupted
-from hotset.train.config import TrainConfig
+from hotset.train.config import CheckpointSettings, TrainConfig
+from hotset.train.resuming.resume import Interrupted
 from hotset.train.run import train
 
 FILES = ("weights.safetensors", "batch_order.npy", "metrics.jsonl")

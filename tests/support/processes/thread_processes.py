@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train.ranks.ranks import Ranks, first_says
-from hotset.train.ranks.thread_ranks import run_thread_ranks
 
 
 class ThreadProcess:

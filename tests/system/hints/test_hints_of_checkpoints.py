@@ -17,20 +17,19 @@ from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.tests.support.hints import Shell, follows, hint_of
 from hotset.tests.support.shard_factory import write_shards
-from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
-from hotset.train.checkpoints.dense_state import refuse_other_shape
-from hotset.train.checkpoints.reserved_room import ReservedRoom
-from hotset.train.config import TrainConfig
+from hotset.train.checkpoints.files import ReservedRoom
+from hotset.train.checkpoints.tensors import refuse_other_shape
+from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.data.batch_order import RecordedOrder, ResumedOrder
 from hotset.train.data.shards import Shards
 from hotset.train.execution.row_parts import RowsPart
-from hotset.train.options.interval import Interval, parse_interval
+from hotset.train.recipe_options import Interval, parse_interval
 from hotset.train.resuming import source_run
-from hotset.train.resuming.run_checkpoints import RunCheckpoints
+from hotset.train.resuming.resume import RunCheckpoints
 from hotset.train.resuming.source_run import _open_maps, _read_map, _refuse_not_finite, _refuse_other_sizes
 from hotset.train.run import train
-from hotset.train.run_folder.run_reader import read_config
-from hotset.train.run_folder.unfinished_run import locked
+from hotset.train.run_folder.files import locked
+from hotset.train.run_folder.reader import read_config
 
 TRAIN = ("train", "data", "--threads", "1", "--out")
 
@@ -50,7 +49,7 @@ def interrupt(out: str) -> None:
         train(Path("data"), TrainConfig(threads=1), Path(out), checkpoints=every_step, progress=die)
 
 
-@follows("train/checkpoints/checkpoint_files.py::newest_whole")
+@follows("train/checkpoints/files.py::newest_whole")
 def test_a_run_whose_checkpoints_are_damaged_begins_again(shell: Shell) -> None:
     interrupt("other")
     for path in Path("other/checkpoints").glob("*.json"):
@@ -60,7 +59,7 @@ def test_a_run_whose_checkpoints_are_damaged_begins_again(shell: Shell) -> None:
     shell.works(*TRAIN, "other")
 
 
-@follows("train/run_folder/run_description.py::recorded_description#2")
+@follows("train/run_folder/files.py::recorded_description#2")
 def test_an_unfinished_run_is_resumed_with_its_settings(shell: Shell) -> None:
     interrupt("other")
     hint = shell.refused(*TRAIN, "other", "--seed", "5")
@@ -69,7 +68,7 @@ def test_an_unfinished_run_is_resumed_with_its_settings(shell: Shell) -> None:
     shell.works(*TRAIN, "another", "--seed", "5")
 
 
-@follows("train/run_folder/run_description.py::recorded_description")
+@follows("train/run_folder/files.py::recorded_description")
 def test_an_unfinished_run_without_readable_settings_is_removed(shell: Shell) -> None:
     interrupt("other")
     Path("other/config.json").write_text("not JSON")
@@ -78,7 +77,7 @@ def test_an_unfinished_run_without_readable_settings_is_removed(shell: Shell) ->
     shell.works(*TRAIN, "other")
 
 
-@follows("train/run_folder/unfinished_run.py::locked")
+@follows("train/run_folder/files.py::locked")
 def test_a_run_in_use_is_waited_for(shell: Shell) -> None:
     interrupt("other")
     with locked(Path("other")):
@@ -86,7 +85,7 @@ def test_a_run_in_use_is_waited_for(shell: Shell) -> None:
     shell.works(*TRAIN, "other")
 
 
-@follows("train/checkpoints/reserved_room.py::ReservedRoom.__init__")
+@follows("train/checkpoints/files.py::ReservedRoom.__init__")
 def test_a_run_on_a_small_disk_goes_without_checkpoints(shell: Shell) -> None:
     hint = hint_of(lambda: ReservedRoom(Path(), 1 << 60))
     assert hint.endswith("--checkpoint-every off")
@@ -94,8 +93,8 @@ def test_a_run_on_a_small_disk_goes_without_checkpoints(shell: Shell) -> None:
 
 
 @follows(
-    "train/options/interval.py::parse_interval",
-    "train/options/interval.py::parse_interval#2",
+    "train/recipe_options.py::parse_interval",
+    "train/recipe_options.py::parse_interval#2",
 )
 def test_intervals_are_written_as_the_hint_says(shell: Shell) -> None:
     hint = hint_of(lambda: parse_interval("often"))
@@ -109,7 +108,7 @@ def test_intervals_are_written_as_the_hint_says(shell: Shell) -> None:
 @follows(
     "train/data/batch_order.py::ResumedOrder.epochs",
     "train/data/batch_order.py::ResumedOrder.epochs#2",
-    "train/checkpoints/dense_state.py::refuse_other_shape",
+    "train/checkpoints/tensors.py::refuse_other_shape",
 )
 def test_another_run_is_not_resumed() -> None:
     order = RecordedOrder(np.array([1, 0], np.int32))
@@ -222,7 +221,7 @@ def test_a_run_that_does_not_fit_is_not_started_from(shell: Shell) -> None:
     shell.works(*TRAIN, "next", "--init-from", "begun")
 
 
-@follows("train/run_results/run_log.py::RunLog._refuse")
+@follows("train/run_log.py::RunLog._refuse")
 def test_a_run_that_diverged_goes_on_from_its_checkpoint(shell: Shell) -> None:
     rates = ("--dense-lr", "1e30", "--embedding-lr", "1e-9", "--checkpoint-every", "1")
     with pytest.MonkeyPatch.context() as patch:
@@ -237,7 +236,7 @@ def test_a_run_that_diverged_goes_on_from_its_checkpoint(shell: Shell) -> None:
     assert "--init-from other" in hint and "--dense-lr 1e+29" in hint
 
 
-@follows("train/run_folder/tensorboard_events.py::TensorboardEvents.__init__")
+@follows("train/run_folder/files.py::TensorboardEvents.__init__")
 def test_the_extra_of_tensorboard_is_installed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     hint = shell.refused("train", "data", "--out", "next", "--tensorboard", "tb", "--threads", "1")

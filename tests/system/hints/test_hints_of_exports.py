@@ -12,7 +12,7 @@ import pytest
 
 from hotset.pipeline.export import csv_writer
 from hotset.tests.support.hints import Shell, follows, hint_of
-from hotset.train.data.shard_dataset import ShardDataset
+from hotset.train.data.dataset import ShardDataset
 
 
 @follows("pipeline/folders/disk.py::new_folder")
@@ -70,7 +70,7 @@ def test_empty_lists_go_into_parquet(tmp_path: Path) -> None:
     assert hint_of(write) == "take --to parquet"
 
 
-@follows("train/data/shard_dataset.py::_refuse_equal_names")
+@follows("train/data/dataset.py::_refuse_equal_names")
 def test_a_feature_called_like_the_offsets_of_another_is_renamed(shell: Shell) -> None:
     rows: list[dict[str, object]] = [{"y": n % 2, "tags": [n, n + 1], "tags_offsets": n} for n in range(40)]
     lists = 'label = "y"\n[sparse]\ntags = { kind = "integer", list = true }\n'
@@ -82,7 +82,7 @@ def test_a_feature_called_like_the_offsets_of_another_is_renamed(shell: Shell) -
     assert {"tags_offsets", "first"} < set(next(iter(ShardDataset("mine"))))
 
 
-@follows("train/data/shard_dataset.py::_keyed_jagged")
+@follows("train/data/dataset.py::_keyed_jagged")
 def test_torchrec_is_installed_by_its_name(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchrec", None)
     assert hint_of(lambda: next(iter(ShardDataset("data", keyed_jagged=True)))) == "pip install torchrec"

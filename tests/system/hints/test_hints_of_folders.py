@@ -372,7 +372,7 @@ def test_another_file_is_given(shell: Shell) -> None:
 
 @follows(
     "pipeline/folders/whole_file.py::refuse_target#2",
-    "train/run_folder/run_files.py::make_folder",
+    "train/run_folder/files.py::make_folder",
 )
 def test_a_folder_that_can_be_written_is_given(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("read-only").mkdir()

@@ -36,7 +36,7 @@ def test_a_history_is_longer_than_the_model_takes(shell: Shell) -> None:
     shell.works(*TRAIN[:-4], *hint.removeprefix("train with ").split(",")[0].split(), "--out", "other")
 
 
-@follows("train/histories/history_step.py::HistoryStep._lengths")
+@follows("train/dense/dense_step.py::HistoryStep._lengths")
 def test_histories_of_a_sample_are_of_one_length(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     write_log(shell, items="1|3|4")
     hint = shell.refused(*TRAIN)
@@ -48,7 +48,7 @@ def test_histories_of_a_sample_are_of_one_length(shell: Shell, monkeypatch: pyte
     shell.works(*TRAIN)
 
 
-@follows("train/histories/tbsm.py::Tbsm.__init__")
+@follows("train/model/tbsm.py::Tbsm.__init__")
 def test_a_model_of_histories_needs_lists(shell: Shell) -> None:
     hint = shell.refused("train", "data", *TRAIN[2:])
     assert hint == "use --model dlrm, or describe the histories as lists in the schema"
@@ -58,8 +58,8 @@ def test_a_model_of_histories_needs_lists(shell: Shell) -> None:
 
 
 @follows(
-    "train/model_building/choose_model.py::_tbsm",
-    "train/model_building/choose_model.py::_tbsm#2",
+    "train/model/choose_model.py::_tbsm",
+    "train/model/choose_model.py::_tbsm#2",
     "train/advice.py::_shape_of#2",
 )
 def test_options_of_the_model_of_histories(shell: Shell) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hotset.tests.support.hints import Shell, follows, hint_of
-from hotset.train.machine_speeds import MachineSpeeds
+from hotset.train.advice import MachineSpeeds
 from hotset.workflows import characterise as module
 from hotset.workflows.characterise import Cell, CellFile, CellRun
 
@@ -25,7 +25,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_machine")
-@follows("train/machine_speeds.py::MachineSpeeds.read")
+@follows("train/advice.py::MachineSpeeds.read")
 def test_a_machine_is_measured_where_there_is_none(shell: Shell) -> None:
     Path("other.json").write_text("{}")
     hint = shell.refused("advise", "data", "--speeds", "other.json")

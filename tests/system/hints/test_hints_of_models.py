@@ -58,7 +58,7 @@ def repaired(shell: Shell, edit: Editor, *options: str) -> None:
     shell.works(*OWN, *options)
 
 
-@follows("train/options/model_config.py::refuse_unknown_model", "train/advice.py::_shape_of")
+@follows("train/config.py::refuse_unknown_model", "train/advice.py::_shape_of")
 def test_a_model_is_named(shell: Shell, edit: Editor) -> None:
     hint = shell.refused(*TRAIN, "--model", "kagle")
     assert hint == shell.refused("advise", "data", "--model", "kagle") == "did you mean 'kaggle'?"
@@ -69,7 +69,7 @@ def test_a_model_is_named(shell: Shell, edit: Editor) -> None:
     shell.works(*TRAIN, "--model", hint.split()[-1])
 
 
-@follows("train/model/dlrm_shape.py::preset_widths")
+@follows("train/model/shapes.py::preset_widths")
 def test_a_model_of_another_width(shell: Shell) -> None:
     hint = shell.refused(*TRAIN, "--model", "terabyte")
     assert hint == "use --model auto, or preprocess with --embedding-dim 64"
@@ -78,7 +78,7 @@ def test_a_model_of_another_width(shell: Shell) -> None:
     shell.works("train", "wide", "--model", "terabyte", "--threads", "1", "--out", "other")
 
 
-@follows("train/model_building/choose_model.py::_refuse_options")
+@follows("train/model/choose_model.py::_refuse_options")
 def test_an_option_of_another_model(shell: Shell, edit: Editor) -> None:
     arguments = ("--model-args", '{"hidden": 3}')
     assert shell.refused(*TRAIN, *arguments).endswith("--model package.module:Class")
@@ -92,7 +92,7 @@ def test_an_option_of_another_model(shell: Shell, edit: Editor) -> None:
     shell.works(*cross, *hint.split()[-2:])
 
 
-@follows("train/model_building/build_model.py::build_model")
+@follows("train/build_model.py::build_model")
 def test_a_single_sample_is_no_batch_to_normalize(shell: Shell) -> None:
     # Of 600 samples, one is left over.
     shell.works(*PACKED, "one", "--batch-size", "599")
@@ -102,7 +102,7 @@ def test_a_single_sample_is_no_batch_to_normalize(shell: Shell) -> None:
     shell.works("train", "two", "--threads", "1", "--out", "new", "--batch-norm")
 
 
-@follows("train/model/graph_step.py::GraphStep.__init__")
+@follows("train/dense/graph_step.py::GraphStep.__init__")
 def test_a_model_of_whole_batches_has_one_share(shell: Shell, edit: Editor) -> None:
     edit("", "")
     hint = shell.refused(*OWN, "--micro-batches", "2")
@@ -119,13 +119,13 @@ def test_widths_are_written_with_commas(shell: Shell) -> None:
         shell.works(*TRAIN[:-1], str(number), "--top-mlp", widths)
 
 
-@follows("train/options/model_config.py::parse_arguments")
+@follows("train/config.py::parse_arguments")
 def test_arguments_are_json(shell: Shell, edit: Editor) -> None:
     hint = shell.refused(*OWN, "--model-args", "hidden=64")
     repaired(shell, edit, "--model-args", hint.split("'")[1])
 
 
-@follows("train/model_building/user_code.py::explained")
+@follows("train/build_model.py::explained")
 def test_verbose_shows_where_the_code_of_a_user_fails(shell: Shell, edit: Editor) -> None:
     edit("super().__init__()", "raise KeyError(hidden)")
     hint = shell.refused(*OWN)
@@ -136,9 +136,9 @@ def test_verbose_shows_where_the_code_of_a_user_fails(shell: Shell, edit: Editor
 
 
 @follows(
-    "train/model_building/user_code.py::import_class#2",
-    "train/model_building/user_code.py::import_class#3",
-    "train/model_building/user_code.py::import_class#4",
+    "train/build_model.py::import_class#2",
+    "train/build_model.py::import_class#3",
+    "train/build_model.py::import_class#4",
 )
 def test_a_class_is_found_in_the_current_folder(
     shell: Shell, edit: Editor, monkeypatch: pytest.MonkeyPatch
@@ -155,7 +155,7 @@ def test_a_class_is_found_in_the_current_folder(
     repaired(shell, edit)
 
 
-@follows("train/model_building/user_code.py::import_class")
+@follows("train/build_model.py::import_class")
 def test_a_class_made_inside_a_program_is_given_from_python(shell: Shell) -> None:
     class Inner(nn.Module):
         def __init__(self, inputs: hotset.ModelInputs) -> None:
@@ -172,7 +172,7 @@ def test_a_class_made_inside_a_program_is_given_from_python(shell: Shell) -> Non
     hotset.evaluate("new", "data", model=Inner)
 
 
-@follows("train/model_building/user_model.py::UserModel.logits")
+@follows("train/build_model.py::UserModel.logits")
 def test_logits_have_one_dimension(shell: Shell, edit: Editor) -> None:
     edit(".squeeze(1)", "")
     assert shell.refused(*OWN) == "return logits.squeeze(1)"
@@ -181,7 +181,7 @@ def test_logits_have_one_dimension(shell: Shell, edit: Editor) -> None:
     repaired(shell, edit)
 
 
-@follows("train/model_building/user_model.py::try_model")
+@follows("train/build_model.py::try_model")
 def test_layers_are_attributes_or_in_a_list_of_modules(shell: Shell, edit: Editor) -> None:
     changes = {
         "self.first = ": "self.layers = ",
@@ -199,14 +199,14 @@ def test_layers_are_attributes_or_in_a_list_of_modules(shell: Shell, edit: Edito
     shell.works(*OWN)
 
 
-@follows("train/model_building/user_model.py::try_model#2")
+@follows("train/build_model.py::try_model#2")
 def test_logits_are_finite_before_any_training(shell: Shell, edit: Editor) -> None:
     edit("return self.last(hidden)", "return self.last(torch.log(-hidden**2))")
     assert "a division by zero or a logarithm" in shell.refused(*OWN)
     repaired(shell, edit)
 
 
-@follows("train/model_building/user_model.py::try_model#3")
+@follows("train/build_model.py::try_model#3")
 def test_logits_depend_on_parameters(shell: Shell, edit: Editor) -> None:
     for ending in (".detach()", ".data"):
         edit(".squeeze(1)", f".squeeze(1){ending}")
@@ -214,7 +214,7 @@ def test_logits_depend_on_parameters(shell: Shell, edit: Editor) -> None:
     repaired(shell, edit)
 
 
-@follows("train/model_building/user_model.py::_try_smallest")
+@follows("train/build_model.py::_try_smallest")
 def test_batch_normalization_needs_more_samples_than_one(shell: Shell, edit: Editor) -> None:
     edit("self.last(hidden)", "self.last(torch.nn.functional.batch_norm(hidden, None, None, training=True))")
     shell.works("pack", "data", "--redo", "--batch-size", "1")
@@ -224,19 +224,17 @@ def test_batch_normalization_needs_more_samples_than_one(shell: Shell, edit: Edi
     shell.works(*OWN)
 
 
-@follows("train/model_building/user_model.py::_refuse_other_numbers")
+@follows("train/build_model.py::_refuse_other_numbers")
 def test_parameters_are_float32(shell: Shell, edit: Editor, monkeypatch: pytest.MonkeyPatch) -> None:
     half = NET.replace("Linear(hidden, 1)", "Linear(hidden, 1).bfloat16()")
     edit(NET, half.replace("self.last(hidden)", "self.last(hidden.bfloat16())"))
     hint = shell.refused(*OWN)
     assert hint == "keep it in float32: --dense-dtype bf16 computes in bfloat16 with such parameters"
-    monkeypatch.setattr(
-        "hotset.train.trainer_building.resolve_config.cpu_features", lambda: frozenset({"amx_bf16"})
-    )
+    monkeypatch.setattr("hotset.train.build_embeddings.cpu_features", lambda: frozenset({"amx_bf16"}))
     repaired(shell, edit, *hint.split()[4:6])
 
 
-@follows("train/model_building/user_model.py::_refuse_dependent_samples")
+@follows("train/build_model.py::_refuse_dependent_samples")
 def test_samples_that_depend_on_each_other(shell: Shell, edit: Editor) -> None:
     name = "class Net(torch.nn.Module):"
     mixing = NET.replace("self.last(hidden)", "self.last(hidden - hidden.mean(0))")

@@ -28,7 +28,7 @@ def test_a_line_that_does_not_fit_is_fixed(shell: Shell) -> None:
     shell.works(*PREDICT, "--overwrite")
 
 
-@follows("train/scoring/predict_log.py::RunPredictor.parts_of_file")
+@follows("train/serving/predict.py::RunPredictor.parts_of_file")
 def test_a_log_of_another_format_is_refused_without_a_schema_to_give(shell: Shell) -> None:
     Path("log.csv").write_text("click,site\n" + "1,a\n0,b\n" * 9)
     hint = shell.refused("predict", "run", "log.csv", "--out", "scores.parquet")
@@ -36,7 +36,7 @@ def test_a_log_of_another_format_is_refused_without_a_schema_to_give(shell: Shel
     shell.works(*PREDICT)
 
 
-@follows("train/scoring/run_vocabulary.py::RunVocabulary.open")
+@follows("train/serving/predict.py::RunVocabulary.open")
 def test_the_vocabulary_is_given_to_a_run_on_shards_alone(shell: Shell) -> None:
     shutil.copytree("data/shards", "alone/shards")
     shell.works("train", "alone", "--threads", "1", "--out", "bare")
@@ -45,7 +45,7 @@ def test_the_vocabulary_is_given_to_a_run_on_shards_alone(shell: Shell) -> None:
     shell.works(*command, "--vocabulary", "data")
 
 
-@follows("train/scoring/run_vocabulary.py::RunVocabulary.open#2", "train/scoring/run_vocabulary.py::_tables")
+@follows("train/serving/predict.py::RunVocabulary.open#2", "train/serving/predict.py::_tables")
 def test_the_vocabulary_of_another_log_is_not_taken(shell: Shell) -> None:
     text = Path("log.tsv").read_text().splitlines(keepends=True)
     Path("half.tsv").write_text("".join(text[:300]))
@@ -59,7 +59,7 @@ def test_the_vocabulary_of_another_log_is_not_taken(shell: Shell) -> None:
 
 
 @pytest.mark.slow
-@follows("train/exporting/export_changes.py::_refuse_other_tables")
+@follows("train/serving/changes.py::_refuse_other_tables")
 def test_a_run_of_other_tables_is_exported_as_a_whole(shell: Shell) -> None:
     shell.works("preprocess", "log.tsv", "--out", "wide", "--embedding-dim", "8", "--workers", "1")
     shell.works("train", "wide", "--threads", "1", "--out", "other")
@@ -69,7 +69,7 @@ def test_a_run_of_other_tables_is_exported_as_a_whole(shell: Shell) -> None:
 
 
 @pytest.mark.slow
-@follows("train/exporting/export_run.py::_refuse_missing_onnx")
+@follows("train/serving/export.py::_refuse_missing_onnx")
 def test_an_extra_is_installed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     hint = shell.refused("export", "run", "--out", "exported", "--onnx")
@@ -78,9 +78,9 @@ def test_an_extra_is_installed(shell: Shell, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @follows(
-    "train/open_shards.py::Shards.batches",
-    "train/open_shards.py::Shards.counts",
-    "train/serve.py::_config_of",
+    "train/fit.py::Shards.batches",
+    "train/fit.py::Shards.counts",
+    "train/fit.py::_config_of",
     "workflows/library.py::_with_settings",
 )
 def test_names_that_were_meant_are_taken_from_python(shell: Shell) -> None:
@@ -99,9 +99,9 @@ def test_names_that_were_meant_are_taken_from_python(shell: Shell) -> None:
 
 @pytest.mark.slow
 @follows(
-    "train/exporting/apply_changes.py::_opened",
-    "train/exporting/apply_changes.py::apply_changes",
-    "train/exporting/apply_changes.py::_refuse_other_tables",
+    "train/serving/changes.py::_opened",
+    "train/serving/changes.py::apply_changes",
+    "train/serving/changes.py::_refuse_other_tables",
 )
 def test_changes_are_applied_to_the_export_that_they_begin_with(shell: Shell) -> None:
     shell.works("train", "data", "--threads", "1", "--seed", "5", "--out", "next")

@@ -12,14 +12,13 @@ import hotset.nn
 from hotset.pipeline.errors import ByteSize
 from hotset.tests.support.hints import follows, hint_of
 from hotset.tests.support.shard_factory import write_shards
+from hotset.tests.support.thread_ranks import run_thread_ranks
+from hotset.train.build_embeddings import resolve
 from hotset.train.config import TrainConfig
-from hotset.train.data.batch_shares import BatchShares
+from hotset.train.data.batch import BatchShares
 from hotset.train.data.shards import Shards
-from hotset.train.exchange.chosen_exchange import ChosenExchange, refuse_unknown_tables
-from hotset.train.ranks.ranks import Ranks, refuse_other_plans
-from hotset.train.ranks.thread_ranks import run_thread_ranks
-from hotset.train.ranks.torch_ranks import join_ranks
-from hotset.train.trainer_building.resolve_config import resolve
+from hotset.train.ranks.codes import ChosenExchange, refuse_unknown_tables
+from hotset.train.ranks.ranks import Ranks, join_ranks, refuse_other_plans
 
 
 def free_port() -> str:
@@ -36,7 +35,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, rank: int, num_ranks: int) -> None
         monkeypatch.setenv(name, value)
 
 
-@follows("train/ranks/torch_ranks.py::join_ranks", "train/ranks/torch_ranks.py::_lost_ranks")
+@follows("train/ranks/ranks.py::join_ranks", "train/ranks/ranks.py::_lost_ranks")
 def test_a_process_becomes_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     # Rank 1 waits for rank 0, which was started by hand; its error is the first one.
     launched(monkeypatch, rank=1, num_ranks=2)
@@ -51,7 +50,7 @@ def test_a_process_becomes_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         ranks.close()
 
 
-@follows("train/own_loop/embedding_module.py::_refuse_ranks")
+@follows("train/own_loop.py::_refuse_ranks")
 def test_a_loop_of_ones_own_is_started_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_shards(tmp_path / "shards")
     launched(monkeypatch, rank=0, num_ranks=2)
@@ -61,7 +60,7 @@ def test_a_loop_of_ones_own_is_started_by_itself(tmp_path: Path, monkeypatch: py
     hotset.nn.Embeddings(folder)
 
 
-@follows("train/data/batch_shares.py::BatchShares.__post_init__")
+@follows("train/data/batch.py::BatchShares.__post_init__")
 def test_a_batch_has_a_sample_for_each_share() -> None:
     hint = hint_of(lambda: BatchShares(3, 4))
     assert hint == "preprocess with a larger --batch-size, or use fewer shares or ranks"
@@ -69,7 +68,7 @@ def test_a_batch_has_a_sample_for_each_share() -> None:
     BatchShares(3, 3)
 
 
-@follows("train/data/batch_shares.py::BatchShares.__post_init__#2")
+@follows("train/data/batch.py::BatchShares.__post_init__#2")
 def test_ranks_take_equally_many_shares() -> None:
     hint = hint_of(lambda: BatchShares(100, 6, 0, 4))
     assert hint == "--micro-batches 4 gives each rank one"
@@ -89,7 +88,7 @@ def test_all_ranks_get_the_same_options() -> None:
     run_thread_ranks(2, lambda ranks: refuse_other_plans(ranks, plans[0]))
 
 
-@follows("train/trainer_building/resolve_config.py::_refuse_rows_in_a_file")
+@follows("train/build_embeddings.py::_refuse_rows_in_a_file")
 def test_an_option_of_one_process_is_left_out(tmp_path: Path) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards"))
     hint = hint_of(lambda: resolve(shards, TrainConfig(slow_bytes=ByteSize(1000)), 2))
@@ -97,7 +96,7 @@ def test_an_option_of_one_process_is_left_out(tmp_path: Path) -> None:
     assert resolve(shards, TrainConfig(), 2).micro_batches == 2
 
 
-@follows("train/trainer_building/resolve_config.py::resolve")
+@follows("train/build_embeddings.py::resolve")
 def test_ranks_compute_on_the_cpu(tmp_path: Path) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards"))
     hint = hint_of(lambda: resolve(shards, TrainConfig(device="cuda"), 2))
@@ -105,7 +104,7 @@ def test_ranks_compute_on_the_cpu(tmp_path: Path) -> None:
     resolve(shards, TrainConfig(device="cpu"), 2)
 
 
-@follows("train/exchange/chosen_exchange.py::refuse_unknown_tables")
+@follows("train/ranks/codes.py::refuse_unknown_tables")
 def test_a_bound_is_of_a_table_of_the_shards(tmp_path: Path) -> None:
     tables = Shards.open(write_shards(tmp_path / "shards")).tables
     hint = hint_of(lambda: refuse_unknown_tables(ChosenExchange("bounded:0.1,nope=0.2"), tables))

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from hotset.tests.support.hints import Shell, follows, hint_of
-from hotset.train.metrics.scores import ScoreCounter
-from hotset.train.metrics.sorted_scores import SortedScores
+from hotset.train.metrics import ScoreCounter, SortedScores
 from hotset.train.ranks.ranks import OneRank
 from hotset.train.resuming.best_weights import BestWeights
 
@@ -26,14 +25,14 @@ def test_validation_by_files_goes_with_a_test_part_by_files(shell: Shell) -> Non
     shell.works(*arguments, "--eval-fraction", "0", "--out", "another")
 
 
-@follows("train/options/recipe_options.py::RecipeOptions._refuse_unused")
+@follows("train/recipe_options.py::RecipeOptions._refuse_unused")
 def test_a_decay_wants_a_schedule(shell: Shell) -> None:
     hint = shell.refused(*TRAIN, "other", "--decay-steps", "3")
     assert hint == "give --lr-schedule linear, cosine or polynomial too"
     shell.works(*TRAIN, "other", "--decay-steps", "3", "--lr-schedule", "cosine")
 
 
-@follows("train/metrics/scores.py::ScoreCounter.add")
+@follows("train/metrics.py::ScoreCounter.add")
 def test_diverged_weights_ask_for_lower_rates(shell: Shell) -> None:
     none = np.zeros(1, np.bool_)
     label = np.zeros(1, np.float32)
@@ -42,7 +41,7 @@ def test_diverged_weights_ask_for_lower_rates(shell: Shell) -> None:
     shell.works(*TRAIN, "other", "--embedding-lr", "0.01", "--dense-lr", "0.001")
 
 
-@follows("train/metrics/sorted_scores.py::SortedScores._spill")
+@follows("train/metrics.py::SortedScores._spill")
 def test_scores_want_room_on_the_disk(shell: Shell, tmp_path: Path) -> None:
     words = np.arange(9, dtype=np.uint64)
     folder = tmp_path / "full"
@@ -76,7 +75,7 @@ def test_a_recipe_is_corrected_by_its_hints(shell: Shell) -> None:
 
 @follows(
     "workflows/commands/recipe_command.py::_configs_of",
-    "train/run_folder/run_settings.py::read_settings",
+    "train/run_config.py::read_settings",
     "workflows/commands/recipe_command.py::_config_of_folder",
 )
 def test_what_a_recipe_can_be_printed_of_is_named(shell: Shell) -> None:
@@ -91,8 +90,8 @@ def test_what_a_recipe_can_be_printed_of_is_named(shell: Shell) -> None:
 
 
 @follows(
-    "train/trainer_building/resolve_config.py::_refuse_no_validation",
-    "train/trainer_building/resolve_config.py::_refuse_no_validation#2",
+    "train/build_embeddings.py::_refuse_no_validation",
+    "train/build_embeddings.py::_refuse_no_validation#2",
 )
 def test_early_stop_wants_a_validation_part_and_all_rows(shell: Shell) -> None:
     hint = shell.refused(*TRAIN, "other", "--patience", "2")

@@ -19,16 +19,18 @@ import torch
 from hotset.tests.support.hints import Shell, follows, hint_of
 from hotset.tests.support.resealed import reseal, write_manifest
 from hotset.tests.support.shard_factory import write_shards
+from hotset.train.build_embeddings import open_device
 from hotset.train.data.batch_order import RecordedOrder
 from hotset.train.data.shards import Shards, with_hot_bytes
+from hotset.train.dense.gradients import choose_dense_dtype
 from hotset.train.evaluate import refuse_other_tables
-from hotset.train.model.dense_dtype import choose_dense_dtype
-from hotset.train.rows import mapped_rows
+from hotset.train.rows import tiers
 from hotset.train.run_config import RunConfig
-from hotset.train.run_folder import run_files, run_reader, run_writer
-from hotset.train.spill.block_file import BlockFile
-from hotset.train.spill.mapped_arrays import mapped_zeros
-from hotset.train.trainer_building.devices import open_device
+from hotset.train.run_folder import files as run_files
+from hotset.train.run_folder import files as run_writer
+from hotset.train.run_folder import reader
+from hotset.train.spill.row_store import BlockFile
+from hotset.train.spill.run_plan import mapped_zeros
 
 TRAIN = ("train", "data", "--threads", "1", "--out")
 
@@ -139,7 +141,7 @@ def test_a_log_without_labels(shell: Shell) -> None:
     shell.works(*(mine.get(word, word) for word in command))
 
 
-@follows("train/data/unchanged_file.py::UnchangedFile._changed")
+@follows("train/data/shard_file.py::UnchangedFile._changed")
 def test_shards_that_change_while_they_are_used(shell: Shell) -> None:
     shards = Shards.open(Path("data"))
     for path in Path("data/shards").glob("*.arrow"):
@@ -175,7 +177,7 @@ def test_an_order_to_replay(shell: Shell) -> None:
 def test_a_run_on_other_shards(shell: Shell) -> None:
     shell.works("preprocess", "log.tsv", "--min-count", "3", "--out", "fewer")
     assert "shards of the same vocabulary" in shell.refused("evaluate", "run", "fewer")
-    config = run_reader.read_config(Path("run"))
+    config = reader.read_config(Path("run"))
     shards: Any = Shards.open(Path("data"))
     for change in ({"tables": shards.tables[:-1]}, {"num_dense": 1}):
         others: Any = SimpleNamespace(
@@ -189,7 +191,7 @@ def test_a_run_on_other_shards(shell: Shell) -> None:
     shell.works("evaluate", "run", "data")
 
 
-@follows("train/run_folder/unfinished_run.py::refuse_occupied")
+@follows("train/run_folder/files.py::refuse_occupied")
 def test_a_run_is_in_the_way(shell: Shell) -> None:
     assert shell.refused(*TRAIN, "run") == "give another --out, or remove the folder"
     retrained(shell)
@@ -197,7 +199,7 @@ def test_a_run_is_in_the_way(shell: Shell) -> None:
     retrained(shell, "run")
 
 
-@follows("train/run_folder/run_reader.py::read_config", "train/run_folder/run_reader.py::read_config#2")
+@follows("train/run_folder/reader.py::read_config", "train/run_folder/reader.py::read_config#2")
 def test_a_run_is_given(shell: Shell) -> None:
     wanted = "give the folder that a finished training run wrote (its --out)"
     assert shell.refused("evaluate", "data", "data") == wanted
@@ -208,9 +210,9 @@ def test_a_run_is_given(shell: Shell) -> None:
 
 
 @follows(
-    "train/run_folder/run_files.py::plain_file",
-    "train/run_folder/run_files.py::plain_file#2",
-    "train/run_folder/run_reader.py::read_manifest",
+    "train/run_folder/files.py::plain_file",
+    "train/run_folder/files.py::plain_file#2",
+    "train/run_folder/reader.py::read_manifest",
     "train/run_config.py::RunConfig.read",
 )
 def test_files_of_a_run(shell: Shell) -> None:
@@ -225,19 +227,17 @@ def test_files_of_a_run(shell: Shell) -> None:
 
 
 @follows(
-    "train/run_folder/run_reader.py::refuse_changed_files",
-    "train/run_folder/run_reader.py::refuse_other_weights",
-    "train/run_folder/run_reader.py::_not_finite",
+    "train/run_folder/reader.py::refuse_changed_files",
+    "train/run_folder/reader.py::refuse_other_weights",
+    "train/run_folder/reader.py::_not_finite",
 )
 def test_damaged_weights_are_trained_again(shell: Shell) -> None:
-    config = run_reader.read_config(Path("run"))
-    weights = run_reader.read_weights(Path("run"))
+    config = reader.read_config(Path("run"))
+    weights = reader.read_weights(Path("run"))
     other = torch.nn.Linear(2, 2)
-    assert "train again" in hint_of(
-        lambda: run_reader.refuse_other_weights(Path("run"), weights, config, other)
-    )
+    assert "train again" in hint_of(lambda: reader.refuse_other_weights(Path("run"), weights, config, other))
     nan: Any = {"C1": torch.tensor([float("nan")])}
-    assert "lower learning rates" in hint_of(lambda: run_reader.read_finite(Path("run"), nan, "C1"))
+    assert "lower learning rates" in hint_of(lambda: reader.read_finite(Path("run"), nan, "C1"))
     path = Path("run/weights.safetensors")
     whole = path.read_bytes()
     path.write_bytes(whole[:-4] + bytes(4))
@@ -246,7 +246,7 @@ def test_damaged_weights_are_trained_again(shell: Shell) -> None:
     shell.works("evaluate", "run", "data")
 
 
-@follows("train/run_folder/run_writer.py::_reserve", "train/run_folder/run_files.py::explained")
+@follows("train/run_folder/files.py::_reserve", "train/run_folder/files.py::explained")
 def test_a_disk_without_room_for_a_run(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("os.posix_fallocate", full_disk)
@@ -261,9 +261,9 @@ def test_a_disk_without_room_for_a_run(shell: Shell, monkeypatch: pytest.MonkeyP
 
 
 @follows(
-    "train/trainer_building/devices.py::open_device",
-    "train/trainer_building/devices.py::open_device#2",
-    "train/trainer_building/devices.py::open_device#3",
+    "train/build_embeddings.py::open_device",
+    "train/build_embeddings.py::open_device#2",
+    "train/build_embeddings.py::open_device#3",
 )
 def test_a_device_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -278,7 +278,7 @@ def test_a_device_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Non
         assert open_device("cuda:0").index == 0
 
 
-@follows("train/run_results/run_log.py::divergence")
+@follows("train/run_log.py::divergence")
 def test_rates_that_are_too_high(shell: Shell) -> None:
     hint = shell.refused(*TRAIN, "other", "--dense-lr", "1e30", "--embedding-lr", "1e30")
     assert "lower --embedding-lr or --dense-lr, and give another --out or remove the folder" in hint
@@ -286,7 +286,7 @@ def test_rates_that_are_too_high(shell: Shell) -> None:
     shell.works(*TRAIN, "other", "--dense-lr", "0.001", "--embedding-lr", "0.01")
 
 
-@follows("train/run_folder/run_files.py::refuse_missing_folder")
+@follows("train/run_folder/files.py::refuse_missing_folder")
 def test_a_missing_folder_is_created(shell: Shell) -> None:
     shell.obey(hint_of(lambda: run_files.refuse_missing_folder(Path("my disk/x"))))
     run_files.refuse_missing_folder(Path("my disk/x"))
@@ -297,27 +297,27 @@ def full_disk(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-@follows("train/rows/mapped_rows.py::refuse_more_rows_than_memory", "train/rows/mapped_rows.py::mapped_rows")
+@follows("train/rows/tiers.py::refuse_more_rows_than_memory", "train/rows/tiers.py::mapped_rows")
 def test_more_rows_than_memory(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     shell.works("generate", "--samples", "4000", "--out", "long.tsv")
     shell.works("preprocess", "long.tsv", "--hot-bytes", "64KiB", "--out", "large")
-    monkeypatch.setattr("hotset.train.rows.mapped_rows.available_bytes", lambda: 2 << 20)
+    monkeypatch.setattr("hotset.train.rows.tiers.available_bytes", lambda: 2 << 20)
     arguments = ["train", "large", "--placement", "hybrid", "--threads", "1", "--out"]
     hint = shell.refused(*arguments, "a")
     assert "keeps the other rows in a file" in hint
     shell.works(*arguments, "b", *hint.split()[:2])
     with monkeypatch.context() as patched:
         patched.setattr("os.posix_fallocate", full_disk)
-        hint = hint_of(lambda: mapped_rows.mapped_rows(10, 4, Path()))
+        hint = hint_of(lambda: tiers.mapped_rows(10, 4, Path()))
     assert hint == "write --out to a larger disk, or raise --slow-bytes"
-    assert mapped_rows.mapped_rows(10, 4, Path()).shape == (10, 4)
+    assert tiers.mapped_rows(10, 4, Path()).shape == (10, 4)
 
 
 @follows(
-    "train/spill/block_file.py::BlockFile.__init__",
-    "train/spill/block_file.py::BlockFile._fault",
-    "train/spill/mapped_arrays.py::_no_room",
-    "train/spill/spill_sizes.py::choose_all_sizes",
+    "train/spill/row_store.py::BlockFile.__init__",
+    "train/spill/row_store.py::BlockFile._fault",
+    "train/spill/run_plan.py::_no_room",
+    "train/spill/run_plan.py::choose_all_sizes",
 )
 def test_rows_on_disk(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = "give another --slow-dir"
@@ -334,7 +334,7 @@ def test_rows_on_disk(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     shell.works(*arguments, *enough, "--out", "b")
 
 
-@follows("train/model/dense_dtype.py::choose_dense_dtype")
+@follows("train/dense/gradients.py::choose_dense_dtype")
 def test_a_type_that_this_machine_is_slow_with(shell: Shell) -> None:
     hint = hint_of(lambda: choose_dense_dtype("bf16", "cpu", frozenset()))
     for name in hint.removeprefix("use --dense-dtype ").split(" or "):

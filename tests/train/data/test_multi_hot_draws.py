@@ -14,8 +14,8 @@ from hotset.pipeline.errors import ConfigError
 from hotset.tests.support.resealed import write_manifest
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.batch import EmbeddingTable
+from hotset.train.data.dataset import ShardDataset
 from hotset.train.data.multi_hot_draws import MLPERF_SIZES, MultiHotDraws
-from hotset.train.data.shard_dataset import ShardDataset
 
 
 def naive_lists(num_rows: list[int], sizes: list[int], seed: int) -> list[list[list[int]]]:

@@ -1,6 +1,6 @@
 """The executor on plans made by hand.
 
-Tests `build_widths`, `embeddings`, `in_place`, `row_width`, `staged_rows` and `traffic`, too.
+Tests `embeddings`, `embeddings`, `executor`, `embeddings`, `executor` and `traffic`, too.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 from hotset.stats.batch_rows import LookupsByRow, group_lookups, of_matrix
 from hotset.train.data.batch import BatchIds
 from hotset.train.execution.executor import Executor
-from hotset.train.meter import Meter
-from hotset.train.rows.initial_values import InitialValues
-from hotset.train.rows.row_optimizers import RowOptimizer
+from hotset.train.metrics import Meter
+from hotset.train.rows.optimizers import RowOptimizer
 from hotset.train.rows.step_plan import NOTHING_TO_MOVE, InPlace, Moves, SplitBatch, StepPlan, Transfer
-from hotset.train.rows.tiers import Layout, Tier
-from hotset.train.work_threads import WorkThreads
+from hotset.train.rows.tiers import InitialValues, Layout, Tier
+from hotset.train.threads import WorkThreads
 
 NUM_ROWS, NUM_HOT, DIM = [3, 8], [3, 2], 4
 HOST = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""DCN V2 against a naive twin in NumPy and finite differences; tests `dcn_shape`, too."""
+"""DCN V2 against a naive twin in NumPy and finite differences; tests `shapes`, too."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from hotset.pipeline.errors import ShardError
+from hotset.train.config import ModelConfig
 from hotset.train.model.dcn import CrossLayer, Dcn
-from hotset.train.model.dcn_shape import DcnShape
-from hotset.train.model.dlrm_shape import tables_by_width
-from hotset.train.options.model_config import ModelConfig
+from hotset.train.model.shapes import DcnShape, tables_by_width
 
 Array = NDArray[np.float64]
 

@@ -1,6 +1,6 @@
 """DLRM: shapes, interaction and initial values.
 
-Tests `dlrm_shape`, too.
+Tests `shapes`, too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 
 from hotset.pipeline.errors import ConfigError, ShardError
 from hotset.train.model.dlrm import Dlrm, PairwiseDots, pair_positions
-from hotset.train.model.dlrm_shape import dlrm_shape
+from hotset.train.model.shapes import dlrm_shape
 
 
 def naive_dots(vectors_BVD: torch.Tensor) -> torch.Tensor:

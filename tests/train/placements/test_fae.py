@@ -1,4 +1,9 @@
-"""FAE: which tier serves a batch, when hot rows are copied, and the order of batches."""
+"""The copy of all hot rows at a switch.
+
+FAE: which tier serves a batch, when hot rows are copied, and the order of batches.
+
+The shuffle scheduler on hand-made sequences of test losses.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,47 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 
 from hotset.train.data.batch import EmbeddingTable
-from hotset.train.placements.fae import Fae, FaeOrder
-from hotset.train.placements.shuffle_scheduler import ShuffleScheduler
-from hotset.train.rows.step_plan import NOTHING_TO_MOVE, InPlace, StepPlan
+from hotset.train.placements.fae import Fae, FaeOrder, Replicator, ShuffleScheduler
+from hotset.train.rows.step_plan import NOTHING_TO_MOVE, HotCopy, InPlace, StepPlan
+from hotset.train.rows.tiers import Layout, Tier
+
+NUM_ROWS, NUM_HOT = [4, 3, 6], [2, 0, 5]
+
+
+def make_tiers() -> tuple[Tier, Tier]:
+    fast, slow = (Tier(Layout.of([0, 0, 0], last), 3, 2, num_staging=1) for last in (NUM_HOT, NUM_ROWS))
+    for tier, sign in ((fast, 1), (slow, -1)):
+        numbers = torch.arange(tier.weights_SD.numel(), dtype=torch.float32)
+        tier.weights_SD.copy_(sign * numbers.view_as(tier.weights_SD))
+        tier.state_SW.copy_(sign * torch.arange(tier.state_SW.numel()).view_as(tier.state_SW))
+    return fast, slow
+
+
+@pytest.mark.parametrize("direction", ["to_fast", "to_slow"])
+def test_weights_and_state_of_every_hot_row_are_copied_and_nothing_else(direction: HotCopy) -> None:
+    fast, slow = make_tiers()
+    fast_before, slow_before = make_tiers()
+    Replicator(fast, slow).copy(direction)
+    pairs = [(table, row) for table in range(3) for row in range(NUM_HOT[table])]
+    for name in ("weights_SD", "state_SW"):
+        expected_fast, expected_slow = getattr(fast_before, name).clone(), getattr(slow_before, name).clone()
+        for table, row in pairs:
+            on_fast = fast.layout.slots_of_table(table).start + row
+            on_slow = slow.layout.slots_of_table(table).start + row
+            if direction == "to_fast":
+                expected_fast[on_fast] = getattr(slow_before, name)[on_slow]
+            else:
+                expected_slow[on_slow] = getattr(fast_before, name)[on_fast]
+        assert torch.equal(getattr(fast, name), expected_fast)
+        assert torch.equal(getattr(slow, name), expected_slow)
+
+
+def test_a_copy_is_all_hot_rows_with_their_state() -> None:
+    assert Replicator(*make_tiers()).num_rows_F.sum() == 7
+
 
 TABLES = [EmbeddingTable("C1", 4, 2, 16), EmbeddingTable("C2", 6, 3, 16)]
 
@@ -104,3 +145,71 @@ def test_without_test_losses_the_rate_stays() -> None:
 def test_epochs_are_shuffled_anew() -> None:
     numbers, _, _ = run_order(0, 20, [], epochs=2)
     assert numbers[:20] != numbers[20:]
+
+
+def rates(losses: list[float], start: float = 50.0) -> list[float]:
+    scheduler = ShuffleScheduler(rate=start)
+    found = []
+    for loss in losses:
+        scheduler.observe(loss)
+        found.append(scheduler.rate)
+    assert scheduler.losses == losses
+    return found
+
+
+def test_a_rise_halves_the_rate() -> None:
+    assert rates([0.5, 0.6, 0.7, 0.7]) == [50, 25, 12.5, 12.5]
+
+
+def test_the_rate_stays_at_one_or_more() -> None:
+    assert rates([0.1, 0.2, 0.3, 0.4], start=3.0) == [3, 1.5, 1, 1]
+
+
+def test_four_falls_in_a_row_double_the_rate_and_count_anew() -> None:
+    losses = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
+    assert rates(losses, start=10.0) == [10, 10, 10, 10, 20, 20, 20, 20, 40]
+
+
+def test_the_rate_stays_at_a_hundred_or_less() -> None:
+    assert rates([0.9, 0.8, 0.7, 0.6, 0.5], start=80.0)[-1] == 100
+
+
+def test_a_rise_or_an_equal_loss_breaks_a_row_of_falls() -> None:
+    assert rates([0.9, 0.8, 0.7, 0.6, 0.65, 0.6, 0.55, 0.5, 0.45])[-2:] == [25, 50]
+    assert rates([0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.4, 0.3]) == [50.0] * 8
+
+
+def test_the_first_loss_changes_nothing() -> None:
+    assert rates([123.0]) == [50]
+
+
+@pytest.mark.parametrize(
+    ("rate", "num_mixed", "num_hot_only", "expected"),
+    [
+        (50.0, 10, 30, [(5, 15), (5, 15)]),
+        (100.0, 10, 30, [(10, 30)]),
+        (1.0, 3, 6, [(1, 2), (1, 2), (1, 2)]),
+        (50.0, 4, 1, [(2, 0), (2, 1)]),
+        (40.0, 5, 7, [(2, 2), (2, 3), (1, 2)]),
+        (50.0, 6, 0, [(3, 0), (3, 0)]),
+        (50.0, 0, 4, [(0, 4)]),
+    ],
+)
+def test_a_turn_is_a_share_of_the_epoch(
+    rate: float, num_mixed: int, num_hot_only: int, expected: list[tuple[int, int]]
+) -> None:
+    assert list(ShuffleScheduler(rate=rate).turns(num_mixed, num_hot_only)) == expected
+
+
+def test_a_changed_rate_holds_from_the_next_turn() -> None:
+    scheduler = ShuffleScheduler()
+    turns = scheduler.turns(8, 8)
+    assert next(turns) == (4, 4)
+    scheduler.rate = 25.0
+    assert list(turns) == [(2, 2), (2, 2)]
+
+
+def test_the_variants_are_those_of_paper_and_code() -> None:
+    paper, code = ShuffleScheduler.variant("paper"), ShuffleScheduler.variant("code")
+    assert (paper.rate, paper.is_adaptive) == (50.0, True)
+    assert (code.rate, code.is_adaptive) == (100.0, False)

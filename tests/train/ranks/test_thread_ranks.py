@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from hotset.tests.support.processes.rank_promises import check_promises
+from hotset.tests.support.thread_ranks import _Mailboxes, run_thread_ranks
 from hotset.train.ranks.ranks import Message, OneRank, RankError, Ranks, refuse_other_plans
-from hotset.train.ranks.thread_ranks import _Mailboxes, run_thread_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])

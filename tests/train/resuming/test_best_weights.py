@@ -15,20 +15,17 @@ import pytest
 from hotset.pipeline.errors import KIB, ByteSize, ConfigError, HotsetError
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.train import trainer
-from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
-from hotset.train.config import TrainConfig
+from hotset.train import loop, run_log
+from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
-from hotset.train.options.interval import Interval
-from hotset.train.options.recipe_options import RecipeOptions
 from hotset.train.placements.choose_placement import num_planned_steps
 from hotset.train.ranks.ranks import Ranks, first_says
+from hotset.train.recipe_options import Interval, RecipeOptions
 from hotset.train.resuming import best_weights
 from hotset.train.run import train
-from hotset.train.run_folder.run_writer import RunFolder
-from hotset.train.run_results import run_log
-from hotset.train.run_results.run_summary import TrainSummary
+from hotset.train.run_folder.files import RunFolder
+from hotset.train.run_log import TrainSummary
 
 SPEC = ShardSpec(
     num_rows=(5, 40, 300),
@@ -281,7 +278,7 @@ def test_a_run_that_is_stopped_at_its_last_step_writes_its_rows_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nothing is read ahead, so the write-back behind the last step is not queued before that step.
-    monkeypatch.setattr(trainer, "BackgroundIterator", lambda steps, *_: steps)
+    monkeypatch.setattr(loop, "BackgroundIterator", lambda steps, *_: steps)
     data = write_shards(tmp_path / "shards", UNSCORED).parent
     fields = FIELDS | {"evaluate_every": None, "epochs": 1, "placement": "lookahead"}
     for name, recipe in (("stopped", RecipeOptions(max_steps=19)), ("whole", RecipeOptions())):
@@ -329,9 +326,9 @@ def test_a_changed_file_of_best_weights_is_refused(
 ) -> None:
     save = best_weights.BestWeights.save
 
-    def save_and_damage(self: Any, trainer: Any) -> None:
-        save(self, trainer)
-        path = self._path(trainer.step)
+    def save_and_damage(self: Any, loop: Any) -> None:
+        save(self, loop)
+        path = self._path(loop.step)
         path.write_bytes(path.read_bytes()[:-1] + b"x")
 
     monkeypatch.setattr(best_weights.BestWeights, "save", save_and_damage)

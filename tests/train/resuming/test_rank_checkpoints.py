@@ -1,8 +1,12 @@
-"""A run on several ranks is saved, and goes on with any number of ranks to the same bits."""
+"""A run on several ranks is saved, and goes on with any number of ranks to the same bits.
+
+Ranks that do not write the folder of a run take part where rank 0 collects rows.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,24 +16,22 @@ import pytest
 import torch
 
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.train.checkpoints import checkpoint_writer
-from hotset.train.checkpoints.checkpoint_files import CheckpointRecord, newest_whole, write_record
-from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
-from hotset.train.checkpoints.tensor_file import write_part
-from hotset.train.config import TrainConfig
+from hotset.tests.support.thread_ranks import ThreadRanks, run_thread_ranks
+from hotset.train.build import build_trainer
+from hotset.train.checkpoints import writer
+from hotset.train.checkpoints.files import CheckpointRecord, newest_whole, write_record
+from hotset.train.checkpoints.tensors import write_part
+from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards
-from hotset.train.exchange.chosen_exchange import ChosenExchange
 from hotset.train.execution.row_parts import RowsPart
-from hotset.train.options.interval import parse_interval
+from hotset.train.loop import Trainer, run_steps
+from hotset.train.ranks.codes import ChosenExchange
 from hotset.train.ranks.ranks import OneRank, Ranks
-from hotset.train.ranks.thread_ranks import ThreadRanks, run_thread_ranks
-from hotset.train.resuming.rank_checkpoints import RankCheckpoints
-from hotset.train.resuming.run_checkpoints import RunCheckpoints
-from hotset.train.resuming.saved_errors import SAVED_ERRORS, SavedErrors
-from hotset.train.resuming.saved_run import Checkpoint, restore, table_sizes
-from hotset.train.trainer import Trainer, run_steps
-from hotset.train.trainer_building.build_trainer import build_trainer
+from hotset.train.recipe_options import parse_interval
+from hotset.train.resuming.rank_checkpoints import SAVED_ERRORS, RankCheckpoints, RankFolder, SavedErrors
+from hotset.train.resuming.resume import Checkpoint, RunCheckpoints, restore, table_sizes
+from hotset.train.run_folder.weights import Weights
 
 SETTINGS = replace(CheckpointSettings(), checkpoint_every=parse_interval("2"))
 SPEC = ShardSpec(
@@ -169,7 +171,7 @@ def test_rows_of_a_lost_checkpoint_are_saved_by_the_next(
             raise OSError(28, "No space left on device")
         write_record(folder, record)
 
-    monkeypatch.setattr(checkpoint_writer, "write_record", write_but_one)
+    monkeypatch.setattr(writer, "write_record", write_but_one)
     folder = tmp_path / "saved"
     with suppress(_KilledError):
         on_ranks(shards, folder, fields, 2, stop_after=7)
@@ -200,5 +202,24 @@ def test_ranks_wait_for_a_checkpoint_that_takes_longer_than_they_wait_for_each_o
 
     gathered = ThreadRanks.gather
     monkeypatch.setattr(ThreadRanks, "gather", gather)
-    monkeypatch.setattr(checkpoint_writer, "write_part", write)
+    monkeypatch.setattr(writer, "write_part", write)
     assert on_ranks(shards, tmp_path / "saved", fields, 2) == wanted
+
+
+def test_every_part_is_asked_for_in_the_order_of_the_file_and_nothing_is_written(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def parts_of(name: str) -> Iterator[torch.Tensor]:
+        for number in range(2):
+            asked.append(f"{name}{number}")
+            yield torch.empty(0, 2)
+
+    folder = RankFolder(tmp_path / "run")
+    weights = Weights({"b": (4, 2), "a": (4, 2)}, lambda _: torch.empty(0), parts_of)
+    folder.save_weights(weights)
+    folder.save_states(weights)
+    folder.log({"step": 1})
+    folder.save_batch_order([0])
+    folder.finish({})
+    assert asked == ["a0", "a1", "b0", "b1"] * 2
+    assert list(tmp_path.iterdir()) == []

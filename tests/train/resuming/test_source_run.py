@@ -17,16 +17,14 @@ from hotset.pipeline.errors import KIB, ByteSize, ConfigError, HotsetError, Shar
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.train.checkpoints.checkpoint_settings import CheckpointSettings
-from hotset.train.config import TrainConfig
-from hotset.train.data.shard_origin import vocabulary_of
-from hotset.train.data.shards import Shards
-from hotset.train.model_building.choose_model import choose_model
-from hotset.train.options.interval import Interval
+from hotset.train.config import CheckpointSettings, TrainConfig
+from hotset.train.data.shards import Shards, vocabulary_of
+from hotset.train.model.choose_model import choose_model
+from hotset.train.recipe_options import Interval
 from hotset.train.resuming.source_run import _open_maps, open_source
 from hotset.train.run import train
-from hotset.train.run_folder.run_reader import read_config
-from hotset.train.run_folder.verify_run import verify_run
+from hotset.train.run_folder.reader import read_config
+from hotset.train.verify_run import verify_run
 from hotset.workflows.cli import main
 
 SPEC = ShardSpec(num_rows=(5, 40, 300), num_hot=(5, 10, 20), table_dims=(4, 2, 4))
@@ -154,7 +152,7 @@ def test_states_of_another_optimizer_begin_anew(data: Path, first: Path) -> None
 def test_what_does_not_fit_is_refused_before_anything_is_allocated(
     data: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hotset.train.begin_run.build_trainer", lambda *_: pytest.fail("it was built"))
+    monkeypatch.setattr("hotset.train.run.build_trainer", lambda *_: pytest.fail("it was built"))
     other = Shards.open(
         write_shards(
             tmp_path / "rows" / "shards", SPEC.__class__(num_rows=(5, 41, 300), table_dims=(4, 2, 4))

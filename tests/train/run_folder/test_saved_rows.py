@@ -11,7 +11,7 @@ from hotset.train.data.batch import EmbeddingTable
 from hotset.train.rows.tiers import Layout, Tier
 from hotset.train.run_folder import saved_rows
 from hotset.train.run_folder.saved_rows import SavedTier
-from hotset.train.run_folder.weights_file import Weights
+from hotset.train.run_folder.weights import Weights
 
 TABLES = [EmbeddingTable("A", 50, 5, 2), EmbeddingTable("B", 70, 0, 2)]
 

@@ -1,6 +1,6 @@
 """Training whose cold rows do not fit in memory: equal bits, bounded memory, nothing left behind.
 
-Also the tests of `spilled_tier`, `spilled_run`, `spooled_plans` and `evaluation_groups`.
+Also the tests of `spilled_tier`, `step_source`, `plan_queue` and `embeddings`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from numpy.typing import NDArray
 from hotset.pipeline.errors import KIB, ByteSize, ConfigError, HotsetError
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, no_log, trained
+from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.data.batch_order import RecordedOrder
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
 from hotset.train.fit import fit
-from hotset.train.placements import spooled_plans
+from hotset.train.loop import Trainer, run_steps
+from hotset.train.placements import plan_queue
 from hotset.train.run import train
 from hotset.train.spill import run_plan
-from hotset.train.spill.block_file import BlockFile
-from hotset.train.spill.row_store import RowStore
+from hotset.train.spill.row_store import BlockFile, RowStore
 from hotset.train.spill.spilled_tier import SpilledTier
-from hotset.train.trainer import Trainer, run_steps
-from hotset.train.trainer_building.build_trainer import build_trainer
 
 SPEC = ShardSpec(
     num_rows=(5, 2500, 4000),
@@ -249,8 +248,8 @@ def test_memory_for_plans_is_bounded_too(
 ) -> None:
     # Every list of all rows is in a file, next fetches are found in many passes, plans made in many chunks.
     monkeypatch.setattr(run_plan, "_LEAST_ROWS", 100)
-    monkeypatch.setattr(spooled_plans, "_CHUNK_ENTRIES", 256)
-    monkeypatch.setattr("hotset.train.execution.spilled_run.PLANNING_SHARE", 10**9)
+    monkeypatch.setattr(plan_queue, "_CHUNK_ENTRIES", 256)
+    monkeypatch.setattr("hotset.train.execution.step_source.PLANNING_SHARE", 10**9)
     trainer = spilled(shards, tmp_path)
     run_steps(trainer, no_log)
     assert_equal_bits(trainer, all_fast)

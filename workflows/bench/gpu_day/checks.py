@@ -10,12 +10,12 @@ from typing import get_args
 
 from ....pipeline.errors import ByteSize
 from ....stats.ranking.row_bytes import OPTIMIZERS
+from ....train.build import build_trainer
 from ....train.config import EmbeddingOptimizer, PlacementName, TrainConfig
 from ....train.data.shards import Shards
-from ....train.model.dense_dtype import DenseDtype
-from ....train.steps.queued_steps import QueuedSteps
-from ....train.trainer import run_steps
-from ....train.trainer_building.build_trainer import build_trainer
+from ....train.dense.gradients import DenseDtype
+from ....train.gpu.queued_steps import QueuedSteps
+from ....train.loop import run_steps
 from ..kaggle_shards import draw_kaggle, write_kaggle_shards
 from .part_settings import PartSettings
 from .records import Records

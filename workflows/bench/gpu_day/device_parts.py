@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from ....train.build import build_trainer
+from ....train.build_embeddings import open_verbs
 from ....train.config import TrainConfig
 from ....train.data.batch_order import RecordedOrder
 from ....train.data.shards import Shards
-from ....train.device.verbs import Device, Event, Graph, StreamName
-from ....train.gpu_kernels.kernel_table import TWINS
-from ....train.trainer import Trainer, run_steps
-from ....train.trainer_building.build_trainer import build_trainer
-from ....train.trainer_building.devices import open_verbs
+from ....train.device import Device, Event, Graph, StreamName
+from ....train.gpu.twins import TWINS
+from ....train.loop import Trainer, run_steps
 from .link_rates import measure_link
 from .step_floors import LAST, GpuRates, part_floors
 

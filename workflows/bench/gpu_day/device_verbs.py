@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
-from ....train.device.verbs import STREAMS, Device, StreamName
-from ....train.gpu_kernels.batch_lists import RowMoves, RowTensors
-from ....train.gpu_kernels.kernel_table import choose_kernels
-from ....train.rows.mapped_rows import HostMemory
-from ....train.trainer_building.devices import open_verbs
+from ....train.build_embeddings import open_verbs
+from ....train.device import STREAMS, Device, StreamName
+from ....train.gpu.packed_batch import RowMoves, RowTensors
+from ....train.gpu.twins import choose_kernels
+from ....train.rows.tiers import HostMemory
 from .part_settings import PartSettings
 from .records import Records
 

@@ -33,14 +33,14 @@ import torch
 from ....pipeline.errors import ByteSize
 from ....stats.ranking.row_bytes import row_bytes
 from ....stats.shuffle import epoch_order
+from ....train.build import build_trainer
 from ....train.config import DenseOptimizer, EmbeddingOptimizer, TrainConfig
 from ....train.data.batch_order import RecordedOrder
 from ....train.data.shards import Shards
-from ....train.gpu_kernels.kernel_table import ENGINES, TWINS
-from ....train.model.dense_dtype import DenseDtype
-from ....train.options.recipe_options import RecipeOptions
-from ....train.trainer import Trainer, run_steps
-from ....train.trainer_building.build_trainer import build_trainer
+from ....train.dense.gradients import DenseDtype
+from ....train.gpu.twins import ENGINES, TWINS
+from ....train.loop import Trainer, run_steps
+from ....train.recipe_options import RecipeOptions
 from .checks import small_shards
 from .part_process import end_of_part, start_part
 from .part_settings import PartSettings

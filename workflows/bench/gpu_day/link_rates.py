@@ -13,8 +13,8 @@ from functools import partial
 
 import torch
 
-from ....train.device.verbs import Device
-from ....train.trainer_building.devices import open_verbs
+from ....train.build_embeddings import open_verbs
+from ....train.device import Device
 
 _NUM_BYTES = 1 << 28
 """Bytes of a copy on a GPU: some 5 ms, so that its beginning does not count."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ....train.trainer_building.devices import LATE, open_device
+from ....train.build_embeddings import LATE, open_device
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ....stats.ranking.row_bytes import row_bytes
-from ....train.model.dlrm_shape import DlrmShape, dlrm_shape
+from ....train.model.shapes import DlrmShape, dlrm_shape
 
 NUM_TABLES, NUM_DENSE = 26, 13
 """Numbers of tables and of dense features of the Criteo logs."""

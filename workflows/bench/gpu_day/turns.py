@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 from ....pipeline.runtime.tasks import num_workers
 from ....stats.shuffle import epoch_order
+from ....train.build import MOST_READERS, build_trainer
 from ....train.config import TrainConfig
-from ....train.data.background import PLACES_AT_A_TIME
 from ....train.data.batch_order import RecordedOrder
 from ....train.data.shards import Shards
-from ....train.steps.queued_steps import QueuedSteps
-from ....train.trainer import MOST_STEPS_AHEAD, Trainer, taken_steps
-from ....train.trainer_building.build_trainer import MOST_READERS, build_trainer
+from ....train.gpu.queued_steps import QueuedSteps
+from ....train.loop import MOST_STEPS_AHEAD, Trainer, taken_steps
+from ....train.threads import PLACES_AT_A_TIME
 from ..harness import median_ratio
 from .link_rates import LinkRates, measure_link
 from .records import Records

@@ -11,9 +11,7 @@ from rich.table import Table
 from ....pipeline.errors import ByteSize, ConfigError, format_byte_size, require_at_least
 from ....pipeline.runtime.tasks import Resources
 from ....stats.step_times import Machine
-from ....train.advice import AdviceConfig, advise
-from ....train.advice_record import PlacementAdvice
-from ....train.machine_speeds import MachineSpeeds
+from ....train.advice import AdviceConfig, MachineSpeeds, PlacementAdvice, advise
 from ...command_list import Command
 from ...console import plain_table, print_json, print_line, print_table, progress_bars, stdout_console
 from ...options import Dir

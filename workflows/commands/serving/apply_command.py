@@ -34,7 +34,7 @@ class ApplyCommand(Command):
         """Run ``hotset apply``."""
         # torch takes a second and more to import: not before the options are known to be right.
         from ....pipeline.folders.whole_file import refuse_target
-        from ....train.exporting.apply_changes import apply_changes
+        from ....train.serving.changes import apply_changes
 
         # A folder that exists is refused before any other is hashed.
         refuse_target(self.out, overwrite=False)

@@ -10,7 +10,7 @@ from rich.table import Table
 from ...console import stdout_console
 
 if TYPE_CHECKING:
-    from ....train.exporting.export_changes import TableChanges
+    from ....train.serving.changes import TableChanges
 
 
 def counts_of(changes: Iterable[TableChanges]) -> dict[str, dict[str, int]]:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from ....pipeline.errors import ConfigError
-from ....train.options.export_config import ExportConfig
+from ....train.serving.run_tables import ExportConfig
 from ...command_list import Command
 from ...console import print_json, progress_bars, say, stdout_console
 from ...options import config_of
@@ -47,9 +47,8 @@ class ExportCommand(Command, ExportConfig):
             raise ConfigError("changes have no graph: --onnx is for a whole export")
         # torch takes a second and more to import: not before the options are known to be right.
         from ....pipeline.folders.whole_file import refuse_target
-        from ....train.exporting.export_changes import export_changes
-        from ....train.exporting.export_run import export_run
-        from ....train.exporting.row_cost import score_packed_rows
+        from ....train.serving.changes import export_changes
+        from ....train.serving.export import export_run, score_packed_rows
 
         config = config_of(ExportConfig, self)
         report: dict[str, Any] = {"out": str(self.out)}

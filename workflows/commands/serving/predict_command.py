@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from ....train.options.predict_config import PredictConfig
+from ....train.serving.predict import PredictConfig
 from ...command_list import Command
 from ...console import print_json, progress_bars, say
 from ...options import Arg, config_of
@@ -45,7 +45,7 @@ class PredictCommand(Command, PredictConfig):
         """Run ``hotset predict``."""
         # torch takes a second and more to import: not before the options are known to be right.
         from ....pipeline.folders.whole_file import refuse_target
-        from ....train.scoring.predict_log import RunPredictor, predict_file
+        from ....train.serving.predict import RunPredictor, predict_file
 
         # A file that must not be overwritten is refused before the model is read.
         refuse_target(self.out, overwrite=self.overwrite)

@@ -21,8 +21,8 @@ import torch
 
 from hotset.train.config import DenseOptimizer, EmbeddingOptimizer
 from hotset.train.data.shards import Shards
-from hotset.train.gpu_kernels import dense_twins
-from hotset.train.gpu_kernels.kernel_table import TWINS
+from hotset.train.gpu import twins as dense_twins
+from hotset.train.gpu.twins import TWINS
 from hotset.workflows.bench.gpu_day import kernels
 from hotset.workflows.bench.gpu_day.kernels import Trial
 from hotset.workflows.bench.gpu_day.part_settings import PartSettings

@@ -22,8 +22,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from hotset.tests.support.late_runs import keep_slow
-from hotset.train.device.late_device import LateDevice
-from hotset.train.device.verbs import StreamName
+from hotset.train.device import StreamName
+from hotset.train.gpu.simulated_device import LateDevice
 from hotset.workflows.bench.gpu_day import __main__ as command
 from hotset.workflows.bench.gpu_day import part
 from hotset.workflows.bench.gpu_day.__main__ import _DAY_SECONDS, PARTS, _print, main

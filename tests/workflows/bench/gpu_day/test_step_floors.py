@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hotset.stats.ranking.row_bytes import row_bytes
-from hotset.train.model.dlrm_shape import dlrm_shape
+from hotset.train.model.shapes import dlrm_shape
 from hotset.workflows.bench.gpu_day.step_floors import (
     MOVED_ROWS,
     GpuRates,

@@ -14,8 +14,7 @@ from rich.console import Console
 from hotset.pipeline.errors import ByteSize, ConfigError
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.stats.step_times import Machine
-from hotset.train.advice import AdviceConfig, advise
-from hotset.train.machine_speeds import MachineSpeeds
+from hotset.train.advice import AdviceConfig, MachineSpeeds, advise
 from hotset.workflows.cli import main
 from hotset.workflows.commands.planning.advise_command import AdviseCommand, show_advice
 from hotset.workflows.report.report_sentences import rounded

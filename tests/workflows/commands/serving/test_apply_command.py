@@ -14,8 +14,8 @@ import torch
 
 from hotset.pipeline.runtime.tasks import ProgressCallback
 from hotset.tests.support.scored_runs import run_on_lists
-from hotset.train.exporting import apply_changes as module
-from hotset.train.exporting.export_changes import TableChanges
+from hotset.train.serving import changes as module
+from hotset.train.serving.changes import TableChanges
 from hotset.workflows.cli import main
 
 COUNTS = [TableChanges("site", 1200, 3, 40, 2), TableChanges("tags", 7, 0, 0, 0)]

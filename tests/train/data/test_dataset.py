@@ -1,0 +1,289 @@
+"""The dataset hands out the trainer's batches, whatever the ranks and workers, and goes on where it was."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from hotset.pipeline.errors import ConfigError, HotsetError
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.train.data.batch_order import SeededOrder
+from hotset.train.data.dataset import ShardDataset
+from hotset.train.data.shards import Shards
+
+SPEC = ShardSpec(num_hot_only=150, num_mixed=330, num_validation=40, multi_hot=(1,))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of 16 training batches, one of their features with lists, and of both evaluation parts."""
+    return write_shards(tmp_path_factory.mktemp("dataset") / "shards", SPEC)
+
+
+def as_lists(batches: Any) -> list[dict[str, Any]]:
+    return [{name: value.tolist() for name, value in batch.items()} for batch in batches]
+
+
+def order_of(shards: Shards, seed: int, epoch: int) -> list[int]:
+    order = SeededOrder(shards.is_hot_only, seed, epoch + 1, is_grouped=shards.is_grouped)
+    return list(list(order.epochs())[epoch])
+
+
+def test_batches_are_those_of_the_trainer_in_its_order(folder: Path) -> None:
+    shards = Shards.open(folder)
+    dataset = ShardDataset(folder, seed=3)
+    assert len(dataset) == shards.num_training_batches == 16
+    for epoch in (0, 2):
+        dataset.set_epoch(epoch)
+        found = list(dataset)
+        for batch, number in zip(found, order_of(shards, 3, epoch), strict=True):
+            wanted = shards.training_batch(number)
+            assert torch.equal(batch["label"], wanted.label_B)
+            assert torch.equal(batch["dense"], wanted.dense_BK)
+            one_hot = [table.name for table in shards.tables if not table.is_multi_hot]
+            for column, name in enumerate(one_hot):
+                assert batch[name].tolist() == wanted.ids_BF[:, column].tolist()
+            (bags,) = wanted.bags
+            (name,) = [table.name for table in shards.tables if table.is_multi_hot]
+            assert batch[name].tolist() == bags.ids_N.tolist()
+            assert batch[f"{name}_offsets"].tolist() == bags.offsets_B1.tolist()
+            # What EmbeddingBag takes as it is.
+            embeddings = torch.nn.EmbeddingBag(300, 4, mode="sum", include_last_offset=True)
+            assert embeddings(batch[name].long(), batch[f"{name}_offsets"]).shape == (
+                len(bags.offsets_B1) - 1,
+                4,
+            )
+
+
+def test_dense_features_begin_with_a_cache_line(folder: Path) -> None:
+    """Else the bits of a loop's products would depend on the address that a batch was read to."""
+    for dataset in (ShardDataset(folder), ShardDataset(folder, split="valid")):
+        for batch in dataset:
+            assert batch["dense"].data_ptr() % 64 == 0
+
+
+def test_an_iteration_that_was_left_costs_the_next_one_no_batch(folder: Path) -> None:
+    dataset = ShardDataset(folder, seed=3)
+    whole = as_lists(dataset)
+    assert as_lists([next(iter(dataset))]) == whole[:1]
+    assert as_lists(dataset) == whole
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_share_an_epoch_evenly(folder: Path, world_size: int) -> None:
+    whole = as_lists(ShardDataset(folder, seed=1))
+    parts = [
+        as_lists(ShardDataset(folder, seed=1, rank=rank, world_size=world_size)) for rank in range(world_size)
+    ]
+    each = len(whole) // world_size
+    assert [len(part) for part in parts] == [each] * world_size
+    assert [part[step] for step in range(each) for part in parts] == whole[: each * world_size]
+
+
+def test_evaluation_parts_keep_the_order_of_the_log(folder: Path) -> None:
+    shards = Shards.open(folder)
+    labels = [
+        shards.evaluation_batch(number).label_B.tolist() for number in range(shards.num_evaluation_batches)
+    ]
+    log = [label for batch in labels for label in batch]
+    parts = {
+        split: [label for batch in ShardDataset(folder, split=split) for label in batch["label"].tolist()]
+        for split in ("valid", "test")
+    }
+    assert parts["valid"] == log[:40] and parts["test"] == log[40:]
+
+
+def test_workers_change_neither_batches_nor_their_order(folder: Path) -> None:
+    dataset = ShardDataset(folder, seed=2)
+    dataset.set_epoch(1, first_batch=4)
+    alone = as_lists(DataLoader(dataset, batch_size=None))
+    assert alone == as_lists(dataset) and len(alone) == 12
+    assert as_lists(DataLoader(dataset, batch_size=None, num_workers=2)) == alone
+
+
+def test_a_state_goes_on_with_the_next_batch(folder: Path) -> None:
+    dataset = ShardDataset(folder, seed=5)
+    dataset.set_epoch(1, first_batch=2)
+    batches = iter(dataset)
+    seen = as_lists(next(batches) for _ in range(6))
+    state = pickle.loads(pickle.dumps(dataset.state_dict()))
+    other = ShardDataset(folder, seed=5)
+    other.load_state_dict(state)
+    rest = as_lists(other)
+    whole = ShardDataset(folder, seed=5)
+    whole.set_epoch(1)
+    assert as_lists(whole)[2:] == seen + rest
+    # The epoch behind it is whole again.
+    other.set_epoch(2)
+    assert len(as_lists(other)) == 16
+
+
+def test_states_and_settings_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
+    state = ShardDataset(folder, seed=5).state_dict()
+    for key, value in {"seed": 4, "split": "test", "world_size": 2, "workers": 3, "shards": "x"}.items():
+        with pytest.raises(ConfigError, match=f"^the state is of {key} {value!r}, want "):
+            ShardDataset(folder, seed=5).load_state_dict(state | {key: value})
+    with pytest.raises(ConfigError, match="position must be 0 or more, got -1"):
+        ShardDataset(folder, seed=5).load_state_dict(state | {"position": -1})
+    with pytest.raises(ConfigError, match=r"rank must be in \[0, 2\), got 2"):
+        ShardDataset(folder, rank=2, world_size=2)
+    with pytest.raises(ConfigError, match="split must be train, valid or test, got 'all'"):
+        ShardDataset(folder, split="all")  # type: ignore[arg-type]
+    files = Shards.open(folder).manifest.files
+    path = next(tmp_path / "shards" / entry.path for entry in files if entry.path.startswith("mixed"))
+    write_shards(tmp_path / "shards", SPEC)
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(HotsetError, match="is damaged: its checksum is"):
+        ShardDataset(tmp_path / "shards")
+
+
+def test_ids_are_a_keyed_jagged_tensor_for_torchrec(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class KeyedJaggedTensor:
+        def __init__(self, *, keys: list[str], values: torch.Tensor, lengths: torch.Tensor) -> None:
+            self.keys, self.values, self.lengths = keys, values, lengths
+
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torchrec", None)
+        with pytest.raises(ConfigError, match="keyed_jagged needs torchrec"):
+            next(iter(ShardDataset(folder, keyed_jagged=True)))
+    module = types.ModuleType("torchrec.sparse.jagged_tensor")
+    module.KeyedJaggedTensor = KeyedJaggedTensor  # type: ignore[attr-defined]
+    for name in ("torchrec", "torchrec.sparse"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "torchrec.sparse.jagged_tensor", module)
+    plain, jagged = (next(iter(ShardDataset(folder, keyed_jagged=flag))) for flag in (False, True))
+    assert list(jagged) == ["label", "dense", "sparse"]
+    sparse = jagged["sparse"]
+    names = [table.name for table in Shards.open(folder).tables]
+    assert sparse.keys == names
+    num_samples = len(plain["label"])
+    lengths = sparse.lengths.reshape(len(names), num_samples)
+    ends = np.cumsum(lengths.sum(1).tolist()).tolist()
+    for number, name in enumerate(names):
+        first = ends[number - 1] if number else 0
+        assert sparse.values[first : ends[number]].tolist() == plain[name].tolist()
+        wanted = plain[f"{name}_offsets"].diff() if f"{name}_offsets" in plain else torch.ones(num_samples)
+        assert lengths[number].tolist() == wanted.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("workers", [0, 2, 4])
+def test_torchdata_resumes_in_the_middle_of_an_epoch(folder: Path, workers: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def loader() -> Any:
+        dataset = ShardDataset(folder, seed=7)
+        dataset.set_epoch(3)
+        return stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=workers)
+
+    whole = as_lists(loader())
+    for stop in (1, 6, 15):
+        begun = loader()
+        batches = iter(begun)
+        seen = as_lists(next(batches) for _ in range(stop))
+        state = pickle.loads(pickle.dumps(begun.state_dict()))
+        del batches
+        resumed = loader()
+        resumed.load_state_dict(state)
+        assert seen + as_lists(resumed) == whole
+
+
+def test_a_copy_for_another_process_finds_the_shards_from_another_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    dataset = ShardDataset(folder.name, seed=2)
+    sent = pickle.dumps(dataset)
+    monkeypatch.chdir("/")
+    hashed: list[Any] = []
+    monkeypatch.setattr(Shards, "refuse_damage", lambda *arguments: hashed.append(arguments))
+    assert as_lists(pickle.loads(sent)) == as_lists(dataset)
+    assert hashed == [], "the files are those that were hashed"
+
+
+def test_a_copy_for_another_process_hashes_shards_that_are_not_the_same(folder: Path, tmp_path: Path) -> None:
+    """On another machine the folder may be another copy of it, which nobody has hashed."""
+    copied = Path(shutil.copytree(folder, tmp_path / "shards"))
+    sent = pickle.dumps(ShardDataset(copied))
+    file = next(copied.glob("mixed-*"))
+    whole = file.read_bytes()
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 1
+    for content in (bytes(damaged), whole):
+        file.unlink()
+        file.write_bytes(content)
+        if content == whole:
+            assert as_lists(pickle.loads(sent)) == as_lists(ShardDataset(folder))
+        else:
+            with pytest.raises(HotsetError, match=f"{file} is damaged: its checksum is .*, want"):
+                next(iter(pickle.loads(sent)))
+
+
+_UNDER_RAY = """
+import logging, os, pathlib, ray, shutil, sys
+import hotset
+dataset = hotset.ShardDataset("shards")
+small = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+ray.init(**small, log_to_driver=False, logging_level=logging.ERROR)
+
+@ray.remote
+def batches(dataset):
+    return sum(1 for _ in dataset)
+
+@ray.remote
+def opened(folder):
+    import hotset
+    return len(hotset.ShardDataset(folder))
+
+def told(call, *arguments):
+    try:
+        return ray.get(call.remote(*arguments))
+    except hotset.HotsetError as error:
+        return [*str(error.cause).splitlines(), error.hint]
+
+found = [ray.get(batches.remote(dataset)), told(opened, "/nowhere")]
+file = next(pathlib.Path("shards").glob("mixed-*"))
+whole = bytearray(file.read_bytes())
+whole[len(whole) // 2] ^= 1
+file.write_bytes(whole)
+found += [told(batches, dataset), told(opened, os.path.abspath("shards"))]
+shutil.rmtree("shards")
+print([*found, told(batches, dataset)])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="pip install 'hotset[ray]'")
+def test_what_a_worker_of_ray_does_not_find_is_one_line_with_a_hint(folder: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(folder, tmp_path / "shards")
+    done = subprocess.run(
+        [sys.executable, "-c", _UNDER_RAY],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
+    )
+    num_batches, absent, *changed, gone = ast.literal_eval(done.stdout.splitlines()[-1])
+    hint = "give the folder that preprocess wrote (its --out)"
+    assert num_batches == 16 and absent == ["/nowhere does not exist", hint]
+    for line, way_out in changed:
+        assert line.startswith(f"{copied}/mixed-") and " is damaged: its checksum is " in line
+        assert "writes it again" in way_out
+    assert gone[0] == f"{copied} does not exist" and "writes it from raw logs" in gone[1] and len(gone) == 2

@@ -1,0 +1,614 @@
+"""Signals are noted during training, and obeyed at once the second time.
+
+A run that is stopped anywhere ends with the bits of one that is not, under every placement.
+
+Also the tests of `resume`, `source_run`, `row_parts`, `files`, `writer`,
+`files`, `files`, and of the order of a resumed run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hotset.pipeline.errors import KIB, ByteSize, HotsetError
+from hotset.pipeline.folders.manifest import checksum_of
+from hotset.tests.support.processes.kills import Killed
+from hotset.tests.support.processes.stopped_runs import results, train_until, unbroken_results
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.train.build import build_trainer
+from hotset.train.checkpoints import writer
+from hotset.train.checkpoints.files import CHECKPOINTS, newest_whole, record_paths
+from hotset.train.checkpoints.tensors import write_part
+from hotset.train.config import CheckpointSettings, TrainConfig
+from hotset.train.data.shards import Shards
+from hotset.train.loop import run_steps
+from hotset.train.model.shapes import ModelInputs
+from hotset.train.recipe_options import Interval, RecipeOptions
+from hotset.train.resuming import resume as run_checkpoints
+from hotset.train.resuming.resume import Checkpoint, Interrupted, Interrupts, restore, table_sizes
+from hotset.train.run import train
+from hotset.train.run_folder.files import locked
+from hotset.train.run_folder.weights import write_weights
+from hotset.train.verify_run import verify_run
+
+
+def test_the_first_signal_is_noted_and_the_second_obeyed() -> None:
+    interrupts = Interrupts()
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interrupts.noted():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts.number == signal.SIGINT
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_signals_are_left_alone_outside_the_main_thread() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    found = []
+
+    def work() -> None:
+        with Interrupts().noted():
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [before]
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        interrupts = Interrupts()
+        with interrupts.noted():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.number is None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+SPEC = ShardSpec(
+    num_rows=(300, 400, 7),
+    num_hot=(3, 5, 2),
+    num_hot_only=60,
+    num_mixed=300,
+    num_evaluation=40,
+    skew=1.2,
+    batch_size=20,
+    multi_hot=(1,),
+    table_dims=(4, 4, 2),
+)
+NUM_STEPS = 36
+PLACEMENTS: tuple[dict[str, Any], ...] = (
+    {"placement": "all-fast"},
+    {"placement": "hybrid"},
+    {"placement": "hybrid-dedup"},
+    {"placement": "fae"},
+    {"placement": "lookahead"},
+    {"placement": "cache", "cache_policy": "lfu"},
+    {"placement": "lookahead", "slow_bytes": ByteSize(60 * KIB)},
+    {"placement": "hybrid", "slow_bytes": ByteSize(1)},
+    {"placement": "lookahead", "device": "late:3", "slow_bytes": ByteSize(60 * KIB)},
+    {"placement": "cache", "device": "late:4", "cache_policy": "lru"},
+)
+FIELDS: dict[str, Any] = {
+    "embedding_optimizer": "adagrad",
+    "epochs": 2,
+    "staging_bytes": ByteSize(2_500),
+    "prefetch": 1,
+    "threads": 1,
+    "log_every": 7,
+    "evaluate_every": 13,
+}
+OFF = CheckpointSettings(checkpoint_every=Interval())
+
+
+TAKE = run_checkpoints.RunCheckpoints.take
+
+
+@pytest.fixture(autouse=True)
+def _checkpoints_are_written_before_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let training wait, so that the steps of checkpoints do not depend on the speed of the disk."""
+
+    def take_and_wait(self: Any, trainer: Any, metrics: Any, *, is_logged: bool = True) -> None:
+        TAKE(self, trainer, metrics, is_logged=is_logged)
+        self.go_on(trainer, to_end=True)
+        self._writer._end.exception()
+
+    monkeypatch.setattr(run_checkpoints.RunCheckpoints, "take", take_and_wait)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_shards(folder / "shards", SPEC)
+    return folder
+
+
+def every(steps: int, keep: int = 2) -> CheckpointSettings:
+    return CheckpointSettings(checkpoint_every=Interval(steps=steps), keep_checkpoints=keep)
+
+
+def run_until(
+    data: Path, out: Path, stop: int | None, settings: CheckpointSettings, kind: str = "kill", **fields: Any
+) -> None:
+    """Train, and end as if killed, or by a signal, after so many steps."""
+    num_samples = None if stop is None else min(stop, NUM_STEPS) * SPEC.batch_size
+    train_until(data, TrainConfig(**FIELDS | fields), out, settings, num_samples, kind)
+
+
+@pytest.fixture(scope="module")
+def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, bytes]]:
+    """Return the results of runs that nothing stops; each is made once for all tests."""
+    return unbroken_results(tmp_path_factory, lambda out, **fields: run_until(data, out, None, OFF, **fields))
+
+
+@pytest.fixture(scope="module")
+def stopped(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, int], None]:
+    """Copies a run that was killed after so many steps, with a checkpoint every five; each is made once."""
+    kept: dict[int, Path] = {}
+
+    def copy_to(out: Path, stop: int) -> None:
+        if stop not in kept:
+            kept[stop] = tmp_path_factory.mktemp("stopped") / "run"
+            run_until(data, kept[stop], stop, every(5))
+        shutil.copytree(kept[stop], out)
+
+    return copy_to
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    fields=st.sampled_from(PLACEMENTS),
+    optimizer=st.sampled_from(["sgd", "adagrad", "adam"]),
+    stops=st.lists(st.integers(1, NUM_STEPS), min_size=1, max_size=3).map(sorted),
+    steps=st.integers(1, 9),
+    kind=st.sampled_from(["kill", "signal"]),
+)
+def test_a_stopped_run_ends_with_the_bits_of_an_unbroken_one(
+    data: Path,
+    unbroken: Callable[..., dict[str, bytes]],
+    fields: dict[str, Any],
+    optimizer: str,
+    stops: list[int],
+    steps: int,
+    kind: str,
+) -> None:
+    fields = fields | {"embedding_optimizer": optimizer}
+    with folder() as out:
+        for stop in stops:
+            run_until(data, out / "stopped", stop, every(steps), kind, **fields)
+        run_until(data, out / "stopped", None, every(steps), **fields)
+        assert results(out / "stopped") == unbroken(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    # In quick runs one of each way to keep and to move rows; the test above draws from all.
+    [
+        pytest.param(fields, marks=pytest.mark.slow if number in (2, 5, 8, 10) else [])
+        for number, fields in enumerate(PLACEMENTS)
+    ],
+)
+def test_every_placement_goes_on_in_the_middle_of_the_second_epoch(
+    data: Path, tmp_path: Path, unbroken: Callable[..., dict[str, bytes]], fields: dict[str, Any]
+) -> None:
+    run_until(data, tmp_path / "stopped", 25, every(4), **fields)
+    assert [path.name for path in record_paths(tmp_path / "stopped" / CHECKPOINTS)] != []
+    run_until(data, tmp_path / "stopped", None, every(4), **fields)
+    assert results(tmp_path / "stopped") == unbroken(**fields)
+
+
+@pytest.mark.diagonal(2)
+@pytest.mark.parametrize("fields", [PLACEMENTS[number] for number in (0, 3, 4, 6)])
+def test_a_checkpoint_whose_rows_are_copied_between_later_steps_is_one_of_its_own_step(
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unbroken: Callable[..., dict[str, bytes]],
+    fields: dict[str, Any],
+) -> None:
+    wanted = unbroken(**fields)
+    # One part of 4 rows after each step, however slow the disk.
+    monkeypatch.setattr(run_checkpoints.RunCheckpoints, "take", TAKE)
+    monkeypatch.setattr(run_checkpoints, "_PART_BYTES", 160)
+    monkeypatch.setattr(writer.CheckpointWriter, "is_ready", True)
+    run_until(data, tmp_path / "stopped", 30, every(4), **fields)
+    record = newest_whole(tmp_path / "stopped" / CHECKPOINTS)
+    assert record is not None and record.state.step < 28, "parts were copied over several steps"
+    run_until(data, tmp_path / "stopped", None, every(4), **fields)
+    assert results(tmp_path / "stopped") == wanted
+
+
+def test_rows_are_restored_under_any_other_placement(
+    data: Path, tmp_path: Path, unbroken: Callable[..., dict[str, bytes]]
+) -> None:
+    wanted = unbroken()["weights.safetensors"]
+    run_until(data, tmp_path / "stopped", 25, every(8), "signal")
+    shards = Shards.open(data)
+    record = newest_whole(tmp_path / "stopped" / CHECKPOINTS)
+    assert record is not None and record.state.step == 25
+    for fields in PLACEMENTS:
+        if fields["placement"] == "fae":  # which has an order of its own
+            continue
+        config = TrainConfig(**FIELDS | fields)
+        sizes = table_sizes(shards, config)
+        checkpoint = Checkpoint.open(tmp_path / "stopped" / CHECKPOINTS, record, sizes)
+        trainer = build_trainer(shards, config, spill_folder=tmp_path, start=checkpoint.start)
+        restore(trainer, checkpoint)
+        run_steps(trainer, lambda *_: None)
+        write_weights(tmp_path / "other", trainer.weights())
+        assert (tmp_path / "other").read_bytes() == wanted, fields
+
+
+def test_the_second_checkpoint_has_only_the_rows_that_changed(data: Path, tmp_path: Path) -> None:
+    run_until(data, tmp_path / "run", 9, every(4, keep=5), placement="lookahead")
+    newest, first = record_paths(tmp_path / "run" / CHECKPOINTS)[:2]
+    shards = Shards.open(data)
+    found = json.loads(newest.read_bytes())
+    own = sum(entry["rows"] for entry in found["rows"] if "000000008" in entry["path"])
+    touched: set[tuple[int, int]] = set()
+    record = newest_whole(newest.parent)
+    assert record is not None
+    sizes = table_sizes(shards, TrainConfig(**FIELDS))
+    numbers = Checkpoint.open(newest.parent, record, sizes).tensors["run.batches"]
+    for number in numbers[4:8].tolist():
+        batch = shards.training_batch(number)
+        touched |= {(0, int(row)) for row in np.unique(batch.ids_BF[:, 0])}
+        touched |= {(2, int(row)) for row in np.unique(batch.ids_BF[:, 1])}
+        touched |= {(1, int(row)) for row in np.unique(batch.bags[0].ids_N)}
+    assert own == len(touched)
+    assert first.exists()
+
+
+def test_files_are_merged_and_old_checkpoints_removed(data: Path, tmp_path: Path) -> None:
+    run_until(data, tmp_path / "run", 34, every(2))
+    checkpoints = tmp_path / "run" / CHECKPOINTS
+    paths = record_paths(checkpoints)
+    assert len(paths) == 2
+    records = [json.loads(path.read_bytes()) for path in paths]
+    listed = {entry["path"] for record in records for entry in (*record["rows"], record["dense"])}
+    assert {path.name for path in checkpoints.iterdir()} == listed | {path.name for path in paths}
+    # 17 checkpoints, and not a file of rows of each for both widths.
+    assert len(records[0]["rows"]) < 17
+
+
+@pytest.mark.diagonal(2)
+@pytest.mark.parametrize("damage", ["record", "dense", "rows", "missing", "other"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    data: Path,
+    tmp_path: Path,
+    unbroken: Callable[..., dict[str, bytes]],
+    stopped: Callable[[Path, int], None],
+    damage: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wanted = unbroken()
+    stopped(tmp_path / "run", 11)
+    checkpoints = tmp_path / "run" / CHECKPOINTS
+    newest = record_paths(checkpoints)[0]
+    assert newest.name == "step-000000010.json"
+    path = {
+        "record": newest,
+        "dense": checkpoints / "dense-000000010.safetensors",
+        "rows": next(checkpoints.glob("rows-000000010-*")),
+        "missing": next(checkpoints.glob("rows-000000010-*")),
+        "other": newest,
+    }[damage]
+    whole = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "other":
+        path.write_text("[]")
+    else:
+        path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+    with caplog.at_level(logging.WARNING):
+        run_until(data, tmp_path / "run", None, every(5))
+    assert "going back to the checkpoint of step 5" in caplog.text and path.name in caplog.text
+    assert results(tmp_path / "run") == wanted
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused(
+    data: Path, tmp_path: Path, stopped: Callable[[Path, int], None]
+) -> None:
+    stopped(tmp_path / "run", 11)
+    for path in record_paths(tmp_path / "run" / CHECKPOINTS):
+        path.write_text("{}")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(HotsetError, match=r"no checkpoint in .* is whole"):
+        train(data, TrainConfig(**FIELDS), tmp_path / "run")
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"unlogged_samples": 1}, "it lacks its losses"), ({"step": 6}, "is of step 6")],
+)
+def test_a_record_that_was_sealed_again_is_not_trusted(
+    data: Path, tmp_path: Path, stopped: Callable[[Path, int], None], change: dict[str, int], message: str
+) -> None:
+    stopped(tmp_path / "run", 6)
+    (path,) = record_paths(tmp_path / "run" / CHECKPOINTS)
+    parts = json.loads(path.read_bytes())
+    del parts["checksum"]
+    parts["state"] |= change
+    path.write_text(json.dumps(parts | {"checksum": checksum_of(parts)}))
+    with pytest.raises(HotsetError, match=message):
+        train(data, TrainConfig(**FIELDS), tmp_path / "run")
+
+
+def test_a_link_in_place_of_a_file_is_refused(
+    data: Path, tmp_path: Path, stopped: Callable[[Path, int], None]
+) -> None:
+    stopped(tmp_path / "run", 6)
+    dense = tmp_path / "run" / CHECKPOINTS / "dense-000000005.safetensors"
+    shutil.move(dense, tmp_path / "elsewhere")
+    dense.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(HotsetError, match="not a plain file"):
+        train(data, TrainConfig(**FIELDS), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"seed": 1}, "config.seed is 0, here 1"),
+        ({"placement": "all-fast"}, "config.placement is 'lookahead'"),
+    ],
+)
+def test_other_settings_are_refused_and_the_run_left_as_it_is(
+    data: Path, tmp_path: Path, stopped: Callable[[Path, int], None], fields: dict[str, Any], named: str
+) -> None:
+    stopped(tmp_path / "run", 6)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(HotsetError, match=f"other settings: {named}") as caught:
+        train(data, TrainConfig(**FIELDS | fields), tmp_path / "run")
+    assert "give the settings of that run to resume it" in str(caught.value.hint)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_another_number_of_threads_may_go_on(
+    data: Path,
+    tmp_path: Path,
+    unbroken: Callable[..., dict[str, bytes]],
+    stopped: Callable[[Path, int], None],
+) -> None:
+    wanted = unbroken()
+    stopped(tmp_path / "run", 11)
+    run_until(data, tmp_path / "run", None, every(7), threads=2)
+    torch.set_num_threads(1)
+    assert results(tmp_path / "run") == wanted
+
+
+@pytest.mark.parametrize("movers", [("kernel", "threads"), ("threads", "kernel")])
+@pytest.mark.parametrize("placement", ["lookahead", "cache"])
+def test_another_mover_may_go_on(placement: str, movers: tuple[str, str], tmp_path: Path) -> None:
+    # Without bags, so that steps are queued on the device and not taken at once.
+    write_shards(tmp_path / "data" / "shards", replace(SPEC, multi_hot=()))
+    fields = {"placement": placement, "device": "late:3"}
+    run_until(tmp_path / "data", tmp_path / "unbroken", None, OFF, **fields)
+    run_until(tmp_path / "data", tmp_path / "run", 25, every(4), **fields, mover=movers[0])
+    run_until(tmp_path / "data", tmp_path / "run", None, every(4), **fields, mover=movers[1])
+    assert results(tmp_path / "run") == results(tmp_path / "unbroken")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_bytes())
+    assert summary["transfers"]["mover"] == movers[1]
+
+
+def test_a_finished_run_is_refused(data: Path, tmp_path: Path) -> None:
+    run_until(data, tmp_path / "run", None, every(5))
+    with pytest.raises(HotsetError, match="holds a finished run"):
+        train(data, TrainConfig(**FIELDS), tmp_path / "run")
+
+
+def test_two_processes_do_not_train_in_one_folder(
+    data: Path, tmp_path: Path, stopped: Callable[[Path, int], None]
+) -> None:
+    stopped(tmp_path / "run", 6)
+    with locked(tmp_path / "run"), pytest.raises(HotsetError, match="is being written by another process"):
+        train(data, TrainConfig(**FIELDS), tmp_path / "run")
+
+
+@pytest.mark.parametrize("step", [6, 13])
+def test_a_signal_saves_the_last_step(data: Path, tmp_path: Path, step: int) -> None:
+    run_until(data, tmp_path / "run", step, every(100), "signal")
+    record = newest_whole(tmp_path / "run" / CHECKPOINTS)
+    assert record is not None and record.state.step == step
+
+
+def test_an_evaluation_that_was_interrupted_is_made_once_more(
+    data: Path, tmp_path: Path, unbroken: Callable[..., dict[str, bytes]]
+) -> None:
+
+    def progress(stage: str, done: int, total: int, note: str = "") -> None:
+        if stage == "evaluate":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        train(data, TrainConfig(**FIELDS), tmp_path / "run", checkpoints=every(100), progress=progress)
+    record = newest_whole(tmp_path / "run" / CHECKPOINTS)
+    assert record is not None and (record.state.step, record.state.is_logged) == (13, False)
+    run_until(data, tmp_path / "run", None, every(100))
+    assert results(tmp_path / "run") == unbroken()
+
+
+def test_rows_that_were_initialized_ahead_of_a_checkpoint_are_counted_once(
+    data: Path, tmp_path: Path
+) -> None:
+    fields: dict[str, Any] = {"placement": "lookahead", "staging_bytes": ByteSize(20_000), "prefetch": 4}
+    run_until(data, tmp_path / "unbroken", None, OFF, **fields)
+    for stop in (4, 9, 24, None):
+        run_until(data, tmp_path / "run", stop, every(50), "signal", **fields)
+    first, second = (
+        json.loads((tmp_path / name / "summary.json").read_bytes())["rows_by_table"]
+        for name in ("unbroken", "run")
+    )
+    assert {name: rows["made"] for name, rows in first.items()} == {
+        name: rows["made"] for name, rows in second.items()
+    }
+
+
+def test_the_summary_counts_all_steps_of_a_resumed_run(data: Path, tmp_path: Path) -> None:
+    run_until(data, tmp_path / "unbroken", None, OFF, placement="hybrid")
+    run_until(data, tmp_path / "run", 11, every(5), "signal", placement="hybrid")
+    run_until(data, tmp_path / "run", None, every(5), placement="hybrid")
+    first, second = (
+        json.loads((tmp_path / name / "summary.json").read_bytes()) for name in ("unbroken", "run")
+    )
+    for name in (
+        "num_steps",
+        "num_training_samples",
+        "bytes_to_fast",
+        "bytes_to_slow",
+        "rows_by_table",
+        "auc",
+    ):
+        assert first[name] == second[name], name
+    assert second["seconds_by_kind"]["mixed"] > 0
+
+
+def test_a_full_disk_keeps_the_checkpoint_before_and_training_goes_on(
+    data: Path,
+    tmp_path: Path,
+    unbroken: Callable[..., dict[str, bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wanted = unbroken()
+    calls = [0]
+
+    def fails(path: Path, part: Any) -> Any:
+        calls[0] += 1
+        if 4 < calls[0] < 9:
+            raise OSError(28, "No space left on device")
+        return write_part(path, part)
+
+    monkeypatch.setattr(writer, "write_part", fails)
+    with caplog.at_level(logging.WARNING):
+        run_until(data, tmp_path / "run", 30, every(2))
+    assert "could not be written: No space left on device; that of step" in caplog.text
+    # What the failed ones had to save is in those behind them.
+    run_until(data, tmp_path / "run", None, every(2))
+    assert results(tmp_path / "run") == wanted
+
+
+def test_a_disk_without_room_is_refused_before_the_first_step(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_checkpoints, "_bytes_of_all_rows", lambda sizes: 1 << 60)
+    with pytest.raises(HotsetError, match=r"has no room for .* of checkpoints") as caught:
+        run_until(data, tmp_path / "run", None, every(2))
+    assert "--checkpoint-every off" in str(caught.value.hint)
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_that_are_not_finite_are_not_saved(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(HotsetError, match=r"not finite|training loss"):
+        run_until(data, tmp_path / "run", None, every(1), embedding_lr=1e38, dense_lr=1e-9)
+    # Nothing but what was finite can be resumed.
+    record = newest_whole(tmp_path / "run" / CHECKPOINTS)
+    assert record is None or record.state.step < NUM_STEPS
+
+
+def test_a_loss_that_is_no_number_stops_at_its_batch_and_keeps_the_last_checkpoint(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Shards.training_batch
+
+    def poisoned(self: Shards, number: int) -> Any:
+        batch = read(self, number)
+        return replace(batch, dense_BK=batch.dense_BK * float("nan")) if number == 11 else batch
+
+    monkeypatch.setattr(Shards, "training_batch", poisoned)
+    with pytest.raises(HotsetError, match=r"the training loss is nan at step (\d+); the check") as caught:
+        run_until(data, tmp_path / "run", None, every(1), log_every=50)
+    record = newest_whole(tmp_path / "run" / CHECKPOINTS)
+    assert record is not None and f"at step {record.state.step + 1};" in str(caught.value)
+    assert f"--init-from {tmp_path / 'run'} " in str(caught.value.hint)
+    monkeypatch.undo()
+    train(data, TrainConfig(**FIELDS), tmp_path / "next", init_from=tmp_path / "run")
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_an_unfinished_run_is_verified(
+    tmp_path: Path, stopped: Callable[[Path, int], None], is_damaged: bool
+) -> None:
+    stopped(tmp_path / "run", 11)
+    if is_damaged:
+        (tmp_path / "run" / CHECKPOINTS / "dense-000000010.safetensors").write_bytes(b"")
+    *damage, state = verify_run(tmp_path / "run")
+    assert state.endswith(f"unfinished, and its command resumes it from step {5 if is_damaged else 10}")
+    assert len(damage) == is_damaged and all(
+        "dense-000000010.safetensors is damaged" in line for line in damage
+    )
+
+
+def test_a_run_stopped_before_its_first_checkpoint_begins_again(
+    data: Path, tmp_path: Path, unbroken: Callable[..., dict[str, bytes]]
+) -> None:
+    run_until(data, tmp_path / "run", 3, every(5))
+    run_until(data, tmp_path / "run", None, every(5))
+    assert results(tmp_path / "run") == unbroken()
+
+
+class Net(torch.nn.Module):
+    """A module of a user, which drops other inputs in every step."""
+
+    def __init__(self, inputs: ModelInputs) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(inputs.num_dense + inputs.total_dim, 1)
+        self.drop = torch.nn.Dropout(0.3)
+
+    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        logits: torch.Tensor = self.layer(self.drop(torch.cat([dense, *embeddings.values()], dim=1)))
+        return logits.squeeze(1)
+
+
+@pytest.mark.diagonal(2)
+@pytest.mark.parametrize(
+    ("fields", "source"),
+    [
+        ({"model": "dcnv2"}, None),
+        ({"model": "nets:Net"}, Net),
+        ({"model": "dcnv2", "dropout": 0.3, "batch_norm": True}, None),
+        ({"model": "dlrm", "dropout": 0.3}, None),
+        ({"recipe": RecipeOptions(warmup_steps=5, lr_schedule="cosine", clip_gradient=0.1)}, None),
+    ],
+)
+def test_other_models_and_recipes_are_resumed_too(
+    data: Path, tmp_path: Path, fields: dict[str, Any], source: Any
+) -> None:
+    def run(out: Path, stop: int | None) -> None:
+        def progress(stage: str, done: int, *_: object) -> None:
+            if stage == "train" and stop is not None and done >= 20 * stop:
+                raise Killed
+
+        config = TrainConfig(**FIELDS | fields)
+        train(data, config, out, model_source=source, checkpoints=every(4), progress=progress)
+
+    run(tmp_path / "unbroken", None)
+    with pytest.raises(Killed):
+        run(tmp_path / "stopped", 22)
+    run(tmp_path / "stopped", None)
+    assert results(tmp_path / "stopped") == results(tmp_path / "unbroken")

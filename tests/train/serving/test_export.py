@@ -1,0 +1,355 @@
+"""Exported models give the logits of the run, from raw values, without hotset.
+
+Tests `graph`, `serving_inputs`, `run_tables`, `export`, `export` and `run_tables`, too.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+import hotset
+from hotset.pipeline.errors import ConfigError, HotsetError
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.folders.totals import VocabularyTotals
+from hotset.pipeline.schema.schema_file import read_schema
+from hotset.tests.support.logs.other_logs import Log, write_csv
+from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo, run_on_lists
+from hotset.train.serving import export as export_module
+from hotset.train.serving.export import build_graph, export_run, features_of, score_packed_rows
+from hotset.train.serving.graph import CategoryIndex
+from hotset.train.serving.predict import RunPredictor
+from hotset.train.serving.run_tables import ROW_TYPES, ExportConfig, RowType, RunTables
+from hotset.train.serving.serving_inputs import ServingInputs, category_of
+
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def lists(tmp_path_factory: pytest.TempPathFactory) -> ScoredRun:
+    return run_on_lists(tmp_path_factory.mktemp("lists"), pooling="mean")
+
+
+@pytest.fixture(scope="module")
+def exported(lists: ScoredRun) -> Path:
+    """The run exported for torch."""
+    out = lists.run.parent / "exported"
+    export_run(lists.run, out)
+    return out
+
+
+def columns_of(log: Log) -> dict[str, list[Any]]:
+    return {name: [row[number] for row in log.rows] for number, name in enumerate(log.kinds)}
+
+
+def criteo_columns(log: Path) -> dict[str, list[Any]]:
+    names = ["label", *(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27))]
+    rows = [line.split("\t") for line in log.read_text().splitlines()]
+    return {name: [row[number] for row in rows] for number, name in enumerate(names)}
+
+
+def assert_close(found: Any, wanted: NDArray[np.float32]) -> None:
+    np.testing.assert_allclose(np.asarray(found), wanted, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def logits_of_graph(scored: ScoredRun, columns: dict[str, list[Any]], **settings: Any) -> NDArray[np.float32]:
+    """The logits of the graph before it is recorded, which is quick."""
+    found = RunTables.open(scored.run)
+    source = settings.pop("model_source", None)
+    graph = build_graph(found, ExportConfig(**settings), source)
+    features = scored.run.parent / "features"
+    features.mkdir(exist_ok=True)
+    (features / "features.json").write_text(json.dumps(export_module.features_of(found.schema)))
+    _, logit = graph(*ServingInputs(features).for_torch(columns))
+    return np.asarray(logit)
+
+
+def test_the_graph_gives_the_logits_of_evaluate(lists: ScoredRun) -> None:
+    """For texts, numbers and lists, two widths, mean pooling, missing and unknown categories."""
+    assert lists.lines is not None
+    found = logits_of_graph(lists, columns_of(lists.lines))
+    assert_close(found, lists.evaluated())
+
+
+def test_criteo_and_dcn_are_served_too(tmp_path: Path) -> None:
+    """With what differs between training and use: batch normalization and dropout."""
+    scored = run_on_criteo(tmp_path, model="dcnv2", batch_norm=True, dropout=0.3)
+    assert_close(logits_of_graph(scored, criteo_columns(scored.log)), scored.evaluated())
+
+
+class Wide(nn.Module):
+    """A user's model."""
+
+    def __init__(self, inputs: hotset.ModelInputs) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(inputs.num_dense + inputs.total_dim)
+        self.layer = nn.Linear(inputs.num_dense + inputs.total_dim, 1)
+
+    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        logits: torch.Tensor = self.layer(self.norm(torch.cat([dense, *embeddings.values()], dim=1)))
+        return logits.squeeze(1)
+
+
+class Branching(Wide):
+    """A model that asks for a value, so that no graph of it exists."""
+
+    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        logits = super().forward(dense, embeddings)
+        return logits if logits.sum().item() > 0 else 2 * logits
+
+
+def test_a_users_module_is_served(tmp_path: Path) -> None:
+    scored = run_on_lists(tmp_path, format="parquet", model_source=Wide, model=f"{__name__}:Wide")
+    assert scored.lines is not None
+    found = logits_of_graph(scored, columns_of(scored.lines), model_source=Wide)
+    assert_close(found, scored.evaluated(Wide))
+
+
+@pytest.mark.slow
+def test_a_module_without_a_graph_is_refused(tmp_path: Path) -> None:
+    scored = run_on_lists(tmp_path, model_source=Wide, model=f"{__name__}:Wide")
+    with pytest.raises(HotsetError, match=r"Wide, on a batch of .* failed in test_export_run\.py"):
+        export_run(scored.run, tmp_path / "out", model_source=Branching)
+    assert not any("out" in path.name for path in tmp_path.iterdir())
+
+
+def test_columns_of_other_lengths_are_refused(lists: ScoredRun, tmp_path: Path) -> None:
+    """What a short column lacks would pass for the category 0; others may have any length."""
+    assert lists.lines is not None
+    (tmp_path / "features.json").write_text(json.dumps(features_of(RunTables.open(lists.run).schema)))
+    inputs = ServingInputs(tmp_path)
+    columns = columns_of(lists.lines) | {"label": []}
+    wanted = inputs.for_onnx(columns | {"other": [1, 2]})
+    assert len(wanted["dense"]) == NUM_EVALUATION
+    for name in ("site", inputs.multi_hot[0]["column"], inputs.dense[0]["column"]):
+        with pytest.raises(ValueError, match=f"column '{name}' has 89 values, and another one 90"):
+            inputs.for_onnx(columns | {name: columns[name][:-1]})
+    # What pandas has in place of a missing list or text.
+    name = inputs.multi_hot[0]["column"]
+    found, missing = (
+        inputs.for_onnx(columns | {name: [value, *columns[name][1:]]}) for value in (float("nan"), None)
+    )
+    assert all(np.array_equal(found[key], missing[key], equal_nan=True) for key in found)
+
+
+def test_categories_are_found_by_the_naive_lookup(lists: ScoredRun) -> None:
+    found = RunTables.open(lists.run)
+    tables = list(found.categories())
+    index = CategoryIndex(tables)
+    rng = np.random.default_rng(0)
+    for number, table in enumerate(tables):
+        known = dict(zip(table.categories_N.tolist(), table.ids_N.tolist(), strict=True))
+        asked = [*known, *rng.integers(-(2**63), 2**63 - 1, 50).tolist(), 0, -1, 2**63 - 1, -(2**63)]
+        rows = index(
+            torch.tensor(asked).unsqueeze(1),
+            torch.zeros(len(asked), 1, dtype=torch.bool),
+            torch.tensor([number]),
+        )
+        assert rows.squeeze(1).tolist() == [known.get(category, table.oov_id) for category in asked]
+        missing = index(torch.tensor([[asked[0]]]), torch.tensor([[True]]), torch.tensor([number]))
+        assert missing.tolist() == [[table.missing_id]]
+
+
+@pytest.mark.slow
+def test_the_program_runs_where_hotset_is_not(exported: Path, lists: ScoredRun, tmp_path: Path) -> None:
+    """In a process that cannot import it, on batches of one and of many samples, by the README."""
+    assert lists.lines is not None
+    (tmp_path / "columns.json").write_text(json.dumps(columns_of(lists.lines)))
+    blocks = re.findall(r"```python\n(.*?)```", (exported / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    code = "\n".join(
+        [
+            "import sys; sys.modules['hotset'] = None",
+            *blocks,
+            "import json; assert probability.shape == logit.shape == (2,)",
+            f"columns = json.load(open({str(tmp_path / 'columns.json')!r}))",
+            "run = lambda columns: model(*inputs.for_torch(columns))[1].tolist()",
+            "first = {name: values[:1] for name, values in columns.items()}",
+            "with torch.no_grad(): print(json.dumps([run(columns), run(first)]))",
+        ]
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, cwd=exported, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    every, first = json.loads(done.stdout)
+    assert_close(every, lists.evaluated())
+    assert_close(first, lists.evaluated()[:1])
+
+
+@pytest.mark.slow
+def test_onnx_runtime_gives_the_logits_too(
+    lists: ScoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
+    pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    assert lists.lines is not None
+    for row_type in ("fp32", "int8"):
+        export_run(lists.run, tmp_path / row_type, ExportConfig(onnx=True, row_type=row_type))
+        blocks = re.findall(
+            r"```python\n(.*?)```", (tmp_path / row_type / "README.md").read_text(), re.DOTALL
+        )
+        monkeypatch.chdir(tmp_path / row_type)
+        monkeypatch.syspath_prepend(str(tmp_path / row_type))
+        monkeypatch.delitem(sys.modules, "serving_inputs", raising=False)
+        names: dict[str, Any] = {}
+        for block in (blocks[0], blocks[2]):
+            exec(block, names)  # the README's own words
+        assert names["logit"].shape == names["probability"].shape == (2,)
+        inputs = names["inputs"].for_onnx(columns_of(lists.lines))
+        (logit,) = names["session"].run(["logit"], inputs)
+        wanted = lists.evaluated()
+        if row_type == "int8":
+            wanted = logits_of_graph(lists, columns_of(lists.lines), row_type="int8")
+        assert_close(logit, wanted)
+
+
+@pytest.mark.parametrize("row_type", ROW_TYPES)
+def test_other_row_types_cost_little_and_their_cost_is_told(lists: ScoredRun, row_type: RowType) -> None:
+    told: list[tuple[str, int, int]] = []
+    packed, trained = score_packed_rows(
+        lists.run, lists.data, row_type, progress=lambda *call: told.append(call)
+    )
+    assert told == sorted(told) and told[-1] == ("evaluate", 2 * NUM_EVALUATION, 2 * NUM_EVALUATION)
+    assert trained.num_samples == packed.num_samples == NUM_EVALUATION
+    assert trained.log_loss is not None and packed.log_loss is not None
+    assert (packed.log_loss == trained.log_loss) == (row_type == "fp32")
+    # What is scored is what is served.
+    assert lists.lines is not None
+    logit = logits_of_graph(lists, columns_of(lists.lines), row_type=row_type).astype(np.float64)
+    label = np.array(columns_of(lists.lines)["y"])
+    loss = np.logaddexp(0, logit) - label * logit
+    assert loss.mean() == pytest.approx(packed.log_loss, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_the_folder_is_sealed_and_not_written_twice(exported: Path, lists: ScoredRun) -> None:
+    manifest = Manifest.read(exported)
+    assert manifest.inputs == [{"name": "run", "fingerprint": Manifest.read(lists.run).fingerprint}]
+    names = {"model.pt2", "model.json", "features.json", "serving_inputs.py", "README.md"}
+    assert {entry.path for entry in manifest.files} == names
+    for entry in manifest.files:
+        manifest.hashed_path(entry)
+    with pytest.raises(HotsetError, match="exported"):
+        export_run(lists.run, exported)
+
+
+def test_progress_is_told_in_rows_and_then_that_files_are_written(
+    lists: ScoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(export_module, "write_export", lambda *arguments: told.append(("written", 0, 0)))
+    export_run(lists.run, tmp_path / "out", progress=lambda *call: told.append(call))
+    rows = [table.num_rows for table in RunTables.open(lists.run).tables]
+    wanted = [("rows", done, sum(rows)) for done in itertools.accumulate(rows, initial=0)]
+    assert told == [*wanted, ("write", 0, 0), ("written", 0, 0)]
+
+
+def test_a_disk_without_room_for_the_model_is_one_line(
+    lists: ScoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch itself ends the process by SIGABRT there."""
+
+    def is_full(descriptor: int, start: int, count: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", is_full)
+    with pytest.raises(HotsetError, match=r"has no room for .* of the model: No space left on device"):
+        export_run(lists.run, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_times_are_described_with_their_unit() -> None:
+    times = '[{ kind = "hour", unit = "ms", name = "h" }, { kind = "weekday", name = "d" }]'
+    (hour, day) = features_of(read_schema(f'format = "csv"\n[sparse]\nts = {times}\n'))["sparse"]
+    assert hour == {"name": "h", "column": "ts", "kind": "hour", "is_list": False, "unit": "ms"}
+    assert day == {"name": "d", "column": "ts", "kind": "weekday", "is_list": False}
+
+
+def test_values_become_categories_as_in_a_log(lists: ScoredRun, tmp_path: Path) -> None:
+    """Numbers at the edges of 64 bits, and what is no number of the kind."""
+    assert category_of("unsigned", 2**64 - 1) == -1 and category_of("integer", -(2**63)) == -(2**63)
+    assert category_of("hex8", "FFFFFFFF") == 2**32 - 1 and category_of("hex8", 7) == 7
+    assert category_of("text", "") is None and category_of("integer", None) is None
+    assert category_of("text", float("nan")) is None and category_of("integer", np.float64("nan")) is None
+    assert category_of("integer", "12") == 12 and category_of("integer", True) == 1
+    for kind, value in (("integer", 1.5), ("integer", "x"), ("hex8", "xyz")):
+        with pytest.raises(ValueError):
+            category_of(kind, value)
+    # Times are those of the log, in UTC.
+    for value, unit in (("2024-05-05T23:30:00-01:00", None), (1_714_955_400_999, "ms"), (" 1714955400", "s")):
+        assert (category_of("hour", value, unit), category_of("weekday", value, unit)) == (0, 1)
+    assert category_of("weekday", datetime.date(2024, 5, 5)) == 7 and category_of("hour", None, "s") is None
+    with pytest.raises(ValueError):
+        category_of("hour", "noon")
+    # An unknown text and a missing one get the rows that a log of them gets.
+    assert lists.lines is not None
+    number = list(lists.lines.kinds).index("user")
+    rows = [
+        (*row[:number], value, *row[number + 1 :])
+        for row, value in zip(lists.lines.rows, ("no such", None, "a"), strict=False)
+    ]
+    log = Log(lists.lines.kinds, rows)
+    predictor = RunPredictor(lists.run)
+    parts = predictor.parts_of_file(write_csv(tmp_path / "log.csv", log))
+    assert_close(
+        logits_of_graph(lists, columns_of(log)), np.concatenate(list(predictor.logits(parts, "log")))
+    )
+    tables = {
+        table.name: table for table in VocabularyTotals.of(Manifest.read(lists.run / "vocabulary")).tables
+    }
+    assert tables["user"].oov_id != tables["user"].missing_id
+
+
+def test_an_unknown_type_is_refused() -> None:
+    settings: dict[str, Any] = {"row_type": "int4"}
+    with pytest.raises(ConfigError, match="row_type must be one of fp32, fp16, bf16, int8, got 'int4'"):
+        ExportConfig(**settings)
+
+
+def test_times_become_categories_as_in_a_log(tmp_path: Path) -> None:
+    """The time that divides the log into parts is not needed, and need not be there."""
+    start = datetime.datetime(2026, 1, 30, 21, 7, 59, 999_999, tzinfo=datetime.UTC)
+    times = [start + datetime.timedelta(hours=7 * row) for row in range(60)]
+    texts = [str(time.replace(tzinfo=None)) for time in times]
+    ticks = [int(time.timestamp() * 1000) for time in times]
+    pairs = enumerate(zip(texts, ticks, strict=True))
+    lines = [f"{row % 2},{row},{text},{tick}" for row, (text, tick) in pairs]
+    (tmp_path / "log.csv").write_text("\n".join(["y,at,ts,ms", *lines]))
+    (tmp_path / "log.toml").write_text(
+        """
+        format = "csv"
+        label = "y"
+        time = { column = "at", unit = "s" }
+        dense = []
+        [sparse]
+        ts = [{ kind = "weekday", name = "day" }, { kind = "hour", name = "hour" }]
+        ms = { kind = "hour", unit = "ms" }
+        """
+    )
+    schema = str(tmp_path / "log.toml")
+    hotset.preprocess(tmp_path / "log.csv", tmp_path / "data", schema=schema, workers=1, embedding_dim=4)
+    hotset.fit(tmp_path / "data", tmp_path / "run", threads=1)
+    scored = ScoredRun(tmp_path / "run", tmp_path / "data", tmp_path / "log.csv")
+    wanted = hotset.predict(scored.run, pl.DataFrame({"ts": times, "ms": ticks}))["probability"]
+    assert wanted.n_unique() > 20
+    for values in (texts, times, [text.replace(" ", "T") + "Z" for text in texts]):
+        found = logits_of_graph(scored, {"ts": values, "ms": ticks})
+        assert_close(1 / (1 + np.exp(-found)), wanted.to_numpy())
+    for kind, value, unit in (("hour", "noon", None), ("hour", 12, None), ("weekday", "x", "s")):
+        with pytest.raises(ValueError):
+            category_of(kind, value, unit)

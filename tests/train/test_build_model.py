@@ -1,0 +1,380 @@
+"""Every model under every placement: the bits of all-fast, and runs that are evaluated again.
+
+A user's module: how it is found, built and tried. Tests `build_model` and `shapes`, too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hotset.pipeline.errors import HotsetError
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.train.build_model import build_model, import_class, name_of
+from hotset.train.config import ModelConfig, TrainConfig
+from hotset.train.evaluate import evaluate
+from hotset.train.model.shapes import ModelInputs, TableInput
+from hotset.train.run import train
+from hotset.train.verify_run import verify_run
+
+SPEC = ShardSpec(
+    num_rows=(5, 40, 300, 60),
+    num_hot=(5, 10, 20, 9),
+    batch_size=16,
+    num_hot_only=40,
+    num_mixed=90,
+    num_evaluation=40,
+    multi_hot=(1,),
+    table_dims=(4, 4, 2, 4),
+)
+FIELDS: dict[str, Any] = {"epochs": 2, "embedding_optimizer": "adagrad", "staging_bytes": 3000}
+
+
+class Net(nn.Module):
+    """Batch normalization, dropout and a buffer of whole numbers: all that depends on more than a sample."""
+
+    def __init__(self, inputs: ModelInputs, hidden: int = 8) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(inputs.num_dense + inputs.total_dim)
+        self.hidden = nn.Linear(inputs.num_dense + inputs.total_dim, hidden)
+        self.drop = nn.Dropout(0.25)
+        self.last = nn.Linear(hidden, 1)
+
+    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        hidden = torch.relu(self.hidden(self.norm(torch.cat([dense, *embeddings.values()], dim=1))))
+        logits: torch.Tensor = self.last(self.drop(hidden))
+        return logits.squeeze(1)
+
+
+NAME = f"{__name__}:Net"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_shards(folder / "shards", SPEC)
+    return folder
+
+
+def weights_of(data: Path, out: Path, **fields: Any) -> bytes:
+    train(data, TrainConfig(**FIELDS | fields), out)
+    return (out / "weights.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"model": NAME, "pooling": "mean"},
+        {"model": "dcnv2", "cross_rank": 3},
+        {"model": "dlrm", "bottom_mlp": (6, 5), "top_mlp": (), "pooling": "mean"},
+    ],
+    ids=["own", "dcnv2", "dlrm"],
+)
+def test_all_placements_give_the_same_bits(model: dict[str, Any], data: Path, tmp_path: Path) -> None:
+    wanted = weights_of(data, tmp_path / "all-fast", placement="all-fast", threads=1, **model)
+    for placement in ("lookahead", "cache", "hybrid", "hybrid-dedup"):
+        assert weights_of(data, tmp_path / placement, placement=placement, threads=2, **model) == wanted
+    train(data, TrainConfig(**FIELDS | model, placement="fae"), tmp_path / "fae")
+    config = TrainConfig(**FIELDS | model, placement="all-fast")
+    train(data, config, tmp_path / "replay", replay=tmp_path / "fae")
+    found = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("fae", "replay")]
+    assert found[0] == found[1] != wanted
+
+
+@pytest.mark.parametrize(
+    "model", [{"model": NAME, "model_args": '{"hidden": 5}'}, {"model": "dcnv2"}, {"top_mlp": (7,)}]
+)
+def test_a_run_is_evaluated_as_at_its_end(model: dict[str, Any], data: Path, tmp_path: Path) -> None:
+    summary = train(data, TrainConfig(**FIELDS | model), tmp_path / "run")
+    found = evaluate(tmp_path / "run", data)
+    assert (found.auc, found.log_loss) == (summary.auc, summary.log_loss)
+    assert verify_run(tmp_path / "run") == []
+
+
+def test_each_step_draws_numbers_of_its_own(data: Path, tmp_path: Path) -> None:
+    seeds: list[int] = []
+
+    class Spy(Net):
+        def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+            if self.training:
+                seeds.append(torch.initial_seed())
+            return super().forward(dense, embeddings)
+
+    summary = train(data, TrainConfig(**FIELDS, model=NAME), tmp_path / "run", model_source=Spy)
+    assert len(set(seeds[1:])) == summary.num_steps  # the first was the trial
+
+
+def test_buffers_are_among_the_weights(data: Path, tmp_path: Path) -> None:
+    summary = train(data, TrainConfig(**FIELDS, model=NAME), tmp_path / "run")
+    from safetensors.numpy import load_file
+
+    weights = load_file(tmp_path / "run" / "weights.safetensors")
+    assert weights["dense.module.norm.num_batches_tracked"] == np.int64(summary.num_steps)
+    assert weights["dense.module.norm.running_mean"].any()
+
+
+def test_a_model_from_python_is_recorded_by_its_name(data: Path, tmp_path: Path) -> None:
+    class Local(Net):
+        """A class that no other program can import."""
+
+    source = Local
+    name = f"{__name__}:{Local.__qualname__}"
+    summary = train(data, TrainConfig(**FIELDS, model=name), tmp_path / "run", model_source=source)
+    assert json.loads((tmp_path / "run/config.json").read_text())["model"] == name
+    with pytest.raises(HotsetError, match="was made inside a program"):
+        evaluate(tmp_path / "run", data)
+    assert evaluate(tmp_path / "run", data, model_source=source).auc == summary.auc
+
+
+def test_another_class_than_the_runs_is_refused(data: Path, tmp_path: Path) -> None:
+    train(data, TrainConfig(**FIELDS, model=NAME), tmp_path / "run")
+    with pytest.raises(HotsetError, match=r"dense\.module\.hidden\.bias has the shape \(8,\), want \(9,\)"):
+        evaluate(tmp_path / "run", data, model_source=lambda inputs: Net(inputs, 9))
+
+
+def test_a_module_that_fails_on_the_smallest_batch_is_refused_before_training(tmp_path: Path) -> None:
+    write_shards(tmp_path / "shards", replace(SPEC, num_mixed=97))
+    with pytest.raises(HotsetError, match=r"on a batch of 1 sample, failed"):
+        train(tmp_path, TrainConfig(**FIELDS, model=NAME), tmp_path / "run")
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_module_is_refused_before_rows_are_made(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(HotsetError, match="there is no module nowhere_at_all"):
+        train(data, TrainConfig(**FIELDS, model="nowhere_at_all:Net"), tmp_path / "run")
+    assert not any((tmp_path / "run").glob("*"))
+
+
+INPUTS = ModelInputs(2, (TableInput("C1", 10, 4), TableInput("C2", 9, 3), TableInput("C3", 9, 4)), 4)
+Rows = dict[str, torch.Tensor]
+CONFIG = ModelConfig(kind="module", class_name="nets:Net")
+
+
+class Net_of_user_model(nn.Module):
+    """A linear layer of everything."""
+
+    def __init__(self, inputs: ModelInputs, scale: float = 1.0) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs.num_dense + inputs.total_dim, 1)
+        self.scale = scale
+
+    def forward(self, dense: torch.Tensor, embeddings: Rows) -> torch.Tensor:
+        logits: torch.Tensor = self.layer(torch.cat([dense, *embeddings.values()], dim=1))
+        return self.scale * logits.squeeze(1)
+
+
+def test_embeddings_come_by_table_in_order() -> None:
+    seen: list[Rows] = []
+
+    class Spy(Net_of_user_model):
+        def forward(self, dense: torch.Tensor, embeddings: Rows) -> torch.Tensor:
+            seen.append(embeddings)
+            return super().forward(dense, embeddings)
+
+    model = build_model(CONFIG, INPUTS, 0, Spy)
+    wide, narrow = torch.randn(5, 2, 4), torch.randn(5, 1, 3)
+    assert model.logits(torch.rand(5, 2), [wide, narrow]).shape == (5,)
+    assert list(seen[-1]) == ["C1", "C2", "C3"]
+    assert all(
+        torch.equal(found, wanted)
+        for found, wanted in zip(seen[-1].values(), (wide[:, 0], narrow[:, 0], wide[:, 1]), strict=True)
+    )
+
+
+def test_initial_values_are_those_of_the_seed_and_nobody_elses_random_numbers_change() -> None:
+    torch.manual_seed(3)
+    wanted = torch.rand(1)
+    torch.manual_seed(3)
+    first, same, other = (
+        build_model(CONFIG, INPUTS, seed, Net_of_user_model).state_dict() for seed in (0, 0, 1)
+    )
+    assert torch.equal(torch.rand(1), wanted)
+    assert torch.equal(first["module.layer.weight"], same["module.layer.weight"])
+    assert not torch.equal(first["module.layer.weight"], other["module.layer.weight"])
+
+
+def test_arguments_reach_the_constructor() -> None:
+    config = ModelConfig(kind="module", class_name="nets:Net", arguments='{"scale": 2.5}')
+    module: Any = build_model(config, INPUTS, 0, Net_of_user_model).module
+    assert module.scale == 2.5
+
+
+def test_a_module_is_copied() -> None:
+    own = Net_of_user_model(INPUTS)
+    model = build_model(CONFIG, INPUTS, 0, own)
+    with torch.no_grad():
+        next(model.parameters()).zero_()
+    assert own.layer.weight.any()
+
+
+def test_lazy_layers_get_their_sizes() -> None:
+    class Lazy(Net_of_user_model):
+        def __init__(self, inputs: ModelInputs) -> None:
+            super().__init__(inputs)
+            self.layer = nn.LazyLinear(1)
+
+    first, same = (build_model(CONFIG, INPUTS, 4, Lazy).state_dict() for _ in range(2))
+    assert first["module.layer.weight"].shape == (1, 13)
+    assert torch.equal(first["module.layer.weight"], same["module.layer.weight"])
+
+
+class Normed(Net_of_user_model):
+    """Batch normalization before the layer."""
+
+    def __init__(self, inputs: ModelInputs) -> None:
+        super().__init__(inputs)
+        self.norm = nn.BatchNorm1d(inputs.num_dense)
+
+    def forward(self, dense: torch.Tensor, embeddings: Rows) -> torch.Tensor:
+        return super().forward(self.norm(dense), embeddings)
+
+
+def test_a_trial_leaves_the_statistics_as_they_are() -> None:
+    state = build_model(CONFIG, INPUTS, 0, Normed).state_dict()
+    assert int(state["module.norm.num_batches_tracked"]) == 0
+    assert not state["module.norm.running_mean"].any()
+
+
+def forwarding(function: Callable[[torch.Tensor], Any], **attributes: Any) -> type[nn.Module]:
+    """A module whose forward() applies ``function`` to the logits of `Net_of_user_model`."""
+
+    class Changed(Net_of_user_model):
+        def forward(self, dense: torch.Tensor, embeddings: Rows) -> torch.Tensor:
+            changed: torch.Tensor = function(super().forward(dense, embeddings))
+            return changed
+
+    for name, value in attributes.items():
+        setattr(Changed, name, value)
+    return Changed
+
+
+class NoLayers(nn.Module):
+    """Keeps its layers where torch does not find them."""
+
+    def __init__(self, inputs: ModelInputs) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(inputs.num_dense, 1)]
+
+    def forward(self, dense: torch.Tensor, embeddings: Rows) -> torch.Tensor:
+        logits: torch.Tensor = self.layers[0](dense)
+        return logits.squeeze(1)
+
+
+def fail(inputs: ModelInputs) -> nn.Module:
+    raise KeyError("width")
+
+
+FAULTS: dict[str, tuple[Any, str, str]] = {
+    "a column": (
+        forwarding(lambda logits: logits.unsqueeze(1)),
+        r"returned shape \(7, 1\) for 7 samples, want \(7,\)",
+        "return logits.squeeze(1)",
+    ),
+    "a mean": (forwarding(torch.mean), r"returned shape \(\) for 7 samples", "one logit of each sample"),
+    "a tuple": (forwarding(lambda logits: (logits, 1)), "returned tuple", "one logit"),
+    "NaN": (forwarding(lambda logits: logits * float("nan")), r"returned \[nan,", "division by zero"),
+    "detached": (forwarding(torch.detach), "depend neither on its parameters nor", "no_grad"),
+    "no parameters": (NoLayers, "has no parameters", "ModuleList"),
+    "float64": (
+        lambda inputs: Net_of_user_model(inputs).double(),
+        "failed in test_user_model.py, line .*: RuntimeError",
+        "",
+    ),
+    "a wrong width": (
+        lambda inputs: Net_of_user_model(ModelInputs(9, inputs.tables, 4)),
+        r"nets:Net, on a batch of 7 samples, failed in test_user_model.py, line \d+: RuntimeError: mat1",
+        "--verbose",
+    ),
+    "constructor": (fail, r"constructor of nets:Net failed in test_user_model.py, line \d+: KeyError", ""),
+    "no module": (lambda inputs: 3, "makes a int, want a torch.nn.Module", ""),
+    "random tiles": (
+        forwarding(nn.functional.dropout, per_sample=True),
+        "has per_sample = True, but it draws random numbers",
+        "remove per_sample",
+    ),
+    "mixed tiles": (
+        forwarding(lambda logits: logits - logits.mean(), per_sample=True),
+        "has per_sample = True, but a logit depends on other samples",
+        "",
+    ),
+    "normalized tiles": (type("N", (Normed,), {"per_sample": True}), "but it changes its buffer norm.", ""),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_module_that_cannot_be_trained_is_refused_in_one_line(name: str) -> None:
+    source, message, hint = FAULTS[name]
+    with pytest.raises(HotsetError, match=message) as refused:
+        build_model(CONFIG, INPUTS, 0, source)
+    assert "\n" not in str(refused.value) and hint in (refused.value.hint or "")
+
+
+def test_batch_normalization_of_a_single_sample_is_refused_before_training() -> None:
+    build_model(CONFIG, INPUTS, 0, Normed, least_samples=2)
+    with pytest.raises(HotsetError, match=r"on a batch of 1 sample, failed .* more than 1 value") as refused:
+        build_model(CONFIG, INPUTS, 0, Normed, least_samples=1)
+    assert refused.value.hint is not None and "another --batch-size" in refused.value.hint
+
+
+def test_unused_float64_parameters_are_refused() -> None:
+    class Mixed(Net_of_user_model):
+        def __init__(self, inputs: ModelInputs) -> None:
+            super().__init__(inputs)
+            self.unused = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+    with pytest.raises(HotsetError, match=r"the parameter unused .* nets:Net is torch\.float64"):
+        build_model(CONFIG, INPUTS, 0, Mixed)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, with modules of a user."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "user_nets.py").write_text(
+        "import torch\nclass Net(torch.nn.Module):\n    class Inner(torch.nn.Module): pass\nnot_a_class = 3\n"
+    )
+    (tmp_path / "user_broken.py").write_text("x = 1\nraise RuntimeError('no key\\nsecond line')\n")
+    (tmp_path / "user_needy.py").write_text("import a_library_nobody_has\n")
+    yield tmp_path
+    for name in ("user_nets", "user_broken", "user_needy"):
+        sys.modules.pop(name, None)
+
+
+def test_a_class_of_the_current_folder_is_found(folder: Path) -> None:
+    found = import_class("user_nets:Net")
+    assert name_of(found) == "user_nets:Net"
+    assert name_of(import_class("user_nets:Net.Inner")) == "user_nets:Net.Inner"
+    assert name_of(found()) == "user_nets:Net"
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("user_net:Net", "there is no module user_net, which", "the folder that holds user_net.py"),
+        ("user_nets.inner:Net", "there is no module user_nets.inner", "holds user_nets/inner.py"),
+        ("user_nets:Nett", r"user_nets\.py has no class Nett", "did you mean 'Net'?"),
+        ("user_nets:not_a_class", r"is no torch\.nn\.Module", "derive"),
+        ("user_broken:Net", r"user_broken failed in user_broken\.py, line 2: RuntimeError: no key$", ""),
+        ("user_needy:Net", r"user_needy\.py, line 1: ModuleNotFoundError: No module named 'a_lib", ""),
+        ("os:system", r"os:system .* is no torch\.nn\.Module", ""),
+        ("__main__:Net", "was made inside a program", "model="),
+        ("nets:f.<locals>.Net", "was made inside a program", "model="),
+    ],
+)
+def test_a_class_that_cannot_be_imported_is_explained(
+    name: str, message: str, hint: str, folder: Path
+) -> None:
+    with pytest.raises(HotsetError, match=message) as refused:
+        import_class(name)
+    assert hint in (refused.value.hint or "")

@@ -1,0 +1,92 @@
+"""Training: a model learns, whatever the placement (their equal bits: `test_equal_bits`).
+
+Tests `step_source`, too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hotset.stats.ranking.row_bytes import OPTIMIZERS
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.support.trained_models import assert_equal_bits, trained
+from hotset.train.build import build_trainer
+from hotset.train.config import TrainConfig
+from hotset.train.data.shards import Shards
+
+
+def test_two_equal_runs_end_with_equal_bits_and_seeds_differ(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards"))
+    first, again, other = (trained(shards, seed=seed) for seed in (1, 1, 2))
+    assert_equal_bits(first, again)
+    assert first.numbers != other.numbers
+    assert not torch.equal(first.weights()["C3"], other.weights()["C3"])
+
+
+def test_rows_never_looked_up_keep_their_initial_values(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", skew=3.0))
+    untrained = build_trainer(shards, TrainConfig()).weights()["C3"].clone()
+    weights = trained(shards).weights()["C3"]
+    batches = [shards.training_batch(number).ids_BF[:, 2] for number in range(shards.num_training_batches)]
+    seen = np.isin(np.arange(300), np.concatenate(batches))
+    changed = (weights != untrained).any(dim=1).numpy()
+    assert not changed[~seen].any() and changed[seen].all()
+
+
+def test_a_short_batch_takes_a_small_step(tmp_path: Path) -> None:
+    """One sample in a batch of nominally 64 moves SGD's weights by a 64th of its gradient."""
+    spec = ShardSpec(batch_size=64, num_hot_only=0, num_mixed=1, num_evaluation=0)
+    alone = ShardSpec(batch_size=1, num_hot_only=0, num_mixed=1, num_evaluation=0)
+    shards, ones = (Shards.open(write_shards(tmp_path / name, s)) for name, s in (("a", spec), ("b", alone)))
+    before = build_trainer(shards, TrainConfig()).weights()["C2"]
+    rate: dict[str, Any] = {"embedding_lr": 0.5, "dense_lr": 0.5}
+    short, full = (trained(s, **rate).weights()["C2"] - before for s in (shards, ones))
+    assert short.abs().max() > 0
+    torch.testing.assert_close(short * 64, full, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.diagonal(2)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_model_learns_what_was_planted(optimizer: Any, tmp_path: Path) -> None:
+    spec = ShardSpec(num_hot_only=3000, num_mixed=3000, num_evaluation=2000, batch_size=64)
+    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    before = build_trainer(shards, TrainConfig()).predictor.score()
+    after = trained(shards, embedding_optimizer=optimizer, epochs=2).predictor.score()
+    assert before.auc is not None and after.auc is not None
+    assert before.auc < 0.7 < 0.8 < after.auc
+
+
+def test_fae_counts_its_copies(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards"))
+    trainer = trained(shards, placement="fae", fae_variant="code", epochs=2)
+    hot_bytes = 35 * 4 * 4
+    assert trainer.meter.bytes_to_fast["switch"] == trainer.meter.bytes_to_slow["switch"] == 2 * hot_bytes
+    assert trainer.meter.bytes_to_fast["mixed"] == 2 * 150 * 3 * 4 * 4
+    assert trainer.meter.bytes_to_fast["hot_only"] == trainer.meter.bytes_to_fast["evaluation"] == 0
+    assert trainer.scheduler is not None and trainer.scheduler.losses == []
+
+
+def test_hybrid_moves_a_vector_a_lookup_each_way(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards"))
+    num_bytes = 220 * 3 * 4 * 4
+    assert trained(shards, placement="hybrid").meter.training_bytes() == (num_bytes, num_bytes)
+    to_fast, to_slow = trained(shards, placement="hybrid-dedup").meter.training_bytes()
+    batches = [shards.training_batch(number).ids_BF for number in range(shards.num_training_batches)]
+    distinct = sum(np.unique(ids[:, f]).size for ids in batches for f in range(3))
+    assert to_fast == to_slow == distinct * 4 * 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("placement", ["all-fast", "hybrid", "hybrid-dedup", "fae", "cache", "lookahead"])
+def test_every_placement_trains_on_the_gpu(placement: Any, tmp_path: Path) -> None:
+    spec = ShardSpec(num_hot_only=3000, num_mixed=3000, num_evaluation=2000, batch_size=64)
+    shards = Shards.open(write_shards(tmp_path / "shards", spec))
+    trainer = trained(shards, placement=placement, device="cuda", embedding_optimizer="adagrad", epochs=2)
+    scores = trainer.predictor.score()
+    assert scores.auc is not None and scores.auc > 0.8
+    assert trainer.meter.training_seconds > 0

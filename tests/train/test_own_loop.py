@@ -1,0 +1,497 @@
+"""Ids that anybody may have made reach no kernel unchecked.
+
+A loop of one's own ends with the bits of `hotset.fit`, whatever its placement and its interruptions.
+
+Tests `own_loop`, too.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hotset.nn
+from hotset.pipeline.errors import ConfigError
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.support.trained_models import no_log
+from hotset.train.build import build_trainer
+from hotset.train.build_model import name_of
+from hotset.train.config import TrainConfig
+from hotset.train.data.batch import EmbeddingTable
+from hotset.train.data.dataset import ShardDataset
+from hotset.train.data.shards import Shards
+from hotset.train.device import StreamName
+from hotset.train.gpu.simulated_device import LateDevice
+from hotset.train.loop import run_steps
+from hotset.train.own_loop import DictionaryReader
+
+ONE_HOT = EmbeddingTable("a", 10, 4, 2)
+LISTS = EmbeddingTable("b", 20, 5, 2, is_multi_hot=True)
+GOOD: dict[str, Any] = {"a": [3, 0], "b": [4, 1, 2], "b_offsets": [0, 1, 3], "label": "anything"}
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, list])
+def test_lookups_are_those_of_the_dictionary(kind: Any) -> None:
+    features = {name: kind(value) if name != "label" else value for name, value in GOOD.items()}
+    batch = DictionaryReader([ONE_HOT, LISTS]).read(features)
+    assert batch.ids_BF.tolist() == [[3], [0]] and batch.num_samples == 2
+    assert batch.bags[0].ids_N.tolist() == [4, 1, 2] and batch.bags[0].offsets_B1.tolist() == [0, 1, 3]
+    assert batch.is_hot_only
+    assert not DictionaryReader([ONE_HOT, LISTS]).read(features | {"a": [4, 0]}).is_hot_only
+    assert not DictionaryReader([ONE_HOT, LISTS]).read(features | {"b": [4, 5, 0]}).is_hot_only
+    assert DictionaryReader([LISTS]).read(features).num_samples == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"a": [3, 10]}, "feature 'a' has the id 10, and its table 10 rows"),
+        ({"a": [-1, 0]}, "feature 'a' has the id -1"),
+        ({"a": np.array([2**32, 0])}, "feature 'a' has the id 4294967296"),
+        ({"a": [[1, 2]]}, r"'a' is int64 of shape \(1, 2\), want a vector of integers"),
+        ({"a": [1.0, 2.0]}, "'a' is float64"),
+        ({"a": [1]}, "'b' has 2 samples, and 'a' has 1"),
+        ({"b_offsets": [0, 2]}, "'b_offsets' must ascend from 0 to 3"),
+        ({"b_offsets": [0, 4, 3]}, "'b_offsets' must ascend"),
+        ({"b_offsets": [1, 1, 3]}, "'b_offsets' must ascend"),
+        ({"b_offsets": np.array([], np.int64)}, "'b_offsets' must ascend"),
+        (
+            {"a": [1, 2, 3, 4], "a_offsets": [0, 2, 4]},
+            "the batch has 'a_offsets', and feature 'a' has one id",
+        ),
+        ({"a": np.array([True, False])}, "'a' is bool"),
+        ({"b": np.array([2**63, 0, 0], np.uint64)}, "feature 'b' has the id 9223372036854775808"),
+        ({"b": 4}, r"'b' is int64 of shape \(\)"),
+    ],
+)
+def test_other_ids_and_shapes_are_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DictionaryReader([ONE_HOT, LISTS]).read(GOOD | changed)
+
+
+def test_a_missing_feature_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^the batch has no 'b_offsets'; it has 'a', 'b'$"):
+        DictionaryReader([ONE_HOT, LISTS]).read({"a": [1], "b": [1]})
+
+
+def test_a_feature_may_be_called_like_the_offsets_of_another() -> None:
+    """It is a feature of its own where the other one has no lists."""
+    tables = [ONE_HOT, EmbeddingTable("a_offsets", 5, 1, 2)]
+    assert DictionaryReader(tables).read({"a": [9], "a_offsets": [4]}).ids_BF.tolist() == [[9, 4]]
+
+
+def test_no_samples_are_a_batch_too() -> None:
+    batch = DictionaryReader([ONE_HOT, LISTS]).read(
+        {"a": torch.empty(0, dtype=torch.int32), "b": np.empty(0, np.int64), "b_offsets": [0]}
+    )
+    assert (
+        batch.num_samples == 0 and batch.ids_BF.shape == (0, 1) and batch.bags[0].offsets_B1.tolist() == [0]
+    )
+
+
+SPEC = ShardSpec(
+    num_rows=(60, 80, 200),
+    num_hot=(3, 5, 10),
+    num_hot_only=40,
+    num_mixed=200,
+    skew=1.2,
+    batch_size=20,
+    multi_hot=(1,),
+    table_dims=(4, 4, 2),
+)
+FIELDS: dict[str, Any] = {"embedding_optimizer": "adagrad", "seed": 3}
+PLACEMENTS: tuple[dict[str, Any], ...] = (
+    *({"placement": name} for name in ("hybrid", "hybrid-dedup", "hybrid-uva", "fae")),
+    {"placement": "cache", "staging_bytes": 3000, "prefetch": 2},
+    {"placement": "lookahead", "staging_bytes": 3000, "prefetch": 2},
+    # Fewer slots than a batch has cold rows, so that batches run in passes.
+    {"placement": "lookahead", "staging_bytes": "300"},
+)
+
+
+class Net(torch.nn.Module):
+    def __init__(self, inputs: hotset.ModelInputs) -> None:
+        super().__init__()
+        self.last = torch.nn.Linear(inputs.num_dense + inputs.total_dim, 1)
+
+    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        found: torch.Tensor = self.last(torch.cat([dense, *embeddings.values()], dim=1)).squeeze(1)
+        return found
+
+
+class Loop:
+    """A training loop as a user would write it."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        torch.set_num_threads(1)
+        self.emb = hotset.nn.Embeddings(folder, threads=1, **FIELDS, **settings)
+        torch.manual_seed(0)
+        self.net = Net(self.emb.inputs)
+        self.first = copy.deepcopy(self.net)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.001)
+
+    def train(self, batch: dict[str, Any]) -> None:
+        logit = self.net(batch["dense"], self.emb(batch))
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logit, batch["label"], reduction="sum")
+        self.optimizer.zero_grad()
+        (loss / SPEC.batch_size).backward()  # type: ignore[no-untyped-call]
+        self.emb.step()
+        self.optimizer.step()
+
+    def state(self) -> dict[str, Any]:
+        """Copies of all weights and states."""
+        return copy.deepcopy(self.emb.state_dict() | self.net.state_dict())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("own_loop") / "shards", SPEC)
+
+
+@pytest.fixture(scope="module")
+def wanted(folder: Path) -> dict[str, Any]:
+    """Weights and states of two epochs of all-fast, those of the trainer itself."""
+    loop = Loop(folder, placement="all-fast")
+    shards = Shards.open(folder)
+    config = TrainConfig(placement="all-fast", model=name_of(loop.first), epochs=2, threads=1, **FIELDS)
+    trainer = build_trainer(shards, config, model_source=loop.first)
+    run_steps(trainer, no_log)
+    found = {name.removeprefix("dense."): tensor for name, tensor in trainer.model.state_dict().items()}
+    for number, table in enumerate(shards.tables):
+        found[f"{table.name}.weight"] = trainer.embeddings.table(number)
+        found[f"{table.name}.state"] = trainer.embeddings.table(number, state=True)
+    return found
+
+
+def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    values = {name.rpartition("module.")[2]: tensor for name, tensor in wanted.items()}
+    assert found.keys() == values.keys()
+    assert [name for name in found if not torch.equal(found[name], values[name])] == []
+
+
+def batches_of(folder: Path, epoch: int, first: int = 0) -> ShardDataset:
+    dataset = ShardDataset(folder, seed=FIELDS["seed"])
+    dataset.set_epoch(epoch, first)
+    return dataset
+
+
+@pytest.mark.diagonal(2)
+@pytest.mark.parametrize("settings", [{"placement": "all-fast"}, *PLACEMENTS])
+def test_a_loop_of_ones_own_ends_with_the_bits_of_the_trainer(
+    folder: Path, wanted: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    loop = Loop(folder, **settings)
+    for epoch in range(2):
+        for batch in loop.emb.read_ahead(batches_of(folder, epoch)):
+            loop.train(batch)
+    assert_equal(loop.state(), wanted)
+
+
+@pytest.mark.parametrize("settings", [{"placement": "all-fast"}, *PLACEMENTS])
+def test_a_loop_on_a_device_ends_with_the_bits_of_the_host(
+    folder: Path, wanted: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    """Also where it ends early now and then, and batches come that nobody announced."""
+    loop = Loop(folder, device="late:4", **settings)
+    for batch in loop.emb.read_ahead(batches_of(folder, 0)):
+        loop.train(batch)
+    batches = list(batches_of(folder, 1))
+    ahead = loop.emb.read_ahead(batches[:4])
+    loop.train(next(ahead))
+    ahead.close()  # type: ignore[attr-defined]
+    loop.train(batches[1])
+    for batch in loop.emb.read_ahead(batches[2:]):
+        loop.train(batch)
+    assert_equal(loop.state(), wanted)
+
+
+def test_rows_go_to_a_device_in_its_stream_of_moves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[str] = []
+    launch = LateDevice.launch
+
+    def noted(device: LateDevice, stream: StreamName, kernel: Any, *arguments: Any) -> None:
+        moved.append(stream)
+        launch(device, stream, kernel, *arguments)
+
+    monkeypatch.setattr(LateDevice, "launch", noted)
+    loop = Loop(folder, device="late", placement="lookahead", staging_bytes=3000)
+    # With the transfers of one loop over batches, and with those of the next.
+    for epoch in range(2):
+        moved.clear()
+        for batch in loop.emb.read_ahead(batches_of(folder, epoch)):
+            loop.train(batch)
+        assert len(moved) > len(batches_of(folder, epoch)) and set(moved) == {"moves"}
+
+
+@pytest.mark.diagonal(2)
+@pytest.mark.parametrize("device", ["cpu", "late:7"])
+@pytest.mark.parametrize("settings", PLACEMENTS)
+def test_evaluations_pauses_and_a_resumed_run_change_no_bit(
+    folder: Path, wanted: dict[str, Any], settings: dict[str, Any], device: str
+) -> None:
+    loop = Loop(folder, device=device, **settings)
+    valid = next(iter(ShardDataset(folder, split="test")))
+    plain = iter(batches_of(folder, 0))
+    # Two batches that nobody announced, then some of which those behind the third are planned in vain.
+    for _ in range(2):
+        loop.train(next(plain))
+    ahead = loop.emb.read_ahead(plain)
+    loop.train(next(ahead))
+    loop.emb.eval()
+    before = loop.emb(valid)
+    loop.emb.train()
+    loop.train(next(ahead))
+    kept = loop.state()
+    seen = evaluated(loop, valid)
+    assert torch.equal(seen["C3"], kept["C3.weight"][valid["C3"]])
+    assert not torch.equal(seen["C3"], before["C3"])
+    # A batch without a step changes nothing, and neither does one that is not even looked up.
+    next(ahead)
+    loop.emb(next(ahead))
+    assert all(torch.equal(found, seen[name]) for name, found in evaluated(loop, valid).items())
+    ahead.close()  # type: ignore[attr-defined]
+    assert_equal(loop.state(), kept)
+    # Another placement goes on from there, with the optimizer as it was.
+    other = Loop(folder, placement="lookahead", staging_bytes=2000)
+    other.emb.load_state_dict({name: kept[name] for name in kept if name in other.emb.state_dict()})
+    other.net, other.optimizer = loop.net, loop.optimizer
+    for batches in (batches_of(folder, 0, first=4), batches_of(folder, 1)):
+        for batch in other.emb.read_ahead(batches):
+            other.train(batch)
+    assert_equal(other.state(), wanted)
+
+
+@torch.no_grad()
+def evaluated(loop: Loop, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = loop.emb(batch)
+    return found
+
+
+@pytest.mark.diagonal(2)
+@pytest.mark.parametrize("settings", PLACEMENTS)
+def test_a_loop_may_end_after_any_batch(
+    folder: Path, wanted: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    loop = Loop(folder, **settings)
+    batches = [batch for epoch in range(2) for batch in batches_of(folder, epoch)]
+    for position in range(len(batches)):
+        ahead = loop.emb.read_ahead(batches[position:])
+        loop.train(next(ahead))
+        ahead.close()  # type: ignore[attr-defined]
+    assert_equal(loop.state(), wanted)
+
+
+def test_embeddings_are_sums_of_rows_and_the_callers_to_keep(folder: Path) -> None:
+    loop = Loop(folder, placement="lookahead", staging_bytes=1000)
+    dataset = list(ShardDataset(folder))
+    kept = [(batch, loop.emb(batch)) for batch in loop.emb.read_ahead(dataset)]
+    rows = loop.emb.state_dict()
+    for batch, vectors in kept:
+        assert torch.equal(vectors["C1"], rows["C1.weight"][batch["C1"]])
+        bags = torch.nn.functional.embedding_bag(
+            batch["C2"].long(), rows["C2.weight"], batch["C2_offsets"], mode="sum", include_last_offset=True
+        )
+        torch.testing.assert_close(vectors["C2"], bags)
+        # Ids of any type of integers, as an own order of samples may have them.
+        other = {name: value.long() if name.startswith("C") else value for name, value in batch.items()}
+        with torch.no_grad():
+            assert torch.equal(loop.emb(other)["C3"], vectors["C3"])
+    assert sum(parameter.numel() for parameter in loop.emb.parameters()) == 0
+
+
+def test_a_rate_of_a_step_is_that_of_the_rows(folder: Path) -> None:
+    batch = next(iter(ShardDataset(folder)))
+    found = []
+    rates: list[tuple[dict[str, Any], float | None]] = [({"embedding_lr": 0.5}, None), ({}, 0.5), ({}, None)]
+    for settings, rate in rates:
+        emb = hotset.nn.Embeddings(folder, placement="hybrid", **FIELDS, **settings)
+        emb(batch)["C1"].sum().backward()
+        emb.step(lr=rate)
+        found.append(emb.state_dict()["C1.weight"])
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
+def test_what_cannot_be_done_is_refused_in_one_line(folder: Path) -> None:
+    emb = hotset.nn.Embeddings(folder, placement="lookahead")
+    batches = list(ShardDataset(folder))
+    refused: list[tuple[str, Callable[[], object]]] = [
+        ("comes after a batch was looked up", emb.step),
+        ("there is no setting 'epochs'", lambda: hotset.nn.Embeddings(folder, epochs=3)),
+        ("the batch has no 'C1'; it has 'C9'", lambda: emb({"C9": [1]})),
+    ]
+    ahead = emb.read_ahead(batches)
+    refuse(refused)
+    first = next(ahead)
+    vectors = emb(first)
+    refuse(
+        [
+            ("comes after backward", emb.step),
+            ("read_ahead is under way: end", lambda: next(iter(emb.read_ahead(batches)))),
+            ("read_ahead is under way: load", lambda: emb.load_state_dict(emb.state_dict())),
+            ("is not the one that read_ahead", lambda: emb(batches[5])),
+        ]
+    )
+    vectors["C3"].sum().backward()
+    emb.step()
+    refuse([("is trained on once", lambda: emb(first))])
+    ahead.close()  # type: ignore[attr-defined]
+    whole = emb.state_dict()
+    for changed, message in (
+        ({"C1.weight": whole["C1.weight"][1:]}, r"C1.weight has the shape \(59, 4\), want \(60, 4\)"),
+        ({"C7.weight": whole["C1.weight"]}, "Unexpected key"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            emb.load_state_dict(whole | changed)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        emb.load_state_dict({})
+
+
+def refuse(calls: list[tuple[str, Callable[[], object]]]) -> None:
+    for message, call in calls:
+        with pytest.raises(ConfigError, match=message):
+            call()
+
+
+@pytest.mark.parametrize("settings", PLACEMENTS[:4] + PLACEMENTS[-1:])
+def test_batches_that_break_off_leave_the_rows_of_those_before(
+    folder: Path, settings: dict[str, Any]
+) -> None:
+    """The loader fails, or hands out an id that no table has: the same rows as of a loop that ended there."""
+    batches = list(ShardDataset(folder, seed=3))[:4]
+    wanted = Loop(folder, placement="all-fast")
+    for batch in batches[:2]:
+        wanted.train(batch)
+    stray = batches[2] | {"C3": batches[2]["C3"] + 10**6}
+
+    def failing() -> Iterator[dict[str, Any]]:
+        yield from batches[:2]
+        raise OSError("the loader is gone")
+
+    for broken, kind, message in (
+        (failing(), OSError, "the loader is gone"),
+        (iter([*batches[:2], stray]), ConfigError, "feature 'C3' has the id"),
+    ):
+        loop = Loop(folder, **settings)
+        trained = 0
+        with pytest.raises(kind, match=message):
+            for batch in loop.emb.read_ahead(broken):
+                loop.train(batch)
+                trained += 1
+        # An error of a batch that is read ahead may come before the batches in front of it.
+        for batch in batches[trained:2]:
+            loop.train(batch)
+        assert_equal(loop.state(), wanted.state())
+        # The next loop is none the worse.
+        assert [batch is batches[3] for batch in loop.emb.read_ahead(batches[3:])] == [True]
+        assert list(loop.emb.read_ahead([])) == []
+
+
+def test_two_losses_of_one_batch_add_their_gradients(folder: Path) -> None:
+    batch = next(iter(ShardDataset(folder)))
+    found = []
+    for weights in ((3.0,), (1.0, 2.0)):
+        emb = hotset.nn.Embeddings(folder, placement="hybrid", **FIELDS)
+        for weight in weights:
+            (weight * emb(batch)["C1"].sum()).backward()
+        emb.step()
+        found.append(emb.state_dict())
+        with pytest.raises(ConfigError, match="comes after a batch was looked up"):
+            emb.step()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_rows_that_a_loss_does_not_depend_on_stay(folder: Path) -> None:
+    """Neither the other tables, of this width or another, nor rows that the batch does not look up."""
+    batch = next(iter(ShardDataset(folder)))
+    emb = hotset.nn.Embeddings(folder, placement="lookahead", staging_bytes="3kB", **FIELDS)
+    before = emb.state_dict()
+    emb(batch)["C1"].square().sum().backward()
+    emb.step()
+    after = emb.state_dict()
+    changed = {name for name in after if not torch.equal(after[name], before[name])}
+    assert changed == {"C1.weight", "C1.state"}
+    rows = (after["C1.weight"] != before["C1.weight"]).any(1).nonzero().squeeze(1).tolist()
+    assert rows == sorted(set(batch["C1"].tolist()))
+
+
+def test_decay_is_that_of_the_trainer(folder: Path) -> None:
+    loop = Loop(folder, placement="lookahead", staging_bytes=3000, decay=0.01)
+    for batch in batches_of(folder, 0):
+        loop.train(batch)
+    shards = Shards.open(folder)
+    config = TrainConfig(placement="all-fast", model=name_of(loop.first), threads=1, **FIELDS)
+    config = replace(config, recipe=replace(config.recipe, embedding_decay=0.01))
+    trainer = build_trainer(shards, config, model_source=loop.first)
+    run_steps(trainer, no_log)
+    for number, table in enumerate(shards.tables):
+        assert torch.equal(loop.emb.state_dict()[f"{table.name}.weight"], trainer.embeddings.table(number))
+
+
+def test_rows_are_saved_and_loaded_as_a_part_of_a_larger_module(folder: Path) -> None:
+    def model(**settings: Any) -> torch.nn.Module:
+        emb = hotset.nn.Embeddings(folder, **(FIELDS | settings))
+        return torch.nn.ModuleDict({"rows": emb, "top": Net(emb.inputs)})
+
+    batch = next(iter(ShardDataset(folder)))
+    trained = model()
+    trained["rows"](batch)["C2"].sum().backward()  # type: ignore[index]
+    trained["rows"].step()  # type: ignore[index]
+    saved = trained.state_dict()
+    assert {"rows.C1.weight", "rows.C3.state", "top.last.weight"} <= set(saved)
+    other = model(seed=9, placement="hybrid")
+    first = other.state_dict()
+    # Half of the rows are no rows: nothing is loaded of what lacks a table or has one of another shape.
+    for wrong in ({"rows.C2.weight": saved["rows.C2.weight"][:5]}, {"rows.C2.state": torch.zeros(3)}):
+        with pytest.raises(RuntimeError, match=f"{next(iter(wrong))} has the shape"):
+            other.load_state_dict(saved | wrong)
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "rows\.C3\.state"'):
+        other.load_state_dict({name: value for name, value in saved.items() if name != "rows.C3.state"})
+    now = other.state_dict()
+    rows = [name for name in first if name.startswith("rows.")]
+    assert all(torch.equal(now[name], first[name]) for name in rows)
+    # Names beside those of the rows are allowed where torch allows them; doubles are rounded to floats.
+    doubled = {name: value.double() for name, value in saved.items()}
+    assert other.load_state_dict(doubled | {"rows.more": torch.zeros(1)}, strict=False).missing_keys == []
+    now = other.state_dict()
+    assert all(torch.equal(now[name], saved[name]) for name in saved)
+
+
+def test_one_of_several_ranks_is_refused_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would train rows of its own, and nobody would tell."""
+    for number, message in (("2", "trains in one process, and this one is a rank"), ("two", "WORLD_SIZE")):
+        monkeypatch.setenv("WORLD_SIZE", number)
+        with pytest.raises(ConfigError, match=message):
+            hotset.nn.Embeddings(folder)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    hotset.nn.Embeddings(folder, placement="hybrid")
+    # A group that was joined without the variables of torchrun.
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ConfigError, match="a rank among others"):
+        hotset.nn.Embeddings(folder)
+
+
+def test_settings_that_no_loop_has_are_refused_in_one_line(folder: Path) -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"device": "tpu"}, "unknown device 'tpu'"),
+        ({"device": "meta"}, "training runs on cpu or cuda, not on 'meta'"),
+        ({"placement": "hot-only"}, "^placement must be one of all-fast, .*, got 'hot-only'$"),
+        ({"cache_policy": "fifo"}, "^cache_policy must be one of lru, lfu, dataset, got 'fifo'$"),
+        ({"staging_bytes": "lots"}, "not a size: 'lots'"),
+        ({"decay": 1.0}, "embedding_decay must be from 0 to below 1, got 1.0"),
+        ({"cache_batches": 0}, "cache_batches must be 1 or more, got 0"),
+    ]
+    for settings, message in refused:
+        with pytest.raises(ConfigError, match=message):
+            hotset.nn.Embeddings(folder, **settings)
+    # Drawn lists are no samples more.
+    emb = hotset.nn.Embeddings(folder, placement="all-fast")
+    with pytest.raises(ConfigError, match="has 'C1_offsets', and feature 'C1' has one id per sample"):
+        emb(next(iter(ShardDataset(folder, multi_hot=(2, 1, 2)))))

@@ -1,0 +1,76 @@
+"""Intervals as people write them.
+
+Options of a recipe: nonsense is refused by name, and so is what would change nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hotset.pipeline.errors import ConfigError
+from hotset.train.recipe_options import Interval, RecipeOptions, parse_interval
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("500", Interval(steps=500)),
+        ("10min", Interval(seconds=600)),
+        ("30s", Interval(seconds=30)),
+        ("1.5h", Interval(seconds=5400)),
+        ("off", Interval()),
+    ],
+)
+def test_an_interval_is_read_and_printed(text: str, wanted: Interval) -> None:
+    assert parse_interval(text) == wanted
+    assert parse_interval(str(wanted)) == wanted
+
+
+@pytest.mark.parametrize("text", ["", "0", "0min", "-5", "1.5", "10 years", "min", "nan", "1e3", "5MIN"])
+def test_what_is_no_interval_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_interval(text)
+    assert "10min" in str(caught.value.hint)
+
+
+def test_steps_and_time_are_counted_from_the_last_checkpoint() -> None:
+    assert [Interval(steps=5).is_due(steps, 1e9) for steps in (0, 4, 5, 6)] == [False, False, True, True]
+    assert [Interval(seconds=5).is_due(1, seconds) for seconds in (0, 4.9, 5)] == [False, False, True]
+    assert not Interval(seconds=5).is_due(0, 10)
+    assert not Interval().is_due(10**9, 1e9) and Interval().is_off
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"warmup_steps": -1},
+        {"decay_start": -1},
+        {"decay_steps": 0},
+        {"decay_power": 0.0},
+        {"final_lr": 1.5},
+        {"clip_gradient": 0.0},
+        {"clip_gradient": float("nan")},
+        {"dense_decay": -0.1},
+        {"embedding_decay": 1.0},
+        {"embedding_decay": float("nan")},
+        {"max_steps": 0},
+        {"patience": 0},
+        {"stop_at_auc": 0.0},
+        {"stop_at_auc": 1.5},
+        {"max_time": "500"},
+        {"evaluate_time": "off"},
+        {"decay_steps": 5},
+        {"decay_start": 5},
+    ],
+)
+def test_nonsense_is_refused_by_name(fields: dict[str, Any]) -> None:
+    (name,) = fields
+    with pytest.raises(ConfigError, match=f"^{name} "):
+        RecipeOptions(**fields)
+
+
+def test_a_decay_does_not_start_in_warm_up() -> None:
+    with pytest.raises(ConfigError, match="decay_start must not be before the end of warm-up at step 9"):
+        RecipeOptions(lr_schedule="linear", warmup_steps=9, decay_start=8)

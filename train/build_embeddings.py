@@ -1,0 +1,218 @@
+"""Builds the tiers of a run that has all rows in one process, with their initial values.
+
+The device and the threads that a run computes with.
+
+Settles what the settings of a run leave to its shards and its machine, and refuses what they lack.
+
+The start of a trainer whose rows do not have their initial values.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..pipeline.errors import MIB, ConfigError, ShardError, format_byte_size
+from ..pipeline.runtime.limits import refuse_few_addresses
+from ..pipeline.runtime.tasks import num_workers
+from ..stats.ranking.row_bytes import row_bytes
+from .config import TrainConfig
+from .data.batch import BatchShares
+from .data.shards import Shards
+from .dense.gradients import choose_dense_dtype, cpu_features
+from .device import CudaDevice, Device
+from .execution.embeddings import Embeddings, TierTools, build_widths
+from .execution.row_parts import RowsSource
+from .gpu.simulated_device import LateDevice
+from .placements.choose_placement import build_placements, spills, with_staging
+from .rows.optimizers import RowOptimizer
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTools(TierTools):
+    """The parts that the rows of a run are built with, beside its shards and settings."""
+
+    shares: BatchShares
+    verbs: Device | None
+    """Verbs of the device that transfers are queued on; None: a thread of the host runs them."""
+    folder: Path
+    """Folder of plans that are too large for memory."""
+
+
+def build_embeddings(shards: Shards, config: TrainConfig, tools: RowTools) -> Embeddings:
+    """Build the tiers of the placement, with the initial value of every row."""
+    widths = build_widths(
+        shards.tables,
+        build_placements(config, shards),
+        optimizer_of(shards, config),
+        config.seed,
+        tools,
+        shares=tools.shares,
+    )
+    embeddings = Embeddings(len(shards.tables), widths, tools.verbs)
+    embeddings.initialize()
+    return embeddings
+
+
+def optimizer_of(shards: Shards, config: TrainConfig) -> RowOptimizer:
+    """Return the optimizer of the rows; warn where it takes more bytes than the hot rows were chosen by."""
+    chosen = config.optimizers(shards.embedding_optimizer)
+    optimizer = RowOptimizer(chosen.embedding_optimizer, chosen.embedding_lr, config.recipe.embedding_decay)
+    # The two placements that keep hot rows on the fast tier permanently.
+    if config.placement in ("fae", "lookahead"):
+        _warn_of_row_bytes(shards, optimizer)
+    return optimizer
+
+
+def _warn_of_row_bytes(shards: Shards, optimizer: RowOptimizer) -> None:
+    """Warn where the hot rows take more bytes with this optimizer than with the one they were chosen for."""
+
+    def hot_bytes(name: str) -> int:
+        return sum(table.num_hot * row_bytes(table.embedding_dim, name) for table in shards.tables)
+
+    # The bytes that the hot rows take now, beside those that they were chosen by.
+    needed = hot_bytes(optimizer.name)
+    counted = hot_bytes(shards.embedding_optimizer)
+    if needed > counted:
+        _log.warning(
+            "the hot rows take %s with %s; the shards were packed for %s with %s",
+            format_byte_size(needed),
+            optimizer.name,
+            format_byte_size(counted),
+            shards.embedding_optimizer,
+        )
+
+
+LATE = "late"
+"""Name of the simulated device, which computes on the host; ``late:7`` has the order of seed 7."""
+
+_TORCH_BYTES = 192 * MIB
+"""Addresses that torch takes when layers are computed first; with 100 MiB less training aborted."""
+
+
+def open_verbs(name: str) -> Device | None:
+    """The device ``name`` on which steps are queued; None for the host, which takes them at once."""
+    if _is_late(name):
+        return LateDevice(int(name.partition(":")[2] or 0))
+    device = open_device(name)
+    return CudaDevice(device) if device.type == "cuda" else None
+
+
+def open_device(name: str) -> torch.device:
+    """The torch device ``name``; raises ConfigError where this machine has no such device."""
+    # The simulated device computes on the host.
+    if _is_late(name):
+        return torch.device("cpu")
+    # The device must be one that torch knows, that training runs on, and that this machine has.
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device {name!r}", hint="--device is cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"training runs on cpu or cuda, not on {name!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("this machine has no CUDA device", hint="use --device cpu")
+    if device.type == "cuda":
+        # Without a number it is the current one: torch selects devices by number alone.
+        index = torch.cuda.current_device() if device.index is None else device.index
+        if index >= torch.cuda.device_count():
+            raise ConfigError(
+                f"this machine has {torch.cuda.device_count()} CUDA devices, and {name!r} is none of them",
+                hint="count devices from cuda:0",
+            )
+        # Events and buffers that name no device are those of the calling thread's.
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
+    return device
+
+
+def _is_late(name: str) -> bool:
+    kind, colon, seed = name.partition(":")
+    return kind == LATE and (not colon or seed.isdecimal())
+
+
+def set_threads(threads: int | None) -> int:
+    """Set the number of threads of the dense layers for the run, and return it.
+
+    Raises:
+        SystemFaultError: `ulimit -v` leaves no addresses for them.
+    """
+    refuse_few_addresses("training", _TORCH_BYTES)
+    threads = threads or num_workers(0)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def resolve(shards: Shards, config: TrainConfig, num_ranks: int = 1) -> TrainConfig:
+    """Fill in what the settings leave to the shards and the machine, but for the optimizers.
+
+    Args:
+        num_ranks: of the run, each of which takes a share of the batch unless ``config`` says otherwise.
+
+    Raises:
+        ConfigError: no such device.
+        ShardError: shards that cannot be trained on.
+    """
+    if shards.num_training_batches == 0:
+        raise ShardError(f"{shards.manifest.folder} has no training batch")
+    # Refusals first, in the order in which a user can mend them.
+    _refuse_no_validation(shards, config)
+    if num_ranks > 1:
+        _refuse_rows_in_a_file(config)
+    micro_batches = config.micro_batches or num_ranks
+    if num_ranks > 1 and config.device != "cpu":
+        raise ConfigError(
+            f"several ranks compute on the CPU, not on {config.device}",
+            hint="use --device cpu, or start one process",
+        )
+    # The type of the products follows from the device and the CPU, the staging area from the shards.
+    dtype = choose_dense_dtype(config.dense_dtype, open_device(config.device).type, cpu_features())
+    return replace(with_staging(config, shards), dense_dtype=dtype, micro_batches=micro_batches)
+
+
+def _refuse_no_validation(shards: Shards, config: TrainConfig) -> None:
+    """Raise ConfigError where the recipe needs what the shards or the placement do not have."""
+    option = config.recipe.needs_validation
+    if option is not None and not shards.num_validation_samples:
+        raise ConfigError(
+            f"{option} is decided by a validation part, and {shards.manifest.folder} has none",
+            hint="give preprocess --valid-fraction 0.1 or --valid-files 1, with --redo count for this folder",
+        )
+    option = config.recipe.may_stop
+    if option is not None and spills(config, shards):
+        raise ConfigError(
+            f"{option} needs all rows before the last step, and with --slow-bytes they lie in a file planned "
+            "to the end",
+            hint="leave --slow-bytes out",
+        )
+
+
+def _refuse_rows_in_a_file(config: TrainConfig) -> None:
+    """Raise ConfigError where several ranks are to hold rows in a file."""
+    if config.slow_bytes is not None:
+        raise ConfigError("--slow-bytes is for a run in one process", hint="leave --slow-bytes out")
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """Rows that a run starts with instead of its initial ones, and how far an interrupted run has come."""
+
+    rows: RowsSource
+    done: NDArray[np.int32] | None = None
+    """(num_steps,); training batch of each step so far; None: a new run."""
+    test_losses: tuple[float, ...] = ()
+    """Test losses that the scheduler of fae has seen."""
+    is_fresh: bool = True
+    """Whether rows that no step has used have their initial values; not where the run began with others."""
+
+    @property
+    def num_done(self) -> int:
+        """Steps that are done."""
+        return 0 if self.done is None else self.done.size

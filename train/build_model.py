@@ -1,0 +1,357 @@
+"""Builds a dense model and its step from what a run records of them.
+
+Runs code of the user: imports a class by its name, builds a module, and says in one line what fails.
+
+An error of such code is the user's to mend, so it becomes a HotsetError that names the place in the user's
+file; the original exception is its cause, which ``--verbose`` shows in full.
+
+A user's module as a dense model, and what is asked of it before a run begins.
+
+The module is any ``torch.nn.Module`` with ``forward(dense, embeddings)``: dense features (B, K) float32 and
+a dictionary from the name of each table to its embeddings (B, D) float32, in the order of the tables; it
+returns (B,) logits. A class attribute ``per_sample = True`` says that each logit depends on its own sample
+alone, so that batches may be computed in tiles on several threads.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..pipeline.errors import ConfigError, HotsetError, first_line, system_fault
+from ..pipeline.schema.schema import nearest
+from .config import ModelConfig
+from .data.batch import BatchShares, EmbeddingTable
+from .dense.dense_step import DenseStep, HistoryStep, MeanPooling, build_dense_step
+from .dense.gradients import BuildSums, DenseDtype
+from .dense.graph_step import set_mode
+from .model.dcn import Dcn
+from .model.dense_model import DenseModel
+from .model.dlrm import Dlrm
+from .model.shapes import DcnShape, ModelInputs, shape_of_widths, tables_by_width
+from .model.tbsm import Tbsm, TbsmShape
+from .threads import WorkThreads
+
+ModelSource = Callable[..., nn.Module] | nn.Module
+"""The maker of a module: a class, a function, or a module as it is."""
+_OURS = Path(__file__).resolve().parents[1]
+
+
+def name_of(source: ModelSource) -> str:
+    """Return ``package.module:Class`` of a model from Python, as runs record it."""
+    named: Any = source if hasattr(source, "__qualname__") else type(source)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def import_class(name: str) -> type[nn.Module]:
+    """Import ``package.module:Class``; the current folder is searched, too.
+
+    Raises:
+        ConfigError: there is no such module, no such class in it, or it is no torch.nn.Module.
+    """
+    module_name, _, class_name = name.partition(":")
+    if "<" in class_name or module_name == "__main__":
+        raise ConfigError(
+            f"the model {name} cannot be imported: it was made inside a program",
+            hint="give it from Python as model=, or put the class in a file of its own",
+        )
+    # As `python -m` does, but last: a file here is not to stand for a module that others import.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        with explained(f"the module {module_name}"):
+            found: Any = importlib.import_module(module_name)
+    # A module that is missing inside of the user's module is a fault of that module, not of the name.
+    except HotsetError as error:
+        cause = error.__cause__
+        if not isinstance(cause, ModuleNotFoundError) or not f"{module_name}.".startswith(f"{cause.name}."):
+            raise
+        raise ConfigError(
+            f"there is no module {module_name}, which the model {name} names",
+            hint=f"run hotset in the folder that holds {module_name.replace('.', '/')}.py, or install it",
+        ) from cause
+    # A class may be nested in others.
+    where = getattr(found, "__file__", None) or module_name
+    for part in class_name.split("."):
+        if not hasattr(found, part):
+            hint = nearest(part, [other for other in vars(found) if not other.startswith("_")])
+            raise ConfigError(f"{where} has no class {class_name}", hint=hint)
+        found = getattr(found, part)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise ConfigError(f"{name} ({where}) is no torch.nn.Module", hint="derive the class from it")
+    return found
+
+
+def build_module(source: ModelSource, name: str, seed: int, *arguments: Any, **named: Any) -> nn.Module:
+    """Build the module with initial values that the seed decides; one that is built already is copied.
+
+    Raises:
+        HotsetError: the constructor fails, or makes something else.
+    """
+    if isinstance(source, nn.Module):
+        with explained(f"the model {name}, which is copied,"):
+            return copy.deepcopy(source)
+    with torch.random.fork_rng([]), explained(f"the constructor of {name}"):
+        torch.manual_seed(seed)
+        module = source(*arguments, **named)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{name} makes a {type(module).__name__}, want a torch.nn.Module")
+    return module
+
+
+@contextmanager
+def explained(what: str, hint: str | None = None) -> Iterator[None]:
+    """Turn an exception of the user's code into a HotsetError that says ``what`` failed and in which line."""
+    # Errors of hotset say what to do already; those of the disk or the memory are not the user's code.
+    try:
+        yield
+    except HotsetError:
+        raise
+    except Exception as error:
+        fault = system_fault(what, error)
+        if fault is not None:
+            raise fault from error
+        place = _place_of(error)
+        raise HotsetError(
+            f"{what} failed{place}: {type(error).__name__}: {first_line(error)}",
+            hint=hint or "--verbose shows where the error was raised",
+        ) from error
+
+
+def _place_of(error: Exception) -> str:
+    """Return the last line of the user's own code that an exception passed, empty where there is none."""
+    libraries = (_OURS, *(Path(each).parent for each in (torch.__file__, importlib.__file__)))
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith("<")
+        and not any(Path(frame.filename).is_relative_to(library) for library in libraries)
+    ]
+    return f" in {Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
+
+
+PER_SAMPLE = "per_sample"
+"""Class attribute by which a module says that its samples do not depend on each other."""
+_TRIED_SAMPLES = 7
+"""Samples of the batch that is made up to try a module; no table or layer is likely to be as wide."""
+
+
+class UserModel(DenseModel):
+    """Calls a user's module with embeddings by table.
+
+    Its weights are called ``module.`` and the name they have in the module.
+
+    Args:
+        module: the user's.
+        name: what messages call it.
+        inputs: sizes of the log.
+    """
+
+    def __init__(self, module: nn.Module, name: str, inputs: ModelInputs) -> None:
+        super().__init__()
+        self.module = module
+        self.name = name
+        self.inputs = inputs
+        self.is_per_sample = bool(getattr(module, PER_SAMPLE, False))
+        self._widths = tables_by_width(inputs.table_dims)
+
+    def logits(self, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        num_samples = dense_BK.shape[0]
+        batch = f"a batch of {num_samples} sample{'' if num_samples == 1 else 's'}"
+        # The user's code runs inside, so its exceptions are told as such.
+        with explained(f"the model {self.name}, on {batch},"):
+            logits = self.module(dense_BK, self._by_table(embeddings))
+        # Anything but one logit per sample is refused; a column is the usual slip, with a remedy of its own.
+        if isinstance(logits, torch.Tensor) and logits.shape == (num_samples,):
+            return logits
+        found = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else type(logits).__name__
+        is_column = isinstance(logits, torch.Tensor) and logits.shape == (num_samples, 1)
+        raise ConfigError(
+            f"the model {self.name} returned {found} for {num_samples} samples, want ({num_samples},)",
+            hint="return logits.squeeze(1)" if is_column else "return one logit of each sample",
+        )
+
+    def _by_table(self, embeddings: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the (B, D) embeddings of each table by name, in the order of the tables."""
+        found: dict[int, torch.Tensor] = {}
+        for tables, emb_BFd in zip(self._widths.values(), embeddings, strict=True):
+            found |= dict(zip(tables, emb_BFd.unbind(1), strict=True))
+        return {table.name: found[number] for number, table in enumerate(self.inputs.tables)}
+
+
+def try_model(model: UserModel, seed: int, least_samples: int | None = None) -> None:
+    """Pass a made-up batch through a module, which also gives lazy layers their sizes.
+
+    Args:
+        seed: of the initial values of lazy layers.
+        least_samples: samples of the smallest batch of the training to come, where there is one.
+
+    Raises:
+        HotsetError: the module fails, returns something else than logits, or is not what its ``per_sample``
+            says.
+    """
+    # A batch of its own generator, so that trying a model draws no number of the run.
+    generator = torch.Generator().manual_seed(0)
+    inputs = model.inputs
+    dense_BK = torch.rand(_TRIED_SAMPLES, inputs.num_dense, generator=generator).requires_grad_()
+    embeddings = [
+        torch.rand(_TRIED_SAMPLES, len(tables), dim, generator=generator).sub_(0.5).requires_grad_()
+        for dim, tables in tables_by_width(inputs.table_dims).items()
+    ]
+    with torch.random.fork_rng([]):
+        # Lazy layers draw their initial values at the first batch.
+        torch.manual_seed(seed)
+        set_mode(model, is_training=False)
+        with torch.no_grad():
+            model.logits(dense_BK, embeddings)
+        if next(model.parameters(), None) is None:
+            raise ConfigError(
+                f"the model {model.name} has no parameters",
+                hint="layers must be attributes of the module, or be in a torch.nn.ModuleList",
+            )
+        _refuse_other_numbers(model)
+
+        # In training buffers change, those of batch normalization for example; a trial is to leave no trace.
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        set_mode(model, is_training=True)
+        # Whether it draws random numbers is seen from the state of torch's generator.
+        state = torch.get_rng_state()
+        logit_B = model.logits(dense_BK, embeddings)
+        draws = not torch.equal(state, torch.get_rng_state())
+        _try_smallest(model, dense_BK, embeddings, least_samples or _TRIED_SAMPLES)
+        changed = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, buffers[name])]
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+    # Now the results: they must be numbers that a gradient can flow through.
+    if not torch.isfinite(logit_B).all():
+        raise ConfigError(
+            f"the model {model.name} returned {logit_B.detach().tolist()} before any training, "
+            "want finite numbers",
+            hint="look for a division by zero or a logarithm in forward()",
+        )
+    if not logit_B.requires_grad:
+        raise ConfigError(
+            f"the logits of the model {model.name} depend neither on its parameters nor on its inputs",
+            hint="forward() may detach them, or run under torch.no_grad()",
+        )
+    if model.is_per_sample:
+        _refuse_dependent_samples(model, logit_B, [dense_BK, *embeddings], draws=draws, changed=changed)
+
+
+def _try_smallest(
+    model: UserModel, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor], num_samples: int
+) -> None:
+    """Pass as few samples as the smallest batch has: one has no variance to normalize by."""
+    if num_samples >= dense_BK.shape[0]:
+        return
+    try:
+        model.logits(dense_BK[:num_samples], [emb_BFd[:num_samples] for emb_BFd in embeddings])
+    except HotsetError as error:
+        raise HotsetError(
+            str(error), hint="the smallest training batch is so small: pack with another --batch-size"
+        ) from error
+
+
+def _refuse_other_numbers(model: UserModel) -> None:
+    for name, parameter in model.module.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise ConfigError(
+                f"the parameter {name} of the model {model.name} is {parameter.dtype}, want torch.float32",
+                hint="keep it in float32: --dense-dtype bf16 computes in bfloat16 with such parameters",
+            )
+
+
+def _refuse_dependent_samples(
+    model: UserModel, logit_B: torch.Tensor, inputs: list[torch.Tensor], *, draws: bool, changed: list[str]
+) -> None:
+    """Raise ConfigError where a module says that its samples are independent and they are not."""
+    reason = None
+    if draws:
+        reason = "it draws random numbers, as dropout does"
+    elif changed:
+        reason = f"it changes its buffer {changed[0].removeprefix('module.')}, as batch normalization does"
+    elif _depends_on_others(logit_B, inputs):
+        reason = "a logit depends on other samples of its batch"
+    if reason:
+        raise ConfigError(
+            f"the model {model.name} has {PER_SAMPLE} = True, but {reason}", hint=f"remove {PER_SAMPLE}"
+        )
+
+
+def _depends_on_others(logit_B: torch.Tensor, inputs: list[torch.Tensor]) -> bool:
+    """Return whether the first logit has a gradient by the inputs of another sample."""
+    grads = torch.autograd.grad(logit_B[0], inputs, allow_unused=True)
+    return any(grad is not None and bool(grad[1:].any()) for grad in grads)
+
+
+def build_model(
+    config: ModelConfig,
+    inputs: ModelInputs,
+    seed: int,
+    model_source: ModelSource | None = None,
+    least_samples: int | None = None,
+) -> DenseModel:
+    """Build a model with its initial values.
+
+    Args:
+        config: which model.
+        inputs: sizes of the log.
+        seed: of the initial values.
+        model_source: makes the module of a user; None imports the class that ``config`` names.
+        least_samples: samples of the smallest batch of the training to come, where there is one.
+
+    Raises:
+        ConfigError: there is no such class, or it is no model for these inputs.
+        ShardError: nothing interacts, or there is no history for a model of histories.
+    """
+    if config.batch_norm and least_samples == 1:
+        raise ConfigError(
+            "--batch-norm needs batches of two samples at least, and one of these has a single one",
+            hint="pack with another --batch-size",
+        )
+    if config.kind == "dlrm":
+        sizes = (inputs.num_dense, len(inputs.tables), inputs.embedding_dim, inputs.table_dims)
+        shape = shape_of_widths(config.bottom_widths, config.top_widths, *sizes)
+        return Dlrm(replace(shape, dropout=config.dropout, batch_norm=config.batch_norm), seed)
+    if config.kind == "dcnv2":
+        return Dcn(DcnShape(inputs.num_dense, inputs.table_dims, config), seed)
+    if config.kind == "tbsm":
+        are_histories = tuple(table.is_multi_hot for table in inputs.tables)
+        dims = (inputs.embedding_dim, inputs.table_dims)
+        return Tbsm(TbsmShape(inputs.num_dense, *dims, are_histories, config), seed)
+    chosen = model_source or import_class(config.name)
+    module = build_module(chosen, config.name, seed, inputs, **config.keyword_arguments())
+    model = UserModel(module, config.name, inputs)
+    try_model(model, seed, least_samples)
+    return model
+
+
+def build_step(
+    model: DenseModel,
+    config: ModelConfig,
+    tables: Sequence[EmbeddingTable],
+    shares: BatchShares,
+    threads: WorkThreads,
+    dtype: DenseDtype,
+    seed: int = 0,
+    build_sums: BuildSums | None = None,
+) -> DenseStep:
+    """Build the step of a model on embeddings pooled as ``config`` says; see `build_dense_step`."""
+    step = build_dense_step(model, shares, threads, dtype, seed, build_sums)
+    if config.kind == "tbsm":
+        return HistoryStep(step, tables)
+    if config.pooling == "mean" and any(table.is_multi_hot for table in tables):
+        return MeanPooling(step, tables)
+    return step

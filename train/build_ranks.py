@@ -1,0 +1,223 @@
+"""Builds the tiers of the rows that live at one of several ranks, and what crosses between the ranks.
+
+``--exchange auto``: measures the link and the codecs before the first step, and takes what pays.
+
+Only mild codecs are tried, since nobody looks at the scores here: bfloat16 and int8 for rows and their
+gradients, bfloat16 for the dense layers. All ranks measure, and the slowest counts, so all choose alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from ..stats.codecs import codec_of
+from ..stats.plain_codecs import RowMessage, shape_of
+from ..stats.step_times import CodecCost, worthwhile_codec
+from .build_embeddings import RowTools, optimizer_of
+from .config import AUTO, ExchangeOptions, TrainConfig
+from .data.batch import BatchShares, IdReader
+from .data.shards import Shards
+from .execution.embeddings import RowWidth, build_widths
+from .execution.ranked_embeddings import RankedEmbeddings, RankedWidth
+from .loop import Trainer
+from .model.shapes import tables_by_width
+from .placements.choose_placement import build_placements
+from .ranks.codes import ChosenExchange, CodedExchange, ExchangePrediction, Kind
+from .ranks.exchange import ExchangeReader, HeldRows, RankReader, choose_owners
+from .ranks.ranks import FINGERPRINT_BYTES, Ranks, agree, measure_link, refuse_other_plans, slowest
+from .rows.optimizers import RowOptimizer
+from .rows.tiers import InitialValues
+
+
+def build_ranked_embeddings(
+    shards: Shards,
+    config: TrainConfig,
+    tools: RowTools,
+    ranks: Ranks,
+    coded: CodedExchange,
+) -> RankedEmbeddings:
+    """Build the tiers of the rows that live at this rank, with their initial values.
+
+    Raises:
+        ConfigError: a batch cannot be cut so, or the tables have too many rows.
+    """
+    optimizer = optimizer_of(shards, config)
+    # Owners are a function of the shards and the options, so every rank finds the same ones. What one rank
+    # refuses all refuse, before any waits for it.
+    held = agree(ranks, partial(_hold_rows, shards, tools.shares))
+    # Ranks that read other batches would wait for messages that nobody sends.
+    owners = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
+    owners.update(b"".join(of_width.owners_K.tobytes() for of_width in held.values()))
+    refuse_other_plans(ranks, owners.digest())
+
+    ranked = []
+    for width in _lay_out_own_rows(shards, config, tools, optimizer, held):
+        # Each width reads the ids of all ranks, and has the rows of its own.
+        reader = IdReader(shards.tables, width.tables)
+        exchange = ExchangeReader(reader, held[width.embedding_dim], ranks.num_ranks)
+        kept = {field.name: getattr(width, field.name) for field in fields(RowWidth)} | {"reader": reader}
+        initial = _initial_values(shards, config.seed, width.tables)
+        ranked.append(RankedWidth(**kept, shares=tools.shares, exchange=exchange, initial=initial))
+    embeddings = RankedEmbeddings(shards.tables, ranked, ranks, tools.shares, optimizer, tools.threads, coded)
+    embeddings.initialize()
+    return embeddings
+
+
+def _hold_rows(shards: Shards, shares: BatchShares) -> dict[int, HeldRows]:
+    """Return the owner of each row, by embedding dimension."""
+    held = {}
+    for dim, chosen in tables_by_width([table.embedding_dim for table in shards.tables]).items():
+        reader = RankReader(shards, chosen, shares.num_ranks, shares.num_shares)
+        owners_K = choose_owners(reader, shards.num_training_batches)
+        held[dim] = HeldRows([shards.tables[table].num_rows for table in chosen], owners_K, shares.rank)
+    return held
+
+
+def _lay_out_own_rows(
+    shards: Shards,
+    config: TrainConfig,
+    tools: RowTools,
+    optimizer: RowOptimizer,
+    held: Mapping[int, HeldRows],
+) -> list[RowWidth]:
+    """Lay out the tiers of the rows that live here: of each table they become a table of their own."""
+    tables = list(shards.tables)
+    initial = {}
+    for dim, chosen in tables_by_width([table.embedding_dim for table in tables]).items():
+        for table, cut in zip(chosen, held[dim].cut([tables[table] for table in chosen]), strict=True):
+            tables[table] = cut
+        initial[dim] = replace(_initial_values(shards, config.seed, chosen), held=held[dim].ids)
+    placements = build_placements(config, shards, held)
+    return build_widths(tables, placements, optimizer, config.seed, tools, initial_values=initial)
+
+
+def _initial_values(shards: Shards, seed: int, chosen: Sequence[int]) -> InitialValues:
+    """The initial values of all rows of some tables, whatever rank they live at."""
+    return InitialValues.of(seed, chosen, [shards.tables[table].num_rows for table in chosen])
+
+
+_ROW_CODECS = ("none", "bf16", "int8")
+_DENSE_CODECS = ("none", "bf16")
+_DENSE_DIM = 128
+_MOST_ROWS = 20_000
+"""Rows that a codec is tried on."""
+_NUM_BATCHES = 3
+_TRIALS = 3
+
+
+class _Volume(NamedTuple):
+    """Rows that this rank sends and receives in a step."""
+
+    embedding_dim: int
+    num_sent: float
+    num_received: float
+
+
+def choose_exchange(trainer: Trainer, options: ExchangeOptions) -> ChosenExchange:
+    """Measure for about two seconds, and return the codecs to use; every rank calls this and gets the same.
+
+    Args:
+        trainer: of the run, before its first step; what it sends from then on is not changed here.
+        options: of the exchange, which leave the codecs open.
+    """
+    assert options.exchange == AUTO, "nothing is left open"
+    link = measure_link(trainer.ranks)
+    volumes = _volumes(trainer)
+    open_kinds: dict[Kind, tuple[str, ...]] = {
+        "vectors": _ROW_CODECS,
+        "gradients": _ROW_CODECS,
+        "dense": _DENSE_CODECS,
+    }
+    names: dict[Kind, str] = {}
+    seconds: dict[str, dict[str, float]] = {}
+    for kind, tried in open_kinds.items():
+        costs = {name: _cost(trainer, volumes[kind], name, is_back=kind != "vectors") for name in tried}
+        names[kind] = worthwhile_codec(costs, link.bytes_per_second)
+        seconds[kind] = {name: cost.seconds_at(link.bytes_per_second) for name, cost in costs.items()}
+    # Four messages a step: vectors, gradients, and both halves of the dense sum.
+    step_seconds = 4 * link.delay_seconds + sum(seconds[kind][name] for kind, name in names.items())
+    trainer.coded.prediction = ExchangePrediction(
+        link.delay_seconds, link.bytes_per_second, step_seconds, seconds
+    )
+    return replace(
+        trainer.coded.chosen,
+        vectors=names["vectors"],
+        gradients=names["gradients"],
+        dense=names["dense"],
+    )
+
+
+def _volumes(trainer: Trainer) -> dict[Kind, list[_Volume]]:
+    """Return the rows that cross in a step, as the mean of a few batches has them."""
+    num_batches = trainer.shards.num_training_batches
+    # A few batches, evenly spread over those of the training part.
+    numbers = np.unique(np.linspace(0, num_batches - 1, _NUM_BATCHES).astype(int)).tolist()
+    vectors = []
+    gradients = []
+    for width in trainer.embeddings.widths:
+        assert isinstance(width, RankedWidth)
+        found = [width.look_at(trainer.shards.training_batch(number)) for number in numbers]
+        counts_N4 = [
+            (
+                each.vectors.send.places.size,
+                each.vectors.receive.places.size,
+                each.gradients.send.places.size,
+                each.gradients.receive.places.size,
+            )
+            for each in found
+        ]
+        means = np.mean(counts_N4, axis=0).tolist()
+        vectors.append(_Volume(width.embedding_dim, *means[:2]))
+        gradients.append(_Volume(width.embedding_dim, *means[2:]))
+    num_ranks = trainer.ranks.num_ranks
+    num_numbers = sum(parameter.numel() for parameter in trainer.model.parameters())
+    # Both halves of the sum send a slice to each other rank.
+    num_blocks = 2 * num_numbers * (num_ranks - 1) / num_ranks / _DENSE_DIM
+    return {
+        "vectors": vectors,
+        "gradients": gradients,
+        "dense": [_Volume(_DENSE_DIM, num_blocks, num_blocks)],
+    }
+
+
+def _cost(trainer: Trainer, volumes: list[_Volume], name: str, *, is_back: bool) -> CodecCost:
+    """Return the bytes and the seconds of a step's rows in a codec, at the slowest rank."""
+    codec = codec_of(name)
+    num_bytes = 0.0
+    seconds = 0.0
+    rng = np.random.default_rng(trainer.config.seed)
+    for volume in volumes:
+        # Random rows are coded, and their bytes and seconds a row count for those of a step.
+        num_rows = int(min(max(volume.num_sent, volume.num_received, 1), _MOST_ROWS))
+        rows = rng.normal(size=(num_rows, volume.embedding_dim)).astype(np.float32)
+        message = RowMessage.of(rows, stream=1 if is_back else None)
+        shape = shape_of(message)
+        data = np.empty(codec.num_bytes(shape), np.uint8)
+        # A link carries both ways at once, so the larger one takes the time.
+        num_bytes += data.size / num_rows * max(volume.num_sent, volume.num_received)
+        # Rows that are sent as they are need no work.
+        if codec.is_exact:
+            continue
+        encoding = _least_seconds(partial(codec.encode, message, data)) / num_rows
+        decoding = _least_seconds(partial(codec.decode, data, shape, rows)) / num_rows
+        seconds += encoding * volume.num_sent + decoding * volume.num_received
+    ranks = trainer.ranks
+    return CodecCost(slowest(ranks, num_bytes), slowest(ranks, seconds))
+
+
+def _least_seconds(work: Callable[[], object]) -> float:
+    """Return the seconds of the quickest of a few trials, after one that compiles."""
+    work()
+    found = []
+    for _ in range(_TRIALS):
+        begin = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - begin)
+    return min(found)

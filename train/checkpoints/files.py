@@ -1,0 +1,383 @@
+"""The files of checkpoints, in the folder ``checkpoints/`` of a run.
+
+    step-000000500.json                 written last: what the checkpoint holds, with a checksum of each file
+    dense-000000500.safetensors         dense layers, their optimizers, batches so far (see `tensors`)
+    rows-000000500-00000.safetensors    rows: tables, ids, weights, state; one row width in a file
+
+A checkpoint has the rows that changed since the one before, and lists the files of those before it too: of a
+row that is in several files the last one has its value, and one that is in none has its initial value. Once
+the files have more than twice as many rows as were ever changed, they are merged. A file that no checkpoint
+lists any more is removed.
+
+Nothing in a file is trusted: its checksum is taken before it is read, every table and id is checked against
+the shards, and no format can run code.
+
+Merges the row files of a run's checkpoints: of each row only its newest value stays.
+
+Disk space held for files of a run, so that a disk that is too small is an error before the first step.
+
+The record of a checkpoint beside rows and dense layers: how far the run is, and what it has counted.
+
+A part of a run that has a state of its own, such as a schedule of learning rates or the best score so far,
+gives and takes it by the protocol `Resumable`; the trainer keeps a dict of them, by name.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import stat
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from ...pipeline.errors import HotsetError, first_line, format_byte_size
+from ...pipeline.folders.checksum import hash_file
+from ...pipeline.folders.manifest import JsonRecord, RecordError, checksum_of
+from ..execution.row_parts import RowsPart
+from .tensors import read_part
+
+
+class ReservedRoom:
+    """A file without a name that takes space, and gives it back as the files are written that it is for.
+
+    Args:
+        folder: where it lies.
+        num_bytes: to reserve.
+        what: the files it is for, for the message.
+        way_out: the option that does without them, for the hint.
+
+    Raises:
+        HotsetError: the disk is too small.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        num_bytes: int,
+        what: str = "checkpoints",
+        way_out: str = "train without them: --checkpoint-every off",
+    ) -> None:
+        self._left = num_bytes
+        # The file has no name, so the room is free again however the process ends.
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                if num_bytes:
+                    os.posix_fallocate(file.fileno(), 0, num_bytes)
+                self._file = os.dup(file.fileno())
+        except OSError as error:
+            raise HotsetError(
+                f"{folder} has no room for {format_byte_size(num_bytes)} of {what}: {error.strerror}",
+                hint=f"write --out to a larger disk, or {way_out}",
+            ) from error
+        weakref.finalize(self, os.close, self._file)
+
+    def give(self, num_bytes: int) -> None:
+        """Give so many bytes back, as far as there are any left, to a file that is about to be written."""
+        if self._left:
+            self._left = max(self._left - num_bytes, 0)
+            os.ftruncate(self._file, self._left)
+
+
+BATCHES = "run.batches"
+"""The tensor of a checkpoint with the batch of each step so far, (num_steps,) int32."""
+
+
+class Resumable(Protocol):
+    """A part of a run whose state a checkpoint keeps.
+
+    What `state` returns after a step and `restore` is given before the next one in another process: plain
+    JSON values (numbers, strings, lists, dicts, None), and tensors on the host. Tensors must be copies:
+    training continues while they are written. A file is not trusted: `restore` raises HotsetError or
+    ValueError on values that `state` does not return.
+    """
+
+    def state(self) -> Mapping[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Divide a state into its plain values and its tensors."""
+    tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    return {key: value for key, value in state.items() if key not in tensors}, tensors
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunState(JsonRecord):
+    """The plain part of a run's state after some step."""
+
+    step: int
+    """Steps so far."""
+    num_samples: int
+    """Samples of these steps."""
+    is_logged: bool = True
+    """Whether the evaluation that is due after the step was made."""
+    unlogged_samples: int = 0
+    """Samples since the last line of losses."""
+    metrics: tuple[str, ...] = ()
+    """The lines of metrics.jsonl so far."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds by kind of work; so too the two below."""
+    bytes_to_fast: dict[str, int] = field(default_factory=dict)
+    bytes_to_slow: dict[str, int] = field(default_factory=dict)
+    rows_by_table: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Rows moved, by way and table."""
+    transfers: dict[str, float] = field(default_factory=dict)
+    """Seconds and numbers of transfers."""
+    test_losses: tuple[float, ...] = ()
+    """Those that the scheduler of fae has seen."""
+    others: dict[str, dict] = field(default_factory=dict)  # type: ignore[type-arg]
+    """Plain state of each `Resumable`, by name."""
+
+
+_log = logging.getLogger(__name__)
+
+CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints in that of the run."""
+_VERSION = 1
+_RECORD_NAME = re.compile(r"step-(\d{9,18})\.json")
+_FILE_NAME = re.compile(r"(dense|rows)-\d{9,18}(-[0-9]+)?\.safetensors")
+_MOST_RECORD_BYTES = 2**30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileRecord(JsonRecord):
+    """One file of a checkpoint."""
+
+    path: str
+    """Name in the folder of checkpoints."""
+    bytes: int
+    xxh3_128: str
+    rows: int = 0
+    """Rows in it."""
+
+    def refuse_nonsense(self, where: str) -> None:
+        if not _FILE_NAME.fullmatch(self.path):
+            raise RecordError(f"{where}path is {self.path!r}, no name of a checkpoint's file")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointRecord(JsonRecord):
+    """The contents of ``step-N.json`` but for its checksum."""
+
+    version: int
+    run: str
+    """Checksum of the run's settings."""
+    state: RunState
+    dense: FileRecord
+    rows: tuple[FileRecord, ...]
+    """Files of rows, the oldest first."""
+
+    @property
+    def files(self) -> tuple[FileRecord, ...]:
+        return (self.dense, *self.rows)
+
+
+def record_path(folder: Path, step: int) -> Path:
+    """Where the record of a checkpoint is."""
+    return folder / f"step-{step:09}.json"
+
+
+def record_paths(folder: Path) -> list[Path]:
+    """The records of all checkpoints in a folder, whole or not, the newest first."""
+    if not folder.is_dir():
+        return []
+    found = {int(match[1]): path for path in folder.iterdir() if (match := _RECORD_NAME.fullmatch(path.name))}
+    return [found[step] for step in sorted(found, reverse=True)]
+
+
+def write_record(folder: Path, record: CheckpointRecord) -> None:
+    """Write the record, which makes the checkpoint whole.
+
+    Raises:
+        OSError: the disk is full or does not work.
+    """
+    parts = record.to_json()
+    path = record_path(folder, record.state.step)
+    aside = path.with_name(f".{path.name}.tmp")
+    with open(aside, "w") as file:
+        file.write(json.dumps(parts | {"checksum": checksum_of(parts)}))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def read_record(path: Path) -> CheckpointRecord:
+    """Read and check a record, but not the files it lists.
+
+    Raises:
+        HotsetError: it is damaged, or of another version.
+    """
+    try:
+        # Size and checksum before contents, so that nothing damaged is interpreted.
+        _refuse_no_file(path)
+        if path.stat().st_size > _MOST_RECORD_BYTES:
+            raise ValueError(f"it has {path.stat().st_size} bytes")
+        parts = json.loads(path.read_bytes())
+        if not isinstance(parts, dict):
+            raise ValueError("it is no object")
+        checksum = parts.pop("checksum", None)
+        if checksum != checksum_of(parts):
+            raise ValueError(f"its checksum is {checksum!r}, want {checksum_of(parts)!r}")
+        if parts.get("version") != _VERSION:
+            raise ValueError(f"it is of version {parts.get('version')!r}, want {_VERSION}")
+        record = CheckpointRecord.from_json(parts)
+        # A record under another name is a copy that someone renamed.
+        if record_path(path.parent, record.state.step) != path:
+            raise ValueError(f"it is of step {record.state.step}")
+    except (OSError, ValueError, RecursionError) as error:
+        raise HotsetError(f"{path} is damaged: {first_line(error)}") from error
+    return record
+
+
+def refuse_damaged_files(folder: Path, record: CheckpointRecord) -> None:
+    """Hash every file of a checkpoint; raises HotsetError where one is not as it was written."""
+    for entry in record.files:
+        # Hashing reads every byte, which also finds files that the disk no longer gives back.
+        path = folder / entry.path
+        try:
+            _refuse_no_file(path)
+            found = hash_file(path)
+        except (OSError, ValueError) as error:
+            raise HotsetError(f"{path} cannot be read: {first_line(error)}") from error
+        if found != (entry.bytes, entry.xxh3_128):
+            raise HotsetError(
+                f"{path} is damaged: {found[0]} bytes with the checksum {found[1]}, "
+                f"want {entry.bytes} with {entry.xxh3_128}"
+            )
+
+
+def _refuse_no_file(path: Path) -> None:
+    """Raise ValueError unless it is a plain file: a link may lead anywhere, and a pipe waits forever."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise ValueError("it is not a plain file")
+
+
+def new_record(
+    run: str, state: RunState, dense: FileRecord, rows: tuple[FileRecord, ...]
+) -> CheckpointRecord:
+    """Return the record of a checkpoint that this version writes."""
+    return CheckpointRecord(version=_VERSION, run=run, state=state, dense=dense, rows=rows)
+
+
+def newest_whole(folder: Path, run: str | None = None) -> CheckpointRecord | None:
+    """Return the newest checkpoint all of whose files are as they were written; None where there is none.
+
+    One that is damaged is named in a warning.
+
+    Args:
+        run: checksum of the settings that it must be of; None: of any.
+
+    Raises:
+        HotsetError: there are checkpoints, and all are damaged.
+    """
+    # From the newest on, until one is whole; those passed over are told, with the step that is used instead.
+    faults = []
+    for path in record_paths(folder):
+        try:
+            record = read_record(path)
+            if run is not None and record.run != run:
+                raise HotsetError(f"{path} is of a run with other settings")
+            refuse_damaged_files(folder, record)
+        except HotsetError as error:
+            faults.append(str(error))
+            continue
+        for fault in faults:
+            _log.warning("%s: going back to the checkpoint of step %s", fault, record.state.step)
+        return record
+    if faults:
+        raise HotsetError(
+            f"no checkpoint in {folder} is whole: {faults[0]}",
+            hint="take the run from a copy, or remove its folder to train from the start",
+        )
+    return None
+
+
+def remove_others(folder: Path, keep: int, newest: int) -> None:
+    """Remove all checkpoints but the ``keep`` newest up to step ``newest``, and files that none of them
+    lists."""
+    # Records first: a file that no record names any more can go, and not the other way round.
+    records: list[CheckpointRecord] = []
+    for path in record_paths(folder):
+        if int(path.stem.removeprefix("step-")) > newest or len(records) == keep:
+            path.unlink()
+            continue
+        try:
+            records.append(read_record(path))
+        except HotsetError:
+            path.unlink()
+    listed = {entry.path for record in records for entry in record.files}
+    for path in _data_files(folder):
+        if path.name not in listed:
+            path.unlink()
+
+
+def _data_files(folder: Path) -> Iterator[Path]:
+    for path in list(folder.iterdir()):
+        if _FILE_NAME.fullmatch(path.name) or (path.name.startswith(".step-") and path.suffix == ".tmp"):
+            yield path
+
+
+_PART_BYTES = 16 * 2**20
+_MOST_COPIES = 2
+"""Files that have more rows than so many times those that there are, are merged. So a row is written at most
+twice as often as it is saved, and files take at most three times the bytes of all rows."""
+
+
+def is_worth_merging(files: Sequence[FileRecord], num_used: int) -> bool:
+    """Return whether files hold so many old values that they are to be merged."""
+    return len(files) > 1 and sum(entry.rows for entry in files) > _MOST_COPIES * num_used
+
+
+def merge_parts(
+    folder: Path, files: Sequence[FileRecord], num_rows: list[int], widths: list[tuple[int, int]]
+) -> Iterator[RowsPart]:
+    """Yield every row of the files once, with its newest value, in parts of a bounded size.
+
+    Args:
+        files: the oldest first.
+        num_rows: of each table.
+        widths: floats of a row of each table, and of its state.
+
+    Raises:
+        HotsetError: a file is damaged.
+    """
+    # A row's number over all tables, so that one bitmap says which rows have their newest value already.
+    first_F = np.concatenate([[0], np.cumsum(num_rows)])
+    seen = np.zeros(int(first_F[-1]), np.bool_)
+    # From the newest file to the oldest: of each row the first value met is the one to keep.
+    held: dict[int, list[RowsPart]] = {}
+    for entry in reversed(files):
+        part = read_part(folder / entry.path, num_rows, widths)
+        rows_N = first_F[part.tables_N] + part.ids_N
+        is_new_N = ~seen[rows_N]
+        seen[rows_N] = True
+        if not is_new_N.any():
+            continue
+        # Parts of one width collect until they are worth a write.
+        of_width = held.setdefault(part.weights_ND.shape[1], [])
+        of_width.append(part.chosen(is_new_N))
+        if sum(each.num_bytes for each in of_width) >= _PART_BYTES:
+            yield _joined(of_width)
+            of_width.clear()
+    for of_width in held.values():
+        if of_width:
+            yield _joined(of_width)
+
+
+def _joined(parts: Sequence[RowsPart]) -> RowsPart:
+    return RowsPart(
+        np.concatenate([part.tables_N for part in parts]),
+        np.concatenate([part.ids_N for part in parts]),
+        np.concatenate([part.weights_ND for part in parts]),
+        np.concatenate([part.state_NW for part in parts]),
+    )

@@ -1,0 +1,520 @@
+"""Writes checkpoints in a thread beside training.
+
+Training hands over copies of the rows that changed, part by part, as fast as they are written; it waits only
+where steps change more of them meanwhile than there is memory for. A checkpoint counts once its record is
+written, which comes last, so a kill at any moment leaves the one before. What goes wrong is kept for the next
+call of `result`: training may well go on without this checkpoint.
+
+Copies the rows of a checkpoint while training continues.
+
+A checkpoint has the rows as they are after one step. Copied at that step are only rows that lie in staging
+slots, whose place changes; all others are pending. They are copied part by part between later steps, and what
+a step is about to change is copied before it does. So training stands still for a part at a time, and the
+copies need the memory of a few parts, which is used again: fresh pages cost several times as much as the
+copy itself. Rows in a file (`spill`) are all copied at once, in one pass through it.
+
+Shapes: N rows in a part, D floats of a row, W floats of its state.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...pipeline.errors import HotsetError
+from ...stats.batch_rows import locate_named_rows, name_rows
+from ..execution.embeddings import Embeddings, PlannedStep, RowWidth
+from ..execution.row_parts import RowsPart, changed_of
+from ..rows.kernels import copy_found_rows
+from ..rows.tiers import FileTier, Tier
+from ..spill.spilled_tier import SpilledTier
+from ..threads import WorkThreads
+from .files import (
+    CheckpointRecord,
+    FileRecord,
+    ReservedRoom,
+    RunState,
+    is_worth_merging,
+    merge_parts,
+    new_record,
+    remove_others,
+    write_record,
+)
+from .tensors import write_part, write_tensors
+
+
+class NotFiniteError(HotsetError):
+    """Weights that are not finite, which no checkpoint is to hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How the writing of a checkpoint ended."""
+
+    step: int
+    num_bytes: int
+    """Bytes of the files it added."""
+    seconds: float
+    """From its beginning to its record."""
+    error: Exception | None = None
+    """Why it was not written."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableSizes:
+    """The sizes of the tables of a run, by number."""
+
+    num_rows: list[int]
+    widths: list[tuple[int, int]]
+    """Floats of a row, and of its state."""
+
+
+_Part = tuple[RowsPart, Callable[[], None]]
+"""Rows, and what to call once they are written."""
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time.
+
+    Args:
+        folder: of the run's checkpoints; it exists.
+        run: checksum of the run's settings.
+        keep: checkpoints that are kept.
+        tables: of the run.
+        last: the checkpoint that the run was resumed from; None where it was not.
+        most_waiting: bytes of rows that may wait to be written.
+        room: disk space reserved for checkpoints.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        run: str,
+        keep: int,
+        tables: TableSizes,
+        last: CheckpointRecord | None,
+        most_waiting: int,
+        room: ReservedRoom,
+    ) -> None:
+        self._folder = folder
+        self._run = run
+        self._keep = keep
+        self._tables = tables
+        self._rows: tuple[FileRecord, ...] = last.rows if last else ()
+        """Files of the last checkpoint, the oldest first."""
+        self._last_step = last.state.step if last else -1
+        self._most_waiting = most_waiting
+        self._room = room
+        self._pool = ThreadPoolExecutor(1, "checkpoint")
+        # One condition guards the parts that wait; every change of it notifies both threads.
+        self._state = threading.Condition()
+        self._waiting: deque[_Part | None] = deque()
+        self._num_waiting_bytes = 0
+        self._is_lost = False
+        """Whether the thread has given the present checkpoint up, so that parts are dropped."""
+        self._new: list[FileRecord] = []
+        self._step = 0
+        self._start = 0.0
+        self._parts: Future[None] | None = None
+        self._end: Future[Written] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is being written, or its result has not been asked for."""
+        return self._parts is not None
+
+    def begin(self, step: int) -> None:
+        """Begin a checkpoint; parts of rows and `finish` follow."""
+        assert not self.is_busy, "one checkpoint at a time"
+        self._step = step
+        self._start = time.perf_counter()
+        self._new = []
+        self._is_lost = False
+        # A checkpoint that was given up leaves the mark of its end here.
+        self._waiting.clear()
+        self._parts = self._pool.submit(self._write_parts)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether no part is waiting to be written, so that the next one is wanted."""
+        return not self._waiting
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the present checkpoint was given up; parts are dropped."""
+        return self._is_lost
+
+    def put(self, part: RowsPart, release: Callable[[], None]) -> None:
+        """Add rows; waits where too many are waiting already. ``release`` is called once they are written."""
+        with self._state:
+            most = self._most_waiting - part.num_bytes
+            self._state.wait_for(
+                lambda: self._is_lost or not self._waiting or self._num_waiting_bytes <= most
+            )
+            if not self._is_lost:
+                self._waiting.append((part, release))
+                self._num_waiting_bytes += part.num_bytes
+                self._state.notify_all()
+
+    def finish(self, state: RunState, tensors: Mapping[str, torch.Tensor], num_used: int) -> None:
+        """Add what is no row, and let the thread seal the checkpoint.
+
+        Args:
+            num_used: rows that were ever changed.
+        """
+        with self._state:
+            self._waiting.append(None)
+            self._state.notify_all()
+        self._end = self._pool.submit(self._seal, state, tensors, num_used)
+
+    def result(self, *, wait: bool = False) -> Written | None:
+        """How the checkpoint begun last ended, once; None where it has not, or was asked for before."""
+        if self._end is None or not (wait or self._end.done()):
+            return None
+        written = self._end.result()
+        self._end = None
+        self._parts = None
+        return written
+
+    def close(self) -> None:
+        """Let the present checkpoint end, and stop the thread."""
+        with self._state:
+            if self._parts is not None and self._end is None:
+                # Training ended by an error while parts were put: they make no checkpoint.
+                self._is_lost = True
+                self._waiting.append(None)
+            self._state.notify_all()
+        self._pool.shutdown()
+
+    def _write_parts(self) -> None:
+        """Write parts until there is no further one; after an error they are dropped."""
+        try:
+            while (taken := self._take()) is not None:
+                part, release = taken
+                self._refuse_not_finite(part)
+                self._new.append(self._write_part(part, len(self._new)))
+                release()
+        except BaseException:
+            with self._state:
+                self._is_lost = True
+                self._waiting.clear()
+                self._num_waiting_bytes = 0
+                self._state.notify_all()
+            raise
+
+    def _take(self) -> _Part | None:
+        with self._state:
+            self._state.wait_for(lambda: self._waiting)
+            taken = self._waiting.popleft()
+            if taken is not None:
+                self._num_waiting_bytes -= taken[0].num_bytes
+            self._state.notify_all()
+            return taken
+
+    def _write_part(self, part: RowsPart, number: int) -> FileRecord:
+        name = f"rows-{self._step:09}-{number:05}.safetensors"
+        self._room.give(part.num_bytes)
+        num_bytes, checksum = write_part(self._folder / name, part)
+        return FileRecord(path=name, bytes=num_bytes, xxh3_128=checksum, rows=int(part.ids_N.size))
+
+    def _seal(self, state: RunState, tensors: Mapping[str, torch.Tensor], num_used: int) -> Written:
+        """Write dense layers and the record, unless a part failed."""
+        try:
+            assert self._parts is not None
+            self._parts.result()
+            # Rows were checked as they came; dense layers are small enough to be checked here.
+            for name, tensor in tensors.items():
+                if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                    raise NotFiniteError(f"{name} holds values that are not finite after step {self._step}")
+            name = f"dense-{self._step:09}.safetensors"
+            # Every file is on the disk before the record that names it.
+            num_bytes, checksum = write_tensors(self._folder / name, tensors)
+            dense = FileRecord(path=name, bytes=num_bytes, xxh3_128=checksum)
+            rows = (*self._rows, *self._new)
+            # Many small files of changed rows are read at every resumption, so they are merged now and then.
+            if is_worth_merging(rows, num_used):
+                rows = self._merged(rows)
+            write_record(self._folder, new_record(self._run, state, dense, rows))
+            self._rows = rows
+            self._last_step = self._step
+            remove_others(self._folder, self._keep, self._last_step)
+        except (OSError, HotsetError) as error:
+            # What was written of it is in the way of the next.
+            with suppress(OSError):
+                remove_others(self._folder, self._keep, self._last_step)
+            return Written(self._step, 0, self._seconds(), error)
+        num_bytes += sum(entry.bytes for entry in self._new)
+        return Written(self._step, num_bytes, self._seconds())
+
+    def _merged(self, rows: tuple[FileRecord, ...]) -> tuple[FileRecord, ...]:
+        """Write all rows once, the newest values, to files behind those of this checkpoint."""
+        parts = merge_parts(self._folder, rows, self._tables.num_rows, self._tables.widths)
+        return tuple(self._write_part(part, number) for number, part in enumerate(parts, len(self._new)))
+
+    def _refuse_not_finite(self, part: RowsPart) -> None:
+        if not (np.isfinite(part.weights_ND).all() and np.isfinite(part.state_NW).all()):
+            raise NotFiniteError(f"embedding rows hold values that are not finite after step {self._step}")
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._start
+
+
+# ruff: noqa: N815  (arrays carry shape suffixes)
+
+
+_PIECE_ROWS = 1 << 14
+"""Rows that one thread copies at a time."""
+_MOST_SPARE = 3
+"""Parts of a width whose memory is kept: one being filled, one that waits and one that is being written."""
+
+
+PutPart = Callable[[RowsPart, Callable[[], None]], None]
+_Copy = Callable[[NDArray[np.int64], int, RowsPart], None]
+"""Writes names, weights and states of some rows, the first of which has the given number."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """Memory of the rows of one part."""
+
+    tables_N: NDArray[np.int32]
+    ids_N: NDArray[np.int32]
+    weights_ND: NDArray[np.float32]
+    state_NW: NDArray[np.float32]
+
+    @classmethod
+    def empty(cls, num_rows: int, dim: int, state_width: int) -> _Buffers:
+        return cls(
+            np.empty(num_rows, np.int32),
+            np.empty(num_rows, np.int32),
+            np.empty((num_rows, dim), np.float32),
+            np.empty((num_rows, state_width), np.float32),
+        )
+
+    def part(self, first: int, stop: int) -> RowsPart:
+        """Some of the rows."""
+        own = slice(first, stop)
+        return RowsPart(self.tables_N[own], self.ids_N[own], self.weights_ND[own], self.state_NW[own])
+
+
+class RowsCopy:
+    """The copies of a run's rows for its checkpoints, one checkpoint at a time.
+
+    Args:
+        embeddings: the rows.
+        part_bytes: of a part.
+        threads: share the copies.
+        put: takes a part, and a function to call once its arrays may be written again.
+    """
+
+    def __init__(self, embeddings: Embeddings, part_bytes: int, threads: WorkThreads, put: PutPart) -> None:
+        self._embeddings = embeddings
+        self._widths = [_WidthCopy(width, part_bytes, threads, put) for width in embeddings.widths]
+        self._left: deque[_WidthCopy] = deque()
+        """Widths that have perhaps pending rows."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether rows of the present checkpoint may still be pending."""
+        return bool(self._left)
+
+    def begin(self) -> None:
+        """Begin the copy of all rows that have changed since they were last saved, as they are now."""
+        with self._embeddings.transfers_paused():
+            for width in self._widths:
+                width.begin()
+        self._left.extend(self._widths)
+
+    def copy_part(self) -> None:
+        """Copy pending rows until a part is full, or none are left."""
+        while self._left:
+            if self._left[0].copy_part():
+                return
+            self._left.popleft()
+
+    def before_update(self, step: PlannedStep) -> None:
+        """Copy the pending rows that a step is about to change."""
+        for width, part in zip(self._widths, step.parts, strict=True):
+            if width in self._left:
+                width.add_pending(changed_of(width.width).take_pending_of(part.lookups))
+
+    def give_up(self) -> None:
+        """Copy nothing more for the present checkpoint."""
+        self._left.clear()
+        for width in self._widths:
+            width.forget()
+
+
+class _WidthCopy:
+    """The copy of the rows of one width."""
+
+    def __init__(self, width: RowWidth, part_bytes: int, threads: WorkThreads, put: PutPart) -> None:
+        self.width = width
+        self._changed = changed_of(width)
+        self._fast = width.executor.fast
+        self._slow = width.executor.slow
+        self._threads = threads
+        self._put = put
+        self._tables_T = np.array(width.tables, np.int32)
+        self._dims = width.embedding_dim, self._fast.state_SW.shape[1]
+        # A part takes as much memory whatever the width of its rows.
+        self._capacity = max(part_bytes // (8 + 4 * sum(self._dims)), 1)
+        self._spare: deque[_Buffers] = deque(maxlen=_MOST_SPARE)
+        self._open: _Buffers | None = None
+        self._count = 0
+        """Rows in the open part."""
+        self._warm_up()
+
+    def begin(self) -> None:
+        """Begin a checkpoint; no transfer may run."""
+        self._changed.begin_saving()
+        self._add_staged()
+        if isinstance(self._slow, FileTier):
+            self._copy_with_file()
+
+    def copy_part(self) -> bool:
+        """Fill the open part with pending rows and put it; return whether it was full."""
+        rows_N = self._changed.take_pending(self._capacity - self._count)
+        is_full = self._count + rows_N.size == self._capacity
+        self.add_pending(rows_N)
+        if not is_full:
+            self._put_open()
+        return is_full
+
+    def add_pending(self, rows_N: NDArray[np.int64]) -> None:
+        """Copy rows that lie in their own slots, given in ascending order."""
+        self._add(rows_N, self._copy_own)
+
+    def forget(self) -> None:
+        """Drop the rows of the open part."""
+        self._count = 0
+
+    def _add(self, rows_N: NDArray[np.int64], copy: _Copy) -> None:
+        """Add rows to the open part, and put it whenever it is full."""
+        done = 0
+        while done < rows_N.size:
+            # A part that was put is written by another thread, so the next one fills other memory.
+            if self._open is None:
+                self._open = self._spare.popleft() if self._spare else self._new_buffers()
+            own_N = rows_N[done : done + self._capacity - self._count]
+            copy(own_N, done, self._open.part(self._count, self._count + own_N.size))
+            done += own_N.size
+            self._count += own_N.size
+            if self._count == self._capacity:
+                self._put_open()
+
+    def _new_buffers(self) -> _Buffers:
+        return _Buffers.empty(self._capacity, *self._dims)
+
+    def _put_open(self) -> None:
+        if self._open is None or self._count == 0:
+            return
+        buffers = self._open
+        self._open = None
+        self._put(buffers.part(0, self._count), partial(self._spare.append, buffers))
+        self._count = 0
+
+    def _warm_up(self) -> None:
+        """Compile the kernels on no rows, so that the first checkpoint does not wait for the compiler."""
+        no_rows_N = np.empty(0, np.int64)
+        nothing = _Buffers.empty(0, *self._dims).part(0, 0)
+        self._name(no_rows_N, nothing.tables_N, nothing.ids_N)
+        for tier in (self._fast, self._slow):
+            layout = tier.layout
+            ranges = (layout.first_F, layout.last_F, layout.base_F)
+            locate_named_rows(nothing.tables_N, nothing.ids_N, *ranges, no_rows_N)
+            _copy_found(tier, no_rows_N, nothing.weights_ND, nothing.state_NW)
+
+    def _copy_own(self, rows_N: NDArray[np.int64], _: int, target: RowsPart) -> None:
+        """Copy rows from their own slots, in all threads."""
+        # Rows with a place on both tiers (fae) have their newest value on the one that is read last.
+        is_fast_newest = self.width.executor.is_replica_current
+        tiers = (self._slow, self._fast) if is_fast_newest else (self._fast, self._slow)
+
+        # Pieces of fixed size, so that threads share the work evenly.
+        def copy_piece(piece: int, _: int) -> None:
+            own = slice(piece * _PIECE_ROWS, (piece + 1) * _PIECE_ROWS)
+            tables_N = self._name(rows_N[own], target.tables_N[own], target.ids_N[own])
+            slots_N = np.empty(tables_N.size, np.int64)
+            num_found = 0
+            for tier in tiers:
+                layout = tier.layout
+                ranges = (layout.first_F, layout.last_F, layout.base_F)
+                num_here = slots_N.size - locate_named_rows(tables_N, target.ids_N[own], *ranges, slots_N)
+                num_found += num_here
+                if num_here:
+                    _copy_found(tier, slots_N, target.weights_ND[own], target.state_NW[own])
+            assert num_found >= slots_N.size, "a changed row is nowhere"
+
+        self._threads.run(copy_piece, -(-rows_N.size // _PIECE_ROWS))
+
+    def _name(
+        self, rows_N: NDArray[np.int64], tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        """Write table and id of rows; return the position of their tables among those of the width."""
+        positions_N = np.empty(rows_N.size, np.int32)
+        name_rows(rows_N, self._changed.layout.base_F, positions_N, ids_N)
+        tables_N[:] = self._tables_T[positions_N]
+        return positions_N
+
+    def _add_staged(self) -> None:
+        """Copy pending rows in staging slots: no other tier has their newest values, and they may move."""
+        residents_N, slots_N = self.width.executor.staged.by_row()
+        rows_N = self._changed.layout.slots_of_rows(*self._slow.layout.rows_at(residents_N))
+        was_pending_N = self._changed.take_pending_among(rows_N)
+        slots_N = slots_N[was_pending_N]
+
+        def copy(rows_N: NDArray[np.int64], first: int, target: RowsPart) -> None:
+            self._name(rows_N, target.tables_N, target.ids_N)
+            own_N = slots_N[first : first + rows_N.size]
+            _copy_found(self._fast, own_N, target.weights_ND, target.state_NW)
+
+        self._add(rows_N[was_pending_N], copy)
+
+    def _copy_with_file(self) -> None:
+        """Copy all rows of a width whose slow tier is a file; those in staging slots are copied already."""
+        while (rows_N := self._changed.take_pending(self._capacity)).size:
+            slots_N = self._fast.layout.slots_of_rows(*self._changed.layout.rows_at(rows_N))
+            self.add_pending(rows_N[slots_N >= 0])
+        slow = self._slow
+        if not isinstance(slow, SpilledTier) or not slow.is_open:
+            return
+        # The others are in the store, which is read once from its start to its end.
+        for stored_N, weights_ND, state_NW in slow.store.newest():
+            tables_N, ids_N = slow.layout.rows_at(stored_N)
+            is_wanted_N = self._changed.is_being_saved(self._changed.layout.slots_of_rows(tables_N, ids_N))
+            if is_wanted_N.any():
+                part = RowsPart(self._tables_T[tables_N], ids_N.astype(np.int32), weights_ND, state_NW)
+                self._put(part.chosen(is_wanted_N), _keep_nothing)
+
+
+def _keep_nothing() -> None:
+    """Let the memory of a part go: it is not used again."""
+
+
+def _copy_found(
+    tier: Tier, slots_N: NDArray[np.int64], weights_ND: NDArray[np.float32], state_NW: NDArray[np.float32]
+) -> None:
+    """Copy the rows in slots to the host; those with -1 are left out."""
+    for rows, target in ((tier.weights_SD, weights_ND), (tier.state_SW, state_NW)):
+        # An optimizer without state has no columns to copy.
+        if rows.shape[1] == 0:
+            continue
+        if tier.device.type == "cpu":
+            copy_found_rows(rows.numpy(), slots_N, target)
+            continue
+        # On a device the rows that are there are gathered first, so that one copy brings them all.
+        is_here_N = slots_N >= 0
+        here = torch.from_numpy(slots_N[is_here_N]).to(tier.device)
+        target[is_here_N] = rows.index_select(0, here).cpu().numpy()

@@ -1,0 +1,291 @@
+"""Shards as a dataset of torch, for training loops of one's own.
+
+Batches are those of the shards, in the order that ``hotset train`` takes them with the same seed. Each rank
+and each worker of a loader reads its own batches; a loader hands them out in turn, so the order does not
+depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from ...pipeline.errors import ConfigError, require_at_least
+from ...stats.shuffle import epoch_order
+from .batch import Batch, at_cache_line
+from .multi_hot_draws import MultiHotDraws
+from .shards import EvaluationPart, Part, Shards
+
+Split = Literal["train", "valid", "test"]
+_PARTS: dict[Split, Part] = {"valid": "validation", "test": "test"}
+_STATE_VERSION = 1
+LABEL = "label"
+DENSE = "dense"
+KEYED_JAGGED = "sparse"
+
+
+class ShardDataset(IterableDataset[dict[str, Any]]):
+    """The batches of a folder of shards, one epoch each time it is iterated.
+
+    A batch is a dictionary: ``label`` (B,) float32, ``dense`` (B, K) float32, and for each categorical
+    feature its ids, (B,) int32, by its name; for one with lists the ids of all samples, (N,) int32, and under
+    ``NAME_offsets``, (B + 1,) int64, where those of each sample begin, as `torch.nn.EmbeddingBag` takes them
+    with ``include_last_offset``. With ``keyed_jagged`` all ids are one KeyedJaggedTensor of TorchRec,
+    ``sparse``.
+
+    Give it to a loader with ``batch_size=None``, because samples are batched already::
+
+        dataset = ShardDataset("DIR", seed=1)
+        for epoch in range(3):
+            dataset.set_epoch(epoch)
+            for batch in DataLoader(dataset, batch_size=None, num_workers=2):
+                ...
+
+    Torchdata's StatefulDataLoader resumes it in the middle of an epoch, with the same number of workers.
+    Without that, `set_epoch` takes the number of batches that were trained on already.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        split: Split = "train",
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        keyed_jagged: bool = False,
+        multi_hot: Sequence[int] | None = None,
+    ) -> None:
+        """Open the shards of ``folder``, which `preprocess` wrote, and hash those of ``split``.
+
+        Args:
+            folder: DIR or its ``shards/``.
+            split: training batches, or those of the validation or the test part, in the order of the log.
+            seed: seed of the order of training batches.
+            rank: number of this process; it reads every ``world_size``-th batch.
+            world_size: number of processes. Each reads as many training batches: those beyond the last
+                multiple are left out of the epoch.
+            keyed_jagged: give ids as a KeyedJaggedTensor.
+            multi_hot: ids per sample that each feature gets, in the order of the tables: beside its own those
+                that MLPerf's benchmark draws for it; `multi_hot_draws.MLPERF_SIZES` are the 26 of that
+                benchmark. By default features are as the log has them.
+
+        Raises:
+            ConfigError: an unknown split, a rank that is not below ``world_size``, a feature that is called
+                like another entry of a batch, or sizes that do not fit the features.
+            HotsetError: no shards, or damaged ones.
+        """
+        if split not in ("train", *_PARTS):
+            raise ConfigError(f"split must be train, valid or test, got {split!r}")
+        require_at_least("world_size", world_size, 1)
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank must be in [0, {world_size}), got {rank}")
+        self._folder = Path(folder)
+        self._split = split
+        self._seed = seed
+        self._rank = rank
+        self._world_size = world_size
+        self._keyed_jagged = keyed_jagged
+        self._multi_hot = multi_hot
+        self._draws: MultiHotDraws | None = None
+        self._epoch = 0
+        self._first = 0
+        self._position = 0
+        """Batches of the epoch that this process or worker has handed out."""
+        self._start = 0
+        """Batches that the next iteration leaves out, because a state was loaded."""
+        self._opened: tuple[int, Shards] | None = None
+        # Files are hashed once, here, and not again by each worker that opens them, unless it finds others.
+        self._kinds = ("hot_only", "mixed") if split == "train" else ("evaluation",)
+        self._hashed: tuple[tuple[int, int, int], ...] | None = None
+        shards = self._shards()
+        states = shards.file_states(self._kinds)
+        shards.refuse_damage(self._kinds)
+        self._hashed = states
+        if multi_hot is not None:
+            self._draws = MultiHotDraws(shards.tables, multi_hot)
+        _refuse_equal_names(shards, multi_hot)
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch, of this rank."""
+        return len(self._numbers())
+
+    def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
+        """Choose the epoch, 0 or more, that is iterated next, and how many of its batches to leave out.
+
+        Call it in the process that makes the loader, before each epoch: workers get a copy of the dataset
+        when the loader is iterated.
+        """
+        require_at_least("epoch", epoch, 0)
+        require_at_least("first_batch", first_batch, 0)
+        self._epoch = epoch
+        self._first = first_batch
+        self._position = 0
+        self._start = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the batches of the epoch that belong to this rank and worker."""
+        shards = self._shards()
+        own = self._own(self._numbers()[self._first :])
+        read = self._reader(shards)
+        # A state that was loaded lies in the middle of the first epoch only.
+        start, self._start = self._start, 0
+        self._position = start
+        for position, number in enumerate(own[start:], start + 1):
+            batch = read(number)
+            # Set before the batch is handed out: a loader asks for the state behind it.
+            self._position = position
+            yield self._as_dictionary(shards, batch)
+        self._position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where iteration stands, in this process or worker; plain numbers and texts."""
+        return {
+            "version": _STATE_VERSION,
+            "shards": self._shards().manifest.fingerprint,
+            "split": self._split,
+            "seed": self._seed,
+            "rank": self._rank,
+            "world_size": self._world_size,
+            "workers": _worker()[1],
+            "epoch": self._epoch,
+            "first_batch": self._first,
+            "position": self._position,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken, in the next iteration.
+
+        Raises:
+            ConfigError: the state is of other shards, or of another split, seed, rank or number of workers.
+        """
+        # The position means nothing in another order of batches, so what decides the order must be equal.
+        own = self.state_dict()
+        for key in ("version", "shards", "split", "seed", "rank", "world_size", "workers"):
+            if state.get(key) != own[key]:
+                raise ConfigError(f"the state is of {key} {state.get(key)!r}, want {own[key]!r}")
+        self.set_epoch(int(state["epoch"]), int(state["first_batch"]))
+        require_at_least("position", int(state["position"]), 0)
+        self._position = self._start = int(state["position"])
+
+    def _shards(self) -> Shards:
+        """Return the shards as this process opened them: open files are not shared between processes."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            shards = Shards.open(self._folder)
+            # On another machine the folder may be another copy, whose bytes nobody has hashed.
+            if self._hashed is not None and shards.file_states(self._kinds) != self._hashed:
+                shards.refuse_damage(self._kinds)
+            self._opened = (os.getpid(), shards)
+        return self._opened[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave open files and drawn lists out: a worker that is spawned opens and draws its own.
+
+        It may run in another folder, as those of Ray do, and so gets the whole path.
+        """
+        return self.__dict__ | {"_opened": None, "_draws": None, "_folder": self._folder.absolute()}
+
+    def _numbers(self) -> Sequence[int]:
+        """Return the numbers of the batches of this rank, in the order of the epoch."""
+        shards = self._shards()
+        if self._split != "train":
+            return EvaluationPart(shards, _PARTS[self._split]).numbers[self._rank :: self._world_size]
+        # The same number of batches for each rank: a rank with one more would wait for the others forever.
+        order: list[int] = epoch_order(
+            shards.is_hot_only, self._seed, self._epoch, spread=shards.is_grouped
+        ).tolist()
+        each = len(order) // self._world_size
+        return order[self._rank : each * self._world_size : self._world_size]
+
+    def _own(self, numbers: Sequence[int]) -> Sequence[int]:
+        """Return the batches of this worker among those of its rank."""
+        worker, count = _worker()
+        return numbers[worker :: max(count, 1)]
+
+    def _reader(self, shards: Shards) -> Callable[[int], Batch]:
+        """Return what reads the batch of a number."""
+        if self._split == "train":
+            return shards.training_batch
+        return EvaluationPart(shards, _PARTS[self._split]).batch
+
+    def _as_dictionary(self, shards: Shards, batch: Batch) -> dict[str, Any]:
+        found: dict[str, Any] = {LABEL: batch.label_B, DENSE: at_cache_line(batch.dense_BK)}
+        features = _features_of(shards, batch)
+        if self._multi_hot is not None:
+            self._draws = self._draws or MultiHotDraws(shards.tables, self._multi_hot)
+            for name, (ids, offsets) in features.items():
+                features[name] = self._draws.expand(name, ids) if offsets is None else (ids, offsets)
+        if self._keyed_jagged:
+            return found | {KEYED_JAGGED: _keyed_jagged(features)}
+        for name, (ids, offsets) in features.items():
+            found[name] = ids
+            if offsets is not None:
+                found[offsets_name(name)] = offsets
+        return found
+
+
+def _features_of(shards: Shards, batch: Batch) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
+    """Return the ids of each feature in the order of the tables, and the offsets of lists."""
+    # One copy that turns the matrix: a worker then sends its columns as views of one piece of memory.
+    ids_FB = torch.from_numpy(np.ascontiguousarray(batch.ids_BF.T))
+    one_hot = iter(ids_FB)
+    bags = iter(batch.bags)
+    found: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
+    for table in shards.tables:
+        if table.is_multi_hot:
+            own = next(bags)
+            offsets = torch.from_numpy(own.offsets_B1.astype(np.int64))
+            found[table.name] = (torch.from_numpy(own.ids_N.copy()), offsets)
+        else:
+            found[table.name] = (next(one_hot), None)
+    return found
+
+
+def _keyed_jagged(features: Mapping[str, tuple[torch.Tensor, torch.Tensor | None]]) -> Any:
+    """Return the ids of all features as TorchRec has them: feature by feature, with each bag's length."""
+    try:
+        from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+    except ImportError as error:
+        raise ConfigError(
+            "keyed_jagged needs torchrec, which is not installed", hint="pip install torchrec"
+        ) from error
+    lengths = [
+        torch.ones(len(ids), dtype=torch.int32) if offsets is None else offsets.diff().to(torch.int32)
+        for ids, offsets in features.values()
+    ]
+    values = torch.cat([ids for ids, _ in features.values()])
+    return KeyedJaggedTensor(keys=list(features), values=values, lengths=torch.cat(lengths))
+
+
+def offsets_name(name: str) -> str:
+    return f"{name}_offsets"
+
+
+def _refuse_equal_names(shards: Shards, multi_hot: Sequence[int] | None) -> None:
+    """Raise ConfigError where two entries of a batch would have one name."""
+    names = [LABEL, DENSE, *(table.name for table in shards.tables)]
+    # Drawn lists have offsets, as those of the log have.
+    sizes = multi_hot or [1] * len(shards.tables)
+    names += [
+        offsets_name(table.name)
+        for table, size in zip(shards.tables, sizes, strict=True)
+        if table.is_multi_hot or size > 1
+    ]
+    equal = sorted({name for name in names if names.count(name) > 1})
+    if equal:
+        raise ConfigError(
+            f"a feature is called {equal[0]!r}, which a batch holds under that name already",
+            hint="give the feature another name in the schema: `name`",
+        )
+
+
+def _worker() -> tuple[int, int]:
+    """Return the number of this worker of a loader, and how many there are; 0 of 0 in the main process."""
+    info = get_worker_info()
+    return (0, 0) if info is None else (info.id, info.num_workers)

@@ -1,1 +1,0 @@
-"""Several ranks train one model: what crosses between them, known before the first step."""

@@ -1,0 +1,378 @@
+"""The embeddings of a rank: its own rows, those it looks up at other ranks, and the gradients of both.
+
+To the tiers of a rank, to its placement and to its planners a step is one lookup of each row that the rank
+owns and that any rank uses: the rows are gathered, their vectors read, and updated by gradients that are
+summed already, as in one process. Around that, vectors and gradients cross between ranks:
+
+    look_up   vectors of served rows  -> to the ranks that use them
+              the rank's own lookups  <- kept and received vectors, initial values of rows used first
+    update    gradients of own rows, summed over the rank's micro-batches  -> to the rows' owners
+              served rows             <- gradients of all ranks, added by the tree, one optimizer step
+
+Vectors of a step are read after the last update of their row before it, in the loop, so no rank ever sees an
+older value. All ranks make the same exchanges in the same order.
+
+The tables of one row width, seen from a rank: which rows a step looks up, serves, sends and receives.
+
+Brings the rows of a table from all ranks to rank 0, a part at a time, in the order of their ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...pipeline.errors import MIB
+from ...stats.exchange import ranks_of_samples
+from ..data.batch import Batch, BatchIds, BatchShares, EmbeddingTable
+from ..placements.placements import ColdRows, StagingPlacement
+from ..ranks.codes import EXACT, CodedExchange, Kind
+from ..ranks.exchange import ExchangeReader, WidthExchange, served_ids
+from ..ranks.messages import NotFiniteRowError, RowMessages, RowsUnderWay, WidthLayout, sum_over_ranks
+from ..ranks.ranks import Message, Ranks
+from ..rows.backends import NumbaRows
+from ..rows.kernels import copy_rows
+from ..rows.optimizers import RowOptimizer
+from ..rows.tiers import InitialValues
+from ..threads import WorkThreads
+from .embeddings import Embeddings, PlannedStep, RowWidth, WidthLookups, WidthStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedWidth(RowWidth):
+    """The tables of one row width, of which some rows live here; ``reader`` reads them whole."""
+
+    shares: BatchShares
+    exchange: ExchangeReader
+    initial: InitialValues
+    """Values of the rows of the whole tables."""
+
+    def read(self, number: int, batch: Batch) -> WidthLookups:
+        """The rows that a training step serves, once each, and what crosses between the ranks."""
+        # Every rank cuts its own share out of the batch, and reads the others', too.
+        own = self.reader.read(self.shares.cut(batch))
+        ids = self.reader.read(batch)
+        served, exchange = self.exchange.read(ids, self.reader.by_row(ids), self._ranks_of(ids), own)
+        return WidthLookups(served_ids(served), served, exchange)
+
+    def look_at(self, batch: Batch) -> WidthExchange:
+        """Return what would cross in a training step if all its rows had been used before; nothing is
+        remembered."""
+        ids = self.reader.read(batch)
+        own = self.reader.read(self.shares.cut(batch))
+        lookups = self.reader.by_row(ids)
+        return self.exchange.look(ids, lookups, self._ranks_of(ids), own)[1]
+
+    def _ranks_of(self, ids: BatchIds) -> NDArray[np.uint8]:
+        shares = self.shares
+        return ranks_of_samples(ids.num_samples, shares.batch_size, shares.num_shares, shares.num_ranks)
+
+    def read_round(self, batches: Sequence[Batch]) -> WidthLookups:
+        """The same of an evaluation in which rank r has the whole of batch r."""
+        # The batches of all ranks as one, with the rank of each sample.
+        parts = [self.reader.read(batch) for batch in batches]
+        ranks_B = np.repeat(np.arange(len(parts)), [part.num_samples for part in parts]).astype(np.uint8)
+        ids = _joined(parts)
+        own = parts[self.shares.rank]
+        served, exchange = self.exchange.look(ids, self.reader.by_row(ids), ranks_B, own)
+        return WidthLookups(served_ids(served), served, exchange)
+
+    def cold_rows(self, number: int, batch: Batch) -> ColdRows:
+        keys_U = self.exchange.keys(self.reader.by_row(self.reader.read(batch)))
+        assert isinstance(self.placement, StagingPlacement)
+        return self.placement.cold_rows(self.exchange.held.served_of(keys_U))
+
+
+def _joined(parts: Sequence[BatchIds]) -> BatchIds:
+    """Return the lookups of batches as those of one."""
+    num_samples = sum(part.num_samples for part in parts)
+    ids_N = np.concatenate([part.ids_N for part in parts])
+    num_features = parts[0].num_features
+    bags: list[NDArray[np.int64]] = []
+    first = 0
+    for part in parts:
+        if part.bags_N is not None:
+            bags.append(part.bags_N + first * num_features)
+        first += part.num_samples
+    bags_N = np.concatenate(bags) if bags else None
+    return BatchIds(ids_N, bags_N, num_samples, num_features, parts[0].features_F)
+
+
+_FLOAT_BYTES = 4
+_SLICE_BYTES = 64 * MIB
+"""Bytes of a table that are brought together at a time."""
+
+
+def brought_rows(
+    width: RankedWidth,
+    position: int,
+    num_rows: int,
+    dim: int,
+    rows_of: Callable[[int, int], torch.Tensor],
+    ranks: Ranks,
+) -> Iterator[torch.Tensor]:
+    """Yield the rows of a table of all ranks in id order, in parts, at rank 0, and none elsewhere.
+
+    Every rank calls this and takes all parts.
+
+    Args:
+        width: of the table.
+        position: of the table in it.
+        num_rows: rows of the whole table.
+        dim: floats of a row.
+        rows_of: the rows that this rank owns, from the first to before the last, by their ids here.
+        ranks: all of them.
+    """
+    held = width.exchange.held
+    ids = held.ids.of_table(position)
+    first_key = int(held.first_key_F1[position])
+    # There is nothing to send of a table without rows, or of rows without a state.
+    if num_rows * dim == 0:
+        yield torch.empty(num_rows, dim)
+        return
+    most = max(_SLICE_BYTES // (_FLOAT_BYTES * dim), 1)
+    for first in range(0, num_rows, most):
+        stop = min(first + most, num_rows)
+        start, end = np.searchsorted(ids, [first, stop]).tolist()
+        owners_N = held.owners_K[first_key + first : first_key + stop]
+        yield _brought_together(rows_of(start, end), owners_N, ranks)
+
+
+def _brought_together(own_ND: torch.Tensor, owners_N: NDArray[np.uint8], ranks: Ranks) -> torch.Tensor:
+    """Return rows of all ranks in order at rank 0, none elsewhere."""
+    # Only rank 0 receives; the others send all they have of this part.
+    rank = ranks.rank
+    num_ranks = ranks.num_ranks
+    row_bytes = _FLOAT_BYTES * own_ND.shape[1]
+    out = tuple(row_bytes * own_ND.shape[0] if other == 0 and rank else 0 for other in range(num_ranks))
+    counts = np.bincount(owners_N, minlength=num_ranks).tolist()
+    into = tuple(row_bytes * counts[other] if rank == 0 and other else 0 for other in range(num_ranks))
+    data = own_ND.contiguous().reshape(-1).view(torch.uint8) if rank else torch.empty(0, dtype=torch.uint8)
+    received = Message.unset(into)
+    ranks.exchange(Message(data, out), received).wait()
+    if rank:
+        return own_ND[:0]
+    # Rows of a rank arrive in ascending order, so its places in the whole are those that it owns.
+    whole_ND = torch.empty(owners_N.size, own_ND.shape[1])
+    for other, part in enumerate(received.parts()):
+        rows_ND = part.view(torch.float32).view(-1, own_ND.shape[1]) if other else own_ND
+        whole_ND[torch.from_numpy(np.flatnonzero(owners_N == other))] = rows_ND
+    return whole_ND
+
+
+class RankedEmbeddings(Embeddings):
+    """The rows of this rank, and what moves them between its tiers and to other ranks.
+
+    Args:
+        tables: those of the shards.
+        widths: the same by width, of each the rows that live here.
+        ranks: all of them.
+        shares: of a batch.
+        optimizer: that of the rows.
+        threads: share the work on rows.
+        coded: codecs and counts of what crosses.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingTable],
+        widths: Sequence[RankedWidth],
+        ranks: Ranks,
+        shares: BatchShares,
+        optimizer: RowOptimizer,
+        threads: WorkThreads,
+        coded: CodedExchange,
+    ) -> None:
+        super().__init__(len(tables), widths)
+        self._tables = tables
+        self._ranked = tuple(widths)
+        self._ranks = ranks
+        self._shares = shares
+        self._rows = NumbaRows(optimizer, threads, shares)
+        self._coded = coded
+        layout = [
+            WidthLayout(
+                width.embedding_dim,
+                width.exchange.held.first_key_F1,
+                tuple(tables[table].name for table in width.tables),
+            )
+            for width in widths
+        ]
+        self._messages = RowMessages(ranks, layout)
+        self._served: list[torch.Tensor] = []
+        """(S, 1, D) vectors of each width that were read last, whose gradients become those of the rows."""
+
+    def own_part(self, batch: Batch) -> Batch:
+        return self._shares.cut(batch)
+
+    def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
+        """Steps of the evaluation batches that this rank has, one of W; an empty one where there is none."""
+        # One batch for each rank at a time: all take part in each step, as any may need their rows.
+        num_ranks = self._ranks.num_ranks
+        rank = self._ranks.rank
+        left = iter(numbers)
+        while group := list(islice(left, num_ranks)):
+            batches = [read(number) for number in group]
+            # Ranks beyond the last batch look up nothing, and serve their rows.
+            batches += [batches[0].cut(0, 0)] * (num_ranks - len(batches))
+            yield self._evaluation_step(group[min(rank, len(group) - 1)], batches)
+
+    def _evaluation_step(self, number: int, batches: Sequence[Batch]) -> PlannedStep:
+        parts = []
+        for width in self._ranked:
+            ids, lookups, exchange = width.read_round(batches)
+            plan = width.placement.plan_evaluation(is_replica_current=width.executor.is_replica_current)
+            parts.append(WidthStep(ids, lookups, plan, exchange))
+        own = batches[self._ranks.rank]
+        return PlannedStep(number, own, own.num_samples, tuple(parts))
+
+    def look_up(self, step: PlannedStep) -> list[torch.Tensor]:
+        """(B, F, D) embeddings of each width, of the samples of this rank."""
+        # The vectors of served rows go out first.
+        exchanges = _exchanges_of(step)
+        self._served = super().look_up(step)
+        served = [vectors.detach().squeeze(1).numpy() for vectors in self._served]
+        under_way = self._send("vectors", served, exchanges)
+        # What is here already is put in its place while the others' vectors arrive.
+        own = []
+        for width, vectors_SD, each in zip(self._ranked, served, exchanges, strict=True):
+            vectors_OD = torch.empty(each.own_lookups.num_rows, width.embedding_dim)
+            copy_rows(vectors_SD, each.kept[1], vectors_OD.numpy(), each.kept[0])
+            width.initial.write(*each.made_rows, vectors_OD, each.made)
+            own.append(vectors_OD)
+        # Received vectors fill the gaps, and the rank's own lookups read all of them.
+        with self._coded.clocked("vectors"):
+            arrived = under_way.wait()
+        for vectors_OD, received_ND, each in zip(own, arrived, exchanges, strict=True):
+            vectors_OD.numpy()[each.vectors.receive.places] = received_ND
+        return [self._look_up_own(vectors_OD, each) for vectors_OD, each in zip(own, exchanges, strict=True)]
+
+    def update(
+        self, step: PlannedStep, embeddings: Sequence[torch.Tensor], rate: float | None = None
+    ) -> None:
+        """Take one optimizer step on every row that this rank owns and that any rank looked up."""
+        # The gradients of each own row, summed over the micro-batches of this rank.
+        exchanges = _exchanges_of(step)
+        sums = []
+        for emb_BFD, each in zip(embeddings, exchanges, strict=True):
+            assert emb_BFD.grad is not None, "the backward pass comes first"
+            grad_PD = emb_BFD.grad.reshape(-1, emb_BFD.shape[-1])
+            by_bag = each.own_ids.by_bag(each.own_lookups)
+            sums.append(self._rows.sums(by_bag, grad_PD, each.own_ids.num_features).numpy())
+        # Sums go to the owners of their rows; those owned here are kept.
+        under_way = self._send("gradients", sums, exchanges)
+        with self._coded.clocked("gradients"):
+            found = under_way.wait()
+        # An owner adds the sums of all ranks by the tree, as one process adds those of its micro-batches.
+        for vectors, received_ND, sums_OD, each in zip(self._served, found, sums, exchanges, strict=True):
+            partials_ND = np.concatenate([received_ND, sums_OD[each.kept[0]]])
+            vectors.grad = torch.from_numpy(sum_over_ranks(each.partials_SW, partials_ND)).unsqueeze(1)
+        super().update(step, self._served, rate)
+        self._coded.note_step()
+
+    def _send(
+        self, kind: Kind, rows: Sequence[NDArray[np.float32]], exchanges: Sequence[WidthExchange]
+    ) -> RowsUnderWay:
+        """Send the vectors of served rows, or the gradients of own rows, to the ranks that need them."""
+        found = [each.vectors if kind == "vectors" else each.gradients for each in exchanges]
+        coding = self._coded.vectors() if kind == "vectors" else self._coded.gradients()
+        # Evaluation reads rows as they are, and counts no bytes.
+        is_training = all(each.is_training for each in exchanges)
+        data = [rows_ND[each.send.places] for rows_ND, each in zip(rows, found, strict=True)]
+        sent = [each.send.rows for each in found]
+        received = [each.receive.rows for each in found]
+        if not is_training:
+            return self._messages.send(data, sent, received, EXACT)
+        try:
+            with self._coded.clocked(kind):
+                under_way = self._messages.send(data, sent, received, coding)
+        except NotFiniteRowError as error:
+            name = f"the {kind.removesuffix('s')} of {error} at step {self._coded.step + 1}"
+            raise NotFiniteRowError(name) from None
+        self._coded.note_sent(kind, self._messages.sent_bytes, self._messages.num_saturated)
+        return under_way
+
+    def _look_up_own(self, vectors_OD: torch.Tensor, exchange: WidthExchange) -> torch.Tensor:
+        """(B, F, D) embeddings of this rank's samples from its distinct rows."""
+        # One vector for each lookup, pooled where features have bags.
+        ids = exchange.own_ids
+        dim = vectors_OD.shape[1]
+        vectors_ND = torch.empty(ids.ids_N.size, dim)
+        self._rows.look_up(vectors_OD, exchange.own_lookups, np.arange(vectors_OD.shape[0]), vectors_ND)
+        if ids.bags_N is not None:
+            pooled_PD = torch.empty(ids.num_bags, dim)
+            self._rows.pool(vectors_ND, ids, pooled_PD)
+            vectors_ND = pooled_PD
+        return vectors_ND.view(ids.num_samples, ids.num_features, dim).requires_grad_(torch.is_grad_enabled())
+
+    def held_ids(
+        self, tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
+        """Which rows live here, and their ids here; all of them count as used from now on."""
+        if ids_N.size == 0:
+            return np.ones(0, np.bool_), ids_N
+        # By number over all tables of the width: where each row lives, and its number there.
+        width, positions_N = self._positions(tables_N)
+        held = width.exchange.held
+        keys_N = held.keys(positions_N, ids_N.astype(np.int64))
+        width.exchange.mark_used(keys_N)
+        is_held_N = held.owners_K[keys_N] == held.rank
+        local_N = held.local_ids(positions_N[is_held_N], keys_N[is_held_N])
+        return is_held_N, local_N.astype(np.int32)
+
+    def shard_ids(self, tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the ids that rows of this rank have in the shards."""
+        width, positions_N = self._positions(tables_N)
+        return width.exchange.held.ids.of(positions_N, ids_N.astype(np.int64)).astype(np.int32)
+
+    def _positions(self, tables_N: NDArray[np.int32]) -> tuple[RankedWidth, NDArray[np.int64]]:
+        """The width of some rows, and the position of each one's table among those of the width."""
+        width, _ = self._position_of[int(tables_N[0])]
+        assert isinstance(width, RankedWidth)
+        return width, np.searchsorted(np.array(width.tables), tables_N).astype(np.int64)
+
+    def table_parts(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
+        """Yield the weights of one table, or its state, in id order, in parts, at rank 0.
+
+        Every rank calls this and takes all parts; those of the other ranks are empty.
+        """
+        width, _ = self._position_of[table]
+        # A rank may have no row of a table.
+        fast = width.executor.fast
+        rows_ND = (fast.state_SW if state else fast.weights_SD)[:0]
+        if self._num_held(table):
+            rows_ND = super().table(table, state=state)
+        yield from self._brought_rows(table, rows_ND.shape[1], lambda first, stop: rows_ND[first:stop])
+
+    def newest_parts(self, table: int) -> Iterator[torch.Tensor]:
+        """As `log_parts`, of the newest weights wherever they are."""
+        width, position = self._position_of[table]
+        return self._brought_rows(table, width.embedding_dim, partial(width.newest_rows, position))
+
+    def _brought_rows(
+        self, table: int, dim: int, rows_of: Callable[[int, int], torch.Tensor]
+    ) -> Iterator[torch.Tensor]:
+        width, position = self._position_of[table]
+        assert isinstance(width, RankedWidth)
+        return brought_rows(width, position, self._tables[table].num_rows, dim, rows_of, self._ranks)
+
+    def _num_held(self, table: int) -> int:
+        """Rows of a table that live here."""
+        width, position = self._position_of[table]
+        return width.placement.num_rows[position]
+
+    def table(self, table: int, *, state: bool = False) -> torch.Tensor:
+        return torch.cat(list(self.table_parts(table, state=state)))
+
+
+def _exchanges_of(step: PlannedStep) -> list[WidthExchange]:
+    """Return what crosses in a step, by width."""
+    found = [part.exchange for part in step.parts if part.exchange is not None]
+    assert len(found) == len(step.parts), "steps of several ranks say what crosses"
+    return found

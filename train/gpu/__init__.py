@@ -1,0 +1,1 @@
+"""Steps, row moves and kernels on a device, with twins in torch."""

@@ -1,0 +1,617 @@
+"""One batch as one range of bytes: what a step needs from the host, and where in the range each list lies.
+
+A batch goes to the device in a single copy. It holds labels (1 byte), dense values (float32), the lookups by
+row, the rows to move, and the learning rates: 140 to 195 bytes per sample
+of the Criteo model. All but the rows to move have fixed places, so that a recorded step finds them. These
+come last, so that the copy ends where they end; where each of their lists begins stands in a fixed place.
+
+Files are not read into the pinned memory itself. Of the 303 bytes of a sample that are read, ids are not
+sent, labels change their type, and nothing is sent before it was held against the ids. Of 299 ns of CPU time
+per sample (batches of 65,536, two busy cores) that takes 168, and reading 70, into new memory or used. The
+copies into the slot take 11, which is all that could be saved.
+
+Shapes as in `gpu_kernels.batch_lists`.
+
+The lists of a batch that kernels read: tensors of the device, as they are sent and as they are decoded.
+
+Every tensor has room for the largest batch, so that addresses and shapes are the same in all steps; what lies
+behind the end of a batch is anything and is never used. The ends themselves are numbers on the device, so
+that no step waits for one. B samples, F tables, N lookups (one of each table in a sample), U distinct rows, L
+rows with a long list, C distinct rows that do not live on the fast tier, S slots.
+
+Pinned memory that batches are packed into, slot after slot, and its use again once a copy has read it.
+
+A slot is filled by the thread that reads ahead, and sent by the thread that queues steps. That thread
+releases slots, in order: it waits for a copy only where others behind it are queued, so in practice never.
+
+The numbers of a step that are sent with its batch: those of each row optimizer and of the dense layers'.
+
+They are known when the step is queued, so the loop writes them: one range of floats, most of which stays as
+it is from step to step.
+
+The tensors of the rows of one width, as kernels of a device take them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...stats.batch_rows import LONG_LOOKUPS, LookupsByRow, PackedLookups, count_long_rows, pack_lookups
+from ..device import Device, Event
+from ..execution.embeddings import RowWidth
+from ..optimizing import StepRates
+from ..rows.kernels import BLOCK_SAMPLES
+from ..rows.optimizers import RowOptimizer
+from ..rows.tiers import FileTier, InitialValues, Layout
+
+# ruff: noqa: N815  (tensors carry shape suffixes)
+
+
+class BatchLists(NamedTuple):
+    """The lookups of a batch by row one feature a table.
+
+    Lists of all tables lie one behind the other, and offsets say where those of a table begin.
+    """
+
+    num_samples_1: torch.Tensor
+    """int32; samples of this batch, at most B."""
+    order_N: torch.Tensor
+    """uint16 or int32; sample of each lookup, ascending in a row."""
+    order_offsets_F1: torch.Tensor
+    """int32; ``num_samples`` times the number of the table."""
+    rows_U: torch.Tensor
+    """int32; ids of the distinct rows, ascending in a table."""
+    row_offsets_F1: torch.Tensor
+    """int32; of ``rows`` and ``starts``."""
+    starts_U: torch.Tensor
+    """uint16 or int32; where the lookups of each row begin among those of its table."""
+    long_rows_L: torch.Tensor
+    """int32; positions among the rows of a table of those with more than `LONG_LOOKUPS` lookups."""
+    long_offsets_F1: torch.Tensor
+    """int32."""
+    staged_C: torch.Tensor
+    """int32; slot of each distinct row that does not live on the fast tier, in the order of ``rows``; -1
+    where it has none, and no kernel touches it."""
+    staged_offsets_F1: torch.Tensor
+    """int32; such rows are the last ones of their table, because ids are ranks."""
+
+
+class SlotLayout(NamedTuple):
+    """Where the rows are that live on the fast tier: `Layout` on the device."""
+
+    first_F: torch.Tensor
+    """int32; first id of each table that lives there."""
+    base_F: torch.Tensor
+    """int32; slot of that id."""
+
+    @classmethod
+    def of(cls, layout: Layout, device: torch.device) -> SlotLayout:
+        """Copy a layout to the device.
+
+        Raises:
+            ValueError: slots beyond 32 bits.
+        """
+        # Kernels take slots and ids of 32 bits, which halves what they read.
+        if layout.num_own_slots >= 1 << 31:
+            raise ValueError(f"{layout.num_own_slots} slots, want less than {1 << 31}")
+        return cls(
+            torch.from_numpy(layout.first_F).to(torch.int32).to(device),
+            torch.from_numpy(layout.base_F).to(torch.int32).to(device),
+        )
+
+
+class DecodedBatch(NamedTuple):
+    """The lists that `decode_batch` writes, and the other kernels read."""
+
+    slots_BF: torch.Tensor
+    """int32; slot of each lookup, -1 where its row has none."""
+    slots_U: torch.Tensor
+    """int32; slot of each distinct row, likewise."""
+    starts_U1: torch.Tensor
+    """int32; where the lookups of each row begin in ``order``, and the end of the last."""
+    long_rows_L: torch.Tensor
+    """int32; positions among all distinct rows of those with a long list."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRoom:
+    """The largest batch that kernels have room for."""
+
+    num_samples: int
+    num_tables: int
+    num_rows: int
+    """Distinct rows."""
+    num_long: int
+    """Rows with more than `LONG_LOOKUPS` lookups."""
+    num_staged: int
+    """Distinct rows that do not live on the fast tier."""
+
+    def __post_init__(self) -> None:
+        if self.num_lookups >= 1 << 31:
+            raise ValueError(
+                f"{self.num_samples} samples of {self.num_tables} tables, want less than {1 << 31}"
+            )
+
+    @classmethod
+    def of_any_batch(cls, num_samples: int, num_tables: int) -> BatchRoom:
+        """The room for whatever lookups so many samples have."""
+        lookups = num_samples * num_tables
+        return cls(num_samples, num_tables, lookups, lookups // (LONG_LOOKUPS + 1), lookups)
+
+    @property
+    def num_lookups(self) -> int:
+        """One of each table in a sample."""
+        return self.num_samples * self.num_tables
+
+    @property
+    def number_dtype(self) -> torch.dtype:
+        """Type of numbers within a table, as they are stored."""
+        return torch.uint16 if self.num_samples <= 1 << 16 else torch.int32
+
+    def new_lists(self, device: torch.device) -> BatchLists:
+        """Allocate lists."""
+        # Zeros: lists of no lookups, until a batch is copied over them.
+        offsets = self.num_tables + 1
+        numbers = self.number_dtype
+        return BatchLists(
+            num_samples_1=_integers(1, device),
+            order_N=torch.zeros(self.num_lookups, dtype=numbers, device=device),
+            order_offsets_F1=_integers(offsets, device),
+            rows_U=_integers(self.num_rows, device),
+            row_offsets_F1=_integers(offsets, device),
+            starts_U=torch.zeros(self.num_rows, dtype=numbers, device=device),
+            long_rows_L=_integers(self.num_long, device),
+            long_offsets_F1=_integers(offsets, device),
+            staged_C=_integers(self.num_staged, device),
+            staged_offsets_F1=_integers(offsets, device),
+        )
+
+    def new_decoded(self, device: torch.device) -> DecodedBatch:
+        """Allocate what is decoded from lists."""
+        # One more start than there are rows, for the end of the last row's lookups.
+        return DecodedBatch(
+            slots_BF=_integers(self.num_samples * self.num_tables, device).view(self.num_samples, -1),
+            slots_U=_integers(self.num_rows, device),
+            starts_U1=_integers(self.num_rows + 1, device),
+            long_rows_L=_integers(self.num_long, device),
+        )
+
+    def new_partials(self, embedding_dim: int, device: torch.device) -> torch.Tensor:
+        """Allocate (L, K, D) float32, the sums of rows with long lists in each of K blocks of samples."""
+        num_blocks = -(-self.num_samples // BLOCK_SAMPLES)
+        return torch.empty(self.num_long, num_blocks, embedding_dim, device=device)
+
+
+class RowTensors(NamedTuple):
+    """Rows with their optimizer state; on the device, or on the host in pinned memory."""
+
+    weights_SD: torch.Tensor
+    """float32."""
+    state_SW: torch.Tensor
+    """float32; W is 0 where the optimizer keeps none."""
+
+
+class RowMoves(NamedTuple):
+    """Rows that go from one place to another: those behind the end are not touched.
+
+    Where the lists begin is read on the device, so that lists of any step may lie in the same memory, and
+    their moves be recorded.
+    """
+
+    place_3: torch.Tensor
+    """int32; how many, and where they begin in ``sources`` and in ``targets``."""
+    sources_N: torch.Tensor
+    """int32; rows of the source."""
+    targets_N: torch.Tensor
+    """int32; rows of the target, none twice."""
+
+
+class SeedTables(NamedTuple):
+    """Where the initial values of rows come from: `InitialValues` and the layout of the tier they live on."""
+
+    first_F: torch.Tensor
+    """int32; first id of each table on the tier."""
+    base_F: torch.Tensor
+    """int32; slot of that id."""
+    streams_F: torch.Tensor
+    """int64, the bits of uint64; hash of (seed, table)."""
+    bounds_F: torch.Tensor
+    """float32; values of the table lie in (-bound, bound)."""
+
+    @classmethod
+    def of(cls, layout: Layout, initial: InitialValues, device: torch.device) -> SeedTables:
+        """Copy both to the device.
+
+        Raises:
+            ValueError: slots beyond 32 bits.
+        """
+        slots = SlotLayout.of(layout, device)
+        streams_F = torch.from_numpy(initial.streams_F.view(np.int64)).to(device)
+        return cls(*slots, streams_F, torch.from_numpy(initial.bounds_F).to(device))
+
+
+class StepNumbers(NamedTuple):
+    """The numbers of one step of rows, on the device."""
+
+    rates_T: torch.Tensor
+    """float32; `RowOptimizer.step_rates`."""
+    root_scales_T: torch.Tensor
+    """float32; `RowOptimizer.root_scales`."""
+
+
+def _integers(count: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.int32, device=device)
+
+
+# ruff: noqa: N815  (arrays carry shape suffixes)
+
+
+_ALIGNMENT = 64
+"""Bytes; what the widest loads of kernels and the engines of copies like."""
+_SPARE_SHARE = 0.25
+"""Room beyond the largest batch so far, so that few batches need more again."""
+_PLACE_NUMBERS = 4
+"""Numbers of the place of a list of rows to move, of which the last is of no use: 16 bytes, because Triton
+compiles a kernel once for such addresses, and anew for each mixture with others."""
+MOVES = ("write_back", "fetch", "initialize")
+"""Lists of rows to move, in the order of their work."""
+_NUMPY = {
+    torch.uint8: np.uint8,
+    torch.uint16: np.uint16,
+    torch.int32: np.int32,
+    torch.float32: np.float32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A list within the range of bytes."""
+
+    first_byte: int
+    count: int
+    dtype: torch.dtype
+
+    @property
+    def stop_byte(self) -> int:
+        return self.first_byte + self.count * self.dtype.itemsize
+
+    def of(self, packed: torch.Tensor) -> torch.Tensor:
+        """The list as a view of the bytes."""
+        return packed[self.first_byte : self.stop_byte].view(self.dtype)
+
+
+@dataclass(frozen=True)
+class PackedRoom:
+    """The largest batch that has room, and the places of its lists."""
+
+    num_samples: int
+    num_dense: int
+    widths: tuple[BatchRoom, ...]
+    """The lookups of each row width."""
+    num_rates: tuple[int, ...]
+    """Numbers of the row optimizer of each width."""
+    num_moves: int
+    """Rows to move, of all widths and both ways."""
+
+    @cached_property
+    def sections(self) -> Mapping[str, Section]:
+        """All lists by name, in the order of their bytes."""
+        # Each list begins at a multiple of the alignment behind the one before.
+        sections: dict[str, Section] = {}
+        next_byte = 0
+        for name, count, dtype in self._lists():
+            sections[name] = Section(next_byte, count, dtype)
+            next_byte = -(-sections[name].stop_byte // _ALIGNMENT) * _ALIGNMENT
+        return sections
+
+    @property
+    def num_bytes(self) -> int:
+        return self.sections["moves"].stop_byte
+
+    @cached_property
+    def rates(self) -> Section:
+        """The numbers of all optimizers with the gaps between them, which the host writes as one."""
+        first = self.sections["dense_rates"].first_byte
+        stop = max(self.sections[name].stop_byte for name in self._rate_names)
+        return Section(first, (stop - first) // torch.float32.itemsize, torch.float32)
+
+    @property
+    def rate_places(self) -> list[slice]:
+        """The places among `rates` of the dense layers and of each width."""
+        places = []
+        for name in self._rate_names:
+            section = self.sections[name]
+            start = (section.first_byte - self.rates.first_byte) // section.dtype.itemsize
+            places.append(slice(start, start + section.count))
+        return places
+
+    @property
+    def _rate_names(self) -> list[str]:
+        return ["dense_rates", *(f"rates{width}" for width in range(len(self.widths)))]
+
+    def _lists(self) -> Iterator[tuple[str, int, torch.dtype]]:
+        yield "label", self.num_samples, torch.uint8
+        yield "dense", self.num_samples * self.num_dense, torch.float32
+        # Side by side, because they are known last and written last.
+        for name, count in zip(self._rate_names, (2, *self.num_rates), strict=True):
+            yield name, count, torch.float32
+        for width, room in enumerate(self.widths):
+            # Tensors without memory, for their sizes and types.
+            lists = room.new_lists(torch.device("meta"))
+            for name, tensor in lists._asdict().items():
+                yield f"{name}{width}", tensor.numel(), tensor.dtype
+        yield "move_places", _PLACE_NUMBERS * len(MOVES) * len(self.widths), torch.int32
+        yield "moves", 2 * self.num_moves, torch.int32
+
+    def with_room_for(self, widths: Sequence[HostLists], num_moves: int) -> PackedRoom:
+        """This room, or more where a batch does not fit."""
+        # Only what depends on the lookups grows; samples and tables are fixed for a run.
+        rooms = []
+        for room, lists in zip(self.widths, widths, strict=True):
+            rooms.append(
+                replace(
+                    room,
+                    num_rows=_grown(room.num_rows, lists.lookups.num_rows),
+                    num_long=_grown(room.num_long, lists.num_long),
+                    num_staged=_grown(room.num_staged, lists.staged_C.size),
+                )
+            )
+        grown = replace(self, widths=tuple(rooms), num_moves=_grown(self.num_moves, num_moves))
+        # The same object where nothing grew: steps compare by identity, and record again where it changed.
+        return self if grown == self else grown
+
+    def lists_on(self, packed: torch.Tensor, width: int) -> BatchLists:
+        """The lookups of a width as views of a packed batch."""
+        return BatchLists(*(self.sections[f"{name}{width}"].of(packed) for name in BatchLists._fields))
+
+    def moves_on(self, packed: torch.Tensor) -> list[list[RowMoves]]:
+        """The rows to move of each width and list of `MOVES`, as views of a packed batch: the same memory in
+        all batches of this room."""
+        places = self.sections["move_places"].of(packed).view(len(self.widths), len(MOVES), -1)
+        numbers = self.sections["moves"].of(packed)
+        return [[RowMoves(place[:3], numbers, numbers) for place in of_width] for of_width in places]
+
+
+@dataclass(frozen=True, slots=True)
+class HostLists:
+    """The lookups of a batch in the tables of one width, one lookup of each table in a sample."""
+
+    lookups: LookupsByRow
+    layout: Layout
+    """Layout of the rows that live on the fast tier."""
+    staged_C: NDArray[np.int64]
+    """Slot of each other row, in order."""
+    num_long: int
+    """Rows with a long list."""
+
+    @classmethod
+    def of(cls, lookups: LookupsByRow, layout: Layout, staged_C: NDArray[np.int64]) -> HostLists:
+        return cls(lookups, layout, staged_C, count_long_rows(lookups.starts_U1))
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """A batch in a range of bytes.
+
+    Everything that the loop needs of it is made by the thread that packs: a view costs the loop as much as
+    queueing a kernel.
+    """
+
+    room: PackedRoom
+    source: torch.Tensor
+    """The bytes that are sent, up to the end of the rows to move; in pinned memory."""
+    num_samples: int
+    rates: NDArray[np.float32]
+    """The place of the numbers of the step, which are written last; see `PackedRoom.rates`."""
+    target: torch.Tensor | None = None
+    """Where these bytes go on the device, once there is memory for such batches."""
+    sent_rows: tuple[NDArray[np.int64], ...] = ()
+    """Slots on the slow tier of the distinct rows of each width, where these are sent with the step."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.source.numel()
+
+
+def pack(
+    room: PackedRoom,
+    slot: torch.Tensor,
+    label_B: NDArray[np.float32],
+    dense_BK: NDArray[np.float32],
+    widths: Sequence[HostLists],
+    moves: Sequence[Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]],
+) -> PackedBatch:
+    """Write a batch, which has room, to a range of bytes.
+
+    Args:
+        room: where everything goes.
+        slot: (at least ``room.num_bytes``,) uint8 of the host, written.
+        label_B: each 0 or 1.
+        dense_BK: of the samples.
+        widths: lookups of each width.
+        moves: of each width and list of `MOVES` the rows that are read, and where they are written.
+    """
+
+    packed = slot.numpy()
+
+    def place_of(name: str) -> NDArray[Any]:
+        section = room.sections[name]
+        return packed[section.first_byte : section.stop_byte].view(_NUMPY[section.dtype])
+
+    def put(name: str, values: NDArray[np.generic]) -> None:
+        place_of(name)[: values.size] = values.reshape(-1)
+
+    # Everything of fixed places first.
+    num_samples = label_B.size
+    put("label", label_B)
+    put("dense", dense_BK)
+    # Dense layers take as many samples of every batch, so those behind a short one are zeros.
+    place_of("dense")[dense_BK.size :] = 0
+    for width, lists in enumerate(widths):
+        lookups, layout = lists.lookups, lists.layout
+        put(f"num_samples_1{width}", np.array([num_samples]))
+        put(f"order_offsets_F1{width}", np.arange(layout.num_tables + 1) * num_samples)
+        put(f"rows_U{width}", lookups.rows_U)
+        put(f"row_offsets_F1{width}", lookups.first_F1)
+        put(f"staged_C{width}", lists.staged_C)
+        # Numbers within each table; the device adds the offsets itself.
+        places = PackedLookups(*(place_of(f"{name}{width}") for name in PackedLookups._fields))
+        pack_lookups(lookups, num_samples, layout.first_F, layout.last_F, places)
+        assert places.staged_offsets_F1[layout.num_tables] == lists.staged_C.size, (
+            "the plan lists too few rows"
+        )
+    # Where the lists of rows to move begin stands in a place of its own, for kernels that read it there.
+    move_places = place_of("move_places").reshape(len(widths), len(MOVES), _PLACE_NUMBERS)
+    numbers = place_of("moves")
+    first = 0
+    for of_width, places_of_width in zip(moves, move_places, strict=True):
+        for (sources_N, targets_N), place in zip(of_width, places_of_width, strict=True):
+            middle, stop = first + sources_N.size, first + 2 * sources_N.size
+            place[:] = sources_N.size, first, middle, 0
+            numbers[first:middle] = sources_N
+            numbers[middle:stop] = targets_N
+            first = stop
+    # The rows to move are last, so that the copy ends with what this step has.
+    num_bytes = room.sections["moves"].first_byte + first * torch.int32.itemsize
+    rates = packed[room.rates.first_byte : room.rates.stop_byte].view(np.float32)
+    return PackedBatch(room, slot[:num_bytes], num_samples, rates)
+
+
+def _grown(room: int, needed: int) -> int:
+    return room if needed <= room else int(needed * (1 + _SPARE_SHARE))
+
+
+_COPIES_BEHIND = 2
+"""Copies that may be under way when the host continues."""
+
+
+class InputRing:
+    """Slots of pinned memory.
+
+    Args:
+        device: whose copies read them.
+        num_ahead: batches that wait between the two threads, at most.
+    """
+
+    def __init__(self, device: Device, num_ahead: int) -> None:
+        self._device = device
+        # Besides those ahead, one that is being filled and one that is being sent.
+        num_slots = num_ahead + 2 + _COPIES_BEHIND
+        self._slots = [device.allocate_pinned([0], torch.uint8)] * num_slots
+        self._num_filled = 0
+        self._num_free = num_slots
+        self._copies: deque[Event] = deque()
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """The next slot, to be filled; slots are sent in the order in which they are taken."""
+        # Whoever reads ahead is held up before it takes a slot too many, so this is a bug.
+        assert self._num_filled < self._num_free, "a slot of the ring would be filled before it is free"
+        number = self._num_filled % len(self._slots)
+        self._num_filled += 1
+        if self._slots[number].numel() < num_bytes:
+            self._slots[number] = self._device.allocate_pinned([num_bytes], torch.uint8)
+        return self._slots[number]
+
+    def sent(self, copied: Event) -> None:
+        """Note when the copy of the slot that is sent next ends, and release slots of earlier copies."""
+        self._copies.append(copied)
+        while len(self._copies) > _COPIES_BEHIND:
+            self._device.wait_on_host(self._copies.popleft())
+            self._num_free += 1
+
+
+class SentRates:
+    """The numbers of the steps of a run, in their order.
+
+    Args:
+        room: where the numbers lie in a batch, the same in larger rooms.
+        optimizers: of the rows of each width.
+        next_dense: the (2,) float32 numbers of the dense layers' next step, by its learning rate; None: no
+            kernel takes it.
+    """
+
+    def __init__(
+        self,
+        room: PackedRoom,
+        optimizers: Sequence[RowOptimizer],
+        next_dense: Callable[[float], NDArray[np.float32]] | None,
+    ) -> None:
+        self._numbers_R = np.zeros(room.rates.count, np.float32)
+        self._dense_2, *self._rows = (self._numbers_R[place] for place in room.rate_places)
+        self._optimizers = optimizers
+        self._next_dense = next_dense
+        self._last: StepRates | None = None
+
+    def of(self, rates: StepRates) -> NDArray[np.float32]:
+        """Return the numbers of the step that is queued next, as `PackedRoom.rates` places them; the memory
+        is used again by the next step."""
+        # A schedule returns the same object for as long as its rates stay.
+        if rates is not self._last:
+            self._last = rates
+            for numbers_T, optimizer in zip(self._rows, self._optimizers, strict=True):
+                numbers_T[:] = optimizer.step_rates(rates.rows)
+        # The dense optimizer counts its steps.
+        if self._next_dense is not None:
+            self._dense_2[:] = self._next_dense(rates.dense)
+        return self._numbers_R
+
+
+# ruff: noqa: N815  (tensors carry shape suffixes)
+
+
+@dataclass(frozen=True, slots=True)
+class WidthTensors:
+    """The tensors of one width."""
+
+    rows: RowWidth
+    fast: RowTensors
+    slow: RowTensors
+    layout: SlotLayout
+    seeds: SeedTables
+    root_scales_T: torch.Tensor
+
+    @classmethod
+    def of(cls, width: RowWidth, device: Device) -> WidthTensors:
+        """Take the tensors of both tiers, and copy what kernels need beside them to the device."""
+        executor = width.executor
+        fast, slow = executor.fast, executor.slow
+        return cls(
+            width,
+            RowTensors(fast.weights_SD, fast.state_SW),
+            RowTensors(slow.weights_SD, slow.state_SW),
+            SlotLayout.of(fast.layout, device.torch_device),
+            SeedTables.of(slow.layout, executor.initial, device.torch_device),
+            torch.from_numpy(executor.optimizer.root_scales).to(device.torch_device),
+        )
+
+    @property
+    def dim(self) -> int:
+        """Floats of a row."""
+        return self.fast.weights_SD.shape[1]
+
+    @property
+    def state_width(self) -> int:
+        """Floats of its optimizer state."""
+        return self.fast.state_SW.shape[1]
+
+    @property
+    def has_file(self) -> bool:
+        """Whether the slow tier is a file, whose rows the host moves while the device stands still."""
+        return isinstance(self.rows.executor.slow, FileTier)
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether rows live on the fast tier."""
+        return self.rows.executor.fast.layout.num_own_slots > 0
+
+    def pin_slow(self, device: Device) -> bool:
+        """Let kernels of the device read and write the slow tier; return whether they can."""
+        return all(map(device.pin, self.slow))

@@ -1,0 +1,384 @@
+"""The kernels of a training step, queued on a device: on rows that are there, and on rows sent from the host.
+
+Shapes as in `gpu_kernels.batch_lists`.
+
+Work with fixed memory, recorded once for each place and replayed: a call of the host instead of forty.
+
+Memory of queued steps on a device: the batches that are there, and what the kernels of a step work on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+
+from ...pipeline.errors import first_line
+from ..data.batch import Batch
+from ..device import Device, Event, Graph, StreamName
+from ..execution.embeddings import PlannedStep
+from ..optimizing import StepRates
+from ..step import StepParts
+from .fused_dlrm import DenseInputs, FusedDlrm
+from .packed_batch import (
+    BatchLists,
+    BatchRoom,
+    DecodedBatch,
+    PackedBatch,
+    PackedRoom,
+    RowMoves,
+    StepNumbers,
+    WidthTensors,
+)
+
+# ruff: noqa: N815  (tensors carry shape suffixes)
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """A packed batch on the device."""
+
+    packed: torch.Tensor
+    label_B: torch.Tensor
+    dense_BK: torch.Tensor
+    dense_rates_2: torch.Tensor
+    lists: list[BatchLists]
+    """The lookups of each width."""
+    rates: list[torch.Tensor]
+    """Numbers of the row optimizer of each width."""
+    moves: list[list[RowMoves]]
+    """The rows to move, of each width and list of `packed_batch.MOVES`."""
+    copied: Event
+    """When the batch has arrived."""
+    read: Event | None = None
+    """When the step that reads it is done."""
+    graphs: dict[str, Graph] = field(default_factory=dict)
+    """Recorded work by its name."""
+
+    @classmethod
+    def of(cls, room: PackedRoom, device: Device) -> StepInputs:
+        """Allocate the memory of a batch."""
+        # Every list is a view of the one range that the copy fills.
+        packed = device.allocate([room.num_bytes], torch.uint8)
+        return cls(
+            packed,
+            room.sections["label"].of(packed),
+            room.sections["dense"].of(packed).view(room.num_samples, room.num_dense),
+            room.sections["dense_rates"].of(packed),
+            [room.lists_on(packed, width) for width in range(len(room.widths))],
+            [room.sections[f"rates{width}"].of(packed) for width in range(len(room.widths))],
+            room.moves_on(packed),
+            device.record("copies"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WidthWork:
+    """Memory of a step for one row width."""
+
+    decoded: DecodedBatch
+    vectors_BFD: torch.Tensor
+    """Rows of all lookups; empty where kernels gather them as they go."""
+    grad_BFD: torch.Tensor
+    partials_LKD: torch.Tensor
+
+    @classmethod
+    def of(cls, room: BatchRoom, embedding_dim: int, device: Device, *, has_vectors: bool) -> WidthWork:
+        """Allocate the memory of a step on batches that fit in ``room``."""
+        shape = [room.num_samples, room.num_tables, embedding_dim]
+        return cls(
+            room.new_decoded(device.torch_device),
+            device.allocate(shape if has_vectors else [0], torch.float32),
+            device.allocate(shape, torch.float32),
+            room.new_partials(embedding_dim, device.torch_device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SentRows:
+    """Memory for the distinct rows of a batch that stay on the host, of one row width."""
+
+    on_host_UD: torch.Tensor
+    """Pinned; the rows, then the sums of their gradients."""
+    near_UD: torch.Tensor
+    """The rows on the device, a small table of their own in which lookups are made."""
+    sums_UD: torch.Tensor
+    """The sums on the device."""
+
+    @classmethod
+    def of(cls, room: BatchRoom, embedding_dim: int, device: Device) -> SentRows:
+        """Allocate the memory for batches that fit in ``room``."""
+        shape = [room.num_rows, embedding_dim]
+        return cls(
+            device.allocate_pinned(shape, torch.float32),
+            device.allocate(shape, torch.float32),
+            device.allocate(shape, torch.float32),
+        )
+
+
+_log = logging.getLogger(__name__)
+
+
+class RecordedWork:
+    """Queues work of a device.
+
+    Args:
+        device: runs it.
+        is_recorded: whether work is recorded at all; all kernels must allow it.
+    """
+
+    def __init__(self, device: Device, *, is_recorded: bool) -> None:
+        self._device = device
+        self.is_recorded = is_recorded
+        """No more once the device has refused to record something."""
+        self._warm: set[str] = set()
+        """Work that was queued before."""
+        self._places: Sequence[StepInputs] = ()
+
+    def queue(
+        self, stream: StreamName, name: str, inputs: StepInputs, queue_work: Callable[[StepInputs], None]
+    ) -> None:
+        """Queue work: recorded at its second time, for all places, and replayed from then on.
+
+        It is queued once without, because what kernels compile and load cannot be recorded.
+        """
+        if not self.is_recorded or name not in self._warm:
+            self._warm.add(name)
+            queue_work(inputs)
+            return
+        if name not in inputs.graphs:
+            self._record(stream, name, queue_work)
+        if name in inputs.graphs:
+            self._device.replay(stream, inputs.graphs[name])
+        else:
+            queue_work(inputs)
+
+    def begin(self, places: Sequence[StepInputs]) -> None:
+        """Take all work as new, and these as the inputs that it will have: kernels may be compiled again for
+        other memory."""
+        self._warm.clear()
+        self._places = places
+
+    def _record(self, stream: StreamName, name: str, queue_work: Callable[[StepInputs], None]) -> None:
+        """Record work for all places now, so that no later step takes the time."""
+        try:
+            for place in self._places:
+                place.graphs[name] = self._device.capture(stream, partial(queue_work, place))
+        except RuntimeError as error:
+            # That costs speed, and not the run: nothing of the work has been queued.
+            self.is_recorded = False
+            reason = first_line(error)
+            _log.warning("the device cannot record %r, so each kernel is queued by itself: %s", name, reason)
+
+
+Kernels = Mapping[str, Callable[..., None]]
+"""Kernels by name, see `gpu_kernels.kernel_table`."""
+
+
+class DevicePasses:
+    """Queues what compute does for a step.
+
+    Args:
+        device: runs it.
+        parts: what steps work on.
+        kernels: of the device.
+        widths: tensors of the rows of each width.
+        fused: the dense layers as kernels; None: the step in ``parts`` passes them.
+        recorded: queues work with fixed memory.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        parts: StepParts,
+        kernels: Kernels,
+        widths: Sequence[WidthTensors],
+        fused: FusedDlrm | None,
+        recorded: RecordedWork,
+    ) -> None:
+        self._device = device
+        self._parts = parts
+        self._kernels = kernels
+        self._widths = widths
+        self._fused = fused
+        self._recorded = recorded
+        self._work: list[WidthWork] = []
+        self._sent: list[SentRows] = []
+        """Memory of rows that stay on the host; none before the first step that sends some."""
+
+    def make_room(self, room: PackedRoom) -> None:
+        """Allocate memory for batches of these sizes; the device stands still."""
+        self._work = [
+            WidthWork.of(sizes, width.dim, self._device, has_vectors=self._fused is None)
+            for sizes, width in zip(room.widths, self._widths, strict=True)
+        ]
+        self._sent = []
+
+    def train_on_device(
+        self, inputs: StepInputs, num_samples: int, number: int, rates: StepRates, loss_1: torch.Tensor
+    ) -> None:
+        """Queue a step all of whose rows are on the device."""
+        # With fused layers a step is one piece of work; else the model runs between two.
+        if self._fused is not None:
+            self._recorded.queue("compute", "step", inputs, self._whole_step)
+            self._device.launch("compute", loss_1.copy_, self._fused.loss_1)
+        else:
+            self._recorded.queue("compute", "look up", inputs, self._look_up)
+            self._device.launch("compute", self._train_dense, inputs, num_samples, number, loss_1)
+            self._recorded.queue("compute", "update", inputs, self._update)
+            self._device.launch("compute", self._step_dense, rates.dense)
+        # These inputs are free once all of this has run.
+        inputs.read = self._device.record("compute")
+
+    def train_on_sent_rows(
+        self,
+        step: PlannedStep,
+        inputs: StepInputs,
+        packed: PackedBatch,
+        number: int,
+        rates: StepRates,
+        loss_1: torch.Tensor,
+    ) -> None:
+        """Take a step whose rows stay on the host, which has updated them when this returns.
+
+        The batch is on its way while the host gathers its rows. The sums of their gradients come down, to
+        where the rows were, beside the step of the dense layers.
+        """
+        device = self._device
+        if not self._sent:
+            sizes = zip(packed.room.widths, self._widths, strict=True)
+            self._sent = [SentRows.of(room, width.dim, device) for room, width in sizes]
+        hosts = [width.rows.executor.in_place for width in self._widths]
+        sent = list(zip(hosts, step.parts, packed.sent_rows, self._sent, strict=True))
+        for host, part, slots_U, memory in sent:
+            rows_UD = memory.on_host_UD[: slots_U.size]
+            host.read_rows(part.lookups, slots_U, rows_UD)
+            device.copy("copies", rows_UD, memory.near_UD[: slots_U.size])
+        # Behind the copy of the batch, too, which is in the same stream.
+        device.wait("compute", device.record("copies"))
+        self._pass_sent_rows(inputs, packed.num_samples, number, loss_1)
+        device.wait("moves", device.record("compute"))
+        for _, _, slots_U, memory in sent:
+            device.copy("moves", memory.sums_UD[: slots_U.size], memory.on_host_UD[: slots_U.size])
+        landed = device.record("moves")
+        if self._fused is not None:
+            self._recorded.queue("compute", "step of the layers", inputs, self._step_fused)
+        else:
+            device.launch("compute", self._step_dense, rates.dense)
+        inputs.read = device.record("compute")
+        # The rows of the next batch may be the same, so it is gathered after this.
+        device.wait_on_host(landed)
+        for host, part, slots_U, memory in sent:
+            host.apply_sums(part.lookups, slots_U, memory.on_host_UD[: slots_U.size], rates.rows)
+
+    def _pass_sent_rows(
+        self, inputs: StepInputs, num_samples: int, number: int, loss_1: torch.Tensor
+    ) -> None:
+        """Queue the passes of the layers over rows that were sent, and the sums of the rows' gradients."""
+        if self._fused is not None:
+            self._recorded.queue("compute", "passes of sent rows", inputs, self._pass_sent_fused)
+            self._device.launch("compute", loss_1.copy_, self._fused.loss_1)
+            return
+        self._recorded.queue("compute", "look up sent rows", inputs, self._look_up_sent)
+        self._device.launch("compute", self._train_dense, inputs, num_samples, number, loss_1)
+        self._recorded.queue("compute", "sums of sent rows", inputs, self._sum_sent)
+
+    def _whole_step(self, inputs: StepInputs) -> None:
+        """Queue all of a step whose dense layers are kernels."""
+        self._pass_fused(inputs, self._widths[0].fast.weights_SD)
+        self._update(inputs)
+        self._step_fused(inputs)
+
+    def _pass_sent_fused(self, inputs: StepInputs) -> None:
+        self._pass_fused(inputs, self._sent[0].near_UD)
+        self._sum_sent(inputs)
+
+    def _pass_fused(self, inputs: StepInputs, weights_SD: torch.Tensor) -> None:
+        """Queue everything up to the gradient of each lookup, of rows in ``weights_SD``."""
+        assert self._fused is not None
+        (width,), (work,), (lists,) = self._widths, self._work, inputs.lists
+        self._launch("decode_batch", lists, width.layout, work.decoded)
+        dense_inputs = DenseInputs(
+            inputs.label_B,
+            inputs.dense_BK,
+            lists.num_samples_1,
+            weights_SD,
+            work.decoded.slots_BF,
+            work.grad_BFD,
+        )
+        self._fused.queue_passes(self._launch, dense_inputs)
+
+    def _step_fused(self, inputs: StepInputs) -> None:
+        assert self._fused is not None
+        self._fused.queue_step(self._launch, inputs.dense_rates_2)
+
+    def _look_up(self, inputs: StepInputs) -> None:
+        """Queue the vectors of all lookups."""
+        self._gather(inputs, [width.fast.weights_SD for width in self._widths])
+
+    def _look_up_sent(self, inputs: StepInputs) -> None:
+        self._gather(inputs, [memory.near_UD for memory in self._sent])
+
+    def _gather(self, inputs: StepInputs, tables: Sequence[torch.Tensor]) -> None:
+        """Queue the vectors of all lookups, of rows of each width in ``tables``."""
+        for width, weights_SD, work, lists in zip(
+            self._widths, tables, self._work, inputs.lists, strict=True
+        ):
+            self._launch("decode_batch", lists, width.layout, work.decoded)
+            slots_BF = work.decoded.slots_BF
+            self._launch("gather_rows", weights_SD, slots_BF, lists.num_samples_1, work.vectors_BFD)
+
+    def _sum_sent(self, inputs: StepInputs) -> None:
+        """Queue the sums of the gradients of rows that were sent."""
+        for memory, work, lists in zip(self._sent, self._work, inputs.lists, strict=True):
+            sums = (work.grad_BFD, work.partials_LKD, memory.sums_UD)
+            self._launch("sum_gradients", lists, work.decoded, *sums)
+
+    def _update(self, inputs: StepInputs) -> None:
+        """Queue one optimizer step on every row of the batch."""
+        for width, work, lists, rates_T in zip(
+            self._widths, self._work, inputs.lists, inputs.rates, strict=True
+        ):
+            numbers = StepNumbers(rates_T, width.root_scales_T)
+            optimizer = width.rows.executor.optimizer
+            self._launch(
+                "sum_and_step",
+                lists,
+                work.decoded,
+                work.grad_BFD,
+                work.partials_LKD,
+                optimizer,
+                numbers,
+                width.fast,
+            )
+
+    def _train_dense(self, inputs: StepInputs, num_samples: int, number: int, loss_1: torch.Tensor) -> None:
+        """Pass the dense layers forward and backward; a kernel as far as the device is concerned."""
+        # The model gets detached rows, and leaves their gradients in ``grad``.
+        batch = Batch(
+            inputs.label_B[:num_samples].float(),
+            inputs.dense_BK[:num_samples],
+            np.empty((num_samples, 0), np.int32),
+            None,
+            is_hot_only=False,
+        )
+        embeddings = [work.vectors_BFD[:num_samples].detach() for work in self._work]
+        loss_1.copy_(self._parts.dense.train(batch, embeddings, number))
+        for emb_BFD, work in zip(embeddings, self._work, strict=True):
+            assert emb_BFD.grad is not None
+            work.grad_BFD[:num_samples].copy_(emb_BFD.grad)
+
+    def _step_dense(self, rate: float) -> None:
+        self._parts.prepare_dense(rate)
+        for step in self._parts.step_dense:
+            step()
+
+    def _launch(self, kernel: str | Callable[..., object], *arguments: object) -> None:
+        """Queue a kernel, given by its name where there is a choice of them."""
+        self._device.launch(
+            "compute", self._kernels[kernel] if isinstance(kernel, str) else kernel, *arguments
+        )

@@ -1,0 +1,429 @@
+"""Training steps queued on a device: the host packs, sends and queues, and waits for nothing.
+
+A step, in the order of its work:
+    1. its batch goes up in one copy, from a slot of pinned memory that another thread has filled;
+    2. in the stream of moves rows are written back, fetched and initialized, by lists that came with it;
+    3. compute decodes where each row is, gathers the rows, passes the dense layers forward and backward, sums
+       the gradients of each row and updates it, and takes a step of the dense layers.
+Events order the three: a copy waits for the step that last read its place on the device, moves wait for the
+copy and for the last step that used what they overwrite, compute waits for both. The second and the third are
+recorded once for each place and replayed.
+
+Distinct rows that stay on the host (hybrid-dedup) are sent behind their batch, and the sums of their
+gradients come back; single vectors are sent by `queued_steps`. What else cannot be packed is done at once,
+while the device stands still: batches in passes, bags, shares, and FAE's copies of all hot rows.
+
+The loop's thread does as little as it can: readers pack, make views, count what has moved, mark the rows that
+have changed, and let go of the batches of steps that are done.
+
+Steps whose rows stay on the host (hybrid, and mixed batches of fae), queued around the host's own work.
+
+The host looks the rows up in all its threads, into pinned memory; the vectors go up in one copy, the dense
+layers run, and the gradients come down in another. While they come, the device takes the step of its dense
+layers; then the host updates the rows. A batch's vectors depend on the updates of the batch before, so the
+two copies and the layers follow each other, and nothing can be looked up ahead: this is the placement's own
+chain, and the link's time in it is a lower bound of a step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...stats.batch_rows import LookupsByRow
+from ..config import MoverName
+from ..data.batch import Batch
+from ..device import Device
+from ..execution.embeddings import PlannedStep, RowWidth, WidthStep
+from ..optimizing import StepRates
+from ..rows.tiers import Layout
+from ..step import Packing, PreparedStep, StepParts, StepsAtOnce
+from ..threads import PLACES_AT_A_TIME, Readers
+from .fused_dlrm import FusedDlrm
+from .packed_batch import (
+    BatchRoom,
+    HostLists,
+    InputRing,
+    PackedBatch,
+    PackedRoom,
+    SentRates,
+    WidthTensors,
+    pack,
+)
+from .passes import DevicePasses, Kernels, RecordedWork, StepInputs
+from .row_moves import choose_moves
+
+# ruff: noqa: N815  (tensors carry shape suffixes)
+
+
+class InPlaceSteps:
+    """Takes the steps of a run whose rows stay on the host.
+
+    Args:
+        device: passes the dense layers.
+        parts: what steps work on.
+        batch_size: samples of the largest batch.
+        num_dense: dense features.
+    """
+
+    def __init__(self, device: Device, parts: StepParts, batch_size: int, num_dense: int) -> None:
+        self._device = device
+        self._parts = parts
+        self._shapes = [[batch_size], [batch_size, num_dense]]
+        self._shapes += [
+            [batch_size, len(width.tables), width.embedding_dim] for width in parts.embeddings.widths
+        ]
+
+    @staticmethod
+    def can_take(step: PlannedStep) -> bool:
+        """Whether one vector per bag crosses of all rows of a step."""
+        plans = [part.plan.in_place for part in step.parts]
+        return all(plan is not None and plan.is_whole and plan.sends == "bags" for plan in plans)
+
+    def train(self, step: PlannedStep, number: int, rates: StepRates, loss_1: torch.Tensor) -> None:
+        """Take a step; its loss may be written later, its rows are updated when this returns.
+
+        Args:
+            step: with a plan that `can_take` accepts.
+            number: of the step in the run.
+            rates: learning rates of the step.
+            loss_1: (1,) float64 on the device, written.
+        """
+        widths = self._parts.embeddings.widths
+        if any(part.plan.copy_hot for part in step.parts):
+            self._device.synchronize()
+            for width, part in zip(widths, step.parts, strict=True):
+                width.executor.copy_hot(part.plan)
+        device, count = self._device, step.batch.num_samples
+        host, near = self._host.cut(count), self._near.cut(count)
+        # Labels and dense values are on their way while the host looks up.
+        host.label_B.copy_(step.batch.label_B)
+        host.dense_BK.copy_(step.batch.dense_BK)
+        device.copy("copies", host.label_B, near.label_B)
+        device.copy("copies", host.dense_BK, near.dense_BK)
+        for width, part, host_BFD, near_BFD in zip(widths, step.parts, host.rows, near.rows, strict=True):
+            width.executor.look_up_on_host(part.ids, part.lookups, _by_bag(width, host_BFD))
+            device.copy("copies", host_BFD, near_BFD)
+        device.wait("compute", device.record("copies"))
+        device.launch("compute", self._pass_dense, step.batch, near, number, loss_1)
+        # The gradients come down, to where the vectors were, beside the step of the dense layers.
+        device.wait("moves", device.record("compute"))
+        for host_BFD, near_BFD in zip(host.rows, near.rows, strict=True):
+            device.copy("moves", near_BFD, host_BFD)
+        landed = device.record("moves")
+        device.launch("compute", self._step_dense, rates.dense)
+        device.wait_on_host(landed)
+        for width, part, grad_BFD in zip(widths, step.parts, host.rows, strict=True):
+            grad_PD = _by_bag(width, grad_BFD)
+            width.executor.update_on_host(part.ids, part.lookups, grad_PD, part.plan, rates.rows)
+        self._parts.embeddings.mark_updated(step)
+
+    @cached_property
+    def _host(self) -> _Buffers:
+        return _Buffers.of([self._device.allocate_pinned(each, torch.float32) for each in self._shapes])
+
+    @cached_property
+    def _near(self) -> _Buffers:
+        return _Buffers.of([self._device.allocate(each, torch.float32) for each in self._shapes])
+
+    def _pass_dense(self, batch: Batch, near: _Buffers, number: int, loss_1: torch.Tensor) -> None:
+        """Pass the dense layers forward and backward; a kernel as far as the device is concerned."""
+        on_device = replace(batch, label_B=near.label_B, dense_BK=near.dense_BK)
+        # The model gets detached rows, and leaves their gradients in ``grad``.
+        embeddings = [vectors_BFD.detach() for vectors_BFD in near.rows]
+        loss_1.copy_(self._parts.dense.train(on_device, embeddings, number))
+        for emb_BFD, near_BFD in zip(embeddings, near.rows, strict=True):
+            assert emb_BFD.grad is not None
+            near_BFD.copy_(emb_BFD.grad)
+
+    def _step_dense(self, rate: float) -> None:
+        self._parts.prepare_dense(rate)
+        for step in self._parts.step_dense:
+            step()
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """Memory of a batch on the host or on the device."""
+
+    label_B: torch.Tensor
+    dense_BK: torch.Tensor
+    rows: Sequence[torch.Tensor]
+    """(B, F, D) of each width: vectors, then their gradients."""
+
+    @classmethod
+    def of(cls, tensors: Sequence[torch.Tensor]) -> _Buffers:
+        return cls(tensors[0], tensors[1], tensors[2:])
+
+    def cut(self, num_samples: int) -> _Buffers:
+        """The part of a batch of so many samples."""
+        return _Buffers.of([each[:num_samples] for each in (self.label_B, self.dense_BK, *self.rows)])
+
+
+def _by_bag(width: RowWidth, values_BFD: torch.Tensor) -> torch.Tensor:
+    return values_BFD.view(-1, width.embedding_dim)
+
+
+_NONE = np.empty(0, np.int64)
+_LOSSES_AT_ONCE = 256
+"""Losses whose memory is allocated together."""
+_KEPT_STEPS = 2
+"""Steps that callers of the loop may still hold: the last one, and the one before until that is replaced."""
+
+
+class QueuedSteps:
+    """The steps of a run on a device.
+
+    Args:
+        device: runs them.
+        parts: what steps work on.
+        kernels: of the device.
+        batch_size: samples of the largest batch.
+        num_dense: dense features.
+        num_ahead: batches on the device at a time, at most.
+        readers: pack batches, one each besides those.
+        fused: the dense layers as kernels; None: the step in ``parts`` passes them.
+        is_recorded: whether work with fixed memory is recorded once and replayed; all kernels must allow it.
+        mover: what moves rows between the tiers.
+        num_threads: threads of the run, some of which move rows where threads do.
+    """
+
+    is_at_once = False
+
+    def __init__(
+        self,
+        device: Device,
+        parts: StepParts,
+        kernels: Kernels,
+        batch_size: int,
+        num_dense: int,
+        num_ahead: int,
+        readers: Readers,
+        *,
+        fused: FusedDlrm | None = None,
+        is_recorded: bool,
+        mover: MoverName = "auto",
+        num_threads: int = 1,
+    ) -> None:
+        self._device = device
+        self._parts = parts
+        self._at_once = StepsAtOnce(parts)
+        self._in_place = InPlaceSteps(device, parts, batch_size, num_dense)
+        self._widths = [WidthTensors.of(width, device) for width in parts.embeddings.widths]
+        self._recorded = RecordedWork(device, is_recorded=is_recorded)
+        self._passes = DevicePasses(device, parts, kernels, self._widths, fused, self._recorded)
+        # Of a device without rows of its own, where all are sent with the step.
+        sizes = [[0] * len(width.tables) for width in parts.embeddings.widths]
+        self._no_rows = [Layout.of(zeros, zeros) for zeros in sizes]
+        self.moves = choose_moves(mover, device, kernels, self._widths, parts.embeddings, num_threads)
+        """The mover of the rows of steps."""
+        # The kernels add up a batch as one.
+        self._has_shares = any(
+            width.executor.shares is not None and width.executor.shares.num_shares > 1
+            for width in parts.embeddings.widths
+        )
+        self._readers = readers
+        self._ring = InputRing(device, num_ahead + readers.num_threads + PLACES_AT_A_TIME - 1)
+        self._num_inputs = num_ahead
+        self._num_packed = self._num_sent = 0
+        self.sent_bytes = 0
+        """Bytes of all copies of batches so far."""
+        self.sent_samples = 0
+        """Samples of these batches; steps that are taken at once send none."""
+        # That of the thread that packs; inputs on the device follow when its first batch is sent.
+        self._packing_room = PackedRoom(
+            batch_size,
+            num_dense,
+            tuple(BatchRoom(batch_size, len(width.tables), 0, 0, 0) for width in parts.embeddings.widths),
+            tuple(width.executor.optimizer.step_rates(0.0).size for width in parts.embeddings.widths),
+            0,
+        )
+        self._made: tuple[PackedRoom | None, list[StepInputs]] = None, []
+        """The memory on the device, and the batches that it has room for; replaced at once, as threads that
+        pack read it."""
+        self._rates = SentRates(
+            self._packing_room,
+            [width.executor.optimizer for width in parts.embeddings.widths],
+            None if fused is None else fused.next_rates,
+        )
+        self._losses: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Memory for losses of steps to come, each as a vector and as a number."""
+        self._done: deque[PreparedStep] = deque()
+        """Steps that the loop has queued, and whose batches readers let go."""
+        self._letting_go = threading.Lock()
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether steps are recorded as graphs; no more once the device has refused to."""
+        return self._recorded.is_recorded
+
+    @property
+    def num_prepared(self) -> int:
+        """Steps whose packing has been asked for."""
+        return self._num_packed
+
+    def prepare(self, step: PlannedStep) -> PreparedStep:
+        sends_rows = all(map(_is_sent, step.parts))
+        if self._has_shares or not (sends_rows or all(map(_can_be_queued, step.parts))):
+            return PreparedStep(step)
+        # The lists of each width: lookups by row, the slots of rows without one of their own, and the rows to
+        # move. Rows that are sent lie in their order.
+        widths = []
+        moves = []
+        for width, nothing, part in zip(self._widths, self._no_rows, step.parts, strict=True):
+            layout = nothing if sends_rows else width.rows.executor.fast.layout
+            staged_U = np.arange(part.lookups.num_rows) if sends_rows else part.plan.staged_U
+            lists = HostLists.of(
+                part.lookups, layout, np.empty(0, np.int64) if staged_U is None else staged_U
+            )
+            widths.append(lists)
+            moves.append(self.moves.lists_of(part))
+        # A batch larger than all before it enlarges the room; memory on the device follows in `train`.
+        num_moves = sum(sources_N.size for of_width in moves for sources_N, _ in of_width)
+        self._packing_room = self._packing_room.with_room_for(widths, num_moves)
+        # The whole batch goes to a slot of pinned memory, ready for its one copy. Slots are taken in the
+        # order of the steps, and filled by whichever reader is free.
+        slot = self._ring.take(self._packing_room.num_bytes)
+        batch = step.batch
+        number = self._num_packed
+        self._num_packed += 1
+        arguments = (
+            number,
+            [part.lookups for part in step.parts] if sends_rows else [],
+            self._packing_room,
+            slot,
+            batch.label_B.numpy(),
+            batch.dense_BK.numpy(),
+            widths,
+            moves,
+        )
+        copies_hot = any(part.plan.copy_hot for part in step.parts)
+        packing = Packing()
+        packing.future = self._readers.submit(self._pack_for, packing, *arguments)
+        return PreparedStep(step, packing, copies_hot)
+
+    def _pack_for(self, packing: Packing, *arguments: Any) -> PackedBatch:
+        packing.packed = self._pack(*arguments)
+        return packing.packed
+
+    def _pack(
+        self, number: int, sent: Sequence[LookupsByRow], room: PackedRoom, *arguments: Any
+    ) -> PackedBatch:
+        """Pack a batch in a reader, which also does what the loop has left for later."""
+        self._let_go()
+        self._parts.embeddings.note_transfers(waits=False)
+        packed = pack(room, *arguments)
+        # Rows that are sent with the step are named here.
+        sent_rows = [
+            width.rows.executor.in_place.slots_of_rows(lookups)
+            for width, lookups in zip(self._widths, sent, strict=False)
+        ]
+        # Batches are sent in their order, so it is known where they go: views are made here, not in the loop.
+        made_for, inputs = self._made
+        target = inputs[number % len(inputs)].packed[: packed.num_bytes] if made_for is room else None
+        return replace(packed, target=target, sent_rows=tuple(sent_rows))
+
+    def _let_go(self, num_kept: int = _KEPT_STEPS) -> None:
+        """Give the memory of steps back that are done, which takes as long as to queue them."""
+        with self._letting_go:
+            while len(self._done) > num_kept:
+                self._done.popleft()
+
+    def train(self, prepared: PreparedStep, number: int, rates: StepRates) -> torch.Tensor:
+        # What cannot be packed, and copies of all hot rows, run while the device stands still.
+        step = prepared.step
+        if InPlaceSteps.can_take(step):
+            loss_1, loss = self._new_loss()
+            self._in_place.train(step, number, rates, loss_1)
+            return loss
+        packed = None if prepared.packing is None else prepared.packing.result()
+        if packed is None or prepared.copies_hot:
+            self._device.synchronize()
+        if packed is None:
+            return self._at_once.train(prepared, number, rates)
+        if prepared.copies_hot:
+            for width, part in zip(self._widths, step.parts, strict=True):
+                width.rows.executor.copy_hot(part.plan)
+        # The copy goes up first, then rows move, then compute waits for both.
+        if packed.room is not self._made[0]:
+            self._make_room(packed.room)
+        inputs = self._send(packed, rates)
+        loss_1, loss = self._new_loss()
+        if packed.sent_rows:
+            self._passes.train_on_sent_rows(step, inputs, packed, number, rates, loss_1)
+        else:
+            self._wait_for_rows(step, inputs)
+            self._passes.train_on_device(inputs, packed.num_samples, number, rates, loss_1)
+        self._parts.embeddings.mark_updated(step, inputs.read)
+        self._done.append(prepared)
+        return loss
+
+    def synchronize(self) -> None:
+        self._device.synchronize()
+        self._parts.embeddings.note_transfers()
+        self._let_go(0)
+
+    def _send(self, packed: PackedBatch, rates: StepRates) -> StepInputs:
+        """Queue the copy of a batch to the next inputs."""
+        _, made = self._made
+        inputs = made[self._num_sent % len(made)]
+        self._num_sent += 1
+        self.sent_bytes += packed.num_bytes
+        self.sent_samples += packed.num_samples
+        # What is known last is written last: the rates of the step.
+        packed.rates[:] = self._rates.of(rates)
+        # The copy waits, on the device, for the step that last read this place.
+        if inputs.read is not None:
+            self._device.wait("copies", inputs.read)
+        target = inputs.packed[: packed.num_bytes] if packed.target is None else packed.target
+        self._device.copy("copies", packed.source, target)
+        inputs.copied = self._device.record("copies")
+        self._ring.sent(inputs.copied)
+        return inputs
+
+    def _wait_for_rows(self, step: PlannedStep, inputs: StepInputs) -> None:
+        """Queue the moves of a step, and let compute wait for its batch and its rows."""
+        arrived = inputs.copied
+        if step.item is not None and self.moves.begin(step.item, inputs.copied):
+            self._recorded.queue("moves", "moves", inputs, self._move_rows)
+            # Moves have waited for the copy, so what is behind them is behind both.
+            arrived = self._device.record("moves")
+        self._device.wait("compute", arrived)
+
+    def _move_rows(self, inputs: StepInputs) -> None:
+        self.moves.launch(inputs.moves)
+
+    def _make_room(self, room: PackedRoom) -> None:
+        """Allocate memory on the device for batches of these sizes."""
+        # Queued work may still use the old memory; recorded work has its addresses, and goes with it.
+        self._device.synchronize()
+        places = [StepInputs.of(room, self._device) for _ in range(self._num_inputs)]
+        self._recorded.begin(places)
+        self._made = room, places
+        self._passes.make_room(room)
+
+    def _new_loss(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(1,) and () float64 for the loss of a step, the same memory, which whoever keeps it may read
+        later."""
+        if not self._losses:
+            losses = self._device.allocate([_LOSSES_AT_ONCE], torch.float64)
+            self._losses = list(zip(losses.view(-1, 1).unbind(), losses.unbind(), strict=True))
+        return self._losses.pop()
+
+
+def _can_be_queued(part: WidthStep) -> bool:
+    """Whether the device can do a step by itself: each row has a slot there, and each sample one lookup."""
+    return part.ids.bags_N is None and part.plan.in_place is None and part.plan.split is None
+
+
+def _is_sent(part: WidthStep) -> bool:
+    """Whether the distinct rows of a step are sent with it, each sample having one lookup."""
+    in_place = part.plan.in_place
+    return part.ids.bags_N is None and in_place is not None and in_place.is_whole and in_place.sends == "rows"

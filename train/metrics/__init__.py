@@ -1,1 +1,0 @@
-"""The quality of predictions over any number of samples, in bounded memory."""

@@ -1,0 +1,124 @@
+"""From the options of a run to the model they mean, widths written out. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from ...pipeline.errors import ConfigError
+from ..config import DLRM_NAMES, ModelConfig, TrainConfig
+from ..run_config import RunConfig
+from .shapes import PRESETS, preset_name, preset_widths
+
+_CROSS_OPTIONS = ("cross_layers", "cross_rank", "cross_structure")
+_MLP_OPTIONS = ("bottom_mlp", "top_mlp")
+_HISTORY_OPTIONS = ("history_length", "attention_mlp", "last_mlp")
+_REGULARIZATION = ("dropout", "batch_norm")
+_DEFAULT_CROSS_LAYERS = 3
+"""Cross layers of DCN V2; its paper has 2 to 4."""
+_HISTORY_LENGTH = 20
+_ELEMENT_WIDTHS = (15, 15)
+_ATTENTION_WIDTHS = (15, 15)
+_LAST_WIDTHS = (60,)
+"""Sizes of TBSM in its own benchmark on Taobao's log (``bench/tbsm_bench.sh`` of facebookresearch/tbsm)."""
+
+
+def choose_model(config: TrainConfig, embedding_dim: int) -> ModelConfig:
+    """Return the model that ``config`` means on shards of this embedding dimension.
+
+    Raises:
+        ConfigError: a preset of another embedding dimension, or an option that the model does not have.
+    """
+    if config.model in DLRM_NAMES:
+        return _dlrm(config, embedding_dim)
+    if config.model == "dcnv2":
+        return _dcn(config, embedding_dim)
+    if config.model == "tbsm":
+        return _tbsm(config)
+    _refuse_options(config, (*_MLP_OPTIONS, *_CROSS_OPTIONS, *_HISTORY_OPTIONS, *_REGULARIZATION))
+    return ModelConfig(
+        kind="module", class_name=config.model, arguments=config.model_args, pooling=config.pooling
+    )
+
+
+def recorded_model(config: RunConfig) -> ModelConfig:
+    """Return the model of a run; those of earlier versions record the name of a preset alone."""
+    return config.dense_model or _dlrm(TrainConfig(model=config.model), config.embedding_dim)
+
+
+def recorded_name(config: TrainConfig, embedding_dim: int) -> str:
+    """Return the name of the model that a run records: that of its preset, of the model or of the class."""
+    return preset_name(config.model, embedding_dim) if config.model in DLRM_NAMES else config.model
+
+
+def _dlrm(config: TrainConfig, embedding_dim: int) -> ModelConfig:
+    _refuse_options(config, (*_CROSS_OPTIONS, *_HISTORY_OPTIONS, "model_args"))
+    bottom, top = preset_widths(config.model, embedding_dim)
+    return ModelConfig(
+        kind="dlrm",
+        bottom_widths=bottom if config.bottom_mlp is None else config.bottom_mlp,
+        top_widths=top if config.top_mlp is None else config.top_mlp,
+        dropout=config.dropout or 0.0,
+        batch_norm=config.batch_norm,
+        pooling=config.pooling,
+    )
+
+
+def _dcn(config: TrainConfig, embedding_dim: int) -> ModelConfig:
+    _refuse_options(config, (*_HISTORY_OPTIONS, "model_args"))
+    # The deep network is as wide as the top MLP of the DLRM that fits these shards.
+    deep = PRESETS[preset_name("auto", embedding_dim)].top_widths
+    return ModelConfig(
+        kind="dcnv2",
+        bottom_widths=config.bottom_mlp or (),
+        top_widths=deep if config.top_mlp is None else config.top_mlp,
+        cross_layers=_DEFAULT_CROSS_LAYERS if config.cross_layers is None else config.cross_layers,
+        cross_rank=config.cross_rank,
+        structure=config.cross_structure or "stacked",
+        dropout=config.dropout or 0.0,
+        batch_norm=config.batch_norm,
+        pooling=config.pooling,
+    )
+
+
+def _tbsm(config: TrainConfig) -> ModelConfig:
+    _refuse_options(config, (*_CROSS_OPTIONS, "model_args"))
+    # Its layers are many to a sample and small: neither its paper nor its code regularizes them.
+    for name in _REGULARIZATION:
+        if getattr(config, name) not in (None, False, 0):
+            raise ConfigError(f"--{name.replace('_', '-')} is no option of the model tbsm")
+    if config.pooling != "sum":
+        raise ConfigError(
+            "--pooling is no option of the model tbsm: it takes the elements of a list one by one",
+            hint="leave --pooling out",
+        )
+    top = _ELEMENT_WIDTHS if config.top_mlp is None else config.top_mlp
+    if not top:
+        raise ConfigError(
+            "the top MLP of tbsm needs a layer, whose width is that of the vector of an element",
+            hint="give --top-mlp 15,15, or leave it out",
+        )
+    return ModelConfig(
+        kind="tbsm",
+        bottom_widths=config.bottom_mlp or (),
+        top_widths=top,
+        history_length=_HISTORY_LENGTH if config.history_length is None else config.history_length,
+        attention_widths=_ATTENTION_WIDTHS if config.attention_mlp is None else config.attention_mlp,
+        last_widths=_LAST_WIDTHS if config.last_mlp is None else config.last_mlp,
+    )
+
+
+def _refuse_options(config: TrainConfig, names: tuple[str, ...]) -> None:
+    """Raise ConfigError where an option is set that the model does not have."""
+    for name in names:
+        if getattr(config, name) not in (None, False):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{option} is no option of the model {config.model}", hint=_WHERE_IT_BELONGS.get(name)
+            )
+
+
+_WHERE_IT_BELONGS = {
+    **dict.fromkeys(_CROSS_OPTIONS, "it belongs to --model dcnv2"),
+    **dict.fromkeys(_HISTORY_OPTIONS, "it belongs to --model tbsm"),
+    **dict.fromkeys(_MLP_OPTIONS, "give your class its widths in --model-args"),
+    **dict.fromkeys(_REGULARIZATION, "give your class such layers: torch.nn.Dropout, torch.nn.BatchNorm1d"),
+    "model_args": "it belongs to a class of your own: --model package.module:Class",
+}

@@ -1,0 +1,295 @@
+"""Sizes of a DLRM: presets, and the shape that fits given shards. Imports nothing heavy.
+
+K dense features, D embedding_dim, V = F + 1 vectors that interact (F where K = 0).
+
+Sizes of a DCN V2. Imports nothing heavy.
+
+K dense features, N numbers of a sample (the widths of its embeddings and dense features together), R rank.
+
+The sizes of a log that a dense model is built for. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol, Self
+
+from ...pipeline.errors import ConfigError, ShardError
+from ..config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DlrmShape:
+    """Sizes of a DLRM; with a seed they decide its initial values."""
+
+    num_dense: int
+    """Number of dense features, K; 0 leaves the bottom MLP out."""
+    num_tables: int
+    """Number of embedding tables, F."""
+    embedding_dim: int
+    """Width of the embeddings that interact, D, which is also the last width of the bottom MLP."""
+    bottom_widths: tuple[int, ...]
+    """Widths of the hidden layers between the dense features and D."""
+    top_widths: tuple[int, ...]
+    """Widths of the hidden layers between the interaction and the logit."""
+    table_dims: tuple[int, ...] = ()
+    """Row width of each table where some differ from D: such embeddings are projected to D by a learned
+    linear map without bias. Empty: all are D wide."""
+    dropout: float = 0.0
+    """Share of the outputs of the hidden layers of the top MLP dropped in training."""
+    batch_norm: bool = False
+    """Whether the outputs of hidden layers are normalized over the batch."""
+
+    @property
+    def num_vectors(self) -> int:
+        return self.num_tables + (self.num_dense > 0)
+
+    @property
+    def top_inputs(self) -> int:
+        pairs = self.num_vectors * (self.num_vectors - 1) // 2
+        return pairs + (self.embedding_dim if self.num_dense else 0)
+
+    @property
+    def bottom(self) -> tuple[int, ...]:
+        """Widths of the bottom MLP from its inputs to its outputs; empty without dense features."""
+        return (self.num_dense, *self.bottom_widths, self.embedding_dim) if self.num_dense else ()
+
+    @property
+    def top(self) -> tuple[int, ...]:
+        """Widths of the top MLP from its inputs to the logit."""
+        return (self.top_inputs, *self.top_widths, 1)
+
+    @property
+    def layers(self) -> list[tuple[int, int]]:
+        """Inputs and outputs of each linear layer."""
+        return [*pairwise(self.bottom), *pairwise(self.top)]
+
+    @property
+    def num_weights(self) -> int:
+        """Parameters of all linear layers."""
+        return sum((inputs + 1) * outputs for inputs, outputs in self.layers)
+
+    @property
+    def interaction_products(self) -> int:
+        """Multiplications of a sample outside linear layers."""
+        return self.num_vectors**2 * self.embedding_dim
+
+    @property
+    def interaction_floats(self) -> int:
+        """Numbers of a sample that a forward pass keeps beside the outputs of linear layers."""
+        return self.num_vectors * self.embedding_dim + self.num_vectors**2 + self.top_inputs
+
+
+@dataclass(frozen=True, slots=True)
+class _Preset:
+    embedding_dim: int | None
+    bottom_widths: tuple[int, ...]
+    top_widths: tuple[int, ...]
+
+
+PRESETS = {
+    "kaggle": _Preset(16, (512, 256, 64), (512, 256)),
+    "terabyte": _Preset(64, (512, 256), (512, 512, 256)),
+    "mlperf": _Preset(128, (512, 256), (1024, 1024, 512, 256)),
+    "small": _Preset(None, (64,), (64,)),
+}
+
+
+def preset_name(model: str, embedding_dim: int) -> str:
+    """The name of the preset; ``auto`` and ``dlrm`` mean the one that fits ``embedding_dim``."""
+    if model not in ("auto", "dlrm"):
+        return model
+    return next((name for name, preset in PRESETS.items() if preset.embedding_dim == embedding_dim), "small")
+
+
+def preset_widths(model: str, embedding_dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the widths of the hidden layers of preset ``model`` (or ``auto``): bottom MLP, top MLP.
+
+    Raises:
+        ConfigError: the preset has another embedding_dim.
+    """
+    name = preset_name(model, embedding_dim)
+    preset = PRESETS[name]
+    if preset.embedding_dim not in (None, embedding_dim):
+        raise ConfigError(
+            f"model {name} has embedding_dim {preset.embedding_dim}, the shards have {embedding_dim}",
+            hint=f"use --model auto, or preprocess with --embedding-dim {preset.embedding_dim}",
+        )
+    return preset.bottom_widths, preset.top_widths
+
+
+def tables_by_width(dims: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Group the numbers of tables by row width, widths in the order of their first table.
+
+    Args:
+        dims: row width of each table.
+    """
+    return {
+        dim: tuple(number for number, other in enumerate(dims) if other == dim) for dim in dict.fromkeys(dims)
+    }
+
+
+def dlrm_shape(
+    model: str, num_dense: int, num_tables: int, embedding_dim: int, table_dims: Sequence[int] = ()
+) -> DlrmShape:
+    """Build the shape of preset ``model`` (or ``auto``) for shards of these sizes.
+
+    Args:
+        model: name of the preset.
+        num_dense: dense features.
+        num_tables: embedding tables.
+        embedding_dim: the width that interacts.
+        table_dims: row width of each table; empty where all are ``embedding_dim``.
+
+    Raises:
+        ConfigError: the preset has another embedding_dim.
+        ShardError: with one table and no dense feature nothing interacts.
+    """
+    widths = preset_widths(model, embedding_dim)
+    return shape_of_widths(*widths, num_dense, num_tables, embedding_dim, table_dims)
+
+
+def shape_of_widths(
+    bottom_widths: tuple[int, ...],
+    top_widths: tuple[int, ...],
+    num_dense: int,
+    num_tables: int,
+    embedding_dim: int,
+    table_dims: Sequence[int] = (),
+) -> DlrmShape:
+    """Build the shape with hidden layers of any widths; the other arguments are those of `shapes`.
+
+    Raises:
+        ShardError: with one table and no dense feature nothing interacts.
+    """
+    # Projections are needed only where some table differs from the common width.
+    others = tuple(table_dims) if set(table_dims) - {embedding_dim} else ()
+    shape = DlrmShape(num_dense, num_tables, embedding_dim, bottom_widths, top_widths, others)
+    if shape.num_vectors < 2:
+        raise ShardError("the shards have one table and no dense feature: nothing interacts")
+    return shape
+
+
+@dataclass(frozen=True, slots=True)
+class DcnShape:
+    """Sizes of a DCN V2; with a seed they decide its initial values."""
+
+    num_dense: int
+    """Number of dense features, K."""
+    table_dims: tuple[int, ...]
+    """Row width of each table; they may differ, and nothing is projected."""
+    config: ModelConfig
+    """Layers of the networks."""
+
+    @property
+    def bottom(self) -> tuple[int, ...]:
+        """Widths of the bottom MLP from its inputs to its outputs; empty without one."""
+        has_bottom = self.num_dense and self.config.bottom_widths
+        return (self.num_dense, *self.config.bottom_widths) if has_bottom else ()
+
+    @property
+    def num_inputs(self) -> int:
+        """Numbers of a sample that are crossed, N."""
+        return sum(self.table_dims) + (self.bottom[-1] if self.bottom else self.num_dense)
+
+    @property
+    def deep(self) -> tuple[int, ...]:
+        """Widths of the deep network from its inputs to its outputs."""
+        return (self.num_inputs, *self.config.top_widths)
+
+    @property
+    def last_inputs(self) -> int:
+        """Inputs of the layer that gives the logit."""
+        return self.deep[-1] + (0 if self.config.structure == "stacked" else self.num_inputs)
+
+    @property
+    def layers(self) -> list[tuple[int, int]]:
+        """Inputs and outputs of each linear layer."""
+        rank = self.config.cross_rank
+        full = (self.num_inputs, self.num_inputs)
+        cross = [full] if rank is None else [(self.num_inputs, rank), (rank, self.num_inputs)]
+        repeated = cross * self.config.cross_layers
+        return [*pairwise(self.bottom), *repeated, *pairwise(self.deep), (self.last_inputs, 1)]
+
+    @property
+    def num_weights(self) -> int:
+        """Parameters of all layers; the first of a factored pair has no bias."""
+        without_bias = (self.config.cross_rank or 0) * self.config.cross_layers
+        return sum((inputs + 1) * outputs for inputs, outputs in self.layers) - without_bias
+
+    @property
+    def interaction_products(self) -> int:
+        """Multiplications of a sample outside linear layers."""
+        return self.num_inputs * self.config.cross_layers
+
+    @property
+    def interaction_floats(self) -> int:
+        """Numbers of a sample that a forward pass keeps beside the outputs of linear layers."""
+        return self.num_inputs * (1 + self.config.cross_layers)
+
+
+class _Table(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def embedding_dim(self) -> int: ...
+    @property
+    def is_multi_hot(self) -> bool: ...
+
+
+class _Sizes(Protocol):
+    @property
+    def num_dense(self) -> int: ...
+    @property
+    def tables(self) -> Sequence[_Table]: ...
+    @property
+    def embedding_dim(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TableInput:
+    """An embedding table, as the constructor of a model sees it."""
+
+    name: str
+    """Name of its feature."""
+    num_embeddings: int
+    """Rows of the table."""
+    embedding_dim: int
+    """Width of its embeddings."""
+    is_multi_hot: bool = False
+    """Whether its feature is list-valued."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """The sizes that the constructor of a user's module gets as its first argument."""
+
+    num_dense: int
+    """Number of dense features, which may be 0."""
+    tables: tuple[TableInput, ...]
+    """The embedding tables in the order of the features."""
+    embedding_dim: int
+    """Width of the embeddings that the log was preprocessed for; single tables may have others."""
+
+    @classmethod
+    def of(cls, sizes: _Sizes) -> Self:
+        """Describe the features and tables of shards, or of the config of a run."""
+        tables = (
+            TableInput(table.name, table.num_rows, table.embedding_dim, table.is_multi_hot)
+            for table in sizes.tables
+        )
+        return cls(sizes.num_dense, tuple(tables), sizes.embedding_dim)
+
+    @property
+    def table_dims(self) -> tuple[int, ...]:
+        """Width of the embeddings of each table."""
+        return tuple(table.embedding_dim for table in self.tables)
+
+    @property
+    def total_dim(self) -> int:
+        """Width of all embeddings of a sample side by side."""
+        return sum(self.table_dims)

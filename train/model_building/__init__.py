@@ -1,1 +1,0 @@
-"""From the options of a run to its dense model, a user's own module among them."""

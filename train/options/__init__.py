@@ -1,1 +1,0 @@
-"""Groups of options of a run, as plain data."""

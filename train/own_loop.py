@@ -1,0 +1,568 @@
+"""`hotset.nn.Embeddings`: the placements as a module of torch, in a training loop of one's own.
+
+The module holds the rows and moves them; labels, dense layers and their optimizer are the caller's. With
+`Embeddings.read_ahead` around the batches, rows are planned and loaded before the batch that needs them, as
+in ``hotset train``; without it each batch brings its own rows when it comes. Neither changes a bit.
+
+Embeddings are handed out as copies, 3.4 MB for 2,048 samples of 26 features of width 16: the memory of a
+lookup is used again by the next one, and callers may keep theirs.
+
+Batches as dictionaries, whose ids anybody may have made: each is checked before a kernel reads it.
+
+Shapes: B samples, F one-hot features, N lookups of a multi-hot feature.
+
+The device of a loop of one's own: where the fast tier is, and what moves rows to it.
+
+The loop computes with torch at once and asks the device for nothing but moves, which a thread queues ahead of
+their batches. The host waits for them at each lookup: who calls may read the embeddings from any stream.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import nn
+
+from ..pipeline.errors import MIB, ConfigError, parse_byte_size
+from ..pipeline.runtime.tasks import num_workers
+from ..stats.batch_rows import first_stray_lookup
+from .build_embeddings import RowTools, build_embeddings, open_device, open_verbs, resolve
+from .config import PlacementName, TrainConfig, is_launched
+from .data.batch import Batch, BatchShares, EmbeddingTable, FeatureBags
+from .data.dataset import offsets_name
+from .data.shards import Shards, with_hot_bytes
+from .device import Device
+from .execution.embeddings import Embeddings as Rows
+from .execution.embeddings import PlannedStep, RowWidth
+from .execution.row_parts import changed_of
+from .execution.step_source import StepSource
+from .gpu.packed_batch import WidthTensors
+from .gpu.row_moves import MovesByThreads, ThreadMover
+from .gpu.twins import choose_kernels
+from .loop import num_steps_ahead
+from .metrics import Meter
+from .model.shapes import ModelInputs
+from .rows.tiers import HostMemory
+from .threads import BackgroundIterator, WorkThreads
+
+
+class DictionaryReader:
+    """Reads the lookups of some tables out of dictionaries, as `ShardDataset` hands them out.
+
+    Args:
+        tables: all tables of the shards.
+    """
+
+    def __init__(self, tables: Sequence[EmbeddingTable]) -> None:
+        self._tables = tuple(tables)
+
+    def read(self, features: Mapping[str, Any]) -> Batch:
+        """Return the lookups of a batch, without its labels and dense features.
+
+        Args:
+            features: for each table its ids by name, (B,) integers; of a multi-hot one the ids of all
+                samples, (N,), and under ``NAME_offsets`` where those of each begin, (B + 1,).
+
+        Raises:
+            ConfigError: a feature is missing, has another shape or type, or an id that its table has not.
+        """
+        columns: list[NDArray[np.int32]] = []
+        bags: list[FeatureBags] = []
+        num_samples: dict[str, int] = {}
+        is_hot_only = True
+        names = {table.name for table in self._tables}
+        for table in self._tables:
+            # Ids are refused as they came, before a kernel reads them or they are cut to int32.
+            found_N = _integers(features, table.name)
+            _refuse_stray(found_N, table)
+            ids_N = np.ascontiguousarray(found_N, np.int32)
+            is_hot_only &= first_stray_lookup(ids_N[:, None], np.array([table.num_hot])) < 0
+            if table.is_multi_hot:
+                name = offsets_name(table.name)
+                offsets_B1 = _integers(features, name)
+                _refuse_offsets(offsets_B1, ids_N.size, name)
+                bags.append(FeatureBags(offsets_B1.astype(np.int32), ids_N))
+                num_samples[table.name] = offsets_B1.size - 1
+            else:
+                _refuse_lists(features, table.name, names)
+                columns.append(ids_N)
+                num_samples[table.name] = ids_N.size
+        # All features are of the same samples.
+        first, *others = num_samples.items()
+        for name, count in others:
+            if count != first[1]:
+                raise ConfigError(f"{name!r} has {count} samples, and {first[0]!r} has {first[1]}")
+        ids_BF = np.stack(columns, axis=1) if columns else np.empty((first[1], 0), np.int32)
+        no_values = torch.empty(0)
+        return Batch(no_values, no_values, ids_BF, None, is_hot_only, tuple(bags))
+
+
+def _refuse_lists(features: Mapping[str, Any], name: str, names: Collection[str]) -> None:
+    """Raise ConfigError where a feature of one id per sample comes with lists, which look like samples."""
+    offsets = offsets_name(name)
+    if offsets in features and offsets not in names:
+        raise ConfigError(f"the batch has {offsets!r}, and feature {name!r} has one id per sample, not lists")
+
+
+def _integers(features: Mapping[str, Any], name: str) -> NDArray[Any]:
+    """Return the integers under a name; raise ConfigError where there are none."""
+    if name not in features:
+        raise ConfigError(f"the batch has no {name!r}; it has {', '.join(map(repr, list(features)[:8]))}")
+    value = features[name]
+    found = value.cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise ConfigError(f"{name!r} is {found.dtype} of shape {found.shape}, want a vector of integers")
+    return found
+
+
+def _refuse_stray(ids_N: NDArray[Any], table: EmbeddingTable) -> None:
+    """Raise ConfigError where an id is not in its table."""
+    # Compared in their own type: a large int64 could be a good int32 once it is cut.
+    is_stray_N = (ids_N < 0) | (ids_N >= table.num_rows)
+    if is_stray_N.any():
+        stray = int(ids_N[is_stray_N.argmax()])
+        raise ConfigError(f"feature {table.name!r} has the id {stray}, and its table {table.num_rows} rows")
+
+
+def _refuse_offsets(offsets_B1: NDArray[Any], num_lookups: int, name: str) -> None:
+    """Raise ConfigError unless offsets divide the lookups into bags."""
+    is_right = (
+        offsets_B1.size > 0
+        and offsets_B1[0] == 0
+        and offsets_B1[-1] == num_lookups
+        and bool((offsets_B1[1:] >= offsets_B1[:-1]).all())
+    )
+    if not is_right:
+        raise ConfigError(f"{name!r} must ascend from 0 to {num_lookups}, the number of its ids")
+
+
+class LoopDevice:
+    """The host, or a device that moves rows in a stream of its own.
+
+    Args:
+        verbs: of the device; None: the host.
+        num_threads: threads of the loop, some of which gather rows.
+    """
+
+    def __init__(self, verbs: Device | None, num_threads: int) -> None:
+        self._verbs = verbs
+        self._num_threads = num_threads
+        self._mover: ThreadMover | None = None
+        """The threads that move rows, once there are any to move."""
+
+    def take_over(self, rows: Rows) -> Rows:
+        """Let the rows, of which no transfer is sent yet, be moved in the stream of moves; return them."""
+        if self._verbs is None or not any(map(_has_staging_slots, rows.widths)):
+            return rows
+        if self._mover is None:
+            self._mover = self._new_mover(self._verbs, rows.widths)
+        # Puts its own transfers in the place of those that wait for steps to be queued.
+        MovesByThreads(self._mover, self._verbs, rows)
+        return rows
+
+    def renewed(self, rows: Rows) -> Rows:
+        """Return the same tiers with new transfers: those that were stopped stay so."""
+        return self.take_over(Rows(sum(len(width.tables) for width in rows.widths), rows.widths, self._verbs))
+
+    def _new_mover(self, verbs: Device, widths: Sequence[RowWidth]) -> ThreadMover:
+        tensors = [WidthTensors.of(width, verbs) for width in widths]
+        return ThreadMover(verbs, choose_kernels(verbs.torch_device), tensors, self._num_threads)
+
+
+def _has_staging_slots(width: RowWidth) -> bool:
+    fast = width.executor.fast
+    return fast.num_slots > fast.layout.num_own_slots
+
+
+_SETTINGS = (
+    "hot_bytes",
+    "staging_bytes",
+    "prefetch",
+    "cache_policy",
+    "cache_warmup",
+    "cache_batches",
+    "embedding_optimizer",
+    "embedding_lr",
+    "seed",
+    "threads",
+)
+"""Fields of `TrainConfig` that decide about rows alone."""
+_WINDOW_BYTES = 64 * MIB
+"""Memory for the cold rows of batches known ahead, which wait as a whole here: 10 to 25 times as much."""
+_WEIGHT = ".weight"
+_STATE = ".state"
+_Dictionary = TypeVar("_Dictionary", bound=Mapping[str, Any])
+
+
+class Embeddings(nn.Module):
+    """The embedding tables of shards, wherever their rows live, for a training loop of your own.
+
+    Calling the module with a batch, as `hotset.ShardDataset` hands them out, returns the embeddings of each
+    feature by name, (B, embedding_dim) float32; those of a feature with lists are the sum of its rows. After
+    ``backward``, `step` updates the rows that the batch looked up. Rows are no parameters of torch: your
+    optimizer is for the other layers.
+
+    In evaluation mode (``eval()``), or under ``torch.no_grad()``, a call reads the newest rows and needs no
+    step. ``state_dict()`` holds every table, ``NAME.weight``, and its optimizer state, ``NAME.state``; it
+    fits every placement and budget.
+
+    All placements give the same bits for the same batches. With ``device="cuda"`` the fast tier is on a GPU,
+    and so are the embeddings, for layers there; tables are saved and loaded on the host.
+
+    Example:
+        ``emb = hotset.nn.Embeddings("data", placement="lookahead", staging_bytes="64MiB")``
+    """
+
+    def __init__(
+        self,
+        data: str | Path,
+        *,
+        placement: PlacementName = "lookahead",
+        device: str = "cpu",
+        decay: float = 0.0,
+        **settings: Any,
+    ) -> None:
+        """Open the shards of ``data`` and give every row its initial values.
+
+        Args:
+            data: folder that `hotset.preprocess` wrote, or its ``shards/`` alone.
+            placement: where rows live, as in `hotset.fit`.
+            device: of the fast tier, "cpu" or "cuda", on which embeddings are handed out; "late" simulates
+                one on the host.
+            decay: weight decay of rows, per use.
+            settings: fields of `TrainConfig` that are about rows: ``hot_bytes``, ``staging_bytes`` (also as
+                text, "64MiB"), ``prefetch``, ``cache_policy``, ``cache_warmup``,
+                ``cache_batches``, ``embedding_optimizer``, ``embedding_lr``, ``seed`` and ``threads``.
+
+        Raises:
+            HotsetError: no shards, no such device, another setting, or more rows than memory.
+            ConfigError: this process is one of several ranks.
+        """
+        super().__init__()
+        _refuse_ranks()
+        for name, value in settings.items():
+            if name not in _SETTINGS:
+                raise ConfigError(f"there is no setting {name!r}, want some of {', '.join(_SETTINGS)}")
+            if name.endswith("_bytes") and isinstance(value, str):
+                settings[name] = parse_byte_size(value)
+        config = TrainConfig(placement=placement, device=device, **settings)
+        config = replace(config, recipe=replace(config.recipe, embedding_decay=decay))
+        shards = Shards.open(Path(data))
+        if config.hot_bytes is not None:
+            optimizer = config.row_optimizer(shards.embedding_optimizer)
+            shards = with_hot_bytes(shards, config.hot_bytes, optimizer)
+        self._config = resolve(shards, config)
+        self._tables = shards.tables
+        self._reader = DictionaryReader(shards.tables)
+        self._inputs = ModelInputs.of(shards)
+        # One rank computes the whole batch.
+        torch_device = open_device(device)
+        verbs = open_verbs(device)
+        threads = WorkThreads(config.threads or num_workers(0))
+        tools = RowTools(
+            shares=BatchShares(shards.batch_size, 1, 0, 1),
+            device=torch_device,
+            verbs=verbs,
+            meter=Meter(torch_device),
+            threads=threads,
+            host=HostMemory(None, Path(tempfile.gettempdir()), may_spill=False),
+            marks_rows=True,
+            folder=Path(tempfile.gettempdir()),
+        )
+        self._device = LoopDevice(verbs, threads.num_threads)
+        self._rows = self._device.take_over(build_embeddings(shards, self._config, tools))
+        self._current: _Current | None = None
+        """Batch that is trained on now, or that `read_ahead` has handed out."""
+        self._is_reading = False
+        self._is_written_back = False
+        """Whether the slow tier has the newest values of staged rows too."""
+
+    @property
+    def inputs(self) -> ModelInputs:
+        """Sizes of the dense features and of the tables, for building the other layers."""
+        return self._inputs
+
+    def read_ahead(self, batches: Iterable[_Dictionary]) -> Iterator[_Dictionary]:
+        """Yield the batches of an epoch, or of a part of one, while the rows of those to come are loaded.
+
+        Batches are read and planned ahead of the loop, 64 of them or more: until the planner knows the next
+        use of rows that leave the fast tier. The iterable is read in another thread. What is left of it when
+        the loop ends early is forgotten.
+
+        Args:
+            batches: as `forward` takes them: a `hotset.ShardDataset`, a loader of it, or any others.
+
+        Raises:
+            ConfigError: another loop over `read_ahead` is not over.
+        """
+        if self._is_reading:
+            raise ConfigError("read_ahead is under way: end that loop first")
+        self._end_step()
+        self._is_reading = True
+        # Batches wait here until they run: the source reads them by number, some of them twice.
+        held: dict[int, tuple[_Dictionary, Batch]] = {}
+
+        def numbers() -> Iterator[int]:
+            for number, dictionary in enumerate(batches):
+                held[number] = (dictionary, self._reader.read(dictionary))
+                yield number
+
+        steps = self._source(held, is_fresh=True).steps([numbers()])
+        # A copy of hot rows (fae) is planned with its batch, and must be made before the next one is planned.
+        depth = num_steps_ahead(self._config)
+        ahead = None if self._config.placement == "fae" else BackgroundIterator(steps, depth, "read ahead")
+        try:
+            for step in ahead or steps:
+                dictionary, _ = held.pop(step.number)
+                self._current = _Current(step, dictionary)
+                yield dictionary
+                self._end_step()
+        finally:
+            # Also where the loop ends early: planning stops before the rows are brought home.
+            if ahead is not None:
+                ahead.close()
+            self._end_step()
+            self._bring_home()
+            self._is_reading = False
+
+    def forward(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the embeddings of a batch, (B, embedding_dim) of each feature by its name.
+
+        Args:
+            batch: ids of each feature by name, (B,) integers; for a feature with lists those of all samples,
+                (N,), and under ``NAME_offsets`` where those of each begin, (B + 1,). Other entries are left
+                alone.
+
+        Raises:
+            ConfigError: a feature is missing or has an id that its table has not; or `read_ahead` has handed
+                out another batch.
+        """
+        # Without gradients nothing is updated, so the batch needs no step of its own.
+        if not (self.training and torch.is_grad_enabled()):
+            return self._by_name(self._evaluated(self._reader.read(batch)))
+        current = self._current_of(batch)
+        # A batch that is looked up twice has one place for its gradients.
+        if not current.leaves:
+            self._rows.wait_for_rows(current.step)
+            with torch.no_grad():
+                found = [emb_BFd.clone() for emb_BFd in self._rows.look_up(current.step)]
+            current.leaves = [emb_BFd.requires_grad_() for emb_BFd in found]
+        return self._by_name(current.leaves)
+
+    def step(self, lr: float | None = None) -> None:
+        """Update the rows of the last batch by the gradients of its embeddings.
+
+        A batch without a step leaves all rows as they are.
+
+        Args:
+            lr: learning rate of this step; by default ``embedding_lr``.
+
+        Raises:
+            ConfigError: no batch was looked up, or no loss was passed backward since.
+        """
+        current = self._current
+        if current is None or not current.leaves:
+            raise ConfigError("step() comes after a batch was looked up in training mode")
+        if all(leaf.grad is None for leaf in current.leaves):
+            raise ConfigError("step() comes after backward(): the embeddings have no gradient")
+        # Tables of a width that the loss does not depend on have a gradient of zero.
+        for leaf in current.leaves:
+            if leaf.grad is None:
+                leaf.grad = torch.zeros_like(leaf)
+        self._rows.update(current.step, current.leaves, None if lr is None else float(np.float32(lr)))
+        current.is_done = True
+        self._is_written_back = False
+        if not self._is_reading:
+            self._end_step()
+
+    def _current_of(self, batch: Mapping[str, Any]) -> _Current:
+        """Return the step of a batch: the one that was read ahead, or one of its own."""
+        current = self._current
+        if self._is_reading:
+            if current is None or current.is_done:
+                raise ConfigError("a batch of read_ahead is trained on once: take the next one")
+            # The dictionary may be a copy: the same lookups make it the same batch.
+            if batch is not current.dictionary and not _is_same(self._reader.read(batch), current.step.batch):
+                raise ConfigError("the batch is not the one that read_ahead handed out last")
+            return current
+        if current is not None and batch is current.dictionary:
+            return current
+        # Nothing is known of the batches before and behind: its rows come, and go home after its step.
+        self._end_step()
+        held = {0: (batch, self._reader.read(batch))}
+        (step,) = islice(self._source(held, is_fresh=False).steps([[0]]), 1)
+        self._current = _Current(step, batch)
+        return self._current
+
+    def _end_step(self) -> None:
+        """Leave the present batch behind, whether or not a step was taken on it."""
+        current, self._current = self._current, None
+        if current is None:
+            return
+        if not current.is_done:
+            # Its rows came, and hot rows were copied, for the batches behind it too.
+            if not current.leaves:
+                self._rows.wait_for_rows(current.step)
+            self._rows.mark_updated(current.step)
+        if not self._is_reading:
+            self._bring_home()
+
+    def _bring_home(self) -> None:
+        """Write all rows back, and forget what was planned for batches that do not come."""
+        self._rows.stop()
+        for width in self._rows.widths:
+            width.executor.staged.forget()
+        self._rows = self._device.renewed(self._rows)
+
+    def _source(self, held: Mapping[int, tuple[object, Batch]], *, is_fresh: bool) -> StepSource:
+        """Return a source of the steps of some batches.
+
+        Args:
+            held: batches by number.
+            is_fresh: whether rows that no step has changed are initialized at their first use.
+        """
+        # New planners know of no earlier batch; with ``is_fresh`` rows used before are marked for them.
+        return StepSource(
+            self._rows,
+            lambda number: held[number][1],
+            lambda number: held[number][1].is_hot_only,
+            is_fresh=is_fresh,
+            is_resumed=is_fresh,
+            window_bytes=_WINDOW_BYTES,
+        )
+
+    @torch.no_grad()
+    def _evaluated(self, batch: Batch) -> list[torch.Tensor]:
+        """Return the embeddings of each width by the newest rows."""
+        # Rows written back stay the newest until an update, so only the first evaluation after it writes.
+        paused = self._rows.transfers_paused if self._is_written_back else self._rows.rows_written_back
+        with paused():
+            self._is_written_back = True
+            step = self._rows.plan_evaluation(0, batch)
+            return [emb_BFd.clone() for emb_BFd in self._rows.look_up(step)]
+
+    def _by_name(self, embeddings: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return those of each table, in the order of the tables."""
+        of_table = {
+            table: emb_BFd[:, position]
+            for width, emb_BFd in zip(self._rows.widths, embeddings, strict=True)
+            for position, table in enumerate(width.tables)
+        }
+        return {table.name: of_table[number] for number, table in enumerate(self._tables)}
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Put copies of all tables into a state dictionary of torch."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        with self._rows.transfers_paused():
+            for width in self._rows.widths:
+                # Each row is copied from wherever it is newest, and none is moved.
+                residents = width.executor.staged.by_row()
+                for position, number in enumerate(width.tables):
+                    table = self._tables[number]
+                    tables_N, ids_N = _all_rows(position, table.num_rows)
+                    weights_ND = torch.empty(table.num_rows, table.embedding_dim)
+                    state_NW = torch.empty(table.num_rows, _state_width(width))
+                    width.executor.copy_newest(tables_N, ids_N, residents, weights_ND, state_NW)
+                    destination[f"{prefix}{table.name}{_WEIGHT}"] = weights_ND
+                    if state_NW.shape[1]:
+                        destination[f"{prefix}{table.name}{_STATE}"] = state_NW
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Set all rows by a state dictionary of torch, which raises what is put into the lists."""
+        if self._is_reading:
+            raise ConfigError("read_ahead is under way: load rows before that loop or after it")
+        self._end_step()
+        # Names and shapes are compared first: a refusal leaves every row as it was.
+        wanted = {}
+        for width in self._rows.widths:
+            for number in width.tables:
+                table = self._tables[number]
+                wanted[f"{prefix}{table.name}{_WEIGHT}"] = (table.num_rows, table.embedding_dim)
+                if _state_width(width):
+                    wanted[f"{prefix}{table.name}{_STATE}"] = (table.num_rows, _state_width(width))
+        for name, shape in wanted.items():
+            if name not in state_dict:
+                missing_keys.append(name)
+            elif tuple(state_dict[name].shape) != shape:
+                error_msgs.append(f"{name} has the shape {tuple(state_dict[name].shape)}, want {shape}")
+        unexpected_keys.extend(
+            name for name in state_dict if strict and name.startswith(prefix) and name not in wanted
+        )
+        # All rows or none: half of a table would be of no run.
+        if missing_keys or error_msgs:
+            return
+        for width in self._rows.widths:
+            for position, number in enumerate(width.tables):
+                table = self._tables[number]
+                weights_ND = _floats(state_dict[f"{prefix}{table.name}{_WEIGHT}"])
+                state_NW = np.empty((table.num_rows, 0), np.float32)
+                if _state_width(width):
+                    state_NW = _floats(state_dict[f"{prefix}{table.name}{_STATE}"])
+                tables_N, ids_N = _all_rows(position, table.num_rows)
+                width.executor.restore(tables_N, ids_N, weights_ND, state_NW)
+                # None of these rows has its initial value any more.
+                changed = changed_of(width)
+                changed.mark_rows(changed.layout.slots_of_rows(tables_N, ids_N), is_saved=True)
+
+
+def _refuse_ranks() -> None:
+    """Raise ConfigError in one of several ranks: each would change rows of its own, and they would differ."""
+    if is_launched() or (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        raise ConfigError(
+            "hotset.nn.Embeddings trains in one process, and this one is a rank among others",
+            hint="hotset.fit trains your module on ranks; or start this program by itself, without torchrun",
+        )
+
+
+@dataclass(slots=True)
+class _Current:
+    """A batch on its way through a step."""
+
+    step: PlannedStep
+    dictionary: Mapping[str, Any]
+    leaves: list[torch.Tensor] = field(default_factory=list)
+    """(B, F, d) embeddings of each row width, once they are looked up."""
+    is_done: bool = False
+    """Whether its rows are updated."""
+
+
+def _is_same(batch: Batch, other: Batch) -> bool:
+    """Return whether two batches have the same lookups."""
+    if not np.array_equal(batch.ids_BF, other.ids_BF):
+        return False
+    return all(
+        np.array_equal(bags.offsets_B1, others.offsets_B1) and np.array_equal(bags.ids_N, others.ids_N)
+        for bags, others in zip(batch.bags, other.bags, strict=True)
+    )
+
+
+def _all_rows(position: int, num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the table, among those of its width, and the id of every row of a table."""
+    return np.full(num_rows, position, np.int64), np.arange(num_rows)
+
+
+def _state_width(width: RowWidth) -> int:
+    return width.executor.optimizer.state_width(width.embedding_dim)
+
+
+def _floats(tensor: torch.Tensor) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+    return found

@@ -1,1 +1,0 @@
-"""Rows of hotset in training loops of one's own."""

@@ -1,1 +1,0 @@
-"""The embeddings of one rank of several: its rows, and what it sends to the others and receives."""

@@ -1,0 +1,414 @@
+"""Finds what a rank looks up, serves, sends and receives in one step, for the rows of one table group.
+
+Every rank reads the lookups of the whole batch, so it knows which rows each rank uses and makes the same
+lists as they do (`stats.exchange.messages`); nothing is asked. Before the step the owner of a row sends its
+vector to each rank that looks it up, once however often it is looked up there; at the first use of a row each
+of them computes the initial value instead. After it each sends one gradient to the owner, the sum over its
+micro-batches.
+
+Shapes: U distinct rows of the step, O of these that this rank looks up, S that it owns, W ranks.
+
+Reads batches as several ranks see them: the distinct rows of each, with the ranks that use them.
+
+Rows of all tables of one row width are numbered as one, table after table; such a number is a key. Shapes:
+N lookups and U distinct rows of a batch, F tables of the width.
+
+The rows of one table group that this rank owns, as tables of their own.
+
+The owner of a row holds its weights and optimizer state. The rows of a rank keep their order, so its part of
+a table is a table of fewer rows whose hot rows are a prefix, and tiers, placements and planners work on it as
+in one process. Keys number the rows of all tables of the group, table after table; such a map takes 5 bytes
+per row on every rank.
+
+Shapes: F tables of the group, K keys, R rows that this rank owns, S of these that a step serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...pipeline.errors import ConfigError
+from ...stats.batch_rows import LookupsByRow
+from ...stats.exchange import (
+    Masks,
+    RankedEpoch,
+    RowLists,
+    StepRows,
+    count_remote_lookups,
+    count_uses,
+    list_messages,
+    mask_type,
+    owners_by_use,
+    rank_masks,
+    ranks_of_samples,
+    striped_owners,
+)
+from ..data.batch import BatchIds, EmbeddingTable, IdReader
+from ..data.shards import Shards
+from ..rows.tiers import HeldIds
+from .messages import CrossingRows
+
+# ruff: noqa: N815  (arrays carry shape suffixes)
+
+
+_MOST_ROWS = 2**31 - 1
+"""Keys are int32."""
+_RANGE_BYTES = 256 << 20
+"""Memory for the counts of the rows that are looked at together; each range reads all batches."""
+_COUNT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RankedBatch:
+    """The lookups of one batch in the tables of a width, and the ranks that make them."""
+
+    lookups: LookupsByRow
+    ranks_N: NDArray[np.uint8]
+    """Rank of each lookup, in the order of the batch."""
+    keys_U: NDArray[np.int32]
+    """Distinct rows, ascending."""
+    masks_U: Masks
+    """The ranks that use each of them."""
+    num_samples: int
+
+
+class RankReader:
+    """Reads training batches of shards as several ranks see them.
+
+    Args:
+        shards: with the batches.
+        chosen: positions of the tables of one width, ascending.
+        num_ranks: ranks that compute a batch.
+        num_shares: equal parts of a batch, a multiple of ``num_ranks``; by default one for each rank.
+
+    Raises:
+        ConfigError: a batch cannot be cut so, or the tables have too many rows.
+    """
+
+    def __init__(
+        self, shards: Shards, chosen: Sequence[int], num_ranks: int, num_shares: int | None = None
+    ) -> None:
+        self.num_ranks = num_ranks
+        self._shards = shards
+        self._num_shares = num_shares or num_ranks
+        self._reader = IdReader(shards.tables, chosen)
+        self._first_key_F1 = np.cumsum([0, *(shards.tables[table].num_rows for table in chosen)])
+        # The kernels trust these numbers, so they are tried here once.
+        try:
+            mask_type(num_ranks)
+            ranks_of_samples(0, shards.batch_size, self._num_shares, num_ranks)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if self.num_rows > _MOST_ROWS:
+            raise ConfigError(f"{self.num_rows:,} rows of one width; at most {_MOST_ROWS:,} can be planned")
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all tables of the width."""
+        return int(self._first_key_F1[-1])
+
+    def read(self, number: int) -> RankedBatch:
+        """The training batch ``number``."""
+        ids = self._reader.read(self._shards.training_batch(number))
+        lookups = self._reader.by_row(ids)
+        ranks_N = self._ranks_of(ids)
+        # Rows of all tables are numbered as one: to each id the first key of its table is added.
+        keys_U = lookups.rows_U + np.repeat(self._first_key_F1[:-1], np.diff(lookups.first_F1))
+        masks_U = rank_masks(lookups, ranks_N, self.num_ranks)
+        return RankedBatch(lookups, ranks_N, keys_U.astype(np.int32), masks_U, ids.num_samples)
+
+    def _ranks_of(self, ids: BatchIds) -> NDArray[np.uint8]:
+        """(num_lookups,); the rank of each lookup's sample."""
+        ranks_B = ranks_of_samples(ids.num_samples, self._shards.batch_size, self._num_shares, self.num_ranks)
+        # A sample has one lookup of each feature, or each lookup names its bag.
+        if ids.bags_N is None:
+            return np.repeat(ranks_B, ids.num_features)
+        return ranks_B[ids.bags_N // max(ids.num_features, 1)]
+
+
+def read_epoch(reader: RankReader, order: Iterable[int]) -> RankedEpoch:
+    """Read the batches of an epoch in their order; of each only its rows and their ranks are kept."""
+    # An empty array comes first, so that an epoch without batches has arrays of these types too.
+    keys: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
+    masks: list[Masks] = [np.empty(0, mask_type(reader.num_ranks))]
+    lookups_of_rows = np.zeros(reader.num_rows, np.int64)
+    striped = striped_owners(reader.num_rows, reader.num_ranks)
+    num_samples = 0
+    remote_lookups = 0
+    # A batch is forgotten as soon as its rows and their ranks are known.
+    for number in order:
+        batch = reader.read(number)
+        keys.append(batch.keys_U)
+        masks.append(batch.masks_U)
+        lookups_of_rows[batch.keys_U] += batch.lookups.counts_U
+        remote_lookups += count_remote_lookups(batch.lookups, batch.ranks_N, striped[batch.keys_U])
+        num_samples += batch.num_samples
+    return RankedEpoch(
+        num_ranks=reader.num_ranks,
+        num_samples=num_samples,
+        offsets=np.cumsum([0, *(part.size for part in keys[1:])]),
+        keys=np.concatenate(keys),
+        masks=np.concatenate(masks),
+        lookups_of_rows=lookups_of_rows,
+        remote_lookups=remote_lookups,
+    )
+
+
+def choose_owners(reader: RankReader, num_batches: int) -> NDArray[np.uint8]:
+    """Return for each row the rank that uses it in most steps, (num_keys,), table after table.
+
+    Which rank uses a row in which steps follows from the batches alone, whatever their order.
+
+    Args:
+        reader: of the batches.
+        num_batches: of training.
+    """
+    # Rows are counted across ranges: of ranks that use a row equally often, the one with the fewest takes it.
+    owners = [np.empty(0, np.uint8)]
+    rows_of_ranks = np.zeros(reader.num_ranks, np.int64)
+    most = max(1, _RANGE_BYTES // (_COUNT_BYTES * reader.num_ranks))
+    for first in range(0, reader.num_rows, most):
+        uses_KW = np.zeros((min(most, reader.num_rows - first), reader.num_ranks), np.uint32)
+        for number in range(num_batches):
+            batch = reader.read(number)
+            count_uses(batch.keys_U, batch.masks_U, first, uses_KW)
+        owners.append(owners_by_use(uses_KW, rows_of_ranks, first))
+    return np.concatenate(owners)
+
+
+class HeldRows:
+    """The owner of each row of a table group, and the rows of this rank.
+
+    Args:
+        num_rows: of each table.
+        owners_K: (num_keys,); the rank that owns each row.
+        rank: this one.
+    """
+
+    def __init__(self, num_rows: Sequence[int], owners_K: NDArray[np.uint8], rank: int) -> None:
+        self.first_key_F1 = np.cumsum([0, *num_rows])
+        """Key of the first row of each table, and the end of the last."""
+        self.owners_K = owners_K
+        """The rank that owns each row."""
+        self.rank = rank
+        # The rows here are numbered by their keys; what other rows get is never read.
+        is_held_K = owners_K == rank
+        self._number_K = (np.cumsum(is_held_K) - 1).astype(np.int32)
+        self.keys_R = np.flatnonzero(is_held_K)
+        """Keys of the rows that this rank owns, ascending."""
+        # A key less the first key of its table is an id.
+        first_F1 = np.searchsorted(self.keys_R, self.first_key_F1)
+        firsts_R = np.repeat(self.first_key_F1[:-1], np.diff(first_F1))
+        self.ids = HeldIds((self.keys_R - firsts_R).astype(np.int32), first_F1.astype(np.int64))
+        """Their ids."""
+
+    def cut(self, tables: Sequence[EmbeddingTable]) -> list[EmbeddingTable]:
+        """Return the tables of the width as they are here."""
+        # Held ids ascend, so the hot ones are a prefix here too.
+        return [
+            replace(
+                table,
+                num_rows=int(self.ids.of_table(number).size),
+                num_hot=int(np.searchsorted(self.ids.of_table(number), table.num_hot)),
+            )
+            for number, table in enumerate(tables)
+        ]
+
+    def keys(self, tables_N: NDArray[np.int64], ids_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the keys of rows by table and id."""
+        return self.first_key_F1[tables_N] + ids_N
+
+    def local_ids(self, tables_N: NDArray[np.int64], keys_N: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers that rows of this rank have in their tables here."""
+        return self._number_K[keys_N] - self.ids.first_F1[tables_N]
+
+    def served(self, keys_S: NDArray[np.int32]) -> LookupsByRow:
+        """Return one lookup of each of some rows of this rank, in its tables.
+
+        Args:
+            keys_S: (num_served,), ascending.
+        """
+        # Keys ascend, so those of a table lie together, and its first local number is taken from each.
+        first_F1 = np.searchsorted(keys_S, self.first_key_F1)
+        firsts = np.repeat(self.ids.first_F1[:-1], np.diff(first_F1))
+        # Lookup i is the only one of row i: the order and the starts are the same numbers.
+        numbers = np.arange(keys_S.size + 1, dtype=np.int32)
+        rows = (self._number_K[keys_S] - firsts).astype(np.int32)
+        return LookupsByRow(numbers[:-1], rows, numbers, first_F1.astype(np.int64))
+
+    def served_of(self, keys_U: NDArray[np.int32]) -> LookupsByRow:
+        """Return the same of those among some rows, ascending, that this rank owns."""
+        return self.served(keys_U[self.owners_K[keys_U] == self.rank])
+
+
+# ruff: noqa: N815  (arrays carry shape suffixes)
+
+
+class Crossing(NamedTuple):
+    """Rows that cross one way, ordered by rank."""
+
+    rows: CrossingRows
+    places: NDArray[np.int32]
+    """Where each is among the rows that this rank serves or looks up."""
+
+
+class Exchange(NamedTuple):
+    """Rows that cross both ways."""
+
+    send: Crossing
+    receive: Crossing
+
+
+@dataclass(frozen=True, slots=True)
+class WidthExchange:
+    """The rows of a step that cross between this rank and the others."""
+
+    own_ids: BatchIds
+    """Lookups of this rank."""
+    own_lookups: LookupsByRow
+    """The same by row."""
+    is_training: bool
+    """Whether the rows are those of a training step: those of an evaluation cross as they are."""
+    vectors: Exchange
+    """Served rows that are sent, and own rows that are received."""
+    gradients: Exchange
+    """Own rows that are sent, and served rows that are received."""
+    kept: tuple[NDArray[np.int64], NDArray[np.int64]]
+    """Own rows that this rank owns, as such and as served ones; neither vector nor gradient crosses."""
+    made: NDArray[np.int64]
+    """Own rows of another owner that are used for the first time."""
+    made_rows: tuple[NDArray[np.int64], NDArray[np.int64]]
+    """Table and id of each."""
+    partials_SW: NDArray[np.int32]
+    """Where the gradient of each served row by each rank is among those received, then those kept; -1 where
+    there is none."""
+
+
+class ExchangeReader:
+    """Makes the lists of a rank for one table group.
+
+    Args:
+        reader: of the lookups of these tables.
+        held: the rows that this rank owns.
+        num_ranks: of them all.
+    """
+
+    def __init__(self, reader: IdReader, held: HeldRows, num_ranks: int) -> None:
+        self.reader = reader
+        self.held = held
+        self._num_ranks = num_ranks
+        self._is_used_K = np.zeros(held.owners_K.size, np.bool_)
+        """Whether a step that was read has used each row."""
+
+    def mark_used(self, keys_N: NDArray[np.int64]) -> None:
+        """Mark rows as used before; their owners send their values."""
+        self._is_used_K[keys_N] = True
+
+    def read(
+        self, ids: BatchIds, lookups: LookupsByRow, ranks_B: NDArray[np.uint8], own: BatchIds
+    ) -> tuple[LookupsByRow, WidthExchange]:
+        """Return the rows served in the next training step, and what crosses.
+
+        Args:
+            ids: lookups of all ranks.
+            lookups: the same by row.
+            ranks_B: the rank of each sample.
+            own: lookups of this rank.
+        """
+        keys_U = self.keys(lookups)
+        is_first_U = ~self._is_used_K[keys_U]
+        self._is_used_K[keys_U] = True
+        return self._lists(ids, lookups, ranks_B, own, is_first_U, is_training=True)
+
+    def look(
+        self, ids: BatchIds, lookups: LookupsByRow, ranks_B: NDArray[np.uint8], own: BatchIds
+    ) -> tuple[LookupsByRow, WidthExchange]:
+        """Return the same of lookups that change nothing: every row comes from its owner."""
+        is_first_U = np.zeros(lookups.num_rows, np.bool_)
+        return self._lists(ids, lookups, ranks_B, own, is_first_U, is_training=False)
+
+    def _lists(
+        self,
+        ids: BatchIds,
+        lookups: LookupsByRow,
+        ranks_B: NDArray[np.uint8],
+        own: BatchIds,
+        is_first_U: NDArray[np.bool_],
+        *,
+        is_training: bool,
+    ) -> tuple[LookupsByRow, WidthExchange]:
+        # The distinct rows of the step, and the ranks that use each.
+        held = self.held
+        keys_U = self.keys(lookups)
+        ranks_N = np.repeat(ranks_B, ids.num_features) if ids.bags_N is None else _of_bags(ranks_B, ids)
+        masks_U = rank_masks(lookups, ranks_N, self._num_ranks)
+        step = StepRows(keys_U, masks_U, held.owners_K[keys_U], is_first_U)
+        messages = list_messages(step, held.rank, self._num_ranks)
+
+        # Positions among the rows of the step become positions among own and served ones.
+        is_served_U = step.owners_U == held.rank
+        is_own_U = (masks_U >> masks_U.dtype.type(held.rank) & 1).astype(np.bool_)
+        served_U = (np.cumsum(is_served_U) - 1).astype(np.int32)
+        own_U = (np.cumsum(is_own_U) - 1).astype(np.int32)
+        kept = np.flatnonzero(is_own_U & is_served_U)
+        # An initial value follows from the row's table and id.
+        made = np.flatnonzero(is_own_U & is_first_U & ~is_served_U)
+        tables_M = np.searchsorted(held.first_key_F1, keys_U[made], side="right") - 1
+        exchange = WidthExchange(
+            own_ids=own,
+            own_lookups=self.reader.by_row(own),
+            is_training=is_training,
+            vectors=Exchange(
+                _crossing(messages.vectors_out, keys_U, served_U),
+                _crossing(messages.vectors_in, keys_U, own_U),
+            ),
+            gradients=Exchange(
+                _crossing(messages.gradients_out, keys_U, own_U),
+                _crossing(messages.gradients_in, keys_U, served_U),
+            ),
+            kept=(own_U[kept].astype(np.int64), served_U[kept].astype(np.int64)),
+            made=own_U[made].astype(np.int64),
+            made_rows=(tables_M, keys_U[made] - held.first_key_F1[tables_M]),
+            partials_SW=_partials(messages.gradients_in, is_served_U, kept, held.rank),
+        )
+        return held.served(keys_U[is_served_U]), exchange
+
+    def keys(self, lookups: LookupsByRow) -> NDArray[np.int32]:
+        """Return the keys of the distinct rows of a batch, (num_rows,), ascending."""
+        firsts = np.repeat(self.held.first_key_F1[:-1], np.diff(lookups.first_F1))
+        keys_U: NDArray[np.int32] = (lookups.rows_U + firsts).astype(np.int32)
+        return keys_U
+
+
+def served_ids(served: LookupsByRow) -> BatchIds:
+    """Return served rows as the lookups of so many samples of one feature."""
+    return BatchIds(served.rows_U, None, served.num_rows, 1)
+
+
+def _partials(
+    incoming: RowLists, is_served_U: NDArray[np.bool_], kept: NDArray[np.int64], rank: int
+) -> NDArray[np.int32]:
+    """(num_served, num_ranks): the gradient of each rank, among those received, then those kept; or -1."""
+    served_U = np.cumsum(is_served_U) - 1
+    num_ranks = incoming.starts_W1.size - 1
+    partials_SW = np.full((int(np.count_nonzero(is_served_U)), num_ranks), -1, np.int32)
+    # A list of rows by source says which of them each rank has; the others have none.
+    sources = np.repeat(np.arange(num_ranks), np.diff(incoming.starts_W1))
+    partials_SW[served_U[incoming.positions], sources] = np.arange(incoming.positions.size)
+    partials_SW[served_U[kept], rank] = incoming.positions.size + np.arange(kept.size)
+    return partials_SW
+
+
+def _of_bags(ranks_B: NDArray[np.uint8], ids: BatchIds) -> NDArray[np.uint8]:
+    assert ids.bags_N is not None
+    return ranks_B[ids.bags_N // max(ids.num_features, 1)]
+
+
+def _crossing(lists: RowLists, keys_U: NDArray[np.int32], places_U: NDArray[np.int32]) -> Crossing:
+    counts = tuple(np.diff(lists.starts_W1).tolist())
+    return Crossing(CrossingRows(counts, keys_U[lists.positions]), places_U[lists.positions])

@@ -1,1 +1,0 @@
-"""How a run optimizes: learning rates over its steps, and what is done to gradients."""

@@ -1,0 +1,217 @@
+"""Options of how a run optimizes and how long: a part of its config. Imports nothing heavy.
+
+How often something happens: every so many steps, or every so many seconds. Imports little.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from ..pipeline.errors import ConfigError, require_at_least, require_choices
+
+_SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
+_HINT = "write steps as 500, a time as 30s, 10min or 2h, or off"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Every so many steps, every so many seconds, or never."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        if self.steps is not None:
+            return str(self.steps)
+        if self.seconds is None:
+            return "off"
+        for unit, seconds in (("h", 3600.0), ("min", 60.0)):
+            if self.seconds % seconds == 0:
+                return f"{self.seconds / seconds:g}{unit}"
+        return f"{self.seconds:g}s"
+
+    @property
+    def is_off(self) -> bool:
+        return self.steps is None and self.seconds is None
+
+    def is_due(self, steps: int, seconds: float) -> bool:
+        """Whether it is over, so many steps and seconds after the last time."""
+        if self.steps is not None:
+            return steps >= self.steps
+        return self.seconds is not None and seconds >= self.seconds and steps > 0
+
+
+def parse_interval(text: str) -> Interval:
+    """Parse ``"500"`` as 500 steps and ``"10min"`` as 600 seconds; ``"off"`` is never.
+
+    Raises:
+        ConfigError: it is anything else, or not above 0.
+    """
+    # A number is of steps, a number with a unit of time.
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text)
+    if text.strip() == "off":
+        return Interval()
+    if match is None or (match[2] and match[2] not in _SECONDS) or (not match[2] and "." in match[1]):
+        raise ConfigError(f"not a number of steps or a time: {text!r}", hint=_HINT)
+    # Never is said by a word, so a 0 is a slip.
+    if float(match[1]) == 0:
+        raise ConfigError(f"{text!r} must be above 0", hint=_HINT)
+    if match[2]:
+        return Interval(seconds=float(match[1]) * _SECONDS[match[2]])
+    return Interval(steps=int(match[1]))
+
+
+def is_time(text: str) -> bool:
+    """Return whether ``text`` is a time above 0, and not a number of steps."""
+    with suppress(ConfigError):
+        return parse_interval(text).seconds is not None
+    return False
+
+
+Schedule = Literal["constant", "linear", "cosine", "polynomial", "plateau"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipeOptions:
+    """Learning rates over the steps, clipping, decay, and when training stops."""
+
+    lr_schedule: Schedule = "constant"
+    """Course of the learning rates after warm-up: constant; from --decay-start on a decay that is linear,
+    half a cosine, or polynomial of degree --decay-power, as DLRM's; or plateau, which lowers them whenever
+    the score of the validation part stops improving."""
+
+    lr_schedule_of: Literal["all", "dense", "rows"] = "all"
+    """Parameters whose learning rate follows warm-up and schedule: all of them, those of the dense layers, or
+    the embedding rows; the others keep a constant rate."""
+
+    warmup_steps: int = 0
+    """Number of steps over which the learning rates rise in a straight line to their full values; 0 for
+    none."""
+
+    decay_start: int | None = None
+    """Step at which the decay of the learning rates starts; by default the end of warm-up."""
+
+    decay_steps: int | None = None
+    """Number of steps the decay of the learning rates takes; by default the remaining ones."""
+
+    decay_power: float = 2.0
+    """Degree of the polynomial decay."""
+
+    plateau_factor: float = 0.1
+    """Number by which plateau multiplies the learning rates."""
+
+    plateau_patience: int = 1
+    """Number of evaluations in a row without a better score after which plateau lowers the learning rates."""
+
+    final_lr: float = 0.0
+    """Least learning rate of a decay, which it ends with, or of plateau, as a share of the full one."""
+
+    clip_gradient: float | None = None
+    """Largest norm of the gradient of all dense layers together; a longer one is scaled down to it. By
+    default there is no limit."""
+
+    dense_decay: float = 0.0
+    """Weight decay of the dense layers (L2): the share of the weights that is added to their gradient."""
+
+    embedding_decay: float = 0.0
+    """Weight decay of embedding rows (L2): the share of a row's weights that is added to its gradient once in
+    each step that looks it up. Rows that are not looked up do not decay."""
+
+    max_steps: int | None = None
+    """Number of steps after which training stops; by default it completes all epochs. Decays without
+    --decay-steps end there."""
+
+    max_time: str | None = None
+    """Time after which training stops, such as 30min or 2h, evaluations included."""
+
+    evaluate_time: str | None = None
+    """Time between evaluations, such as 10min, instead of a number of steps."""
+
+    patience: int | None = None
+    """Number of evaluations of the validation part without a better score after which training stops. The
+    weights are then those of the best one."""
+
+    stop_at_auc: float | None = None
+    """AUC of the validation part at which training stops."""
+
+    keep_best: bool = False
+    """Keep the weights of the best evaluation of the validation part, not those of the last step."""
+
+    best_by: Literal["auc", "log-loss"] = "auc"
+    """Score that decides which evaluation is the best."""
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+        require_at_least("warmup_steps", self.warmup_steps, 0)
+        require_at_least("decay_start", self.decay_start, 0)
+        require_at_least("decay_steps", self.decay_steps, 1)
+        for name in ("dense_decay", "embedding_decay"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be from 0 to below 1, got {getattr(self, name)}")
+        if not 0 <= self.final_lr <= 1:
+            raise ConfigError(f"final_lr must be from 0 to 1, got {self.final_lr}")
+        if not 0 < self.plateau_factor < 1:
+            raise ConfigError(f"plateau_factor must be in (0, 1), got {self.plateau_factor}")
+        require_at_least("plateau_patience", self.plateau_patience, 1)
+        require_at_least("max_steps", self.max_steps, 1)
+        require_at_least("patience", self.patience, 1)
+        if self.stop_at_auc is not None and not 0 < self.stop_at_auc <= 1:
+            raise ConfigError(f"stop_at_auc must be above 0 and at most 1, got {self.stop_at_auc}")
+        for name in ("max_time", "evaluate_time"):
+            text = getattr(self, name)
+            if text is not None and not is_time(text):
+                raise ConfigError(f"{name} must be a time such as 30min or 2h, got {text!r}")
+        for name in ("decay_power", "clip_gradient"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be above 0, got {value}")
+        # Each option by itself is fine here; whether it has an effect is another question.
+        self._refuse_unused()
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the weights of the best evaluation are kept."""
+        return self.keep_best or self.patience is not None
+
+    @property
+    def needs_validation(self) -> str | None:
+        """The option that needs evaluations of a validation part; None where none is given."""
+        return self._ends_by_validation or (
+            "--lr-schedule plateau" if self.lr_schedule == "plateau" else None
+        )
+
+    @property
+    def _ends_by_validation(self) -> str | None:
+        """The option by which the validation part decides on the last step, or on the weights kept."""
+        given = {
+            "patience": self.patience is not None,
+            "stop_at_auc": self.stop_at_auc is not None,
+            "keep_best": self.keep_best,
+        }
+        return next((f"--{name.replace('_', '-')}" for name, is_given in given.items() if is_given), None)
+
+    @property
+    def may_stop(self) -> str | None:
+        """The option that may stop training before its last planned step or need its weights before; None
+        where none is given."""
+        return "--max-time" if self.max_time is not None else self._ends_by_validation
+
+    def _refuse_unused(self) -> None:
+        """Raise ConfigError where an option would change nothing, which its user did not mean."""
+        # The options of a schedule that decays do nothing under a constant one.
+        if self.lr_schedule in ("constant", "plateau"):
+            for name in ("decay_start", "decay_steps"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(
+                        f"{name} is of no use with the schedule {self.lr_schedule}",
+                        hint="give --lr-schedule linear, cosine or polynomial too",
+                    )
+        if self.decay_start is not None and self.decay_start < self.warmup_steps:
+            raise ConfigError(
+                f"decay_start must not be before the end of warm-up at step {self.warmup_steps}, "
+                f"got {self.decay_start}"
+            )

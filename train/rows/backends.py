@@ -1,0 +1,432 @@
+"""Lookups and updates of rows, once with Numba for the host and once with torch for any device.
+
+Both take the lookups of a batch by row and do the same float32 operations in the same order, so on the CPU
+they give the same bits (a test holds them against each other). On a GPU the steps of a run are queued
+(`steps.queued_steps`); torch's back end is for evaluation and for batches in passes. It never reads sizes
+that depend on ids back, but each list that it sends from the host's pageable memory waits for the device.
+
+Splits the distinct rows of a batch over threads: ranges with about as many lookups each.
+
+Rows are in one range each and their sums do not depend on where ranges end, so bits do not depend on the
+number of threads.
+
+Copies rows with their state between a tier on the host and one on any device, while nothing else runs.
+
+The rows of a step are moved by kernels of the device (`steps.queued_steps`); these copies are for what a run
+does now and then: flushes, evaluation, batches in passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...stats.batch_rows import LookupsByRow
+from ...stats.batch_work import most_row_ranges, num_row_ranges
+from ..data.batch import BatchIds, BatchShares
+from ..threads import WorkThreads
+from . import kernels
+from .kernels import BLOCK_SAMPLES, copy_rows, num_levels
+from .optimizers import RowOptimizer, TorchStep, step_with_numba
+from .step_plan import Moves
+from .tiers import InitialValues, Tier
+
+
+def row_ranges(lookups: LookupsByRow, most: int) -> list[tuple[int, int]]:
+    """Return at most so many ranges of rows, with about as many lookups each."""
+    num_lookups = lookups.order_N.shape[0]
+    num_ranges = num_row_ranges(num_lookups, most)
+    if num_ranges == 1:
+        return [(0, lookups.num_rows)] if lookups.num_rows else []
+    # A range ends with the row that reaches its share; a row with several shares leaves ranges empty.
+    shares = np.arange(1, num_ranges) * (num_lookups / num_ranges)
+    bounds = np.searchsorted(lookups.starts_U1, shares).clip(max=lookups.num_rows).tolist()
+    return [(first, last) for first, last in pairwise([0, *bounds, lookups.num_rows]) if first < last]
+
+
+def for_row_ranges(lookups: LookupsByRow, threads: WorkThreads, work: Callable[[int, int], None]) -> None:
+    """Call ``work(first, last)`` for ranges of rows, at the same time as far as there are threads."""
+    ranges = row_ranges(lookups, most_row_ranges(threads.num_threads))
+    threads.run(lambda piece, _: work(*ranges[piece]), len(ranges))
+
+
+_HOST = torch.device("cpu")
+_CHUNK_FLOATS = 1 << 16
+"""Floats of the sums that are made before their rows are updated: 256 KiB, which stay in the cache."""
+
+
+class RowBackend(Protocol):
+    """The work of the executor on one device.
+
+    ``lookups`` are those of a batch by row, and ``slots_U`` the slot of each distinct row, -1 for rows that
+    are left out.
+    """
+
+    def look_up(
+        self,
+        weights_SD: torch.Tensor,
+        lookups: LookupsByRow,
+        slots_U: NDArray[np.int64],
+        vectors_ND: torch.Tensor,
+    ) -> None:
+        """Write the row of each lookup to its position in ``vectors_ND``."""
+
+    def pool(self, vectors_ND: torch.Tensor, ids: BatchIds, pooled_PD: torch.Tensor) -> None:
+        """Sum the vectors of each bag in the order of its lookups."""
+
+    def update(
+        self,
+        tier: Tier,
+        by_bag: LookupsByRow,
+        slots_U: NDArray[np.int64],
+        grad_PD: torch.Tensor,
+        num_features: int,
+        rate: float | None = None,
+    ) -> None:
+        """Sum the gradients of each row, by the bags of its lookups, and take one optimizer step on it.
+
+        Args:
+            rate: learning rate of the step, a float32; None: that of the optimizer.
+        """
+
+    def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
+        """(num_distinct, D): summed gradient of each distinct row."""
+
+    def apply(
+        self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor, rate: float | None = None
+    ) -> None:
+        """Take one optimizer step on distinct rows by gradients summed already, which may change here."""
+
+
+class NumbaRows:
+    """The host's back end: each row is read, summed and updated by one thread.
+
+    Args:
+        optimizer: that of the rows.
+        threads: share the rows of a batch; how many they are changes no bit.
+        shares: parts of a batch whose gradients are summed by themselves; None: a batch is one.
+    """
+
+    def __init__(
+        self, optimizer: RowOptimizer, threads: WorkThreads, shares: BatchShares | None = None
+    ) -> None:
+        self._optimizer = optimizer
+        self._threads = threads
+        self._shares = shares
+
+    def look_up(
+        self,
+        weights_SD: torch.Tensor,
+        lookups: LookupsByRow,
+        slots_U: NDArray[np.int64],
+        vectors_ND: torch.Tensor,
+    ) -> None:
+        weights = weights_SD.numpy()
+        vectors = vectors_ND.numpy()
+
+        def look_up_rows(first: int, last: int) -> None:
+            kernels.look_up(weights, lookups, slots_U, first, last, vectors)
+
+        for_row_ranges(lookups, self._threads, look_up_rows)
+
+    def pool(self, vectors_ND: torch.Tensor, ids: BatchIds, pooled_PD: torch.Tensor) -> None:
+        assert ids.bags_N is not None
+        kernels.pool_bags(vectors_ND.numpy(), ids.bags_N, pooled_PD.numpy())
+
+    def update(
+        self,
+        tier: Tier,
+        by_bag: LookupsByRow,
+        slots_U: NDArray[np.int64],
+        grad_PD: torch.Tensor,
+        num_features: int,
+        rate: float | None = None,
+    ) -> None:
+        weights = tier.weights_SD.numpy()
+        state = tier.state_SW.numpy()
+        grad = grad_PD.numpy()
+        block = BLOCK_SAMPLES * num_features
+        # Sums have a fixed shape: blocks of samples, added within a share, then shares by a binary tree.
+        ends = _share_ends(self._shares, grad, num_features)
+        levels = num_levels(ends.size)
+        num_rows = max(1, _CHUNK_FLOATS // grad.shape[1])
+
+        def update_rows(first: int, last: int) -> None:
+            size = min(num_rows, last - first)
+            sums = np.empty((size + levels, grad.shape[1]), np.float32)
+            slots = np.empty(size, np.int64)
+            shares = np.empty(levels, np.int64)
+            # Sums are used while they are in the cache.
+            for start in range(first, last, num_rows):
+                stop = min(start + num_rows, last)
+                found = kernels.sum_gradients(
+                    grad, by_bag, slots_U, block, ends, start, stop, sums, slots, shares
+                )
+                step_with_numba(self._optimizer, weights, state, slots[:found], sums[:found], rate)
+
+        for_row_ranges(by_bag, self._threads, update_rows)
+
+    def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
+        every = np.arange(by_bag.num_rows)
+        grad = grad_PD.numpy()
+        ends = _share_ends(self._shares, grad, num_features)
+        levels = num_levels(ends.size)
+        sums = np.empty((every.size + levels, grad.shape[1]), np.float32)
+        # The same kernel as for an update, of all rows at once and without the step.
+        block = BLOCK_SAMPLES * num_features
+        slots = np.empty_like(every)
+        shares = np.empty(levels, np.int64)
+        kernels.sum_gradients(grad, by_bag, every, block, ends, 0, every.size, sums, slots, shares)
+        return torch.from_numpy(sums[: every.size])
+
+    def apply(
+        self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor, rate: float | None = None
+    ) -> None:
+        weights = tier.weights_SD.numpy()
+        state = tier.state_SW.numpy()
+        sums = sums_UD.numpy()
+        num_rows = max(1, _CHUNK_FLOATS // sums.shape[1])
+
+        # The rows are distinct, so threads share them.
+        def step_some(piece: int, _: int) -> None:
+            own = slice(piece * num_rows, (piece + 1) * num_rows)
+            step_with_numba(self._optimizer, weights, state, slots_U[own], sums[own], rate)
+
+        self._threads.run(step_some, -(-slots_U.size // num_rows))
+
+
+class TorchRows:
+    """Any device's back end: levels of segment sums over the lookups by row."""
+
+    def __init__(
+        self, optimizer: RowOptimizer, device: torch.device = _HOST, shares: BatchShares | None = None
+    ) -> None:
+        self._step = TorchStep(optimizer, device)
+        self._shares = shares
+
+    def look_up(
+        self,
+        weights_SD: torch.Tensor,
+        lookups: LookupsByRow,
+        slots_U: NDArray[np.int64],
+        vectors_ND: torch.Tensor,
+    ) -> None:
+        slots, order = _served(lookups, slots_U)
+        slots_N, positions_N = self._on(weights_SD.device, slots, order)
+        vectors_ND.index_copy_(0, positions_N, weights_SD.index_select(0, slots_N))
+
+    def pool(self, vectors_ND: torch.Tensor, ids: BatchIds, pooled_PD: torch.Tensor) -> None:
+        assert ids.bags_N is not None
+        (lengths_P,) = self._on(vectors_ND.device, np.bincount(ids.bags_N, minlength=ids.num_bags))
+        pooled_PD.copy_(_serial_sums(vectors_ND, lengths_P))
+
+    def update(
+        self,
+        tier: Tier,
+        by_bag: LookupsByRow,
+        slots_U: NDArray[np.int64],
+        grad_PD: torch.Tensor,
+        num_features: int,
+        rate: float | None = None,
+    ) -> None:
+        served = slots_U[slots_U >= 0]
+        _, bags = _served(by_bag, slots_U)
+        rows = np.repeat(np.arange(served.size), by_bag.counts_U[slots_U >= 0])
+        self.apply(tier, served, self._sums(rows, bags, served.size, grad_PD, num_features), rate)
+
+    def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
+        rows = np.repeat(np.arange(by_bag.num_rows), by_bag.counts_U)
+        bags = by_bag.order_N.astype(np.int64)
+        return self._sums(rows, bags, by_bag.num_rows, grad_PD, num_features)
+
+    def apply(
+        self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor, rate: float | None = None
+    ) -> None:
+        (slots,) = self._on(tier.device, slots_U)
+        self._step(tier.weights_SD, tier.state_SW, slots, sums_UD, rate)
+
+    def _sums(
+        self,
+        rows_N: NDArray[np.int64],
+        bags_N: NDArray[np.int64],
+        num_rows: int,
+        grad_PD: torch.Tensor,
+        num_features: int,
+    ) -> torch.Tensor:
+        ends_G = _share_ends(self._shares, grad_PD, num_features)
+        keys = _keys_of_levels(bags_N, ends_G, BLOCK_SAMPLES * num_features)
+        rows, bags, *levels = self._on(grad_PD.device, rows_N, bags_N, *keys)
+        return segment_sums(rows, bags, levels, grad_PD)[:num_rows]
+
+    @staticmethod
+    def _on(device: torch.device, *arrays: NDArray[Any]) -> list[torch.Tensor]:
+        return [torch.from_numpy(array).to(device) for array in arrays]
+
+
+def backend_of(
+    device: torch.device, optimizer: RowOptimizer, threads: WorkThreads, shares: BatchShares | None = None
+) -> RowBackend:
+    """Numba on the host, in these threads; torch elsewhere."""
+    if device.type == "cpu":
+        return NumbaRows(optimizer, threads, shares)
+    return TorchRows(optimizer, device, shares)
+
+
+def _share_ends(
+    shares: BatchShares | None, grad_PD: torch.Tensor | NDArray[np.float32], num_features: int
+) -> NDArray[np.int64]:
+    """(num_shares,): the position behind each share of a batch that is not empty."""
+    num_samples = grad_PD.shape[0] // max(num_features, 1)
+    bounds = [(0, num_samples)] if shares is None else shares.bounds(num_samples)
+    return np.array([stop * num_features for _, stop in bounds], np.int64)
+
+
+def _keys_of_levels(
+    positions_N: NDArray[np.int64], ends_G: NDArray[np.int64], block_positions: int
+) -> list[NDArray[np.int64]]:
+    """Return what lookups of one row have in common that are summed first, and then from level to level.
+
+    Args:
+        positions_N: (N,) of each lookup.
+        ends_G: (num_shares,); position behind each share.
+        block_positions: positions that a block of samples spans.
+    """
+    shares_N = np.searchsorted(ends_G, positions_N, side="right")
+    starts_G = np.concatenate([np.zeros(1, np.int64), ends_G])
+    # Blocks are numbered within their share, whose number stands before.
+    blocks_N = (positions_N - starts_G[shares_N]) // block_positions
+    keys = [(shares_N << 32) | blocks_N]
+    # Then shares, pairs of shares, and so on, but for all of them together.
+    num_pairings = (ends_G.size - 1).bit_length() if ends_G.size else 0
+    return keys + [shares_N >> level for level in range(num_pairings)]
+
+
+def _served(lookups: LookupsByRow, slots_U: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Slot and position of each lookup whose row is not left out."""
+    slots_N = np.repeat(slots_U, lookups.counts_U)
+    is_served = slots_N >= 0
+    return slots_N[is_served], lookups.order_N[is_served].astype(np.int64)
+
+
+def segment_sums(
+    rows_N: torch.Tensor, positions_N: torch.Tensor, levels: Sequence[torch.Tensor], grad_PD: torch.Tensor
+) -> torch.Tensor:
+    """Sum gradients within (row, key) for the keys of each level, then within rows, each in sample order.
+
+    Args:
+        rows_N: (N,) int64, ascending.
+        positions_N: (N,) int64, ascending within a row.
+        levels: (N,) int64 each, ascending within a row; a key of one level has one key of the next.
+        grad_PD: (P, D) float32.
+
+    Returns:
+        (N, D) sums, one per distinct row, zero behind the last.
+    """
+    sums_ND = grad_PD.index_select(0, positions_N)
+    starts_row = _differs_from_previous(rows_N)
+    # Before the first level each lookup is a part of its own.
+    starts_part = torch.ones_like(starts_row)
+    for keys_N in [*levels, None]:
+        starts = starts_row if keys_N is None else starts_row | _differs_from_previous(keys_N)
+        # Lengths of the segments, found by counting: no size depends on ids, so nothing is read back from a
+        # GPU.
+        segment_of_lookup = starts.cumsum(0) - 1
+        parts_in_segment = torch.zeros_like(rows_N).index_add_(0, segment_of_lookup, starts_part.long())
+        sums_ND = _serial_sums(sums_ND, parts_in_segment)
+        starts_part = starts
+    return sums_ND
+
+
+def _serial_sums(values_ND: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    # No kernel is launched for no segment: some builds of CUDA launch an empty grid, which fails.
+    if lengths.numel() == 0:
+        return values_ND.new_zeros(0, values_ND.shape[1])
+    # On matrices segment_reduce adds one row after the other, on the CPU and on the GPU: a fixed order.
+    return torch.segment_reduce(values_ND, "sum", lengths=lengths, axis=0, unsafe=True, initial=0.0)
+
+
+def _differs_from_previous(values_N: torch.Tensor) -> torch.Tensor:
+    differs = torch.ones_like(values_N, dtype=torch.bool)
+    differs[1:] = values_N[1:] != values_N[:-1]
+    return differs
+
+
+MAX_ROWS = 50_000
+"""Rows that are copied to or from a GPU at a time, which bounds the memory for them."""
+
+
+class RowMover(Protocol):
+    """Copies between the two tiers of an executor."""
+
+    def write_back(self, moves: Moves) -> None:
+        """Copy staged rows to the slow tier; they are there when this returns."""
+
+    def fetch(self, moves: Moves) -> None:
+        """Copy rows of the slow tier to staging slots."""
+
+
+class HostMover:
+    """Copies between two tiers on the host."""
+
+    def __init__(self, fast: Tier, slow: Tier) -> None:
+        self._pairs = [
+            (fast.weights_SD.numpy(), slow.weights_SD.numpy()),
+            (fast.state_SW.numpy(), slow.state_SW.numpy()),
+        ]
+
+    def write_back(self, moves: Moves) -> None:
+        for fast, slow in self._pairs:
+            copy_rows(fast, moves.slots_N, slow, moves.rows_N)
+
+    def fetch(self, moves: Moves) -> None:
+        for fast, slow in self._pairs:
+            copy_rows(slow, moves.rows_N, fast, moves.slots_N)
+
+
+class DeviceMover:
+    """Copies between a tier on a GPU and one on the host, done when a call returns."""
+
+    def __init__(self, fast: Tier, slow: Tier) -> None:
+        # Weights and state; plain SGD has no state.
+        pairs = [(fast.weights_SD, slow.weights_SD), (fast.state_SW, slow.state_SW)]
+        self._pairs = [(on_fast, on_slow) for on_fast, on_slow in pairs if on_fast.shape[1]]
+
+    def write_back(self, moves: Moves) -> None:
+        for part in _bounded(moves):
+            for fast, slow in self._pairs:
+                slots_N = torch.from_numpy(part.slots_N).to(fast.device)
+                rows_NW = fast.index_select(0, slots_N).cpu().numpy()
+                copy_rows(rows_NW, np.arange(part.num_rows), slow.numpy(), part.rows_N)
+
+    def fetch(self, moves: Moves) -> None:
+        for part in _bounded(moves):
+            for fast, slow in self._pairs:
+                slots_N = torch.from_numpy(part.slots_N).to(fast.device)
+                rows_NW = torch.empty(part.num_rows, slow.shape[1])
+                copy_rows(slow.numpy(), part.rows_N, rows_NW.numpy(), np.arange(part.num_rows))
+                fast.index_copy_(0, slots_N, rows_NW.to(fast.device))
+
+
+def _bounded(moves: Moves) -> Iterator[Moves]:
+    for first in range(0, moves.num_rows, MAX_ROWS):
+        part = slice(first, first + MAX_ROWS)
+        yield Moves(moves.rows_N[part], moves.slots_N[part])
+
+
+def mover_of(fast: Tier, slow: Tier) -> RowMover:
+    """The mover between these tiers."""
+    return HostMover(fast, slow) if fast.device.type == "cpu" else DeviceMover(fast, slow)
+
+
+def initialize_rows(fast: Tier, slow: Tier, initial: InitialValues, moves: Moves) -> None:
+    """Give rows that live on the slow tier their initial values, and no state, in slots of the fast one."""
+    if moves.num_rows == 0:
+        return
+    tables_N, ids_N = slow.layout.rows_at(moves.rows_N)
+    initial.write(tables_N, ids_N, fast.weights_SD, moves.slots_N)
+    fast.state_SW.index_fill_(0, torch.from_numpy(moves.slots_N).to(fast.device), 0)

@@ -1,0 +1,501 @@
+"""The folder of a training run.
+
+    config.json           settings, model and tables: all that `evaluate` needs beside the weights
+    metrics.jsonl         losses and evaluations in the order they were measured
+    weights.safetensors   dense layers and tables; its bytes depend on the weights alone
+    states.safetensors    states of the optimizers of rows and dense layers, for runs that start from this one
+    batch_order.npy       (num_steps,) int32, the training batch of each step
+    summary.json          quality and cost; a folder without it is unfinished
+    vocabulary/           the sealed vocabulary of the ids, where it was beside the shards: `predict` needs it
+    manifest.json         written last: bytes and checksums of the files above, as in a stage's folder
+    checkpoints/          of an unfinished run: what the same command goes on from
+
+Tables are stored under their feature's name in id order, whatever the placement; dense layers as
+``dense.bottom.0.weight`` and so on.
+
+Writes the folder of a run: its log while it trains, its results when it ends, its manifest last.
+
+Decides whether a folder is free for a new run, holds one to resume, or is being written right now.
+
+The contents of ``config.json``: describes a run, and compares an unfinished one with its command.
+
+The metrics of a run as a file that TensorBoard reads, by torch's writer.
+
+A resumed run writes its file again from the metrics of its checkpoint, so that every line is there once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shlex
+import shutil
+import stat
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+
+from ...pipeline.errors import HotsetError, MissingExtraError, first_line, format_byte_size, install_hint
+from ...pipeline.folders.checksum import hash_file
+from ...pipeline.folders.manifest import MANIFEST, FileEntry, Manifest, checksum_of
+from ...pipeline.folders.whole_file import link_folder
+from ..checkpoints.files import CHECKPOINTS
+from ..config import MOST_MICRO_BATCHES, TrainConfig
+from ..data.batch_order import BATCH_ORDER
+from ..data.shards import ShardOrigin, Shards, vocabulary_of
+from ..dense.gradients import cpu_features
+from ..dense.linear import choose_library
+from ..model.choose_model import choose_model, recorded_name
+from ..ranks.codes import ChosenExchange
+from .removed_options import without_removed
+from .weights import Weights, write_weights
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+WEIGHTS = "weights.safetensors"
+SUMMARY = "summary.json"
+VOCABULARY = "vocabulary"
+"""The vocabulary that the run keeps."""
+STATES = "states.safetensors"
+"""Optimizer states of rows, by table, and of dense layers; a run whose optimizers have none lacks it."""
+RUN_FILES = (CONFIG, METRICS, WEIGHTS, BATCH_ORDER, SUMMARY)
+"""Files of a finished run beside its manifest."""
+BEST_PREFIX = "best-"
+"""Beginning of the names of files with the best weights so far, which a finished run does not have."""
+RUN_STAGE = "train"
+"""The stage that the manifest of a run names."""
+RUN_VERSION = 1
+RUN_HINT = "give the folder that a finished training run wrote (its --out)"
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents; raises HotsetError where that is impossible."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HotsetError(
+            f"{path} cannot be written: {error.strerror}", hint="give a folder that can be written"
+        ) from error
+
+
+def refuse_missing_folder(path: Path) -> None:
+    """Raise HotsetError unless ``path`` is a folder."""
+    if not path.is_dir():
+        raise HotsetError(f"{path} is not a folder", hint=f"`mkdir -p {shlex.quote(str(path))}` creates it")
+
+
+def plain_file(path: Path) -> Path:
+    """Return ``path``; raises HotsetError where it is no plain file: opening a pipe waits forever."""
+    try:
+        is_plain = stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        raise HotsetError(f"{path} cannot be read: {error.strerror}", hint=RUN_HINT) from error
+    if not is_plain:
+        raise HotsetError(f"{path} cannot be read: it is not a plain file", hint=RUN_HINT)
+    return path
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn a full disk or a read-only folder into a HotsetError; the writer of weights has errors of its
+    own."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise HotsetError(
+            f"{path} cannot be written: {reason}",
+            hint="free disk space, and run the same command: it resumes from the last checkpoint",
+        ) from error
+
+
+_log = logging.getLogger(__name__)
+
+
+def refuse_occupied(path: Path) -> None:
+    """Raise HotsetError unless ``path`` is absent, an empty folder, or one that a run just began when it was
+    killed."""
+    if is_vacant(path):
+        return
+    # Name what is there, so that a user knows whether it may be deleted.
+    state = "is not empty"
+    if (path / CONFIG).exists():
+        state = f"holds {'an unfinished' if is_unfinished(path) else 'a finished'} run"
+    raise HotsetError(f"{path} {state}", hint="give another --out, or remove the folder")
+
+
+def is_vacant(path: Path) -> bool:
+    """Return whether a new run may be written to ``path``; raises HotsetError where it cannot be read."""
+    try:
+        return not path.exists() or all(child.name == f".{CONFIG}.tmp" for child in path.iterdir())
+    except OSError as error:
+        raise HotsetError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def is_unfinished(path: Path) -> bool:
+    """Return whether ``path`` holds a run that was begun and not sealed.
+
+    Runs of earlier versions have no manifest; they are finished with their summary. One that was killed
+    between the two still has its checkpoints.
+    """
+    if not (path / CONFIG).exists() or (path / MANIFEST).exists():
+        return False
+    return not (path / SUMMARY).exists() or (path / CHECKPOINTS).exists()
+
+
+def remove_begun(path: Path) -> None:
+    """Remove what an unfinished run without a checkpoint has written, so that it can be begun again."""
+    with explained(path):
+        # The config goes with the others: with it gone, the folder is vacant again.
+        for name in (METRICS, WEIGHTS, STATES, BATCH_ORDER, SUMMARY, CONFIG):
+            (path / name).unlink(missing_ok=True)
+        # Files that a kill left under their temporary names.
+        for child in path.iterdir():
+            is_aside = child.name in {f".{name}.tmp" for name in (*RUN_FILES, STATES, MANIFEST)}
+            if is_aside or child.name.startswith(BEST_PREFIX):
+                child.unlink()
+        for name in (CHECKPOINTS, VOCABULARY):
+            if (path / name).is_dir():
+                shutil.rmtree(path / name)
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Make the folder of a run, and lock it; one that a refused run leaves empty is removed again.
+
+    Raises:
+        HotsetError: it cannot be made, or another process trains there.
+    """
+    # Folders that did not exist before are ours to remove.
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    make_folder(path)
+    try:
+        with locked(path):
+            yield
+    except BaseException:
+        for folder in made:
+            with suppress(OSError):  # it holds what the run wrote
+                folder.rmdir()
+        raise
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes from training in the folder; given back with the process, however it ends.
+
+    Raises:
+        HotsetError: another process trains there.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HotsetError(
+                f"{path} is being written by another process",
+                hint="wait until that run ends, or stop it: the same command then resumes",
+            ) from None
+        except OSError as error:
+            # A file system without locks; runs in it are on their own.
+            _log.info("%s cannot be locked: %s", path, error.strerror)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def describe(shards: Shards, config: TrainConfig, threads: int, *, is_replay: bool) -> dict[str, Any]:
+    """The contents of ``config.json``: settings, model and tables of a run.
+
+    An unfinished run is resumed by the same settings alone, so nothing stands here that may differ between
+    two processes of a run.
+
+    Args:
+        config: with nothing left open, see `resolve`.
+    """
+    origin = ShardOrigin.of(shards)
+    return {
+        # Defaults that the shards decided are written out, so that the run can be repeated elsewhere.
+        "config": asdict(config) | asdict(config.optimizers(shards.embedding_optimizer)),
+        "threads": threads,
+        "dense_dtype": config.dense_dtype,
+        "dense_products": choose_library(cpu_features(), config.dense_dtype),
+        "is_replay": is_replay,
+        "shards": shards.manifest.fingerprint,
+        "vocabulary": vocabulary_of(shards),
+        "schema": origin.schema if origin is not None else None,
+        "batch_size": shards.batch_size,
+        "model": recorded_name(config, shards.embedding_dim),
+        "dense_model": choose_model(config, shards.embedding_dim).to_json(),
+        "embedding_dim": shards.embedding_dim,
+        "num_dense": shards.num_dense,
+        "tables": [
+            {
+                "name": table.name,
+                "num_rows": table.num_rows,
+                "embedding_dim": table.embedding_dim,
+                "num_hot": table.num_hot,
+            }
+            | ({"is_multi_hot": True} if table.is_multi_hot else {})
+            for table in shards.tables
+        ],
+    }
+
+
+def settings_of(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a description that decides the bits of a run."""
+    left_out = ("threads", "schema", "dense_products")
+    found = {name: value for name, value in description.items() if name not in left_out}
+    if isinstance(found.get("config"), dict):
+        found["config"] = {
+            name: value for name, value in found["config"].items() if name not in ("threads", "mover")
+        }
+    return found
+
+
+def recorded_description(path: Path, description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the contents of ``config.json`` of an unfinished run, which a run goes on with.
+
+    Raises:
+        HotsetError: unless the run has these settings, but for threads and the mover.
+    """
+    try:
+        found = json.loads(plain_file(path / CONFIG).read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("it is no object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise HotsetError(
+            f"{path / CONFIG} cannot be read: {first_line(error)}",
+            hint="give another --out, or remove the folder",
+        ) from error
+    # Through JSON, so that tuples and lists compare as the file has them.
+    wanted = settings_of(json.loads(json.dumps(description)))
+    for name, value in _differences(settings_of(without_removed(path, found)), wanted):
+        raise HotsetError(
+            f"{path} holds an unfinished run with other settings: {name} is {value[0]!r}, here {value[1]!r}",
+            hint="give the settings of that run to resume it, or another --out, or remove the folder",
+        )
+    return found
+
+
+def recorded_micro_batches(path: Path) -> int | None:
+    """Return the micro-batches of an unfinished run; None where its config does not say."""
+    try:
+        config = json.loads(plain_file(path / CONFIG).read_bytes())["config"]
+        found = config[next(name for name in ("micro_batches", "shares") if name in config)]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, StopIteration):
+        return None  # `recorded_description` says what is wrong with it
+    return found if isinstance(found, int) and 1 <= found <= MOST_MICRO_BATCHES else None
+
+
+def recorded_exchange(path: Path) -> ChosenExchange:
+    """Return the codecs of an unfinished run; none where its config names none."""
+    try:
+        found = json.loads(plain_file(path / CONFIG).read_bytes()).get("exchange")
+        return ChosenExchange() if found is None else ChosenExchange.of_json(found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ChosenExchange()  # `recorded_description` says what is wrong with it
+
+
+def _differences(
+    found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield the settings that differ, with both values."""
+    for name in (*wanted, *(name for name in found if name not in wanted)):
+        pair = (found.get(name), wanted.get(name))
+        if isinstance(pair[0], dict) and isinstance(pair[1], dict):
+            yield from _differences(pair[0], pair[1], f"{prefix}{name}.")
+        elif pair[0] != pair[1]:
+            yield f"{prefix}{name}", pair
+
+
+_SUFFIX = ".hotset"
+
+
+class TensorboardEvents:
+    """The event file of one run, in a folder that no other run writes.
+
+    Args:
+        folder: created; a file that an earlier process of the run wrote there is written again.
+        metrics: lines logged so far.
+
+    Raises:
+        HotsetError: it cannot be written.
+        MissingExtraError: tensorboard is not installed.
+    """
+
+    def __init__(self, folder: Path, metrics: Iterable[str]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(
+                "--tensorboard needs tensorboard", hint=install_hint("tensorboard")
+            ) from error
+        make_folder(folder)
+        self._folder = folder
+        with explained(folder):
+            for path in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
+                path.unlink()
+            self._writer: Any = SummaryWriter(str(folder), filename_suffix=_SUFFIX)
+        for line in metrics:
+            self.add(json.loads(line))
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Add the numbers of one line of metrics, at its step."""
+        with explained(self._folder):
+            for tag, value in _numbers(entry):
+                self._writer.add_scalar(tag, value, entry["step"])
+            self._writer.flush()
+
+
+def _numbers(entry: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a line by tags such as ``train/loss`` and ``validation/hot/auc``."""
+    for name, value in entry.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and name not in ("step", "samples", "num_samples"):
+            yield f"{prefix or 'train/'}{name}", float(value)
+
+
+class RunFolder:
+    """The folder of a run while it is written."""
+
+    def __init__(self, path: Path, reserved: int | None = None) -> None:
+        self.path = path
+        self.metrics: list[str] = []
+        """Lines of the metrics so far."""
+        self.tensorboard: TensorboardEvents | None = None
+        """Where the metrics go for TensorBoard too."""
+        self._free_reserved: Callable[[], object] = lambda: None
+        if reserved is not None:
+            self._free_reserved = weakref.finalize(self, os.close, reserved)
+
+    @classmethod
+    def begin(cls, path: Path, config: Mapping[str, Any], *, weight_bytes: int = 0) -> RunFolder:
+        """Create the folder and write its config, with room reserved for the weights.
+
+        Raises:
+            HotsetError: something is in the folder already, or the disk is too small.
+        """
+        refuse_occupied(path)
+        make_folder(path)
+        folder = cls(path, _reserve(path, weight_bytes) if weight_bytes else None)
+        folder._write_aside(CONFIG, lambda aside: aside.write_text(_to_json(config)))
+        return folder
+
+    @classmethod
+    def resume(cls, path: Path, metrics: Iterable[str], *, weight_bytes: int = 0) -> RunFolder:
+        """Go on with an unfinished run, whose log is that of a checkpoint again.
+
+        Raises:
+            HotsetError: the folder cannot be written, or its disk is too small.
+        """
+        folder = cls(path, _reserve(path, weight_bytes) if weight_bytes else None)
+        folder.metrics = list(metrics)
+        text = "".join(f"{line}\n" for line in folder.metrics)
+        folder._write_aside(METRICS, lambda aside: aside.write_text(text))
+        # What the end of the run had written before a kill is written again.
+        for name in (WEIGHTS, STATES, BATCH_ORDER, SUMMARY):
+            (path / name).unlink(missing_ok=True)
+        return folder
+
+    def log(self, entry: Mapping[str, Any]) -> None:
+        """Append one line to the metrics."""
+        line = json.dumps(entry)
+        with explained(self.path / METRICS), open(self.path / METRICS, "a") as file:
+            file.write(f"{line}\n")
+        self.metrics.append(line)
+        if self.tensorboard is not None:
+            self.tensorboard.add(entry)
+
+    def keep_vocabulary(self, vocabulary: Manifest) -> None:
+        """Keep the vocabulary of the ids, as links where the disk allows it."""
+        link_folder(vocabulary, self.path / VOCABULARY)
+
+    def save_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Write all weights, float32 tensors on the host."""
+        whole = weights if isinstance(weights, Weights) else Weights.of(weights)
+        self._free_reserved()
+        self._write_aside(WEIGHTS, lambda aside: write_weights(aside, whole))
+
+    def save_states(self, states: Weights) -> None:
+        """Write the states of all optimizers, where there are any."""
+        if len(states):
+            self._write_aside(STATES, lambda aside: write_weights(aside, states))
+
+    def save_batch_order(self, numbers: list[int]) -> None:
+        """Write the training batch of each step."""
+
+        def write(aside: Path) -> None:
+            # Given a path, numpy would append ".npy" to its name.
+            with open(aside, "wb") as file:
+                np.save(file, np.array(numbers, np.int32))
+
+        self._write_aside(BATCH_ORDER, write)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary, seal the folder, which marks the run as finished, and remove its checkpoints."""
+        self._write_aside(SUMMARY, lambda aside: aside.write_text(_to_json(summary)))
+        self.seal()
+        # Last, so that a kill before leaves an unfinished run that can be resumed.
+        if (self.path / CHECKPOINTS).is_dir():
+            shutil.rmtree(self.path / CHECKPOINTS)
+
+    def seal(self) -> None:
+        """Write the manifest of the files that are there."""
+        self._write_aside(MANIFEST, lambda aside: aside.write_text(_to_json(self._manifest())))
+
+    def _manifest(self) -> dict[str, Any]:
+        there = [name for name in (*RUN_FILES, STATES) if (self.path / name).exists()]
+        # Hashed as they lie on the disk, which is what a reader will find.
+        entries = [FileEntry(name, 0, *hash_file(self.path / name)) for name in there]
+        shards = json.loads((self.path / CONFIG).read_bytes()).get("shards")
+        # What the run was made from, and the vocabulary that it keeps.
+        inputs = [{"name": "shards", "fingerprint": shards}]
+        if (self.path / VOCABULARY).is_dir():
+            kept = Manifest.read(self.path / VOCABULARY)
+            inputs.append({"name": VOCABULARY, "fingerprint": kept.fingerprint})
+        # The keys of a stage's manifest; settings and results stand in the files it lists.
+        parts = {
+            "stage": RUN_STAGE,
+            "version": RUN_VERSION,
+            "config": {},
+            "inputs": inputs,
+            "files": [entry.to_json() for entry in entries],
+            "totals": {},
+        }
+        return parts | {"checksum": checksum_of(parts)}
+
+    def _write_aside(self, name: str, write: Callable[[Path], object]) -> None:
+        # Renamed when complete, so that a file under its final name is always whole.
+        aside = self.path / f".{name}.tmp"
+        with explained(self.path / name):
+            write(aside)
+            os.replace(aside, self.path / name)
+
+
+def _reserve(folder: Path, num_bytes: int) -> int:
+    """Take room on the disk by a file without a name, which goes with the process; returns its descriptor."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+            return os.dup(file.fileno())
+    except OSError as error:
+        raise HotsetError(
+            f"{folder} has no room for {format_byte_size(num_bytes)} of weights: {error.strerror}",
+            hint="write --out to a larger disk",
+        ) from error
+    return file
+
+
+def _to_json(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=1) + "\n"

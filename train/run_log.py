@@ -1,0 +1,425 @@
+"""Writes the losses, evaluations and checkpoints of a run while it trains, and shows its progress.
+
+The summary of a finished run: the quality that it reached, and its cost.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shlex
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import torch
+
+from ..pipeline.errors import HotsetError
+from .checkpoints.writer import NotFiniteError
+from .data.batch import Batch
+from .execution.executor import Way
+from .gpu.queued_steps import QueuedSteps
+from .loop import Trainer
+from .metrics import Kind, RunQuality
+from .ranks.codes import ExchangePrediction
+from .ranks.ranks import OneRank, Ranks, first_says
+from .recipe_options import parse_interval
+from .resuming.best_weights import BestWeights
+from .resuming.resume import Interrupted, Interrupts, RunCheckpoints, file_bytes
+from .run_folder.files import RunFolder
+
+if TYPE_CHECKING:
+    from .resuming.rank_checkpoints import RankCheckpoints
+
+
+_log = logging.getLogger(__name__)
+
+
+class TrainProgress(Protocol):
+    """Called as ``progress("train" or "evaluate", done, total, note)``, in samples."""
+
+    def __call__(self, stage: str, done: int, total: int, note: str = "", /) -> None: ...
+
+
+def no_progress(stage: str, done: int, total: int, note: str = "", /) -> None:
+    """Show no progress."""
+
+
+class RunLog:
+    """Writes the losses, evaluations and checkpoints of a run during training, and shows its progress."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        progress: TrainProgress,
+        saved: RunCheckpoints | RankCheckpoints | None,
+        interrupts: Interrupts,
+        best: BestWeights | None,
+        *,
+        has_ranks: bool = False,
+    ) -> None:
+        self._best = best
+        self._has_ranks = has_ranks
+        self._last_evaluation = (-1, time.monotonic())
+        """Step and time of the last evaluation."""
+        self._folder = folder
+        self._progress = progress
+        self._saved = saved
+        self._interrupts = interrupts
+        self._is_logged = True
+        """Whether the evaluation that is due after the last step was made."""
+        self._loss: float | None = None
+        """Mean loss of the last line, nats per sample; before the first one, that of all steps."""
+        self._first_losses: float | None = 0.0
+        """Sum of the losses before the first line; None: there was one."""
+        self._auc: float | None = None
+        """AUC of the last evaluation."""
+
+    def __call__(self, trainer: Trainer, batch: Batch, loss_sum: torch.Tensor) -> None:
+        trainer.losses.append(loss_sum)
+        # A loss on the host can be looked at without waiting for a device.
+        if trainer.runner.is_at_once and loss_sum.device.type == "cpu" and not math.isfinite(float(loss_sum)):
+            self.refuse_divergence(trainer, f"the training loss is {float(loss_sum)} at step {trainer.step}")
+        # First the log, then the evaluation, then the checkpoint: each contains what came before it.
+        if trainer.step % trainer.config.log_every == 0:
+            self.log_loss(trainer)
+        # Until the first line the progress shows the mean so far, where it is there without waiting.
+        elif self._first_losses is not None and trainer.runner.is_at_once and loss_sum.device.type == "cpu":
+            self._first_losses = self._first_losses or sum(map(float, trainer.losses[:-1]))
+            self._first_losses += float(loss_sum)
+            self._loss = self._first_losses / trainer.unlogged_samples
+        if self._is_evaluation_due(trainer):
+            self.evaluate(trainer)
+        if trainer.stopping is not None:
+            trainer.stopping.note_step(trainer.step, is_time_over=self._is_time_over(trainer))
+        # A checkpoint of a loss that is no number would be one to resume a broken run from.
+        if self._saved is not None:
+            self._saved.go_on(trainer)
+            self._settle(trainer, self._saved)
+            if self._saved.is_due(trainer.step):
+                self._refuse_bad_losses(trainer)
+                self._saved.take(trainer, self._folder.metrics)
+        total = trainer.shards.num_training_samples * trainer.config.epochs
+        self._progress("train", trainer.num_samples, total, self._note())
+        self._stop_if_interrupted(trainer.ranks)
+
+    def evaluate(self, trainer: Trainer) -> None:
+        """Evaluate the run after its last step, and log it."""
+        self._is_logged = False
+        part = trainer.predictor.steering_part
+        quality = trainer.predictor.score(part=part, progress=self.evaluating)
+        name = "validation" if part == "validation" else "evaluation"
+        self._folder.log({"step": trainer.step, name: quality.to_dict()})
+        # The best weights are saved before the evaluation counts as made: a resumed run makes it again.
+        if part == "validation" and trainer.stopping is not None:
+            is_best = trainer.stopping.note_evaluation(trainer.step, quality)
+            if is_best and self._best is not None:
+                with trainer.meter.during("checkpoint"):
+                    self._best.save(trainer)
+        self._is_logged = True
+        self._last_evaluation = trainer.step, time.monotonic()
+        self._auc = quality.auc
+        _log.info("step %s: %s", trainer.step, quality)
+
+    def choose_weights(self, trainer: Trainer) -> bool:
+        """Set the run to the weights that it ends with; return whether they are those of its last step."""
+        stopping = trainer.stopping
+        if stopping is not None and stopping.reason is not None:
+            _log.info("stopped at step %s of %s: %s", trainer.step, trainer.num_steps, stopping.reason)
+        if self._best is None:
+            return True
+        if self._last_evaluation[0] != trainer.step:
+            self.evaluate(trainer)
+        if not self._best.load(trainer) or stopping is None:
+            return True
+        _log.info("the weights are those of step %s", stopping.best_step)
+        return stopping.best_step == trainer.step
+
+    def _is_time_over(self, trainer: Trainer) -> bool:
+        """Whether the run has reached its limit of time, where it has one."""
+        # Ranks ask the clock of the first, so that all of them stop after the same step.
+        if trainer.stopping is None or trainer.config.recipe.max_time is None:
+            return False
+        return first_says(trainer.ranks, trainer.stopping.is_time_over)
+
+    def _is_evaluation_due(self, trainer: Trainer) -> bool:
+        """Whether the run is to be evaluated after this step."""
+        every = trainer.config.evaluate_every
+        recipe = trainer.config.recipe
+        if recipe.evaluate_time is not None:
+            seconds = parse_interval(recipe.evaluate_time).seconds
+            assert seconds is not None, "the options refuse steps"
+            return first_says(trainer.ranks, time.monotonic() - self._last_evaluation[1] >= seconds)
+        if every is None and recipe.needs_validation is not None:
+            every = trainer.shards.num_training_batches
+        return every is not None and trainer.step % every == 0
+
+    def evaluating(self, done: int, total: int) -> None:
+        """Show how far an evaluation is."""
+        self._progress("evaluate", done, total, self._note())
+        # Ranks stop together, after a step.
+        if not self._has_ranks:
+            self._stop_if_interrupted(OneRank())
+
+    def save_last(self, trainer: Trainer) -> None:
+        """Save the run as it is after its last step, where it is saved at all."""
+        if self._saved is not None:
+            self._refuse_bad_losses(trainer)
+            self._saved.save_last(trainer, self._folder.metrics, is_logged=self._is_logged)
+
+    def log_loss(self, trainer: Trainer) -> None:
+        """Write the mean loss since the last line, where there were steps since."""
+        if not trainer.losses:
+            return
+        # The only copy of losses from the device, so that steps in between do not wait for it.
+        trainer.runner.synchronize()
+        mean_loss = float(torch.stack(trainer.losses).sum()) / trainer.unlogged_samples
+        if not math.isfinite(mean_loss):
+            self._refuse_bad_losses(trainer)
+        self._folder.log({"step": trainer.step, "samples": trainer.num_samples, "loss": mean_loss})
+        self._loss = mean_loss
+        self._first_losses = None
+        trainer.losses.clear()
+        trainer.unlogged_samples = 0
+
+    def _refuse_bad_losses(self, trainer: Trainer) -> None:
+        """Raise HotsetError where a loss since the last line is no finite number."""
+        if not trainer.losses:
+            return
+        trainer.runner.synchronize()
+        losses = torch.stack(trainer.losses).tolist()
+        for step, loss in enumerate(losses, trainer.step - len(losses) + 1):
+            if not math.isfinite(loss):
+                self.refuse_divergence(trainer, f"the training loss is {loss} at step {step}")
+
+    def refuse_divergence(self, trainer: Trainer, fault: str) -> NoReturn:
+        """Raise HotsetError: numbers of the run are no longer finite."""
+        trainer.shards.refuse_damage()  # which explains such a loss better than a learning rate does
+        last = None
+        if self._saved is not None:
+            # The one under way may be good, or hold what led to this loss.
+            with suppress(NotFiniteError):
+                self._saved.settle(trainer, wait=True)
+            last = self._saved.last_written
+        self._refuse(trainer, fault, last)
+
+    def _settle(self, trainer: Trainer, saved: RunCheckpoints | RankCheckpoints) -> None:
+        """Note how the last checkpoint ended; raises HotsetError where weights are not finite."""
+        try:
+            saved.settle(trainer)
+        except NotFiniteError as error:
+            self._refuse(trainer, str(error), saved.last_written)
+
+    def _refuse(self, trainer: Trainer, fault: str, last: int | None) -> NoReturn:
+        """Raise HotsetError with the command that goes on with lower rates, from the checkpoint if there is
+        one."""
+        if last is None:
+            raise divergence(fault)
+        # Without a checkpoint the run must begin again; with one it continues from there, at a tenth of the
+        # rates.
+        run = self._folder.path
+        shards = trainer.shards.manifest.folder
+        rates = trainer.optimizers
+        command = (
+            f"hotset train {shlex.quote(str(shards))} --init-from {shlex.quote(str(run))} "
+            f"--out {shlex.quote(f'{run}-lower')} "
+            f"--embedding-lr {rates.embedding_lr / 10:g} --dense-lr {rates.dense_lr / 10:g}"
+        )
+        raise HotsetError(
+            f"{fault}; the checkpoint of step {last} is kept",
+            hint=f"`{command}` continues from it with lower rates",
+        )
+
+    def _stop_if_interrupted(self, ranks: Ranks) -> None:
+        """Raise Interrupted where a signal has arrived, at any rank: all of them stop after the same step."""
+        own = self._interrupts.number or 0
+        number = max(int(each) for each in ranks.gather(torch.tensor([own])))
+        if number:
+            raise Interrupted(number)
+
+    def _note(self) -> str:
+        """The last loss and AUC, as far as there are any."""
+        known = (("loss", self._loss), ("AUC", self._auc))
+        return ", ".join(f"{name} {figure:.4f}" for name, figure in known if figure is not None)
+
+
+def divergence(fault: str) -> HotsetError:
+    """Return the error of a run whose loss or weights are no finite numbers."""
+    return HotsetError(
+        fault,
+        hint="lower --embedding-lr or --dense-lr, and give another --out or remove the folder",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSummary:
+    """How the transfers of a staging placement went; zeros for the other placements."""
+
+    seconds: float
+    """Seconds spent in transfers."""
+    stall_seconds: float
+    """Seconds that batches waited for transfers."""
+    stalls: int
+    """Batches that waited at all."""
+    overlap: float
+    """Share of the transfers' time that was hidden behind compute."""
+    shortened: int
+    """Transfers that waited for a later batch than the prefetch depth asks for."""
+    split: int
+    """Batches that ran in passes."""
+    prefetch: int
+    """Batches that transfers were to run ahead."""
+    mover: str | None
+    """The mover of rows on a device: kernel, or threads; None on the host, where none moved, and for rows in
+    a file."""
+    mover_rows_per_second: dict[str, float]
+    """Rows that each mover took there and back per second before the first step, where both were timed."""
+    file_bytes_read: int
+    """Bytes of blocks read from the spill file, where cold rows lie in one by their next use."""
+    file_bytes_written: int
+    """Bytes of blocks written to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeSummary:
+    """The traffic between ranks in training steps, since the run was begun or resumed."""
+
+    ranks: int
+    codecs: dict[str, str]
+    """Codec of vectors, gradients, and the dense layers' gradients."""
+    has_equal_bits: bool
+    """Whether the weights are those of any number of ranks: everything crossed as it is."""
+    bytes_by_rank: list[dict[str, int]]
+    """Bytes that each rank sent, by kind."""
+    num_saturated: int
+    """Numbers that were too large for their code and became its largest."""
+    seconds_per_step: float
+    """Seconds of a step for coding and waiting, at the slowest rank."""
+    prediction: ExchangePrediction | None
+    """The measurement by which `--exchange auto` chose; None where codecs were named."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainSummary(RunQuality):
+    """The quality that a run reached on the test part, and its cost."""
+
+    placement: str
+    samples_per_second: float
+    """Training samples per second of training steps and switches, evaluation apart."""
+    bytes_to_fast: int
+    """Bytes of rows and vectors from the slow tier, evaluation apart."""
+    bytes_to_slow: int
+    """Bytes of rows and gradients to the slow tier, evaluation apart."""
+    run: str
+    num_rows: int
+    """Rows of all tables."""
+    num_hot_rows: int
+    num_training_samples: int
+    """Training samples of all epochs together."""
+    num_steps: int
+    seconds_by_kind: dict[Kind, float]
+    bytes_to_fast_by_kind: dict[Kind, int]
+    bytes_to_slow_by_kind: dict[Kind, int]
+    rows_by_table: dict[str, dict[Way, int]]
+    """Rows (or their vectors) of each table moved to the fast tier and to the slow one, and rows initialized
+    on the fast tier at their first use; evaluation apart."""
+    transfers: TransferSummary
+    threads: int
+    """Threads of the dense layers."""
+    best_step: int | None
+    """Steps before the best evaluation of the validation part, whose weights these are where best weights are
+    kept; None where nothing was decided by it."""
+    stopped: str | None
+    """Why training stopped before its last step; None where it did not."""
+    provenance: Mapping[str, Any] | None = None
+    """The command, the machine and the commit that made the run; None where a program does not say."""
+    exchange: ExchangeSummary | None = None
+    """Traffic between the ranks of a run; None where it has one."""
+    test_losses: list[float]
+    """Test loss after each switch of ``fae``, nats per sample."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as plain data, as ``summary.json`` holds it."""
+        return asdict(self)
+
+
+def summarize(trainer: Trainer, threads: int, out: Path, quality: RunQuality) -> TrainSummary:
+    """Put together what the trainer counted; its clock must be stopped."""
+    meter = trainer.meter
+    # Evaluations and checkpoints are clocked apart, and are no part of these figures.
+    bytes_to_fast, bytes_to_slow = meter.training_bytes()
+    names = [table.name for table in trainer.shards.tables]
+    return TrainSummary(
+        **{field.name: getattr(quality, field.name) for field in fields(quality)},
+        placement=trainer.config.placement,
+        samples_per_second=trainer.num_samples / max(meter.training_seconds, 1e-9),
+        bytes_to_fast=bytes_to_fast,
+        bytes_to_slow=bytes_to_slow,
+        run=str(out),
+        num_rows=sum(table.num_rows for table in trainer.shards.tables),
+        num_hot_rows=sum(table.num_hot for table in trainer.shards.tables),
+        num_training_samples=trainer.num_samples,
+        num_steps=trainer.step,
+        seconds_by_kind=dict(meter.seconds),
+        bytes_to_fast_by_kind=dict(meter.bytes_to_fast),
+        bytes_to_slow_by_kind=dict(meter.bytes_to_slow),
+        rows_by_table=dict(zip(names, trainer.embeddings.rows_by_table(), strict=True)),
+        transfers=summarize_transfers(trainer),
+        exchange=_summarize_exchange(trainer),
+        threads=threads,
+        best_step=trainer.stopping.best_step if trainer.stopping else None,
+        stopped=trainer.stopping.reason if trainer.stopping else None,
+        test_losses=list(trainer.scheduler.losses) if trainer.scheduler else [],
+    )
+
+
+def _summarize_exchange(trainer: Trainer) -> ExchangeSummary | None:
+    """Bring together what all ranks have sent; every rank calls this."""
+    ranks = trainer.ranks
+    coded = trainer.coded
+    if ranks.num_ranks == 1:
+        return None
+    counts = coded.counts
+    # Whole numbers and seconds cross apart, since a tensor has one type.
+    sent = ranks.gather(torch.tensor([*counts.sent_bytes.values(), counts.num_saturated]))
+    seconds = ranks.gather(torch.tensor([counts.seconds], dtype=torch.float64))
+    chosen = coded.chosen
+    return ExchangeSummary(
+        ranks=ranks.num_ranks,
+        codecs={"vectors": chosen.vectors, "gradients": chosen.gradients, "dense": chosen.dense},
+        has_equal_bits=chosen.is_exact,
+        bytes_by_rank=[dict(zip(counts.sent_bytes, each.tolist()[:-1], strict=True)) for each in sent],
+        num_saturated=sum(int(each[-1]) for each in sent),
+        seconds_per_step=max(float(each) for each in seconds) / max(counts.num_steps, 1),
+        prediction=coded.prediction,
+    )
+
+
+def summarize_transfers(trainer: Trainer) -> TransferSummary:
+    """Put together how the transfers of a run went."""
+    thread = trainer.embeddings.transfers
+    source = trainer.step_source
+    prefetch = trainer.config.prefetch
+    assert prefetch is not None, "build_trainer chooses it"
+    read, written = file_bytes(trainer)
+    runner = trainer.runner
+    moves = runner.moves if isinstance(runner, QueuedSteps) else None
+    # The share of the transfers' time in which batches did not wait for them.
+    hidden = 1 - thread.stall_seconds / thread.busy_seconds if thread.busy_seconds else 1.0
+    return TransferSummary(
+        seconds=thread.busy_seconds,
+        stall_seconds=thread.stall_seconds,
+        stalls=thread.num_stalls,
+        # Waits may add up to more than the transfers took: then nothing was hidden.
+        overlap=max(hidden, 0.0),
+        shortened=source.num_shortened,
+        split=source.num_split,
+        prefetch=prefetch,
+        mover=moves.name if moves else None,
+        mover_rows_per_second=dict(moves.rows_per_second) if moves else {},
+        file_bytes_read=read,
+        file_bytes_written=written,
+    )

@@ -1,1 +1,0 @@
-"""The results of a training run: its log while it trains, its summary when it ends."""

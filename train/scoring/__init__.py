@@ -1,1 +1,0 @@
-"""Predictions of finished runs: loading a run, and scoring the lines of a log with it."""

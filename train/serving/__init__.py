@@ -1,0 +1,1 @@
+"""Predictions, exported models and their changes."""

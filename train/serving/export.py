@@ -1,0 +1,367 @@
+"""Write a finished run as a folder that serves it without hotset: one graph from raw values to a probability.
+
+model.pt2            vocabulary, tables and dense layers as one exported program of torch
+model.onnx           the same for ONNX Runtime, on demand; its tensors are in model.onnx.data
+features.json        the features, in the order of the inputs
+model.json           the layers, the schema and the type of the rows, for `changes`
+serving_inputs.py    raw values to inputs, with NumPy and xxhash alone
+README.md            how to use them, with the features of this run
+manifest.json        written last: bytes and checksums of these files
+
+Measures what a number type of rows costs: the scores of a run with its rows packed, beside its own.
+
+The README of an exported folder: how its model is used, with the features that it has.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...pipeline.errors import MissingExtraError, install_hint
+from ...pipeline.folders.whole_file import whole_folder, write_json, write_text
+from ...pipeline.runtime.tasks import ProgressCallback, silent
+from ...pipeline.schema.schema import DENSE_PREFIX, Schema
+from ..build_model import ModelSource, build_model, explained
+from ..checkpoints.files import ReservedRoom
+from ..evaluate import evaluate
+from ..metrics import Scores
+from ..model.choose_model import recorded_model
+from ..model.dense_model import DenseModel
+from ..model.shapes import ModelInputs
+from ..run_folder.reader import read_finite, read_weights, refuse_other_weights
+from ..run_folder.weights import Weights
+from . import serving_inputs
+from .graph import CategoryIndex, RowsByCategory, RowTable, ServingGraph
+from .run_tables import MODEL, ExportConfig, ExportedModel, RowType, RunTables, pack_rows, unpack_rows
+from .serving_inputs import FEATURES, IS_MISSING, LENGTH, bag_name
+
+
+def score_packed_rows(
+    run: Path,
+    data: Path,
+    row_type: RowType,
+    *,
+    model_source: ModelSource | None = None,
+    progress: ProgressCallback = silent,
+) -> tuple[Scores, Scores]:
+    """Evaluate a run on shards twice; return the scores of packed rows, and those of the rows as trained.
+
+    Args:
+        progress: told the samples of both.
+
+    Raises:
+        HotsetError: as `evaluate`.
+    """
+    weights = read_weights(run)
+
+    def packed(name: str) -> torch.Tensor:
+        tensor = weights[name]
+        return tensor if name.startswith(DENSE_PREFIX) else unpack_rows(*pack_rows(tensor, row_type))
+
+    dtypes = {name: weights.dtype(name) for name in weights}
+    changed = Weights(weights.shapes, packed, dtypes=dtypes)
+
+    def first(done: int, total: int) -> None:
+        progress("evaluate", done, 2 * total)
+
+    def second(done: int, total: int) -> None:
+        progress("evaluate", total + done, 2 * total)
+
+    return (
+        evaluate(run, data, model_source=model_source, weights=changed, progress=first),
+        evaluate(run, data, model_source=model_source, progress=second),
+    )
+
+
+_EXAMPLES: dict[str, Any] = {"integer": 7, "unsigned": 7, "hex8": "0000beef", "text": "a"}
+_TIME = "2026-01-31 23:59:59"
+_INTEGER_TIME = 1_700_000_000
+"""Seconds since 1970 of a time in 2023; in other units it is one in 1970."""
+_ROWS = {
+    "fp32": "float32, as they were trained",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "int8": "8-bit codes with a least value and a step for each row",
+}
+
+
+def readme_of(features: Mapping[str, Any], config: ExportConfig, fingerprint: str | None) -> str:
+    """Return the text; its programs run as they stand in the folder."""
+    columns: dict[str, list[Any]] = {each["column"]: [0.0, None] for each in features["dense"]}
+    # Times last: a column that others are made from, too, is shown as one.
+    for each in sorted(features["sparse"], key=lambda each: each["kind"] not in _EXAMPLES):
+        value = _EXAMPLES.get(each["kind"], _INTEGER_TIME if "unit" in each else _TIME)
+        columns[each["column"]] = [[value, value], None] if each["is_list"] else [value, None]
+    shown = "\n".join(f"    {name!r}: {values!r}," for name, values in columns.items())
+    text = f"""\
+# A click model, exported by hotset
+
+`model.pt2` goes from values as they stand in a log to the probability of a click. It holds the vocabulary,
+the tables ({_ROWS[config.row_type]}) and the dense layers.
+
+Training run: {fingerprint or "of an earlier version"}.
+
+`serving_inputs.py` turns rows into the numbers that the model takes; it needs NumPy and xxhash. Two rows, the
+second with every value missing:
+
+```python
+from serving_inputs import ServingInputs
+
+columns = {{
+{shown}
+}}
+inputs = ServingInputs()
+```
+
+With PyTorch:
+
+```python
+import torch
+
+model = torch.export.load("model.pt2").module()
+with torch.no_grad():
+    probability, logit = model(*inputs.for_torch(columns))
+```
+"""
+    if config.onnx:
+        text += """
+With ONNX Runtime (`model.onnx.data` stays beside `model.onnx`):
+
+```python
+import onnxruntime
+
+session = onnxruntime.InferenceSession("model.onnx")
+probability, logit = session.run(["probability", "logit"], inputs.for_onnx(columns))
+```
+"""
+    return (
+        text
+        + """
+A category that the model does not know gets the row of out-of-vocabulary categories, None and "" that of
+missing ones. A list-valued feature takes a list in each row. Columns that are not named above are not needed.
+"""
+    )
+
+
+# ruff: noqa: N815  (tensors carry shape suffixes)
+
+
+PROGRAM = "model.pt2"
+ONNX = "model.onnx"
+STAGE = "export"
+VERSION = 1
+_GRAPH_BYTES = 1 << 20
+"""Bytes of an exported graph without its tensors, at most."""
+_TRACED_SAMPLES = 3
+"""Samples of the batch that the graph is recorded with; a size of 0 or 1 would be taken for a constant."""
+
+
+def export_run(
+    run: Path,
+    out: Path,
+    config: ExportConfig | None = None,
+    *,
+    vocabulary: Path | None = None,
+    model_source: ModelSource | None = None,
+    progress: ProgressCallback = silent,
+) -> None:
+    """Write the folder ``out``.
+
+    Args:
+        run: folder of a finished run.
+        out: new folder.
+        config: number type of the rows, and whether ONNX is wanted.
+        vocabulary: folder that `preprocess` wrote, for a run that keeps no vocabulary.
+        model_source: makes the user's module of the run; None imports the class that the run records.
+        progress: told how many rows are ready, and that files are written.
+
+    Raises:
+        HotsetError: the run is unfinished or damaged, its module cannot be exported, ``out`` exists, or a
+            package is missing.
+    """
+    config = config or ExportConfig()
+    if config.onnx:
+        _refuse_missing_onnx()
+    found = RunTables.open(run, vocabulary)
+    inputs = [{"name": "run", "fingerprint": found.fingerprint}]
+    with whole_folder(out, stage=STAGE, version=VERSION, inputs=inputs) as folder:
+        graph = build_graph(found, config, model_source, progress)
+        progress("write", 0, 0)
+        write_export(folder, graph, ExportedModel.of(found, config.row_type), config.onnx, found.fingerprint)
+
+
+def write_export(
+    folder: Path, graph: ServingGraph, described: ExportedModel, onnx: bool, fingerprint: str | None
+) -> None:
+    """Write the files of a graph.
+
+    Args:
+        folder: empty.
+        described: its model.
+        onnx: whether ONNX is wanted.
+        fingerprint: that of the run.
+
+    Raises:
+        HotsetError: its module cannot be recorded, or the disk is full.
+    """
+    # torch and ONNX end the process where the disk is full, so the room is taken first, and given back.
+    num_bytes = sum(tensor.nbytes for tensor in graph.state_dict().values()) + _GRAPH_BYTES
+    num_bytes *= 2 if onnx else 1
+    room = ReservedRoom(folder, num_bytes, "the model", "export smaller rows: --row-type int8")
+    program = _program_of(graph, described)
+    room.give(num_bytes)
+    torch.export.save(program, folder / PROGRAM)
+    if onnx:
+        _write_onnx(program, described, folder / ONNX)
+    # What a server needs beside the graph: the features, the code that makes inputs, and how to use both.
+    features = features_of(described.schema)
+    write_json(folder / FEATURES, features)
+    write_json(folder / MODEL, described.to_json())
+    write_text(folder / f"{serving_inputs.__name__.split('.')[-1]}.py", inspect.getsource(serving_inputs))
+    write_text(
+        folder / "README.md",
+        readme_of(features, ExportConfig(row_type=described.row_type, onnx=onnx), fingerprint),
+    )
+
+
+def build_graph(
+    found: RunTables,
+    config: ExportConfig,
+    model_source: ModelSource | None = None,
+    progress: ProgressCallback = silent,
+) -> ServingGraph:
+    """Build the graph of a run, in evaluation mode."""
+    # The dense layers, with the weights of the run in place of initial ones.
+    described = ExportedModel.of(found, config.row_type)
+    model = build_model(recorded_model(found.config), ModelInputs.of(described.config), 0, model_source)
+    refuse_other_weights(found.run, found.weights, found.config, model)
+    dense = {name: _finite(found, f"{DENSE_PREFIX}{name}") for name in model.state_dict()}
+    tables = []
+    # Rows in the order of their categories, so that what is served does not depend on the ids of a run.
+    for table in found.categories(progress):
+        ids_N = np.append(table.ids_N, [table.oov_id, table.missing_id]).astype(np.int64)
+        rows_ND = _finite(found, table.table.name)[torch.from_numpy(ids_N)]
+        tables.append(ServedTable(table.categories_N, *pack_rows(rows_ND, config.row_type)))
+    return graph_of(described, model, dense, tables)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTable:
+    """The rows of a table in the order of their categories, then those of unknown and of missing ones."""
+
+    categories_N: NDArray[np.int64]
+    """Ascending."""
+    packed_ND: torch.Tensor
+    """(N + 2, D), as `pack_rows` returns them."""
+    scale_N2: torch.Tensor | None
+
+
+def graph_of(
+    described: ExportedModel,
+    model: DenseModel,
+    dense: Mapping[str, torch.Tensor],
+    tables: Sequence[ServedTable],
+) -> ServingGraph:
+    """Return the graph of a model with these tensors, in evaluation mode."""
+    chosen = recorded_model(described.config)
+    model.load_state_dict(dense)
+    categories = [
+        RowsByCategory(table.categories_N, np.arange(size, dtype=np.int32), size, size + 1)
+        for table, size in ((table, table.categories_N.size) for table in tables)
+    ]
+    graph = ServingGraph(
+        model,
+        CategoryIndex(categories),
+        [RowTable(table.packed_ND, table.scale_N2) for table in tables],
+        [table.is_multi_hot for table in described.config.tables],
+        described.schema,
+        takes_mean=chosen.pooling == "mean",
+        num_elements=chosen.history_length + 1 if chosen.kind == "tbsm" else None,
+    )
+    return graph.eval().requires_grad_(False)
+
+
+def features_of(schema: Schema) -> dict[str, Any]:
+    """Describe the features as `FEATURES` has them: names, columns of the log, kinds of categories."""
+    # A feature may have another name than its column in the log.
+    columns = dict(schema.renamed)
+    lists = dict(schema.lists)
+    units = dict(schema.time_units)
+    return {
+        "dense": [{"name": name, "column": columns.get(name, name)} for name in schema.dense],
+        "sparse": [
+            {"name": name, "column": columns.get(name, name), "kind": kind, "is_list": name in lists}
+            | ({"unit": units[name]} if name in units else {})
+            for name, kind in schema.kind_of.items()
+        ],
+    }
+
+
+def _finite(found: RunTables, name: str) -> torch.Tensor:
+    return read_finite(found.run, found.weights, name)
+
+
+def _program_of(graph: ServingGraph, described: ExportedModel) -> torch.export.ExportedProgram:
+    """Record the graph for batches and bags of any length."""
+    num_dense = len(described.schema.dense)
+    num_lists = sum(table.is_multi_hot for table in described.config.tables)
+    num_one_hot = len(described.config.tables) - num_lists
+    size = _TRACED_SAMPLES
+    # Bags of different lengths: equal ones would be taken for one length.
+    bags = [torch.zeros(size, size + number, dtype=torch.int64) for number in range(num_lists)]
+    # One batch of zeros: values do not matter, shapes and types do.
+    arguments = (
+        torch.zeros(size, num_dense, dtype=torch.float64),
+        torch.zeros(size, num_one_hot, dtype=torch.int64),
+        torch.zeros(size, num_one_hot, dtype=torch.bool),
+        bags,
+        [torch.zeros_like(bag, dtype=torch.bool) for bag in bags],
+        [torch.ones(size, dtype=torch.int64) for _ in bags],
+    )
+    # The batch is of one size in all inputs; every bag has a length of its own.
+    batch = torch.export.Dim("batch")
+    of_batch = {0: batch}
+    of_bags = [{0: batch, 1: torch.export.Dim(f"length{number}")} for number in range(num_lists)]
+    shapes = (of_batch, of_batch, of_batch, of_bags, of_bags, [of_batch] * num_lists)
+    with torch.no_grad(), explained(f"torch.export of the model {recorded_model(described.config).name}"):
+        return torch.export.export(graph, arguments, dynamic_shapes=shapes, strict=False)
+
+
+def _refuse_missing_onnx() -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(f"an ONNX model needs {error.name}", hint=install_hint("onnx")) from error
+
+
+def _write_onnx(program: torch.export.ExportedProgram, described: ExportedModel, path: Path) -> None:
+    """Write the program for ONNX Runtime, tensors in a file beside it: a model file has at most 2 GiB."""
+    # Names of the inputs, in the order in which the graph takes them.
+    lists = [bag_name(table.name) for table in described.config.tables if table.is_multi_hot]
+    names = ["dense", "categories", IS_MISSING, *lists]
+    names += [f"{name}.{IS_MISSING}" for name in lists] + [f"{name}.{LENGTH}" for name in lists]
+    # The exporter warns of its own use of torch, and of packages that this model does not need.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        converted = torch.onnx.export(
+            program,
+            dynamo=True,
+            external_data=True,
+            verbose=False,
+            input_names=names,
+            output_names=["probability", "logit"],
+        )
+        assert converted is not None
+        converted.save(path, external_data=True)

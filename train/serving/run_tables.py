@@ -1,0 +1,228 @@
+"""The tables of a run by category: whatever its ids are, a category finds its row.
+
+Categories are 64-bit numbers, compared as signed ones: integers as they are (unsigned ones above 2**63 as
+negative), 8 hex digits by their value, texts by xxh3-64.
+
+Number types of exported rows: as trained, half as wide, or 8 bits under a scale of each row.
+
+A row of 16 floats takes 64 bytes in fp32, 32 in fp16 and bf16, and 24 in int8.
+
+The description of its model in an exported folder, from which with the tensors it can be made again.
+
+How a run is exported. Imports little: the command line builds its options from this class.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...pipeline.errors import ConfigError, HotsetError, first_line
+from ...pipeline.folders.manifest import Manifest, RecordError
+from ...pipeline.folders.totals import VocabularyTable, VocabularyTotals
+from ...pipeline.formats.arrow_files import read_batch, values_of
+from ...pipeline.runtime.tasks import ProgressCallback, silent
+from ...pipeline.schema.schema import Schema
+from ...pipeline.schema.schema_file import schema_of
+from ..data.batch import EmbeddingTable
+from ..run_config import RunConfig
+from ..run_folder.files import CONFIG, WEIGHTS
+from ..run_folder.reader import read_config, read_manifest, read_weights, refuse_changed_files
+from ..run_folder.weights import Weights
+from .predict import RunVocabulary
+
+# ruff: noqa: N815  (tensors carry shape suffixes)
+
+
+@dataclass(frozen=True, slots=True)
+class TableCategories:
+    """The categories of one table that have a row of their own."""
+
+    table: EmbeddingTable
+    oov_id: int
+    """Row of all other categories."""
+    missing_id: int
+    """Row of a missing one."""
+    categories_N: NDArray[np.int64]
+    """Ascending, distinct."""
+    ids_N: NDArray[np.int32]
+    """The row of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunTables:
+    """The parts of a run that an export reads."""
+
+    run: Path
+    config: RunConfig
+    weights: Weights
+    schema: Schema
+    vocabulary: Manifest
+    tables: tuple[EmbeddingTable, ...]
+    fingerprint: str | None
+    """That of the run; None where an earlier version of hotset wrote it."""
+    schema_text: str
+    """The schema as a setting."""
+
+    @classmethod
+    def open(cls, run: Path, vocabulary: Path | None = None) -> RunTables:
+        """Open a finished run, its files hashed.
+
+        Args:
+            vocabulary: folder that `preprocess` wrote, for a run that keeps no vocabulary.
+
+        Raises:
+            HotsetError: the run is unfinished or damaged, or has no vocabulary.
+        """
+        config = read_config(run)
+        weights = read_weights(run)
+        origin = RunVocabulary.open(run, config, vocabulary)
+        manifest = read_manifest(run)
+        if manifest is not None:
+            refuse_changed_files(manifest, (CONFIG, WEIGHTS))
+        fingerprint = manifest.fingerprint if manifest is not None else None
+        parts = (origin.schema, origin.folder, origin.tables, fingerprint, origin.schema_text)
+        return cls(run, config, weights, *parts)
+
+    def categories(self, progress: ProgressCallback = silent) -> Iterator[TableCategories]:
+        """Yield the categories of each table, in the order of the features.
+
+        Args:
+            progress: told, in rows, how far the caller is with them.
+        """
+        infos = VocabularyTotals.of(self.vocabulary).tables
+        done = 0
+        total = sum(table.num_rows for table in self.tables)
+        progress("rows", done, total)
+        for table, info in zip(self.tables, infos, strict=True):
+            yield self._categories_of(table, info)
+            done += table.num_rows
+            progress("rows", done, total)
+
+    def _categories_of(self, table: EmbeddingTable, info: VocabularyTable) -> TableCategories:
+        batch = read_batch(self.vocabulary, self.vocabulary.entry(f"{table.name}.arrow"))
+        array = batch.column("category")
+        found = values_of(array, array.type.to_pandas_dtype()).astype(np.uint64).view(np.int64)
+        if found.shape[0] != table.num_rows:
+            raise HotsetError(
+                f"{self.vocabulary.folder} has {found.shape[0]} rows of {table.name}, want {table.num_rows}"
+            )
+        # The rows of oov and of missing values stand among the others, without a category.
+        ids = np.arange(table.num_rows, dtype=np.int32)
+        own = (ids != info.oov_id) & (ids != info.missing_id)
+        order = np.argsort(found[own], kind="stable")
+        return TableCategories(table, info.oov_id, info.missing_id, found[own][order], ids[own][order])
+
+
+RowType = Literal["fp32", "fp16", "bf16", "int8"]
+ROW_TYPES: tuple[RowType, ...] = ("fp32", "fp16", "bf16", "int8")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportConfig:
+    """Settings of an export."""
+
+    row_type: RowType = "fp32"
+    """Number type of the rows: fp32 as trained, fp16, bf16, or int8 with a scale for each row."""
+
+    onnx: bool = False
+    """Write an ONNX model too, with its tables in a file beside it; needs the extra onnx."""
+
+    def __post_init__(self) -> None:
+        if self.row_type not in ROW_TYPES:
+            raise ConfigError(f"row_type must be one of {', '.join(ROW_TYPES)}, got {self.row_type!r}")
+
+
+_TORCH = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_MOST_CODE = 255
+_MOST = {"fp16": 65504.0, "int8": 1.7e38}
+"""Largest values of a type: a code of int8 times its step is to stay within float32."""
+
+
+def pack_rows(rows_ND: torch.Tensor, row_type: RowType) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return rows in another type.
+
+    Args:
+        rows_ND: (N, D) float32, finite.
+        row_type: the type to store.
+
+    Returns:
+        (N, D) of that type, uint8 for int8; and for int8 (N, 2) float32, the least value of each row and the
+        step between two codes, else None.
+
+    Error:
+        fp16 and bf16 round to the nearest; int8 is off by at most half a step, a 510th of the range of the
+        row. Values beyond 65504 in fp16, and 1.7e38 in int8, are cut to these.
+    """
+    if row_type in _MOST:
+        rows_ND = rows_ND.clamp(-_MOST[row_type], _MOST[row_type])
+    if row_type != "int8":
+        return rows_ND.to(_TORCH[row_type]), None
+    low_N1 = rows_ND.amin(1, keepdim=True)
+    step_N1 = (rows_ND.amax(1, keepdim=True) - low_N1) / _MOST_CODE
+    # Rows of one value have a step of 0, and all their codes are 0.
+    divisor_N1 = torch.where(step_N1 > 0, step_N1, torch.ones_like(step_N1))
+    codes_ND = ((rows_ND - low_N1) / divisor_N1).round().clamp(0, _MOST_CODE).to(torch.uint8)
+    return codes_ND, torch.cat([low_N1, step_N1], dim=1)
+
+
+def unpack_rows(packed_ND: torch.Tensor, scale_N2: torch.Tensor | None) -> torch.Tensor:
+    """Return rows that `pack_rows` packed as float32; exact but for what packing lost."""
+    rows_ND = packed_ND.to(torch.float32)
+    return rows_ND if scale_N2 is None else scale_N2[:, :1] + rows_ND * scale_N2[:, 1:]
+
+
+MODEL = "model.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedModel:
+    """The model of an exported folder."""
+
+    config: RunConfig
+    """That of the run; its tables say which of them are multi-hot."""
+    schema_text: str
+    """Schema of the log, as a setting."""
+    row_type: RowType
+
+    @classmethod
+    def of(cls, found: RunTables, row_type: RowType) -> Self:
+        """Describe the model of a run."""
+        pairs = zip(found.config.tables, found.tables, strict=True)
+        tables = tuple(replace(own, is_multi_hot=table.is_multi_hot) for own, table in pairs)
+        return cls(replace(found.config, tables=tables), found.schema_text, row_type)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the file of an exported folder.
+
+        Raises:
+            HotsetError: it is missing or damaged.
+        """
+        path = folder / MODEL
+        try:
+            found = json.loads(path.read_bytes())
+            row_type = found["row_type"]
+            text = found["schema"]
+            if row_type not in ROW_TYPES or not isinstance(text, str):
+                raise ValueError(f"row_type is {row_type!r}")
+            config = found["config"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, RecordError) as error:
+            raise HotsetError(f"{path} cannot be read: {first_line(error)}") from error
+        return cls(RunConfig.read(config, str(path)), text, row_type)
+
+    @property
+    def schema(self) -> Schema:
+        """The schema of the log."""
+        return schema_of(self.schema_text)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the contents of the file."""
+        return {"row_type": self.row_type, "schema": self.schema_text, "config": self.config.to_json()}

@@ -1,0 +1,222 @@
+"""Runs pieces of work on a fixed number of threads, one of which is the caller's.
+
+The pieces are taken in order by whichever thread is free, and nothing may depend on which that is. A helper
+that has not begun when the caller finds no piece left is called off: on a busy machine the caller does not
+wait for a thread to be woken. Each thread runs torch's operators by itself, without torch's own threads,
+which wait for each other at every operator.
+
+A bounded queue from a thread that makes items to the one that uses them.
+
+Taking an item is a call or two of queues in C, without a lock of this module: the loop of a device does it
+once for each step. To give the place of an item back wakes the thread, which takes longer than all else, so
+several places may be given back at a time.
+
+Threads that read and pack batches ahead of the steps of a device, with results in the order of the calls.
+
+A GPU takes 30 million samples per second, and a core reads and packs some 7 million, or 2 million in small
+batches. The work is that of kernels and of the system, which release the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Generic, TypeVar
+
+import torch
+
+
+class WorkThreads:
+    """The caller's thread and its helpers.
+
+    Args:
+        num_threads: all of them together.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+        self._pool = ThreadPoolExecutor(max(num_threads - 1, 1), "work", _leave_torchs_threads)
+
+    def run(self, work: Callable[[int, int], object], num_pieces: int) -> None:
+        """Call ``work(piece, worker)`` for each piece; return when all are done.
+
+        ``worker`` is below `num_threads`, and no two pieces run at the same time with the same one. Where
+        pieces raise, one of the exceptions is raised here.
+        """
+        pieces = iter(range(num_pieces))
+
+        def take_pieces(worker: int) -> None:
+            # One iterator for all: taking the next number is atomic under the interpreter's lock.
+            for piece in pieces:
+                work(piece, worker)
+
+        num_helpers = min(self.num_threads, num_pieces) - 1
+        helpers = [self._pool.submit(take_pieces, worker) for worker in range(1, num_helpers + 1)]
+        try:
+            with one_torch_thread():
+                take_pieces(0)
+        finally:
+            # A helper that has begun is waited for even after an exception: it works on the caller's arrays.
+            errors = [helper.exception() for helper in helpers if not helper.cancel()]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def run_all(self, *calls: Callable[[], object]) -> None:
+        """Make all calls, at the same time as far as there are threads; the first begins first."""
+        self.run(lambda piece, _: calls[piece](), len(calls))
+
+
+def _leave_torchs_threads() -> None:
+    """Let the calling thread run torch's operators by itself from now on."""
+    # Asked first: torch gives a thread its number of threads at the first question, and would overwrite ours.
+    torch.get_num_threads()
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Let the calling thread run torch's operators by itself inside the block."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+Item = TypeVar("Item")
+PLACES_AT_A_TIME = 4
+"""Places that the loop of a device gives back at a time."""
+
+
+class BackgroundIterator(Generic[Item]):
+    """Iterate ``items`` in a thread, at most ``depth`` ahead of the caller.
+
+    An exception in the thread is raised by the caller's next step, before items that are still queued.
+
+    Args:
+        items: iterated in the thread.
+        depth: items ahead.
+        name: of the thread.
+        given_back: items whose places the thread gets back at a time; it may be so many less one less ahead.
+    """
+
+    def __init__(self, items: Iterable[Item], depth: int, name: str, given_back: int = 1) -> None:
+        assert given_back <= max(depth, 1), "the thread would wait for places, and the caller for an item"
+        self._items = items
+        self._given_back = given_back
+        # Each item comes in a tuple of its own; an empty one says that there are no more.
+        self._queue: SimpleQueue[tuple[Item] | tuple[()]] = SimpleQueue()
+        # The thread takes a place for each item, and the caller gives it back.
+        self._places: SimpleQueue[None] = SimpleQueue()
+        for _ in range(max(depth, 1)):
+            self._places.put(None)
+        self._error: BaseException | None = None
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    def __iter__(self) -> Iterator[Item]:
+        self._thread.start()
+        num_taken = 0
+        while True:
+            taken = self._queue.get()
+            # Set before the end is queued, and so before this thread could wait for ever.
+            if self._error is not None:
+                raise self._error
+            if not taken:
+                return
+            num_taken += 1
+            if num_taken == self._given_back:
+                num_taken = 0
+                for _ in range(self._given_back):
+                    self._places.put(None)
+            yield taken[0]
+
+    def close(self) -> None:
+        """Stop the thread at its next item."""
+        self._is_closed = True
+        # The thread may be waiting for a place.
+        self._places.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            for item in self._items:
+                # One item at a time, and only while the queue has room: a batch is large.
+                self._places.get()
+                if self._is_closed:
+                    return
+                self._queue.put((item,))
+        # Whatever stopped the work, an interruption too, is raised again where the items are taken.
+        except BaseException as error:
+            self._error = error
+        finally:
+            try:
+                # A generator is closed in the thread that ran it, so that its own cleanup runs here too.
+                if isinstance(self._items, Generator):
+                    self._items.close()
+            finally:
+                self._queue.put(())
+
+
+Key = TypeVar("Key")
+Result = TypeVar("Result")
+
+
+class Readers:
+    """Threads for calls that depend on nothing but their arguments; they run inside a ``with`` block.
+
+    Args:
+        num_threads: 0: each call is made at once, where it is asked for.
+    """
+
+    def __init__(self, num_threads: int = 0) -> None:
+        self.num_threads = num_threads
+        self._pool: ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> Readers:
+        if self.num_threads:
+            self._pool = ThreadPoolExecutor(self.num_threads, "read")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Calls write to memory of others, so they are waited for. None is cancelled after an error: the loop
+        # would meet a batch that nobody packs before it meets the error.
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    def submit(self, call: Callable[..., Result], *arguments: object) -> Future[Result]:
+        """Return what will be the result of a call, or its exception."""
+        if self._pool is not None:
+            return self._pool.submit(call, *arguments)
+        done: Future[Result] = Future()
+        done.set_result(call(*arguments))
+        return done
+
+    def in_order(self, call: Callable[[Key], Result], keys: Iterable[Key]) -> Iterator[tuple[Key, Result]]:
+        """Yield each key with the result of its call; as many calls are under way ahead as there are
+        threads."""
+        pending: deque[tuple[Key, Future[Result]]] = deque()
+        for key in keys:
+            pending.append((key, self.submit(call, key)))
+            if len(pending) > self.num_threads:
+                first, result = pending.popleft()
+                yield first, result.result()
+        for key, result in pending:
+            yield key, result.result()

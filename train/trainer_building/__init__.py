@@ -1,1 +1,0 @@
-"""Builds all that a run holds in memory from its shards and settings."""
