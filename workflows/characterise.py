@@ -40,7 +40,7 @@ from ..train.loop import taken_steps
 from ..train.model.shapes import DlrmShape
 from .console import plain_table, print_line, print_table
 from .drawn_shards import DrawnShards
-from .machine_facts import describe_machine
+from .library import describe_machine
 
 OPTIMIZER = "rowwise-adagrad"
 """Optimizer of the rows of every cell."""

@@ -294,7 +294,7 @@ def test_advice_is_for_the_model_of_the_log(folder: Path) -> None:
 
 
 def test_advice_needs_no_torch() -> None:
-    module = "hotset.workflows.commands.planning.advise_command"
+    module = "hotset.workflows.commands.advise"
     code = f"import sys; import {module}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -1,6 +1,6 @@
 """The sweep runs every cell before any again, resumes, and its verdicts follow from what was measured.
 
-Tests `characterise_command`, too.
+Tests `characterise`, too.
 """
 
 from __future__ import annotations

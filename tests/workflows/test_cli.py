@@ -1,6 +1,6 @@
 """The command line: help everywhere, one clear line for every mistake, JSON for machines.
 
-The commands (`command_list`) have test files of their own, in `commands/`; `generate_command` is tested
+The commands (`command_list`) have test files of their own, in `commands/`; `generate` is tested
 here.
 """
 

@@ -1,11 +1,14 @@
 """Preprocessing and statistics from Python: settings by name, and what comes back.
 
-Tests `series_frames`, too.
+Tests `tables`, too.
+
+The description of a machine.
 """
 
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import hotset
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.tests.support.logs.other_logs import Log, schema_text, write_csv
+from hotset.workflows.library import describe_machine
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +69,17 @@ def test_statistics_are_frames(data: Path) -> None:
     assert set(chosen) == {"coverage"}
     assert chosen["coverage"]["lookup_share"].is_between(0, 1 + 1e-9).all()
     json.dumps(quick["features"].to_dicts())  # plain cells
+
+
+def test_the_machine_is_described_without_its_name() -> None:
+    described = json.dumps(describe_machine())
+    assert json.loads(described)["libraries"]["polars"]
+    assert platform.node() not in described
+
+
+def test_instructions_that_libraries_are_held_to_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "NUMBA_CPU_NAME", "ONEDNN_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    assert describe_machine()["held_to"] == {}
+    monkeypatch.setenv("NUMBA_CPU_NAME", "haswell")
+    assert describe_machine()["held_to"] == {"NUMBA_CPU_NAME": "haswell"}

@@ -40,9 +40,9 @@ from ..console import (
     stderr_console,
     stdout_console,
 )
-from ..printing.describe_stages import describe_stage
-from ..printing.show_stats import show_statistics
 from ..recipes import DEFAULT_SCHEMA, criteo_kaggle, recipe_for, small_real_sample
+from .describe_stages import describe_stage
+from .stats import show_statistics
 
 _SAMPLES = 300_000
 _HOT_SHARE = 0.1
@@ -102,7 +102,7 @@ def demo(options: DemoCommand, console: Console) -> dict[str, Any]:
     """Run the whole job; print each step to ``console`` and return the figures."""
     # torch is imported with these, and missing torch is reported before anything is generated
     from ...train.run import train
-    from .train_commands import show_runs
+    from .train import show_runs
 
     show = _line_printer(console)
     # The folder is claimed first: nothing is generated where it holds someone's work.

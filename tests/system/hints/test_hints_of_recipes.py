@@ -74,9 +74,9 @@ def test_a_recipe_is_corrected_by_its_hints(shell: Shell) -> None:
 
 
 @follows(
-    "workflows/commands/recipe_command.py::_configs_of",
+    "workflows/commands/recipe.py::_configs_of",
     "train/run_config.py::read_settings",
-    "workflows/commands/recipe_command.py::_config_of_folder",
+    "workflows/commands/recipe.py::_config_of_folder",
 )
 def test_what_a_recipe_can_be_printed_of_is_named(shell: Shell) -> None:
     Path("empty").mkdir()
@@ -116,7 +116,7 @@ def test_damaged_best_weights_are_left_out(shell: Shell) -> None:
     assert not best.load(trainer)
 
 
-@follows("workflows/printing/read_runs.py::read_runs")
+@follows("workflows/commands/runs.py::read_runs")
 def test_runs_are_listed_of_the_folder_that_holds_them(shell: Shell) -> None:
     Path("empty").mkdir()
     assert shell.refused("runs", "empty") == "give the folder that runs were written to"

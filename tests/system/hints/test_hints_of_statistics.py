@@ -92,11 +92,11 @@ def test_the_vocabulary_of_the_model_is_given(shell: Shell) -> None:
 
 
 @follows(
-    "workflows/report/write_report.py::check_html",
-    "workflows/report/write_report.py::check_html#2",
-    "workflows/report/write_report.py::check_html#3",
-    "workflows/report/write_report.py::_not_written",
-    "workflows/report/write_report.py::write_html",
+    "workflows/report/write.py::check_html",
+    "workflows/report/write.py::check_html#2",
+    "workflows/report/write.py::check_html#3",
+    "workflows/report/write.py::_not_written",
+    "workflows/report/write.py::write_html",
 )
 def test_where_a_report_goes(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shell.refused("stats", "data", "--html", "data") == "give another --html FILE"
@@ -159,7 +159,7 @@ def test_the_extra_of_training_is_installed(shell: Shell, monkeypatch: pytest.Mo
     assert shell.refused("train", "data", "--out", "other") == install_hint("train")
 
 
-@follows("workflows/commands/runs_command.py::compare_settings")
+@follows("workflows/commands/runs.py::compare_settings")
 def test_runs_are_compared_once_they_have_scores(shell: Shell) -> None:
     Path("runs/one").mkdir(parents=True)
     Path("runs/one/config.json").write_text("{}")

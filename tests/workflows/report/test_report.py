@@ -3,8 +3,8 @@
 Also the tests of the parts of the page: report_page, report_sections, chart_layers, access_charts and
 memory_charts.
 
-Tests `access_charts`, `bar_charts`, `chart_layers`, `log_sections`, `memory_charts`, `report_advice`,
-`report_page`, `report_sections` and `write_report`, too.
+Tests `chart_kinds`, `chart_kinds`, `charts`, `sections`, `chart_kinds`, `sections`,
+`page`, `sections` and `write`, too.
 """
 
 from __future__ import annotations
@@ -34,15 +34,12 @@ from hotset.tests.support.browser import Seen, open_page
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv
 from hotset.train.advice import AdviceConfig, advise
 from hotset.workflows.cli import main
-from hotset.workflows.report import series_tables
-from hotset.workflows.report.bar_charts import _powers
-from hotset.workflows.report.memory_charts import published_points
-from hotset.workflows.report.report_advice import advise_reader
-from hotset.workflows.report.report_commands import preprocess_command
-from hotset.workflows.report.report_page import _commands
-from hotset.workflows.report.report_sections import build_page
-from hotset.workflows.report.report_sentences import budget_sentences, drift_sentences
-from hotset.workflows.report.write_report import write_html, write_parquet
+from hotset.workflows.report import tables as series_tables
+from hotset.workflows.report.chart_kinds import _powers, published_points
+from hotset.workflows.report.page import _commands
+from hotset.workflows.report.sections import advise_reader, build_page
+from hotset.workflows.report.sentences import budget_sentences, drift_sentences, preprocess_command
+from hotset.workflows.report.write import write_html, write_parquet
 
 SECTIONS = (
     "hot-samples",

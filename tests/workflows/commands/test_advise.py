@@ -1,0 +1,193 @@
+"""``hotset advise``: options in the units of people, and advice as tables and sentences."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hotset.pipeline.errors import ByteSize, ConfigError
+from hotset.pipeline.runtime.tasks import Resources
+from hotset.stats.step_times import Machine
+from hotset.train.advice import AdviceConfig, MachineSpeeds, advise
+from hotset.workflows.cli import main
+from hotset.workflows.commands.advise import AdviseCommand, show_advice
+from hotset.workflows.report.sentences import rounded
+from hotset.workflows.report.tables import predicted_bytes, predicted_seconds
+
+SPEEDS = MachineSpeeds(
+    device_name="A CPU",
+    threads=2,
+    flops=2e11,
+    host_rows_per_second=5e7,
+    row_bytes=64,
+    link_bytes_per_second=9e9,
+    loader_samples_per_second=1e6,
+)
+SIZES = (ByteSize(1 << 20), ByteSize(8 << 20))
+
+
+@pytest.fixture(scope="module")
+def advice(data: Path) -> Any:
+    config = AdviceConfig(fast_bytes=SIZES, batch_size=128, model="small")
+    return advise(data, config, Machine(), Resources(workers=1))
+
+
+def printed(advice: Any, width: int = 200) -> str:
+    console = Console(file=StringIO(), width=width)
+    show_advice(advice, console)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_the_machine_is_in_units_of_the_prediction() -> None:
+    machine = AdviseCommand(
+        dir=Path("dir"), link_gbps=25.0, host_gbps=8.0, teraflops=2.0, step_us=150.0
+    ).machine()
+    assert machine.link_bytes_per_second == 25e9 and machine.host_bytes_per_second == 8e9
+    assert machine.flops == 2e12 and machine.step_seconds == pytest.approx(150e-6)
+
+
+@pytest.mark.parametrize("name", ["link_gbps", "host_gbps", "teraflops"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_speed_that_is_none_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be above 0, got {value}"):
+        AdviseCommand(dir=Path("dir"), **{name: value})  # type: ignore[arg-type]
+
+
+def test_a_step_may_take_no_other_time_but_not_less() -> None:
+    assert AdviseCommand(dir=Path("dir"), step_us=0.0).machine().step_seconds == 0
+    with pytest.raises(ConfigError, match="step_us must be 0 or more"):
+        AdviseCommand(dir=Path("dir"), step_us=-1.0)
+
+
+def test_every_placement_of_every_size_is_a_row(advice: dict[str, Any]) -> None:
+    text = printed(advice)
+    assert "Predicted steps of 128 samples" in text
+    for option in advice["options"]:
+        for one in [*option["placements"], *option["too_large"]]:
+            step = predicted_seconds(one["step_seconds"])
+            assert len(step.strip("0,µs .")) <= 2 < len(step)
+            assert any(one["placement"] in line and step in line for line in text.splitlines())
+    num_lacking = sum(len(option["too_large"]) for option in advice["options"])
+    assert text.count("does not fit") == num_lacking
+
+
+def test_the_columns_of_a_row_are_those_of_its_prediction(advice: dict[str, Any]) -> None:
+    """Numbers that differ from each other, in place of those predicted."""
+    one = advice["options"][-1]["placements"][0] | {
+        "placement": "lookahead",
+        "step_seconds": 2e-3,
+        "to_fast_bytes": 3 << 20,
+        "to_slow_bytes": 5 << 20,
+        "prefetch": 7,
+        "memory_bytes": 1 << 20,
+    }
+    slower = one | {"placement": "hybrid", "step_seconds": 4e-3, "prefetch": None}
+    lacking = slower | {"placement": "all-fast", "memory_bytes": 9 << 20}
+    option = {"fast_bytes": 1 << 20, "placements": [one, slower], "too_large": [lacking]}
+    text = printed(advice | {"options": [option]})
+    step = predicted_seconds(2e-3).split()
+    rows = [line.split() for line in text.splitlines()]
+    # The size stands in the first row of its section alone; a placement may need all of it.
+    sent = [*predicted_bytes(3 << 20).split(), *predicted_bytes(5 << 20).split()]
+    assert ["1", "MiB", "lookahead", "1", "MiB", *step, *rounded(64_000).split(), *sent, "7"] in rows
+    step = predicted_seconds(4e-3).split()
+    assert ["hybrid", "1", "MiB", *step, *rounded(32_000).split(), *sent] in rows
+    lacks = ["9", "MiB,", "does", "not", "fit"]
+    assert ["all-fast", *lacks, *step, *rounded(32_000).split(), *sent] in rows
+    # The use of memory is that of the fastest placement.
+    by_use = rows[[" ".join(row) for row in rows].index("Fast memory of the fastest placement, by use") + 2]
+    assert by_use[:3] == ["1", "MiB", "lookahead"]
+
+
+def test_no_number_is_cut_in_a_narrow_terminal(advice: dict[str, Any]) -> None:
+    narrow = printed(advice, width=60)
+    assert all(len(line) <= 60 for line in narrow.splitlines() if line.startswith("fast memory"))
+    assert "…" not in narrow
+    for option in advice["options"]:
+        for one in option["placements"]:
+            assert predicted_seconds(one["step_seconds"]) in narrow
+
+
+def test_what_does_not_fit_says_so_beside_its_time(advice: dict[str, Any]) -> None:
+    rows = [line for line in printed(advice, width=80).splitlines() if "does not fit" in line]
+    lacking = [one for option in advice["options"] for one in option["too_large"]]
+    assert lacking and len(rows) == len(lacking)
+    assert all(predicted_seconds(one["step_seconds"]) in row for row, one in zip(rows, lacking, strict=True))
+
+
+def test_the_last_lines_say_what_to_do(advice: dict[str, Any]) -> None:
+    whole = deepcopy(advice)
+    whole["enough"] = {"fast_bytes": 8 << 20, "placement": "all-fast", "step_seconds": 1e-3}
+    assert (
+        "Everything fits in 8 MiB of fast memory, so no other placement than all-fast is needed."
+        in printed(whole)
+    )
+    part = deepcopy(advice)
+    part["enough"] = {"fast_bytes": 1 << 20, "placement": "lookahead", "step_seconds": 2e-3}
+    part["compute_seconds"] = 1.5e-3
+    assert "lookahead with 1 MiB runs at 75% of the speed with every row on the fast tier" in printed(part)
+    assert "; more fast memory gains less than 1%." in printed(part)
+    # Of sizes beyond the largest one that was predicted nothing is known, unless it holds every row.
+    most = deepcopy(part)
+    most["enough"]["fast_bytes"] = most["options"][-1]["fast_bytes"]
+    assert "all-fast" in {one["placement"] for one in most["options"][-1]["placements"]}
+    assert "; more fast memory gains less than 1%." in printed(most)
+    most["options"][-1]["placements"] = most["options"][-1]["placements"][:1]
+    most["options"][-1]["placements"][0]["placement"] = "lookahead"
+    assert "; no larger size was compared." in printed(most)
+    for advised in (whole, part, most):
+        assert printed(advised).rstrip().endswith("the speeds of this machine for --speeds FILE.")
+
+
+def test_the_title_names_the_speeds_and_where_they_are_from(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    SPEEDS.write(tmp_path / "machine.json")
+    command = ("advise", str(data), "--fast-bytes", "8MiB", "--model", "small")
+    for options, title in (
+        ((), "typical speeds (link 20 GB/s, host 10 GB/s, 10 TFLOP/s, 300 µs a step)"),
+        (("--link-gbps", "5"), "typical speeds and those given (link 5 GB/s"),
+        (
+            ("--speeds", str(tmp_path / "machine.json")),
+            "speeds of machine.json (link 9 GB/s, host 3.2 GB/s, 0.2 TFLOP/s, 300 µs a step)",
+        ),
+        (
+            ("--speeds", str(tmp_path / "machine.json"), "--host-gbps", "4"),
+            "speeds of machine.json and those given (link 9 GB/s, host 4 GB/s, 0.2 TFLOP/s",
+        ),
+    ):
+        capsys.readouterr()
+        assert main([*command, *options]) == 0
+        assert title in " ".join(capsys.readouterr().out.split())
+    # Steps wait for a slow loader.
+    assert main([*command, "--speeds", str(tmp_path / "machine.json"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["machine"]["loader_samples_per_second"] == 1e6
+    assert found["best"]["step_seconds"] >= found["workload"]["batch_size"] / 1e6
+
+
+def test_the_command_prints_what_the_function_returns(
+    data: Path, advice: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "advise",
+        str(data),
+        "--fast-bytes",
+        "1MiB",
+        "8MiB",
+        "--batch-size",
+        "128",
+        "--model",
+        "small",
+    ]
+    capsys.readouterr()
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(advice))
+    assert main(arguments) == 0
+    assert "Fast memory of the fastest placement, by use" in capsys.readouterr().out

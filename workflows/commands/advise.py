@@ -1,0 +1,201 @@
+"""``hotset advise``: predict from counts which placement and how much fast memory pay off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ...pipeline.errors import ByteSize, ConfigError, format_byte_size, require_at_least
+from ...pipeline.runtime.tasks import Resources
+from ...stats.step_times import Machine
+from ...train.advice import AdviceConfig, MachineSpeeds, PlacementAdvice, advise
+from ..command_list import Command
+from ..console import plain_table, print_json, print_line, print_table, progress_bars, stdout_console
+from ..options import Dir
+from ..report.sentences import rounded
+from ..report.tables import predicted_bytes, predicted_seconds
+
+_GIGA = 1e9
+_TERA = 1e12
+_MICRO = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdviseCommand(Command):
+    """Predict the time per step by placement and fast memory."""
+
+    dir: Dir
+    """Folder that `preprocess --out` created."""
+
+    fast_bytes: tuple[ByteSize, ...] = ()
+    """One or more sizes of fast memory to consider, for all uses together. Default: a range of sizes."""
+
+    batch_size: int | None = None
+    """Number of samples per step. Default: that of the shards in DIR."""
+
+    model: str = "auto"
+    """Model: auto, a preset of DLRM (kaggle, terabyte, mlperf, small), or dcnv2 with its default layers."""
+
+    speeds: Path | None = None
+    """File of measured speeds that `characterise` wrote. Default: typical speeds, which the output names."""
+
+    link_gbps: float | None = None
+    """Bandwidth between host and fast memory in GB/s, each way. Typical: 20, as of PCIe 4.0 x16."""
+
+    host_gbps: float | None = None
+    """Bandwidth in GB/s at which all cores together access rows at random positions of host memory.
+    Typical: 10."""
+
+    teraflops: float | None = None
+    """Measured speed of the dense layers, in 10**12 operations per second. Typical: 10."""
+
+    step_us: float | None = None
+    """Other time per step, such as launches and small kernels, in microseconds. Typical: 300."""
+
+    workers: int = 0
+    """Number of threads that count; 0 takes every core."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def __post_init__(self) -> None:
+        for name in ("link_gbps", "host_gbps", "teraflops"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"{name} must be above 0, got {value}")
+        require_at_least("step_us", self.step_us, 0)
+
+    def machine(self) -> Machine:
+        """Return the speeds of the file or typical ones, with those of the options in their place.
+
+        Raises:
+            ConfigError: the file of speeds cannot be read.
+        """
+        machine = Machine() if self.speeds is None else MachineSpeeds.read(self.speeds).machine()
+        given = {
+            "link_bytes_per_second": (self.link_gbps, _GIGA),
+            "host_bytes_per_second": (self.host_gbps, _GIGA),
+            "flops": (self.teraflops, _TERA),
+            "step_seconds": (self.step_us, _MICRO),
+        }
+        return replace(
+            machine, **{name: value * unit for name, (value, unit) in given.items() if value is not None}
+        )
+
+    @property
+    def source(self) -> str:
+        """Where the speeds are from, for the title of the output."""
+        given = (self.link_gbps, self.host_gbps, self.teraflops, self.step_us)
+        kind = "typical speeds" if self.speeds is None else f"speeds of {self.speeds.name}"
+        return kind if all(value is None for value in given) else f"{kind} and those given"
+
+    def execute(self) -> int:
+        """Run ``hotset advise``."""
+        config = AdviceConfig(fast_bytes=self.fast_bytes, batch_size=self.batch_size, model=self.model)
+        machine = self.machine()
+        with progress_bars() as progress:
+            resources = Resources(workers=self.workers, progress=progress)
+            advice = advise(self.dir, config, machine, resources)
+        if self.json:
+            print_json(advice)
+        else:
+            show_advice(advice, stdout_console(), self.source)
+        return 0
+
+
+def show_advice(advice: PlacementAdvice, console: Console, source: str = "typical speeds") -> None:
+    """Print what `advise` returned: speeds, memory, and what to do.
+
+    Args:
+        advice: predictions.
+        console: where to print.
+        source: where the speeds of the machine are from.
+    """
+    print_table(console, _speeds(advice, source), num_keys=2)
+    print_table(console, _memory(advice), num_keys=2)
+    for line in _sentences(advice):
+        print_line(console, line)
+
+
+def _table(title: str, *columns: str) -> Table:
+    return plain_table(title, columns, texts=("placement",))
+
+
+def _title(advice: PlacementAdvice, source: str) -> str:
+    machine = advice["machine"]
+    return (
+        f"Predicted steps of {advice['workload']['batch_size']:,} samples, {source} "
+        f"(link {machine['link_bytes_per_second'] / _GIGA:.3g} GB/s, "
+        f"host {machine['host_bytes_per_second'] / _GIGA:.3g} GB/s, "
+        f"{machine['flops'] / _TERA:.3g} TFLOP/s, {machine['step_seconds'] / _MICRO:.3g} µs a step)"
+    )
+
+
+def _speeds(advice: PlacementAdvice, source: str) -> Table:
+    batch_size = advice["workload"]["batch_size"]
+    # One section per size of fast memory, its placements from the fastest to the slowest.
+    table = _table(
+        _title(advice, source),
+        "fast memory", "placement", "needs", "step", "samples/s", "up/step", "down/step", "prefetch",
+    )  # fmt: skip
+    for option in advice["options"]:
+        size = format_byte_size(option["fast_bytes"])
+        # Placements that do not fit stay in the table, dimmed: how much they lack is the next question.
+        for one in [*option["placements"], *option["too_large"]]:
+            fits = one["memory_bytes"] <= option["fast_bytes"]
+            table.add_row(
+                size,
+                one["placement"],
+                format_byte_size(one["memory_bytes"]) + ("" if fits else ", does not fit"),
+                predicted_seconds(one["step_seconds"]),
+                rounded(batch_size / one["step_seconds"]),
+                predicted_bytes(one["to_fast_bytes"]),
+                predicted_bytes(one["to_slow_bytes"]),
+                "" if one["prefetch"] is None else str(one["prefetch"]),
+                style=None if fits else "dim",
+            )
+            size = ""  # printed once, in the first row of its section
+        table.add_section()
+    return table
+
+
+def _memory(advice: PlacementAdvice) -> Table:
+    uses = ("hot", "staging", "dense", "activations", "inputs", "transfers")
+    table = _table("Fast memory of the fastest placement, by use", "fast memory", "placement", *uses)
+    for option in advice["options"]:
+        # They are sorted by time; a size in which nothing fits has no row here.
+        if option["placements"]:
+            one = option["placements"][0]
+            sizes = [format_byte_size(one["memory"][use]) for use in uses]
+            table.add_row(format_byte_size(option["fast_bytes"]), one["placement"], *sizes)
+    return table
+
+
+def _sentences(advice: PlacementAdvice) -> list[str]:
+    enough = advice["enough"]
+    size = format_byte_size(enough["fast_bytes"])
+    # Shares of a speed make no sense where the whole model fits.
+    if enough["placement"] == "all-fast":
+        advised = f"Everything fits in {size} of fast memory, so no other placement than all-fast is needed."
+    else:
+        speed = advice["compute_seconds"] / enough["step_seconds"]
+        # Beyond the largest size nothing was predicted, unless every row fits there.
+        largest = advice["options"][-1]
+        has_all = any(one["placement"] == "all-fast" for one in largest["placements"])
+        is_known = has_all or enough["fast_bytes"] < largest["fast_bytes"]
+        more = "more fast memory gains less than 1%" if is_known else "no larger size was compared"
+        advised = (
+            f"{enough['placement']} with {size} runs at {speed:.0%} of the speed with every row on the fast "
+            f"tier; {more}."
+        )
+    note = (
+        "These are predictions from counts and the speeds in the title, not measurements; "
+        "`hotset characterise --out FILE` measures the speeds of this machine for --speeds FILE."
+    )
+    return [advised, note]
+
+
+COMMANDS: dict[str, type[Command]] = {"advise": AdviseCommand}

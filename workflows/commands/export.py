@@ -1,0 +1,120 @@
+"""``hotset export``: a run as files that serve it without hotset.
+
+How many rows of each table changed from one run to another, for programs and as a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from ...pipeline.errors import ConfigError
+from ...train.serving.run_tables import ExportConfig
+from ..command_list import Command
+from ..console import print_json, progress_bars, say, stdout_console
+from ..options import config_of
+from .train import Run
+
+if TYPE_CHECKING:
+    from ...train.serving.changes import TableChanges
+
+
+def counts_of(changes: Iterable[TableChanges]) -> dict[str, dict[str, int]]:
+    """Return the counts of each table by its name."""
+    names = ("num_rows", "num_new", "num_changed", "num_gone")
+    return {each.name: {name: getattr(each, name) for name in names} for each in changes}
+
+
+def show_changes(counts: Mapping[str, Mapping[str, int]]) -> None:
+    """Print what `counts_of` returned as a table."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("table", "rows", "new", "changed", "gone"):
+        table.add_column(name, justify="left" if name == "table" else "right")
+    for name, of_table in counts.items():
+        table.add_row(name, *(f"{count:,}" for count in of_table.values()))
+    stdout_console().print(table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportCommand(Command, ExportConfig):
+    """Write a run as files that serve it without hotset."""
+
+    needs_torch = True
+
+    run: Run
+    """Folder that `train --out` created."""
+
+    out: Path
+    """New folder for the exported files."""
+
+    since: Path | None = None
+    """Run whose rows a server has: only what changed since is written, by category."""
+
+    evaluate: Path | None = None
+    """Folder that `preprocess --out` created: its evaluation part shows what --row-type costs."""
+
+    vocabulary: Path | None = None
+    """Folder that `preprocess --out` created, for a run that was trained on shards alone."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def execute(self) -> int:
+        """Run ``hotset export``."""
+        if self.since is not None and self.onnx:
+            raise ConfigError("changes have no graph: --onnx is for a whole export")
+        # torch takes a second and more to import: not before the options are known to be right.
+        from ...pipeline.folders.whole_file import refuse_target
+        from ...train.serving.changes import export_changes
+        from ...train.serving.export import export_run, score_packed_rows
+
+        config = config_of(ExportConfig, self)
+        report: dict[str, Any] = {"out": str(self.out)}
+        refuse_target(self.out, overwrite=False)
+        with progress_bars() as progress:
+            # Rows are packed and unpacked as exported, and scored beside those of the run; before anything is
+            # written, so that shards that do not fit leave no folder behind.
+            if self.evaluate is not None:
+                packed, trained = score_packed_rows(self.run, self.evaluate, self.row_type, progress=progress)
+                report |= {"auc": packed.auc, "auc_fp32": trained.auc}
+                report |= {"log_loss": packed.log_loss, "log_loss_fp32": trained.log_loss}
+            if self.since is None:
+                export_run(self.run, self.out, config, vocabulary=self.vocabulary, progress=progress)
+            else:
+                changes = export_changes(
+                    self.run,
+                    self.since,
+                    self.out,
+                    config,
+                    vocabulary=self.vocabulary,
+                    progress=progress,
+                )
+                report["changes"] = counts_of(changes)
+        if self.json:
+            print_json(report)
+        else:
+            _show(report, self.row_type)
+            say(f"wrote {self.out}")
+        return 0
+
+
+def _show(report: dict[str, Any], row_type: str) -> None:
+    if "changes" in report:
+        show_changes(report["changes"])
+    if "auc" in report:
+        table = Table(box=None, pad_edge=False)
+        for name in ("", row_type, "fp32", "difference"):
+            table.add_column(name, justify="right" if name else "left")
+        for name, key in (("AUC", "auc"), ("log loss", "log_loss")):
+            pair = (report[key], report[f"{key}_fp32"])
+            shown = ["-" if value is None else f"{value:.6f}" for value in pair]
+            difference = "-" if None in pair else f"{pair[0] - pair[1]:+.6f}"
+            table.add_row(name, *shown, difference)
+        stdout_console().print(table)
+
+
+COMMANDS: dict[str, type[Command]] = {"export": ExportCommand}

@@ -1,1 +1,0 @@
-"""Commands that measure a machine, and that predict and plan training."""

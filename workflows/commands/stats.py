@@ -1,0 +1,366 @@
+"""``hotset stats``: the frequency statistics of a preprocessed folder, or the rows of one of its tables.
+
+The frequency statistics as tables people read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ...pipeline.errors import ConfigError, format_byte_size, require_at_least
+from ...pipeline.runtime.tasks import Resources
+from ...pipeline.statistics.default_runs import DefaultRuns
+from ...pipeline.statistics.drift import Drift
+from ...pipeline.statistics.folder import Inspected
+from ...pipeline.statistics.frequencies import QUICK, SERIES, Statistics, frequency_statistics
+from ...pipeline.statistics.log import LogSeries
+from ...pipeline.statistics.table_rows import TableHead, open_table
+from ...pipeline.statistics.traffic import RankStatistics, exchange_of_ranks
+from ..command_list import Command
+from ..console import plain_table, print_json, print_line, print_table, progress_bars, say, stdout_console
+from ..options import Dir
+from ..report import tables
+from ..report import tables as log_tables
+from ..report.sentences import preprocess_command
+from ..report.write import check_html, check_parquet, write_html, write_parquet
+from .describe_stages import explain_all_hot
+
+
+def show_statistics(statistics: Statistics, console: Console) -> None:
+    """Print what `frequency_statistics` returned: series by series, then the split and any warning."""
+    # Most series are a title and a table of cells; the others have a function of their own.
+    # In the order of the series, whatever order they were computed in.
+    found: Mapping[str, object] = statistics
+    for name in SERIES:
+        if name not in found:
+            continue
+        match name:
+            case "features":
+                title = f"Lookups of {statistics['num_train_samples']:,} training samples"
+                _print_table(title, tables.features(statistics["features"]), console)
+            case "budgets":
+                _show_budgets(statistics, console)
+            case "drift":
+                _show_drift(statistics["drift"], console)
+            case "log":
+                _show_log(statistics["log"], console)
+            case "default_runs":
+                _show_default_runs(statistics["default_runs"], console)
+            case _:
+                title, table = _SHOWN[name]
+                _print_table(title, table(found[name]), console)
+    # How the log was split and what was left out come last, below the figures they qualify.
+    _show_split(statistics, console)
+    for line in statistics["left_out"]:
+        print_line(console, f"Left out: {line}.")
+    for warning in statistics["warnings"]:
+        print_line(console, f"Warning: {warning}.", style="bold yellow")
+
+
+def show_rows(found: TableHead, console: Console) -> None:
+    """Print rows of one table, as `TableRows.rows` returns them."""
+    # The title says what the shares are shares of.
+    rows = f"{found['num_rows']:,} rows"
+    lookups = f"{found['num_lookups']:,} lookups"
+    table = _table(
+        f"{found['feature']} ({found['kind']}): {rows}, {lookups}",
+        "id", "category", "lookups", "share", "up to here", "",
+    )  # fmt: skip
+    for row in found["rows"]:
+        shares = [f"{row[key]:.4%}" for key in ("share", "cumulative_share")]
+        hot = "hot" if row["is_hot"] else ""
+        table.add_row(f"{row['id']:,}", _shown(row["category"]), f"{row['count']:,}", *shares, hot)
+    console.print(table)
+    # A category outside the vocabulary is shown as the row that its lookups use.
+    for row in found["rows"]:
+        if not row.get("is_known", True):
+            asked = f"{row['asked']} has no id: its lookups use the out-of-vocabulary row, shown here."
+            print_line(console, asked)
+
+
+def _shown(category: str) -> str:
+    """Return a category as one line of printable characters, with its brackets escaped."""
+    return escape("".join(letter if letter.isprintable() else " " for letter in category))
+
+
+def _table(title: str, *columns: str) -> Table:
+    return plain_table(title, columns, texts=("feature",))
+
+
+def _show_budgets(statistics: Statistics, console: Console) -> None:
+    dim = statistics["embedding_dim"]
+    width = statistics["row_bytes"]
+    table = _table(
+        f"What fast memory buys (dim {dim}, {width} bytes per row, {statistics['num_rows']:,} rows)",
+        "hot bytes", "hot rows", "of all rows", "hot lookups", "fully hot samples", "",
+    )  # fmt: skip
+    # The budget of the plan stands among round ones, marked.
+    for budget in statistics["budgets"]:
+        share = budget["num_hot_rows"] / max(1, statistics["num_rows"])
+        table.add_row(
+            format_byte_size(budget["bytes"]),
+            f"{budget['num_hot_rows']:,}",
+            f"{share:.2%}",
+            f"{budget['hot_lookup_share']:.1%}",
+            f"{budget['hot_sample_share']:.1%}",
+            "<- chosen" if budget["is_chosen"] else "",
+            style="bold" if budget["is_chosen"] else None,
+        )
+    print_table(console, table)
+
+
+_SHOWN: dict[str, tuple[str, Callable[[Any], tables.TextTable]]] = {
+    "coverage": ("Share of lookups served by the most looked-up rows of each table", tables.coverage),
+    "hot_samples": ("Fully hot samples by memory for hot rows and order of rows", tables.hot_samples),
+    "miss_ratios": ("Refetched rows by cache policy", tables.miss_ratios),
+    "unique_rows": ("Distinct rows per batch", tables.unique_rows),
+    "hot_tables": ("Hot rows by table", log_tables.hot_tables),
+    "categories": ("Top categories of each table", log_tables.categories),
+}
+
+
+def _show_drift(drift: Drift, console: Console) -> None:
+    _print_table("Parts of the log", tables.drift_parts(drift), console)
+    budget = format_byte_size(drift["budget_bytes"])
+    title = f"Hot rows of {budget} by age"
+    _print_table(title, tables.drift_by_age(drift), console)
+
+
+def _show_log(log: LogSeries, console: Console) -> None:
+    """Print labels, missing values and dense features; nothing of a log whose columns were discarded."""
+    if not log["labels"]:
+        return
+    _print_table("Labels", log_tables.labels(log), console)
+    _print_table("Labels by part of the log", log_tables.parts(log), console)
+    _print_table("Missing values", log_tables.missing(log), console)
+    if log["dense"]:
+        _print_table("Dense features", log_tables.dense(log), console)
+
+
+def _show_default_runs(found: DefaultRuns, console: Console) -> None:
+    if found["placements"]:
+        _print_table("Bytes that the placements move by default", log_tables.default_runs(found), console)
+        print_line(console, log_tables.describe_default_runs(found))
+
+
+def show_ranks(found: RankStatistics, console: Console) -> None:
+    """Print what crosses between ranks, a table for each number of them."""
+    is_whole = found["num_samples"] == found["num_train_samples"]
+    for row in found["ranks"]:
+        columns = ["scheme", "expected", "counted"]
+        if not is_whole:
+            columns += ["expected, whole epoch"]
+        samples = f"{row['rank_samples']:,.0f} samples each on average"
+        title = f"{row['ranks']} ranks, {samples}: rows to a rank in a step"
+        table = _table(title, *columns)
+        table.columns[0].justify = "left"
+        for scheme in row["schemes"]:
+            figures = [scheme["expected"], scheme["counted"]]
+            if not is_whole:
+                figures.append(scheme["expected_of_epoch"])
+            table.add_row(scheme["scheme"], *("-" if each is None else f"{each:,.0f}" for each in figures))
+        print_table(console, table)
+    print_line(
+        console,
+        f"Vectors and gradients together, in batches of {found['batch_size']:,}. Counted in the first "
+        f"{found['num_samples']:,} of {found['num_train_samples']:,} samples in the shuffled order.",
+    )
+
+
+def _print_table(title: str, cells: tables.TextTable, console: Console) -> None:
+    table = _table(title, *cells.columns)
+    for column in table.columns[: cells.num_texts]:
+        column.justify = "left"
+    for row in cells.rows:
+        table.add_row(*map(escape, row))
+    print_table(console, table)
+
+
+def _show_split(statistics: Statistics, console: Console) -> None:
+    samples = statistics["samples"]
+    batches = statistics["batches"]
+    line = (
+        f"Samples: {samples['hot']:,} hot, {samples['mixed']:,} mixed, "
+        f"{samples['evaluation']:,} for evaluation"
+    )
+    # Before `pack` there are no batches.
+    if batches:
+        line += (
+            f". Batches of {batches['batch_size']:,}: {batches['hot_only']:,} hot-only, "
+            f"{batches['mixed']:,} mixed, {batches['evaluation']:,} for evaluation"
+        )
+    print_line(console, f"{line}.")
+    # What a reader may wonder about: that nothing moves, what sampling lost, what has no id.
+    chosen = [budget for budget in statistics.get("budgets", []) if budget["is_chosen"]]
+    all_hot = explain_all_hot(statistics["num_rows"], chosen[0]["num_hot_rows"]) if chosen else None
+    if all_hot:
+        print_line(console, all_hot)
+    if statistics["calibration"]:
+        print_line(console, _describe_calibration(statistics, statistics["calibration"]))
+    share = statistics["oov"]["evaluation_share"]
+    if share is not None:
+        print_line(console, f"{share:.2%} of the evaluation lookups fall on the out-of-vocabulary row.")
+
+
+def _describe_calibration(statistics: Statistics, facts: dict[str, Any]) -> str:
+    """Return what FAE's sampling chose, what it estimated, and what exact counts would achieve."""
+    num_train = max(1, statistics["num_train_samples"])
+    found = statistics["samples"]["hot"] / num_train
+    exact = facts["exact"]["hot_samples"] / num_train
+    chosen = f"{statistics['num_hot_rows']:,} rows, {format_byte_size(facts['hot_bytes'])}"
+    # Only `fae-paper` estimates sizes; `fae-code` takes as many rows as fit.
+    if "estimated_bytes" in facts:
+        low, _, high = map(format_byte_size, facts["estimated_bytes"])
+        covers = "covers" if facts["is_covered"] else "does not cover"
+        chosen += (
+            f" (its estimate of {low} to {high} {covers} that; so do the estimates of "
+            f"{facts['num_covered_tables']} of {facts['num_large_tables']} tables)"
+        )
+    return (
+        f"{statistics['mode']} counted {facts['num_drawn_samples']:,} samples and chose {chosen}; "
+        f"{facts['num_unsampled_hot_rows']:,} of these rows never occurred in its sample. "
+        f"{found:.1%} of the samples are fully hot; "
+        f"with exact counts {exact:.1%} would be, in the same memory."
+    )
+
+
+_TOP = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatsCommand(Command):
+    """Show how lookups are distributed over rows."""
+
+    dir: Dir
+    """Folder that `preprocess --out` created."""
+
+    feature: str | None = None
+    """Show the first rows of the table of this feature: id, category, lookups and their share."""
+
+    top: int | None = None
+    """With --feature: number of rows to show. Default: 20."""
+
+    id: int | None = None
+    """With --feature: show only the row with this id."""
+
+    category: str | None = None
+    """With --feature: show only the row of this category, written as in the log, or (missing) or (oov)."""
+
+    series: tuple[str, ...] | None = None
+    """Series to compute: features, budgets, coverage, hot_samples, miss_ratios, default_runs, unique_rows,
+    drift, hot_tables, log, categories. Default: the first two; all of them with --json or --parquet."""
+
+    html: Path | None = None
+    """Write a report to this file: one page with charts and tables that loads nothing from the network."""
+
+    parquet: Path | None = None
+    """Write every series to this folder, one Parquet file each."""
+
+    parts: int | None = None
+    """Number of parts of the training data whose hot rows drift compares. Default: one per raw file, or 6 for
+    a single file."""
+
+    ranks: tuple[int, ...] | None = None
+    """Show the rows that would cross between so many ranks, such as 2,4,8: expected, and counted."""
+
+    workers: int = 0
+    """Number of threads; 0 takes every core."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def __post_init__(self) -> None:
+        # Options of one table and those of all tables exclude each other.
+        given = [name for name in ("top", "id", "category") if getattr(self, name) is not None]
+        if given and self.feature is None:
+            raise ConfigError(f"--{given[0]} needs --feature, which names a table")
+        wide = [name for name in ("html", "parquet", "series", "parts") if getattr(self, name) is not None]
+        if wide and self.feature is not None:
+            raise ConfigError(f"--{wide[0]} covers all tables and cannot be combined with --feature")
+        if self.html is not None and self.series is not None:
+            raise ConfigError("--html shows every series and cannot be combined with --series")
+        if self.ranks is not None and (wide or self.feature is not None):
+            other = wide[0] if wide else "feature"
+            raise ConfigError(f"--ranks shows rows between ranks and cannot be combined with --{other}")
+        if len(given) > 1:
+            raise ConfigError(f"--{given[0]} and --{given[1]} select different rows and cannot be combined")
+        require_at_least("--top", self.top, 1)
+
+    def execute(self) -> int:
+        """Run ``hotset stats``."""
+        if self.feature is not None:
+            return _show_table(self, self.feature)
+        if self.ranks is not None:
+            return _show_ranks(self, self.ranks)
+        # In a terminal only the series that take no time; files and JSON get all of them.
+        is_quick = not self.json and self.html is None and self.parquet is None
+        # What would fail at the end is refused before the work begins.
+        if self.html is not None:
+            check_html(self.html)
+        if self.parquet is not None:
+            check_parquet(self.parquet)
+        with progress_bars() as progress:
+            statistics = frequency_statistics(
+                self.dir,
+                Resources(workers=self.workers, progress=progress),
+                series=QUICK if is_quick and self.series is None else self.series,
+                num_parts=self.parts,
+            )
+        # The command is the command line's to word; the report and --json print it.
+        provenance = statistics["provenance"]
+        provenance["command"] = preprocess_command(provenance, self.dir)
+        if self.html is not None:
+            write_html(self.dir, statistics, self.html, workers=self.workers)
+            say(f"wrote {self.html}")
+        if self.parquet is not None:
+            files = write_parquet(statistics, self.parquet)
+            say(f"wrote {len(files)} files to {self.parquet}: {', '.join(path.name for path in files)}")
+        if self.json:
+            print_json(statistics)
+        elif is_quick:
+            show_statistics(statistics, stdout_console())
+        return 0
+
+
+def _show_ranks(options: StatsCommand, ranks: Sequence[int]) -> int:
+    with progress_bars() as progress:
+        resources = Resources(workers=options.workers, progress=progress)
+        found = exchange_of_ranks(Inspected.open(options.dir, resources), ranks)
+    if options.json:
+        print_json(found)
+    else:
+        show_ranks(found, stdout_console())
+    return 0
+
+
+def _show_table(options: StatsCommand, feature: str) -> int:
+    table = open_table(options.dir, feature)
+    # One row that was asked for, or the most important ones.
+    if options.id is not None:
+        rows = [table.by_id(options.id)]
+    elif options.category is not None:
+        rows = [table.by_category(options.category)]
+    else:
+        rows = table.head(options.top or _TOP)
+    found: TableHead = {
+        "feature": feature,
+        "kind": table.kind,
+        "num_rows": table.counts.shape[0],
+        "num_lookups": int(table.counts.sum()),
+        "rows": rows,
+    }
+    if options.json:
+        print_json(found)
+    else:
+        show_rows(found, stdout_console())
+    return 0
+
+
+COMMANDS: dict[str, type[Command]] = {"stats": StatsCommand}

@@ -1,0 +1,294 @@
+"""``hotset train`` and ``hotset evaluate``."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ...pipeline.errors import ByteSize, format_byte_size
+from ...train.config import CheckpointSettings, ExchangeOptions, TrainConfig, is_first, is_launched
+from ..command_list import Command
+from ..console import print_json, progress_bars, say, say_error, set_verbosity, stdout_console
+from ..options import NO_OPTION, Arg, Dir, RecipeFile, config_of, parse_options
+from ..recipe_file import with_recipe
+from .describe_stages import explain_all_hot
+
+_START_INTERRUPTED = "the steps up to the last checkpoint of --out are kept, where it has one"
+_STEPS_INTERRUPTED = "the steps so far are kept in the checkpoint of --out, unless those are off"
+_MOVES_COLD_ROWS = ("fae", "cache", "lookahead")
+"""Placements that differ from all-fast by what they do with cold rows alone."""
+_Show = Callable[[dict[str, Any]], str]
+"""How one figure of a run's summary is printed."""
+Run = Annotated[Path, Arg("RUN", is_positional=True)]
+"""The folder of a trained run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainCommand(Command, ExchangeOptions, CheckpointSettings, TrainConfig):
+    """Train a model on shards, and evaluate it at the end."""
+
+    needs_torch = True
+    main_options = {  # noqa: RUF012
+        "data and time": ("epochs", "max_steps", "max_time", "seed", "recipe_file"),
+        "embedding rows": ("placement", "hot_bytes", "staging_bytes", "slow_bytes"),
+        "model": ("model", "dense_dtype"),
+        "optimizers": ("embedding_optimizer", "embedding_lr", "dense_optimizer", "dense_lr"),
+        "evaluation and checkpoints": ("evaluate_every", "checkpoint_every", "keep_best", "init_from"),
+        "machine and output": ("device", "threads", "tensorboard", "json"),
+    }
+
+    dir: Dir
+    """Folder that `preprocess --out` created, or only its shards folder."""
+
+    out: Path
+    """New folder for the run: weights, summary and metrics. One that holds an unfinished run with the same
+    settings is resumed."""
+
+    recipe_file: RecipeFile = None
+    """Recipe with options in its table [train]; options on the command line take precedence. `hotset
+    recipe` prints one."""
+
+    init_from: Path | None = None
+    """Run whose weights and optimizer states this one starts with: a finished one, or the last checkpoint of
+    another. Its ids must be those of DIR, or be mapped by DIR/id_map."""
+
+    slow_dir: Path | None = None
+    """Folder on the disk that takes rows beyond --slow-bytes while the run trains; by default --out."""
+
+    tensorboard: Path | None = None
+    """Folder for a file of losses and scores that TensorBoard reads (`tensorboard --logdir` shows it)."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    typed: tuple[str, ...] = field(default=(), metadata={NO_OPTION: True})
+    """The arguments as they were typed, which the run records."""
+
+    def __post_init__(self) -> None:
+        TrainConfig.__post_init__(self)
+        CheckpointSettings.__post_init__(self)
+        ExchangeOptions.__post_init__(self)
+
+    @classmethod
+    def parse(cls, command: str, arguments: Sequence[str]) -> TrainCommand:
+        """Parse the arguments of ``hotset train``, those of a recipe before them."""
+        parsed = parse_options(cls, with_recipe("train", arguments), command=command)
+        return replace(parsed, typed=tuple(arguments))
+
+    @classmethod
+    def after_interrupt(
+        cls, arguments: Sequence[str], error: KeyboardInterrupt
+    ) -> tuple[str, str | None] | None:
+        """Return which steps are kept and how to resume; None on ranks but the first."""
+        # Imported here: most commands import nothing of checkpoints.
+        from ...train.resuming.resume import Interrupted
+
+        if not is_first():
+            return None
+        # Steps are saved where they were under way; a run that was starting has none.
+        left = _STEPS_INTERRUPTED if isinstance(error, Interrupted) else _START_INTERRUPTED
+        if is_launched():
+            return left, "the same command of the launcher resumes the run, with any number of ranks"
+        return left, f"`hotset train {shlex.join(arguments)}` resumes the run"
+
+    def execute(self) -> int:
+        """Run ``hotset train``."""
+        # torch takes a second and more to import: not before the options are known to be right.
+        from ...train.run import train
+        from ..library import describe_machine
+
+        # Rank 0 speaks for all; what the others have to say is why they stop.
+        if not is_first():
+            set_verbosity(quiet=True)
+            logging.getLogger("hotset").setLevel(logging.ERROR)
+        # The machine is described before training, so that the description takes none of its time.
+        machine = describe_machine()
+        config = config_of(TrainConfig, self)
+        with progress_bars() as progress:
+            summary = train(
+                self.dir,
+                config,
+                self.out,
+                slow_dir=self.slow_dir,
+                checkpoints=config_of(CheckpointSettings, self),
+                init_from=self.init_from,
+                tensorboard=self.tensorboard,
+                rank_options=config_of(ExchangeOptions, self),
+                provenance={
+                    "command": shlex.join(["hotset", "train", *self.typed]),
+                    "commit": machine["commit"],
+                    "machine": machine,
+                },
+                progress=progress,
+            ).to_dict()
+        if not is_first():
+            return 0
+        try:
+            self._show(config, summary)
+        except KeyboardInterrupt:
+            say_error(f"the run is finished: {self.out}", kind="interrupted")
+            return 130
+        return 0
+
+    def _show(self, config: TrainConfig, summary: dict[str, Any]) -> None:
+        """Print the summary of a run: an object for a program, or tables and notes."""
+        if self.json:
+            print_json(summary)
+            return
+        show_quality(summary, stdout_console())
+        show_runs([summary], stdout_console(), with_scores=False)
+        if summary["stopped"] is not None:
+            say(f"stopped at step {summary['num_steps']:,}: {summary['stopped']}")
+        if config.recipe.keeps_best and summary["best_step"] is not None:
+            say(f"kept the weights of step {summary['best_step']:,}, the best of the validation part")
+        say(f"wrote {self.out}")
+        all_hot = explain_all_hot(summary["num_rows"], summary["num_hot_rows"])
+        if all_hot and self.placement in _MOVES_COLD_ROWS:
+            say(all_hot)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateCommand(Command):
+    """Evaluate a run on the evaluation part of DIR."""
+
+    needs_torch = True
+
+    run: Run
+    """Folder that `train --out` created."""
+
+    dir: Dir
+    """Folder that `preprocess --out` created, or only its shards folder."""
+
+    device: str = "cpu"
+    """Device of the model and its rows: cpu or cuda. Scores may differ in their last digits."""
+
+    slow_bytes: ByteSize | None = None
+    """Memory for embedding rows; if not all fit, those of some batches at a time are read from the run's
+    weights. By default as much as there is."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def execute(self) -> int:
+        """Run ``hotset evaluate``."""
+        from ...train.evaluate import evaluate
+
+        with progress_bars() as progress:
+            result = evaluate(
+                self.run,
+                self.dir,
+                device=self.device,
+                slow_bytes=self.slow_bytes,
+                progress=lambda done, total: progress("evaluate", done, total),
+            ).to_dict()
+        if self.json:
+            print_json(result)
+        else:
+            show_quality(result, stdout_console())
+        return 0
+
+
+def show_quality(scores: dict[str, Any], console: Console) -> None:
+    """Print the scores of a run, a column for all samples and one for each group of them."""
+    groups = {name: scores[key] if key else scores for name, key in _GROUPS.items()}
+    # Without a validation part its column would be empty.
+    if scores["validation"] is None:
+        del groups["validation"]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for name in groups:
+        table.add_column(name, justify="right")
+    for name, show in _ALL_SCORES:
+        table.add_row(name, *(show(group) for group in groups.values()))
+    console.print(table)
+
+
+def show_runs(summaries: list[dict[str, Any]], console: Console, *, with_scores: bool = True) -> None:
+    """Print runs as a table, one column each."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for summary in summaries:
+        table.add_column(summary["placement"], justify="right")
+    # Rows of spilling are shown where at least one run has spilled.
+    rows = _SCORES + _COSTS if with_scores else _COSTS
+    if any(summary["transfers"]["file_bytes_written"] for summary in summaries):
+        rows += _FILE_ROWS
+    # Rank 0 prints; what it moves and waits for is its own, scores and samples are those of all ranks.
+    is_ranked = any(summary.get("exchange") for summary in summaries)
+    own = {name for name, _ in (*_COSTS[1:], *_FILE_ROWS)} if is_ranked else set()
+    for name, show in (*rows, *(_RANK_ROWS if is_ranked else ())):
+        shown = f"{name} (rank 0)" if name in own else name
+        table.add_row(shown, *(show(summary) for summary in summaries))
+    console.print(table)
+
+
+def _metric(name: str) -> _Show:
+    return lambda summary: "-" if summary[name] is None else f"{summary[name]:.4f}"
+
+
+def _num_initialized(summary: dict[str, Any]) -> int:
+    return sum(table["made"] for table in summary["rows_by_table"].values())
+
+
+def _transfers(summary: dict[str, Any], name: str) -> str:
+    """A figure of the transfers; - for placements without."""
+    is_staged = summary["placement"] in ("lookahead", "cache")
+    return f"{summary['transfers'][name]:,}" if is_staged else "-"
+
+
+_SCORES: tuple[tuple[str, _Show], ...] = (
+    ("AUC", _metric("auc")),
+    ("log loss", _metric("log_loss")),
+    ("accuracy", _metric("accuracy")),
+)
+_ALL_SCORES: tuple[tuple[str, _Show], ...] = (
+    *_SCORES[:1],
+    ("PR-AUC", _metric("pr_auc")),
+    _SCORES[1],
+    ("normalized entropy", _metric("normalized_entropy")),
+    ("calibration", _metric("calibration")),
+    *_SCORES[2:],
+    ("samples", lambda scores: f"{scores['num_samples']:,}"),
+)
+_GROUPS = {"all samples": "", "hot": "hot", "mixed": "mixed", "with oov": "oov", "validation": "validation"}
+"""Columns of the scores, and the samples in them: groups of the test part, and the validation part."""
+_COSTS: tuple[tuple[str, _Show], ...] = (
+    ("samples/s", lambda summary: f"{summary['samples_per_second']:,.0f}"),
+    ("bytes to the fast tier", lambda summary: format_byte_size(summary["bytes_to_fast"])),
+    ("bytes to the slow tier", lambda summary: format_byte_size(summary["bytes_to_slow"])),
+    ("rows initialized on first use", lambda summary: f"{_num_initialized(summary):,}"),
+    ("batches that transfers run ahead", lambda summary: _transfers(summary, "prefetch")),
+    ("transfers that ran less far ahead", lambda summary: _transfers(summary, "shortened")),
+    ("batches that waited for rows", lambda summary: f"{summary['transfers']['stalls']:,}"),
+)
+_FILE_ROWS: tuple[tuple[str, _Show], ...] = (
+    ("bytes written to the spill file", lambda summary: _file_bytes(summary, "written")),
+    ("bytes read from it", lambda summary: _file_bytes(summary, "read")),
+)
+"""Rows for runs whose cold rows do not fit in memory."""
+_RANK_ROWS: tuple[tuple[str, _Show], ...] = (
+    ("bytes sent by all ranks", lambda summary: _sent_bytes(summary)),
+)
+"""Rows for runs on several ranks."""
+
+
+def _file_bytes(summary: dict[str, Any], way: str) -> str:
+    return format_byte_size(summary["transfers"][f"file_bytes_{way}"])
+
+
+def _sent_bytes(summary: dict[str, Any]) -> str:
+    """Tell the bytes that crossed between ranks in training steps; - for a run of one process."""
+    exchange = summary.get("exchange")
+    if not exchange:
+        return "-"
+    return format_byte_size(sum(sum(sent.values()) for sent in exchange["bytes_by_rank"]))
+
+
+COMMANDS: dict[str, type[Command]] = {"train": TrainCommand, "evaluate": EvaluateCommand}

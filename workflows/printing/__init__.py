@@ -1,1 +1,0 @@
-"""The output of commands for people: tables and sentences."""

@@ -1,0 +1,493 @@
+"""The sections of the report: for each a chart, the numbers behind it, and how to read both.
+
+Sections of the report on the log itself: its files, labels, missing and dense values, and categories.
+
+The advice at the top of the report: sentences computed from the statistics, and commands that follow.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from ...pipeline.errors import format_byte_size
+from ...pipeline.statistics.coverage import HotTableRow
+from ...pipeline.statistics.default_runs import DefaultRuns
+from ...pipeline.statistics.drift import PairShare
+from ...pipeline.statistics.folder import Provenance
+from ...pipeline.statistics.frequencies import CategoryRow, Statistics
+from ...pipeline.statistics.log import LogSeries
+from ...stats.curves import where_doubling_stops_paying
+from ...train.advice import PlacementAdvice
+from . import tables
+from .chart_kinds import (
+    PUBLISHED,
+    PUBLISHED_ROW_BYTES,
+    Bar,
+    bar_chart,
+    coverage_chart,
+    dense_chart,
+    drift_chart,
+    hot_samples_chart,
+    miss_ratios_chart,
+    placements_chart,
+    unique_rows_chart,
+)
+from .page import Advice, Page, Section
+from .sentences import (
+    LEAST_GAIN,
+    budget_sentences,
+    drift_sentences,
+    label_rate,
+    order_of,
+    peel_share,
+    percent,
+    placement_sentence,
+    policy_sentences,
+    rebuild_commands,
+    size_option,
+)
+from .tables import TextTable
+
+_MOST_BARS = 60
+"""Rows of a chart; of a log with more features it has the first ones by size, and the table all."""
+
+
+def provenance_section(provenance: Provenance) -> Section:
+    """Return the logs, the settings and the command of the folder."""
+    logs = [
+        [log["name"], format_byte_size(log["bytes"]), f"{log['samples']:,}", f"{log['train_samples']:,}"]
+        for log in provenance["logs"]
+    ]
+    schema = provenance["schema"]
+    # The command is complete: it holds every setting that differs from the default of its schema.
+    text = (
+        f"hotset {provenance['hotset']}, schema {schema}, {len(logs)} "
+        f"log file{'s' if len(logs) > 1 else ''}. "
+        "This command, in the folder of the logs, writes the same bytes again:"
+    )
+    # Lines that were skipped and ids of another folder are told first: the files alone do not show them.
+    skipped = sum(provenance["bad_lines"].values())
+    if skipped:
+        text = f"{skipped:,} bad lines were skipped. {text}"
+    if provenance["is_adopted"]:
+        text = f"Ids are those of another folder (MODEL_DIR). {text}"
+    marks = [[folder, fingerprint] for folder, fingerprint in provenance["fingerprints"].items()]
+    shown = TextTable(["log file", "size", "samples", "for training"], logs)
+    prints = TextTable(["folder", "fingerprint"], marks)
+    command = provenance["command"]
+    return Section("provenance", "Provenance", text, None, [prints], [shown], [command])
+
+
+def default_runs_sections(found: DefaultRuns) -> Iterator[Section]:
+    """Yield what the placements move with the settings that training has by default."""
+    if not found["placements"]:
+        return
+    bars = []
+    for row in found["placements"]:
+        # Both ways together decide the order; each way is in the tooltip.
+        to_fast, to_slow = row["bytes_to_fast_per_sample"], row["bytes_to_slow_per_sample"]
+        text = f"{to_fast + to_slow:,.0f} B"
+        tooltip = {
+            "to the fast tier": f"{to_fast:,.0f} B",
+            "to the slow tier": f"{to_slow:,.0f} B",
+            "fast memory for rows": format_byte_size(row["fast_bytes"]),
+        }
+        bars.append(Bar(row["placement"], to_fast + to_slow, text, tooltip=tooltip))
+
+    title = "bytes per sample, both ways together"
+    chart = partial(bar_chart, bars, title, "Bytes that each placement moves")
+    text = tables.describe_default_runs(found)
+    yield Section("default-runs", "What do the placements move?", text, chart, [tables.default_runs(found)])
+
+
+def hot_tables_section(rows: Sequence[HotTableRow]) -> Section:
+    """Return which tables take the plan's fast memory."""
+    largest = tables.by_hot_bytes(rows)
+    bars = [
+        Bar(
+            row["table"],
+            row["hot_bytes_share"] or 0.0,
+            f"{percent(row['hot_bytes_share'])} · {percent(row['cold_lookup_share'])}",
+            row["cold_lookup_share"],
+            {
+                "hot rows": f"{row['num_hot_rows']:,} of {row['num_rows']:,}",
+                "hot bytes": format_byte_size(row["hot_bytes"]),
+                "hot lookups": percent(row["hot_lookup_share"]),
+                "of all cold lookups": percent(row["cold_lookup_share"]),
+            },
+        )
+        for row in largest[:_MOST_BARS]
+    ]
+
+    title = "share of the hot bytes (bar) and of all cold lookups (mark)"
+    chart = partial(bar_chart, bars, title, "Share of the hot bytes by table")
+    # The reading is explained in words, because the chart holds two shares of different wholes.
+    text = (
+        "Bars show each table's share of the plan's hot bytes, marks its share of the lookups that still hit "
+        "cold rows. A table with a long bar and a mark far out would use more; one with a short bar and a "
+        "mark near 0 has all it needs."
+    )
+    return Section("hot-tables", "Which tables use the hot rows?", text, chart, [tables.hot_tables(rows)])
+
+
+def log_sections(log: LogSeries) -> Iterator[Section]:
+    """Yield labels, missing values and dense features; nothing of a log whose columns were discarded."""
+    if not log["labels"]:
+        return
+    yield from _labels(log)
+    yield _missing(log)
+    if any(row["num_values"] for row in log["dense"]):
+        yield _dense(log)
+
+
+def _labels(log: LogSeries) -> Iterator[Section]:
+    # In a log without labels no part has a rate, and there is nothing to show.
+    parts = [row for row in log["parts"] if row["label_rate"] is not None]
+    if not parts:
+        return
+    bars = [
+        Bar(
+            row["part"],
+            row["label_rate"] or 0.0,
+            percent(row["label_rate"], 2),
+            tooltip={"samples": f"{row['num_samples']:,}", "clicks": f"{row['num_clicks']:,}"},
+            color="var(--blue)" if row["is_training"] else "var(--orange)",
+        )
+        for row in parts[:_MOST_BARS]
+    ]
+
+    chart = partial(bar_chart, bars, "label rate", "Label rate of each part of the log")
+    text = (
+        "The share of clicked samples (label 1) in each part of the log, in the order of the log; parts for "
+        "evaluation are orange. Below, the same of fully hot, mixed and evaluation samples: if hot and mixed "
+        "ones differ, a model that trains on one kind first sees another log."
+    )
+    yield Section(
+        "labels", "How often is the label 1?", text, chart, [tables.parts(log)], [tables.labels(log)]
+    )
+
+
+def _missing(log: LogSeries) -> Section:
+    rows = log["missing"]
+    # A table with all features is below; the chart shows those that lack most.
+    lacking = [row for row in rows if row["missing_share"]]
+    most_first = sorted(lacking, key=lambda row: -(row["missing_share"] or 0.0))[:_MOST_BARS]
+    bars = [
+        Bar(
+            row["feature"],
+            row["missing_share"] or 0.0,
+            " · ".join(filter(None, map(percent, (row["missing_share"], row["evaluation_missing_share"])))),
+            row["evaluation_missing_share"],
+            {
+                "in evaluation": percent(row["evaluation_missing_share"]),
+                "label rate if missing": percent(row["label_rate_missing"]),
+                "if present": percent(row["label_rate_present"]),
+            },
+        )
+        for row in most_first
+    ]
+
+    title = "share of samples without a value: training (bar), evaluation (mark)"
+    chart = partial(bar_chart, bars, title, "Missing values by feature")
+    num_whole = len(rows) - len(lacking)
+    if not bars:
+        text = "Every feature has a value in every training sample."
+        return Section("missing", "Which values are missing?", text, None, [tables.missing(log)])
+    text = (
+        f"{num_whole} of {len(rows)} features have a value in every training sample. Bars show the share of "
+        "training samples without one, marks that of evaluation samples. The table compares the label rates: "
+        "where they differ, that a value is missing says something by itself."
+    )
+    return Section("missing", "Which values are missing?", text, chart, [tables.missing(log)])
+
+
+def _dense(log: LogSeries) -> Section:
+    rows = log["dense"]
+
+    chart = partial(dense_chart, rows[:_MOST_BARS])
+    # The transform loses values without a word, so its losses are named here.
+    clamped = [row["feature"] for row in rows if (row["clamped_share"] or 0) > 0]
+    text = (
+        "Values of the training part before their transform: lines from the 1% to the 99% quantile, bars "
+        "over the middle half, dots at the median (errors below 1%). "
+    )
+    if clamped:
+        text += (
+            f'log1p turns values below 0 into 0, in {", ".join(clamped)}; transform = "none" in the schema '
+            "keeps them."
+        )
+    else:
+        text += "No value is made 0 by a transform."
+    shown = [tables.dense(log)]
+    return Section("dense", "Dense features", text, chart, [tables.dense_bins(log)], shown)
+
+
+def categories_section(rows: Sequence[CategoryRow], folder: Path) -> Section:
+    """Return the top categories of each table by name."""
+    text = (
+        "The most looked-up categories of each table in the training part, as the log writes them, with "
+        "their share of the table's lookups and the label rate of their samples. More of one table:"
+    )
+    command = shlex.join(["hotset", "stats", str(folder), "--feature", rows[0]["table"], "--top", "100"])
+    return Section("categories", "Top categories", text, None, [], [tables.categories(rows)], [command])
+
+
+_NEARLY_EQUAL = 1.1
+"""Ratio of two budgets up to which another one is not worth a command."""
+
+
+def advise_reader(folder: Path, statistics: Statistics, advice: PlacementAdvice | None) -> list[Advice]:
+    """Return what to do, most important first.
+
+    Args:
+        folder: as commands name it.
+        statistics: every series.
+        advice: result of `advise`; None where no model fits the log.
+    """
+    # In the order in which a reader decides: how much memory, for which placement, under which policy.
+    found = [
+        Advice("Memory", budget_sentences(statistics), _budget_commands(folder, statistics)),
+        Advice(
+            "Placement",
+            [] if advice is None else [placement_sentence(advice)],
+            [] if advice is None else _training_commands(folder, statistics, advice),
+        ),
+        Advice("Policy", policy_sentences(statistics["miss_ratios"])),
+        Advice("Age", drift_sentences(statistics["drift"])),
+    ]
+    return [one for one in found if one.sentences]
+
+
+def _can_rebuild(statistics: Statistics) -> bool:
+    # `pack` reads columns/, whose labels are a part of the statistics unless it was discarded.
+    return bool(statistics["log"]["labels"])
+
+
+def _budget_commands(folder: Path, statistics: Statistics) -> list[str]:
+    """Return how to get the budget from which more stops paying, and peeled rows where they are better."""
+    if not _can_rebuild(statistics) or statistics["mode"] != "budget":
+        # Commands are offered only where this folder can be rebuilt by them.
+        return []
+    provenance = statistics["provenance"]
+    curve = order_of(statistics)
+    sizes = [row["bytes"] for row in curve]
+    # Three budgets: what the plan has, from where more stops paying, and the largest that was simulated.
+    chosen = next(row["bytes"] for row in statistics["budgets"] if row["is_chosen"])
+    stop = where_doubling_stops_paying(sizes, [row["hot_sample_share"] for row in curve], LEAST_GAIN)
+    wanted = sizes[-1] if stop is None else stop
+    lines = []
+    # A budget that is nearly the wanted one is left as it is.
+    if chosen < sizes[-1] and not wanted / _NEARLY_EQUAL <= chosen <= wanted * _NEARLY_EQUAL:
+        size = size_option(wanted)
+        lines += [f"# Hot rows of {size}", *rebuild_commands(provenance, folder, hot_bytes=size)]
+    # With several row widths peeling needs the bytes of each, which `preprocess` finds.
+    if peel_share(statistics) is not None and not provenance["settings"]["split"]["feature_dims"]:
+        lines += [
+            "# Or rows ranked by peeling" if lines else "# Rows ranked by peeling",
+            *rebuild_commands(provenance, folder, first="rank", rank_by="peel"),
+        ]
+    return lines
+
+
+def _training_commands(folder: Path, statistics: Statistics, advice: PlacementAdvice) -> list[str]:
+    """Return how to train with the placement and the memory that are enough."""
+    enough = advice["enough"]
+    option = next(option for option in advice["options"] if option["fast_bytes"] == enough["fast_bytes"])
+    best = option["placements"][0]
+    train = ["hotset", "train", str(folder), "--placement", best["placement"]]
+    # Hot rows and staging are given in full, so that the run is the one that was predicted.
+    lines = []
+    if best["placement"] in ("lookahead", "cache", "fae"):
+        if not _can_rebuild(statistics) or statistics["mode"] != "budget":
+            return []
+        hot_bytes = size_option(best["memory"]["hot"])
+        lines = rebuild_commands(statistics["provenance"], folder, hot_bytes=hot_bytes)
+        if best["memory"]["staging"]:
+            train += ["--staging-bytes", size_option(best["memory"]["staging"])]
+        if best["prefetch"] is not None:
+            train += ["--prefetch", str(best["prefetch"])]
+    return [*lines, shlex.join([*train, "--out", "RUN"])]
+
+
+_MOST_PARTS = 12
+"""Parts of a log up to which a matrix shows every pair of them."""
+_LEAST_SAMPLES = 1_000_000
+"""Training samples from which a log is compared with figures published for 39 M."""
+_NUM_NAMED_TABLES = 4
+"""Tables that the coverage chart names."""
+
+
+def build_page(folder: Path, statistics: Statistics, advice: PlacementAdvice | None) -> Page:
+    """Return the report of a folder.
+
+    Args:
+        folder: as the commands of the report name it.
+        statistics: every series, as `frequency_statistics` returns them, and the command in ``provenance``.
+        advice: result of `advise`; None where no model fits the log.
+    """
+    # From the question with the largest effect to the smallest; provenance last, for whoever repeats it.
+    sections = [
+        _hot_samples(statistics),
+        *([_placements(advice, folder), _memory(advice)] if advice else []),
+        *default_runs_sections(statistics["default_runs"]),
+        hot_tables_section(statistics["hot_tables"]),
+        _coverage(statistics),
+        categories_section(statistics["categories"], folder),
+        *log_sections(statistics["log"]),
+        _drift(statistics),
+        *_policies(statistics),
+        _unique_rows(statistics),
+        provenance_section(statistics["provenance"]),
+    ]
+    notes = [f"Warning: {text}." for text in statistics["warnings"]]
+    notes += [f"Left out: {text}." for text in statistics["left_out"]]
+    name = folder.resolve().name
+    return Page(name, _facts(statistics), advise_reader(folder, statistics, advice), notes, sections)
+
+
+def _facts(statistics: Statistics) -> list[tuple[str, str]]:
+    """Return the figures at the head of the page."""
+    # Left out where the log has no labels.
+    rate = label_rate(statistics["log"])
+    return [
+        ("training samples", f"{statistics['num_train_samples']:,}"),
+        ("for evaluation", f"{statistics['samples']['evaluation']:,}"),
+        *([("label rate", percent(rate))] if rate is not None else []),
+        ("tables", f"{statistics['num_features']:,}"),
+        ("rows", f"{statistics['num_rows']:,}"),
+        ("size of all rows", format_byte_size(order_of(statistics)[-1]["bytes"])),
+        ("bytes per row", f"{statistics['row_bytes']:,} (dim {statistics['embedding_dim']})"),
+    ]
+
+
+def _hot_samples(statistics: Statistics) -> Section:
+    plan_bytes = next(row["bytes"] for row in statistics["budgets"] if row["is_chosen"])
+    rows = statistics["hot_samples"]
+    text = (
+        "A sample is fully hot when every row it looks up is hot; a batch of such samples transfers nothing. "
+        "FAE's released code counts 5% of the log, so it misses rows that exact counts find and fills the "
+        "rest of the memory with rows it never saw; the calibration of its paper, hotset split --mode "
+        "fae-paper, is not drawn. Peeling makes the most samples fully hot, at the cost of some hot lookups."
+    )
+    # FAE's figures are of Criteo's Kaggle log, and of numbers of rows: shown at the bytes these take here.
+    row_bytes: int | None = statistics["row_bytes"]
+    is_kaggle = statistics["provenance"]["schema"] == "criteo-kaggle"
+    if not is_kaggle or statistics["num_train_samples"] < _LEAST_SAMPLES:
+        row_bytes = None
+    elif statistics["provenance"]["settings"]["split"]["feature_dims"]:
+        row_bytes = None
+        text += " FAE's published figures are left out: rows have several widths."
+    if row_bytes is not None:
+        sizes = " MB, ".join(f"{num_bytes // 10**6}" for num_bytes, _ in PUBLISHED)
+        text += (
+            f" The diamonds are FAE's figures for the full Kaggle log of 33.8 M rows ({sizes} MB at "
+            f"{PUBLISHED_ROW_BYTES} bytes per row), drawn at the bytes of as many rows of {row_bytes} bytes; "
+            "a shorter log has fewer rows, so its curve lies further left."
+        )
+
+    chart = partial(hot_samples_chart, rows, plan_bytes, published_row_bytes=row_bytes)
+    title = "How much fast memory do hot rows need?"
+    return Section("hot-samples", title, text, chart, [tables.hot_samples(rows)])
+
+
+def _placements(advice: PlacementAdvice, folder: Path) -> Section:
+    batch_size = advice["workload"]["batch_size"]
+    machine = advice["machine"]
+    link = machine["link_bytes_per_second"] / 1e9
+    host = machine["host_bytes_per_second"] / 1e9
+    # The command has the bandwidths that were used, ready to be changed.
+    text = (
+        f"Predicted, not measured, for steps of {batch_size:,} samples, {link:g} GB/s each way between host "
+        f"and fast memory, {host:g} GB/s for random rows in host memory, and {machine['flops'] / 1e12:g} "
+        "Tflop/s. Dots are computed, lines connect them. With the bandwidths of your machine:"
+    )
+    command = (
+        f"hotset advise {shlex.quote(str(folder))} --link-gbps {link:g} --host-gbps {host:g} "
+        f"--teraflops {machine['flops'] / 1e12:g}"
+    )
+
+    chart = partial(placements_chart, advice["options"], batch_size)
+    title = "Which placement, with how much fast memory?"
+    return Section("placements", title, text, chart, [tables.placements(advice)], [], [command])
+
+
+def _memory(advice: PlacementAdvice) -> Section:
+    text = (
+        "Fast memory by use, for the fastest placement of each size: hot and staged rows with their "
+        "optimizer state; dense parameters with gradients and optimizer state; activations and inputs of "
+        "the batches in flight; and buffers for transfers."
+    )
+    every = tables.memory(advice, only_fastest=False)
+    fastest = tables.memory(advice, only_fastest=True)
+    return Section("memory", "What uses the fast memory?", text, None, [every], [fastest])
+
+
+def _coverage(statistics: Statistics) -> Section:
+    features = statistics["features"]
+    needing_most = sorted(features, key=lambda feature: -feature["rows_for_share"]["0.9"])
+    names = [feature["name"] for feature in needing_most[:_NUM_NAMED_TABLES]]
+    text = (
+        "The share of each table's lookups that its top rows serve. The named tables need the most rows to "
+        f"serve 90%: {', '.join(names)}."
+    )
+
+    chart = partial(coverage_chart, statistics["coverage"], names, order_of(statistics))
+    return Section("coverage", "Lookup distribution", text, chart, [tables.features(features)])
+
+
+def _policies(statistics: Statistics) -> Iterator[Section]:
+    # Without batches nothing was simulated.
+    found = statistics["miss_ratios"]
+    if not found["curve"]:
+        return
+    first_uses = percent(found["num_first_uses"] / found["num_needed"], 0)
+    text = (
+        f"Policies compared as such, on {found['num_batches']:,} batches of {found['batch_size']:,} samples "
+        "drawn from the shuffled training part: the policy governs all slots, no row is pinned, and "
+        f"transfers run {found['prefetch']} batches ahead. No run has these settings; the section "
+        "on what placements move has those of runs. "
+        f"{first_uses} of the rows needed are first uses: they are initialized in their slots, not fetched. "
+        "lookahead knows the batch order and evicts the row whose next use is farthest away; no policy "
+        "fetches fewer rows. dataset evicts the lowest-ranked row, static keeps the highest-ranked rows "
+        "permanently, and lfu and lru decide by past use."
+    )
+
+    chart = partial(miss_ratios_chart, found)
+    yield Section("policies", "Refetched rows by cache policy", text, chart, [tables.miss_ratios(found)])
+
+
+def _unique_rows(statistics: Statistics) -> Section:
+    rows = statistics["unique_rows"]
+    text = (
+        "A batch looks up most rows more than once, but has to transfer each of them only once. The blue "
+        "line is what independent lookups with these counts would give; the points were counted in batches "
+        "of the log in its original order."
+    )
+
+    chart = partial(unique_rows_chart, rows)
+    title = "Distinct rows per batch"
+    return Section("unique-rows", title, text, chart if rows else None, [tables.unique_rows(rows)])
+
+
+def _drift(statistics: Statistics) -> Section:
+    drift = statistics["drift"]
+    text = (
+        f"Each training part chooses {format_byte_size(drift['budget_bytes'])} of rows, those it looks up "
+        "most; the chart shows what they serve in later parts (age 0: in the part itself)."
+    )
+
+    chart = partial(drift_chart, drift["by_age"])
+    shown = [tables.drift_parts(drift)]
+    # With one part there is nothing to compare, and too wide a matrix cannot be read.
+    if 1 < len(drift["by_age"]) <= _MOST_PARTS:
+        titles: dict[PairShare, str] = {
+            "hot_lookup_share": "Share of each part's lookups that hot rows chosen on another part serve",
+            "common_rows_share": "Share of each part's hot rows that another part would have chosen too",
+        }
+        shown += [tables.drift_matrix(drift, key, title) for key, title in titles.items()]
+    has_ages = len(drift["by_age"]) > 1
+    table = tables.drift_pairs(drift)
+    return Section("drift", "How hot rows age", text, chart if has_ages else None, [table], shown)

@@ -1,0 +1,307 @@
+"""The report's advice in sentences, each computed from the statistics.
+
+Commands to paste: the one that a folder was written with, and those that write it with other settings.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ...pipeline.errors import GIB, KIB, MIB, ByteSize, exact_byte_size, format_byte_size
+from ...pipeline.schema.schema import FeatureSettings, format_feature_settings
+from ...pipeline.schema.schema_file import is_fingerprint
+from ...pipeline.statistics.coverage import OrderRow
+from ...pipeline.statistics.drift import Drift
+from ...pipeline.statistics.folder import Provenance
+from ...pipeline.statistics.frequencies import Statistics
+from ...pipeline.statistics.log import LogSeries
+from ...pipeline.statistics.traffic import MissRatios
+from ...stats.curves import (
+    first_to_reach,
+    gain_of_doubling,
+    gain_of_one_more,
+    share_at,
+    where_doubling_stops_paying,
+)
+from ...train.advice import PlacementAdvice
+from ..options import NO_OPTION
+from ..recipes import DEFAULT_SCHEMA, recipe_for
+
+LEAST_GAIN = 0.05
+"""Share of all samples that doubling the memory must make fully hot to be worth it."""
+_LEAST_PEEL_GAIN = 0.01
+"""Share of all samples that peeling must make fully hot in addition to be mentioned."""
+_FEW_REFETCHED = 0.1
+"""Policies are compared at the first size at which look-ahead refetches a smaller share than this."""
+
+
+def percent(share: float | None, decimals: int = 1) -> str:
+    """Return 0.614 as ``61.4%``, and nothing for None."""
+    return "" if share is None else f"{100 * share:.{decimals}f}%"
+
+
+def rounded(number: float) -> str:
+    """Return a positive number with two significant digits: 2282565 as ``2.3 M``."""
+    for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        # 999,500 is "1.0 M", not "1000 k": so the limit is where two digits round up to the unit.
+        if number >= 0.995 * unit:
+            digits = float(f"{number / unit:.2g}")
+            return f"{digits:.{1 if digits < 10 else 0}f}{name}"
+    return f"{float(f'{number:.2g}'):g}"
+
+
+def order_of(statistics: Statistics, order: str | None = None) -> list[OrderRow]:
+    """Return the rows of the series ``hot_samples`` that are of one order; by default the folder's own."""
+    rows = statistics["hot_samples"]
+    wanted = rows[0]["order"] if order is None else order
+    return [row for row in rows if row["order"] == wanted]
+
+
+def label_rate(log: LogSeries) -> float | None:
+    """Return the share of the training samples that are clicked; None where it is not known."""
+    rows = [row for row in log["labels"] if row["kind"] != "evaluation" and row["num_clicks"] is not None]
+    num_samples = sum(row["num_samples"] for row in rows)
+    return sum(row["num_clicks"] or 0 for row in rows) / num_samples if num_samples else None
+
+
+def budget_sentences(statistics: Statistics) -> list[str]:
+    """Return how much fast memory hot rows need, and what the plan's budget achieves."""
+    curve = order_of(statistics)
+    sizes = [row["bytes"] for row in curve]
+    lookups = [row["hot_lookup_share"] for row in curve]
+    samples = [row["hot_sample_share"] for row in curve]
+    num_rows = statistics["num_rows"]
+    sentences = []
+
+    # The two milestones: 90% of the lookups, half of the samples.
+    enough = first_to_reach(sizes, lookups, 0.9)
+    if enough is not None:
+        num_hot = curve[sizes.index(enough)]["num_hot_rows"]
+        sentences.append(
+            f"{format_byte_size(enough)} of fast memory holds the {num_hot:,} rows that serve at least 90% "
+            f"of the lookups: {percent(num_hot / max(1, num_rows))} of all {num_rows:,} rows, which take "
+            f"{format_byte_size(sizes[-1])}."
+        )
+    half = first_to_reach(sizes, samples, 0.5)
+    if half is not None and half < sizes[-1]:
+        sentences.append(f"{format_byte_size(half)} makes at least half of the samples fully hot.")
+
+    # The budget that the plan was written with, and one step beyond it.
+    chosen = next(row for row in statistics["budgets"] if row["is_chosen"])
+    plan = (
+        f"The plan's {format_byte_size(chosen['bytes'])} makes {percent(chosen['hot_sample_share'])} of the "
+        "samples fully hot"
+    )
+    if chosen["bytes"] >= sizes[-1]:
+        sentences.append(f"{plan}: every row fits, so no rows are transferred.")
+    else:
+        gain = gain_of_one_more(sizes, samples, max(chosen["bytes"], sizes[0]), MIB)
+        points = f"{100 * gain:.2g}"
+        unit = "percentage point" if points == "1" else "percentage points"
+        sentences.append(f"{plan}; one more MiB would add {points} {unit}.")
+    return [*sentences, _stop_sentence(sizes, samples), *_peel_sentences(statistics)]
+
+
+def _stop_sentence(sizes: Sequence[int], samples: Sequence[float]) -> str:
+    """Return where more memory stops paying off."""
+    stop = where_doubling_stops_paying(sizes, samples, LEAST_GAIN)
+    all_rows = format_byte_size(sizes[-1])
+    if stop is None:
+        return f"Doubling the memory pays off until all rows fit, at {all_rows}."
+    points = 100 * gain_of_doubling(sizes, samples, stop)
+    return (
+        f"More memory stops paying off at {format_byte_size(stop)}: doubling it makes only {points:.1f} "
+        "percentage points more of the samples fully hot. Beyond that, only room for all rows "
+        f"({all_rows}) makes a difference."
+    )
+
+
+def _peel_sentences(statistics: Statistics) -> list[str]:
+    """Return what peeling would achieve with the plan's budget, where that is clearly more."""
+    share = peel_share(statistics)
+    if share is None:
+        return []
+    return [
+        f"With rows ranked by peeling (hotset preprocess --rank-by peel), the plan would make "
+        f"{percent(share)} of the samples fully hot."
+    ]
+
+
+def peel_share(statistics: Statistics) -> float | None:
+    """Return the plan's fully hot samples with peeled rows; None if they are not clearly more."""
+    chosen = next(row for row in statistics["budgets"] if row["is_chosen"])
+    peeled = order_of(statistics, "peel")
+    if not peeled or peeled[0] == statistics["hot_samples"][0] or chosen["bytes"] >= peeled[-1]["bytes"]:
+        return None
+    sizes = [row["bytes"] for row in peeled]
+    shares = [row["hot_sample_share"] for row in peeled]
+    share = share_at(sizes, shares, chosen["bytes"])
+    return None if share < chosen["hot_sample_share"] + _LEAST_PEEL_GAIN else share
+
+
+def placement_sentence(advice: PlacementAdvice) -> str:
+    """Return where to keep rows, from predicted step times."""
+    enough = advice["enough"]
+    size = format_byte_size(enough["fast_bytes"])
+    speed = rounded(advice["workload"]["batch_size"] / enough["step_seconds"])
+    if enough["placement"] == "all-fast":
+        return (
+            f"Everything fits in {size} of fast memory, so no other placement than all-fast is needed. "
+            f"Predicted speed on a GPU with the bandwidths below: about {speed} samples per second."
+        )
+    # How far the best placement is from having all rows in fast memory.
+    share = percent(advice["compute_seconds"] / enough["step_seconds"], 0)
+    return (
+        f"On a GPU with the bandwidths below, {enough['placement']} with {size} of fast memory in total is "
+        f"predicted to train about {speed} samples per second: {share} of the speed with every row in fast "
+        "memory. More memory gains less than 1%."
+    )
+
+
+def policy_sentences(found: MissRatios) -> list[str]:
+    """Return how far the policies are apart, at a size at which look-ahead still refetches something."""
+    curve = found["curve"]
+    shares = {(row["policy"], row["num_slots"]): row["refetched_share"] for row in curve}
+    sizes = sorted({row["num_slots"] for row in curve})
+    if not sizes:
+        return []
+    # The smallest caches refetch too much to tell policies apart, and the largest refetch nothing.
+    size = next((size for size in sizes[1:] if shares["lookahead", size] < _FEW_REFETCHED), sizes[-1])
+    others = {policy: shares[policy, size] for policy in ("dataset", "static", "lfu", "lru")}
+    best = min(others, key=lambda policy: others[policy])
+    num_bytes = next(row["bytes"] for row in curve if row["num_slots"] == size)
+    beside = "" if best == "lru" else f", and lru refetches {percent(others['lru'])}"
+    return [
+        # The comparison that matters: knowing the order of batches against the best guess without it.
+        f"With {format_byte_size(num_bytes)} of slots and no pinned rows, lookahead refetches "
+        f"{percent(shares['lookahead', size])} of the rows a batch needs; the best policy that does not know "
+        f"the batch order ({best}) refetches {percent(others[best])}{beside}."
+    ]
+
+
+def drift_sentences(drift: Drift) -> list[str]:
+    """Return how fast hot rows age, and how many evaluation lookups have no row."""
+    by_age = drift["by_age"]
+    sentences = []
+    # With two parts there is no trend to speak of.
+    if len(by_age) > 2:
+        first = by_age[1]["hot_lookup_share"]
+        last = by_age[-1]["hot_lookup_share"]
+        sentences.append(
+            f"Hot rows chosen on one part of the log serve {percent(first)} of the lookups in the next part "
+            f"and {percent(last)} of the lookups {by_age[-1]['age']} parts later: "
+            f"{_aging_verdict(100 * (first - last))}."
+        )
+    # Out-of-vocabulary lookups of later parts say whether the vocabulary ages, too.
+    evaluation = [part for part in drift["parts"] if not part["is_training"]]
+    if evaluation:
+        share = max(part["no_id_share"] for part in evaluation)
+        sentences.append(
+            f"{percent(share)} of the lookups in the evaluation part fall on out-of-vocabulary rows."
+        )
+    return sentences
+
+
+def _aging_verdict(lost_points: float) -> str:
+    """Return what to do about hot rows that serve so many percentage points less of later parts."""
+    if lost_points < 0.5:
+        return "they hardly age"
+    return "choose them again now and then" if lost_points < 3 else "choose them again often"
+
+
+_SCHEMA_FILE = "SCHEMA.toml"
+_AFTER_INGEST = ("count", "rank", "encode", "split", "pack")
+
+
+def size_option(num_bytes: int) -> str:
+    """Return a size as options take it, rounded up to three digits or so: 2965821 as ``"2.83MiB"``."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if num_bytes >= unit:
+            hundredths = -(-num_bytes * 100 // unit)
+            # 100 and more need no decimals.
+            rounded = -(-hundredths // 100) * 100 if hundredths >= 10_000 else hundredths
+            return f"{rounded / 100:g}{name}"
+    return f"{num_bytes}"
+
+
+def preprocess_command(provenance: Provenance, folder: Path) -> str:
+    """Return the command that writes ``folder`` again, run where its logs are.
+
+    Args:
+        provenance: see `pipeline.inspect.provenance`.
+        folder: the folder, as ``--out`` names it.
+    """
+    schema = provenance["schema"]
+    options = (
+        [] if schema == DEFAULT_SCHEMA else ["--schema", _SCHEMA_FILE if is_fingerprint(schema) else schema]
+    )
+    # The settings of ids that were adopted are those of a folder that is not known here.
+    stages = ("ingest", *_AFTER_INGEST) if not provenance["is_adopted"] else ("ingest",)
+    for stage in stages:
+        options += stage_options(provenance, stage)
+    if provenance["is_adopted"]:
+        options += ["--like", "MODEL_DIR"]
+    logs = [log["name"] for log in provenance["logs"]]
+    return _line("preprocess", *logs, *options, "--out", str(folder))
+
+
+def stage_options(provenance: Provenance, stage: str, **other: str | None) -> list[str]:
+    """Return the options by which a stage's settings differ from the defaults of its schema.
+
+    Args:
+        provenance: see `pipeline.inspect.provenance`.
+        stage: finished or not.
+        other: settings to give instead, as the command line takes them; None leaves an option out.
+    """
+    default = getattr(recipe_for(provenance["schema"]), stage)
+    found = provenance["settings"].get(stage, {})
+    # Settings that equal the defaults of the schema are left out, so that the command stays readable.
+    options: dict[str, list[str]] = {}
+    for field in fields(default):
+        name = field.name
+        # Where FAE's released code draws with replacement, --mode sets the order of rows, too.
+        is_set_by_mode = name == "rank_by" and found.get("with_replacement")
+        if NO_OPTION in field.metadata or is_set_by_mode:
+            continue
+        usual = getattr(default, name)
+        if name == "schema" or name not in found or _plain(usual) == found[name]:
+            continue
+        options[name] = _option(name, found[name], usual)
+    # What the caller asks for replaces a setting, or removes it.
+    for name, text in other.items():
+        options[name] = [] if text is None else [f"--{name.replace('_', '-')}", text]
+    return [word for option in options.values() for word in option]
+
+
+def rebuild_commands(
+    provenance: Provenance, folder: Path, *, first: str = "split", **other: str | None
+) -> list[str]:
+    """Return the commands that run the stages from ``first`` on with other settings of that stage."""
+    lines = []
+    for stage in _AFTER_INGEST[_AFTER_INGEST.index(first) :]:
+        options = stage_options(provenance, stage, **(other if stage == first else {}))
+        redo = ["--redo"] if stage == first else []
+        lines.append(_line(stage, str(folder), *options, *redo))
+    return lines
+
+
+def _line(command: str, *words: str) -> str:
+    return shlex.join(["hotset", command, *words])
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting as manifests hold it."""
+    return [list(pair) for pair in value] if isinstance(value, FeatureSettings) else value
+
+
+def _option(name: str, value: Any, usual: Any) -> list[str]:
+    option = f"--{name.replace('_', '-')}"
+    if isinstance(usual, bool):
+        return [option] if value else [f"--no-{name.replace('_', '-')}"]
+    if isinstance(usual, FeatureSettings):
+        return [option, format_feature_settings(FeatureSettings(value))]
+    return [option, exact_byte_size(value) if isinstance(usual, ByteSize) else str(value)]
