@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ...stats.kernel import kernel
 
 _TAB = 9
-_NEWLINE_OF_BYTE_WORDS = 10
+_NEWLINES_IN_WORD = 10
 CHUNK_BYTES = 64
 _WORD = ir.IntType(64)
 _BYTE = ir.IntType(8)
@@ -56,8 +56,8 @@ def find_separators(text: NDArray[np.uint8], position: np.uint64) -> tuple[np.ui
     newlines = 0
     for i in range(CHUNK_BYTES):
         byte = text[int(position) + i]
-        separators |= int(byte == _TAB or byte == _NEWLINE_OF_BYTE_WORDS) << i
-        newlines |= int(byte == _NEWLINE_OF_BYTE_WORDS) << i
+        separators |= int(byte == _TAB or byte == _NEWLINES_IN_WORD) << i
+        newlines |= int(byte == _NEWLINES_IN_WORD) << i
     return np.uint64(separators), np.uint64(newlines)
 
 
@@ -98,7 +98,7 @@ def _find_separators_compiled(_: Any, text: Any, position: Any) -> Any:
             builder.bitcast(
                 builder.icmp_unsigned("==", chunk, ir.Constant(kind, [byte] * CHUNK_BYTES)), _WORD
             )
-            for byte in (_TAB, _NEWLINE_OF_BYTE_WORDS)
+            for byte in (_TAB, _NEWLINES_IN_WORD)
         )
         masks = [builder.or_(tabs, newlines), newlines]
         return context.make_tuple(builder, signature.return_type, masks)

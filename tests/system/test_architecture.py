@@ -236,11 +236,6 @@ def test_tests_import_no_other_test_file() -> None:
     assert importers == []
 
 
-def test_base_names_of_test_files_are_unique() -> None:
-    names = [path.name for path in TEST_FILES if path.name != "conftest.py"]
-    assert len(names) == len(set(names))
-
-
 @pytest.mark.diagonal(2)
 @pytest.mark.parametrize(("row", "same_row"), [(0, 0), (1, 1)])
 @pytest.mark.parametrize("column", [0, 1, 2])
@@ -303,7 +298,7 @@ FILE_ROOMS = ("folders", "formats", "raw")
 FILE_EXCEPTIONS = {
     "export": "writes files of other programs, by their own libraries",
     "errors.py": "asks whether hotset runs from a checkout, for a hint",
-    "generate/profile.py": "reads the profiles that come with the package",
+    "generate/world.py": "reads the profiles that come with the package",
     "schema/schema_file.py": "reads a text that the user names",
     "runtime": "asks the system about memory, processes and the current folder",
 }

@@ -159,7 +159,7 @@ Rows = dict[str, torch.Tensor]
 CONFIG = ModelConfig(kind="module", class_name="nets:Net")
 
 
-class Net_of_user_model(nn.Module):
+class OwnNet(nn.Module):
     """A linear layer of everything."""
 
     def __init__(self, inputs: ModelInputs, scale: float = 1.0) -> None:
@@ -175,7 +175,7 @@ class Net_of_user_model(nn.Module):
 def test_embeddings_come_by_table_in_order() -> None:
     seen: list[Rows] = []
 
-    class Spy(Net_of_user_model):
+    class Spy(OwnNet):
         def forward(self, dense: torch.Tensor, embeddings: Rows) -> torch.Tensor:
             seen.append(embeddings)
             return super().forward(dense, embeddings)
@@ -194,9 +194,7 @@ def test_initial_values_are_those_of_the_seed_and_nobody_elses_random_numbers_ch
     torch.manual_seed(3)
     wanted = torch.rand(1)
     torch.manual_seed(3)
-    first, same, other = (
-        build_model(CONFIG, INPUTS, seed, Net_of_user_model).state_dict() for seed in (0, 0, 1)
-    )
+    first, same, other = (build_model(CONFIG, INPUTS, seed, OwnNet).state_dict() for seed in (0, 0, 1))
     assert torch.equal(torch.rand(1), wanted)
     assert torch.equal(first["module.layer.weight"], same["module.layer.weight"])
     assert not torch.equal(first["module.layer.weight"], other["module.layer.weight"])
@@ -204,12 +202,12 @@ def test_initial_values_are_those_of_the_seed_and_nobody_elses_random_numbers_ch
 
 def test_arguments_reach_the_constructor() -> None:
     config = ModelConfig(kind="module", class_name="nets:Net", arguments='{"scale": 2.5}')
-    module: Any = build_model(config, INPUTS, 0, Net_of_user_model).module
+    module: Any = build_model(config, INPUTS, 0, OwnNet).module
     assert module.scale == 2.5
 
 
 def test_a_module_is_copied() -> None:
-    own = Net_of_user_model(INPUTS)
+    own = OwnNet(INPUTS)
     model = build_model(CONFIG, INPUTS, 0, own)
     with torch.no_grad():
         next(model.parameters()).zero_()
@@ -217,7 +215,7 @@ def test_a_module_is_copied() -> None:
 
 
 def test_lazy_layers_get_their_sizes() -> None:
-    class Lazy(Net_of_user_model):
+    class Lazy(OwnNet):
         def __init__(self, inputs: ModelInputs) -> None:
             super().__init__(inputs)
             self.layer = nn.LazyLinear(1)
@@ -227,7 +225,7 @@ def test_lazy_layers_get_their_sizes() -> None:
     assert torch.equal(first["module.layer.weight"], same["module.layer.weight"])
 
 
-class Normed(Net_of_user_model):
+class Normed(OwnNet):
     """Batch normalization before the layer."""
 
     def __init__(self, inputs: ModelInputs) -> None:
@@ -245,9 +243,9 @@ def test_a_trial_leaves_the_statistics_as_they_are() -> None:
 
 
 def forwarding(function: Callable[[torch.Tensor], Any], **attributes: Any) -> type[nn.Module]:
-    """A module whose forward() applies ``function`` to the logits of `Net_of_user_model`."""
+    """A module whose forward() applies ``function`` to the logits of `OwnNet`."""
 
-    class Changed(Net_of_user_model):
+    class Changed(OwnNet):
         def forward(self, dense: torch.Tensor, embeddings: Rows) -> torch.Tensor:
             changed: torch.Tensor = function(super().forward(dense, embeddings))
             return changed
@@ -285,16 +283,16 @@ FAULTS: dict[str, tuple[Any, str, str]] = {
     "detached": (forwarding(torch.detach), "depend neither on its parameters nor", "no_grad"),
     "no parameters": (NoLayers, "has no parameters", "ModuleList"),
     "float64": (
-        lambda inputs: Net_of_user_model(inputs).double(),
-        "failed in test_user_model.py, line .*: RuntimeError",
+        lambda inputs: OwnNet(inputs).double(),
+        "failed in test_build_model.py, line .*: RuntimeError",
         "",
     ),
     "a wrong width": (
-        lambda inputs: Net_of_user_model(ModelInputs(9, inputs.tables, 4)),
-        r"nets:Net, on a batch of 7 samples, failed in test_user_model.py, line \d+: RuntimeError: mat1",
+        lambda inputs: OwnNet(ModelInputs(9, inputs.tables, 4)),
+        r"nets:Net, on a batch of 7 samples, failed in test_build_model.py, line \d+: RuntimeError: mat1",
         "--verbose",
     ),
-    "constructor": (fail, r"constructor of nets:Net failed in test_user_model.py, line \d+: KeyError", ""),
+    "constructor": (fail, r"constructor of nets:Net failed in test_build_model.py, line \d+: KeyError", ""),
     "no module": (lambda inputs: 3, "makes a int, want a torch.nn.Module", ""),
     "random tiles": (
         forwarding(nn.functional.dropout, per_sample=True),
@@ -326,7 +324,7 @@ def test_batch_normalization_of_a_single_sample_is_refused_before_training() -> 
 
 
 def test_unused_float64_parameters_are_refused() -> None:
-    class Mixed(Net_of_user_model):
+    class Mixed(OwnNet):
         def __init__(self, inputs: ModelInputs) -> None:
             super().__init__(inputs)
             self.unused = nn.Parameter(torch.ones(1, dtype=torch.float64))

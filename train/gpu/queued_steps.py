@@ -310,8 +310,9 @@ class QueuedSteps:
         return PreparedStep(step, packing, copies_hot)
 
     def _pack_for(self, packing: Packing, *arguments: Any) -> PackedBatch:
-        packing.packed = self._pack(*arguments)
-        return packing.packed
+        packed = self._pack(*arguments)
+        packing.packed = packed
+        return packed
 
     def _pack(
         self, number: int, sent: Sequence[LookupsByRow], room: PackedRoom, *arguments: Any

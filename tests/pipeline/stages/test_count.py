@@ -38,7 +38,7 @@ from hotset.pipeline.stages.count import (
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, tree_of
-from hotset.tests.support.logs.criteo_text import SCHEMA as SCHEMA_of_count
+from hotset.tests.support.logs.criteo_text import SCHEMA as TIMED_SCHEMA
 from hotset.tests.support.naive.naive_stages import columns_of as columns_of_of_count
 from hotset.tests.support.processes.memory_caps import count_stages_alone
 
@@ -193,7 +193,7 @@ def test_integers_have_a_unit_and_parquet_has_timestamps(tmp_path: Path) -> None
 def counted(counts: Manifest) -> list[dict[int | None, int]]:
     """Per table, how often each category (None: missing) was seen."""
     tables = []
-    for name, facts in zip(SCHEMA_of_count.sparse, counts.totals["tables"], strict=True):
+    for name, facts in zip(TIMED_SCHEMA.sparse, counts.totals["tables"], strict=True):
         entry = next(entry for entry in counts.files if entry.path == f"{name}.arrow")
         batch = read_batch(counts, entry)
         categories = batch.column("category").to_pylist()

@@ -474,8 +474,13 @@ def test_rows_move_beside_every_hot_only_step_between_two_mixed_ones(
 def test_nothing_that_orders_work_asks_which_device_it_has() -> None:
     root = Path(step_module.__file__).parents[1]
     # Rows for checkpoints are gathered on the device first; and the memory of widths is counted where it is.
-    others = {"rows_copy.py", "build_widths.py"}
-    paths = [*(root / "steps").glob("*.py"), *(root / "execution").glob("*.py"), root / "trainer.py"]
+    others = {"embeddings.py"}
+    names = ("fused_dlrm", "passes", "queued_steps", "row_moves")
+    paths = [
+        *(root / "gpu" / f"{name}.py" for name in names),
+        *(root / "execution").glob("*.py"),
+        root / "loop.py",
+    ]
     for path in paths:
         text = path.read_text()
         if path.name not in others:
