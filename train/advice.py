@@ -455,7 +455,7 @@ class MachineSpeeds(JsonRecord):
     row_bytes: int
     """Bytes of those rows."""
     link_bytes_per_second: float
-    """Bytes between the tiers, each way at once."""
+    """Bytes per second between the tiers, in each direction."""
     loader_samples_per_second: float
     """Samples read from shards."""
 

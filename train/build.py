@@ -1,12 +1,7 @@
-"""Builds a trainer from shards and settings: model, rows, order of batches, source of steps, runner.
+"""Builds a trainer from shards and a config: model, rows, optimizers, batch order, step source and runner.
 
-Builds the order of a run's batches and the source of its steps, from where an interrupted run has come.
-
-Builds the rows of a run where its settings put them, with the values that it starts with.
-
-Builds what takes the steps of a run: the host at once, or a device on which they are queued.
-
-Torch's optimizers of the dense layers, one for each part of them that a thread can step by itself.
+A resumed run gets the batch order and the steps that are left after its last checkpoint. On the host a runner
+takes each step synchronously; on a GPU it queues them.
 """
 
 from __future__ import annotations
@@ -113,7 +108,7 @@ def build_step_source(
         readers: read batches ahead.
         start: rows that were restored, and the steps that are done.
     """
-    # Where rows lie in a file by their next fetch, one that was restored is fetched by its plan.
+    # With rows in a spill file, a restored row is read as its plan says.
     is_fresh = start is None or start.is_fresh
     has_first_fetches = spills(config, shards)
 
@@ -171,7 +166,7 @@ def build_tools(
         verbs=verbs,
         meter=Meter(device),
         threads=WorkThreads(config.threads or num_workers(0)),
-        # Host memory has a limit where rows are to lie in a file beyond it.
+        # Host memory is limited where rows may go to a spill file.
         host=HostMemory(
             config.slow_bytes, folder, is_planned=spills(config, shards), is_pinned=verbs is not None
         ),
@@ -248,7 +243,7 @@ def build_runner(
     """
     update = DenseUpdate(model.parameters(), optimizers, config.recipe.clip_gradient)
     parts = StepParts(embeddings, dense, update.prepare, [each.step for each in optimizers], threads)
-    # On the host a step is taken at once, by kernels that need no choice.
+    # On the host steps are synchronous, and no kernel has to be chosen.
     if verbs is None:
         if config.kernels is not None:
             raise ConfigError("kernels chooses those of a GPU, and the run is on the host")
@@ -296,20 +291,21 @@ def _can_be_recorded(kernels: Mapping[str, Kernel], verbs: Device) -> bool:
 
 
 _MOST_OPTIMIZERS = 4
-"""Parts of the dense layers with an optimizer of their own at most; a call of each costs some 50 us."""
+"""Maximum number of optimizers for the dense layers; each call of one costs about 50 us."""
 
 
 def build_dense_optimizers(
     model: DenseModel, chosen: Optimizers, num_threads: int, decay: float = 0.0, *, is_tiled: bool
 ) -> tuple[torch.optim.Optimizer, ...]:
-    """Build torch's own optimizer for parts of the dense layers, so that several threads can take a step.
+    """Split the dense layers between torch optimizers that several threads can step.
 
-    A parameter's step is a function of its own gradients, so the parts change no bit. Torch's fused Adam
-    takes 1.0 instead of 2.6 ms on the host for the Kaggle model. It reads parameter, gradient and state as
-    they lie in memory and is wrong where these differ, so it is for the one step that sees to that.
+    The update of a parameter depends on its own gradient alone, so the split changes no bit. Torch's fused
+    Adam takes 1.0 ms instead of 2.6 ms on the host for the Kaggle model. It reads parameter, gradient and
+    state in memory order and is wrong where their layouts differ, so only the tiled step, which keeps them
+    equal, uses it.
 
     Args:
-        is_tiled: whether that step passes the model.
+        is_tiled: whether the tiled step runs the model.
     """
     kinds: dict[str, Any] = {
         "sgd": torch.optim.SGD,
@@ -321,7 +317,7 @@ def build_dense_optimizers(
     for parameter in sorted(model.parameters(), key=torch.Tensor.numel, reverse=True):
         min(parts, key=lambda part: sum(each.numel() for each in part)).append(parameter)
     build = kinds[chosen.dense_optimizer]
-    # Fused Adam reads parameters as they lie in memory, which the tiled step sees to.
+    # Fused Adam needs equal memory layouts, which only the tiled step guarantees.
     options: dict[str, Any] = {"lr": chosen.dense_lr, "weight_decay": decay}
     if chosen.dense_optimizer == "adam":
         options["fused"] = is_tiled

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTools(TierTools):
-    """The parts that the rows of a run are built with, beside its shards and settings."""
+    """The tools that build the rows of a run, apart from its shards and config."""
 
     shares: BatchShares
     verbs: Device | None
@@ -77,7 +77,7 @@ def _warn_of_row_bytes(shards: Shards, optimizer: RowOptimizer) -> None:
     def hot_bytes(name: str) -> int:
         return sum(table.num_hot * row_bytes(table.embedding_dim, name) for table in shards.tables)
 
-    # The bytes that the hot rows take now, beside those that they were chosen by.
+    # The bytes that the hot rows take now, and those that they were chosen with.
     needed = hot_bytes(optimizer.name)
     counted = hot_bytes(shards.embedding_optimizer)
     if needed > counted:
@@ -98,7 +98,7 @@ _TORCH_BYTES = 192 * MIB
 
 
 def open_verbs(name: str) -> Device | None:
-    """The device ``name`` on which steps are queued; None for the host, which takes them at once."""
+    """Open the device ``name`` on which steps are queued; None for the host, whose steps are synchronous."""
     if _is_late(name):
         return LateDevice(int(name.partition(":")[2] or 0))
     device = open_device(name)

@@ -170,10 +170,11 @@ class UserModel(DenseModel):
     def logits(self, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         num_samples = dense_BK.shape[0]
         batch = f"a batch of {num_samples} sample{'' if num_samples == 1 else 's'}"
-        # The user's code runs inside, so its exceptions are told as such.
+        # User code runs inside, so its exceptions are reported as such.
         with explained(f"the model {self.name}, on {batch},"):
             logits = self.module(dense_BK, self._by_table(embeddings))
-        # Anything but one logit per sample is refused; a column is the usual slip, with a remedy of its own.
+        # Anything but one logit per sample is refused; a column is the usual mistake and gets a hint that
+        # names the fix.
         if isinstance(logits, torch.Tensor) and logits.shape == (num_samples,):
             return logits
         found = f"shape {tuple(logits.shape)}" if isinstance(logits, torch.Tensor) else type(logits).__name__
@@ -202,7 +203,7 @@ def try_model(model: UserModel, seed: int, least_samples: int | None = None) -> 
         HotsetError: the module fails, returns something else than logits, or is not what its ``per_sample``
             says.
     """
-    # A batch of its own generator, so that trying a model draws no number of the run.
+    # The batch has a separate generator, so that trying a model draws no random number of the run.
     generator = torch.Generator().manual_seed(0)
     inputs = model.inputs
     dense_BK = torch.rand(_TRIED_SAMPLES, inputs.num_dense, generator=generator).requires_grad_()

@@ -59,7 +59,7 @@ def build_ranked_embeddings(
 
     ranked = []
     for width in _lay_out_own_rows(shards, config, tools, optimizer, held):
-        # Each width reads the ids of all ranks, and has the rows of its own.
+        # Each table group reads the ids of all ranks and holds the rows of this one.
         reader = IdReader(shards.tables, width.tables)
         exchange = ExchangeReader(reader, held[width.embedding_dim], ranks.num_ranks)
         kept = {field.name: getattr(width, field.name) for field in fields(RowWidth)} | {"reader": reader}
@@ -87,7 +87,7 @@ def _lay_out_own_rows(
     optimizer: RowOptimizer,
     held: Mapping[int, HeldRows],
 ) -> list[RowWidth]:
-    """Lay out the tiers of the rows that live here: of each table they become a table of their own."""
+    """Lay out the tiers of the rows that this rank owns; they form one smaller table for each table."""
     tables = list(shards.tables)
     initial = {}
     for dim, chosen in tables_by_width([table.embedding_dim for table in tables]).items():
@@ -200,7 +200,7 @@ def _cost(trainer: Trainer, volumes: list[_Volume], name: str, *, is_back: bool)
         message = RowMessage.of(rows, stream=1 if is_back else None)
         shape = shape_of(message)
         data = np.empty(codec.num_bytes(shape), np.uint8)
-        # A link carries both ways at once, so the larger one takes the time.
+        # A link carries both directions at the same time, so the larger one decides.
         num_bytes += data.size / num_rows * max(volume.num_sent, volume.num_received)
         # Rows that are sent as they are need no work.
         if codec.is_exact:

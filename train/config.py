@@ -43,7 +43,7 @@ class CodecChoice:
     kind: str
     """One of `FIXED_CODECS`, ``bounded``, or ``auto``."""
     bound: float | None = None
-    """Bound of all tables that have none of their own; None: by their sizes."""
+    """Bound of every table without an explicit bound; None: by table size."""
     of_tables: tuple[tuple[str, float], ...] = ()
     """Bounds of some tables, by name."""
 
@@ -97,9 +97,9 @@ class ExchangeOptions:
 
     exchange: str = "none"
     """Codec of embedding rows and gradients between ranks: none, fp16, bf16 or int8; bounded:0.03, whose
-    error is at most that share of the range of a table, with bounds of single tables behind it
-    (bounded:0.03,C3=0.01), by their sizes (bounded:sizes: 0.01 above 400,000 rows, 0.05 below 1,000), or as
-    published for Criteo's logs (bounded:kaggle, bounded:terabyte); auto measures the link, and may choose
+    error is at most that share of the range of a table, optionally followed by bounds of single tables
+    (bounded:0.03,C3=0.01), by table size (bounded:sizes: 0.01 above 400,000 rows, 0.05 below 1,000), or as
+    published for Criteo's logs (bounded:kaggle, bounded:terabyte); auto measures the link and may choose
     none. Bounds fall from twice their value over the first fifth of the steps. Gradients of rows are int8
     where vectors are bounded; those of dense layers are fp16 for fp16, and bf16 for the others."""
 
@@ -193,7 +193,7 @@ MOST_WIDTH = 2**20
 """Outputs of a layer: far more than any model has."""
 MOST_LAYERS = 64
 MOST_HISTORY = 4096
-"""Elements of a history: each of them is passed through a DLRM of its own."""
+"""Maximum elements of a history; each of them takes one pass through a DLRM."""
 
 
 def is_class_name(name: str) -> bool:
@@ -255,7 +255,7 @@ class ModelConfig(JsonRecord):
     cross_rank: int | None = None
     """Rank of the matrices of its layers; None: they are full."""
     structure: Structure = "stacked"
-    """Whether the deep network is behind the cross network or beside it."""
+    """Whether the deep network follows the cross network or runs in parallel to it."""
     dropout: float = 0.0
     """Share of the outputs of each hidden layer of the top MLP, or of the deep network, dropped in
     training."""
@@ -355,14 +355,14 @@ class TrainConfig:
     with. Another budget needs shards of order original."""
 
     staging_bytes: ByteSize | None = None
-    """Fast memory for cold rows with their optimizer state, beside the hot ones; by default as many bytes as
-    those take, and at least four times those of a batch, so that transfers can run ahead. The placement cache
-    uses the bytes of both; the others but lookahead use none."""
+    """Fast memory for cold rows with their optimizer state, in addition to the hot ones; by default as many
+    bytes as the hot rows take, and at least four times those of a batch, so that transfers can run ahead. The
+    placement cache uses the bytes of both; the others but lookahead use none."""
 
     slow_bytes: ByteSize | None = None
-    """Host memory for embedding rows; rows beyond it lie in a spill file while the run trains. lookahead
-    writes each row where its next use will find it and reads it in time; the other placements map the file.
-    By default all rows are in memory."""
+    """Host memory for embedding rows; the rest go to a spill file while the run trains. lookahead writes each
+    row where its next use will find it and reads it in time; the other placements map the file. By default
+    all rows are in memory."""
 
     prefetch: int | None = None
     """Number of batches that transfers may run ahead of the batch being computed; by default 2, or what the
@@ -401,8 +401,8 @@ class TrainConfig:
     """Rank of the matrices of the cross network of dcnv2; by default they are full."""
 
     cross_structure: Structure | None = None
-    """Whether the deep network of dcnv2 is behind the cross network (stacked) or beside it (parallel); by
-    default stacked."""
+    """Whether the deep network of dcnv2 follows the cross network (stacked) or runs in parallel to it
+    (parallel); by default stacked."""
 
     history_length: int | None = None
     """Number of elements of a history before the candidate, which is the last element of each list, for tbsm;

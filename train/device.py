@@ -1,14 +1,10 @@
-"""The verbs of a device: all that the orchestration of training steps may ask of one.
+"""The device API: everything that training steps may ask of a device, and its implementation on a GPU.
 
 A device has three streams. Work in one stream runs in the order in which it was queued; between streams only
-events decide. `CudaDevice` is a GPU. `LateDevice` runs on the host, as late and in as odd an order as streams
-and events allow, so that a missing wait shows without a GPU. Both run the same orchestration, which must not
-ask which of them it has.
-
-A GPU behind the verbs of a device.
-
-The stream of compute is that which is current when the device is opened, so that whatever torch is asked for
-in that thread runs in order with the steps.
+events decide. `CudaDevice` is a GPU; its compute stream is the one that is current when the device is opened,
+so whatever torch runs in that thread is in order with the steps. `LateDevice` simulates a device on the host
+and runs work as late and in as odd an order as streams and events allow, so that a missing wait shows without
+a GPU. The same code drives both and must not ask which one it has.
 """
 
 from __future__ import annotations
@@ -136,7 +132,7 @@ class CudaDevice:
         cudart = cast(Any, torch.cuda.cudart())  # type: ignore[no-untyped-call]
         num_bytes = tensor.numel() * tensor.element_size()
         if int(cudart.cudaHostRegister(tensor.data_ptr(), num_bytes, _MAPPED)) != 0:
-            # The error is told once more, to whoever launches the next kernel: to this one.
+            # CUDA reports the error once more at the next kernel launch, so launch one here.
             with contextlib.suppress(RuntimeError):
                 torch.zeros(1, device=self.torch_device)
             return False
@@ -175,7 +171,7 @@ class CudaDevice:
         # Not `torch.cuda.graph`: where the device refuses, it leaves the recorded stream current, in which
         # later work would not wait for that of compute. It also frees all cached memory each time.
         with torch.cuda.stream(recorded):
-            # Other threads keep working with pinned memory and events of their own meanwhile.
+            # Other threads go on using pinned memory and events meanwhile.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             self._streams[stream] = recorded
             try:

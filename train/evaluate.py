@@ -260,7 +260,7 @@ def _rows_in_file(
     tools: TierTools,
     room_bytes: int,
 ) -> Embeddings:
-    # Rows are checked while they are read in parts: they will not all be in memory at once.
+    # Rows are checked while they are read in parts: they may not fit in memory together.
     for table in tables:
         refuse_not_finite(run, weights, table.name)
     widths = tables_by_width([table.embedding_dim for table in tables])

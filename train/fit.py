@@ -219,7 +219,7 @@ def _checkpoints(every: int | str | None, keep: int | None) -> CheckpointSetting
 
 def _with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
     """Return ``config`` with some of its fields set by name."""
-    # The model has an argument of its own; options of ranks were taken out before, and only hints name them.
+    # The model is a separate argument; options of ranks were removed before, and only hints name them.
     own = {field.name for field in fields(TrainConfig)} - {"model"}
     of_recipe = {field.name for field in fields(RecipeOptions)}
     of_ranks = {field.name for field in fields(ExchangeOptions)}
@@ -231,7 +231,7 @@ def _with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainCon
     # The config has the arguments of a model as JSON, as the command line takes them.
     if isinstance(chosen.get("model_args"), Mapping):
         chosen["model_args"] = json.dumps(dict(chosen["model_args"]))
-    # Options of the recipe are beside the others, as they are on the command line.
+    # Options of the recipe are accepted next to the others, as on the command line.
     recipe = {name: value for name, value in settings.items() if name in of_recipe}
     if recipe:
         chosen["recipe"] = replace(chosen.get("recipe", config.recipe), **recipe)
@@ -446,7 +446,7 @@ class Shards:
         """Return how often the training part looked up each row of a table, (num_rows,) in the order of ids.
 
         Raises:
-            ConfigError: there is no such table, or the vocabulary is not beside the shards.
+            ConfigError: there is no such table, or the folder has no vocabulary.
         """
         names = [each.name for each in self._shards.tables]
         if table not in names:

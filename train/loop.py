@@ -70,7 +70,7 @@ class Trainer:
     losses: list[torch.Tensor] = field(default_factory=list)
     """Loss sum of each batch since the last line of the log, kept on the device."""
     unlogged_samples: int = 0
-    """Samples behind those losses."""
+    """Samples that those losses cover."""
     resumables: dict[str, Resumable] = field(default_factory=dict)
     """Other parts of the run whose state checkpoints keep, by name."""
     stopping: Stopping | None = None
@@ -125,7 +125,7 @@ class Trainer:
                 yield self.runner.prepare(step)
 
     def weights(self) -> Weights:
-        """Dense layers and tables by name, on the host, each copied when it is asked for."""
+        """Return dense layers and tables by name, on the host; each is copied when it is read."""
         # Dense tensors are there already, tables are put together one at a time while they are written.
         dense = {f"{DENSE_PREFIX}{name}": tensor for name, tensor in self.model.state_dict().items()}
         numbers = {table.name: number for number, table in enumerate(self.shards.tables)}

@@ -292,7 +292,7 @@ class Quality(Scores):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunQuality(Quality):
-    """The scores of a run: those of the test part, and beside them those of the validation part."""
+    """The scores of a run on the test part and on the validation part."""
 
     validation: Quality | None
     """Scores of the validation part; None where the log has none."""
@@ -334,7 +334,7 @@ class ScoreCounter:
                 hint="train again with lower --embedding-lr or --dense-lr",
             )
         self._ranks.add(metrics.score_words(logit_N, label_N, is_hot_N, has_oov_N))
-        # What is averaged is summed by group at once; only the ranks must be kept for the whole evaluation.
+        # Averages are summed by group as batches come; only the ranks must be kept for the whole evaluation.
         figures_N3 = np.stack(
             [
                 metrics.losses(logit_N, label_N),

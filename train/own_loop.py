@@ -1,20 +1,18 @@
-"""`hotset.nn.Embeddings`: the placements as a module of torch, in a training loop of one's own.
+"""`hotset.nn.Embeddings`: the placements as a torch module for a custom training loop.
 
-The module holds the rows and moves them; labels, dense layers and their optimizer are the caller's. With
+The module holds the rows and moves them; labels, dense layers and their optimizer belong to the caller. With
 `Embeddings.read_ahead` around the batches, rows are planned and loaded before the batch that needs them, as
-in ``hotset train``; without it each batch brings its own rows when it comes. Neither changes a bit.
+in ``hotset train``; without it the rows of each batch are loaded when it arrives. Neither changes a bit.
 
-Embeddings are handed out as copies, 3.4 MB for 2,048 samples of 26 features of width 16: the memory of a
-lookup is used again by the next one, and callers may keep theirs.
+Batches are dictionaries from any source, so their ids are checked before a kernel reads them. Embeddings are
+returned as copies, 3.4 MB for 2,048 samples of 26 features of dimension 16: lookups reuse their memory, and
+callers may keep the copies.
 
-Batches as dictionaries, whose ids anybody may have made: each is checked before a kernel reads it.
+The dense layers run in torch outside the device API, which only moves rows: a thread queues the moves ahead
+of their batches. The host waits for them at each lookup, so the caller may read the embeddings from any
+stream.
 
 Shapes: B samples, F one-hot features, N lookups of a multi-hot feature.
-
-The device of a loop of one's own: where the fast tier is, and what moves rows to it.
-
-The loop computes with torch at once and asks the device for nothing but moves, which a thread queues ahead of
-their batches. The host waits for them at each lookup: who calls may read the embeddings from any stream.
 """
 
 from __future__ import annotations
@@ -146,10 +144,10 @@ def _refuse_offsets(offsets_B1: NDArray[Any], num_lookups: int, name: str) -> No
 
 
 class LoopDevice:
-    """The host, or a device that moves rows in a stream of its own.
+    """The host, or a device that moves rows in a separate stream.
 
     Args:
-        verbs: of the device; None: the host.
+        verbs: device API of a GPU; None: the host.
         num_threads: threads of the loop, some of which gather rows.
     """
 
@@ -327,7 +325,7 @@ class Embeddings(nn.Module):
                 yield dictionary
                 self._end_step()
         finally:
-            # Also where the loop ends early: planning stops before the rows are brought home.
+            # This also runs where the loop ends early: planning stops before the rows are written back.
             if ahead is not None:
                 ahead.close()
             self._end_step()
@@ -346,7 +344,7 @@ class Embeddings(nn.Module):
             ConfigError: a feature is missing or has an id that its table has not; or `read_ahead` has handed
                 out another batch.
         """
-        # Without gradients nothing is updated, so the batch needs no step of its own.
+        # Without gradients nothing is updated, so the batch needs no step.
         if not (self.training and torch.is_grad_enabled()):
             return self._by_name(self._evaluated(self._reader.read(batch)))
         current = self._current_of(batch)
@@ -385,7 +383,7 @@ class Embeddings(nn.Module):
             self._end_step()
 
     def _current_of(self, batch: Mapping[str, Any]) -> _Current:
-        """Return the step of a batch: the one that was read ahead, or one of its own."""
+        """Return the step of a batch: the one that was read ahead, or a new one."""
         current = self._current
         if self._is_reading:
             if current is None or current.is_done:
@@ -396,7 +394,8 @@ class Embeddings(nn.Module):
             return current
         if current is not None and batch is current.dictionary:
             return current
-        # Nothing is known of the batches before and behind: its rows come, and go home after its step.
+        # The batches before and after are unknown: the rows are loaded for this step and written back after
+        # it.
         self._end_step()
         held = {0: (batch, self._reader.read(batch))}
         (step,) = islice(self._source(held, is_fresh=False).steps([[0]]), 1)
@@ -404,12 +403,12 @@ class Embeddings(nn.Module):
         return self._current
 
     def _end_step(self) -> None:
-        """Leave the present batch behind, whether or not a step was taken on it."""
+        """Finish the current batch, whether or not a step was taken on it."""
         current, self._current = self._current, None
         if current is None:
             return
         if not current.is_done:
-            # Its rows came, and hot rows were copied, for the batches behind it too.
+            # Its rows were loaded, and hot rows copied, for the batches that follow, too.
             if not current.leaves:
                 self._rows.wait_for_rows(current.step)
             self._rows.mark_updated(current.step)
@@ -524,7 +523,7 @@ class Embeddings(nn.Module):
 
 
 def _refuse_ranks() -> None:
-    """Raise ConfigError in one of several ranks: each would change rows of its own, and they would differ."""
+    """Raise ConfigError in one of several ranks: each would update separate rows, and they would differ."""
     if is_launched() or (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         raise ConfigError(
             "hotset.nn.Embeddings trains in one process, and this one is a rank among others",

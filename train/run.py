@@ -1,8 +1,7 @@
-"""Train on shards: from a config to a run folder.
+"""Trains on shards, from a config to a run folder.
 
-Reads and checks all that a run begins with, before its folder is touched.
-
-Builds what a run trains with and the folder that it writes to: new, or as its last checkpoint has them.
+Everything that a run begins with is read and checked before its folder is touched; a new run starts from
+initial values, a resumed one from its last checkpoint.
 """
 
 from __future__ import annotations

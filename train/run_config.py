@@ -1,10 +1,7 @@
-"""``config.json`` of a run as typed data: what `evaluate` needs beside the weights.
+"""Reads ``config.json`` of a run as typed data, each value of a type and in a range that commands accept.
 
 A run folder may come from anywhere, so each value is checked before it sizes a model or a pool of threads.
-
-The settings of a run from its ``config.json``, each of a type and in a range that a command takes.
-
-Imports nothing heavy: the command line prints the settings of runs.
+The module imports nothing heavy: the command line prints the settings of runs.
 """
 
 from __future__ import annotations
@@ -70,9 +67,9 @@ class RunConfig(JsonRecord):
     config: RunSettings | None = None
     """Other settings; None in runs of earlier versions."""
     vocabulary: str | None = None
-    """Fingerprint of the vocabulary of the ids; None where its folder was not beside the shards."""
+    """Fingerprint of the vocabulary of the ids; None where the shards' folder had none."""
     schema: str | None = None
-    """Schema of the log, as a setting; None where the vocabulary was not beside the shards."""
+    """Schema of the log, as a setting; None where the shards' folder had no vocabulary."""
     batch_size: int | None = None
     """Nominal samples of a training batch; None in runs of earlier versions."""
     dense_model: ModelConfig | None = None
@@ -108,7 +105,7 @@ class RunConfig(JsonRecord):
         _require("num_dense", self.num_dense, 0, _MOST_FLOATS)
         if self.batch_size is not None:
             _require("batch_size", self.batch_size, 1, _MOST_ROWS)
-        # A model of hotset is one of its presets; any other is described beside its name.
+        # A model of hotset is one of its presets; any other has a description in addition to its name.
         names: tuple[str, ...] = _PRESETS
         if self.dense_model is not None and self.dense_model.kind != "dlrm":
             names = (self.dense_model.name,)

@@ -265,7 +265,7 @@ class TransferSummary:
     stalls: int
     """Batches that waited at all."""
     overlap: float
-    """Share of the transfers' time that was hidden behind compute."""
+    """Share of the transfers' time that overlapped with compute."""
     shortened: int
     """Transfers that waited for a later batch than the prefetch depth asks for."""
     split: int
@@ -278,7 +278,7 @@ class TransferSummary:
     mover_rows_per_second: dict[str, float]
     """Rows that each mover took there and back per second before the first step, where both were timed."""
     file_bytes_read: int
-    """Bytes of blocks read from the spill file, where cold rows lie in one by their next use."""
+    """Bytes of blocks read from the spill file, where it keeps cold rows by their next use."""
     file_bytes_written: int
     """Bytes of blocks written to it."""
 

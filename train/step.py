@@ -81,7 +81,7 @@ class StepParts:
 
 
 class StepsAtOnce:
-    """Takes each step as it is asked for.
+    """Takes each step synchronously.
 
     Args:
         parts: what steps work on.

@@ -114,7 +114,7 @@ class BackgroundIterator(Generic[Item]):
         assert given_back <= max(depth, 1), "the thread would wait for places, and the caller for an item"
         self._items = items
         self._given_back = given_back
-        # Each item comes in a tuple of its own; an empty one says that there are no more.
+        # Each item comes in a tuple of one; an empty tuple marks the end.
         self._queue: SimpleQueue[tuple[Item] | tuple[()]] = SimpleQueue()
         # The thread takes a place for each item, and the caller gives it back.
         self._places: SimpleQueue[None] = SimpleQueue()
@@ -177,7 +177,7 @@ class Readers:
     """Threads for calls that depend on nothing but their arguments; they run inside a ``with`` block.
 
     Args:
-        num_threads: 0: each call is made at once, where it is asked for.
+        num_threads: 0: each call runs synchronously in the caller's thread.
     """
 
     def __init__(self, num_threads: int = 0) -> None:

@@ -1,17 +1,13 @@
-"""``verify`` of a training run: every checksum of its folder, and what the files mean together.
+"""``verify`` of a training run: checks every checksum of its folder, and that the files are consistent.
 
-Checks of what the files of a run mean together: settings, vocabulary, weights, states and batches.
+Settings, vocabulary, weights, states and batches must fit each other; so must the log and the summary. Every
+evaluated sample is hot or mixed, so an average over all samples is that of both groups: an edited score
+breaks this, whatever the checksums are.
 
-Checks of what a run measured: its log and its summary, each by itself and against each other.
-
-Scores of one evaluation hang together: every sample is hot or mixed, and what is averaged over all samples is
-the average of both groups. A figure that was edited by itself breaks that, whatever the checksums say.
-
-``verify`` of a training run beside its shards: what they decide is worked out again, and compared.
-
-The order of the batches follows from the seed, and the scores from the weights: edited weights are found by
-the scores that they no longer have. Rows that no evaluated sample looks up, optimizer states, logged losses
-and settings that decide only how far a step goes would take another training to check.
+Where the shards are still there, ``verify`` recomputes what they determine. The order of the batches follows
+from the seed, and the scores from the weights, so edited weights show in the scores. Rows that no evaluated
+sample looks up, optimizer states, logged losses and settings that only scale a step cannot be checked without
+training again.
 """
 
 from __future__ import annotations
@@ -489,7 +485,7 @@ def _fingerprints(manifest: Manifest) -> dict[str, str]:
 
 
 def _kept(manifest: Manifest) -> dict[str, str]:
-    """The folders that a run keeps beside its files: their names and fingerprints."""
+    """Return the folders that a run keeps next to its files: their names and fingerprints."""
     fingerprints = _fingerprints(manifest)
     return {name: fingerprints[name] for name in (VOCABULARY,) if name in fingerprints}
 
@@ -656,7 +652,7 @@ def _faults_of_tables(run: Path, shards: Shards, config: Mapping[str, Any]) -> I
 
 
 def _faults_of_origin(run: Path, shards: Shards, config: Mapping[str, Any]) -> Iterator[str]:
-    """The vocabulary and the schema are those beside the shards, where their folders are still there."""
+    """Yield where vocabulary and schema differ from those of the shards' folder, if it still exists."""
     found: dict[str, str | None] = {"vocabulary": vocabulary_of(shards)}
     origin = ShardOrigin.of(shards)
     if origin is not None:
