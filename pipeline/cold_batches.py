@@ -1,8 +1,8 @@
-"""The distinct cold rows of every mixed batch of shards, in files without a name beside the output.
+"""The distinct cold rows of every mixed batch, in unnamed temporary files.
 
-Batches keep their rows whatever the order they are trained in, so the shards are read once for all epochs.
-Eight bytes a distinct row and batch lie on the disk while a schedule is made, and in the page cache; in
-memory only what the tasks at work have found.
+A batch has the same rows in every order of training, so the shards are read once for all epochs. While a
+schedule is made, the files take eight bytes per distinct row and batch on disk and in the page cache. Memory
+holds only what the running tasks have found.
 """
 
 from __future__ import annotations

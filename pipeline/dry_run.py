@@ -101,23 +101,23 @@ class StageState:
 def stage_states(
     out: Path, runs: Sequence[StageRun], *, redo: str | None = None, extend: bool = False
 ) -> list[StageState]:
-    """Return the state of each stage of ``runs``, in order, if they were run on ``out`` now.
+    """Return the state that each stage of ``runs`` has in ``out``, in order.
 
     Args:
         out: DIR, which need not exist.
         runs: all stages, in order.
-        redo: a stage that would be removed first, with those behind it.
+        redo: a stage that would be removed first, with all stages after it.
         extend: whether logs would be added.
     """
     inspector = _Inspector(out, extend)
-    # `--redo` removes a stage and all behind it before the run starts.
+    # `--redo` removes a stage and all stages after it before the run starts.
     names = [run.stage for run in runs]
     removed = names[names.index(redo) :] if redo in names else []
     configs = {run.stage: run.config for run in runs if run.made_by in ("ingest", "count")}
     states: list[StageState] = []
     for run in runs:
         folder = out / FOLDERS[run.stage]
-        # A run ends at the first refusal, so nothing is known of the stages behind it.
+        # A run ends at the first refusal, so the state of later stages is unknown.
         if states and states[-1].state in (REFUSED, NOT_REACHED):
             states.append(StageState(run.stage, folder, NOT_REACHED))
             continue
@@ -265,7 +265,7 @@ class RunPlan:
     memory_cap: int
     memory_peak: float
     refusal: HotsetError | None
-    """The error that the run would end with at once."""
+    """The error that the run would end with."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data."""
@@ -401,7 +401,7 @@ def _plan_of(
         left = max(0.0, 1 - bytes_in(state.folder) / max(1.0, whole))
         return StagePlan(state, whole * left, seconds * left)
     if state.state == EXTENDED and state.stage == "ingest":
-        # Columns grow by the new logs only; they stand behind those that were read.
+        # Only the new logs are added to the columns, after those that were read.
         num_before = _files_in(state.folder)
         share = sum(text_bytes[num_before:]) / max(1.0, sum(text_bytes))
         return StagePlan(state, whole * share, seconds * share)

@@ -101,9 +101,9 @@ _OF_DEVICES = (
 
 
 def system_fault(subject: object, error: BaseException) -> SystemFaultError | None:
-    """Return what the system refused while ``subject`` was worked on, None where the error is another.
+    """Return the error of the system during work on ``subject``; None if ``error`` is another kind.
 
-    Libraries wrap errors of the system in errors of their own, which then look like those of a damaged file.
+    Libraries wrap system errors in exceptions that otherwise look like those of a damaged file.
     """
     if isinstance(error, HotsetError):
         return None
@@ -216,7 +216,7 @@ def hint_to_write(folder: Path, *, is_alone: bool) -> str:
     """Return what to do about a stage folder that is missing or unfinished.
 
     Args:
-        is_alone: no folder of another stage is beside it.
+        is_alone: whether no other stage's folder is next to it.
     """
     stage = STAGE_OF.get(folder.name)
     if stage is None:

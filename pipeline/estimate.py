@@ -191,7 +191,7 @@ _WORD_SECONDS = 6.5e-9
 _YARDSTICK_SECONDS = 0.0038
 """Time of the yardstick on the machine that the costs were measured on."""
 _PART_OVERHEAD = 6_000
-"""Bytes of an Arrow file beside its values: names, types and positions of some forty columns."""
+"""Bytes of an Arrow file without its values: names, types and positions of about forty columns."""
 _COPY_OVERHEAD = 1_000
 
 
@@ -207,7 +207,7 @@ class Estimate:
     core_seconds: dict[str, float]
     """By stage, on one core."""
     memory_bytes: dict[str, float]
-    """By stage, what it would hold without a cap, beside what every process holds."""
+    """Memory that each stage would hold without a cap, in addition to that of every process (bytes)."""
 
 
 def estimate_run(
@@ -240,7 +240,7 @@ def estimate_run(
         name: _distinct(sample, name, sum(lengths) / least) + 2
         for name, least in zip(schema.sparse, min_counts, strict=True)
     }
-    # A window of several files writes the counts of each beside their sum.
+    # A window of several files has the counts of each file and their sum.
     days = lengths if len(lengths) > 1 else []
     num_ids = len(schema.one_hot) + sample.list_lookups
     num_parts = sum(max(1.0, size / ingest.block_bytes) for size in sample.text_bytes)

@@ -1,24 +1,17 @@
-"""Shards for other programs: a file for each split with named columns, or what a program's loader wants.
+"""Export shards for other programs, as Parquet or CSV with named columns.
 
-Files of named columns, written a record batch at a time: Parquet and CSV.
+Record batches are written one at a time. Next to the data, ``columns.json`` has what a program needs to build
+a model for them, and ``feature_map.json`` describes the columns and table sizes for FuxiCTR (reczoo). FuxiCTR
+keeps id 0 for padding, so exported ids are one higher there than in the shards.
 
-``columns.json``: what a program has to know of files of named columns to build a model for them.
+Shards keep all hot-only batches before the mixed ones; an export alternates the two kinds evenly, so that a
+program can train in file order. Within a kind, samples keep the shuffled order of the shards. Evaluation
+samples keep the order of the log.
 
-``feature_map.json``, which tells FuxiCTR (reczoo) the columns of Parquet files and the sizes of tables.
-
-FuxiCTR keeps id 0 for padding, so ids are written one higher than in the shards.
-
-Shards as record batches of named columns, for programs that know nothing of shards.
-
-Training samples come in an order a program can train in as it stands: shards keep all hot-only batches
-before the mixed ones, here the two kinds alternate evenly. Inside a batch, and from batch to batch of a kind,
-samples keep the shuffled order of the shards; evaluation samples keep that of the log.
-
-Facts of the tables for TorchRec's planner and FBGEMM's benchmarks, from the counts of the training part.
-
-``planner.json`` has for each table what `ParameterConstraints` and `CacheStatistics` of TorchRec ask for, and
-the distribution of its lookups as FBGEMM describes it, with the error of that fit. ``planner_inputs.py``,
-beside it, makes TorchRec's objects of them without hotset.
+``planner.json`` has the inputs of TorchRec's planner and FBGEMM's benchmarks, from the counts of the training
+part: for each table the arguments of TorchRec's `ParameterConstraints` and `CacheStatistics`, and FBGEMM's
+description of its lookups with the error of that fit. ``planner_inputs.py`` builds TorchRec's objects from it
+without hotset.
 """
 
 from __future__ import annotations
@@ -240,7 +233,7 @@ class NamedBatches:
 
 
 def _columns_of(batch: Any, name: str, dtype: Any, width: int) -> list[Any]:
-    """Return the columns of a matrix of ``width`` columns as arrays of their own."""
+    """Return the ``width`` columns of a matrix as separate arrays."""
     if not width:
         return []
     matrix = fixed_lists(batch.column(name), width, dtype)
@@ -262,8 +255,8 @@ COLUMN_MAP = "columns.json"
 def write_column_map(shards: NamedBatches, out: Path) -> None:
     """Write the label, the dense features and the tables into ``out``.
 
-    For each table its column, whether that holds lists, its rows (ids are below), and the ids of categories
-    without a row of their own and of missing values.
+    Each table has its column, whether the column holds lists, its number of rows (all ids are smaller), and
+    the ids of oov and of missing values.
     """
     totals = shards.totals
     tables = [
@@ -293,7 +286,7 @@ FIRST_ID = 1
 def write_feature_map(shards: NamedBatches, out: Path, data_set: str) -> None:
     """Write the map of the data set ``data_set`` into ``out``."""
     totals = shards.totals
-    # Features stand in the order of the files' columns.
+    # The features have the order of the columns.
     features: list[dict[str, Any]] = [{name: {"source": "", "type": "numeric"}} for name in totals.dense]
     features += [{table.name: _categorical(table)} for table in totals.tables]
     # Every table has one row more than in the shards, that of the padding.
@@ -374,7 +367,7 @@ def write_planner_files(shards: Manifest, out: Path) -> None:
     """Write `PLANNER_FILE` and `PLANNER_PROGRAM` into ``out``.
 
     Raises:
-        ConfigError: the vocabulary, which has the counts, is not beside the shards.
+        ConfigError: the vocabulary, which has the counts, is not next to the shards.
     """
     totals = ShardsTotals.of(shards)
     folder = shards.folder.parent / "vocabulary"

@@ -1,13 +1,10 @@
-"""A schema for a log nobody has described yet, from a look at its first rows.
+"""Infer a schema from the first rows of a log.
 
-A proposal is for a person to edit: what was seen of each column stands beside it as a comment, and what
-cannot be used, or should not be, stands commented out with the reason.
+Infers the kind of each feature, the number of its values, and whether a column holds times. Of a time only
+the hour and the weekday are features, because a moment never recurs.
 
-Infer from the first rows of a log which kind of feature a column is, and how many values it has.
-
-Infer from the first rows of a log whether a column holds times, whose hour and weekday are features.
-
-A moment itself never comes back, so it teaches a model nothing.
+The result is a proposal to edit: a comment next to each column says what was found in it, and columns that
+cannot or should not be used are commented out with the reason.
 """
 
 from __future__ import annotations
@@ -83,7 +80,7 @@ def infer_times(name: str, values: Any, names: Sequence[str]) -> InferredTimes |
     try:
         for feature, _ in features:
             check_name(feature)
-    except ConfigError:  # the name of the column is too long to have more behind it
+    except ConfigError:  # the column's name is too long for a suffix
         features = ()
     # Integers are times for sure where they never go back or their name says so.
     is_certain = unit is None or _is_ascending(values) or bool(_TELLING.search(name.lower()))
@@ -183,7 +180,7 @@ def infer_column(name: str, values: Any, num_rows: int, names: list[str]) -> Inf
     if fault:
         return InferredColumn(name, "text", 0, 0, fault, False, is_readable=False)
     is_parquet = not isinstance(values, Spans)
-    # Text has no lists of its own: a schema declares them, and the note below proposes it.
+    # A text column cannot hold lists by itself: the schema declares them, and the note below proposes it.
     holds_lists = is_parquet and is_list(values.type)
     is_bool = is_parquet and pa.types.is_boolean(values.type)
     if is_parquet:
@@ -262,7 +259,7 @@ def _negative_share(found: Values) -> tuple[str, bool]:
 
 
 def _unusable(name: str, values: Any, names: list[str]) -> str | None:
-    """Return why a column cannot stand in a schema."""
+    """Return why a schema cannot contain a column."""
     if names.count(name) > 1:
         return "there are two columns of that name"
     if name != "label":
@@ -349,7 +346,7 @@ def _list_hint(spans: Spans, num_distinct: int, *, is_parquet: bool) -> str:
 def label_among(inferred: list[InferredColumn], columns: list[tuple[str, Any]]) -> str | None:
     """Return a column of zeros and ones without gaps, one with a telling name if there is one."""
     values = dict(columns)
-    # Zeros and ones may also be written as text or stand in a column of integers, but never in lists.
+    # Zeros and ones may also be text or integers, but not lists.
     fitting = []
     for column in inferred:
         if column.num_distinct > 2 or column.num_missing or not column.num_distinct or column.is_list:

@@ -88,19 +88,19 @@ def preprocess(
     extend: bool = False,
     on_removed: Callable[[list[Path]], None] = lambda removed: None,
 ) -> Manifest:
-    """Run every stage into its folder inside ``out``; return the manifest of the last, or of the shards.
+    """Run every stage into its folder in ``out``; return the last manifest, or that of the shards.
 
     Args:
         raw: logs, in order.
         config: a recipe, or a variant of one.
         out: the folder that is DIR elsewhere.
-        resources: of every stage; every stage keeps its memory cap.
-        on_stage: called when a stage is done.
+        resources: workers, memory cap and progress of every stage.
+        on_stage: called after each stage.
         until: the last stage to run.
         shards_only: remove the files of columns/ and samples/ at the end, see `folders.discard`.
         like: a folder whose vocabulary provides the ids; nothing is counted, all samples are for evaluation.
-        extend: if ``out`` was made from the first of these logs, read only the logs behind them, count what
-            is new, rebuild what follows, and write the new id of each old row to ``id_map/``, see
+        extend: if ``out`` was made from the first of these logs, read only the logs after them, count what
+            is new, rebuild later stages, and write the new id of each old row to ``id_map/``, see
             `stages.map_ids`. All other bytes are those of a run from scratch.
         on_removed: called with the folders that were removed because they were made from fewer logs.
 
@@ -166,11 +166,11 @@ def check_resources(
 
     Args:
         raw: logs, in order.
-        config: of every stage.
+        config: settings of every stage.
         out: the folder that is DIR elsewhere.
         resources: the cap, and the workers.
-        extend: only logs behind those that ``out`` was made from are read.
-        redo: the stage whose folder, and those that follow, are to be removed before the run.
+        extend: read only the logs after those that ``out`` was made from.
+        redo: the stage to remove before the run, with all later ones.
     """
     config = settled(config)
     # What the stage to redo reads is there already, so its own settings can be tried before it is removed.

@@ -1,15 +1,10 @@
-"""``verify``: every manifest and checksum of a folder of stages, and every stage run again.
+"""``verify``: check a folder of stages, and run every stage again.
 
-Checked are the bytes (every file's checksum, no file that no manifest lists), the chain (each folder was made
-from the folders next to it) and the numbers of samples. Where these have no fault, each stage is run again
-and its rows are compared, see `rebuild`. Of a folder whose files were discarded only the manifest is checked.
-
-The check that every stage, run again on the folders beside it, gives the rows that its folder has.
-
-A stage is a pure function of its config and its inputs. So no rule about counts, ids, labels or the order
-of a shuffle has to be written a second time: the stage is run into a temporary folder and compared, and any
-value that the inputs do not give is found, even where every checksum was computed anew. One stage is on disk
-at a time.
+Checks the bytes (every file's checksum, no unlisted file), the chain (each folder was made from the folders
+next to it) and the numbers of samples. If these have no fault, each stage is run again into a temporary
+folder and its rows are compared. A stage is a pure function of its config and its inputs, so this finds any
+wrong value, even under recomputed checksums, without a second implementation of each rule. Only one rebuilt
+stage is on disk at a time. A folder whose files were discarded has only its manifest checked.
 """
 
 from __future__ import annotations
@@ -109,7 +104,7 @@ def _build_of(made: Manifest, manifests: Mapping[str, Manifest], rebuilding: Reb
     if made.stage in ("adopt", "map-ids"):
         return _build_from_other_vocabulary(made, manifests, rebuilding.other_vocabulary, resources)
     config = _CONFIGS[made.stage](made)
-    # All other stages are built from the folders beside them, which are checked by then.
+    # All other stages are built from the folders next to them, which are already checked.
     names = inputs_of(made.stage, config)
     if any(name not in manifests for name in names):
         return None
@@ -122,7 +117,7 @@ def _build_from_other_vocabulary(
 ) -> _Build | None:
     if other is None:
         return None
-    # The other vocabulary lies in a folder of stages, or is given itself.
+    # The other vocabulary is inside a folder of stages, or is given directly.
     folder = other / "vocabulary" if folder_exists(other / "vocabulary") else other
     vocabulary = Manifest.read(folder)
     wanted = [each.get("fingerprint") for each in made.inputs if each["name"] in ("old", "model")]
@@ -162,7 +157,7 @@ _CONFIGS: dict[str, Callable[[Manifest], Any]] = {
 
 
 def _compare(made: Manifest, build: _Build, scratch: Path | None) -> Iterator[str]:
-    # The copy needs as much room as the folder, which is asked for before it is begun.
+    # The copy needs as much space as the folder; check before it begins.
     num_bytes = sum(entry.num_bytes for entry in made.files)
     with temporary_folder("verify", scratch) as folder:
         refuse_full_disk({made.folder.name: num_bytes}, folder, "--scratch, or --no-rebuild")
@@ -249,16 +244,16 @@ def verify(
     scratch: Path | None = None,
     other_vocabulary: Path | None = None,
 ) -> list[str]:
-    """Check every stage folder inside ``folder``; returns the faults found, a line each, in order.
+    """Check every stage folder inside ``folder``; return the faults, a line each, in order.
 
     Args:
-        folder: as `preprocess` made it, perhaps not all of it; or the folder of one stage.
+        folder: all or some of the folders that `preprocess` makes, or the folder of one stage.
         raw: the logs it was made from, to be hashed and parsed again; empty checks none.
         rebuild: run each stage again and compare what it writes.
-        scratch: folder in which one stage at a time is run again; None takes the system's temporary folder.
+        scratch: folder in which one stage at a time is run again; None uses the system's temporary folder.
         other_vocabulary: folder whose vocabulary was adopted, or from whose ids ``id_map`` maps; without it
             neither is built again.
-        resources: progress is told how many bytes of the files are checked.
+        resources: progress reports the bytes of the files that are checked.
 
     Raises:
         ManifestError: there is no stage folder at all.

@@ -23,12 +23,12 @@ _MOST_KNOWN = 1 << 16
 _State = tuple[str, int, int, int, int, int]
 """Path, device, inode, time of the last write, time of the last change of any kind, bytes."""
 _written: dict[str, tuple[int, str]] = {}
-"""Bytes and checksum of files that this process wrote and nobody has asked for yet, by path."""
+"""Bytes and checksum of files that this process wrote, by path, until their first use."""
 _known: dict[_State, str] = {}
 """Checksums by the state of the file they were taken of."""
 _uses: dict[str, tuple[int, _State]] = {}
-"""The number of the last time that the checksum of each path was asked for, and the file's state then; in
-the order of these numbers."""
+"""Number of the last use of each path's checksum, and the file's state then; in the order of these
+numbers."""
 _num_uses = 0
 _using = threading.Lock()
 """Held while `_uses` is written or read: tasks run in threads, and its order is that of the numbers."""
@@ -114,20 +114,20 @@ def known_checksum(path: Path) -> str:
 
 
 def num_uses() -> int:
-    """Return how often checksums were asked for so far, as a mark for `overwritten_file`."""
+    """Return how many checksums were used so far, as a mark for `overwritten_file`."""
     return _num_uses
 
 
 def overwritten_file(folder: Path, since: int) -> Path | None:
-    """Return a file of ``folder`` that was written to in place since its checksum was asked for, if any.
+    """Return a file of ``folder`` that was written in place after its checksum was used, if any.
 
-    Stages map files, so they would continue with other values. A file that was replaced or removed is none:
-    its map stays as it was.
+    Stages map files, so they would continue with other values. A file that was replaced or removed does not
+    count: its map is unchanged.
 
     Args:
         folder: folder of the files.
-        since: `num_uses` before the first file was used. What was asked for earlier may have been another
-            file of that name, and the system gives the inode of a removed file to a new one.
+        since: `num_uses` before the first file was used. An earlier use may concern another file of that
+            name, and the system gives the inode of a removed file to a new one.
     """
     prefix = f"{folder}{os.sep}"
     with _using:

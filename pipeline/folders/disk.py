@@ -1,9 +1,8 @@
-"""Folders on disk: which exist, how large they are, how much space is left; renaming and removing them.
+"""Folders on disk: find, measure, rename and remove them, and check the free space.
 
-``--shards-only``: remove the files of folders that nothing needs once shards are packed.
-
-The manifest stays, so that the chain from raw log to shards stays pinned and a run of the same command finds
-its stages done; a mark beside it records that the files are gone on purpose. Stages that need them refuse.
+``--shards-only`` removes the files of folders that are not needed once the shards are packed. The manifest
+stays, so the chain from raw log to shards stays pinned and a repeated run finds its stages finished. A mark
+next to the manifest records that the files were removed on purpose; stages that need them refuse.
 """
 
 from __future__ import annotations
@@ -97,17 +96,17 @@ def _remove_left(folder: Path) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Give an empty folder beside ``path`` that takes its name when the block ends without an error.
+    """Yield an empty folder next to ``path`` that is renamed to it when the block ends without an error.
 
-    Otherwise it is removed; what a killed process left is removed by the next one.
+    After an error it is removed; the next call removes what a killed process left.
 
     Raises:
-        ManifestError: ``path`` exists and is no empty folder, another process is writing it, or it cannot be
-            written.
+        ManifestError: ``path`` exists and is not an empty folder, another process is writing it, or it cannot
+            be written.
     """
     if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
         raise ManifestError(f"{path} exists", hint="remove it, or give another --out")
-    # Everything is written beside the final name, synced, and renamed as a whole.
+    # Everything is written next to the final name, synced, and renamed as a whole.
     partial = path.with_name(f".{path.name}.partial")
     with write_errors_explained(partial):
         lock = FolderLock.take(partial / LOCK, path)

@@ -1,19 +1,14 @@
 """``manifest.json``: what a finished stage folder holds, how it was made, and from what.
 
-A folder without a manifest is unfinished. It lists every file with its samples, bytes and checksum, the
-stage's config and version, and the fingerprints of the inputs; its own checksum is the folder's
-fingerprint, so a chain of folders is pinned from raw log to shards. It names no time, host, worker
-count or absolute path: the same inputs give the same bytes.
+A folder without a manifest is unfinished. The manifest lists every file with its samples, bytes and checksum,
+the stage's config and version, and the fingerprints of the inputs. Its own checksum is the folder's
+fingerprint, so a chain of folders is pinned from raw log to shards. It contains no time, host, worker count
+or absolute path: the same inputs give the same bytes.
 
-Dataclasses that stand in a manifest as JSON objects: written as they are declared, read with checks.
-
-Raw dictionaries end here: a stage hands a record to its output, and a reader gets one back or an error that
-names the key. The order of the fields is that of the keys. A field that has a default is left out of the JSON
-while it has that value, so that a manifest holds nothing about what a log does not have.
-
-The facts that a manifest holds about each file of a stage, beside its samples, bytes and checksum.
-
-``ShardFacts.of(shards, entry)`` reads and checks those of a file of shards.
+Its records are dataclasses that become JSON objects in the order of their fields, and are checked when read:
+an error names the key. A field is left out while it has its default, so a manifest says nothing about what a
+log does not have. Stages add facts to each file, which ``ShardFacts.of(shards, entry)`` reads and checks for
+a file of shards.
 """
 
 from __future__ import annotations
@@ -273,7 +268,7 @@ class Manifest:
         """
         path = folder / MANIFEST
         try:
-            # A link could lead to a manifest of another folder, whose files are not these.
+            # A link could point to the manifest of another folder, with other files.
             if not stat.S_ISREG(path.lstat().st_mode):
                 raise ManifestError(f"{path} is not a plain file", hint=_NOT_PLAIN)
             text = path.read_bytes()
@@ -312,7 +307,7 @@ class Manifest:
     @classmethod
     def _parse(cls, folder: Path, text: bytes) -> Manifest:
         parts = json.loads(text)
-        # The checksum first: whatever fails behind it was written so, and is no damage of the disk.
+        # The checksum first: an error after it was written that way, and is no damage of the disk.
         checksum = parts.pop("checksum")
         if checksum != checksum_of(parts):
             raise ValueError(f"its checksum is {checksum!r}, want {checksum_of(parts)!r}")
@@ -395,7 +390,7 @@ class Manifest:
 
     @cached_property
     def entries(self) -> dict[str, FileEntry]:
-        """Files by name: a log has thousands of them, and each is asked for."""
+        """Files by name, for direct access: a log has thousands of them."""
         return {entry.path: entry for entry in self.files}
 
     def entry(self, name: str) -> FileEntry:
@@ -454,7 +449,7 @@ def _missing(folder: Path) -> ManifestError:
         return ManifestError(f"{folder.parent} holds no {folder.name}/", hint=_WRITTEN)
     else:
         found = f"{folder} does not exist"
-    # The hint names the command that would write the folder, by whether other stages lie beside it.
+    # The hint names the command that would write the folder, which depends on the stages next to it.
     is_alone = not any((folder.parent / name).exists() for name in STAGE_OF)
     return ManifestError(found, hint=hint_to_write(folder, is_alone=is_alone))
 

@@ -92,7 +92,7 @@ class Output(RemoteObject):
         self._generation = ""
         """Token of this run, which its workers show; see `partial`."""
         self._first_use = num_uses()
-        """Checksums asked for before this run began."""
+        """Number of checksums used before this run began."""
         self._is_durable = False
         self._suffix = ""
         """Ending of what a copy in a worker writes aside, different in each copy."""
@@ -157,8 +157,8 @@ class Output(RemoteObject):
                 go_back(self.folder, before)
                 self._read_sealed()
             case Extend(source):
-                # The folder is brought to where an interrupted run could have left it; from there it is
-                # resumed as any.
+                # Put the folder into a state that an interrupted run could have left, then resume
+                # it.
                 self._prepare_extension(source)
                 self._resume(continuation)
             case Fresh():
@@ -203,7 +203,7 @@ class Output(RemoteObject):
         """Take over an unfinished folder: from now on it is this run's."""
         self._start_generation()
         if starts_fresh and (self._partial / BEGUN).exists():
-            # What a run with other settings left aside must not be taken for this run's.
+            # Leftovers of a run with other settings must not pass for this run's.
             mark_removed(self.folder)
         if (self._partial / REMOVED).exists():
             empty_folder(self.folder)
@@ -369,7 +369,7 @@ class Output(RemoteObject):
             raise
 
     def withdraw(self) -> None:
-        """Remove the folder where no file of it is finished: a refused run leaves nothing behind."""
+        """Remove the folder if no file in it is finished, so that a refused run leaves nothing."""
         if self.sealed is None and not self.finished and self.before is None:
             shutil.rmtree(self._partial, ignore_errors=True)
             with suppress(OSError):  # it holds what this run did not write

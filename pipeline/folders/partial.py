@@ -1,23 +1,18 @@
-"""``.partial``, where a stage folder is written until it is sealed: file names, errors and syncing.
+"""``.partial``, where a stage folder is written until it is sealed, by one writer at a time.
 
-Which workers may write a folder: those of the run that holds its lock, and none that outlived theirs.
+The lock is a POSIX record lock (``fcntl.lockf``) on a file in ``.partial/``. The kernel releases it when its
+holder dies, and sealing removes the file, so nothing is left to clean up. The text of the file is the
+holder's process id, for the error message only; the kernel's lock decides.
 
-Workers in other processes do not hold the folder's lock: the run does, and the lock is free as soon as the
-run is killed, though its workers may still be running. So each run starts a generation: it writes a fencing
-token of its own beside the lock. A worker holds the token's file shared while it runs a task, and refuses
-the task if the token is not that of its run; the next run waits until no worker holds the file before it
-writes another token.
+Workers in other processes do not hold this lock, and may outlive a killed run. So each run writes a new
+fencing token next to the lock. A worker holds a shared lock on the token's file while it runs a task, and
+refuses the task if the token is not that of its run. The next run waits for these workers before it writes
+another token.
 
-One writer per folder: a lock that the kernel releases when its holder dies, however it dies.
-
-A POSIX record lock (``fcntl.lockf``) on a file in a stage's ``.partial/``, which is removed when the folder
-is sealed: a kill leaves nothing to clean up, and a finished folder holds no trace. The text of the file is
-the holder's process id, for the error message only; the kernel's lock decides.
-
-A run that failed inside a process that lives on (a notebook) leaves its lock to the next run of the same
+A run that failed in a process that continues (a notebook) leaves its lock to the next run of the same
 thread. Over NFS the lock holds between machines where the mount has locking (version 4, or lockd); the
-process named may then be one of another machine. Mounts with ``nolock`` or ``local_lock``, and file systems
-without locks at all, keep no two machines apart: give each its own folder there.
+process id may then be that of another machine. Mounts with ``nolock`` or ``local_lock``, and file systems
+without locks, do not keep two machines apart: give each machine a separate folder there.
 """
 
 from __future__ import annotations
@@ -220,8 +215,8 @@ class FolderLock:
             return None
         try:
             _lock_or_refuse(descriptor, folder)
-            # The lock counts only if the path still leads to the locked file: a run that sealed or removed
-            # the folder may have unlinked it, and a later run locks another one.
+            # The lock counts only if the path still names the locked file: a run that sealed or removed the
+            # folder may have unlinked it, and a later run locks another one.
             status = os.fstat(descriptor)
             inode = (status.st_dev, status.st_ino)
             if path.exists() and _inode_of(path) == inode:

@@ -1,7 +1,7 @@
-"""Options that stages no longer have, as they stand in the configs of older folders.
+"""Removed options of stages, which the configs of older folders still contain.
 
-An option at its default is left out when a config is read, so that the folder is continued. Any other value
-stays in the config, and `refuse_removed` names it where the stage would run again.
+An option at its default is dropped when a config is read, so the folder can be continued. Any other value
+stays in the config, and `refuse_removed` names it if the stage would run again.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def unless_none() -> Any:
 
 
 def settings_of(config: DataclassInstance) -> dict[str, Any]:
-    """Return the settings of a config as they stand in a manifest."""
+    """Return the settings of a config as a manifest has them."""
     values: dict[str, Any] = asdict(config)
     left_out = [own.name for own in fields(config) if own.metadata.get(_UNLESS_NONE)]
     return {name: value for name, value in values.items() if name not in left_out or value is not None}
@@ -96,7 +96,7 @@ def read_begun(path: Path) -> RunIdentity:
 
 
 def starts_with(found: Inputs, wanted: Inputs) -> bool:
-    """Return whether ``wanted`` is ``found`` with more inputs behind it."""
+    """Return whether ``wanted`` is ``found`` followed by more inputs."""
     return len(found) < len(wanted) and wanted[: len(found)] == found
 
 

@@ -1,8 +1,8 @@
-"""Files that a stage needs only while it runs: what does not fit in memory, or what processes share.
+"""Temporary files of a running stage, for data larger than memory or shared by processes.
 
-They lie in the ``.partial`` of the folder being written, so sealing it removes them, and the next run
-overwrites what a killed one left. Mapped, their pages belong to the page cache and not to a process: they do
-not count as the stage's memory, and all processes of a machine share them.
+They are in the ``.partial`` of the folder being written, so sealing removes them, and the next run overwrites
+those of a killed one. Their mapped pages belong to the page cache and not to a process: they do not count as
+the stage's memory, and all processes of a machine share them.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class AppendedArray:
             self._file = _nameless_file(output)
 
     def append(self, values: NDArray[Any]) -> None:
-        """Write ``values`` behind those there are.
+        """Append ``values``.
 
         Raises:
-            ManifestError: the device has no room for them.
+            ManifestError: the device is full.
         """
         with spill_errors_explained(self._output):
             self._file.write(values.data)
@@ -97,10 +97,10 @@ class RunsFile:
         self._is_begun = False
 
     def append(self, *arrays: NDArray[Any]) -> None:
-        """Write arrays one after another, behind those there are.
+        """Append arrays, one after another.
 
         Raises:
-            ManifestError: the device has no room for them.
+            ManifestError: the device is full.
         """
         # What a killed run left under this name is overwritten by the first call.
         with spill_errors_explained(self._output), self._path.open("ab" if self._is_begun else "wb") as file:
@@ -159,10 +159,10 @@ class ArrayFile:
 
     @classmethod
     def write(cls, values: NDArray[Any], output: Output, name: str) -> ArrayFile:
-        """Write ``values`` beside what ``output`` writes, until the folder is sealed.
+        """Write ``values`` next to the files of ``output``, until the folder is sealed.
 
         Raises:
-            ManifestError: the device has no room for them.
+            ManifestError: the device is full.
         """
         path = output.temporary_path(name)
         with spill_errors_explained(output):

@@ -1,14 +1,7 @@
-"""The totals in the manifest of each stage: what a folder holds as a whole.
+"""The totals in the manifest of each stage, and its settings that later stages read.
 
-``PlanTotals.of(manifest)`` reads and checks those of a plan. Keys and their order are the format of
-manifest.json, see docs/formats.md.
-
-The tables of a log as the manifests of its folders describe them, one class for each kind of folder.
-
-The settings of a finished stage that later ones read, as its manifest has them.
-
-What a stage may vary is the config beside the stage; what others need to know of it stands here, with the
-checks of every record of a manifest.
+``PlanTotals.of(manifest)`` reads and checks those of a plan. The keys and their order are the format of
+manifest.json, see docs/formats.md. The tables of a log have a class for each kind of folder.
 """
 
 from __future__ import annotations
@@ -47,7 +40,7 @@ class TableInfo(NamedTable, Protocol):
 
     @property
     def oov_id(self) -> int:
-        """Id of the row that categories without a row of their own share."""
+        """Id of the oov row, shared by all categories without a row."""
 
     @property
     def missing_id(self) -> int:
@@ -368,7 +361,7 @@ class PlanTotals(StageTotals):
 
     tables: tuple[PlannedTable, ...]
     row_bytes: int
-    """Bytes of a row with its optimizer state, in tables that have no number of their own."""
+    """Bytes of a row with its optimizer state, unless its table has another number."""
     num_rows: int
     num_hot_rows: int
     num_train_samples: int
@@ -408,7 +401,7 @@ class ShardsTotals(StageTotals):
     hot_bytes: int
     """Byte budget of the hot rows."""
     embedding_dim: int
-    """Floats of a row, in tables that have no number of their own."""
+    """Floats of a row, unless its table has another number."""
     embedding_optimizer: str
     has_label: bool
     dense: tuple[str, ...]

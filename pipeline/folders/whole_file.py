@@ -1,13 +1,11 @@
-"""A single file that appears whole or not at all, and leaves nothing behind where its writer is killed.
+"""Write atomic files and folders: complete under their name, or absent.
 
-It is written without a name (``O_TMPFILE``), so the kernel drops it with its process, and is linked to
-its name when it is complete; linking refuses a name that another run took. File systems without nameless
-files (NFS, some of FUSE) get a hidden one that is locked while it is written; the next run removes those that
-nobody holds.
+A file is written without a name (``O_TMPFILE``), so the kernel drops it with its process, and is linked to
+its name when complete. Linking fails if another run took the name. File systems without unnamed files (NFS,
+some FUSE) get a hidden file that is locked while it is written; the next run removes those without a lock.
 
-A folder that appears whole and sealed, or not at all: what is written is beside it until the end.
-
-A sealed folder beside what was made with it: its files are linked, or copied from another device.
+A folder is written next to its final name and renamed when sealed. A sealed folder can be added to what was
+made with it: its files are linked, or copied from another device.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ def whole_file(path: Path, *, overwrite: bool = False, option: str = "--out") ->
                     file.flush()
                     name = _publish(folder, descriptor, name, path.name, overwrite=overwrite)
             finally:
-                # The error that brought us here is the one to report.
+                # An error of this cleanup must not hide the original one.
                 if name is not None:
                     with suppress(OSError):
                         os.unlink(name, dir_fd=folder)
@@ -81,7 +79,7 @@ def whole_file(path: Path, *, overwrite: bool = False, option: str = "--out") ->
 def refuse_target(path: Path, *, overwrite: bool, option: str = "--out") -> None:
     """Raise HotsetError where ``path`` cannot become a file: it exists, or its folder does not or is
     read-only."""
-    # Faults that a user can mend are told before any work is done.
+    # Report faults that a user can mend before any work is done.
     if not path.parent.is_dir():
         raise HotsetError(
             f"{path.parent} is not a directory", hint=f"`mkdir -p {shlex.quote(str(path.parent))}` creates it"
@@ -107,7 +105,7 @@ def refuse_target(path: Path, *, overwrite: bool, option: str = "--out") -> None
 
 def _create(folder: int) -> tuple[int, str | None]:
     """Open a new file for writing: without a name, or with the hidden one that is returned."""
-    # A nameless file leaves nothing behind; where the file system has none, a hidden one that is locked.
+    # An unnamed file vanishes with its process; file systems without them get a hidden, locked file.
     try:
         return os.open(".", os.O_TMPFILE | os.O_RDWR, 0o666, dir_fd=folder), None
     except OSError as error:

@@ -1,14 +1,14 @@
-"""Dense columns of a log as a model takes them: float32, under their transform, 0 where missing.
+"""Columns of a log: dense features for the model, texts of categories, and predictions.
 
-Texts of text categories, for people to read; stages look up hashes and never need them.
+Dense columns are float32 after their transform, 0 where missing. Texts are for people to read; stages look up
+hashes and never need them. Predictions are a Parquet file of one column, a row for each sample of the log, in
+its order.
 
-`ingest` keeps beside each part of a log the texts that occur in it twice or more, and of the others those of
-the smallest hashes while a column has fewer than 10,000: so a category with more lookups than the log has
-parts has its text kept (it occurs twice in one of them), and so has every category of a small log. Disk grows
-with what recurs and not with what is seen once. `count` picks the texts of the most frequent categories
-from all parts, `rank` puts ids to them.
-
-The Parquet file of predictions: one column, one row for each sample of the log, in its order.
+`ingest` keeps, next to each part of a log, every text that occurs in it twice or more. Of the other texts it
+keeps those of the smallest hashes, up to 10,000 per column. So a category with more lookups than the log has
+parts has its text kept (it occurs twice in one of them), and so has every category of a small log. Disk use
+grows with what recurs and not with what occurs once. `count` picks the texts of the most frequent categories
+from all parts, and `rank` assigns ids to them.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class FoundIds:
         """
         oov = {table.name: table.oov_id for table in self.tables}
         names = [table.name for table in one_hot(self.tables)]
-        # One-hot tables all at once, the training samples first; then list by list.
+        # All one-hot tables together, the training samples first; then list by list.
         of_one_hot = np.array([oov[name] for name in names], np.int32)
         counted = np.zeros((2, len(names)), np.int64)
         for half, samples in enumerate((slice(None, num_train), slice(num_train, None))):
@@ -199,7 +199,7 @@ def read_lookups(samples: Manifest, entry: FileEntry, start: int, stop: int) -> 
     ids = fixed_lists(batch.column("ids"), len(one_hot(tables)), np.int32)
     found = []
     column = 0
-    # One-hot tables share a matrix; each list column has values and offsets of its own.
+    # One-hot tables share a matrix; each list column has separate values and offsets.
     for table in tables:
         if table.is_multi_hot:
             array = batch.column(table.name)

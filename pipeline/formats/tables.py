@@ -1,7 +1,7 @@
 """One-hot and multi-hot tables in manifests, and the lookups of list-valued columns.
 
-Files of stages keep a multi-hot feature as a column of lists, none of which is null. The elements of all
-lists, one behind the other, are its lookups.
+Stages store a multi-hot feature as a column of lists, none of which is null. Its lookups are the elements of
+all lists, concatenated.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from .world import Coverage, profile_facts, scaled_num_rows
 _USERS = np.uint64(0x7573657273)
 _CATEGORIES = np.uint64(0x63617465)
 _INTERESTS = np.uint64(1) << np.uint64(40)
-"""Positions of the interests in the stream of a user, behind those of all events."""
+"""Positions of the interests in the stream of a user, after those of all events."""
 _NUM_EVENTS = 180
 """Events of a user at which a window may begin: those of the published preparation are of 200 events."""
 _SHARE_BITS = np.uint64(1023)

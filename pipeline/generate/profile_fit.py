@@ -1,8 +1,8 @@
 """Fit the dependence of a profile to a part of a log whose categories are global ranks.
 
-Fitted are the shares of latent classes, of missing patterns and of rank buckets in each class, and how
-often columns of a coupled group share one uniform variable within a class. Marginals are not fitted: they
-are taken from aggregates of the whole log and restored by raking when the profile is used.
+Fits the shares of latent classes, of missing patterns and of rank buckets in each class, and how often
+columns of a coupled group share one uniform variable within a class. Marginals are not fitted: they come from
+aggregates of the whole log and are restored by raking when the profile is used.
 """
 
 from __future__ import annotations
@@ -143,16 +143,16 @@ def within_class(
     members: NDArray[np.float32],
     rng: np.random.Generator,
 ) -> NDArray[np.float64]:
-    """Return (num_samples,): where each value lies in its class's distribution, uniform if the fit is right.
+    """Return (num_samples,): the quantile of each value in its class, uniform if the fit is right.
 
-    The class is drawn from the memberships, ties are broken at random; NaN where missing.
+    The class is drawn from the memberships, and ties are broken at random; NaN where missing.
     """
     # Draw the class.
     latent = (
         (members.cumsum(axis=1) < rng.random((len(members), 1))).sum(axis=1).clip(max=members.shape[1] - 1)
     )
 
-    # Where the value lies in the column's distribution, at random between its ends.
+    # The quantile of the value in the column's distribution, at random between its ends.
     num_values = column.present.num_values
     ranks = np.clip(column.ranks, 0, num_values - 1)
     low = column.present.at(num_values, ranks)

@@ -219,7 +219,7 @@ def without_missing(
         missing_rank: rank of missing among the values, 0 = most frequent.
         missing_share: of all fields, in [0, 1).
     """
-    # Ranks behind the missing value move up by one, and lose its share.
+    # Ranks after the missing value move up by one, and lose its share.
     kept = [
         (rank - 1, max(share - missing_share, 0.0)) if rank > missing_rank else (rank, share)
         for rank, share in zip(ranks, shares, strict=True)
@@ -449,7 +449,7 @@ def piece_ranks(column: Column, scale: float) -> NDArray[np.int64]:
     """
     num_values = column.present.num_values
     if not column.is_dense:
-        # A missing value has a row of its own, which is none of the values.
+        # A missing value has a separate row, which is not one of the values.
         has_missing = int(column.missing_share > 0)
         num_values = scaled_num_rows(num_values + has_missing, scale) - has_missing
     # Every rank up to some, then ever wider steps: a few hundred ranks describe millions of values.
