@@ -1,19 +1,16 @@
-"""Batches and their lookups, as arrays of the host.
+"""Batches and their lookups as arrays of the host, cut into micro-batches and joined again.
 
-Shapes: B samples, F features of a model or of one row width, K dense features, N lookups, P = B * F bags.
-A bag is the lookups of one feature in one sample; features with one lookup per sample need no list of bags.
-Each element of a history is a bag of its own, so F counts the elements of the longest one.
+Shapes: B samples, F features of a model or of one table group, K dense features, N lookups, P = B * F bags. A
+bag is the lookups of one feature in one sample; features with one lookup per sample need no list of bags.
+Each element of a history is a separate bag, so F counts the elements of the longest one.
 
-Where a batch is cut into shares, the equal parts of it that are added up by themselves.
-
-Sample i of a batch of nominally B samples is in share ``i * G // B``, and rank r of W computes the shares
-from ``r * G / W`` to before ``(r + 1) * G / W``. A batch with fewer samples leaves its last shares short or
-empty. Sums of shares are added by a binary tree over their numbers: shares 2s and 2s + 1 first, then the
-sums of such pairs, and so on; a share without samples adds nothing. The shares of a rank are a subtree, since
-G / W is a power of two: a rank adds up its own, and the sums of ranks are added by the rest of the tree. So
-the number of ranks changes no bit, that of shares does.
-
-Parts of batches joined to one.
+A batch may be cut into G equal micro-batches, each of which is summed separately. Sample i of a batch of
+nominally B samples is in micro-batch ``i * G // B``, and rank r of W computes the micro-batches from ``r * G
+/ W`` to before ``(r + 1) * G / W``. A batch with fewer samples leaves its last micro-batches short or empty.
+Their sums are added by a binary tree over their numbers: micro-batches 2s and 2s + 1 first, then the sums of
+such pairs, and so on; a micro-batch without samples adds nothing. The micro-batches of a rank are a subtree,
+since G / W is a power of two: a rank adds up its own, and the rest of the tree adds the sums of the ranks. So
+the number of ranks changes no bit; the number of micro-batches does.
 """
 
 from __future__ import annotations
@@ -37,12 +34,12 @@ _CACHE_LINE = 64
 
 
 def at_cache_line(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the host whose memory begins with a cache line: itself, or a copy where it does not.
+    """Return a host tensor whose memory begins at a cache line: itself, or else a copy.
 
-    The library behind torch's products takes other loops, so other orders of additions, for matrices that
-    begin elsewhere; which ones depends on the processor. What torch allocates begins with a cache line. What
-    was read from a file begins anywhere, and a part of a batch begins where its first sample lies, so bits
-    would depend on addresses, and on how a batch is cut.
+    The library that computes torch's products chooses other loops, and so other orders of additions, for
+    matrices that begin elsewhere; which ones depends on the processor. What torch allocates begins at a cache
+    line. What was read from a file begins anywhere, and a part of a batch begins at its first sample, so bits
+    would depend on addresses and on how a batch is cut.
     """
     if tensor.data_ptr() % _CACHE_LINE == 0 or tensor.device.type != "cpu":
         return tensor

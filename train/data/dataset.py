@@ -1,7 +1,7 @@
-"""Shards as a dataset of torch, for training loops of one's own.
+"""Shards as a torch dataset, for custom training loops.
 
 Batches are those of the shards, in the order that ``hotset train`` takes them with the same seed. Each rank
-and each worker of a loader reads its own batches; a loader hands them out in turn, so the order does not
+and each worker of a loader reads different batches; a loader returns them in turn, so the order does not
 depend on the number of workers.
 """
 
@@ -72,13 +72,14 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
             world_size: number of processes. Each reads as many training batches: those beyond the last
                 multiple are left out of the epoch.
             keyed_jagged: give ids as a KeyedJaggedTensor.
-            multi_hot: ids per sample that each feature gets, in the order of the tables: beside its own those
-                that MLPerf's benchmark draws for it; `multi_hot_draws.MLPERF_SIZES` are the 26 of that
+            multi_hot: ids per sample that each feature gets, in the order of the tables: the one in the log
+                and those that MLPerf's benchmark draws for it; `multi_hot_draws.MLPERF_SIZES` are the 26 of
+                that
                 benchmark. By default features are as the log has them.
 
         Raises:
-            ConfigError: an unknown split, a rank that is not below ``world_size``, a feature that is called
-                like another entry of a batch, or sizes that do not fit the features.
+            ConfigError: an unknown split, a rank that is not below ``world_size``, a feature whose name is
+                that of another entry of a batch, or sizes that do not fit the features.
             HotsetError: no shards, or damaged ones.
         """
         if split not in ("train", *_PARTS):
@@ -134,12 +135,12 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         shards = self._shards()
         own = self._own(self._numbers()[self._first :])
         read = self._reader(shards)
-        # A state that was loaded lies in the middle of the first epoch only.
+        # A loaded state is in the middle of the first epoch only.
         start, self._start = self._start, 0
         self._position = start
         for position, number in enumerate(own[start:], start + 1):
             batch = read(number)
-            # Set before the batch is handed out: a loader asks for the state behind it.
+            # Set before the batch is returned: a loader reads the state that follows it.
             self._position = position
             yield self._as_dictionary(shards, batch)
         self._position = 0

@@ -48,11 +48,10 @@ class _Cursor(threading.local):
 
 
 class UnchangedFile:
-    """The bytes of a file as it was when it was opened, for Arrow to read; whatever else is found raises.
+    """The bytes of a file as it was when it was opened, for Arrow to read; raises if they changed.
 
-    Mapped files kill the process where another program cuts them short. Arrow's own files
-    refuse names that are not UTF-8, and give memory that torch takes for read-only. Each thread has
-    a position of its own.
+    Mapped files kill the process where another program cuts them short. Arrow's files refuse names that are
+    not UTF-8 and return memory that torch considers read-only. Each thread has a separate position.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +64,8 @@ class UnchangedFile:
 
     @property
     def chunks(self) -> list[NDArray[np.uint8]]:
-        """Blocks that this thread has read since it emptied the list; Arrow's buffers lie in these."""
+        """Return the blocks that this thread has read since it emptied the list; Arrow's buffers are in
+        these."""
         return self._cursor.chunks
 
     @contextmanager
@@ -190,10 +190,10 @@ _open_files = _OpenFiles()
 
 
 def view_of(chunks: Chunks, buffer: Any, first: int, count: int, kind: Any) -> NDArray[Any]:
-    """Values ``first`` to ``first + count`` of one of Arrow's buffers, which lies in what was read.
+    """Return values ``first`` to ``first + count`` of an Arrow buffer that is part of what was read.
 
     Raises:
-        ValueError: the buffer is too short, or lies elsewhere.
+        ValueError: the buffer is too short, or is elsewhere in memory.
     """
     dtype = np.dtype(kind.to_pandas_dtype())
     if count == 0:
@@ -217,7 +217,7 @@ class Columns:
     num_dense: int
     num_one_hot: int
     multi_hot: tuple[str, ...]
-    """Names of the features with a column of their own."""
+    """Names of the features that have a separate column."""
 
 
 class ShardFile:

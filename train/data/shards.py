@@ -1,17 +1,15 @@
-"""A shard folder as tables and batches by number.
+"""A shard folder as tables and as batches by number, with the log it was made from.
 
 A hot set is a prefix of the order over all tables, so shards whose batches were not grouped by it (order
 `original`) can be trained with any other budget of hot rows: `with_hot_bytes`.
 
-The log behind shards: its schema and the vocabulary of its ids, where their folders are still beside them.
-
-Shards have all that training needs. Whoever predicts the lines of a log needs these two as well.
-
-The validation or the test part of shards, in batches of its own.
+Training needs nothing but shards. Predicting the lines of a log also needs its schema and the vocabulary of
+its ids, which are found where their folders are still next to the shards.
 
 Shards hold the evaluation samples as one run of batches, of which one may have the last samples of the
-validation part and the first of the test part. Here each part begins with a whole batch, as a log of its
-lines alone does: products of matrices may differ in their last bits where batches are cut at other samples.
+validation part and the first of the test part. The batches of a part are cut anew, so that each part begins
+with a whole batch, as a log of its lines alone does: products of matrices may differ in their last bits where
+batches are cut at other samples.
 """
 
 from __future__ import annotations
@@ -175,7 +173,7 @@ class Shards:
         return other
 
     def with_histories(self, num_elements: int) -> Shards:
-        """The same batches, in whose lists each of so many elements at most has an embedding of its own."""
+        """Return shards with the same batches, whose lists of up to ``num_elements`` are histories."""
         other = copy.copy(self)
         other.tables = with_histories(self.tables, num_elements)
         return other
@@ -280,12 +278,14 @@ class Shards:
         return batch if self.has_packed_budget else replace(batch, is_hot_B=self._tag(batch))
 
     def has_oov(self, batch: Batch) -> NDArray[np.bool_]:
-        """(num_samples,); whether a lookup of a sample is of an out-of-vocabulary row, which categories that
-        are too rare for one of their own share."""
+        """Return which samples look up an out-of-vocabulary row, (num_samples,).
+
+        Categories that are too rare for a row share the out-of-vocabulary row of their table.
+        """
         is_multi_hot_F = np.array([table.is_multi_hot for table in self.tables], np.bool_)
         has_oov_B: NDArray[np.bool_] = (batch.ids_BF == self._oov_F[~is_multi_hot_F]).any(axis=1)
         for bags, oov in zip(batch.bags, self._oov_F[is_multi_hot_F].tolist(), strict=True):
-            # The sample of a lookup is the last whose first lookup is not behind it.
+            # The sample of a lookup is the last one whose first lookup is not after it.
             places_N = np.flatnonzero(bags.ids_N == oov)
             has_oov_B[np.searchsorted(bags.offsets_B1, places_N, side="right") - 1] = True
         return has_oov_B
@@ -338,10 +338,11 @@ class Shards:
 
 
 def with_hot_bytes(shards: Shards, hot_bytes: int, embedding_optimizer: str) -> Shards:
-    """The same shards with as many hot rows as fit in ``hot_bytes``, counted with their optimizer's state.
+    """Return the same shards with as many hot rows as fit in ``hot_bytes`` with their optimizer state.
 
     Raises:
-        ConfigError: the shards are grouped by their own budget, or there is no vocabulary beside them.
+        ConfigError: the shards are grouped by the budget they were made with, or their folder has no
+            vocabulary.
     """
     if shards.is_grouped:
         raise ConfigError(

@@ -1,20 +1,16 @@
-"""All embedding tables of a model: an executor and a placement for each row width among them.
+"""All embedding tables of a model: an executor and a placement for each table group.
 
-Most models have one width. Rows of other widths live in tensors of their own and are planned apart; the
-model joins their embeddings (`model.Projections`).
+Most models have one embedding_dim. Tables of another dim form a table group with separate tensors and plans;
+the model joins their embeddings (`model.Projections`).
 
 The path of a transfer:
-    1. `StepSource`, running ahead, plans a batch and hands its transfers, one per width, to `send`.
+    1. `StepSource`, running ahead, plans a batch and hands its transfers, one per group, to `send`.
     2. `send` queues them as one item of the transfer thread, which calls `_run_transfers` in time.
-    3. `_run_transfers` lets the executor of each width move its rows.
-    4. The loop calls `wait_for_rows` before the lookups of the batch, which waits for that item, and
-       `update` at the end, which marks the batch as computed and so frees the items that wait for it.
+    3. `_run_transfers` lets the executor of each group move its rows.
+    4. The loop calls `wait_for_rows` before the lookups of the batch, which waits for that item, and `update`
+    at the end, which marks the batch as computed and so frees the items that wait for it.
 
-The tables of one row width, what moves their rows, and a step as it is planned for each width.
-
-Lays out the tiers of all rows of a model, by the placement of each row width.
-
-Groups of evaluation batches whose cold rows, which lie in a file, are read together.
+Evaluation batches whose cold rows are in a spill file are read in groups.
 """
 
 from __future__ import annotations
@@ -217,7 +213,7 @@ def _refuse_more_rows_than_memory(
     num_rows = 0
     fast_bytes = 0
     slow_bytes = 0
-    # All tiers that lie in host memory; on a GPU the fast one does not.
+    # Count all tiers in host memory; on a GPU the fast tier is not.
     for dim, placement in placements.items():
         fast = placement.fast.num_own_slots + placement.num_staging_slots
         num_rows += sum(placement.num_rows)
@@ -409,7 +405,7 @@ class Embeddings:
         """Note that the rows of a step are updated, or that their update is queued.
 
         Args:
-            computed: event behind all that a device was given for the step, whose other threads call
+            computed: event after all work that a device was given for the step, whose other threads call
                 `note_transfers`, which marks the rows that the step changed; None: they are marked here.
         """
         for width, part in zip(self.widths, step.parts, strict=True):

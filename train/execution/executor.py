@@ -147,7 +147,7 @@ class InPlaceWork:
         if self._fast.device == _HOST:
             self._slow_rows.look_up(self._slow.weights_SD, lookups, slots_U, vectors_ND)
             return
-        # The vectors sent are a small table of their own there, in which the lookups are made.
+        # On the device the sent vectors form a small table, in which the lookups are made.
         sent = self._slow.weights_SD.index_select(0, torch.from_numpy(slots_U[is_sent_U]))
         places_U = np.where(is_sent_U, np.cumsum(is_sent_U) - 1, -1)
         self._fast_rows.look_up(sent.to(self._fast.device), lookups, places_U, vectors_ND)
@@ -321,7 +321,7 @@ class Executor:
         )
         self.staged = StagedRows(fast, self.traffic)
         """The rows in staging slots, for evaluation and checkpoints."""
-        # The tiers may lie on two devices, and each is updated by kernels of its own.
+        # The tiers may be on two devices, and each device updates its rows with its own kernels.
         self._fast_rows = backend_of(fast.device, optimizer, threads, shares)
         self._slow_rows = NumbaRows(optimizer, threads, shares)
         self.in_place = InPlaceWork(fast, slow, self._fast_rows, self._slow_rows, self.traffic, threads)
@@ -481,8 +481,8 @@ class Executor:
         if plan.split is None:
             self._fast_rows.update(self.fast, by_bag, slots_U, grad_PD, ids.num_features, rate)
             return
-        # Rows that live here are updated at once; then each pass loads its rows again, updates them and
-        # writes them back. The sum of a row is over the whole batch, in whatever pass it is.
+        # Rows that this process owns are updated right away; then each pass loads its rows again, updates
+        # them and writes them back. The sum of a row is over the whole batch, whichever pass updates it.
         self._fast_rows.update(self.fast, by_bag, own_U, grad_PD, ids.num_features, rate)
         for load, moves, slots_of_pass in self._passes(plan.split, own_U):
             self.transfer(load)
@@ -523,8 +523,8 @@ class Executor:
     def table_parts(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
         """Yield the weights of one table, or its state, in id order, in parts of bounded size where they are
         in a file."""
-        # A table's rows are hot first and cold behind, or all on one tier: whichever tier has the next id is
-        # read.
+        # A table has hot rows first and cold rows after them, or all rows on one tier: read whichever tier
+        # has the next id.
         next_id = 0
         for tier in (self.slow, self.fast, self.slow):
             first, last = int(tier.layout.first_F[table]), int(tier.layout.last_F[table])
@@ -558,7 +558,7 @@ class Executor:
         if staged_U is None:
             assert num_absent == 0 or plan.in_place or plan.split, "the plan lists too few rows"
             return own_U, own_U
-        # Rows without a slot of their own are those that the plan has staged, in the same order.
+        # Rows without a slot are those that the plan has staged, in the same order.
         assert num_absent == staged_U.size, "the plan lists too few rows"
         slots_U = own_U.copy()
         slots_U[own_U < 0] = staged_U

@@ -106,7 +106,7 @@ def _joined(parts: Sequence[BatchIds]) -> BatchIds:
 
 _FLOAT_BYTES = 4
 _SLICE_BYTES = 64 * MIB
-"""Bytes of a table that are brought together at a time."""
+"""Bytes of a table that are gathered at a time."""
 
 
 def brought_rows(

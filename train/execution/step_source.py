@@ -44,8 +44,8 @@ from .embeddings import Embeddings, PlannedStep, RowWidth, WidthLookups, WidthSt
 from .row_parts import used_slow_rows
 
 PLANNING_SHARE = 4
-"""One part in so many of the memory may be taken by a list of all cold rows while the run is planned. Two are
-needed at a time; one that does not fit lies in a mapped file."""
+"""Part of the memory (one in so many) that a list of all cold rows may take while the run is planned.
+Planning needs two such lists at a time; one that does not fit is a mapped file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,8 +314,8 @@ class StepSource:
             plan = queue.take(cold.rows_U, is_fresh=self._is_fresh)
             parts.append(WidthStep(lookups.ids, lookups.by_row, plan, lookups.exchange))
         transfers = [part.plan.transfer for part in parts]
-        # Each width has an ``after`` of its own; the last of them is right for all. Plans count from the
-        # first batch of their epoch, items from the first of the run.
+        # Each group has an ``after``; the last of them is right for all. Plans count from the first batch of
+        # their epoch, items from the first of the run.
         after = max(transfer.after for transfer in transfers if transfer)
         after = first_item + after if after >= 0 else -1
         kind: Kind = "hot_only" if batch.is_hot_only else "mixed"

@@ -109,10 +109,10 @@ class TransferThread(Generic[Work]):
                 self._refuse()
 
     def mark_computed(self, number: int, computed: Event | None = None) -> None:
-        """Mark the batch of item ``number`` as computed; those behind it are not.
+        """Mark the batch of item ``number`` as computed, but no later one.
 
         Args:
-            computed: where a device computes it, the event behind it; None: it is made here.
+            computed: where a device computes the batch, the event after it; None: the event is made here.
         """
         with self._state:
             self._computed = number
@@ -198,7 +198,7 @@ class QueuedTransfers(Generic[Work]):
     """The items of a run on a device.
 
     Args:
-        run: does the work of an item on the host, at once; the device stands still meanwhile.
+        run: does the work of an item on the host, synchronously, while the device is idle.
         device: runs the items of steps.
     """
 
@@ -251,7 +251,7 @@ class QueuedTransfers(Generic[Work]):
         return item.work
 
     def wait_for(self, number: int) -> None:
-        """Run an item, and those before it, at once, while the device stands still."""
+        """Run an item, and those before it, synchronously, while the device is idle."""
         self._run_before(number + 1)
 
     def mark_computed(self, number: int, computed: Event | None = None) -> None:

@@ -82,9 +82,9 @@ def _build_placement(
 
 
 def spills(config: TrainConfig, shards: Shards) -> bool:
-    """Whether cold rows lie in a file by their next use: those of `lookahead` do not all fit in memory.
+    """Return whether `lookahead` spills cold rows to a file by next use, as they do not all fit in memory.
 
-    The other placements that keep rows in host memory have the rest of them in a mapped file.
+    The other placements that keep rows in host memory map a file for the rest of them.
     """
     if config.placement != "lookahead" or config.slow_bytes is None:
         return False
@@ -97,8 +97,11 @@ def spills(config: TrainConfig, shards: Shards) -> bool:
 
 
 def num_planned_steps(config: TrainConfig, shards: Shards) -> int:
-    """Return how many steps are planned: those of all epochs, or where cold rows lie in a file by their next
-    use those up to ``--max-steps``, so that every row is where it belongs after the last one."""
+    """Return how many steps are planned: those of all epochs, or with a spill file those of the run.
+
+    A spill file orders cold rows by their next use, so planning ends at ``--max-steps``; every row is then
+    where it belongs after the last step.
+    """
     whole = config.epochs * shards.num_training_batches
     most = config.recipe.max_steps
     return whole if most is None or not spills(config, shards) else min(whole, most)

@@ -174,7 +174,7 @@ class FaeOrder:
         self._test_loss = test_loss
 
     def epochs(self) -> Iterator[Iterator[int]]:
-        """Batch numbers, epoch by epoch; each is decided when it is asked for."""
+        """Yield batch numbers, epoch by epoch; each is decided when the caller takes it."""
         for epoch in range(self._num_epochs):
             order = shuffled(self._is_hot_only.size, self._seed, epoch)
             is_hot = self._is_hot_only[order]

@@ -43,11 +43,11 @@ class Placement(ABC):
 
     name: ClassVar[str]
     fast: Layout
-    """Rows that live on the fast tier, each in a slot of its own."""
+    """Rows that live on the fast tier, each in a fixed slot."""
     slow: Layout
     """Rows that have a slot on the slow tier."""
     num_staging_slots: int = 0
-    """Staging slots of the fast tier, behind those of its own rows."""
+    """Staging slots of the fast tier, after those of the rows that live there."""
 
     def __init__(self, tables: Sequence[EmbeddingTable]) -> None:
         self.num_rows = [table.num_rows for table in tables]

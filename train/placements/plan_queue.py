@@ -3,12 +3,11 @@
 A planner answers in chunks, each with the plans of some steps as flat arrays; the queue takes single step
 plans out of them, with slots counted on the whole fast tier.
 
-Plans a whole epoch of lookahead in little memory: what grows with the epoch lies in files without a name.
-
-The distinct cold rows of the batches are appended to a file as they are read; their next uses are found from
-its end to its start; the plans, made a few batches at a time, go to a file too and are mapped. In memory are
-the planner with its 4 bytes a cold row, as many again while next uses are found, and the batches at hand;
-both lists of rows are mapped files as well where memory is too little for them.
+A whole epoch of lookahead is planned in little memory: what grows with the epoch goes to nameless files. The
+distinct cold rows of the batches are appended to a file as they are read; their next uses are found from its
+end to its start; the plans, made a few batches at a time, go to a file too and are mapped. Memory holds the
+planner with 4 bytes per cold row, as many again while next uses are found, and the current batches; both
+lists of rows are mapped files as well where they do not fit.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class PlanQueue:
         self.num_shortened += int(plans.is_shortened[step])
         self.num_split += int(plans.is_split[step])
 
-        # Planners count staging slots from 0; on the fast tier they stand behind its own rows.
+        # Planners count staging slots from 0; on the fast tier they follow the slots of hot rows.
         first_slot = np.int64(self._placement.fast.num_own_slots)
         staged_U = plans.slots[plans.offsets[step] : plans.offsets[step + 1]] + first_slot
 

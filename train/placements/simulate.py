@@ -53,7 +53,7 @@ def simulate_epoch(shards: Shards, config: TrainConfig, order: Sequence[int]) ->
     """
     moved = NOTHING_MOVED
     widths = tables_by_width([table.embedding_dim for table in shards.tables])
-    # Each width has tiers and plans of its own.
+    # Each table group has its own tiers and plans.
     for dim, placement in build_placements(config, shards).items():
         reader = IdReader(shards.tables, widths[dim])
         if isinstance(placement, StagingPlacement):

@@ -177,7 +177,7 @@ class NumbaRows:
         ends = _share_ends(self._shares, grad, num_features)
         levels = num_levels(ends.size)
         sums = np.empty((every.size + levels, grad.shape[1]), np.float32)
-        # The same kernel as for an update, of all rows at once and without the step.
+        # The kernel of an update, for all rows in one call and without the step.
         block = BLOCK_SAMPLES * num_features
         slots = np.empty_like(every)
         shares = np.empty(levels, np.int64)
@@ -280,7 +280,7 @@ def backend_of(
 def _share_ends(
     shares: BatchShares | None, grad_PD: torch.Tensor | NDArray[np.float32], num_features: int
 ) -> NDArray[np.int64]:
-    """(num_shares,): the position behind each share of a batch that is not empty."""
+    """Return where each micro-batch of a batch that is not empty ends, (num_shares,)."""
     num_samples = grad_PD.shape[0] // max(num_features, 1)
     bounds = [(0, num_samples)] if shares is None else shares.bounds(num_samples)
     return np.array([stop * num_features for _, stop in bounds], np.int64)
@@ -289,11 +289,11 @@ def _share_ends(
 def _keys_of_levels(
     positions_N: NDArray[np.int64], ends_G: NDArray[np.int64], block_positions: int
 ) -> list[NDArray[np.int64]]:
-    """Return what lookups of one row have in common that are summed first, and then from level to level.
+    """Return the keys that lookups of one row share, by which they are summed level by level.
 
     Args:
         positions_N: (N,) of each lookup.
-        ends_G: (num_shares,); position behind each share.
+        ends_G: (num_shares,); where each micro-batch ends.
         block_positions: positions that a block of samples spans.
     """
     shares_N = np.searchsorted(ends_G, positions_N, side="right")
@@ -325,11 +325,11 @@ def segment_sums(
         grad_PD: (P, D) float32.
 
     Returns:
-        (N, D) sums, one per distinct row, zero behind the last.
+        (N, D) sums, one per distinct row, then zeros.
     """
     sums_ND = grad_PD.index_select(0, positions_N)
     starts_row = _differs_from_previous(rows_N)
-    # Before the first level each lookup is a part of its own.
+    # Before the first level each lookup is a separate part.
     starts_part = torch.ones_like(starts_row)
     for keys_N in [*levels, None]:
         starts = starts_row if keys_N is None else starts_row | _differs_from_previous(keys_N)

@@ -207,8 +207,10 @@ class ChangedRows:
             return int(_begin(marks_R))
 
     def take_pending(self, most: int) -> NDArray[np.int64]:
-        """Return pending rows, ascending and behind those of the last call, at most so many: none where there
-        are none left. From then on they are not pending."""
+        """Return the next pending rows, ascending, at most ``most``; they are no longer pending.
+
+        The rows follow those of the last call; the result is empty where none are left.
+        """
         rows_N = np.empty(most, np.int64)
         with self._caught_up() as marks_R:
             count, self._first_pending = _take_pending(marks_R, self._first_pending, rows_N)

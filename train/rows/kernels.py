@@ -52,7 +52,7 @@ def fill_initial(
     Args:
         stream: hash of (seed, table).
         first_id: id of the first row.
-        bound: values lie in (-bound, bound).
+        bound: values are in (-bound, bound).
         weights_SD: (num_rows, embedding_dim), written.
     """
     for row in range(weights_SD.shape[0]):
@@ -91,7 +91,7 @@ def look_up(
     weights_N = weights_SD.reshape(-1)
     vectors_N = vectors_PD.reshape(-1)
     for row in range(np.uint64(first), np.uint64(last)):
-        # A row of a table larger than the caches is asked for before it is read.
+        # Prefetch a row: the table may be larger than the caches.
         if row + _ROWS_AHEAD < np.uint64(last) and slots_U[row + _ROWS_AHEAD] >= 0:
             ahead = np.uint64(slots_U[row + _ROWS_AHEAD]) * width
             for column in range(np.uint64(0), width, _LINE_FLOATS):
@@ -121,19 +121,21 @@ def sum_gradients(
     slots_R: NDArray[np.int64],
     shares_L: NDArray[np.int64],
 ) -> int:
-    """Sum the gradients of rows: within blocks of samples, over the blocks of a share in order, then over the
-    shares by the binary tree over their numbers; a share that does not look a row up is passed over.
+    """Sum the gradients of each row in an order that threads and ranks do not change.
+
+    Sums go within blocks of samples, over the blocks of a micro-batch in order, then over the micro-batches
+    by the binary tree over their numbers; a micro-batch that does not look a row up is skipped.
 
     Args:
         grad_PD: (num_positions, embedding_dim); gradient of the loss by each bag.
         lookups: those of a batch by row; ``order`` holds positions in ``grad``, ascending in a row.
         slots_U: (num_distinct,); rows with -1 are left out.
-        block_positions: positions a block of samples spans, ``BLOCK_SAMPLES * num_features``; blocks begin
-            anew with each share.
-        ends_G: (num_shares,); position behind each share, ascending, the last one behind all.
+        block_positions: positions a block of samples spans, ``BLOCK_SAMPLES * num_features``; each
+            micro-batch begins a new block.
+        ends_G: (num_shares,); where each micro-batch ends, ascending, the last one past all positions.
         first: number of the first row.
         last: one past the last.
-        sums_RD: (at least as many + `num_levels`, embedding_dim), written; rows behind the last sum are
+        sums_RD: (at least as many + `num_levels`, embedding_dim), written; rows after the last sum are
             workspace.
         slots_R: (at least as many,), written; the slot of each sum's row.
         shares_L: (`num_levels`,), workspace.
@@ -142,8 +144,8 @@ def sum_gradients(
         How many rows are summed.
 
     Error:
-        Two-level summation in float32: for N lookups of one row in a share at most ``(128 + N / 128) *
-        2**-24`` of the sum of magnitudes, where a serial sum has ``N * 2**-24``; over the shares
+        Two-level summation in float32: for N lookups of one row in a micro-batch at most ``(128 + N / 128) *
+        2**-24`` of the sum of magnitudes, where a serial sum has ``N * 2**-24``; over the micro-batches
         ``ceil(log2(num_shares)) * 2**-24`` more.
 
     Source:
@@ -163,7 +165,8 @@ def sum_gradients(
         slots_R[num_summed] = slots_U[row]
         start = np.uint64(lookups.starts_U1[row])
         last_stop = np.uint64(lookups.starts_U1[row + np.uint64(1)])
-        # The sums of subtrees that wait for another lie behind each other, from where the row's sum will be.
+        # Sums of subtrees that wait for their sibling are stored one after the other, from where the row's
+        # sum will be.
         depth = 0
         share = 0
         origin = np.int64(0)
@@ -193,7 +196,7 @@ def sum_gradients(
                 total = zeros()
                 i = start
                 while i < stop:
-                    # The lookups of one block, until one lies behind its end. Most rows have one lookup.
+                    # Take the lookups of one block, up to the first past its end. Most rows have one lookup.
                     position = np.int64(lookups.order_N[i])
                     partial = load(grad_N, np.uint64(position) * width + part)
                     i += np.uint64(1)
@@ -512,7 +515,7 @@ def apply_adam(
     root_scales_T: NDArray[np.float32],
     eps: np.float32,
 ) -> None:
-    """Adam on the rows in ``slots``, each corrected for bias by the number of its own steps.
+    """Adam on the rows in ``slots``, each corrected for bias by its number of steps.
 
     ``m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g g; w -= step_size[t] m / (sqrt(v) / root_scale[t] + eps)``
 

@@ -57,7 +57,7 @@ class RowOptimizer:
         return float(np.float32(ADAM_EPS if self.name == "adam" else ADAGRAD_EPS))
 
     def state_width(self, embedding_dim: int) -> int:
-        """Float32 numbers of state beside each row."""
+        """Return how many float32 numbers of state each row has."""
         return state_width(embedding_dim, self.name)
 
     def row_bytes(self, embedding_dim: int) -> int:

@@ -1,19 +1,16 @@
-"""Where rows live: the fast and the slow tier, each one tensor of weights and one of optimizer state.
+"""The fast and the slow tier of embedding rows: one tensor of weights and one of optimizer state each.
 
-A tier holds a range of ids of every table, table after table, so the slot of a row it holds is a base
-plus the id; further slots behind them stage rows that live elsewhere. Weights and state of a slot always
-move together. Tables of another row width have tiers of their own.
+A tier holds a range of ids of every table, table after table, so the slot of a row it holds is a base plus
+the id; the slots after them stage rows of the other tier. Weights and state of a slot always move together.
+Each table group has separate tiers.
 
-Rows of a slow tier larger than memory: a file mapped into it, without a name and gone with the process.
+A slow tier larger than memory maps a nameless file, which is gone with the process: only checkpoints and the
+weights of the run outlive a kill. Its disk space is reserved at the start, since a mapped file that meets a
+full disk later kills the process without a message.
 
-Nothing reads such a spill file after a kill: what lasts is a checkpoint or the weights of the run. Its disk
-space is reserved at the start, since a mapped file that meets a full disk later kills the process without a
-message.
-
-Initial values of rows: a function of (seed, table, id) and of the number of rows of the table alone.
-
-Uniform in (-b, b) with b = sqrt(1 / num_rows), as DLRM draws them, from a hash of the three. Numba computes
-them on the host, torch the same bits on any device, so that a row can be initialized where it is first
+Initial values of rows are a function of (seed, table, id) and of the number of rows of the table alone:
+uniform in (-b, b) with b = sqrt(1 / num_rows), as DLRM draws them, from a hash of the three. Numba computes
+them on the host and torch the same bits on any device, so that a row can be initialized where it is first
 needed.
 """
 
@@ -53,7 +50,7 @@ class HostMemory:
     may_spill: bool = True
     """Whether the command has an option for rows in a file."""
     is_planned: bool = False
-    """Whether rows that do not fit lie in files by their next use (see `spill`), and not in mapped ones."""
+    """Whether rows that do not fit are in files ordered by next use (see `spill`), not in mapped ones."""
     is_pinned: bool = False
     """Whether a device reads and writes the rows, for which their memory is pinned page by page."""
 
@@ -70,12 +67,12 @@ class HostMemory:
 
 
 def refuse_more_rows_than_memory(num_rows: int, fast_bytes: int, slow_bytes: int, host: HostMemory) -> None:
-    """Raise HotsetError before rows are allocated that host memory cannot hold.
+    """Raise HotsetError if host memory cannot hold the rows, before they are allocated.
 
     Args:
         num_rows: for the message.
         fast_bytes: rows of the fast tier with their state, 0 where that is on a GPU.
-        slow_bytes: those of the slow tier, which may lie in a file.
+        slow_bytes: those of the slow tier, which may be in a file.
         host: the memory that the slow tier may take.
     """
     # Where the machine does not say what is free, nothing is refused.
@@ -170,7 +167,7 @@ class InitialValues:
     streams_F: NDArray[np.uint64]
     """Hash of (seed, table) of each table."""
     bounds_F: NDArray[np.float32]
-    """Values of the table lie in (-bound, bound)."""
+    """Values of the table are in (-bound, bound)."""
     held: HeldIds | None = None
     """The ids of rows, where tiers number some rows of each table; None: their numbers are their ids."""
 
@@ -342,7 +339,7 @@ class Tier:
         self.layout = layout
         self.num_slots = layout.num_own_slots + num_staging
         self.device = torch.device(device)
-        # Rows of a limited host may lie in a file of their own.
+        # With limited host memory the rows may go to a mapped file.
         if host is None:
             self.weights_SD = torch.empty(self.num_slots, embedding_dim, device=self.device)
             self.state_SW = torch.zeros(self.num_slots, state_width, device=self.device)

@@ -163,7 +163,7 @@ class BlockFile:
             # Also where a run ends by an error before it closes its files.
             self._close = weakref.finalize(self, self._file.close)
             if num_blocks:
-                # All room is taken at once: a disk that is too small is found before training begins.
+                # Reserve all room now: a disk that is too small is found before training begins.
                 os.posix_fallocate(self._file.fileno(), 0, num_blocks * block_bytes)
         except OSError as error:
             wanted = format_byte_size(num_blocks * block_bytes)
@@ -388,7 +388,7 @@ class RowStore:
         """
         if numbers_N.size == 0:
             return
-        # Fetches come in order, so a group is left once a fetch behind it is asked for.
+        # Fetches come in order, so a group is done once a later fetch is requested.
         while numbers_N[0] >= self.sizes.group_first[self._present + 1]:
             self._go_on()
         arena = self._present & 1
@@ -403,7 +403,7 @@ class RowStore:
 
     @property
     def most_read(self) -> int:
-        """Rows that `pick` may be asked for with the memory there is."""
+        """Return how many rows `pick` may return with the memory there is."""
         if self._arenas.is_there.size:
             return self.sizes.evaluation_rows
         # The arenas were given back, and their memory is for evaluation too.
@@ -470,7 +470,7 @@ class RowStore:
             if group < self.sizes.num_groups and self._arenas.is_there.size:
                 yield from self._newest_of_arena(group)
         dim = self.shape.embedding_dim
-        # All other rows lie in buckets of the file, or in buffers on their way there.
+        # All other rows are in buckets of the file, or in buffers on their way there.
         for bucket in range(self.sizes.num_groups + self.sizes.num_ranges):
             if not self._on_disk[bucket] and self._buckets.buffer_of[bucket] < 0:
                 continue
@@ -533,7 +533,7 @@ class RowStore:
         for number in self._on_disk[bucket]:
             self._read(number, block)
             yield block.view(np.uint32), block.view(np.float32), self._per_block
-        # The block being filled stands in memory alone.
+        # The block being filled is in memory only.
         buffer = self._buckets.buffer_of[bucket]
         if buffer >= 0:
             yield (
@@ -543,7 +543,7 @@ class RowStore:
             )
 
     def _go_on(self) -> None:
-        """Make the next group the present one, and begin to read the one behind it."""
+        """Make the next group the current one, and begin to read the one after it."""
         self._wait_for_loads()
         self._present += 1
         group = self._present + 1

@@ -89,8 +89,9 @@ class UsedRows:
             self._counts_C += np.bincount(cells_N, minlength=self._counts_C.size)
 
     def cut(self, rows_of_tables: Sequence[int], most_used: int, most_rows: int) -> NDArray[np.int64]:
-        """Return where ranges of rows begin that lie in one table each, and have at most ``most_used`` used
-        rows, or at most ``most_rows`` rows, or are of one cell.
+        """Return where ranges of rows begin; each is within one table and small, or one cell.
+
+        A range has at most ``most_used`` used rows, or at most ``most_rows`` rows, or is a single cell.
 
         Returns:
             (num_ranges + 1,), int64, from 0 to the number of all rows; at least one range.
@@ -110,16 +111,16 @@ def cut_cells(
     most_rows: int,
     bounds_H1: NDArray[np.int64],
 ) -> int:
-    """Cut tables into ranges of whole cells, or what of a cell is in the table.
+    """Cut tables into ranges of whole cells, or of the part of a cell that is in the table.
 
     Args:
         counts_C: (num_cells,); used rows of each cell, at most.
         cell_rows: rows of a cell.
         rows_T: (num_tables,); rows of each table.
-        most_used: used rows of a range that is not of a single cell,
+        most_used: maximum used rows of a range of several cells,
         most_rows: unless it has no more rows than these.
-        bounds_H1: (at least num_cells + 2 * num_tables + 1,); ``bounds[0]`` is 0, the end of each range is
-            written behind it.
+        bounds_H1: (at least num_cells + 2 * num_tables + 1,); ``bounds[0]`` is 0, the ends of the ranges are
+            written after it.
 
     Returns:
         The number of ranges.
@@ -194,7 +195,7 @@ class SpillShape:
 
 @dataclass(frozen=True, slots=True)
 class SpillSizes:
-    """The parts that lie in memory."""
+    """Sizes of the parts that are in memory."""
 
     arena_rows: int
     """Rows of a group, half those of a part of a range, which is merged at the end."""
@@ -204,8 +205,9 @@ class SpillSizes:
     group_first: NDArray[np.int64]
     """(num_groups + 1,); number of the first fetch of each group."""
     range_first: NDArray[np.int64]
-    """(num_ranges + 1,); first row of each range. A range lies in one table; it has at most twice the rows of
-    an arena, or at most the rows of an arena are ever written back of it, or it is a cell of `UsedRows`."""
+    """First row of each range, (num_ranges + 1,). A range is within one table; it has at most twice the rows
+    of an arena, or at most the rows of an arena are ever written back of it, or it is a cell of
+    `UsedRows`."""
     num_bytes: int
     """Bytes of all this."""
 
@@ -302,7 +304,7 @@ def _best_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes | None:
 def _usable_blocks(shape: SpillShape) -> Sequence[int]:
     """Sizes of blocks that hold a record, the best first."""
     usable = [size for size in _BLOCK_BYTES if size >= shape.record_bytes]
-    # Rows wider than all of them get blocks of their own size, in whole pages.
+    # Rows larger than every block size get blocks of whole pages that fit one.
     page = _BLOCK_BYTES[-1]
     return usable or [-(-shape.record_bytes // page) * page]
 
@@ -344,10 +346,10 @@ def mapped_zeros(folder: Path, count: int, dtype: DTypeLike, room_bytes: int = 0
 
 
 class SpooledArrays:
-    """Arrays that are appended to a nameless file of ``folder`` and then mapped all at once.
+    """Arrays that are appended to a nameless file of ``folder`` and then mapped together.
 
     Args:
-        folder: where the file lies.
+        folder: where the file is made.
         alignment: bytes; each array begins at a multiple of it.
     """
 
@@ -362,7 +364,7 @@ class SpooledArrays:
             raise _no_room(folder, 0, error) from error
 
     def append(self, values: NDArray[Any]) -> None:
-        """Add a one-dimensional array behind those there are.
+        """Append a one-dimensional array.
 
         Raises:
             HotsetError: the disk has no room for it.
@@ -556,7 +558,7 @@ def _empty_fetches(epochs: Sequence[EpochPlans], folder: Path) -> _Found:
         part: NDArray[np.int64] = whole[end - count : end]
         return part
 
-    # Each chunk's parts lie one after another, those that live to the end of the epoch behind them.
+    # The parts of each chunk follow each other, then those that live to the end of the epoch.
     return [
         (
             tuple(ChunkFetches(*(cut(count) for count in sizes_of(chunk))) for chunk in epoch.chunks),

@@ -80,7 +80,7 @@ class SpilledTier(FileTier):
         self.store.pick(wanted_U, weights_UD)
 
     def rows_of_table(self, table: int, *, state: bool) -> torch.Tensor:
-        """All rows of a table that live here, in memory at once; valid after the last step."""
+        """Return all rows of a table in this tier, together in memory; valid after the last step."""
         width = (self.state_SW if state else self.weights_SD).shape[1]
         parts = [torch.empty(0, width), *self.parts_of_table(table, state=state)]
         return torch.cat(parts)
