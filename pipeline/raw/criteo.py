@@ -150,7 +150,8 @@ class ParsedBlock:
 def parse_block(block: Block, schema: Schema, *, has_label: bool, is_kept: bool = False) -> ParsedBlock:
     """Parse the lines of ``block``; exact, every bound checked.
 
-    With ``is_kept`` the columns have memory of their own; else that of the thread, until its next block.
+    With ``is_kept`` the columns have their own memory; otherwise they use the thread's buffers, which the
+    next block overwrites.
     """
     label, dense, categories, is_valid = _new_columns(block.num_lines, schema, has_label, is_kept)
 
@@ -176,9 +177,9 @@ def parse_block(block: Block, schema: Schema, *, has_label: bool, is_kept: bool 
 def _new_columns(
     num_lines: int, schema: Schema, has_label: bool, is_kept: bool
 ) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.uint32], NDArray[np.uint8]]:
-    """Allocate labels, integers, categories and validity bits of so many lines, as `parse_lines` wants them.
+    """Allocate labels, integers, categories and validity bits of ``num_lines`` lines for `parse_lines`.
 
-    In one piece: what is kept then lies in large pages, which the system hands out ten times as fast.
+    All are one allocation, so what is kept uses large pages, which the system provides ten times as fast.
     """
     num_dense, num_sparse = len(schema.dense), len(schema.sparse)
     bytes_of_bits = -(-num_lines // 8)

@@ -1,22 +1,20 @@
-"""Criteo's text format to columns: Numba passes over bytes that stay in the cache, every field checked.
+"""Parse Criteo's text format to columns: Numba passes over bytes in the cache, every field checked.
 
 A line is ``label, integers, categories`` between tabs: label 0 or 1, integers decimal within int32,
-categories 8 hex digits (read as a uint32), a missing value an empty field, the end ``\n`` or ``\r\n``.
+categories 8 hex digits (read as a uint32), a missing value an empty field, the end LF or CRLF.
 
-Lines are taken in groups of 64. One pass finds all tabs and newlines, 64 bytes at a time, so that no field
-waits for the one before it; then each column's 64 fields are decoded by loops that the compiler turns into
-vector instructions, and their validity is one word.
+Lines are parsed in groups of 64. One pass finds all tabs and newlines, 64 bytes at a time, so that no field
+waits for the one before it. Then each column's 64 fields are decoded, eight characters at a time, by loops
+that the compiler turns into vector instructions; their validity is one word.
 
-Bounds: the buffer must end with a newline and PADDING_BYTES zeros beyond its last byte. Fields begin behind
-separators, so the look-ahead, 64 bytes at a separator and eight at a field, stays inside the padding. Here
-a line is good or not; `criteo` says what is wrong with it.
+Bounds: the buffer must end with a newline and PADDING_BYTES zeros after its last byte. Fields begin after
+separators, so the look-ahead, 64 bytes at a separator and eight at a field, stays inside the padding. This
+module only finds whether a line is valid; `criteo` says what is wrong with it.
 
-The fields of a column in a group of lines to values: eight characters at a time, and the faults of each.
-
-Functions of arrays are inlined: each call of one would count references to its arrays. Arrays by line have an
-entry for each line taken of the group: ``first_fields`` has the entry of ``after`` of its first field,
-``words`` the first eight bytes of its field of the column at hand, ``lengths`` the bytes of that field, and
-``faults`` is nonzero where one of its fields is at fault.
+Functions of arrays are inlined, because each call would count references to its arrays. Arrays by line have
+an entry for each parsed line of the group: ``first_fields`` has the entry of ``after`` of its first field,
+``words`` the first eight bytes of its field of the current column, ``lengths`` the bytes of that field, and
+``faults`` is nonzero if one of its fields is invalid.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _MAX_DIGITS: Final = np.uint64(10)
 _LINE_VALUES: Final = np.uint64(LINE_BYTES // 4)
 """Values of 4 bytes in a cache line."""
 _WRITTEN_AHEAD: Final = np.uint64(2 * 64)
-"""How far ahead the cache is asked for what will be written, values: columns are larger than it is."""
+"""Prefetch distance for output (values): columns are larger than the cache."""
 
 # Every number below is a uint64: Numba turns a uint64 and a Python integer into a float64.
 
@@ -60,11 +58,12 @@ _FOURS: Final = np.uint64(0x0000FFFF0000FFFF)
 
 @inlined_kernel
 def _category(word: np.uint64, length: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Read a field of eight hex digits, either case, or nothing: its number, and nonzero where it is neither.
+    """Read a field of eight hex digits in either case, or an empty one; return its number and fault.
 
-    The word holds eight characters, the first in the lowest byte; all are checked and converted at once.
-    A byte is compared by adding a number that reaches its highest bit from a given character on. The sum
-    of a byte from 0x80 on may spoil its neighbor's; ``~word`` refuses such a byte, and the field with it.
+    The word holds eight characters, the first in the lowest byte; all are checked and converted together.
+    The fault is nonzero if the field is invalid. A byte is compared by adding a number that reaches its
+    highest bit from a given character on. The sum of a byte from 0x80 on may spoil its neighbor's; ``~word``
+    rejects such a byte, and the field with it.
     """
     # Letters have the bit 0x40 and digits do not; with 0x20 set as well, letters are lower case.
     letter = word & _EACH_40
@@ -89,9 +88,10 @@ def _category(word: np.uint64, length: np.uint64) -> tuple[np.uint64, np.uint64]
 
 @inlined_kernel
 def _integer(word: np.uint64, length: np.uint64) -> tuple[np.int64, np.uint64]:
-    """Read a field of at most eight bytes: an integer or nothing, and nonzero where it is neither.
+    """Read a field of at most eight bytes, an integer or empty; return its value and fault.
 
-    All digits are converted at once. Of a longer field the result is meaningless, see `long_integer`.
+    The fault is nonzero if the field is invalid. All digits are converted together. The result of a longer
+    field is meaningless, see `long_integer`.
 
     Source:
         Lemire, "Quickly parsing eight digits" (2018).
@@ -248,8 +248,8 @@ _UNROLLED: Final = np.uint64(8)
 _COUNTED_TOGETHER: Final = np.uint64(128)
 """Bytes whose newlines are counted in a byte: three times as fast as in 64 bits each."""
 _TEXT_AHEAD: Final = np.uint64(4096)
-"""How far ahead the cache is asked for text (bytes). A block and its columns are larger than the cache:
-130 ns per line without asking for them, 68 with both."""
+"""Prefetch distance for text (bytes). A block and its columns are larger than the cache: 130 ns per line
+without prefetching, 68 with both."""
 _MAX_SPAN: Final = np.uint64(2**31)
 """Bytes of a group, so that positions within it fit in 32 bits."""
 

@@ -38,7 +38,7 @@ _START_BYTES = 4096
 _KNOWN_BYTES = 1 << 16
 """How much of a CSV log must match a built-in schema for it to be named."""
 _UNUSED = ("id", "Id", "ID")
-"""Columns that published logs have beside their features."""
+"""Columns of published logs that are neither features nor the label."""
 
 
 def open_parts(
@@ -121,7 +121,7 @@ class _CriteoParts:
 
     def parse(self, block: Block, *, is_first: bool) -> Part:
         """Parse the lines of a block."""
-        # Bad lines are told apart by reason only where they are counted.
+        # Find the reasons of bad lines only where they are counted.
         parsed = parse_block(block, self._schema, has_label=self._has_label)
         bad: Counter[str] = Counter()
         fault = None
@@ -184,7 +184,7 @@ class _CsvParts(_CriteoParts):
         return positions
 
     def parse(self, block: Block, *, is_first: bool) -> Part:
-        """Parse the lines of a block, the file's first perhaps behind a header line."""
+        """Parse the lines of a block; the file's first block may begin with a header line."""
         return parse_csv(block, self._schema, self._positions, has_label=self._has_label, is_first=is_first)
 
 
@@ -237,8 +237,8 @@ class TableParts:
     """Runs of rows of an Arrow table.
 
     Args:
-        table: columns named as in the log, others beside them perhaps; list-valued features are lists.
-        schema: that of the log, whatever its format.
+        table: columns named as in the log, and perhaps others; list-valued features are lists.
+        schema: schema of the log, in any format.
         rows_of_part: rows that are parsed together.
 
     Raises:
@@ -250,7 +250,7 @@ class TableParts:
     min_line_bytes = 0
 
     def __init__(self, table: Any, schema: Schema, *, rows_of_part: int) -> None:
-        # Where rows stand in time matters to the parts of a log alone.
+        # Only the parts of a log need the times of rows.
         self.schema = replace(schema, format="parquet", fields=(), time=None)
         names = self.schema.columns(has_label=False)
         try:
@@ -379,7 +379,7 @@ class ParquetParts:
                 lengths = pc.fill_null(pc.list_value_length(batch.column(name)), 1)
                 values += lengths.to_numpy(zero_copy_only=False)
             ends = np.cumsum(values)
-            # Cut only what is much too long, each time behind the row that fills a part.
+            # Cut only batches that are much too long, each time after the row that fills a part.
             is_long = batch.num_rows > 0 and ends[-1] > 2 * most
             first = 0
             while first < batch.num_rows:
@@ -409,14 +409,14 @@ class ParquetParts:
     def _finished_names(self, row: int, end: int, finished: Mapping[str, FileEntry]) -> list[str]:
         """Return the names of the parts of rows ``[row, end)`` if all are finished, else none."""
         names = []
-        # The manifest says how many rows each part took, which leads to the next one.
+        # Each part's number of rows, from the manifest, gives the start of the next part.
         while row < end:
             entry = finished.get(self._name(row))
             if entry is None:
                 return []
             names.append(entry.path)
             num_rows = entry.read_facts(ColumnsFacts).num_lines
-            if num_rows < 1:  # a record that somebody edited would lead to itself for ever
+            if num_rows < 1:  # an edited record would never advance
                 raise ManifestError(f"{entry.path} is said to have {num_rows} rows of {self._file.path}")
             row += num_rows
         return names

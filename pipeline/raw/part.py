@@ -1,18 +1,14 @@
-"""The parts of a log: what one holds when it is parsed, and how one is read.
+"""The parts of a log: blocks of whole lines or batches of Parquet rows, which are parsed one at a time.
 
-A part is one block of lines or one batch of Parquet rows; its samples become one file of ``columns/``.
-
-Raw files as blocks of whole lines, cut at fixed bytes and not by worker.
+The samples of a part become one file of ``columns/``.
 
 Block k of a file holds the lines that *start* in bytes [k * block_bytes, (k + 1) * block_bytes) of its
-uncompressed text, so plain and compressed copies of a log give the same blocks. Plain files are read
-at any block, by any thread; compressed ones are decompressed once, in order, beside the parsers: zstd at
-1.6 GB/s, gzip at 0.44 GB/s, which then bounds `ingest` (1.8 M samples/s of Criteo's).
+uncompressed text, so plain and compressed copies of a log give the same blocks, with any number of workers.
+Any thread reads a plain file at any block. Compressed files are decompressed once, in order, in parallel with
+the parsers: zstd at 1.6 GB/s, gzip at 0.44 GB/s, which then bounds `ingest` (1.8 M samples/s of Criteo's).
 
-Published checksums: raw logs against a list as ``md5sum`` prints it.
-
-MD5 is what publishers of click logs give. It finds damage and mixed-up files; it is no defence against an
-adversary.
+Raw logs can be checked against a list as ``md5sum`` prints it, because publishers of click logs give MD5. It
+finds damaged and mixed-up files; it is no defence against an adversary.
 """
 
 from __future__ import annotations
@@ -137,7 +133,7 @@ class TextTally:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Whole lines of one file, ending in a newline, with PADDING_BYTES zeros behind them."""
+    """Whole lines of one file, ending in a newline, followed by PADDING_BYTES zeros."""
 
     text: NDArray[np.uint8]
     num_bytes: int
@@ -272,7 +268,7 @@ def _decompressed_blocks(raw: RawFile, block_bytes: int) -> Iterator[Block]:
 def _complete_line(
     raw: RawFile, source: ByteSource, text: NDArray[np.uint8], wanted: int, total: int
 ) -> tuple[NDArray[np.uint8], int, int]:
-    """Read on behind ``text[:total]`` until the line of byte ``wanted - 1`` is whole.
+    """Read on after ``text[:total]`` until the line of byte ``wanted - 1`` is whole.
 
     Returns:
         The array (perhaps a larger one), where the line ends in it, and the bytes it now holds.

@@ -73,7 +73,7 @@ class RawFile:
         """Open a compressed file as a stream of its text."""
         try:
             if self.compression == "gzip" and self._is_padded():
-                return gzip.open(self.path)  # which takes zeros behind the last member for its end
+                return gzip.open(self.path)  # zeros after the last member count as padding
             return pa.input_stream(str(self.path), compression=self.compression, buffer_size=1 << 20)
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error).splitlines()[0]
@@ -112,7 +112,7 @@ class ByteSource:
 
     def _fill(self, into: NDArray[Any]) -> int:
         filled = 0
-        # One call may give less than was asked for, long before the file ends.
+        # One call may return less than requested, long before the file ends.
         while filled < into.shape[0]:
             try:
                 count = self._readinto(into.data[filled:])

@@ -130,7 +130,7 @@ def parse_csv(
         positions: for each field of a line its position among the columns that are read, or -1.
         is_first: the block begins its file: perhaps with a byte order mark, perhaps with a header line.
     """
-    # Where the lines begin: behind a byte order mark, and behind the header line.
+    # Lines begin after a byte order mark and after the header line.
     first = _after_bom(block) if is_first else 0
     num_lines = block.num_lines
     if is_first and not schema.fields:

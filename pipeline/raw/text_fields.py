@@ -91,7 +91,7 @@ def _load8_compiled(_: Any, text: Any, position: Any) -> Any:
 @intrinsic
 def _find_separators_compiled(_: Any, text: Any, position: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        # Compare 64 bytes at once; the 64 answers of one bit each are then read as one word.
+        # Compare 64 bytes together; the 64 one-bit results are then read as one word.
         kind = ir.VectorType(_BYTE, CHUNK_BYTES)
         chunk = _load(context, builder, signature, arguments, kind)
         tabs, newlines = (
@@ -203,8 +203,8 @@ def split_fields(
         while is_good:
             first = position
             if text[position] == _QUOTE:
-                # A quoted field: its bytes are moved to the left over the first of each doubled quote, so
-                # that ``last`` falls behind ``position`` by one for each of them.
+                # A quoted field: its bytes move left over the first of each doubled quote, so ``last`` falls
+                # one further below ``position`` for each of them.
                 position += 1
                 first = position
                 last = position
@@ -342,7 +342,7 @@ def join_spans(
     offsets: NDArray[np.int64],
     joined: NDArray[np.uint8],
 ) -> None:
-    """Copy spans one behind the other.
+    """Concatenate spans.
 
     Args:
         text: bytes of the fields.
@@ -405,8 +405,8 @@ def parse_decimals(
         if is_negative or text[position] == _PLUS:
             position += 1
 
-        # The digits as one integer, with or without a point between them; each behind the point lowers the
-        # exponent by one. More digits than a uint64 holds are left out, and the number is HARD.
+        # The digits as one integer, without the point; each digit after the point lowers the exponent by
+        # one. Digits that a uint64 cannot hold are left out, and the number is HARD.
         digits = np.uint64(0)
         num_digits = 0
         exponent = 0

@@ -112,7 +112,7 @@ def _read_offset(text: NDArray[np.uint8], first: int, stop: int) -> int:
     """Return the seconds east of UTC of nothing, ``Z``, ``+HH:MM``, ``+HHMM`` or ``+HH``; 2**62 otherwise."""
     if first == stop or (stop - first == 1 and text[first] == _LARGE_Z):
         return 0
-    # Hours are needed behind a sign; minutes may be left out or follow a colon.
+    # Hours are required after a sign; minutes may be left out or follow a colon.
     hours = _read_digits(text, first + 1, stop, 2)
     if hours < 0 or hours > 23 or (text[first] != _PLUS and text[first] != _MINUS):
         return 2**62

@@ -1,15 +1,12 @@
-"""The control groups of this process: what a container or an administrator limits it to.
+"""Limits of this process: control groups, ``ulimit -v`` and the number of cores.
 
-Linux shows groups as folders: in version 1 a tree for each controller, in version 2 one for all. The limit of
-a group binds the groups inside it, too, so a process is bound by its own group and by those around it. A
-container usually sees its own group as the outermost one.
+Linux shows control groups as folders: version 1 has a tree for each controller, version 2 has one tree. The
+limit of a group also binds the groups inside it, so a process is bound by its group and by all groups around
+it. A container usually sees its group as the outermost one.
 
-The limit of a process's addresses, ``ulimit -v``.
-
-Libraries meet it in ways of their own: some end the process without a message where a thread finds no room
-for its variables, others raise errors that name a file. So it is looked at before the first thread starts.
-
-How many cores this process may use.
+Libraries handle a full address space (``ulimit -v``) badly: some end the process without a message when a
+thread finds no room for its variables, others raise errors that name a file. So the limit is checked before
+the first thread starts.
 """
 
 from __future__ import annotations
@@ -84,7 +81,7 @@ class _Mount:
     def folders_of(self, group: str) -> Iterator[Path]:
         """Yield the folder of a group, and those around it as far as they are seen."""
         path = PurePosixPath(group)
-        # A container without a namespace of its own has the path on the host, which it may not see.
+        # In a container without a group namespace the path is that on the host, which may be invisible.
         is_below = path.is_relative_to(self.root)
         relative = path.relative_to(self.root) if is_below else PurePosixPath()
         is_seen = ".." not in relative.parts and (self.point / relative).is_dir()

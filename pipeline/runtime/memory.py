@@ -75,7 +75,7 @@ def _limit_of(group: ControlGroup) -> tuple[int, int] | None:
     # Version 2 says "max" where there is no limit, version 1 a number that is no size of any memory.
     if not (limit.isdecimal() and used.isdecimal()) or int(limit) >= _NO_LIMIT:
         return None
-    # The kernel drops the page cache for a group that needs memory, but not files that lie in memory.
+    # The kernel drops the page cache for a group that needs memory, except files on a memory device.
     held = group.numbers("memory.stat")
     droppable = max(0, held.get(names[2], 0) - held.get(names[3], 0))
     return int(limit), max(0, int(used) - droppable)
@@ -111,13 +111,13 @@ def room_for(stage: str, resources: Resources, needed_bytes: int) -> int:
 
 
 def workers_within(stage: str, resources: Resources, worker_bytes: int, *, option: str) -> int:
-    """Return the most workers, at most those asked for, that keep ``stage`` within the memory cap.
+    """Return the largest number of workers that keeps ``stage`` within the memory cap.
 
     Args:
         stage: for the message.
-        resources: the cap, a quarter of the machine's memory where there is none, and the workers.
-        worker_bytes: memory that each worker takes.
-        option: the option that makes it less, for the hint.
+        resources: the cap, a quarter of the machine's memory where there is none, and the most workers.
+        worker_bytes: memory of each worker.
+        option: the option that reduces it, for the hint.
 
     Raises:
         MemoryCapError: not even one worker keeps a cap that was given; the hint names one that would do.

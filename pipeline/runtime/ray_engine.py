@@ -42,7 +42,7 @@ _SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO
 
 
 def _refuse_unreachable(address: str) -> None:
-    """Raise EngineError at once if nothing listens at ``HOST:PORT``; Ray would try for minutes."""
+    """Raise EngineError if nothing listens at ``HOST:PORT``; Ray would try for minutes."""
     # Addresses that are no host and port are Ray's to judge.
     host, _, port = address.rpartition(":")
     if not host or "://" in address or not port.isdecimal():

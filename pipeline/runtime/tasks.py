@@ -1,19 +1,17 @@
-"""Independent tasks over workers: threads by default, because every kernel releases the GIL.
+"""Run independent tasks on workers: threads by default, because every kernel releases the GIL.
 
 Results are yielded in the order of the tasks, whatever order they finish in, and at most two tasks per
-worker are in flight, so what a task holds bounds the memory. However a run ends, by an error, Ctrl-C or a
-caller that stops reading, no task is running when it has ended: nothing writes into a folder behind the back
-of the next run. Inside `use_engine` the same tasks run in other processes; if one of those is killed, the
-others repeat its tasks, and so write the same bytes.
+worker are in flight, so the size of a task bounds the memory. When a run ends, by an error, Ctrl-C or a
+caller that stops reading, no task is still running that could write into the folder during the next run.
+Inside `use_engine` the same tasks run in other processes; if one of those is killed, the others repeat its
+tasks, and write the same bytes.
 
-The resources of a call: workers, memory and a progress callback. None of them changes a byte.
+`Resources` holds the workers, memory and progress callback of a call; none of them changes a byte.
 
-Buffers that a thread reuses for its next task: fresh pages cost more than the work done in them.
-
-An array fresh from the system costs 0.1 s per GiB at its first touch, and 2 s if the host of a virtual
-machine has to find the memory first; a reused one may also still be in the processor's cache. A stage's
-threads end with it, and their buffers with them; those of the caller's own thread are dropped when the next
-stage makes room.
+A thread reuses its buffers for its next task, because fresh pages cost more than the work done in them: 0.1 s
+per GiB at their first touch, and 2 s if the host of a virtual machine has to find the memory first. A reused
+buffer may also still be in the processor's cache. The buffers of a stage's threads end with the threads;
+those of the caller's thread are dropped when the next stage frees memory.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ def num_workers(workers: int) -> int:
 
 
 def num_processes(workers: int) -> int:
-    """Return how many processes beside this one hold memory for the run."""
+    """Return how many other processes hold memory for the run."""
     count = num_workers(workers)
     return count if current_engine() is not None and count > 1 else 0
 
@@ -135,8 +133,8 @@ def _run_in_threads(function: Callable[..., Result], tasks: Iterable[Task], coun
     is_closed = False
     try:
         while True:
-            # Submit while fewer than two tasks per worker are unfinished and not too many results wait
-            # behind a slow one.
+            # Submit while fewer than two tasks per worker are unfinished and not too many results wait for a
+            # slow one.
             unfinished = {future for future in unfinished if not future.done()}
             while len(unfinished) < 2 * count and len(in_order) < _MOST_RESULTS * count:
                 if (task := next(todo, None)) is None:
@@ -225,8 +223,8 @@ class _RemoteRun:
         for call in sent:
             yield call, (), {}
         while True:
-            # joblib asks from threads of its own, perhaps even after it gave up: then the attempt has
-            # changed, and the next task belongs to the next attempt.
+            # joblib asks from its threads, perhaps even after it gave up: then the attempt has changed, and
+            # the next task belongs to the next attempt.
             with self._lock:
                 task = next(self._tasks, None) if self._attempt == attempt else None
                 if task is None:
@@ -275,8 +273,8 @@ def thread_buffer(name: str, shape: Sequence[int], dtype: Any) -> NDArray[Any]:
     num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     held: dict[str, NDArray[np.uint8]] = _local.__dict__
     if name not in held or held[name].nbytes < num_bytes:
-        # The old buffer goes first, so that the two never exist together; an eighth more than was asked for
-        # lets parts of slightly different sizes share one.
+        # Free the old buffer first, so that the two never exist together; an eighth more than requested lets
+        # parts of slightly different sizes share one.
         held.pop(name, None)
         held[name] = np.empty(num_bytes + num_bytes // 8, np.uint8)
     array: NDArray[Any] = held[name][:num_bytes].view(dtype).reshape(shape)
@@ -302,7 +300,7 @@ def drop_thread_buffers() -> None:
 
 
 def release_pages(array: NDArray[Any]) -> None:
-    """Return the pages of a contiguous array to the system at once; its values are undefined from then on."""
+    """Return the pages of a contiguous array to the system; its values are undefined from then on."""
     # Only whole pages may go: the first and last may hold bytes of others.
     start = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
     stop = (array.ctypes.data + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE

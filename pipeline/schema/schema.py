@@ -177,7 +177,7 @@ MAX_NAME_BYTES = 200
 RESERVED = ("ids", "label", "dense", "is_hot", "sample_time")
 """Columns that shards have besides those named after a feature."""
 DENSE_PREFIX = "dense."
-"""Beginning of the names that the weights of a run give to dense layers, beside those of tables."""
+"""Prefix of the names of dense layers' weights in a run, as opposed to those of tables."""
 _RENAME = 'rename the feature: "..." = { kind = ..., name = "..." }'
 
 

@@ -317,7 +317,7 @@ def _with_features(
     columns = [*(entry.column for entry in dense), *dict.fromkeys(entry.column for entry in sparse)]
     refuse_twice([*([label] if label is not None else []), *columns])
     refuse_twice([entry.name for entry in dense + sparse], "feature")
-    # Parquet has lists of its own, so only those in csv keep a separator.
+    # Parquet has native lists, so only columns of csv keep a separator.
     is_csv = keys["format"] == "csv"
     min_counts = [(entry.name, entry.min_count) for entry in sparse if entry.min_count is not None]
     dims = [(entry.name, entry.embedding_dim) for entry in sparse if entry.embedding_dim is not None]
@@ -380,7 +380,7 @@ def _separator(separator: Any) -> str:
 
 
 def write_schema(schema: Schema, notes: dict[str, str] | None = None) -> str:
-    """Write a schema as TOML that `read_schema` reads; ``notes`` become comments behind the columns."""
+    """Write a schema as TOML that `read_schema` reads; ``notes`` become comments after the columns."""
     notes = notes or {}
     # Keys of the file itself come first: below [dense] or [sparse] they would belong to that table.
     lines = [f"format = {_quoted(schema.format)}"]
@@ -441,7 +441,7 @@ def _entries(
 ) -> Iterator[str]:
     """Yield a line for each column: the kind of its feature, or a table where that has other keys; a list of
     tables where it has several features."""
-    # Columns stand in the order of their first feature, each once with all its features.
+    # Columns follow the order of their first feature, each once with all its features.
     features: dict[str, list[str]] = {}
     for name in names:
         features.setdefault(schema.column_of[name], []).append(name)
@@ -459,7 +459,7 @@ def _entries(
 
 
 def write_entry(column: str, kind: str, *, is_list: bool = False) -> str:
-    """Return the line of one sparse column as it would stand in a schema file."""
+    """Return the line of one sparse column in a schema file."""
     kinds = f"{{ kind = {_quoted(kind)}, list = true }}" if is_list else _quoted(kind)
     return f"{_key(column)} = {kinds}"
 

@@ -117,7 +117,7 @@ def bases_of(spans: Sequence[Span], columns: Manifest, before: Manifest | None) 
     bases: dict[Span, Base] = {}
     if before is None:
         return bases
-    # The same span has the same first sample, whatever the log has gained behind it.
+    # The same span has the same first sample, whatever was added to the log after it.
     by_first = {span.first: span for span in spans}
     for known in CountsTotals.of(before).spans:
         old = Span(known.first_sample, known.first_sample + known.num_samples, known.file)
@@ -149,8 +149,8 @@ def _is_same_log(span: SpanInfo, columns: Manifest) -> bool:
 
 
 def parts_of(columns: Manifest, first: int, stop: int) -> Iterator[tuple[FileEntry, int, int]]:
-    """Yield each part with samples of ``[first, stop)``, and which of its own those are."""
-    # Parts carry no position of their own: it is the sum of the samples before them.
+    """Yield each part with samples of ``[first, stop)``, and the range of its samples among them."""
+    # Parts do not record their position: it is the sum of the samples before them.
     start = 0
     for entry in columns.files:
         low = max(first - start, 0)
@@ -251,7 +251,7 @@ class SpilledCounts:
     def _make_room(self, name: str) -> None:
         """Grow a full table, after emptying larger ones, or empty it."""
         counter = self.counters[name]
-        # To grow, a table of twice the size stands beside the old one: three times its bytes more at most.
+        # To grow, a table of twice the size is allocated next to the old one: at most three times its bytes.
         while (
             sum(other.num_bytes for other in self.counters.values()) + 3 * counter.num_bytes > self._max_bytes
         ):
@@ -471,7 +471,7 @@ def _count_group(names: list[str], log: _Log, room: int, advance: Advance) -> No
                 log.output.adopt(log.bases[span].counts, entry, f"{span.prefix}{name}.arrow", facts)
         elif todo:
             _count_span(span, todo, log, room, advance)
-    # A window of several files: its counts are the sum of theirs, kept beside them for the next window.
+    # A window of several files: its counts are the sum of theirs, which are kept for the next window.
     if len(log.spans) > 1:
         for name in names:
             _merge_spans(name, log, room)

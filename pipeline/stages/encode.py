@@ -130,7 +130,7 @@ def _pieces(vocabulary: Manifest, room_bytes: int | None) -> Iterator[TablePiece
 def load_piece(vocabulary: Manifest, piece: TablePiece, shared: Output | None) -> LoadedPiece:
     """Build the hash table of a piece.
 
-    ``shared``: the output beside whose files it lies where other processes are to look up in it.
+    ``shared``: the output in whose folder the table is written if other processes look up in it.
     """
     path = f"{piece.table.name}.arrow"
     array = read_batch(vocabulary, vocabulary.entry(path)).column("category")
@@ -214,7 +214,7 @@ def needed_bytes(part: PartSize, num_one_hot: int, workers: int) -> int:
 
 
 def _spill_part(entry: FileEntry, num_train: int, lookup: LookupPass) -> int:
-    """Leave the ids of one pass for the last one: those of one table behind those of the other."""
+    """Store the ids of one pass for the last one, table by table."""
     batch = read_batch(lookup.columns, entry)
 
     def ids_of_tables() -> Iterator[NDArray[np.int32]]:

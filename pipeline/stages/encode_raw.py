@@ -44,10 +44,10 @@ class EncodedSamples:
 
 
 class SampleEncoder:
-    """Encodes parsed samples by a finished vocabulary, whose hash tables are in memory.
+    """Encode parsed samples by a finished vocabulary, whose hash tables are in memory.
 
     Args:
-        schema: that of the log behind the vocabulary.
+        schema: schema of the log that the vocabulary was made from.
         vocabulary: its sealed folder.
         workers: threads that build the hash tables; 0: one for each core.
 
@@ -71,13 +71,13 @@ class SampleEncoder:
         )
 
     def encode(self, part: Part) -> EncodedSamples:
-        """Encode the samples of a part; nothing of the result lies in the memory of the part."""
+        """Encode the samples of a part; the result shares no memory with the part."""
         arrays = [self._categories(piece, part) for piece in self._pieces]
         batch = pa.record_batch(arrays, names=[table.name for table in self.tables])
         found = FoundIds.unset(batch, self.tables)
         for piece, ids_N in zip(self._pieces, found.ids, strict=True):
             piece.find(batch, ids_N)
-        # Categories without an id of their own get that of oov, as in every stage.
+        # Categories without an id get that of oov, as in every stage.
         matrix = np.empty((part.num_samples, len(one_hot(self.tables))), np.int32)
         ids, _ = found.settle(part.num_samples, matrix)
         lists = {name: (offsets.copy(), flat) for name, (offsets, flat) in ids.lists.items()}

@@ -1,15 +1,13 @@
 """``ingest``: raw logs -> columns/, typed and checked.
 
-Each part of a raw file, a block of whole lines or a batch of Parquet rows, becomes one Arrow file, so parts
-are parsed in parallel, resumed one by one, and cut at the same places whatever the number of workers.
-How a format is read stands in `raw.log_parts`; this module keeps the account of what was read and refused.
+Each part of a raw file, a block of whole lines or a batch of Parquet rows, becomes one Arrow file. So parts
+are parsed in parallel, resumed one by one, and cut at the same places with any number of workers.
+`raw.log_parts` reads the formats; this module keeps the account of what was read and refused.
 
-Estimates of the memory that a worker takes for a part of a log, before the log is read.
-
-The lines at the start of a file tell how many values a block has; a log whose lines get shorter takes more
-memory than estimated. The costs below were measured as anonymous memory on logs of 0.5 to 1.2 M samples, with
-one and two workers and blocks of 4 to 64 MiB, and rounded up: the estimates were 1.0 to 1.5 times what was
-measured.
+It also estimates, before the log is read, the memory that a worker takes for a part. The lines at the start
+of a file give the number of values in a block; a log whose lines get shorter takes more memory than
+estimated. The costs below are anonymous memory measured on logs of 0.5 to 1.2 M samples, with one and two
+workers and blocks of 4 to 64 MiB, rounded up: estimates were 1.0 to 1.5 times the measured memory.
 """
 
 from __future__ import annotations
@@ -192,9 +190,9 @@ def ingest(
              several files in order
     Writes:  ``file{f}-block{b}.arrow``, of Parquet ``file{f}-row{first}.arrow``: label uint8, dense int32
              or float64, sparse uint32 (Criteo), uint64 or list<uint64>, null where missing (in a list, its
-             elements: a missing list has one); ``*.texts.arrow`` beside them, see `columns`
+             elements: a missing list has one); ``*.texts.arrow`` next to them, see `columns`
 
-    With ``extend``, columns of the first of these files are continued; only the files behind are read.
+    With ``extend``, columns of the first of these files are continued; only the files after them are read.
 
     Raises:
         InputError: a line is not as the schema says (file, line, column, found, wanted), too many
@@ -317,7 +315,7 @@ def _ingest_part(unread: UnreadPart, config: IngestConfig, output: Output) -> tu
     if output.has(name):
         return name, None
     part = unread.read()
-    # A block without a line of its own, such as one inside a line longer than a block.
+    # A block in which no line begins, such as one inside a line longer than a block.
     if part is None:
         return name, None
     # In strict mode the first fault ends the stage, which names its line.

@@ -83,7 +83,7 @@ def adopt(
         num_train = totals.num_train_samples
         trained = tuple(model_log.training_logs(num_train))
         totals = replace(totals, num_model_samples=num_train, model_raw=trained)
-    # Else the log beside the model's vocabulary trained nothing, and its totals name the one that did.
+    # Otherwise the log of the model's vocabulary trained nothing, and its totals name the log that did.
     return output.seal(
         replace(totals, num_samples=columns.num_samples, num_train_samples=0, num_valid_samples=0)
     )
@@ -103,12 +103,12 @@ class MapIdsConfig:
 
 
 def map_ids(old: Manifest, new: Manifest, out: Path, resources: Resources = DEFAULT_RESOURCES) -> Manifest:
-    """Two vocabularies -> id_map: for each row of the old one its id in the new one.
+    """Two vocabularies -> id_map: the new id of each row of the old vocabulary.
 
     Reads:   ``{feature}.arrow`` of both: category, count
-    Writes:  ``{feature}.arrow``: new_id int32 for each old id; -1 where the category has no row of its own
-             any more. No new id occurs twice: oov becomes oov and missing missing, or -1 where missing
-             values share the new oov row.
+    Writes:  ``{feature}.arrow``: new_id int32 for each old id; -1 where the category no longer has a row. No
+             new id occurs twice: oov becomes oov and missing missing, or -1 where missing values share the
+             new oov row.
 
     Raises:
         ManifestError: a folder holds no vocabulary, or they have other features, or features of other kinds.
@@ -199,7 +199,7 @@ def _map_table(
     _map_special(before, after, new_ids)
     new_counts = values_of(new_batch.column("count"), np.int64)
     kept = [new_ids[start : start + _CHUNK] for start in range(0, new_ids.shape[0], _CHUNK)]
-    # Counted chunk by chunk: the map may lie in a file larger than memory.
+    # Count chunk by chunk: the map may be a file larger than memory.
     facts = IdMapFacts(
         num_kept=sum(int(np.count_nonzero(part >= 0)) for part in kept),
         kept_lookups=sum(int(new_counts[part[part >= 0]].sum()) for part in kept),

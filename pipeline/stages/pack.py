@@ -229,7 +229,7 @@ def needed_bytes(config: PackConfig, width: int, samples_of_part: int, workers: 
 
 
 def _worker_bytes(config: PackConfig, width: int, samples_of_part: int, workers: int) -> int:
-    """Return the bytes that workers hold beside the buffers: a part, or an order and a batch."""
+    """Return the bytes of workers in addition to the buffers: a part, or an order and a batch."""
     scattering = samples_of_part * (4 * width + 17 + 8)
     writing = samples_per_file(config, width) * 24 + 3 * config.batch_size * 4 * width
     return num_workers(workers) * max(scattering, writing)

@@ -152,7 +152,7 @@ def rank(
         arrange = sampled.arrange
         sampling = SamplingInfo(num_drawn_samples=sampled.num_drawn)
     tasks = ((table, arrange, output, room) for table in tables)
-    # A rearranged order is large and lies in this process: its tables are written by threads.
+    # A rearranged order is large and in this process's memory: threads write its tables.
     here = config.rank_by != "frequency"
     written = tuple(run_tasks(_write_table, tasks, workers=resources.workers, shares_memory=here))
     for table in tables:

@@ -1,30 +1,22 @@
-"""Tables on their way from counts to a vocabulary: ranked by frequency, and perhaps arranged anew.
+"""Rank tables from counts to a vocabulary: by frequency, by FAE's sampled counts, or by peeling.
 
-By frequency a table is a few thousand runs of equal counts; categories, counts and places are made from
-them when they are wanted, and never for all tables at a time.
+By frequency, a table is a few thousand runs of equal counts; categories, counts and places are made from them
+on demand, and never for all tables together.
 
-The files of a vocabulary, read column by column.
+The order over all tables decides which rows get fast memory, and so the hot rows under any budget. With rows
+of one embedding_dim it is the vocabulary's order. With several, a vocabulary by frequency is read by density,
+lookups per byte: still a prefix of every table, because all rows of a table have one embedding_dim. A
+vocabulary in another order already accounts for them, and is used unchanged.
 
-The order in which rows get fast memory, and so the hot rows under any budget.
+FAE's order is for comparison. Ids are ranks by counts of a sample of the log, so FAE's hot rows are a prefix
+of every table. Ties, which most rows are in, are ordered by category, independently of the real counts:
+missing first, oov last. FAE's calibrator looks at stretches of a table in the order of first appearance in
+the log, so each id's position in that order is written, too.
 
-With rows of one width it is the vocabulary's order over all tables. With rows of several widths a
-vocabulary by frequency is read by density, lookups per byte: still a prefix of every table, because within
-a table rows have one width. A vocabulary in another order already knows its widths, and is taken as it is.
-
-The order of rows by counts of a sample of the log, as FAE sees it: for comparison.
-
-Ids are ranks by sampled counts, so that FAE's hot rows are a prefix of every table like any others. Ties, and
-most rows are in one, are by category, which knows nothing of the real counts: missing first, oov last.
-
-FAE's calibrator looks at stretches of a table in the order of first appearance in the log, so each id's
-position in that order is written, too.
-
-The order of all rows by peeling; see `stats.ranking.peeling`.
-
-The incidence of rows and samples lies in memory, so rows that are certainly hot are left out of it: the
-``PEEL_FLOOR`` most looked-up ones stay first, by frequency. They have most of the lookups. Where peeling
-would make fewer samples fully hot than frequency does under one of many budgets, which the greedy choice does
-not exclude, the hot set of that budget is made the one by frequency, and peeled further from there.
+Peeling (see `stats.ranking.peeling`) holds the incidence of rows and samples in memory, so rows that are
+certainly hot are left out of it: the ``PEEL_FLOOR`` most looked-up ones, which have most of the lookups, stay
+first, by frequency. The greedy choice may make fewer samples fully hot than frequency under one of many
+budgets; the hot set of that budget is then the one by frequency, and peeling continues from there.
 """
 
 from __future__ import annotations
@@ -131,7 +123,7 @@ class RankedTable:
         del rows
         one_each = np.arange(1, dtype=np.int32)
         for first, entry in columns.parts():
-            # A part may have samples before or behind those asked for: look all up, then cut by offsets.
+            # A part may have samples outside the requested range: look up all, then cut by offsets.
             start = max(first, samples.start)
             stop = min(first + entry.num_samples, samples.stop)
             if start >= stop:
@@ -169,7 +161,7 @@ def write_table(
 ) -> VocabularyTable:
     """Write the vocabulary of one table, by frequency if not ``arranged``; return its description.
 
-    ``room``: bytes to hold; columns beyond it lie in files.
+    ``room``: bytes to hold in memory; columns beyond it are in files.
     """
     # Find where an arrangement put the two rows that have no category.
     missing = table.runs.missing_id
@@ -303,7 +295,7 @@ def sampled_order(
     seed: int,
     with_replacement: bool,
 ) -> SampledOrder:
-    """Rank the rows of all tables by their lookups in a sample of the log; over tables ties are by table.
+    """Rank the rows of all tables by their lookups in a sample of the log; ties are by table.
 
     Args:
         tables: by frequency.
@@ -312,7 +304,7 @@ def sampled_order(
         rate: share of them that is drawn.
         seed: seed of the draw.
         with_replacement: see `stats.ranking.fae_calibration.draw_samples`.
-        resources: workers are threads of this process; progress is told lookups as they are read.
+        resources: workers are threads of this process; progress reports lookups as they are read.
 
     Raises:
         ConfigError: the cap cannot be kept.
@@ -343,7 +335,7 @@ def refuse_sampled_order(tables: Sequence[RankedTable], num_samples: int, resour
     lookups = sorted((table.lookup_bytes() for table in tables), reverse=True)[
         : num_workers(resources.workers)
     ]
-    # All that this order holds at once: the draw, every table's result, and the work of the largest tables.
+    # Peak memory of this order: the draw, every table's result, and the work of the largest tables.
     needed = num_samples + sum(table.num_rows for table in tables) * _BYTES_PER_ROW + sum(lookups)
     needed += sum(sizes) * _BYTES_PER_ROW_AT_WORK + num_workers(resources.workers) * _SCRATCH_BYTES
     room_for("rank --rank-by sampled", replace(resources, workers=1), needed)
@@ -418,7 +410,7 @@ def peel_order(
         floor: rows that stay first, by place.
         columns: what the tables were counted from.
         counted: the samples of the log that were counted.
-        resources: workers are threads of this process; progress is told lookups as they are read.
+        resources: workers are threads of this process; progress reports lookups as they are read.
 
     Raises:
         ConfigError: the cap cannot be kept, or there are too many samples.
@@ -584,7 +576,7 @@ def _never_worse(
     reached = np.searchsorted(ends, budgets, side="right")
     wanted = np.empty_like(budgets)
     sample_lists.hot_samples_of_prefixes(found.sample_starts, found.sample_rows, reached, wanted)
-    # With every row a cut of its own the order is that by frequency, so the loop ends at the latest there.
+    # With a cut at every row the order is that by frequency, so the loop ends there at the latest.
     cuts = {0, num_rows}
     order = np.empty(num_rows, np.int32)
     hot = np.empty_like(budgets)

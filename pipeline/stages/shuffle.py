@@ -360,12 +360,12 @@ class PackInputs:
 
     @property
     def num_one_hot(self) -> int:
-        """Tables whose ids stand in the column ``ids``."""
+        """Number of tables whose ids are in the column ``ids``."""
         return len(self.tables) - len(self.lists)
 
     @cached_property
     def layout(self) -> RowLayout:
-        """Where the parts of a packed sample stand in its row."""
+        """Layout of a packed sample in its row."""
         return RowLayout(len(self.dense), len(self.lists), self.num_one_hot)
 
     @property
@@ -618,7 +618,7 @@ def _scatter_bags(
     buffers: Buffers,
 ) -> None:
     """Put the bags of one part's samples into the buffers; ``lengths`` as of `_bag_lengths`."""
-    # All bags of a sample lie together, those of one table behind those of the table before.
+    # The bags of a sample are contiguous, ordered by table.
     next_in_bags = thread_buffer("places", chosen.files.shape, np.int64)
     place_bags(lengths, chosen.files, next_row, next_lookup, next_in_bags, buffers.bag_starts)
     for offsets, flat in ids.lists.values():

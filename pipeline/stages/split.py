@@ -271,7 +271,7 @@ class SplitConfig:
 
     embedding_optimizer: Literal["sgd", "momentum", "adagrad", "rowwise-adagrad", "adam"] = "adagrad"
     """Optimizer of the embedding rows in training; its state counts as part of each row, and `hotset train`
-    uses it unless told otherwise."""
+    uses it by default."""
 
     def __post_init__(self) -> None:
         require_at_least("hot_bytes", self.hot_bytes, 0)

@@ -64,7 +64,7 @@ def folders_beside(folder: Path, names: Iterable[str]) -> list[Path]:
 
 
 def stale_folders(folder: Path) -> list[Path]:
-    """Return folders inside ``folder`` that were made from, or begun with, others than those beside them now.
+    """Return the folders inside ``folder`` whose inputs are not the folders now next to them.
 
     Counts that can be continued are not among them, but what was made from them is.
     """
