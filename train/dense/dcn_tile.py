@@ -45,7 +45,7 @@ class DcnTile:
         num_inputs = self._num_inputs = shape.num_inputs
         filled_up = stored_inputs(num_inputs)
         self._is_stacked = config.structure == "stacked"
-        # Beside bottom and deep network, which hold memory of their own, each cross layer has its outputs.
+        # Bottom and deep network allocate their memory; so does each cross layer for its outputs.
         self.bottom = build_mlp(mlp_layers("bottom", shape.bottom)) if shape.bottom else None
         hidden = mlp_layers("deep", (filled_up, *config.top_widths))
         self.top = build_mlp(hidden) if hidden else None
@@ -216,7 +216,7 @@ class _CrossLayer:
         self._wide = build_product(f"{name}.cross.weight")
         self._bias = f"{name}.cross.bias"
         self._bias_N = weights[self._bias].numpy()
-        # Zeros, as behind all rows that are filled up.
+        # Zeros, like the padding of all rows.
         self._narrow_outputs = torch.zeros_like(scratch.narrow_grads)
         self._products = torch.zeros(scratch.most_samples, width)
         self._outputs = torch.zeros(scratch.most_samples, width)

@@ -1,13 +1,11 @@
-"""The dense part of a training step and of predictions: its form, and DLRM's and DCN V2's on tiles.
+"""The dense part of a training step and of predictions: its interface, and DLRM's and DCN V2's on tiles.
 
-Mean pooling of multi-hot features, around the step of any model.
+Mean pooling works around the step of any model: rows are pooled by their sum wherever they live, so that
+placements need not know of it, and the sum of a bag and the gradient that comes back are both divided by its
+number of lookups.
 
-Rows are pooled by their sum wherever they live, so that placements need to know of nothing else; the sum of a
-bag and the gradient that comes back are both divided by its number of lookups.
-
-The step of a model of histories: tells it how many elements each sample has.
-
-Where rows live nothing is known of histories but that each element is a bag of its own.
+A model of histories also gets how many elements each sample has; placements only see that each element is a
+separate bag.
 """
 
 from __future__ import annotations
@@ -71,7 +69,7 @@ class StepTile(Protocol):
     bottom: MlpTiles | None
     """The layers of the dense features, where the model has them."""
     top: MlpTiles | None
-    """The hidden layers behind the interaction, or the deep network."""
+    """The hidden layers after the interaction, or the deep network."""
 
     def forward(self, dense_TK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return (T,) logits; their memory is used again by the next tile.
@@ -154,7 +152,7 @@ class TiledStep:
         self._threads = threads
         self._shares = shares
         self._scale = 1 / shares.batch_size
-        # All parameters lie in one vector, so that one call adds, rounds or steps them all.
+        # All parameters are in one vector, so that one call adds, rounds or steps them all.
         self._parameters = FlatParameters(model)
         self._weights = self._parameters.views(self._parameters.vector)
 

@@ -260,8 +260,8 @@ class _Place:
 class ParameterViews(dict[str, torch.Tensor]):
     """Parts of one vector by the names of parameters, each in the shape it is stored in.
 
-    NumPy's arrays of them are made once: behind a product, whose data fill the caches, the interpreter takes
-    six microseconds to make one.
+    NumPy arrays of them are made once: after a product, whose data fill the caches, the interpreter takes six
+    microseconds to make one.
 
     Args:
         vector: contiguous.
@@ -287,7 +287,7 @@ class FlatParameters:
     def __init__(self, model: nn.Module) -> None:
         self._parameters = dict(model.named_parameters())
         self._places: dict[str, _Place] = {}
-        # Each parameter gets an aligned place of its own, matrices with room for padded inputs.
+        # Each parameter gets a separate aligned place, matrices with room for padded inputs.
         stop = 0
         for name, parameter in self._parameters.items():
             shape = parameter.shape

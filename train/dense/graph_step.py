@@ -113,15 +113,15 @@ class GraphStep:
 
 
 class GraphTiles:
-    """The step on tiles of the batch, on the host; each has a graph of its own.
+    """The step on tiles of the batch, on the host; with one autograd graph a tile.
 
     The bits of all results depend on the batch and the weights alone: never on the number of threads.
 
     Args:
         model: dense layers that compute each sample by itself.
-        shares: of a batch; those of this rank are computed.
+        shares: of a batch; this rank computes those assigned to it.
         threads: run the tiles.
-        dtype: bf16 passes the model under torch's autocast.
+        dtype: bf16 runs the model under torch's autocast.
         seed: that of the run; with the number of the step it decides what dropout drops.
         build_sums: of the gradients of several ranks.
     """

@@ -1,11 +1,13 @@
 """The interaction of DLRM on a tile of samples: dot products of all pairs of vectors, and their gradients.
 
-A pass reads the vectors of a sample and writes its pairs, or the other way round; nothing of the size of the
-tile lies between. (Products of matrices, one for each sample, leave all dot products of the tile in memory,
-twice each, and need a pass that copies the triangle: three times as long.) Both passes take four vectors at a
-time, whose sums are the registers of a CPU with AVX2. T samples of a tile, F tables, V vectors that interact,
-the output of the bottom MLP first where there is one, D embedding_dim, K pairs and room behind them, P inputs
-of the top MLP; the workspace has R rows, V rounded up to four, and W columns, D rounded up to `simd.WIDTH`.
+A pass reads the vectors of a sample and writes its pairs, or the other way round, without an intermediate of
+the size of the tile. (Products of matrices, one for each sample, leave all dot products of the tile in
+memory, twice each, and need a pass that copies the triangle: three times as long.) Both passes take four
+vectors at a time, whose sums fit the registers of a CPU with AVX2.
+
+T samples of a tile, F tables, V vectors that interact, the output of the bottom MLP first where there is one,
+D embedding_dim, K pairs and padding, P inputs of the top MLP; the workspace has R rows, V rounded up to four,
+and W columns, D rounded up to `simd.WIDTH`.
 """
 
 from __future__ import annotations
@@ -39,13 +41,13 @@ def vector_workspace(num_vectors: int, embedding_dim: int) -> NDArray[np.float32
 
 
 def dot_workspace(num_vectors: int) -> NDArray[np.float32]:
-    """Return zeros for the dot products of a sample, and behind them for R numbers that are of no pair."""
+    """Return zeros for the dot products of a sample, followed by R numbers that belong to no pair."""
     return aligned_zeros(num_vectors * (num_vectors - 1) // 2 + -(-num_vectors // _ROWS) * _ROWS)
 
 
 @inlined_kernel
 def _copy_vector(vector_D, target_W):  # type: ignore[no-untyped-def]
-    """Copy a vector to the front of a row, with zeros behind it."""
+    """Copy a vector to the front of a row, and fill the rest with zeros."""
     for column in range(vector_D.size):
         target_W[column] = vector_D[column]
     for column in range(vector_D.size, target_W.size):
@@ -63,7 +65,7 @@ def _gather_vectors(bottom_TD, emb_TFD, sample, vectors_RW):  # type: ignore[no-
         first = 1
         _copy_vector(bottom_TD[sample], vectors_RW[0])
     if dim == vectors_RW.shape[1]:
-        # Rows without columns beyond the dim lie behind each other, there as here.
+        # Rows without columns beyond the dim are contiguous, there as here.
         emb_N = emb_TFD.reshape(-1)
         vectors_N = vectors_RW.reshape(-1)
         source = np.uint64(sample * num_tables * dim)
@@ -98,7 +100,7 @@ def _spread_gradients(sums_RW, sample, bottom_grad_TD, emb_grad_TFD):  # type: i
 
 @inlined_kernel
 def _two_products(vectors_N, row, column, width):  # type: ignore[no-untyped-def]
-    """Return the products of a row of the workspace and the one behind it with a third, eight sums of each.
+    """Multiply two neighbouring rows of the workspace with a third; return eight partial sums of each.
 
     Args:
         vectors_N: the workspace.
@@ -134,7 +136,7 @@ def _eight_products(vectors_N, row, column, width):  # type: ignore[no-untyped-d
 
 @kernel
 def _dots_of_sample(vectors_RW: NDArray[np.float32], num_vectors: int, dots_K: NDArray[np.float32]) -> None:
-    """Write the dot products of all pairs, the lower triangle row by row; undefined behind the last one.
+    """Write the dot products of all pairs, the lower triangle row by row; undefined after the last one.
 
     Args:
         vectors_RW: vectors, each sixteen numbers in the order of `split_neighbors`.
@@ -149,7 +151,7 @@ def _dots_of_sample(vectors_RW: NDArray[np.float32], num_vectors: int, dots_K: N
     one, two, three, rows = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(_ROWS)
     start = np.uint64(0)
     for row in range(np.uint64(0), count, rows):
-        # Where these rows of the triangle begin; rows of no vector go behind the last pair.
+        # Where these rows of the triangle begin; padding rows go after the last pair.
         start_1 = start + row if row + one < count else unused
         start_2 = start + two * row + one if row + two < count else unused
         start_3 = start + three * row + three if row + three < count else unused

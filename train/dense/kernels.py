@@ -176,7 +176,7 @@ def cross_backward(
         for column in range(bias_grad_N.size):
             product_grad_P[column] = grad_P[column] * first_P[column]
             first_grad_P[column] += grad_P[column] * product_P[column]
-        # A loop of its own: with fewer arrays in each, both become vector instructions.
+        # A separate loop: with fewer arrays in each, both are vectorized.
         for column in range(bias_grad_N.size):
             bias_grad_N[column] += product_grad_P[column]
 

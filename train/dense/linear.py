@@ -62,7 +62,7 @@ def multiply(
     by_onednn: bool,
     is_added: bool = False,
 ) -> torch.Tensor:
-    """Return the product: in ``out_MN`` or, by oneDNN, in memory of its own.
+    """Return the product: in ``out_MN``, or by oneDNN in newly allocated memory.
 
     Args:
         is_added: add it to what is in ``out_MN``, and return that.

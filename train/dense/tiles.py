@@ -1,16 +1,14 @@
-"""Forward and backward pass of an MLP, or of one product, on a tile of samples, without a graph.
+"""Forward and backward pass of an MLP, and of the dense part of DLRM, on a tile of samples, without a graph.
 
 One object holds the activations of one tile and is used by one thread at a time. Layers are products into
-memory that is kept, and fused kernels for what lies between them. In bfloat16 inputs, weights and gradients
-are rounded before each product, which sums in float32 and rounds its result once, and the gradients of
-weights are widened at once, so that all sums over tiles are in float32.
-
-Forward and backward pass of the dense part of DLRM on one tile of a batch, written out, without a graph.
+memory that is kept, with fused kernels in between. In bfloat16 inputs, weights and gradients are rounded
+before each product, which sums in float32 and rounds its result once; the gradients of weights are widened
+right after, so that all sums over tiles are in float32. The interaction and the last layer are computed in
+float32 whatever the type of the other layers: they are 6 % of the operations, and the logit would lose most
+by rounding.
 
 T samples of a tile, K dense features, F tables, D embedding_dim, V = F + 1 vectors that interact (F where K =
-0), P inputs of the top MLP, d the width of rows before their projection. The interaction and the last layer
-are computed in float32 whatever the type of the other layers: they are 6 % of the operations, and the logit
-would lose most by rounding.
+0), P inputs of the top MLP, d the dimension of rows before their projection.
 """
 
 from __future__ import annotations
@@ -463,7 +461,7 @@ class DenseTile:
             self._num_samples = dense_TK.shape[0]
             self._memory = self._memory_for(self._num_samples)
         memory = self._memory
-        # Tables of other widths are brought to the common one first, so that all can interact.
+        # Rows of other dims are projected to the common one first, so that all can interact.
         if self._widths:
             embeddings = [at_cache_line(emb_TFd) for emb_TFd in embeddings]
         emb_TFD = self._project(embeddings)
@@ -509,7 +507,7 @@ class DenseTile:
             assert found is not None
             inputs_grad_TP = found
 
-        # Gradients of embeddings go straight to the caller's memory where no projection stands in between.
+        # Without a projection, gradients of embeddings go straight to the caller's memory.
         emb_grad_TFD = embedding_grads[0] if not self._widths else self._embeddings[:num_samples]
         interact_backward(
             inputs_grad_TP.numpy(),

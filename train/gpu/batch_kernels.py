@@ -1,9 +1,9 @@
-"""Triton kernels that decode the lists of a batch and gather its rows; the docstrings are in `twins`.
+"""Triton kernels that decode the lists of a batch, gather its rows, move rows between tiers and make new
+ones.
 
-Triton kernels that move rows between tiers and make new ones; the docstrings are in `twins`.
-
-Either tier may be pinned memory of the host, which programs on the GPU read and write as they do their own. A
-fixed number of programs does all moves, so that a transfer leaves most of the GPU to the step beside it.
+Their docstrings are in `twins`. Either tier may be pinned memory of the host, which programs on the GPU read
+and write like device memory. A fixed number of programs does all moves, so that a transfer leaves most of the
+GPU to the step that runs at the same time.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def gather_rows(
 
 @triton.jit
 def _table_of(number, ends, FP: tl.constexpr):
-    """The table of each entry of lists that lie one behind the other: as many as end before it."""
+    """Return the table of each entry of concatenated lists: as many tables as end before it."""
     return tl.sum((number[:, None] >= ends[None, :]).to(tl.int32), axis=1)
 
 
@@ -106,7 +106,7 @@ def _locate_rows(
     FP: tl.constexpr,
     R: tl.constexpr,
 ):
-    # Rows of all tables lie one behind the other: the table is found by comparing with all ends at once.
+    # Rows of all tables are concatenated: comparing with all ends in one operation finds the table.
     table_numbers = tl.arange(0, FP)
     is_table = table_numbers < F
     row_ends = tl.load(row_offsets + 1 + table_numbers, mask=is_table, other=_NO_END)
@@ -117,7 +117,7 @@ def _locate_rows(
         row = at + tl.arange(0, R)
         is_row = row < num_rows
         table = tl.where(is_row, _table_of(row, row_ends, FP), F)
-        # Where the lookups of the row begin, counted over all tables instead of its own.
+        # Where the lookups of the row begin, counted over all tables, not within the table.
         start = tl.load(starts + row, mask=is_row, other=0).to(tl.int32) + tl.load(order_offsets + table)
         tl.store(starts_out + row, start, mask=row <= num_rows)
 
@@ -158,7 +158,7 @@ def _scatter_slots(
     F: tl.constexpr,
     R: tl.constexpr,
 ):
-    # One entry for each lookup, and for the samples of padding behind the batch.
+    # One entry for each lookup, and for the padding samples after the batch.
     num_samples = tl.load(num_samples_1)
     num_lookups = num_samples * F
     at = tl.program_id(0) * R
@@ -177,7 +177,7 @@ def _scatter_slots(
         # The slot goes to the place of the lookup in its sample; padding gets -1.
         slot = tl.load(slots + low, mask=is_lookup, other=-1)
         sample = tl.load(order + lookup, mask=is_lookup, other=0).to(tl.int32)
-        # What lies behind the batch are its samples of padding.
+        # The samples past the end of the batch are padding.
         target = tl.where(is_lookup, sample * F + table, lookup)
         tl.store(slots_out + target, slot, mask=lookup < room)
         at += tl.num_programs(0) * R

@@ -149,17 +149,17 @@ def _last_layer(
         small = tl.exp(-tl.abs(wide))
         loss = tl.maximum(wide, 0.0) - wide * label.to(tl.float64) + tl.log(1.0 + small)
         loss_sum += tl.sum(tl.where(is_sample, loss, 0.0), axis=0)
-        # The sigmoid from the same exponential, divided as IEEE rounds it. Samples behind the batch get 0.
+        # The sigmoid from the same exponential, divided as IEEE rounds it. Padding samples get 0.
         small_32 = small.to(tl.float32)
         one = tl.full((R,), 1.0, tl.float32)
         chance = tl.div_rn(tl.where(logit >= 0.0, one, small_32), one + small_32)
         grad = tl.where(is_sample, (chance - label) * scale, 0.0)
         hidden_grad = (grad[:, None] * weight[None, :]).to(hidden_grads.dtype.element_ty)
-        # Rows behind the batch are written too, as zeros: the next kernel reads the whole room.
+        # Padding rows are written too, as zeros: the next kernel reads the whole buffer.
         tl.store(hidden_grads + at, hidden_grad, mask=(sample < room)[:, None] & (column < N)[None, :])
         weight_grad += tl.sum(value * grad[:, None], axis=0)
         bias_grad += tl.sum(grad, axis=0)
-    # The weights' sums of the block, with that of the bias behind them, and its loss.
+    # The block's sums for the weights, then that for the bias, and its loss.
     tl.store(partials + block * (N + 1) + column, weight_grad, mask=column < N)
     tl.store(partials + block * (N + 1) + N, bias_grad)
     tl.store(losses + block + tl.arange(0, 1), loss_sum)
@@ -248,7 +248,7 @@ def _step_dense(
     else:
         tl.static_assert(RULE == "adam")
         mean = tl.load(states + number, mask=is_number, other=0.0) * KEEP_FIRST + grad * TAKE_FIRST
-        # The second moments lie behind the first ones of all parameters.
+        # The second moments follow the first ones of all parameters.
         square_at = states + size + number
         square = tl.load(square_at, mask=is_number, other=1.0) * KEEP_SECOND + (grad * grad) * TAKE_SECOND
         tl.store(states + number, mean, mask=is_number)
@@ -262,8 +262,8 @@ def _step_dense(
 
 
 _MOST_PART = 32
-"""Columns of vectors in a part, a cache line of a row. A loop over parts needs 96 registers a thread at most
-in bfloat16; all of 128 columns at once need 180, and in float32 more than there are."""
+"""Columns of vectors in a part, a cache line of a row. A loop over parts needs at most 96 registers a thread
+in bfloat16; a single pass over all 128 columns needs 180, and in float32 more than there are."""
 
 
 def gather_dots(

@@ -1,14 +1,12 @@
-"""DLRM's dense layers as kernels with memory of their own: forward, backward and optimizer step.
+"""DLRM's dense layers as kernels with preallocated memory: forward, backward and optimizer step.
 
-Rows go straight from the tier into the interaction and their gradients straight to where they are summed, so
-that no (B, F, D) tensor of embeddings is written. All shapes are those of a whole batch: samples behind a
-short batch are zeros with a gradient of zero. So the work can be recorded once and replayed. The products are
-of float32 or bfloat16 numbers, added in float32; the weights, their gradients' sums and the last layer are
-float32 in any case.
+The interaction reads rows straight from the tier, and gradients go straight to where they are summed, so that
+no (B, F, D) tensor of embeddings is written. All shapes are those of a whole batch: a short batch is padded
+with samples of zeros whose gradient is zero, so the work can be recorded once and replayed. The products
+multiply float32 or bfloat16 numbers and add in float32; the weights, the sums of their gradients and the last
+layer are always float32. `FusedAtOnce` runs the same layers synchronously, on embeddings looked up before.
 
 B samples, K dense features, F tables, D embedding_dim, P inputs of the top MLP, N outputs of a layer.
-
-The dense layers of `fused_dlrm` in a step that is taken at once, on embeddings looked up before.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ Launch = Callable[..., None]
 _ROUNDED_TO = 16
 """Inputs of a layer are rounded up to this, so that products run on tensor cores: 13 to 16, 367 to 368."""
 _STATES: dict[str, tuple[str, ...]] = {"sgd": (), "adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq")}
-"""Names of torch's optimizers for the states beside each weight."""
+"""Torch's names for the optimizer states of each weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class DenseInputs:
     label_B: torch.Tensor
     """uint8."""
     dense_BK: torch.Tensor
-    """float32; zeros behind the batch."""
+    """float32; zeros after the batch."""
     num_samples_1: torch.Tensor
     """int32."""
     weights_SD: torch.Tensor
@@ -91,7 +89,7 @@ class FusedDlrm:
         self._last_rates_2 = np.empty(0, np.float32)
         on = device.torch_device
         compute = torch.bfloat16 if dtype == "bf16" else torch.float32
-        # The first layer of each MLP reads what is written here, with zeros behind; others read a layer.
+        # The first layer of each MLP reads an input written here and padded with zeros; others read a layer.
         num_bottom = len(model.shape.bottom[1:])
         shapes = [
             (_rounded(inputs) if number in (0, num_bottom) else inputs, outputs)
@@ -289,7 +287,7 @@ class FusedDlrm:
                 if name in state:
                     view.copy_(state[name])
                 state[name] = view
-            # Every parameter has a count of its own in torch; all are equal here.
+            # Torch keeps a step count for every parameter; here all are equal.
             if is_counted:
                 counts_P[parameter_number] = float(state.get("step", 0.0))
                 state["step"] = counts_P[parameter_number]
@@ -365,7 +363,7 @@ def _copy_dense(dense_BK: torch.Tensor, target_BK: torch.Tensor) -> None:
 
 
 def _forward(layer: _Layer, inputs_BM: torch.Tensor) -> None:
-    """Write ``relu(inputs W^T + b)``; samples behind the batch get what the bias makes of zeros."""
+    """Write ``relu(inputs W^T + b)``; padding samples get what the bias makes of zeros."""
     # ReLU in the product's own pass over the outputs, as the libraries of a GPU have it.
     torch._addmm_activation(layer.bias_N, inputs_BM, layer.weight_NM.t(), out=layer.outputs_BN)
 
@@ -436,7 +434,7 @@ class FusedAtOnce:
         num_samples, num_tables, dim = emb_BFD.shape
         num_lookups = num_samples * num_tables
         on = emb_BFD.device
-        # The embeddings are a small tier, in which each lookup has a slot of its own.
+        # The embeddings form a small tier with one slot for each lookup.
         slots_BF = torch.full((self._batch_size, num_tables), -1, dtype=torch.int32, device=on)
         slots_BF.view(-1)[:num_lookups] = torch.arange(num_lookups, dtype=torch.int32, device=on)
         inputs = DenseInputs(

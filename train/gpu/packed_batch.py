@@ -1,35 +1,22 @@
-"""One batch as one range of bytes: what a step needs from the host, and where in the range each list lies.
+"""One batch as one range of bytes: what a step needs from the host, and where each list is in the range.
 
 A batch goes to the device in a single copy. It holds labels (1 byte), dense values (float32), the lookups by
-row, the rows to move, and the learning rates: 140 to 195 bytes per sample
-of the Criteo model. All but the rows to move have fixed places, so that a recorded step finds them. These
-come last, so that the copy ends where they end; where each of their lists begins stands in a fixed place.
+row, the rows to move, and the learning rates: 140 to 195 bytes per sample of the Criteo model. All but the
+rows to move have fixed places, so that a recorded step finds them. These come last, so that the copy ends
+where they end; a fixed place says where each of their lists begins. The learning rates are known when the
+step is queued, so the loop writes them.
 
-Files are not read into the pinned memory itself. Of the 303 bytes of a sample that are read, ids are not
-sent, labels change their type, and nothing is sent before it was held against the ids. Of 299 ns of CPU time
-per sample (batches of 65,536, two busy cores) that takes 168, and reading 70, into new memory or used. The
-copies into the slot take 11, which is all that could be saved.
+Batches are packed into slots of pinned memory. The thread that reads ahead fills a slot; the thread that
+queues steps sends it and releases it once the copy is done, in order, so in practice it never waits. Files
+are not read straight into pinned memory: of the 303 bytes of a sample that are read, ids are not sent, labels
+change their type, and nothing is sent before it was checked against the ids. Of 299 ns of CPU time per sample
+(batches of 65,536, two busy cores) that takes 168, and reading 70, into new memory or used. The copies into
+the slot take 11, which is all that could be saved.
 
-Shapes as in `gpu_kernels.batch_lists`.
-
-The lists of a batch that kernels read: tensors of the device, as they are sent and as they are decoded.
-
-Every tensor has room for the largest batch, so that addresses and shapes are the same in all steps; what lies
-behind the end of a batch is anything and is never used. The ends themselves are numbers on the device, so
+Every tensor on the device has room for the largest batch, so that addresses and shapes are the same in all
+steps; what follows the end of a batch is arbitrary and never used. The ends are numbers on the device, so
 that no step waits for one. B samples, F tables, N lookups (one of each table in a sample), U distinct rows, L
 rows with a long list, C distinct rows that do not live on the fast tier, S slots.
-
-Pinned memory that batches are packed into, slot after slot, and its use again once a copy has read it.
-
-A slot is filled by the thread that reads ahead, and sent by the thread that queues steps. That thread
-releases slots, in order: it waits for a copy only where others behind it are queued, so in practice never.
-
-The numbers of a step that are sent with its batch: those of each row optimizer and of the dense layers'.
-
-They are known when the step is queued, so the loop writes them: one range of floats, most of which stays as
-it is from step to step.
-
-The tensors of the rows of one width, as kernels of a device take them.
 """
 
 from __future__ import annotations
@@ -56,9 +43,9 @@ from ..rows.tiers import FileTier, InitialValues, Layout
 
 
 class BatchLists(NamedTuple):
-    """The lookups of a batch by row one feature a table.
+    """The lookups of a batch by row, one feature a table.
 
-    Lists of all tables lie one behind the other, and offsets say where those of a table begin.
+    Lists of all tables are concatenated, and offsets say where those of a table begin.
     """
 
     num_samples_1: torch.Tensor
@@ -200,10 +187,10 @@ class RowTensors(NamedTuple):
 
 
 class RowMoves(NamedTuple):
-    """Rows that go from one place to another: those behind the end are not touched.
+    """Rows that are copied from one place to another; entries past the end are ignored.
 
-    Where the lists begin is read on the device, so that lists of any step may lie in the same memory, and
-    their moves be recorded.
+    Where the lists begin is read on the device, so that lists of any step may use the same memory, and their
+    moves can be recorded.
     """
 
     place_3: torch.Tensor
@@ -224,7 +211,7 @@ class SeedTables(NamedTuple):
     streams_F: torch.Tensor
     """int64, the bits of uint64; hash of (seed, table)."""
     bounds_F: torch.Tensor
-    """float32; values of the table lie in (-bound, bound)."""
+    """float32; values of the table are in (-bound, bound)."""
 
     @classmethod
     def of(cls, layout: Layout, initial: InitialValues, device: torch.device) -> SeedTables:
@@ -304,7 +291,7 @@ class PackedRoom:
     @cached_property
     def sections(self) -> Mapping[str, Section]:
         """All lists by name, in the order of their bytes."""
-        # Each list begins at a multiple of the alignment behind the one before.
+        # Each list begins at the next multiple of the alignment.
         sections: dict[str, Section] = {}
         next_byte = 0
         for name, count, dtype in self._lists():
@@ -453,7 +440,7 @@ def pack(
     num_samples = label_B.size
     put("label", label_B)
     put("dense", dense_BK)
-    # Dense layers take as many samples of every batch, so those behind a short one are zeros.
+    # Dense layers take as many samples of every batch, so a short one is padded with zeros.
     place_of("dense")[dense_BK.size :] = 0
     for width, lists in enumerate(widths):
         lookups, layout = lists.lookups, lists.layout
@@ -468,7 +455,7 @@ def pack(
         assert places.staged_offsets_F1[layout.num_tables] == lists.staged_C.size, (
             "the plan lists too few rows"
         )
-    # Where the lists of rows to move begin stands in a place of its own, for kernels that read it there.
+    # Kernels read where the lists of rows to move begin from a fixed place.
     move_places = place_of("move_places").reshape(len(widths), len(MOVES), _PLACE_NUMBERS)
     numbers = place_of("moves")
     first = 0
@@ -532,8 +519,8 @@ class SentRates:
     """The numbers of the steps of a run, in their order.
 
     Args:
-        room: where the numbers lie in a batch, the same in larger rooms.
-        optimizers: of the rows of each width.
+        room: where the numbers are in a batch, the same in larger rooms.
+        optimizers: of the rows of each table group.
         next_dense: the (2,) float32 numbers of the dense layers' next step, by its learning rate; None: no
             kernel takes it.
     """
@@ -580,7 +567,7 @@ class WidthTensors:
 
     @classmethod
     def of(cls, width: RowWidth, device: Device) -> WidthTensors:
-        """Take the tensors of both tiers, and copy what kernels need beside them to the device."""
+        """Take the tensors of both tiers, and copy what else the kernels need to the device."""
         executor = width.executor
         fast, slow = executor.fast, executor.slow
         return cls(

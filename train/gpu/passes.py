@@ -105,7 +105,7 @@ class SentRows:
     on_host_UD: torch.Tensor
     """Pinned; the rows, then the sums of their gradients."""
     near_UD: torch.Tensor
-    """The rows on the device, a small table of their own in which lookups are made."""
+    """The rows on the device, a small table in which lookups are made."""
     sums_UD: torch.Tensor
     """The sums on the device."""
 
@@ -245,8 +245,8 @@ class DevicePasses:
     ) -> None:
         """Take a step whose rows stay on the host, which has updated them when this returns.
 
-        The batch is on its way while the host gathers its rows. The sums of their gradients come down, to
-        where the rows were, beside the step of the dense layers.
+        The batch is copied while the host gathers its rows. The sums of their gradients are copied back, to
+        where the rows were, during the step of the dense layers.
         """
         device = self._device
         if not self._sent:

@@ -1,28 +1,24 @@
 """Training steps queued on a device: the host packs, sends and queues, and waits for nothing.
 
 A step, in the order of its work:
-    1. its batch goes up in one copy, from a slot of pinned memory that another thread has filled;
+    1. its batch is copied to the device from a slot of pinned memory that another thread has filled;
     2. in the stream of moves rows are written back, fetched and initialized, by lists that came with it;
-    3. compute decodes where each row is, gathers the rows, passes the dense layers forward and backward, sums
-       the gradients of each row and updates it, and takes a step of the dense layers.
+    3. compute decodes where each row is, gathers the rows, runs the dense layers forward and backward, sums
+    the gradients of each row and updates it, and takes a step of the dense layers.
 Events order the three: a copy waits for the step that last read its place on the device, moves wait for the
 copy and for the last step that used what they overwrite, compute waits for both. The second and the third are
 recorded once for each place and replayed.
 
-Distinct rows that stay on the host (hybrid-dedup) are sent behind their batch, and the sums of their
-gradients come back; single vectors are sent by `queued_steps`. What else cannot be packed is done at once,
-while the device stands still: batches in passes, bags, shares, and FAE's copies of all hot rows.
+Distinct rows that stay on the host (hybrid-dedup) are sent after their batch, and the sums of their gradients
+come back. What cannot be packed runs synchronously, while the device is idle: batches in passes, bags,
+micro-batches, and FAE's copies of all hot rows. The loop's thread does as little as it can: readers pack,
+make views, count what has moved, mark the rows that have changed, and release the batches of finished steps.
 
-The loop's thread does as little as it can: readers pack, make views, count what has moved, mark the rows that
-have changed, and let go of the batches of steps that are done.
-
-Steps whose rows stay on the host (hybrid, and mixed batches of fae), queued around the host's own work.
-
-The host looks the rows up in all its threads, into pinned memory; the vectors go up in one copy, the dense
-layers run, and the gradients come down in another. While they come, the device takes the step of its dense
-layers; then the host updates the rows. A batch's vectors depend on the updates of the batch before, so the
-two copies and the layers follow each other, and nothing can be looked up ahead: this is the placement's own
-chain, and the link's time in it is a lower bound of a step.
+Other steps whose rows stay on the host (hybrid, and mixed batches of fae) are queued around the host's work.
+The host looks the rows up in all its threads, into pinned memory; the vectors are copied to the device in one
+copy, the dense layers run, and the gradients are copied back in another, during which the device takes the
+step of its dense layers; then the host updates the rows. A batch's vectors depend on the updates of the batch
+before, so nothing can be looked up ahead, and the link's time is a lower bound of such a step.
 """
 
 from __future__ import annotations
@@ -113,7 +109,7 @@ class InPlaceSteps:
             device.copy("copies", host_BFD, near_BFD)
         device.wait("compute", device.record("copies"))
         device.launch("compute", self._pass_dense, step.batch, near, number, loss_1)
-        # The gradients come down, to where the vectors were, beside the step of the dense layers.
+        # The gradients are copied back to where the vectors were, during the step of the dense layers.
         device.wait("moves", device.record("compute"))
         for host_BFD, near_BFD in zip(host.rows, near.rows, strict=True):
             device.copy("moves", near_BFD, host_BFD)
@@ -219,7 +215,7 @@ class QueuedSteps:
         self._widths = [WidthTensors.of(width, device) for width in parts.embeddings.widths]
         self._recorded = RecordedWork(device, is_recorded=is_recorded)
         self._passes = DevicePasses(device, parts, kernels, self._widths, fused, self._recorded)
-        # Of a device without rows of its own, where all are sent with the step.
+        # Layouts of a device that holds no rows, where all are sent with the step.
         sizes = [[0] * len(width.tables) for width in parts.embeddings.widths]
         self._no_rows = [Layout.of(zeros, zeros) for zeros in sizes]
         self.moves = choose_moves(mover, device, kernels, self._widths, parts.embeddings, num_threads)
@@ -236,7 +232,7 @@ class QueuedSteps:
         self.sent_bytes = 0
         """Bytes of all copies of batches so far."""
         self.sent_samples = 0
-        """Samples of these batches; steps that are taken at once send none."""
+        """Samples of these batches; synchronous steps send none."""
         # That of the thread that packs; inputs on the device follow when its first batch is sent.
         self._packing_room = PackedRoom(
             batch_size,
@@ -246,8 +242,8 @@ class QueuedSteps:
             0,
         )
         self._made: tuple[PackedRoom | None, list[StepInputs]] = None, []
-        """The memory on the device, and the batches that it has room for; replaced at once, as threads that
-        pack read it."""
+        """The memory on the device, and the batches that it has room for; replaced in one assignment, since
+        threads that pack read it."""
         self._rates = SentRates(
             self._packing_room,
             [width.executor.optimizer for width in parts.embeddings.widths],
@@ -266,15 +262,15 @@ class QueuedSteps:
 
     @property
     def num_prepared(self) -> int:
-        """Steps whose packing has been asked for."""
+        """Return how many steps were given to be packed."""
         return self._num_packed
 
     def prepare(self, step: PlannedStep) -> PreparedStep:
         sends_rows = all(map(_is_sent, step.parts))
         if self._has_shares or not (sends_rows or all(map(_can_be_queued, step.parts))):
             return PreparedStep(step)
-        # The lists of each width: lookups by row, the slots of rows without one of their own, and the rows to
-        # move. Rows that are sent lie in their order.
+        # The lists of each table group: lookups by row, the slots of staged rows, and the rows to move. Rows
+        # that are sent keep their order.
         widths = []
         moves = []
         for width, nothing, part in zip(self._widths, self._no_rows, step.parts, strict=True):
@@ -394,7 +390,7 @@ class QueuedSteps:
         arrived = inputs.copied
         if step.item is not None and self.moves.begin(step.item, inputs.copied):
             self._recorded.queue("moves", "moves", inputs, self._move_rows)
-            # Moves have waited for the copy, so what is behind them is behind both.
+            # Moves have waited for the copy, so an event after them is after both.
             arrived = self._device.record("moves")
         self._device.wait("compute", arrived)
 

@@ -1,17 +1,14 @@
-"""Triton kernels that sum gradients by row and finish these rows; the docstrings are in `twins`.
+"""Triton kernels that sum gradients by row and update these rows or store the sums.
 
-Rows with few lookups are summed in one program each: their gradients one after the other, within blocks of
-samples and over the blocks. Those of rows with a long list are summed in a program a block of samples, and
-the sums of the blocks by a second kernel. Both add in the order of `kernels.sum_gradients`; a block
-without a lookup of a row is zero there, which changes no bit, as a sum that begins with 0 is never -0.
+Their docstrings are in `twins`. Rows with few lookups are summed in one program each: their gradients one
+after the other, within blocks of samples and over the blocks. Those of rows with a long list are summed in a
+program per block of samples, and the sums of the blocks by a second kernel. Both add in the order of
+`kernels.sum_gradients`; a block without a lookup of a row is zero there, which changes no bit, as a sum that
+begins with 0 is never -0. Each operation of an optimizer step is rounded separately, as in `optimizers`, so
+that the bits of both are equal.
 
-The end of a Triton kernel that summed the gradient of a row: take an optimizer step, or store the sum.
-
-Each operation of a step is rounded on its own, as in `optimizers`, so that the bits of both are equal.
-
-How Triton kernels are launched: as many programs as the device runs at once, each with every n-th part.
-
-Grids are fixed then, whatever a batch holds, so that a recorded step fits any batch.
+A kernel is launched with as many programs as the device runs concurrently, each of which takes every n-th
+part. The grid is then fixed, whatever a batch holds, so that a recorded step fits any batch.
 """
 
 from __future__ import annotations
@@ -203,7 +200,7 @@ threads at dim 16."""
 _BLOCK = tl.constexpr(BLOCK_SAMPLES)
 _LONG = tl.constexpr(LONG_LOOKUPS)
 _AHEAD = tl.constexpr(8)
-"""Gradients of a row that are asked for at once."""
+"""Gradients of a row that are loaded ahead in one round."""
 _BLOCKS_AHEAD = tl.constexpr(32)
 
 
@@ -258,7 +255,7 @@ def _sum(
         **sizes,
         **EXACT,
     )
-    # The rows with short lists, summed and finished at once.
+    # The rows with short lists, summed and updated in one kernel.
     num_rows = decoded.slots_U.numel()
     _sum_rows[(num_programs(triton.cdiv(num_rows, sizes["R"]), device),)](
         lists.num_samples_1,
@@ -346,12 +343,12 @@ def _sum_rows(
                 source = grad + (sample.to(tl.int64) * F + table)[:, None] * D + column
                 gradient = tl.load(source, mask=is_on[:, None] & (column < D), other=0.0)
                 is_next = is_on & (sample // _BLOCK != block)
-                # The first lookup behind a block ends it.
+                # The first lookup past a block ends it.
                 total = tl.where(is_next[:, None], total + partial, total)
                 partial = tl.where(is_next[:, None], gradient, partial + gradient)
                 block = tl.where(is_on, sample // _BLOCK, block)
             first += _AHEAD
-        # The last block has no lookup behind it.
+        # No lookup follows the last block.
         total = total + partial
         finish_rows(
             total, row, slot, is_row, weights, state, rates, root_scales,
@@ -362,8 +359,8 @@ def _sum_rows(
 
 @triton.jit
 def _first_lookup(order, start, stop, sample):
-    """Where the first lookup of ``sample``, or of one behind it, is in a row's list."""
-    # Binary search, for all entries at once until the last one is done.
+    """Return where the first lookup of ``sample``, or of a later one, is in a row's list."""
+    # Binary search for all entries together, until the last one is done.
     low = start
     high = stop
     while tl.max(high - low) > 0:

@@ -1,22 +1,14 @@
-"""Movers of the rows of queued steps between the tiers: kernels, threads, or the host at its leisure.
+"""Moves the rows of queued steps between the tiers: by kernels, by threads, or synchronously on the host.
 
-Kernels read and write the slow tier themselves, in pinned memory, by lists that come with the batch. Threads
-gather rows into pinned pieces, ahead of the loop (`row_moves`). Which is quicker depends on the link and
-on how the host's memory is mapped, so on a GPU both are timed before the first step. Rows in a file are moved
-by the host, while the device stands still.
+Kernels read and write the slow tier in pinned memory, by lists that come with the batch. Threads of the host
+gather rows into pinned memory ahead of the loop and copy them in one piece. That costs the host's time and
+memory bandwidth instead of small reads over the link, which may be slow where the memory of the host is
+mapped by small pages, as in a virtual machine; and the slow tier need not be pinned. Numba copies 23 to 30
+million rows of 16 floats per second on one core, 6 to 7.5 million of 128. On a GPU both ways are timed before
+the first step. Rows in a file are moved by the host, while the device is idle.
 
-Rows moved between the tiers by threads of the host: gathered into pinned memory, and copied in one piece.
-
-The other way to move them is a kernel that reads and writes host memory through the link
-(`row_moves.MovesByKernel`). Threads cost the host's time and memory bandwidth instead of small reads over the
-link, which may be slow where the memory of the host is behind tables of small pages, as in a virtual machine;
-and the slow tier need not be pinned. Numba copies 23 to 30 million rows of 16 floats per second on one core,
-6 to 7.5 million of 128.
-
-Pinned memory through which host threads send rows to a device and get them back, piece after piece.
-
-A piece is some rows with the lists that say where they belong, as one range of bytes: it goes up in one copy.
-Each slot of a ring is a range of pinned memory with its like on the device, so that however many rows a
+A piece is some rows with the lists that say where they belong, as one range of bytes, so it takes one copy.
+Each slot of a ring is a range of pinned memory with a counterpart on the device, so that however many rows a
 transfer moves, it takes the memory of a few pieces.
 """
 
@@ -227,7 +219,7 @@ class ThreadMover:
             slot = self._down.take()
             shape = PieceShape(1, part.num_rows, width.dim, width.state_width)
             on_device = shape.on(slot.on_device)
-            # The list goes up, a kernel gathers the rows behind it, and they come down.
+            # The list is copied to the device, a kernel gathers the rows after it, and they are copied back.
             self._send_lists(slot, shape, part.slots_N)
             gathered = RowMoves(on_device.place_3, on_device.lists[0], self._numbers(part))
             self._launch("move_rows", gathered, width.fast, on_device.rows)
@@ -345,10 +337,10 @@ class StepMoves(Protocol):
         """
 
     def launch(self, moves: Sequence[Sequence[RowMoves]]) -> None:
-        """Queue the moves of a step whose `begin` asked for it; they can be recorded.
+        """Queue the moves of a step after `begin` returned true for it; they can be recorded.
 
         Args:
-            moves: the rows to move on the device, of each width and list of `MOVES`.
+            moves: the rows to move on the device, of each table group and list of `MOVES`.
         """
 
 
@@ -468,7 +460,7 @@ def choose_moves(
     """Choose what moves the rows of a run, before its first step.
 
     Args:
-        wanted: the settings have it so; ``auto`` times both where the device has a clock of its own.
+        wanted: the configured mover; ``auto`` times both where the device has a clock.
         device: runs the steps.
         kernels: of the device.
         widths: tensors of the rows.

@@ -20,8 +20,7 @@ from ..device import STREAMS, Event, Graph, StreamName
 from ..threads import one_torch_thread
 
 _MOST_AT_ONCE = (0, 1, 3)
-"""Pieces of work that run at most when another is queued, for a while: the device stands still, falls behind,
-or keeps up."""
+"""Maximum pieces of work that run when another is queued, for a while: the device is idle, slow, or keeps up."""
 _SLOW_SHARE = 0.8
 """How often the slow stream is passed over while others have work."""
 _CALLS_OF_A_WHILE = 64
@@ -175,7 +174,7 @@ class LateDevice:
         ready = self._ready()
         if not ready:
             raise RuntimeError("the streams wait for each other, or for an event that was never recorded")
-        # One stream lags behind the others for a while, which is how most races show.
+        # For a while one stream is slower than the others, which is how most races show.
         if len(ready) > 1 and self._slow in ready and self._random.random() < _SLOW_SHARE:
             ready.remove(self._slow)
         entry = self._queues[self._random.choice(ready)].popleft()

@@ -58,7 +58,7 @@ def decode_batch(lists: BatchLists, layout: SlotLayout, decoded: DecodedBatch) -
     Args:
         lists: of a batch.
         layout: where rows of the fast tier are.
-        decoded: written as far as the batch goes; samples behind it get -1.
+        decoded: written as far as the batch goes; padding samples get -1.
     """
     # The table of each distinct row; rows lie table after table.
     num_samples = int(lists.num_samples_1)
@@ -97,7 +97,7 @@ def decode_batch(lists: BatchLists, layout: SlotLayout, decoded: DecodedBatch) -
 def gather_rows(
     weights_SD: torch.Tensor, slots_BF: torch.Tensor, num_samples_1: torch.Tensor, vectors_BFD: torch.Tensor
 ) -> None:
-    """Copy the row of each lookup; zeros for a slot of -1 and for samples behind the batch.
+    """Copy the row of each lookup; zeros for a slot of -1 and for padding samples.
 
     Args:
         weights_SD: float32.
@@ -137,7 +137,7 @@ def sum_gradients(
     Error:
         The bits of `kernels.sum_gradients`.
     """
-    # The row of each lookup, and the block of samples that it lies in.
+    # The row of each lookup, and its block of samples.
     num_samples = int(lists.num_samples_1)
     num_rows = int(lists.row_offsets_F1[-1])
     num_tables = grad_BFD.shape[1]
@@ -248,7 +248,7 @@ def _positions(lists: BatchLists, num_samples: int, num_tables: int) -> torch.Te
 
 
 def _tables_of(numbers: torch.Tensor, offsets_F1: torch.Tensor) -> torch.Tensor:
-    """The table of each entry of lists that lie one behind the other."""
+    """Return the table of each entry of concatenated lists."""
     return torch.searchsorted(offsets_F1, numbers, right=True) - 1
 
 
@@ -315,7 +315,7 @@ def choose_kernels(device: torch.device, wanted: str = "") -> dict[str, Kernel]:
 
 
 def kernel_of(name: str, engine: str) -> Kernel:
-    """Return one kernel; Triton is imported when its first kernel is asked for."""
+    """Return one kernel; Triton is imported with the first Triton kernel."""
     module = TRITON[name] if engine == "triton" else TWINS[name]
     kernel: Any = getattr(importlib.import_module(f".{module}", __package__), name)
     return kernel  # type: ignore[no-any-return]
@@ -343,7 +343,7 @@ class DenseRule:
 
     @property
     def num_states(self) -> int:
-        """Numbers of state beside each weight."""
+        """Return how many numbers of state each weight has."""
         return {"sgd": 0, "adagrad": 1, "adam": 2}[self.name]
 
     @property
@@ -392,13 +392,14 @@ def gather_dots(
     Args:
         weights_SD: float32.
         slots_BF: int32; -1: a vector of zeros.
-        num_samples_1: int32; samples behind the batch become zeros.
+        num_samples_1: int32; padding samples become zeros.
         bottom_BD: of the type of ``inputs``; None: rows interact alone.
         inputs_BP: float32, float16 or bfloat16, written. Vectors are rounded to this type before their
             products, which are added in float32.
 
     Error:
-        Of a dot at most ``D * 2**-24`` of the sum of magnitudes, besides the rounding of its factors.
+        A dot is off by at most ``D * 2**-24`` of the sum of magnitudes, in addition to the rounding of its
+        factors.
     """
     # All pairs of vectors are multiplied, and the distinct ones picked.
     vectors_BVD = _vectors(weights_SD, slots_BF, num_samples_1, bottom_BD, inputs_BP.dtype)
@@ -431,12 +432,12 @@ def gather_dots_backward(
         num_samples_1: int32.
         bottom_BD: that of `gather_dots`.
         grad_BP: of the same type.
-        grad_BFD: float32, written; anything for samples behind the batch.
-        bottom_grad_BD: as ``bottom``, written; zeros for samples behind the batch.
+        grad_BFD: float32, written; arbitrary for padding samples.
+        bottom_grad_BD: as ``bottom``, written; zeros for padding samples.
     """
     vectors_BVD = _vectors(weights_SD, slots_BF, num_samples_1, bottom_BD, grad_BP.dtype).float()
     num_samples, num_vectors, dim = vectors_BVD.shape
-    # The gradients of the dots lie behind those of the bottom MLP's output.
+    # The gradients of the dots follow those of the bottom MLP's output.
     num_passed = 0 if bottom_BD is None else dim
     pairs_P, mirror_VV = pair_positions(num_vectors)
     grads = grad_BP[:, num_passed : num_passed + pairs_P.numel()].float()
@@ -466,7 +467,7 @@ def last_layer(
     grad_M: torch.Tensor,
     loss_1: torch.Tensor,
 ) -> None:
-    """Pass the last layer, which has one output, forward to the log loss and backward.
+    """Run the last layer, which has one output, forward to the log loss and backward.
 
     Args:
         hidden_BN: any float type; its inputs.
@@ -474,7 +475,7 @@ def last_layer(
         label_B: any type, each 0 or 1.
         num_samples_1: int32.
         scale: one over the nominal batch size; the gradient of a logit is ``(sigmoid(z) - y) * scale``.
-        hidden_grad_BN: as ``hidden``, written; zeros behind the batch.
+        hidden_grad_BN: as ``hidden``, written; zeros for padding samples.
         partials_KM: (ceil(B / `LOSS_BLOCK`), M) float32, workspace.
         losses_K: as many float64, workspace.
         grad_M: float32, written.
@@ -484,7 +485,7 @@ def last_layer(
         Logits and gradients are float32, losses are computed and added in float64. Sums are those of
         `LOSS_BLOCK` samples, then of the blocks, in an order that depends on the shape alone.
     """
-    # Forward: one logit for each sample, none of those behind the batch.
+    # Forward: one logit for each sample, none for padding.
     is_live = is_sample(hidden_BN.shape[0], num_samples_1)
     hidden = torch.where(is_live.unsqueeze(1), hidden_BN, 0.0).float()
     logits = hidden @ weights_M[:-1] + weights_M[-1]
@@ -509,7 +510,7 @@ def relu_backward(
     """Set gradients to zero where ReLU was, in place, and sum them by column for the bias.
 
     Args:
-        grad_BN: any float type; gradient by the layer's outputs, then by its sums. Zeros behind the batch.
+        grad_BN: any float type; gradient by the layer's outputs, then by its sums. Zeros for padding samples.
         outputs_BN: of the same type; what ReLU left.
         partials_KN: (ceil(B / `BIAS_BLOCK`), N) float32, workspace.
         bias_grad_N: float32, written.
@@ -567,7 +568,7 @@ def _vectors(
     bottom_BD: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """(B, V, D) vectors that interact, zeros behind the batch."""
+    """Return the (B, V, D) vectors that interact, zeros for padding samples."""
     rows_BFD = gathered_rows(weights_SD, slots_BF, num_samples_1).to(dtype)
     if bottom_BD is None:
         return rows_BFD

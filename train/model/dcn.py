@@ -72,7 +72,7 @@ class Dcn(DenseModel):
         generator = torch.Generator().manual_seed(seed)
         self.is_per_sample = not config.batch_norm
         self.is_plain = not (config.dropout or config.batch_norm)
-        """Whether it has linear layers and ReLU alone, for which there is a step of its own."""
+        """Whether it has linear layers and ReLU alone, which a specialised step computes."""
         norm = {"batch_norm": config.batch_norm}
         self.bottom = build_mlp(shape.bottom, generator, relu_last=True, **norm) if shape.bottom else None
         self.cross_layers = nn.ModuleList(

@@ -71,7 +71,7 @@ class Dlrm(DenseModel):
         super().__init__()
         self.shape = shape
         self.is_plain = not (shape.dropout or shape.batch_norm)
-        """Whether it has linear layers alone, for which there is a step of its own."""
+        """Whether it has linear layers alone, which a specialised step computes."""
         # One generator in a fixed order: with a seed the shape alone decides every initial value.
         generator = torch.Generator().manual_seed(seed)
         self.is_per_sample = not shape.batch_norm
@@ -173,7 +173,7 @@ def build_mlp(
 
 
 class _Linear(nn.Linear):
-    """A layer that draws no initial values of its own from torch's global generator.
+    """A layer that draws no initial values from torch's global generator.
 
     ``nn.utils.skip_init`` does the same and imports sympy for it, 0.4 s.
     """

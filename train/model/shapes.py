@@ -78,7 +78,7 @@ class DlrmShape:
 
     @property
     def interaction_floats(self) -> int:
-        """Numbers of a sample that a forward pass keeps beside the outputs of linear layers."""
+        """Return how many numbers of a sample a forward pass keeps, except outputs of linear layers."""
         return self.num_vectors * self.embedding_dim + self.num_vectors**2 + self.top_inputs
 
 
@@ -226,7 +226,7 @@ class DcnShape:
 
     @property
     def interaction_floats(self) -> int:
-        """Numbers of a sample that a forward pass keeps beside the outputs of linear layers."""
+        """Return how many numbers of a sample a forward pass keeps, except outputs of linear layers."""
         return self.num_inputs * (1 + self.config.cross_layers)
 
 

@@ -1,26 +1,18 @@
 """Finds what a rank looks up, serves, sends and receives in one step, for the rows of one table group.
 
-Every rank reads the lookups of the whole batch, so it knows which rows each rank uses and makes the same
-lists as they do (`stats.exchange.messages`); nothing is asked. Before the step the owner of a row sends its
-vector to each rank that looks it up, once however often it is looked up there; at the first use of a row each
-of them computes the initial value instead. After it each sends one gradient to the owner, the sum over its
+Every rank reads the lookups of the whole batch, so all ranks compute the same lists of rows
+(`stats.exchange.messages`), and none has to request any. Before the step the owner of a row sends its vector
+to each rank that looks it up, once however often it is looked up there; at the first use of a row each of
+them computes the initial value instead. After the step each sends one gradient to the owner, the sum over its
 micro-batches.
 
-Shapes: U distinct rows of the step, O of these that this rank looks up, S that it owns, W ranks.
-
-Reads batches as several ranks see them: the distinct rows of each, with the ranks that use them.
-
-Rows of all tables of one row width are numbered as one, table after table; such a number is a key. Shapes:
-N lookups and U distinct rows of a batch, F tables of the width.
-
-The rows of one table group that this rank owns, as tables of their own.
-
 The owner of a row holds its weights and optimizer state. The rows of a rank keep their order, so its part of
-a table is a table of fewer rows whose hot rows are a prefix, and tiers, placements and planners work on it as
-in one process. Keys number the rows of all tables of the group, table after table; such a map takes 5 bytes
-per row on every rank.
+a table is a smaller table whose hot rows are a prefix, and tiers, placements and planners work on it as in
+one process. Keys number the rows of all tables of the group, table after table; the map from keys takes 5
+bytes per row on every rank.
 
-Shapes: F tables of the group, K keys, R rows that this rank owns, S of these that a step serves.
+Shapes: F tables of the group, K keys, N lookups of a batch, U distinct rows of the step, O of these that this
+rank looks up, S that it owns and serves, R rows that it owns, W ranks.
 """
 
 from __future__ import annotations
@@ -233,7 +225,7 @@ class HeldRows:
         Args:
             keys_S: (num_served,), ascending.
         """
-        # Keys ascend, so those of a table lie together, and its first local number is taken from each.
+        # Keys ascend, so those of a table are contiguous, and its first local number is taken from each.
         first_F1 = np.searchsorted(keys_S, self.first_key_F1)
         firsts = np.repeat(self.ids.first_F1[:-1], np.diff(first_F1))
         # Lookup i is the only one of row i: the order and the starts are the same numbers.

@@ -41,7 +41,7 @@ Counts = tuple[int, ...]
 
 
 class CrossingRows(NamedTuple):
-    """The rows of one width that cross one way in a step, those of rank r behind those of rank r - 1."""
+    """The rows of one table group sent in one direction in a step, in the order of ranks."""
 
     counts: Counts
     keys_N: NDArray[np.int32]
@@ -88,7 +88,7 @@ class RowsUnderWay:
         self._layout = layout
 
     def wait(self) -> list[NDArray[np.float32]]:
-        """Return the rows of each width, (num_rows, embedding_dim), those of rank r behind those of r - 1."""
+        """Return the rows of each table group, (num_rows, embedding_dim), in the order of ranks."""
         self._pending.wait()
         data = self._received.data.numpy()
         if not self._coding.is_exact:
@@ -167,7 +167,7 @@ class RowMessages:
         """Start an exchange.
 
         Args:
-            rows: of each width, those to rank r behind those to r - 1.
+            rows: of each table group, in the order of the ranks they go to.
             sent: which rows these are.
             received: the rows that come from each rank.
             coding: of both.
@@ -196,7 +196,7 @@ class RowMessages:
         return tuple(sizes)
 
     def _packed(self, rows: Sequence[NDArray[np.float32]], sent: Sequence[CrossingRows]) -> NDArray[np.uint8]:
-        # The rows of one width lie in the order of ranks already.
+        # The rows of a single table group are in the order of ranks already.
         if len(rows) == 1:
             return np.ascontiguousarray(rows[0]).reshape(-1).view(np.uint8)
         # Of several, the rows to a rank stand together, those of the first width before the others.
@@ -207,7 +207,7 @@ class RowMessages:
     def _coded(
         self, rows: Sequence[NDArray[np.float32]], sent: Sequence[CrossingRows], coding: Coding
     ) -> NDArray[np.uint8]:
-        # Zeros fill the gaps behind the codes of a width.
+        # Zeros pad the codes of a table group.
         data = np.zeros(sum(self._sizes(sent, coding)), np.uint8)
         first = 0
         for rank, width, part in _parts(sent):
@@ -372,7 +372,7 @@ class DenseSums:
         # Messages have no part for the rank itself, whose slice stays as it is.
         others = [rank for rank in range(ranks.num_ranks) if rank != ranks.rank]
         own_WN = self._own_WN.numpy()
-        # Blocks are numbered over the whole gradient, so each slice has random bits of its own.
+        # Blocks are numbered over the whole gradient, so slices do not share random bits.
         first_blocks = [rank * (self._slice // _BLOCK) for rank in range(ranks.num_ranks)]
         parts = [self._encoded(own_WN[rank], first_blocks[rank], codec, stream) for rank in others]
         sizes = [codec.num_bytes(self._shape()) * (rank != ranks.rank) for rank in range(ranks.num_ranks)]

@@ -1,14 +1,11 @@
-"""The interface of the ranks that share the work of a run, and the case of a single one.
+"""The interface of the ranks that share the work of a run, for a single process and for several over gloo.
 
 Nothing is negotiated: each rank knows from the plan how many bytes it sends to every other and how many it
-receives. Calls are collective: all ranks make the same calls in the same order.
+receives, so torch sends no sizes. Calls are collective: all ranks make the same calls in the same order.
+Messages are in host memory. torchrun, or anything else that sets RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT, starts the processes.
 
-Ranks that are processes of torch.distributed, over gloo: what crosses lies in host memory.
-
-torchrun, or anything else that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, starts them. Bytes that
-each rank receives are fixed by the plan, so torch sends no sizes.
-
-Measures what the link between ranks carries.
+The module also measures the speed of the link between ranks.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ class RankError(HotsetError):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Bytes for every rank, those of rank r behind those of r - 1; of a rank's own there are none."""
+    """Bytes for every rank, in the order of ranks; none for the sender."""
 
     data: torch.Tensor
     """(sum of the sizes,) uint8."""
@@ -105,7 +102,7 @@ class Done:
     """A message that has arrived."""
 
     def wait(self) -> None:
-        """Return at once."""
+        """Return immediately."""
 
 
 class OneRank:
@@ -140,8 +137,8 @@ def agree(ranks: Ranks, work: Callable[[], Found]) -> Found:
         found.append(work())
     except HotsetError as raised:
         error = raised
-    # All ranks ask, so that none waits for one that has left. An error that another rank tells comes last: a
-    # rank inside work of ranks together may have one of its own.
+    # All ranks take part, so that none waits for one that has failed. An error that another rank reports
+    # comes last: a rank inside collective work may have raised one itself.
     outcome = _HAS_ERROR if error is not None else _SUCCEEDED
     if isinstance(error, SaidElsewhereError):
         outcome = _LEFT_TO_OTHERS
@@ -339,8 +336,8 @@ def join_ranks(timeout_seconds: float = 60.0) -> Ranks:
         )
     timeout = datetime.timedelta(seconds=timeout_seconds)
     with _lost_ranks(int(os.environ["RANK"])):
-        # Processes that have joined already, as Ray Train's workers, keep their group, which waits as long as
-        # it likes, and on GPUs sends nothing from host memory: theirs is beside it.
+        # Processes that have joined already, such as Ray Train's workers, keep their process group, which has
+        # no timeout and on GPUs sends nothing from host memory; a second group is made for our messages.
         if dist.is_initialized():
             return TorchRanks(timeout_seconds, dist.new_group(backend=_BACKEND, timeout=timeout))
         dist.init_process_group(_BACKEND, timeout=timeout)
