@@ -268,7 +268,7 @@ def _group_lookups(
     counts_DR: NDArray[np.int64],
     found: LookupsByRow,
 ) -> int:
-    """Fill ``found``, whose ``rows`` and ``starts`` are as long as if every lookup had a row of its own.
+    """Fill ``found``, whose ``rows`` and ``starts`` are long enough for a distinct row per lookup.
 
     Returns:
         -1 - the position of a lookup whose id is outside its table, or the number of distinct rows. Exact.

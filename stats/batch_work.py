@@ -26,8 +26,8 @@ MOST_TILE_SAMPLES = 512
 """Samples of a tile at most: few enough that its activations stay in the caches of a core."""
 _LEAST_TILE_SAMPLES = 256
 _FEW_TILES = 4
-"""Smaller tiles than the largest are cut for so many threads, but none below the least size: each tile costs
-a gradient of its own, which is written and added."""
+"""Tiles are made smaller for so many threads, but not below the least size: each tile has a separate
+gradient, which is written and added."""
 LEAST_RANGE_LOOKUPS = 16_384
 """Lookups of a range of rows at least, some 0.4 ms of work; to wake a thread takes a tenth of that."""
 _RANGES_PER_THREAD = 2

@@ -1,32 +1,26 @@
-"""Codecs by the names that options take.
+"""Row codecs by their option names, and `BoundedCodec`, whose error has a bound.
 
-Rows with a bounded error: a fixed number of bits for each number, on the range of each table in a message.
-
-With lo and hi the smallest and largest number of a table's rows in the message and the table's relative
-bound e, numbers are rounded to one of L = ceil(1 / (2 e)) + 1 levels from lo to hi, in ceil(log2 L) bits. A
-message holds lo and hi of each table as float32, 8 bytes, and behind them the codes, each row in whole bytes.
-Promise, for finite x:
+`BoundedCodec` writes a fixed number of bits for each number, on the range of each table in a message. With lo
+and hi the smallest and largest number of a table's rows in the message and the table's relative bound e,
+numbers are rounded to one of L = ceil(1 / (2 e)) + 1 levels from lo to hi, in ceil(log2 L) bits. A message
+holds lo and hi of each table as float32, 8 bytes, followed by the codes, each row in whole bytes. For finite
+x:
 
     |x - x'| <= e (hi - lo) (1 + 2**-20) + u
 
 where u is half a unit in the last place of the larger of |lo| and |hi|: x' itself is rounded to float32,
-which counts where a table's rows are nearly equal. Stochastic rounding takes one of the two levels around x,
-each as likely as it is near: unbiased, at most twice this error.
+which matters where a table's rows are nearly equal. Stochastic rounding takes one of the two levels around x,
+with probabilities that make it unbiased; its error is at most twice the bound.
+
+In early training the bound is looser. With ``u`` the finished share of the early steps, from 0 to 1, it is
+multiplied by ``2 - u``, and by 1 after them.
 
 Source:
-    A bound on each table's range is that of Feng et al., SC'24, arXiv 2407.04272, whose codes are not of
-    fixed width, so that their sizes must cross before them.
+    Feng et al., SC'24, arXiv 2407.04272, for a bound on each table's range; their codes are not of fixed
+    width, so sizes must be exchanged first. The linear schedule and its constant of 2 are theirs, too; it
+    ends after 65,536 steps of a run of 306,969.
 
 Shapes: N rows, D numbers of a row, T tables.
-
-How bounds are looser at first: the factor by which the bound of `bounded` is multiplied in each step.
-
-With ``u`` the share of the early steps that are done, from 0 to 1, the factor falls linearly, ``2 - u``, and
-is 1 from the end of the early steps on.
-
-Source:
-    The linear schedule of Feng et al., SC'24, arXiv 2407.04272, with their constant of 2. Theirs ends after
-    65,536 steps, of a run of 306,969.
 """
 
 from __future__ import annotations

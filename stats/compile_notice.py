@@ -12,7 +12,7 @@ _FEW = 3
 
 
 class _Notice:
-    """The kernels compiled since someone asked to be told, and whom to tell."""
+    """The number of kernels compiled since the last call of `call_when_compiling`, and its listener."""
 
     num_compiled = 0
     listener: Callable[[], None] | None = None

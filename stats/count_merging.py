@@ -1,7 +1,7 @@
-"""Adding up counts that lie in order, source by source: days, or runs of a table too large for its memory.
+"""Add up sorted counts of several sources: days, or runs of a table larger than memory.
 
-Sources are merged a range of categories at a time, so memory holds some chunks however long the sources are
-(they may be mapped files), and all of them are read once, in order.
+Sources, which may be mapped files, are merged a range of categories at a time. So memory holds only some
+chunks, whatever the length of the sources, and each is read once, in order.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def count_distinct(sources: Sequence[Counts]) -> int:
 
 
 def merge_chunks(sources: Sequence[Counts]) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
-    """Yield the merged categories and counts, ascending, in chunks valid until the next one is asked for."""
+    """Yield the merged categories and counts, ascending, in chunks that are valid until the next one."""
     heads = [0] * len(sources)
     share = max(1, CHUNK_ROWS // max(1, len(sources)))
     while True:
@@ -75,8 +75,8 @@ def _up_to(limit: int, window: NDArray[Any]) -> int:
 def _merge_windows(
     sources: Sequence[Counts], heads: list[int], lengths: list[int]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    # Copy the windows one behind the other: sources may be mapped, strided or of another width.
-    # Windows are laid end to end, since the kernel merges runs of one array.
+    # Concatenate the windows, because the kernel merges runs of one array; sources may be mapped, strided or
+    # of another width.
     stops = np.cumsum(np.array(lengths, np.int64))
     total = int(stops[-1])
     categories = np.empty(total, np.uint64)
@@ -119,7 +119,7 @@ def merge_runs(
     """Merge runs of ascending categories, adding the counts of equal ones, by a heap of the runs' heads.
 
     Args:
-        categories: the runs one behind the other.
+        categories: the runs, concatenated.
         counts: of each category in its run.
         starts: (num_runs,), where each run begins.
         stops: (num_runs,), where it ends.

@@ -68,16 +68,16 @@ def count_run(
 
     Args:
         values: (num_values,), categories, uint32 or uint64, none of them missing.
-        first: the first of them to count.
-        stop: the one behind the last to count.
-        num_values: how many there are.
+        first: the first value to count.
+        stop: end of the values to count, exclusive.
+        num_values: length of ``values``.
         table: (capacity, 2); category and its count so far.
         shift: `shift_of` the table.
-        num_used: entries taken.
+        num_used: used entries.
         max_used: below the capacity, or probing would never end.
 
     Returns:
-        Where it stopped, and entries taken. Exact.
+        Where it stopped, and the used entries. Exact.
     """
     # Known before the loop: the compiler makes one without what is not needed.
     is_large = table.shape[0] > _LARGE and num_values > AHEAD
@@ -149,16 +149,16 @@ def count_short_run(
 
     Args:
         values: (num_values,), categories, none of them missing.
-        first: the first of them to count.
-        stop: the one behind the last to count.
-        num_values: how many there are.
+        first: the first value to count.
+        stop: end of the values to count, exclusive.
+        num_values: length of ``values``.
         table: (capacity,).
         shift: `shift_of` the table.
-        num_used: entries taken.
+        num_used: used entries.
         max_used: below the capacity, or probing would never end.
 
     Returns:
-        Where it stopped, and entries taken. Exact.
+        Where it stopped, and the used entries. Exact.
     """
     mask = np.uint64(table.shape[0] - 1)
     # Known before the loop: the compiler makes one without what is not needed.
@@ -228,18 +228,18 @@ def take_valid(
     taken: NDArray[Any],
     num_taken: np.uint64,
 ) -> np.uint64:
-    """Copy the lookups of a block that are not missing behind those taken before.
+    """Append the lookups of a block that are not missing to ``taken``.
 
     Args:
         categories: (num_lookups,), uint32 or uint64.
         is_valid: Arrow validity bitmap of ``categories``.
         first: the first lookup of the block.
-        stop: the one behind its last.
+        stop: end of the block, exclusive.
         taken: (``num_taken`` + lookups of the block or more,) in and out, of the type of ``categories``.
-        num_taken: taken before.
+        num_taken: lookups in ``taken`` before.
 
     Returns:
-        How many are taken now.
+        The lookups in ``taken`` now.
     """
     # Each is written to the next free place, which only one that is there keeps: no branch to mispredict. By
     # whole bytes of the bitmap where it goes, since the compiler then knows which bit is whose.
@@ -268,9 +268,9 @@ def keep_last(taken: NDArray[Any], first: np.uint64, num_kept: np.uint64) -> Non
 
 @kernel
 def place_of(is_valid: NDArray[np.uint8], start: np.uint64, num_before: np.uint64) -> np.uint64:
-    """Return the place of a lookup that is not missing, behind ``num_before`` such from ``start`` on.
+    """Return the position of the valid lookup that follows ``num_before`` valid ones from ``start`` on.
 
-    Found when a table is full, so that no lookup has to keep its place while it is counted.
+    It is computed only when a table is full, so that no lookup has to store its position while counted.
     """
     place = start
     left = num_before
@@ -330,7 +330,7 @@ def _add(
             first = stop
         return categories.shape[0], num_used, 0
 
-    # The last lookups taken wait for the next block, so that lines are asked for across its border.
+    # The last lookups wait for the next block, so that lines are prefetched across its border.
     taken = np.empty(np.int64(BLOCK + AHEAD), categories.dtype)
     num_taken = np.uint64(0)
     num_counted = np.uint64(0)

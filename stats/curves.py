@@ -1,17 +1,16 @@
-"""The share of a table's lookups that its most looked-up rows serve.
+"""Curves of lookups over rows, fits of their distribution, and slopes of speed.
 
-Single numbers read off a curve: where it reaches a share, and where more stops paying.
+A coverage curve gives the share of a table's lookups that its most looked-up rows serve, and from it the size
+that reaches a share and the size beyond which more rows stop paying.
 
-The distribution of a table's lookups as FBGEMM describes it: heavy hitters, then Zipf's law.
+`fit_zipf` describes a table's lookups as FBGEMM does: heavy hitters, then Zipf's law. The k-th most frequent
+row after the H heavy hitters has a probability proportional to (k + q)**-s, k counted from 0 over all rows. A
+fit needs sums over all rows for each q. Rows of equal count are adjacent, so these are differences of
+log-gamma functions, and the time of a fit depends on the distinct counts and not on the number of rows.
 
-The k-th most frequent row behind the H heavy hitters has a probability proportional to (k + q)**-s, k counted
-from 0 over all rows. A fit needs sums over all rows for each q; rows of equal count follow each other, so
-these are differences of log-gamma functions, and 30 million rows take no longer than their distinct counts.
-
-How speed follows a factor of a model: slopes between logarithms, with intervals, and verdicts from them.
-
-An elasticity of -1 halves the speed where the factor doubles. Its interval covers 95 % under normal residuals
-of a power law; few points make it wide, and a verdict then stays undecided.
+`log_slope` is the slope of speed over a factor of a model, both logarithmic: an elasticity of -1 halves the
+speed where the factor doubles. Its interval covers 95 % under normal residuals of a power law. Few points
+make it wide, and the verdict then stays undecided.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ _HITTER_SHARE = 0.9
 _LEAST_S, _MOST_S, _STEP_S = 0.01, 2.0, 0.01
 _Q_REGULARIZER = 1e-4
 _FACTORS = (1.0, 5.0)
-"""Bounds of the least heavy hitter's probability, as a multiple of that of the first row behind it."""
+"""Bounds of the least heavy hitter's probability, as a multiple of that of the first row after it."""
 _DIRECT_TERMS = 64
 """Terms of the normalizing sum that are added one by one; the rest is an integral with its corrections."""
 

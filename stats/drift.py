@@ -1,11 +1,11 @@
-"""The aging of hot sets: the rows each part of a log would choose, and what they serve in the other parts.
+"""Measure the aging of hot sets: the rows that each part of a log would choose, on the other parts.
 
-Rows of all tables are numbered through (row = first_row[table] + id). Every row has one word of marks: bit p
-means that part p would keep it hot, bit num_parts + p that part p looked it up. So a pass over the ids judges
-the hot sets of all parts at once, at one random read per lookup and one word and one counter per row.
+Rows of all tables are numbered consecutively (row = first_row[table] + id). Every row has one word of marks:
+bit p means that part p would keep it hot, bit num_parts + p that part p looked it up. So one pass over the
+ids measures the hot sets of all parts, with one random read per lookup and one word and one counter per row.
 
-Ids are ranks over the whole log, so ties must not be broken by id: a part's rows of equal count would be
-chosen by what comes after it. They are ordered by a hash instead.
+Ids are ranks over the whole log, so ties are broken by a hash and not by id: otherwise later parts would
+decide between a part's rows of equal count.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def mask_type(num_ranks: int) -> type[np.unsignedinteger]:
 @inlined_kernel
 def lowest_bit(mask: np.uint64) -> np.int64:
     """Return the number of the lowest bit that is set; of a mask with at least one."""
-    # The bits below it are counted, in pairs, then in fours, then in bytes, whose counts are added at once.
+    # Count the lower bits: in pairs, fours and bytes, then sum the bytes by a multiplication.
     below = (mask & (~mask + np.uint64(1))) - np.uint64(1)
     below -= below >> np.uint64(1) & np.uint64(0x5555555555555555)
     fours = np.uint64(0x3333333333333333)
@@ -168,7 +168,7 @@ NOTHING = Crossings(0, 0)
 @inlined_kernel
 def count_bits(mask: np.uint64) -> np.int64:
     """Return the number of bits that are set."""
-    # In pairs, then in fours, then in bytes, whose counts are added at once: no branch to be guessed wrong.
+    # In pairs, fours and bytes, then sum the bytes by a multiplication: no branch is mispredicted.
     pairs = mask - (mask >> np.uint64(1) & np.uint64(0x5555555555555555))
     fours = np.uint64(0x3333333333333333)
     pairs = (pairs & fours) + (pairs >> np.uint64(2) & fours)
@@ -392,7 +392,7 @@ def owners_by_use(
 
 @dataclass(frozen=True, slots=True)
 class RankedEpoch:
-    """The steps of an epoch, one behind the other in flat arrays."""
+    """The steps of an epoch, concatenated in flat arrays."""
 
     num_ranks: int
     num_samples: int

@@ -1,23 +1,16 @@
-"""Hash tables from categories to ids.
+"""Hash tables from categories to counts or ids, and the integer hash that all stored randomness uses.
 
-A category's number in its entry is id + 1. Ids are inserted hottest first, so that the hot ones sit where
-their first probe looks. Categories of 32 bits have short entries.
+`mix64` and `mix64_pair` are a 64-bit finaliser that turns (seed, position) into bits. A value depends on its
+position and not on earlier draws, so any part can be computed alone, in any order, on any machine. Their
+results must never change: shuffles, initial values and generated logs depend on them, and a test pins them.
 
-The one integer hash behind everything random on disk or in a table.
+A table is a ``(capacity, 2)`` array of uint64: the category and its number, 0 for a free entry. Both share a
+cache line, which is the whole cost of a lookup into a table of millions; kernels prefetch it AHEAD of the
+lookup. A short table, of categories and numbers of 32 bits, is ``(capacity,)``: the category in the upper
+half of a word, its number in the lower, so a line holds twice as many. The capacity is a power of two and the
+probing linear.
 
-A 64-bit finaliser turns (seed, position) into bits, so that a value depends on where it stands and
-not on what was drawn before it: any part can be computed alone, in any order, on any machine.
-
-This file must never change what it returns: shuffles, initial values and generated logs depend on it. A test
-pins its values.
-
-Probing of open-addressing hash tables from categories to counts or ids, in entries of two widths.
-
-A table is a ``(capacity, 2)`` array of uint64: the category, and its number, where 0 marks a free entry. Both
-stand in one cache line, which is all that a lookup into a table of millions costs, and kernels ask for that
-line AHEAD of the lookup. A short table, of categories and numbers of 32 bits, is ``(capacity,)``: the
-category in the upper half of a word, its number in the lower, so that a line holds twice as many. The
-capacity is a power of two and the probing linear.
+In tables of ids a number is id + 1. Ids are inserted hottest first, so hot ones are at their first probe.
 """
 
 from __future__ import annotations
@@ -310,16 +303,16 @@ def settle_unknown(
     num_oov: NDArray[np.int64],
     matrix: NDArray[np.int32],
 ) -> None:
-    """Give lookups without an id, -1, the oov row of their table, count those, and put samples together.
+    """Replace missing ids, -1, by the oov row of their table, count them, and transpose to samples.
 
-    Tables are looked up one by one, so each has its ids in a row of its own: in the matrix of a Criteo log
-    they are 104 bytes apart, a cache line for each. A block of samples stays in the cache while it is turned.
+    Tables are looked up one by one, so the ids of each are contiguous; in the matrix of a Criteo log they are
+    104 bytes apart, a cache line for each. A block of samples stays in the cache while it is transposed.
 
     Args:
         ids_of_tables: (num_features, num_samples), -1 where unknown; overwritten.
         oov_ids: (num_features,), id of each table's oov row.
         num_oov: (num_features,) out, added to; exact.
-        matrix: (num_samples, num_features) out; may lie in the memory of a single row of ``ids_of_tables``.
+        matrix: (num_samples, num_features) out; may share the memory of a single row of ``ids_of_tables``.
     """
     num_features = np.uint64(ids_of_tables.shape[0])
     num_samples = np.uint64(ids_of_tables.shape[1])

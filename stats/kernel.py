@@ -1,14 +1,14 @@
 """The decorator of all compiled functions: Numba, with a compile cache that may be absent or damaged.
 
-Numba keeps machine code beside the source, in the user's cache folder or in ``NUMBA_CACHE_DIR``. It refuses
-to import a kernel where none of these can be written, and raises from unpickling where a file was cut short
-by a power cut, or names a class that an upgrade of this package renamed. A cache is only a convenience: here
-a kernel whose code cannot be kept is compiled at each start, and code that cannot be trusted is compiled
-again and replaced. The digest of each entry keeps a flipped byte from becoming a wrong instruction.
+Numba keeps machine code next to the source, in the user's cache folder or in ``NUMBA_CACHE_DIR``. It refuses
+to import a kernel if none of these is writable, and raises while unpickling a file that a power cut truncated
+or that names a class renamed by an upgrade of this package. But a cache is only a convenience. Here a kernel
+whose code cannot be kept is compiled at each start, and code that cannot be trusted is compiled again and
+replaced. The digest of each entry keeps a flipped byte from becoming a wrong instruction.
 
-Numba compiles a kernel again once its file changed. But its code also contains the kernels that it calls,
-the operations that it uses (`simd`) and the constants that it names: here those of other files count, too, so
-kernels are laid out like any functions.
+Numba compiles a kernel again after its file changed. But its code also contains the kernels that it calls,
+the operations that it uses (`simd`) and the constants that it names. Here changes of those in other files
+count, too, so kernels can be in any file.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _stamps_of(function: Callable[..., Any]) -> list[tuple[str, Any]]:
         for name, value in {**named.globals, **named.nonlocals}.items():
             if isinstance(value, _CONSTANTS):
                 stamps.add((name, repr(value)))
-            # A function that has a compiled form of its own, such as those of `simd`.
+            # A function with a separate compiled form, such as those of `simd`.
             if inspect.isfunction(value):
                 source = inspect.getsource(sys.modules[value.__module__])
                 stamps.add((value.__module__, hashlib.sha256(source.encode()).hexdigest()))

@@ -1,36 +1,30 @@
-"""The interface of a codec of rows: the bytes of a message, known before the message is, and its promise.
+"""Codecs of rows whose message size depends on the plan alone: floats, and int8 with a scale per row.
 
-The bytes of a message depend on its rows, their width and its tables alone, never on their values, so a
+The bytes of a message depend on its rows, their embedding_dim and its tables, never on their values, so a
 receiver knows the size of each message from the plan.
 
-Shapes: N rows of a message, D numbers of a row, T tables.
+Floats, for finite x: ``none`` keeps the bits; ``bf16`` is the nearest bfloat16, ties to even, so
+|x - x'| <= 2**-8 |x| for normal x; ``fp16`` likewise, 2**-11 |x| from 2**-14 up to 65,504. Numbers beyond the
+largest of the format become that number and are counted: an infinity would spoil the row.
 
-Rows as float32, bfloat16 or float16: a sign, an exponent and fewer digits.
-
-Promises, for finite numbers x: ``none`` keeps the bits; ``bf16`` is the nearest bfloat16, ties to even, so
-|x - x'| <= 2**-8 |x| for normal x; ``fp16`` likewise, 2**-11 |x| from 2**-14 up to 65,504. What is larger
-than the largest number of the format becomes that number and is counted: an infinity would spoil the row.
-Stochastic rounding takes one of the two numbers around x, each as likely as it is near: unbiased, at most
-twice these errors.
-
-Rows as small whole numbers times one scale a row.
-
-A row's scale s is its largest magnitude m over the largest code, rounded up to bfloat16, so no number leaves
-the range. The exponent of bfloat16 is that of float32, so a scale cannot underflow, where a gradient divided
-by the batch often lies below the smallest float16. A message is the scales of all rows, two bytes each, and
-behind them their codes. Promises, for finite x, but for 2**-149 where products are denormal:
+``int8`` is small integers times a scale per row. A row's scale s is its largest magnitude m over the largest
+code, rounded up to bfloat16, so no number leaves the range. The exponent of bfloat16 is that of float32, so a
+scale cannot underflow, whereas a gradient divided by the batch is often below the smallest float16. A message
+is the scales of all rows, two bytes each, followed by their codes. For finite x, except for 2**-149 where
+products are denormal:
 
     int8    x' = s q, |q| <= 127     |x - x'| <= s / 2 (1 + 2**-16),  s <= (1 + 2**-7) m / 127 + 2**-133
 
-2**-133 is the smallest bfloat16. Stochastic rounding takes the next code up or down, each as likely as it is
-near, with the bits of `plain_codecs`: unbiased, at most twice these errors, and the same in every run.
+2**-133 is the smallest bfloat16.
+
+Stochastic rounding takes one of the two neighbors of x, with probabilities that make it unbiased; its error
+is at most twice the bound. Its random bits depend only on the message's stream, the row's key and the column,
+so they are the same in every run.
 
 Source:
     Row-wise scales as in FBGEMM's and TorchRec's quantized communications.
 
-Shapes: N rows, D numbers of a row.
-
-Random bits of stochastic rounding: they follow from a message's stream, a row's key and a column alone.
+Shapes: N rows of a message, D numbers of a row, T tables.
 """
 
 from __future__ import annotations
@@ -184,7 +178,7 @@ def _to_bf16(bits_N: NDArray[np.uint32], codes_N: NDArray[np.uint16]) -> int:
 def _to_bf16_stochastically(
     bits_ND: NDArray[np.uint32], keys_N: NDArray[np.int64], stream: np.uint64, codes_ND: NDArray[np.uint16]
 ) -> int:
-    """Round float32 to a bfloat16 beside it; return how many would have become infinite."""
+    """Round float32 stochastically to bfloat16; return how many would have become infinite."""
     num_saturated = 0
     for row in range(bits_ND.shape[0]):
         seed = seed_of_row(stream, keys_N[row])
@@ -209,7 +203,7 @@ def _to_fp16_stochastically(
     stream: np.uint64,
     rounded_ND: NDArray[np.float32],
 ) -> None:
-    """Round float32 to a float16 beside it, as float32; numbers beyond the largest stay beyond it."""
+    """Round float32 stochastically to values of float16; numbers beyond its largest stay beyond it."""
     bits_ND = rows_ND.view(np.uint32)
     rounded_bits_ND = rounded_ND.view(np.uint32)
     for row in range(rows_ND.shape[0]):
@@ -318,7 +312,7 @@ def largest_magnitudes(bits_ND: NDArray[np.uint32], tops_N: NDArray[np.uint32]) 
     """Write the largest magnitude of each row, as its bits; return the first infinite row, or -1. Exact."""
     for row in range(bits_ND.shape[0]):
         top = np.uint32(0)
-        # Magnitudes of floats stand in the order of their bits.
+        # Magnitudes of floats have the order of their bits.
         for column in range(bits_ND.shape[1]):
             top = max(top, bits_ND[row, column] & _SIGN_OFF)
         tops_N[row] = top

@@ -1,22 +1,18 @@
-"""A shuffle that is a function of (seed, sample number) alone, in any number of parts and passes.
+"""Shuffle samples, their bags and the batches of an epoch, as functions of the seed and numbers alone.
 
-Every sample has a 64-bit key; the shuffled order is the order of keys. Which output file a sample belongs
-to is read off its key, given the keys at which files begin, so parts are scattered to files in any order and
-by any thread. Keys of one seed are distinct: the hash is a bijection of the sample number.
+Every sample has a 64-bit key, a hash of (seed, sample number), and the shuffled order is the order of keys. A
+sample's output file follows from its key and the keys at which files begin, so any thread can scatter parts
+to files in any order. Keys of one seed are distinct: the hash is a bijection of the sample number.
 
-The order of samples by their keys, which are hashes: evenly spread numbers need no comparing sort.
+Keys are evenly spread, so sorting them needs no comparing sort. They are counted into about as many buckets
+as there are keys, by the distance to the smallest, and placed bucket by bucket. A bucket then holds one or
+two keys, and one pass over all of them sorts these.
 
-Keys are counted into about as many buckets as there are keys, by the distance to the smallest of them, and
-placed bucket by bucket; a bucket then holds one or two keys, which one pass over all of them puts in order.
+The bags of a multi-hot table are ``ids``, (offsets[-1],), and ``offsets``, (num_samples + 1,), where each
+sample's bag begins. All exact.
 
-Bags through the shuffle: the lookups that samples have in one multi-hot table, one bag behind the other.
-
-``offsets``, (num_samples + 1,), are where each sample's bag begins in ``ids``, (offsets[-1],). All exact.
-
-The order in which an epoch visits the training batches.
-
-A function of the seed, the epoch and the kinds of the batches alone, so that trainer, schedule and simulation
-find the same order without passing it on.
+The order of an epoch's training batches depends only on the seed, the epoch and the kinds of the batches, so
+trainer, schedule and simulation compute the same order independently.
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ _ROWS_AHEAD = 32
 _IDS_AHEAD = 8
 """Samples between asking for the ids of one and copying them, where only some samples are chosen."""
 _SCATTERED_AHEAD = 4
-"""Rows of a file's part of the buffer that are asked for before they are written."""
+"""Prefetch distance in a file's part of the buffer, rows."""
 _LINE_WORDS = LINE_BYTES // 4
 
 HOT_ONLY, MIXED, EVALUATION = 0, 1, 2
@@ -197,7 +193,7 @@ def scatter_rows(
     ids_ahead = np.uint64(_IDS_AHEAD)
     num_chosen = np.uint64(chosen.shape[0])
     for place in range(num_chosen):  # unsigned: a signed index is not vectorised
-        # Ask for the ids of a later sample, which may lie far behind these, up to the line of its last one.
+        # Prefetch the ids of a later sample, which may be far away, up to the line of its last one.
         if place + ids_ahead < num_chosen:
             later = np.int64(chosen[place + ids_ahead]) * ids.shape[1]
             for word in range(0, ids.shape[1], _LINE_WORDS):
@@ -217,7 +213,7 @@ def scatter_rows(
             scattered_rows[target, column] = columns[column, place]
         for feature in range(num_features):
             scattered_rows[target, num_columns + feature] = ids[i, feature]
-        # In a loop of its own, which the compiler turns into vector instructions; the ids are in the cache.
+        # A separate loop, which the compiler turns into vector instructions; the ids are in the cache.
         for feature in range(num_features):
             largest[feature] = max(largest[feature], np.uint32(ids[i, feature]))
 

@@ -1,14 +1,13 @@
-"""Sixteen float32 numbers as one value inside kernels, for loops that the compiler cannot put in registers.
+"""Sixteen float32 numbers as one value in kernels, for loops that the compiler cannot keep in registers.
 
-Numba's compiler turns a loop over numbers into instructions on several at a time, but it keeps no sum over
-such a loop in a register where the loop's length is not a constant. A kernel that holds its sums in these
-values does: 3 times as fast on the interaction of a DLRM. A CPU with shorter registers takes several of them
-for a value. Products are added without rounding in between (`llvm.fma`) and sums have an order of their own,
-so all CPUs compute the same bits.
+Numba's compiler turns a loop over numbers into vector instructions, but it keeps no sum over such a loop in a
+register unless the loop's length is a constant. A kernel that holds its sums in these values does: 3 times as
+fast on the interaction of a DLRM. A CPU with shorter registers uses several of them for a value. Products are
+added without rounding in between (`llvm.fma`) and sums have a fixed order, so all CPUs compute the same bits.
+Without compilation a value is an array of sixteen numbers, and the last bit of a multiply-add may differ.
 
-Uncompiled, a value is an array of sixteen numbers, and the last bit of a multiply-add may differ.
-
-Asking the cache for what a kernel will read soon: a lookup into a large table then does not wait.
+`prefetch` loads what a kernel will read soon into the cache, so that a lookup into a large table does not
+wait.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _FLOAT_BYTES = 4
 _QUARTER = WIDTH // 4
 _SPLIT = [0, 8, 2, 10, 4, 12, 6, 14, 1, 9, 3, 11, 5, 13, 7, 15]
 _HALVES = ([*range(8), *range(16, 24)], 8)
-"""Numbers of two values behind each other, and the distance to those that are added to them."""
+"""Positions in two concatenated values, and the distance to the numbers that are added to them."""
 _IN_TURNS = ([start + each for start in (0, 4, 8, 12) for each in (0, 16, 1, 17)], 2)
 _QUARTERS = ([start + each for start in (0, 8, 16, 24) for each in range(4)], 4)
 _PAIRS = ([start + each for start in (0, 4, 8, 12) for each in (0, 1, 16, 17)], 2)
@@ -43,7 +42,7 @@ Float16x = Any
 def aligned_zeros(*shape: int) -> NDArray[np.float32]:
     """Return an array of zeros that begins with a cache line, for the workspace of a kernel.
 
-    NumPy's arrays begin at any 16 bytes, and a value that lies in two cache lines takes two reads: the
+    NumPy's arrays begin at any 16 bytes, and a value that crosses a cache line takes two reads: the
     interaction of a DLRM is 1.2 times as fast with an aligned workspace.
     """
     size = int(np.prod(shape))
@@ -70,7 +69,7 @@ def store_quarters(
     fourth: int | np.uint64,
     value: Float16x,
 ) -> None:
-    """Write the quarters of a value to an array, each from a position of its own on, the first one first."""
+    """Write the four quarters of a value to an array, each at its position, in order."""
     for quarter, position in enumerate((first, second, third, fourth)):
         numbers = value[_QUARTER * quarter : _QUARTER * (quarter + 1)]
         array[int(position) : int(position) + _QUARTER] = numbers
@@ -122,9 +121,9 @@ def split_neighbors(value: Float16x) -> Float16x:
 
 
 def add_halves(left: Float16x, right: Float16x) -> Float16x:
-    """Return the sums of numbers and those eight behind: eight of ``left``, then eight of ``right``.
+    """Return the sums of numbers eight apart: eight of ``left``, then eight of ``right``.
 
-    It is the first of four levels, halves, in turns, quarters, pairs, that turn sixteen values in the order
+    It is the first of four levels (halves, in turns, quarters, pairs) that turn sixteen values in the order
     of `split_neighbors` into the sum of each: numbers are added to their neighbors, these sums to theirs,
     and so on. On registers of eight the first level moves nothing, and no level adds neighbors in a register,
     which takes AMD's processors twice as long as two moves and an addition.
@@ -133,7 +132,7 @@ def add_halves(left: Float16x, right: Float16x) -> Float16x:
 
 
 def add_in_turns(left: Float16x, right: Float16x) -> Float16x:
-    """Return the sums of numbers and those two behind, by quarters: one of ``left``, one of ``right``, ..."""
+    """Return the sums of numbers two apart, by quarters: one of ``left``, one of ``right``, ..."""
     return _folded(left, right, *_IN_TURNS)
 
 
@@ -143,7 +142,7 @@ def add_quarters(left: Float16x, right: Float16x) -> Float16x:
 
 
 def add_pairs(left: Float16x, right: Float16x) -> Float16x:
-    """Return the sums of numbers and those two behind, by quarters: two of ``left``, two of ``right``."""
+    """Return the sums of numbers two apart, by quarters: two of ``left``, two of ``right``."""
     return _folded(left, right, *_PAIRS)
 
 

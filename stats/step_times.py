@@ -40,7 +40,7 @@ class Machine:
     """The speeds and fixed times that a step's time follows from."""
 
     link_bytes_per_second: float = 20e9
-    """Speed of the link between host and fast memory, each way at once."""
+    """Speed of the link between host and fast memory, in each direction simultaneously."""
     host_bytes_per_second: float = 10e9
     """Speed of rows read and written at random places of host memory, by all its cores."""
     flops: float = 10e12
@@ -258,7 +258,7 @@ def _lookahead(workload: Workload, machine: Machine, budget: Budget) -> Predicti
     transfer = max(
         moved.link_bytes / machine.link_bytes_per_second, moved.num_bytes / machine.host_bytes_per_second
     )
-    # Transfers hide behind the computation if there is room to be a step ahead.
+    # Transfers overlap with the computation if there is room to be a step ahead.
     mixed_seconds = max(compute, transfer) if prefetch else compute + transfer
     total = compute + mixed_share * (mixed_seconds - compute)
     return _prediction(
@@ -285,7 +285,7 @@ class _Moved:
 
     @property
     def link_bytes(self) -> float:
-        """Bytes of the busier way: the link carries both at once."""
+        """Bytes of the busier direction: the link carries both simultaneously."""
         return max(self.to_fast, self.to_slow)
 
 

@@ -316,16 +316,16 @@ class EpochUses:
         return 2 if self.rows_per_batch > num_slots else 1
 
     def lookahead_loads(self, num_slots: int, prefetch: int) -> float:
-        """Return the rows that Belady's algorithm loads, each first use among them.
+        """Return the rows that Belady's algorithm loads, including each first use.
 
-        Belady evicts the row with the farthest next use, so a row stays where its next use is near enough:
-        within as many batches as make the rows that stay fill the slots. A row that leaves keeps its slot
-        until the transfers of ``prefetch`` further batches are behind it.
+        Belady evicts the row with the farthest next use, so a row stays if its next use is within a window:
+        as many batches as it takes until the rows that stay fill the slots. An evicted row keeps its slot
+        until the transfers of ``prefetch`` further batches are finished.
 
-        No row stays behind a batch in passes.
+        In passes, no row stays after its batch.
 
         Error:
-            A lower bound, as near as the module says: slots suffice on average and in the middle of the
+            A lower bound, as tight as the module says: slots suffice on average and in the middle of the
             epoch, but are not counted at each batch.
         """
         # No row has to leave where all have a slot.
@@ -340,13 +340,13 @@ class EpochUses:
         return self._loads(largest(fits, self.num_batches))
 
     def cache_loads(self, num_slots: int) -> float:
-        """Return the rows that a cache loads which keeps the most frequent rows, each first use among them.
+        """Return the rows that a cache of the most frequent rows loads, including each first use.
 
-        What the slots of a batch's rare rows leave is taken by the most frequent rows, which are loaded once;
-        the others are loaded by each batch that looks them up.
+        The slots that a batch's rare rows leave free hold the most frequent rows, which are loaded once; the
+        others are loaded by each batch that looks them up.
 
         Error:
-            See the module; `lfu` learns the counts as it goes, from 70% of the slots filled with them.
+            See the module; `lfu` learns the counts gradually, from 70% of the slots filled with them.
         """
         if num_slots >= self.num_first_uses:
             return float(self.num_first_uses)
@@ -372,8 +372,8 @@ class EpochUses:
         """
         uses = self.num_uses
         num_batches = self.num_batches
-        # The gaps between the uses of a row are alike, and so is the one before the first use: a gap is
-        # longer than x where the first x batches do not use the row. They are taken by classes of length.
+        # All gaps between uses of a row have one distribution, and so has the gap before the first use: it is
+        # longer than x if the first x batches do not use the row. They are summed by classes of length.
         edges = [0.0, *np.geomspace(1.0, max(window, 1.0), _GAP_CLASSES).tolist()]
         beyond = [absence(uses, edge, num_batches) for edge in edges]
         leaving = float((((uses - 1) * beyond[-1] + 1) @ self.num_rows) * (1 + prefetch))

@@ -75,11 +75,11 @@ def count_labels_of_rows(
         ids: (num_lookups,), perhaps with a stride; rows of the table.
         offsets: (num_samples + 1,), where the lookups of each sample begin; length 0: one per sample.
         label: (num_samples,), 1 where clicked.
-        slot_of_row: (num_rows,), position of a row in the sums, -1 of those that are not asked for.
+        slot_of_row: (num_rows,), position of a row in the sums, -1 for rows that are not requested.
         lookups: (num_slots,), added to.
         clicks: (num_slots,), added to.
     """
-    # Where lookups lie in lists, offsets may begin beyond 0: those of a part of a log.
+    # Offsets of lists may begin beyond 0, as those of a part of a log do.
     is_one_each = offsets.shape[0] == 0
     for sample in range(label.shape[0]):
         first = sample if is_one_each else offsets[sample] - offsets[0]
@@ -173,9 +173,9 @@ class ValueSummary:
         return [min(max(bin_edge(int(number)), low), high) for number in numbers]
 
     def by_power_of_two(self) -> list[tuple[float, float, int]]:
-        """Return how many values lie from one power of two up to the next, away from 0: low, high, values.
+        """Return how many values are between neighboring powers of two, away from 0: low, high, values.
 
-        0 has a bin of its own, as low and high; bins without values are left out.
+        0 has a separate bin, as low and high; bins without values are left out.
         """
         # A bin lies within one power of two, as it is a part of one exponent.
         edges = [bin_edge(int(number)) for number in self.bins]

@@ -202,7 +202,7 @@ def peeled_levels(
 ) -> Levels | str:
     """Levels by peeling, for a folder ranked by frequency; or why there are none."""
     num_train = VocabularyTotals.of(vocabulary).num_train_samples
-    # Reasons not to peel are told in the report instead of the curve.
+    # Where peeling is impossible, the report gives the reason instead of the curve.
     if num_train > MAX_PEELED_SAMPLES:
         return f"the log has {num_train:,} training samples, peeling is shown up to {MAX_PEELED_SAMPLES:,}"
     if not num_train:

@@ -337,7 +337,7 @@ def _lookahead(epoch: _Epoch, areas: Sequence[StagingArea]) -> _Moved:
             max(1, area.width.num_rows), num_slots, prefetch=area.prefetch, window=window, splits=True
         )
         staged.append(_run(planner, cold))
-    # Hot rows have memory of their own beside the slots.
+    # Hot rows have separate memory, in addition to the slots.
     slots = [area.num_slots for area in areas]
     return _sum("lookahead", hot_bytes + _row_bytes(areas, slots), areas, staged)
 

@@ -1,9 +1,9 @@
-"""How the hot set of one part of a log serves the later ones: by raw file, or by time window.
+"""Measure how the hot set of one part of a log, a raw file or a time window, serves later parts.
 
-Two passes over samples/: one counts each training part and marks what it would keep hot, one judges all those
-hot sets on all parts at once. Memory is six bytes per row with up to seven parts, whatever the number of
-samples; threads share it. Parts of the evaluation only judge: their categories without an id share a row, so
-what they would keep hot cannot be told.
+Two passes over samples/: the first counts each training part and marks its hot rows, the second measures all
+those hot sets on all parts. Memory is six bytes per row with up to seven parts, whatever the number of
+samples; threads share it. Parts of the evaluation choose no hot set, because their categories without an id
+share a row.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _name_of_run(names: list[str]) -> str:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Names of files, which may lie in folders of their own, with a number where they are not distinct."""
+    """Return names of files, which may be in several folders, with a number where they are not distinct."""
     return [
         f"{name} ({names[: place + 1].count(name)})" if names.count(name) > 1 else name
         for place, name in enumerate(names)
@@ -181,8 +181,8 @@ def drift(
     Returns:
         ``budget_bytes``; ``parts``: name, is_training, num_samples, num_hot_rows (None for evaluation), and
         of its lookups and samples plan_hot_lookup_share and plan_hot_sample_share (the plan's hot rows) and
-        no_id_share (rows without an id of their own); ``pairs`` of each hot set and each part: chosen_on,
-        serves, age (in parts), common_rows_share (of the rows ``serves`` would choose; None for evaluation),
+        no_id_share (lookups without an id); ``pairs`` of each hot set and each part: chosen_on, serves, age
+        (in parts), common_rows_share (of the rows ``serves`` would choose; None for evaluation),
         hot_lookup_share, hot_sample_share, unseen_lookup_share (rows that ``chosen_on`` never looked up);
         ``by_age``: the means of the last three.
 
@@ -265,9 +265,9 @@ class _Drift:
         return found
 
     def _mark_plan(self) -> None:
-        # A row's word has, from the low end, a bit for each hot set that it is in, then a bit for each part
-        # that looked it up. The plan is the last of both: it is in its own hot rows, and knows every row
-        # but the shared one, whose bit is cleared for all parts at once.
+        # A row's word has, from the low end, a bit for each hot set that contains it, then a bit for each
+        # part that looked it up. The last bit of both is the plan's: it is set for the plan's hot rows, and
+        # for every row except the shared one, whose bits of lookups are cleared for all parts.
         word = self.marks_R.dtype.type
         hot = word(1 << self.num_sets)
         own = word(1 << (2 * self.num_sets + 1))
@@ -275,7 +275,7 @@ class _Drift:
         self.marks_R |= own
         for first, table in zip(self.first_row_T, self.tables, strict=False):
             self.marks_R[first : first + table.num_hot] |= hot
-            self.marks_R[first + table.oov_id] &= known  # who uses it has no row of its own
+            self.marks_R[first + table.oov_id] &= known  # its categories have no row
 
     def _count_tables(self, part: LogPart, tables: range, counts_R: NDArray[np.int32]) -> None:
         for lookups in self._lookups_of(part):

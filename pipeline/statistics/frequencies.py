@@ -208,7 +208,7 @@ class OovCounts(TypedDict):
 
 
 class Totals(TypedDict):
-    """The figures of a folder that stand beside its series."""
+    """The figures of a folder that accompany its series."""
 
     provenance: Provenance
     num_samples: int
@@ -228,7 +228,7 @@ class Totals(TypedDict):
 
 
 class Series(TypedDict, total=False):
-    """The series that were asked for."""
+    """The requested series."""
 
     features: list[FeatureRow]
     budgets: list[ListedBudgetRow]
@@ -277,7 +277,7 @@ def frequency_statistics(
         if name not in SERIES:
             raise ConfigError(f"no series {name!r}", hint=f"use one of {', '.join(SERIES)}")
     try:
-        # Series run in the order of SERIES, whatever the order they were asked for: output does not depend on
+        # Compute series in the order of SERIES, not in the requested one: the output does not depend on
         # it.
         inspected = Inspected.open(folder, resources, num_parts=num_parts)
         if not set(wanted) <= set(QUICK):

@@ -178,7 +178,7 @@ class _Sums:
 
 def _sum_log(columns: Manifest, inspected: Inspected, parts: Sequence[LogPart]) -> _Sums:
     """Sum over all files, in their order."""
-    # Parts of the log are ranges of samples, whatever files these lie in.
+    # Parts of the log are ranges of samples, in any files.
     bounds = [part.first for part in parts] + [columns.num_samples]
     tasks = (
         (columns, inspected.plan, entry, first, inspected.num_train, bounds)

@@ -39,7 +39,7 @@ class TableRow(TypedDict):
     cumulative_share: float
     is_hot: bool | None
     asked: NotRequired[str]
-    """The category that was asked for."""
+    """The requested category."""
     is_known: NotRequired[bool]
     """Whether the row is that category's own."""
 
@@ -76,7 +76,7 @@ class TableRows:
 
         Shares are in [0, 1]; ``is_hot`` is None before there is a plan.
         """
-        # Up to the last row asked for: most calls show the head of a table of millions.
+        # Stop at the last requested row: most calls show the head of a table of millions.
         served = np.cumsum(self.counts[: max(ids, default=-1) + 1])
         total = max(1, int(self.counts.sum()))
         return [

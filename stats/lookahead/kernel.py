@@ -299,7 +299,7 @@ def _reveal_next_uses(state: AreaState, held: HeldSteps, step: int) -> None:
         if place >= 0 and known < first and held.rows[place] == row:
             held.next_uses[place] = step  # it enters its key when it is planned
         elif is_in_slot(location):
-            # The last use is behind us, and its key says never.
+            # The last use is over, and its key is NEVER.
             records[location].key += (np.int64(NEVER) - step) << TIE_BITS
             if records[location].last_use <= area.after:
                 idle_keys[num_idle] = records[location].key

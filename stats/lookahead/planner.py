@@ -527,17 +527,17 @@ class WidthSizes:
 
 
 def default_staging_bytes(widths: Sequence[WidthSizes], prefetch: int | None) -> int:
-    """Return as many bytes as the hot rows take, but enough to run ``prefetch`` batches ahead.
+    """Return the bytes of the hot rows, or more if ``prefetch`` batches ahead need more.
 
     Args:
         widths: of all tables.
-        prefetch: depth that was asked for; None: at least ``LEAST_PREFETCH``.
+        prefetch: the requested depth; None: at least ``LEAST_PREFETCH``.
     """
     depth = LEAST_PREFETCH if prefetch is None else prefetch
     hot_bytes = sum(width.num_hot * width.row_bytes for width in widths)
     cold_bytes = sum(width.num_cold * width.row_bytes for width in widths)
-    # Slots are shared out in proportion to all cold bytes, so the width that wants most of its own decides.
-    # One byte a width more makes up for rounding.
+    # Slots are shared in proportion to all cold bytes, so the table group with the largest need decides.
+    # One byte more per table group makes up for rounding.
     wanted = [
         -(-min(_slots_for(depth, width), width.num_cold) * cold_bytes // width.num_cold) + width.row_bytes
         for width in widths
@@ -587,8 +587,8 @@ class CacheSweep:
         """
         Args:
             stream: rows numbered from 0, without gaps.
-            place_of_row: (num_rows,), place of each in the order of importance over all rows there are.
-            max_slots: the most that is asked for.
+            place_of_row: (num_rows,), place of each in the order of importance over all rows.
+            max_slots: the largest number of slots to evaluate.
         """
         self._stream = stream
         num_rows = place_of_row.shape[0]
@@ -599,7 +599,7 @@ class CacheSweep:
         self._key_of_place[place_of_row[is_near]] = np.flatnonzero(is_near)
         # Ranks put both kinds in one order.
         place_of_key = np.empty(self._num_keys, np.int64)
-        place_of_key[num_rows:] = np.arange(max_slots)  # some of these places are taken by rows
+        place_of_key[num_rows:] = np.arange(max_slots)  # rows occupy some of these places
         place_of_key[:num_rows] = place_of_row
         self._rank_of_key = np.empty(self._num_keys, np.int32)
         self._rank_of_key[np.argsort(place_of_key, kind="stable")] = np.arange(self._num_keys, dtype=np.int32)

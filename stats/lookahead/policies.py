@@ -1,21 +1,15 @@
-"""Which rows may be evicted, and which of them are: one way to choose for each policy.
+"""Choose the rows to evict, by policy: `lru`, `lfu`, `dataset` or look-ahead.
 
-Uses stand in a queue; a use that is no longer its row's last one is skipped. A boundary in the queue parts
-the rows unused since step ``after``, which may be evicted, from the others. Evictable rows are listed by the
-policy's key, in a heap or (look-ahead) in a bucket per next use, unless the queue is in the policy's order
-already.
+Uses are kept in a queue; a use that is no longer its row's last one is skipped. A boundary in the queue
+separates the rows unused since step ``after``, which may be evicted, from the others. Evictable rows are
+listed by the policy's key, unless the queue already has the policy's order. For ``lfu`` and ``dataset`` the
+list is a heap with four children per entry and the least key at the top. An entry is stale once the key of
+its row changed; it is dropped when it is met, or when the array is full. Look-ahead has a list of slots per
+next use, and a bit per list that is not empty.
 
-The heap of evictable rows of ``lfu`` and ``dataset``: four children per entry, the least key at the top.
-
-An entry is stale once the key of its row changed; it is dropped when it is met, or when the array is full.
-
-The evictable rows of look-ahead: a list of slots per next use, and a bit per list that is not empty.
-
-The location of a row: the number of its slot, or a number below 0 that tells where else it is.
-
-Kernels read and write locations by these functions alone.
-
-The arrays that the kernel of planners reads, keeps and writes, as tuples, which compiled code takes.
+The location of a row is the number of its slot, or a negative number for any other place. Kernels read and
+write locations by the functions of this module alone. The arrays of a planner's kernel are named tuples,
+which compiled code accepts.
 """
 
 from __future__ import annotations
@@ -259,7 +253,7 @@ class AreaState(NamedTuple):
     filled: NDArray[np.uint64]
     """(steps / 64,): a bit per step, set where it has some."""
     links: NDArray[np.int32]
-    """(num_slots,): the slot behind, -1 for the last."""
+    """(num_slots,): the next slot, -1 for the last."""
     free: NDArray[np.int32]
     """(num_slots,), a stack: the first ``num_free`` are free slots."""
     victims: NDArray[np.int32]
@@ -303,7 +297,7 @@ def next_use_of(key: int) -> int:
 
 @kernel
 def enter_bucket(state: AreaState, slot: int) -> None:
-    """List ``slot`` behind those with the same next use; rows without a next use are found by the queue."""
+    """Append ``slot`` to those with the same next use; rows without a next use are found by the queue."""
     area = state.area[0]
     record = state.records[slot]
     use = next_use_of(record.key)
@@ -366,7 +360,7 @@ def make_evictable(state: AreaState, policy: int, after: int, boundary: int) -> 
     num_rows = 0
     while boundary < area.tail and queue[boundary, 1] <= after:
         slot = queue[boundary, 0]
-        # An entry is stale where its row was used again later, and has another entry behind.
+        # An entry is stale if its row was used again, and has a later entry.
         if state.records[slot].last_use == queue[boundary, 1]:
             num_rows += 1
             if policy == LOOKAHEAD:
@@ -398,8 +392,8 @@ def _choose_farthest(state: AreaState, need: int, after: int, boundary: int) -> 
     num_victims = 0
     area.reach = 0
 
-    # Rows that are never used again, the one used longest ago first. The others stand in buckets, so nothing
-    # before the area's own boundary is searched again; beyond it rows are evictable for this item alone.
+    # Rows that are never used again, the one used longest ago first. The others are in buckets, so nothing
+    # before the area's boundary is searched again; beyond it rows are evictable for this item alone.
     front = area.front
     while num_victims < need and front < boundary:
         slot = queue[front, 0]
@@ -425,7 +419,7 @@ def _choose_farthest(state: AreaState, need: int, after: int, boundary: int) -> 
         use = 64 * word + bit
         slot = state.heads[use]
         if records[slot].last_use > after:
-            # Listed for an earlier item that waited longer, but not evictable now; nor are those behind it.
+            # Listed for an earlier item that waited longer, but not evictable now; nor are the next ones.
             mask = (ONE << np.uint64(bit)) - ONE
             continue
         state.heads[use] = state.links[slot]

@@ -113,7 +113,7 @@ class StepPlans:
     write_back_slots: NDArray[np.int32]
     """(num_write_backs,); the slots they are in."""
     after: NDArray[np.int64]
-    """(num_steps,); item t starts once compute(after) is done; -1: at once."""
+    """(num_steps,); item t starts once compute(after) is done; -1: immediately."""
     waits_for: NDArray[np.int64]
     """(num_steps,); the last earlier item that wrote back a row this one fetches, or emptied or filled a slot
     that it fills; -1: none."""

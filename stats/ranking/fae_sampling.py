@@ -205,7 +205,7 @@ def draw_samples(
             bits = mix64_pair(np.uint64(seed), np.uint64(draw)) >> np.uint64(11)
             times[int(np.float64(bits) * 2.0**-53 * num_samples)] += np.uint8(1)
         return drawn
-    # Without replacement each sample is drawn or not, by a number of its own.
+    # Without replacement each sample is drawn or not, by a separate random number.
     for sample in range(num_samples):
         bits = mix64_pair(np.uint64(seed), np.uint64(sample)) >> np.uint64(11)
         if np.float64(bits) * 2.0**-53 < rate:

@@ -44,11 +44,11 @@ class RowQueues(NamedTuple):
     widths: NDArray[np.int64]
     """(num_widths,), bytes of a row."""
     queued: NDArray[np.int32]
-    """(num_lookups + num_rows,); the entries, queue behind queue."""
+    """(num_lookups + num_rows,); the entries, queue by queue."""
     heads: NDArray[np.int64]
     """(num_widths, most samples of a row + 1); the first entry of each queue."""
     tails: NDArray[np.int64]
-    """The same shape; behind the last one."""
+    """The same shape; the end of each queue, exclusive."""
     levels: NDArray[np.int64]
     """(num_widths,); at most the least worth of each width."""
 
@@ -113,7 +113,7 @@ def next_width(
 
 @inlined_kernel
 def append_row(row: int, left: int, width: int, queues: RowQueues) -> None:
-    """Put ``row`` behind the others of its width that have ``left`` samples."""
+    """Append ``row`` to the rows of its width that have ``left`` samples."""
     queues.queued[queues.tails[width, left]] = row
     queues.tails[width, left] += 1
 
@@ -128,7 +128,7 @@ def ask_for_entries(
     row_ends: NDArray[np.int64],
     row_samples: NDArray[np.uint32],
 ) -> None:
-    """Ask for what the next entries of a queue will need, each thing when what leads to it has come."""
+    """Prefetch what the next entries of a queue need, in stages, as each address depends on a load."""
     if head + 2 * _ENTRIES_AHEAD >= tail:
         return
     row = np.uint64(queued[head + 2 * _ENTRIES_AHEAD])
@@ -169,7 +169,7 @@ class _Rows(NamedTuple):
     first_tail: int
     """From here on rows have one sample at most, and no worth: they go with their sample."""
     num_lone: int
-    """Entries that are lone rows, which are dropped in a pass of their own."""
+    """Entries that are lone rows, which are dropped in a separate pass."""
 
 
 class _Outputs(NamedTuple):
@@ -195,11 +195,11 @@ def peel(
 ) -> None:
     """Write the rows from ``first_row`` to ``stop_row`` to ``dropped``, the least worth keeping first.
 
-    Rows before them are kept for good, those behind are gone before it begins.
+    Rows before them are never dropped; those after them are dropped before the start.
 
     A row's worth is its number of samples none of whose rows was dropped, divided by its bytes. A row that
-    lost its last sample is dropped at once. Ties: the width that comes first in ``widths``; then the row that
-    came to its number of samples first, as they entered by ``entries`` where that was the start. Exact.
+    lost its last sample is dropped immediately. Ties: the width that comes first in ``widths``; then the row
+    that reached its number of samples first, by ``entries`` for numbers of the start. Exact.
 
     Args:
         incidence: of rows and samples.
@@ -207,9 +207,9 @@ def peel(
         widths: (num_widths,), bytes of a row; products with numbers of samples fit int64.
         entries: each row once.
         first_row: the first row that may be dropped.
-        stop_row: the first row that is gone.
+        stop_row: the first row that is dropped before the start.
         budgets: (num_budgets,), bytes of these rows that may stay, rising, fewer than all of them have.
-        memory: to work in.
+        memory: workspace.
         dropped: (stop_row - first_row,) out.
         hot_samples: (num_budgets,) out, samples none of whose rows is dropped once what is left of these rows
             fits in the budget.
@@ -221,8 +221,8 @@ def peel(
     rows = _Rows(first_row, stop_row, first_tail, num_lone)
     outputs = _Outputs(dropped, budgets, hot_samples)
 
-    # Samples with a row that is gone before it begins are lost from the start. A bit for each of them, since
-    # they are asked for in any order: those of a million samples fit in the second cache.
+    # Samples with a row that is dropped before the start are lost from the start. They take a bit each,
+    # since the access is random: those of a million samples fit in the L2 cache.
     lost = np.zeros(num_samples // 8 + 1, np.uint8)
     num_lost = _lose_with_gone_rows(incidence, stop_row, lost)
     most = _count_left(incidence, rows, lost, num_lost, memory.worth)
@@ -360,7 +360,7 @@ def _drop_lone_rows(
         lost[sample >> 3] |= _bit_of(sample)
         num_lost += 1
         number = _lose_rows(sample, row, rows, incidence, queues, dropped, number + 1)
-        # Where several rows go at once, none of them has a sample that is left.
+        # If several rows are dropped together, none of them has a sample left.
         bytes_left = (dropped.shape[0] - number) * queues.widths[0]
         budget = _tell_hot(budget, bytes_left, num_samples - num_lost, outputs)
     return number, num_lost, budget
@@ -399,8 +399,8 @@ def _drop_by_worth(
         first_dropped = number
         dropped[number] = row
         number += 1
-        # Its samples are lost, and every other row of theirs falls by one for each. Those that are left are
-        # found first, without a branch, and what leads to their rows is asked for step by step.
+        # Its samples are lost, and every other row of theirs loses one for each. First find those that are
+        # left, without a branch; then prefetch step by step towards their rows.
         found = 0
         k = row_starts[row]
         while found < left:
@@ -505,7 +505,7 @@ def _ask_ahead_of_lone(
     incidence: Incidence,
     worth: NDArray[np.int32],
 ) -> None:
-    """Ask for what the next lone rows will need, each thing when what leads to it has come."""
+    """Prefetch what the next lone rows need, in stages, as each address depends on a load."""
     if i + 3 * _LONE_AHEAD >= rows.num_lone:
         return
     sample_starts = incidence.sample_starts

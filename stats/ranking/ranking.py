@@ -75,7 +75,7 @@ def rank_by_frequency(counts: NDArray[np.int64], num_missing: int, min_count: in
         has_own = chunk >= min_count
         counter.add(chunk[has_own].view(np.uint64), _NO_NULLS)
         oov_count += int(chunk[~has_own].sum())
-    # The rows of oov and of missing lookups stand in runs like any other.
+    # The rows of oov and of missing lookups are in runs like any other.
     extra = [oov_count, *([num_missing] if has_missing else [])]
     counter.add(np.array(extra, np.uint64), _NO_NULLS)
     rising_counts, rising_lengths = counter.take()
@@ -105,7 +105,7 @@ def place_categories(
         ranked: the order that it returned.
         rows: (num_rows,) out; the rows of missing and oov are left as they are.
     """
-    # The first row of a run may be taken by missing lookups; the last by oov, which is never reached.
+    # Missing lookups may occupy the first row of a run; oov occupies the last, which is never reached.
     next_row = ranked.starts
     if ranked.missing_id != ranked.oov_id:
         next_row[np.flatnonzero(next_row == ranked.missing_id)] += 1
@@ -181,8 +181,8 @@ def order_of_runs(tables: Sequence[Runs], row_bytes: Sequence[int]) -> NDArray[n
         row_bytes: per table, bytes of a row; only their ratios count.
 
     Returns:
-        (num_runs of all tables,), positions in the tables' runs one behind the other. Exact: where widths
-        differ, whole numbers of any size are compared.
+        (num_runs of all tables,), positions in the concatenated runs of the tables. Exact: where widths
+        differ, integers of any size are compared.
     """
     counts = np.concatenate([counts for counts, _ in tables]) if tables else np.zeros(0, np.int64)
     if len(set(row_bytes)) <= 1:

@@ -1,8 +1,8 @@
-"""Which rows each sample looks up, both ways, as `peeling` reads it.
+"""The rows of each sample and the samples of each row, as `peeling` reads them.
 
-Rows are numbered by their place in the order by frequency (by lookups per byte where widths differ), those
-that are certainly hot left out. The incidence takes 8 bytes per lookup; the lists are filled in blocks whose
-memory is asked for before it is needed.
+Rows are numbered by their place in the order by frequency (by lookups per byte where widths differ), without
+those that are certainly hot. The incidence takes 8 bytes per lookup. The lists are filled in blocks whose
+memory is prefetched.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..kernel import inlined_kernel, kernel
 from ..simd import prefetch_of_cpu_prefetch
 
 _BLOCK_LOOKUPS = 512
-"""Lookups whose rows are asked for together: their lines fit in the second cache."""
+"""Lookups whose rows are prefetched together: their lines fit in the L2 cache."""
 _LOOKUPS_AHEAD = 32
 """Lookups between asking for what one needs and using it."""
 
@@ -124,8 +124,8 @@ def list_rows(
         sample_starts: (num_samples + 1,) zeros; out, where the list of each sample begins.
         sample_rows: (num_lookups,) out, rows ascending in each sample.
     """
-    # Count the rows of each sample, then sum up: the running sums are where the lists end. What lies between
-    # two lists is undefined, and may be asked for, but is never used.
+    # Count the rows of each sample, then sum up: the running sums are where the lists end. The memory between
+    # two lists is undefined, and may be prefetched, but is never used.
     num_lookups = row_samples.shape[0]
     num_samples = sample_starts.shape[0] - 1
     for row in range(row_ends.shape[0]):
@@ -231,7 +231,7 @@ def hot_samples_of_prefixes(
     """
     hot_samples[:] = 0
     for sample in range(sample_starts.shape[0] - 1):
-        # A sample is fully hot under a prefix that reaches behind its last row, which is the largest.
+        # A sample is fully hot under a prefix that ends after its last row, which is the largest.
         needed = np.int64(0)
         stop = sample_starts[sample + 1]
         if stop > sample_starts[sample]:
