@@ -20,7 +20,7 @@ from ..device import STREAMS, Event, Graph, StreamName
 from ..threads import one_torch_thread
 
 _MOST_AT_ONCE = (0, 1, 3)
-"""Maximum pieces of work that run when another is queued, for a while: the device is idle, slow, or keeps up."""
+"""Most pieces of work that run when another is queued, for a while: the device idles, lags, or keeps up."""
 _SLOW_SHARE = 0.8
 """How often the slow stream is passed over while others have work."""
 _CALLS_OF_A_WHILE = 64
