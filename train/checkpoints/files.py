@@ -2,24 +2,20 @@
 
     step-000000500.json                 written last: what the checkpoint holds, with a checksum of each file
     dense-000000500.safetensors         dense layers, their optimizers, batches so far (see `tensors`)
-    rows-000000500-00000.safetensors    rows: tables, ids, weights, state; one row width in a file
+    rows-000000500-00000.safetensors    rows: tables, ids, weights, state; one table group in a file
 
-A checkpoint has the rows that changed since the one before, and lists the files of those before it too: of a
-row that is in several files the last one has its value, and one that is in none has its initial value. Once
-the files have more than twice as many rows as were ever changed, they are merged. A file that no checkpoint
-lists any more is removed.
+A checkpoint has the rows that changed since the one before, and lists the files of earlier ones too: if a row
+is in several files the last one has its value, and a row in none has its initial value. Once the files have
+more than twice as many rows as were ever changed, they are merged, so that only the newest value of each row
+stays. A file that no checkpoint lists any more is removed. Disk space is reserved at the start, so that a
+disk that is too small is an error before the first step.
 
 Nothing in a file is trusted: its checksum is taken before it is read, every table and id is checked against
 the shards, and no format can run code.
 
-Merges the row files of a run's checkpoints: of each row only its newest value stays.
-
-Disk space held for files of a run, so that a disk that is too small is an error before the first step.
-
-The record of a checkpoint beside rows and dense layers: how far the run is, and what it has counted.
-
-A part of a run that has a state of its own, such as a schedule of learning rates or the best score so far,
-gives and takes it by the protocol `Resumable`; the trainer keeps a dict of them, by name.
+The record says how far the run is and what it has counted. Other parts of a run with a state, such as a
+schedule of learning rates or the best score so far, save and restore it by the protocol `Resumable`; the
+trainer keeps a dict of them, by name.
 """
 
 from __future__ import annotations
@@ -280,7 +276,7 @@ def newest_whole(folder: Path, run: str | None = None) -> CheckpointRecord | Non
     Raises:
         HotsetError: there are checkpoints, and all are damaged.
     """
-    # From the newest on, until one is whole; those passed over are told, with the step that is used instead.
+    # Try from the newest on until one is whole; report those passed over with the step that is used instead.
     faults = []
     for path in record_paths(folder):
         try:

@@ -1,15 +1,16 @@
 """Safetensors files of a checkpoint: written and hashed in one pass, read with every shape checked.
 
-The safetensors library joins all tensors to one string before it writes them; here they are written one
-after the other, beside training, so that only the copy of the changed rows takes memory.
+The safetensors library joins all tensors to one string before it writes them; here they are written one after
+the other, during training, so that only the copy of the changed rows takes memory.
+
+The dense layers and their optimizers are stored as named tensors, whatever number of optimizers they are
+split between:
+
+    model.NAME           parameter or buffer of the model
+    optimizer.NAME KEY   state of the optimizer of parameter NAME, by torch's name (exp_avg, step, ...)
 
 Source:
     https://github.com/huggingface/safetensors, README, section "Format".
-
-The dense layers and their optimizers as named tensors, into however many optimizers they are split.
-
-model.NAME           parameter or buffer of the model
-optimizer.NAME KEY   state of the optimizer of parameter NAME, as torch calls it (exp_avg, step, ...)
 """
 
 from __future__ import annotations

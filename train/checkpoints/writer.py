@@ -1,17 +1,15 @@
-"""Writes checkpoints in a thread beside training.
+"""Copies the rows of a checkpoint between steps and writes them in a thread during training.
 
-Training hands over copies of the rows that changed, part by part, as fast as they are written; it waits only
-where steps change more of them meanwhile than there is memory for. A checkpoint counts once its record is
-written, which comes last, so a kill at any moment leaves the one before. What goes wrong is kept for the next
-call of `result`: training may well go on without this checkpoint.
+A checkpoint has the rows as they are after one step. At that step only rows in staging slots are copied,
+since their slots change owners; all others are pending. They are copied part by part between later steps, and
+what a step is about to change is copied before it does. So training pauses for a part at a time, and the
+copies need the memory of a few parts, which is reused: fresh pages cost several times as much as the copy
+itself. Rows in a file (`spill`) are all copied in one pass through it.
 
-Copies the rows of a checkpoint while training continues.
-
-A checkpoint has the rows as they are after one step. Copied at that step are only rows that lie in staging
-slots, whose place changes; all others are pending. They are copied part by part between later steps, and what
-a step is about to change is copied before it does. So training stands still for a part at a time, and the
-copies need the memory of a few parts, which is used again: fresh pages cost several times as much as the
-copy itself. Rows in a file (`spill`) are all copied at once, in one pass through it.
+The thread writes the parts as they come; training waits only where steps change more rows meanwhile than
+there is memory for. A checkpoint counts once its record is written, which comes last, so a kill at any moment
+leaves the one before. Errors are kept for the next call of `result`: training may well go on without this
+checkpoint.
 
 Shapes: N rows in a part, D floats of a row, W floats of its state.
 """
@@ -131,7 +129,7 @@ class CheckpointWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a checkpoint is being written, or its result has not been asked for."""
+        """Return whether a checkpoint is being written, or its result was not fetched yet."""
         return self._parts is not None
 
     def begin(self, step: int) -> None:
@@ -179,7 +177,7 @@ class CheckpointWriter:
         self._end = self._pool.submit(self._seal, state, tensors, num_used)
 
     def result(self, *, wait: bool = False) -> Written | None:
-        """How the checkpoint begun last ended, once; None where it has not, or was asked for before."""
+        """Return the result of the last checkpoint once; None if it is not done, or was fetched before."""
         if self._end is None or not (wait or self._end.done()):
             return None
         written = self._end.result()
@@ -258,7 +256,7 @@ class CheckpointWriter:
         return Written(self._step, num_bytes, self._seconds())
 
     def _merged(self, rows: tuple[FileRecord, ...]) -> tuple[FileRecord, ...]:
-        """Write all rows once, the newest values, to files behind those of this checkpoint."""
+        """Write all rows once, with their newest values, to files that follow those of this checkpoint."""
         parts = merge_parts(self._folder, rows, self._tables.num_rows, self._tables.widths)
         return tuple(self._write_part(part, number) for number, part in enumerate(parts, len(self._new)))
 
@@ -393,7 +391,7 @@ class _WidthCopy:
         return is_full
 
     def add_pending(self, rows_N: NDArray[np.int64]) -> None:
-        """Copy rows that lie in their own slots, given in ascending order."""
+        """Copy rows whose slots are fixed, given in ascending order."""
         self._add(rows_N, self._copy_own)
 
     def forget(self) -> None:

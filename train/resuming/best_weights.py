@@ -1,11 +1,11 @@
-"""The weights of a run's best evaluation, kept in a file while it trains on.
+"""The weights of a run's best evaluation, kept in a file while it goes on training.
 
     best-000001200.safetensors      dense layers and tables, as weights.safetensors has them
 
-They are written as a whole at each better evaluation; of several ranks the first writes them, and all read
-them. A checkpoint names the file that was the best when it was taken, so files that one of the last
-checkpoints names are kept beside the best one. The rows of a run whose cold rows lie in a spill file by their
-next use are not all at hand before its end: it is refused.
+Each better evaluation writes them as a whole; of several ranks the first writes the file, and all read it. A
+checkpoint names the file that was the best when it was taken, so files that one of the last checkpoints names
+are kept in addition to the best one. A run whose cold rows are in a spill file by their next use is refused,
+since not all of its rows are at hand before its end.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def newest_weights(trainer: Trainer) -> Weights:
         else:
             yield whole[name]
 
-    # Whole tensors where they are small enough to be asked for whole.
+    # Read whole tensors where they are small enough.
     def tensor_of(name: str) -> torch.Tensor:
         return torch.cat(list(parts_of(name)))
 

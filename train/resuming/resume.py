@@ -127,7 +127,7 @@ def capture(
         is_logged: whether the evaluation that is due after the last step was made.
     """
     states = {name: split_state(part.state()) for name, part in trainer.resumables.items()}
-    # Tensors go to a file of their own, plain values to the record.
+    # Tensors go to a separate file, plain values to the record.
     tensors = dense_state(trainer.model, trainer.dense_optimizers)
     tensors[BATCHES] = torch.tensor(trainer.numbers, dtype=torch.int32)
     tensors[_LOSSES] = torch.stack(trainer.losses).cpu() if trainer.losses else torch.zeros(0)
@@ -276,7 +276,7 @@ class RunCheckpoints:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise HotsetError(f"{folder} cannot be written: {error.strerror}") from error
-        # Dense layers are small beside what is saved of them: their optimizers keep up to twice as much.
+        # Dense layers are small compared with the rows; their optimizers keep up to twice as much.
         dense = 3 * sum(4 * tensor.numel() for tensor in trainer.model.state_dict().values())
         room = ReservedRoom(folder, dense + _bytes_of_all_rows(sizes))
         self._writer = CheckpointWriter(
@@ -289,7 +289,7 @@ class RunCheckpoints:
         self._copy = RowsCopy(trainer.embeddings, self._part_bytes, trainer.threads, self._writer.put)
         trainer.before_update = partial(self.before_update, trainer)
         self._captured: tuple[RunState, dict[str, torch.Tensor], int] | None = None
-        """Record of the present checkpoint beside its rows, until these are copied."""
+        """The record of the current checkpoint, kept until its rows are copied."""
         self.stall_seconds: list[float] = []
         """How long training stood still for each checkpoint, altogether."""
         self.longest_stall_seconds: list[float] = []
@@ -467,7 +467,7 @@ class Interrupts:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Note signals inside the block instead of obeying them at once."""
+        """Note signals inside the block, without obeying them."""
         # Python delivers signals to the main thread alone; a run in another one is not interrupted.
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -476,7 +476,7 @@ class Interrupts:
         # A program that ignores a signal goes on doing so (nohup, a shell's background job).
         handled = [each for each in _SIGNALS if before[each] not in (signal.SIG_IGN, None)]
 
-        # The second signal is obeyed at once: whoever sends it does not want to wait for a checkpoint.
+        # The second signal is obeyed immediately: whoever sends it does not want to wait for a checkpoint.
         def note(number: int, frame: FrameType | None) -> None:
             self.number = number
             for each in handled:

@@ -1,11 +1,9 @@
 """The run that another one starts from (``--init-from``): its weights and states, by the ids of new shards.
 
-A finished run has them in `weights.safetensors` and `states.safetensors`, one that is unfinished, or that
+A finished run has them in `weights.safetensors` and `states.safetensors`; one that is unfinished, or that
 stopped at a loss that is no number, in its last checkpoint. Rows whose category is no longer in the
-vocabulary are left behind, and those of new categories get the initial values of the new run. Everything
-that does not fit is refused before anything is allocated.
-
-The states of all optimizers of a finished run, for the runs that start from it.
+vocabulary are dropped, and those of new categories get the initial values of the new run. Everything that
+does not fit is refused before anything is allocated.
 """
 
 from __future__ import annotations
@@ -200,7 +198,7 @@ def _read_map(manifest: Manifest, table: RunTable, num_new: int) -> NDArray[np.i
 
 
 def _mapped(part: RowsPart, maps: list[NDArray[np.int32] | None]) -> RowsPart:
-    """A part by its new ids, without rows that are left behind."""
+    """Return a part under its new ids, without the rows that are dropped."""
     ids_N = part.ids_N.copy()
     for table in np.unique(part.tables_N).tolist():
         new_ids = maps[table]
@@ -263,7 +261,7 @@ def _of_unfinished(
             hint="run its command again, which finishes it",
         )
     _log.warning("%s is unfinished: starting from its checkpoint of step %s", run, record.state.step)
-    # Rows lie in the checkpoint with the states of their own optimizer, whichever the new run uses.
+    # The checkpoint's rows have the states of its optimizer, whichever the new run uses.
     old = RowOptimizer(config.config.embedding_optimizer, 1.0)
     sizes = TableSizes(
         [table.num_rows for table in config.tables],

@@ -1,27 +1,21 @@
-"""The folder of a training run.
+"""The folder of a training run: its files, how they are written, and whether a run may begin or resume in it.
 
-    config.json           settings, model and tables: all that `evaluate` needs beside the weights
+    config.json           settings, model and tables: all that `evaluate` needs except the weights
     metrics.jsonl         losses and evaluations in the order they were measured
     weights.safetensors   dense layers and tables; its bytes depend on the weights alone
     states.safetensors    states of the optimizers of rows and dense layers, for runs that start from this one
     batch_order.npy       (num_steps,) int32, the training batch of each step
     summary.json          quality and cost; a folder without it is unfinished
-    vocabulary/           the sealed vocabulary of the ids, where it was beside the shards: `predict` needs it
+    vocabulary/           the sealed vocabulary of the ids, if the shards' folder had it: `predict` needs it
     manifest.json         written last: bytes and checksums of the files above, as in a stage's folder
     checkpoints/          of an unfinished run: what the same command goes on from
 
 Tables are stored under their feature's name in id order, whatever the placement; dense layers as
 ``dense.bottom.0.weight`` and so on.
 
-Writes the folder of a run: its log while it trains, its results when it ends, its manifest last.
-
-Decides whether a folder is free for a new run, holds one to resume, or is being written right now.
-
-The contents of ``config.json``: describes a run, and compares an unfinished one with its command.
-
-The metrics of a run as a file that TensorBoard reads, by torch's writer.
-
-A resumed run writes its file again from the metrics of its checkpoint, so that every line is there once.
+A folder is free, or holds a run to resume, or is being written by another process; a run is resumed if its
+``config.json`` fits the command. Metrics may go to TensorBoard too, by torch's writer; a resumed run rewrites
+that file from the metrics of its checkpoint, so that every line is there once.
 """
 
 from __future__ import annotations
@@ -69,7 +63,7 @@ VOCABULARY = "vocabulary"
 STATES = "states.safetensors"
 """Optimizer states of rows, by table, and of dense layers; a run whose optimizers have none lacks it."""
 RUN_FILES = (CONFIG, METRICS, WEIGHTS, BATCH_ORDER, SUMMARY)
-"""Files of a finished run beside its manifest."""
+"""Files of a finished run, without its manifest."""
 BEST_PREFIX = "best-"
 """Beginning of the names of files with the best weights so far, which a finished run does not have."""
 RUN_STAGE = "train"
@@ -456,7 +450,7 @@ class RunFolder:
 
     def _manifest(self) -> dict[str, Any]:
         there = [name for name in (*RUN_FILES, STATES) if (self.path / name).exists()]
-        # Hashed as they lie on the disk, which is what a reader will find.
+        # Hash the files on disk, which are what a reader will find.
         entries = [FileEntry(name, 0, *hash_file(self.path / name)) for name in there]
         shards = json.loads((self.path / CONFIG).read_bytes()).get("shards")
         # What the run was made from, and the vocabulary that it keeps.
@@ -464,7 +458,7 @@ class RunFolder:
         if (self.path / VOCABULARY).is_dir():
             kept = Manifest.read(self.path / VOCABULARY)
             inputs.append({"name": VOCABULARY, "fingerprint": kept.fingerprint})
-        # The keys of a stage's manifest; settings and results stand in the files it lists.
+        # The keys of a stage's manifest; settings and results are in the files it lists.
         parts = {
             "stage": RUN_STAGE,
             "version": RUN_VERSION,

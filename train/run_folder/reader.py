@@ -48,7 +48,7 @@ def read_config(run: Path, *, must_be_finished: bool = True) -> RunConfig:
 
 
 def read_weights(run: Path) -> Weights:
-    """Every tensor of a run by name, each read when it is asked for.
+    """Return every tensor of a run by name; each is read when it is used.
 
     Raises:
         HotsetError: the file is missing or damaged, or holds other values than float32.

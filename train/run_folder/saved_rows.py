@@ -20,7 +20,7 @@ from .weights import Weights
 _MOST_PART_BYTES = 8 * MIB
 """Bytes of the weights that are read at a time."""
 _BYTES_OF_NUMBERS = 40
-"""Bytes that finding the rows of a group takes for each, beside its weights: numbers, sorted and joined."""
+"""Bytes per row that finding the rows of a group takes besides the weights: numbers, sorted and joined."""
 
 
 class SavedTier(FileTier):

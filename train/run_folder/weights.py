@@ -56,7 +56,7 @@ _KNOWN = {text: dtype for dtype, text in _DTYPES.items()}
 
 
 class Weights(Mapping[str, torch.Tensor]):
-    """Host tensors by name, each built when it is asked for.
+    """Host tensors by name, each built on access.
 
     Args:
         shapes: shape of each tensor.
@@ -138,7 +138,7 @@ def dtypes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.dtype]:
 
 
 def open_weights(path: Path) -> Weights:
-    """The tensors of a file, each read when it is asked for.
+    """Return the tensors of a file; each is read when it is used.
 
     Raises:
         HotsetError: damaged, cut short since it was opened, or of tables that are not float32.
@@ -148,7 +148,7 @@ def open_weights(path: Path) -> Weights:
     except (OSError, ValueError, RecursionError) as error:
         raise HotsetError(f"{path} cannot be read: {first_line(error)}") from error
 
-    # Nothing is read before it is asked for: a table may be larger than the memory.
+    # Nothing is read before it is used: a table may be larger than the memory.
     def tensor_of(name: str) -> torch.Tensor:
         shape = file.shapes[name]
         return torch.from_numpy(file.read(name, 0, math.prod(shape)).reshape(shape))
@@ -246,7 +246,7 @@ def _read_header(
             raise ValueError(f"its header gives {name} another size than its shape {shape} takes")
         starts[name], end_of[name] = offsets
         shapes[name] = tuple(shape)
-    # Tensors follow each other without a gap, so none lies in another or beyond the end.
+    # Tensors follow each other without a gap, so none overlaps another or goes beyond the end.
     end = 0
     for name in sorted(starts, key=lambda each: (starts[each], end_of[each])):
         if starts[name] != end:

@@ -1,4 +1,4 @@
-"""Write what changed in the rows of a run since another one, by category: ids of two days are not the same.
+"""Writes and applies the changes between two runs, by category: ids of two days are not the same.
 
 changes.safetensors  of every table ``T``:
                          T.categories  (M,) int64, ascending: new ones, and those whose row changed
@@ -11,10 +11,9 @@ model.json           the layers, the schema and the type of the rows, as in a wh
 README.md            what a server does with them
 manifest.json        written last: bytes and checksums of these files, fingerprints of the two runs
 
-Lead an exported folder to the run that changes were written for: the files of a whole export of that run.
-
-The rows of an exported folder stand in the order of their categories, so nothing of the ids of a run is
-needed, and a server may go from change to change without any run at hand.
+Applied to a whole export of the old run, changes give the files of a whole export of the new one. The rows of
+an exported folder are in the order of their categories, so the ids of a run are not needed, and a server may
+go from change to change without any run at hand.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class TableChanges:
 
     name: str
     num_rows: int
-    """Categories with a row of their own in the new run."""
+    """Categories that have a row in the new run."""
     num_new: int
     num_changed: int
     """Those that were there before, under other weights."""
@@ -85,15 +84,15 @@ def export_changes(
     vocabulary: Path | None = None,
     progress: ProgressCallback = silent,
 ) -> list[TableChanges]:
-    """Write the folder ``out``; return how much changed, table by table.
+    """Write the changes to ``out``; return how much changed, table by table.
 
     Args:
-        run: folder of the finished run that is served next.
-        since: that of the run whose rows the server has.
+        run: folder of the finished run to serve next.
+        since: folder of the run whose rows the server has.
         out: new folder.
         config: number type of the rows.
         vocabulary: folder that `preprocess` wrote, for a ``run`` that keeps no vocabulary.
-        progress: told how many rows are compared.
+        progress: called with how many rows are compared.
 
     Raises:
         HotsetError: a run is unfinished or damaged, they have other tables, or ``out`` exists.
@@ -204,17 +203,17 @@ def apply_changes(
     model_source: ModelSource | None = None,
     progress: ProgressCallback = silent,
 ) -> list[TableChanges]:
-    """Write the folder ``out``; return how much changed, table by table.
+    """Write the export of the new run to ``out``; return how much changed, table by table.
 
     Args:
         exported: whole export of the run that the changes begin with, or what this function wrote for it.
         changes: folder that `changes` wrote, rows of the same type.
         out: new folder; it has an ONNX model where ``exported`` has one.
         model_source: makes the user's module of the run; None imports the class that the run records.
-        progress: told how many rows are ready, and that files are written.
+        progress: called with how many rows are ready, and that files are written.
 
     Raises:
-        HotsetError: a folder is damaged, the changes begin with another run or lead to other tables, or
+        HotsetError: a folder is damaged, the changes are from another run or have other tables, or
             ``out`` exists.
     """
     base, base_run, _ = _opened(exported, PROGRAM)

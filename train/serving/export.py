@@ -1,4 +1,5 @@
-"""Write a finished run as a folder that serves it without hotset: one graph from raw values to a probability.
+"""Writes a finished run as a folder that serves it without hotset: one graph from raw values to a
+probability.
 
 model.pt2            vocabulary, tables and dense layers as one exported program of torch
 model.onnx           the same for ONNX Runtime, on demand; its tensors are in model.onnx.data
@@ -8,9 +9,7 @@ serving_inputs.py    raw values to inputs, with NumPy and xxhash alone
 README.md            how to use them, with the features of this run
 manifest.json        written last: bytes and checksums of these files
 
-Measures what a number type of rows costs: the scores of a run with its rows packed, beside its own.
-
-The README of an exported folder: how its model is used, with the features that it has.
+`score_packed_rows` measures what a number type of rows costs in the scores of a run.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ def score_packed_rows(
     model_source: ModelSource | None = None,
     progress: ProgressCallback = silent,
 ) -> tuple[Scores, Scores]:
-    """Evaluate a run on shards twice; return the scores of packed rows, and those of the rows as trained.
+    """Evaluate a run on shards; return the scores of packed rows, and of rows as trained.
 
     Args:
-        progress: told the samples of both.
+        progress: called with the samples of both.
 
     Raises:
         HotsetError: as `evaluate`.
@@ -96,7 +95,7 @@ _ROWS = {
 
 
 def readme_of(features: Mapping[str, Any], config: ExportConfig, fingerprint: str | None) -> str:
-    """Return the text; its programs run as they stand in the folder."""
+    """Return the text of the README; its programs run unchanged in the folder."""
     columns: dict[str, list[Any]] = {each["column"]: [0.0, None] for each in features["dense"]}
     # Times last: a column that others are made from, too, is shown as one.
     for each in sorted(features["sparse"], key=lambda each: each["kind"] not in _EXAMPLES):
@@ -163,7 +162,7 @@ VERSION = 1
 _GRAPH_BYTES = 1 << 20
 """Bytes of an exported graph without its tensors, at most."""
 _TRACED_SAMPLES = 3
-"""Samples of the batch that the graph is recorded with; a size of 0 or 1 would be taken for a constant."""
+"""Samples of the batch that the graph is recorded with; torch would treat a size of 0 or 1 as a constant."""
 
 
 def export_run(
@@ -175,7 +174,7 @@ def export_run(
     model_source: ModelSource | None = None,
     progress: ProgressCallback = silent,
 ) -> None:
-    """Write the folder ``out``.
+    """Write the exported model of a run to ``out``.
 
     Args:
         run: folder of a finished run.
@@ -183,7 +182,7 @@ def export_run(
         config: number type of the rows, and whether ONNX is wanted.
         vocabulary: folder that `preprocess` wrote, for a run that keeps no vocabulary.
         model_source: makes the user's module of the run; None imports the class that the run records.
-        progress: told how many rows are ready, and that files are written.
+        progress: called with how many rows are ready, and that files are written.
 
     Raises:
         HotsetError: the run is unfinished or damaged, its module cannot be exported, ``out`` exists, or a
@@ -223,7 +222,7 @@ def write_export(
     torch.export.save(program, folder / PROGRAM)
     if onnx:
         _write_onnx(program, described, folder / ONNX)
-    # What a server needs beside the graph: the features, the code that makes inputs, and how to use both.
+    # What a server needs besides the graph: the features, the code that makes inputs, and how to use both.
     features = features_of(described.schema)
     write_json(folder / FEATURES, features)
     write_json(folder / MODEL, described.to_json())
@@ -317,7 +316,7 @@ def _program_of(graph: ServingGraph, described: ExportedModel) -> torch.export.E
     num_lists = sum(table.is_multi_hot for table in described.config.tables)
     num_one_hot = len(described.config.tables) - num_lists
     size = _TRACED_SAMPLES
-    # Bags of different lengths: equal ones would be taken for one length.
+    # Bags of different lengths: torch would treat equal ones as a single length.
     bags = [torch.zeros(size, size + number, dtype=torch.int64) for number in range(num_lists)]
     # One batch of zeros: values do not matter, shapes and types do.
     arguments = (
@@ -328,7 +327,7 @@ def _program_of(graph: ServingGraph, described: ExportedModel) -> torch.export.E
         [torch.zeros_like(bag, dtype=torch.bool) for bag in bags],
         [torch.ones(size, dtype=torch.int64) for _ in bags],
     )
-    # The batch is of one size in all inputs; every bag has a length of its own.
+    # The batch has one size in all inputs; the length of every bag is a separate dimension.
     batch = torch.export.Dim("batch")
     of_batch = {0: batch}
     of_bags = [{0: batch, 1: torch.export.Dim(f"length{number}")} for number in range(num_lists)]
@@ -346,12 +345,12 @@ def _refuse_missing_onnx() -> None:
 
 
 def _write_onnx(program: torch.export.ExportedProgram, described: ExportedModel, path: Path) -> None:
-    """Write the program for ONNX Runtime, tensors in a file beside it: a model file has at most 2 GiB."""
+    """Write the program for ONNX Runtime, with tensors in a second file: a model file has at most 2 GiB."""
     # Names of the inputs, in the order in which the graph takes them.
     lists = [bag_name(table.name) for table in described.config.tables if table.is_multi_hot]
     names = ["dense", "categories", IS_MISSING, *lists]
     names += [f"{name}.{IS_MISSING}" for name in lists] + [f"{name}.{LENGTH}" for name in lists]
-    # The exporter warns of its own use of torch, and of packages that this model does not need.
+    # The exporter warns about the way it uses torch, and about packages that this model does not need.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -47,7 +47,7 @@ class CategoryIndex(nn.Module):
 
     def __init__(self, tables: Sequence[TableCategories | RowsByCategory]) -> None:
         super().__init__()
-        # The categories of all tables behind one another, each table's ascending, with the id of each.
+        # The categories of all tables concatenated, each table's ascending, with the id of each.
         sizes = [table.categories_N.shape[0] for table in tables]
         stops = np.cumsum(sizes)
         # One more entry at the end: a search in an empty table reads it, and finds nothing.
@@ -189,7 +189,7 @@ class ServingGraph(nn.Module):
             dense: (B, K) float64, NaN where missing.
             categories: (B, G) int64 of the one-hot features in the order of the schema.
             is_missing: (B, G) bool.
-            bags: (B, L) int64 of each multi-hot feature; what is behind the length of a bag does not count.
+            bags: (B, L) int64 of each multi-hot feature; what follows the length of a bag does not count.
             bag_is_missing: (B, L) bool of each.
             bag_lengths: (B,) int64 of each.
         """
@@ -213,7 +213,7 @@ class ServingGraph(nn.Module):
         ]
         values_BK = self.transform(dense)
         if self._num_elements is not None:
-            # A model of histories takes their length beside the dense features.
+            # A model of histories takes their length in addition to the dense features.
             length_B1 = bag_lengths[0].clamp(max=self._num_elements).unsqueeze(1)
             values_BK = torch.cat([values_BK, length_B1.to(values_BK.dtype)], dim=1)
         logit_B = self.model.logits(values_BK, embeddings)
@@ -228,7 +228,7 @@ class ServingGraph(nn.Module):
         return torch.where(is_there_BE1, found_BED, torch.zeros_like(found_BED))
 
     def _pooled(self, rows_BLD: torch.Tensor, length_B: torch.Tensor) -> torch.Tensor:
-        # What lies behind the length of a bag is left out, whatever it holds.
+        # What follows the length of a bag is left out, whatever it holds.
         places_L = torch.arange(rows_BLD.shape[1])
         is_there_BL1 = (places_L < length_B.unsqueeze(1)).unsqueeze(2)
         sum_BD = torch.where(is_there_BL1, rows_BLD, torch.zeros_like(rows_BLD)).sum(1)

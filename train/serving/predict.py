@@ -1,17 +1,11 @@
-"""Predict the lines of a raw log, or the rows of a table in memory, with a finished run.
+"""Predicts the lines of a raw log, or the rows of a table in memory, with a finished run.
 
 Threads parse and encode ahead while batches are scored in order, so memory holds some parts of the log
-whatever its length. At the batch size and type of an evaluation, the logits have its bits.
+whatever its length. Batches are cut from the encoded samples wherever the parts of the log end. At the batch
+size and type of an evaluation, the logits have its bits.
 
-Encoded samples cut into batches, wherever the parts of the log end.
-
-The schema and the vocabulary that a run predicts raw lines with.
-
-A run that was trained where its vocabulary lay beside the shards keeps it, as links where the disk allows it:
-such a run predicts alone, wherever it is moved. One that was trained on shards alone needs the folder that
-`preprocess` wrote.
-
-How a log is predicted. Imports little: the command line builds its options from this class.
+A run whose shards' folder had a vocabulary keeps it, as links where the disk allows it: such a run predicts
+alone, wherever it is moved. One that was trained on shards alone needs the folder that `preprocess` wrote.
 """
 
 from __future__ import annotations
@@ -275,7 +269,7 @@ class RunPredictor:
                 yield probabilities(logit_B).astype(np.float32)
 
     def parts_of_file(self, log: Path, *, has_label: bool = True) -> RawParts:
-        """Open a raw log; a label that stands in a column of its own name is not read.
+        """Open a raw log; a label column with a name is not read.
 
         Raises:
             InputError: the log cannot be read, is of another format, or lacks a column of the schema.

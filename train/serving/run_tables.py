@@ -43,7 +43,7 @@ from .predict import RunVocabulary
 
 @dataclass(frozen=True, slots=True)
 class TableCategories:
-    """The categories of one table that have a row of their own."""
+    """The categories of one table that have a row."""
 
     table: EmbeddingTable
     oov_id: int
@@ -95,7 +95,7 @@ class RunTables:
         """Yield the categories of each table, in the order of the features.
 
         Args:
-            progress: told, in rows, how far the caller is with them.
+            progress: called with how far the caller is with them, in rows.
         """
         infos = VocabularyTotals.of(self.vocabulary).tables
         done = 0
@@ -133,7 +133,7 @@ class ExportConfig:
     """Number type of the rows: fp32 as trained, fp16, bf16, or int8 with a scale for each row."""
 
     onnx: bool = False
-    """Write an ONNX model too, with its tables in a file beside it; needs the extra onnx."""
+    """Write an ONNX model too, with its tables in a second file; needs the extra onnx."""
 
     def __post_init__(self) -> None:
         if self.row_type not in ROW_TYPES:

@@ -1,4 +1,4 @@
-"""Turns values as they stand in a log into the inputs of the model in this folder.
+"""Turns raw values of a log into the inputs of the model in this folder.
 
 Needs NumPy and xxhash, and nothing else. `hotset export` copies this file into every folder that it writes.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 FEATURES = "features.json"
-"""The file that describes the features, beside this one."""
+"""The file that describes the features, in the same folder."""
 IS_MISSING = "is_missing"
 LENGTH = "length"
 
@@ -95,7 +95,7 @@ def category_of(kind: str, value: Any, unit: str | None = None) -> int | None:
 
     Args:
         kind: ``integer``, ``unsigned``, ``hex8``, ``text``, ``hour`` or ``weekday``.
-        value: as it stands in the log.
+        value: as it is in the log.
         unit: of a time that is an integer since 1970.
 
     Raises:
