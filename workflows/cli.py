@@ -27,7 +27,7 @@ from .command_list import COMMANDS, REMOVED, command_class
 from .console import say, say_error, set_verbosity, with_help
 
 _LEAST_COLUMNS = 20
-"""Width that a narrower terminal counts as: in less, help has no room for a word beside its options."""
+"""Least width of help: narrower terminals have no room for a word next to its options."""
 
 _CACHE_HINT = "set NUMBA_CACHE_DIR to a folder that can be written, with room for 50 MB"
 
@@ -161,7 +161,7 @@ def _say_interrupted(command: str, arguments: Sequence[str], error: KeyboardInte
 
 
 def _answer(arguments: Sequence[str]) -> int:
-    """Print what was asked for, or run the command; stdout is written to its end, so that errors are seen."""
+    """Print the help or version, or run the command; flush stdout, so that errors are seen."""
     try:
         if not arguments or arguments[0] in ("-h", "--help", "help"):
             print(usage())
@@ -226,10 +226,10 @@ def _run(command: str, arguments: Sequence[str]) -> int:
 
 
 def leave(status: int) -> NoReturn:
-    """End the process with an exit status; a rank at once, with all that it has said.
+    """End the process with an exit status; a rank immediately, after its output is flushed.
 
-    A rank has left its group by then. About one in sixty keeps a thread of torch's all the same, which aborts
-    the process where that ends in the usual way: a launcher would take a run that is done for a failed one.
+    A rank has left its group by then. Nevertheless about one in sixty keeps a thread of torch, which aborts
+    the process at a normal exit, and a launcher would treat a finished run as a failed one.
     """
     if (os.environ.get("WORLD_SIZE") or "1") != "1":
         for stream in (sys.stdout, sys.stderr):

@@ -60,7 +60,7 @@ class Command:
 
     @classmethod
     def parse(cls, command: str, arguments: Sequence[str]) -> Any:
-        """Return an instance with the options that are typed behind the name of the command."""
+        """Return an instance with the options that follow the command's name."""
         from .options import parse_options  # here, so that the list of commands imports nothing
 
         return parse_options(cls, arguments, command=command)

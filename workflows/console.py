@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 _WIDE = 200
 _WITH_UNIT = re.compile(r"\d (?:[KMGT]iB|B|M samples/s|samples/s|ms|µs|s)\b")
 _COMMAND = re.compile("(?:^|(?<=`)|(?<=&& ))hotset(?= )")
-"""The word of a command in a hint: at its beginning, behind a quote, or behind another command."""
+"""The name of the program in a hint: at its beginning, after a quote, or after another command."""
 _JOINED = "\ue000"
 """Stands for a blank where a line may not end; no text contains it."""
 
 
 class Progressing(Protocol):
-    """Told how far a stage is, in bytes or samples, and a note that stands beside the bar.
+    """Receives the progress of a stage, in bytes or samples, and a note to show next to the bar.
 
-    A total of 0 is unknown yet.
+    A total of 0 is not known yet.
     """
 
     def __call__(self, stage: str, done: int, total: int, note: str = "", /) -> None: ...
@@ -76,12 +76,12 @@ def print_table(console: Console, table: Table, *, num_keys: int = 1) -> None:
     ]
     room = console.width - sum(widths[:num_keys])
     groups: list[list[int]] = [[]]
-    # Columns fill one table after another; those that name a row stand in each.
+    # Columns fill one table after another; those that name a row are repeated in each.
     for number in range(num_keys, len(widths)):
         if groups[-1] and sum(widths[other] for other in groups[-1]) + widths[number] > room:
             groups.append([])
         groups[-1].append(number)
-    # A title of its own wraps at the width of the terminal, not at that of a narrow table.
+    # A separate title wraps at the width of the terminal, not at that of a narrow table.
     if table.title:
         console.print(table.title, style="bold")
     for group in groups:
@@ -127,7 +127,7 @@ def describe_rate(samples_per_second: float) -> str:
 
 
 def with_help(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return names with a line of help each, wrapped behind the names at the width of the terminal."""
+    """Return names with a line of help each, wrapped at the terminal's width in the help's column."""
     named = list(pairs)
     indent = 4 + max(len(name) for name, _ in named)
     width = shutil.get_terminal_size().columns
@@ -163,7 +163,7 @@ def message_width() -> int | None:
 
 
 def say_error(message: str, hint: str | None = None, *, kind: str = "error") -> None:
-    """Print what went wrong and what to do about it, each behind its word, whatever the verbosity.
+    """Print what went wrong and what to do about it, each after its word, whatever the verbosity.
 
     Args:
         kind: the word of the first line.

@@ -4,9 +4,9 @@
 
 AGGREGATES holds, for a whole log, the coverage of each categorical column, quantiles and frequent values of
 each integer column, and patterns of missing values. RANKED is a part of the same log whose categories are
-frequency ranks over the whole log (0 = most frequent; missing is a value like any other). Only the dependence
-between columns is fitted to it, and only shares of latent classes are taken from it. The same inputs and seed
-give the same profile on one machine.
+frequency ranks over the whole log (0 = most frequent; missing is a value like any other). It provides only
+the dependence between columns, as shares of latent classes. The same inputs and seed give the same profile on
+one machine.
 
 Set by hand, not fitted: the rank of missing values in the ranked part, the columns that depend on each other,
 and the planted click model.

@@ -425,7 +425,7 @@ def values_of(config: Any) -> dict[str, Any]:
 
 
 def command_options(config: type, more: type) -> type[Any]:
-    """Return a dataclass with the fields of ``config`` first and those of ``more`` behind them."""
+    """Return a dataclass with the fields of ``config`` followed by those of ``more``."""
     name = config.__name__.removesuffix("Config") + "Command"
     return dataclass(frozen=True, kw_only=True)(type(name, (more, config), {"__doc__": more.__doc__}))
 

@@ -1,6 +1,7 @@
-"""Progress bars and their columns: how far, how fast, how long, and what is known of the work.
+"""Progress bars and their columns: share done, speed, time, and a note on the work.
 
-A terminal of 60 columns has no room for all of them beside a bar: a stage that shows losses does without one.
+A terminal of 60 columns has no room for all of them next to a bar, so a stage that shows losses has no bar
+there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rich.text import Text
 from ..pipeline.errors import format_byte_size
 
 _ROOM_FOR_BAR = 80
-"""Columns of a terminal in which a bar and a note fit beside each other."""
+"""Least columns of a terminal in which a bar and a note fit on one line."""
 _ROOM_FOR_UNIT = 70
 """Columns in which a note and the unit of the rate do."""
 _WINDOW_SECONDS = 30.0
@@ -132,7 +133,7 @@ class Bars:
 
 
 def has_room_for_bar(note: str, width: int) -> bool:
-    """Whether a bar fits beside the note in a terminal of ``width`` columns."""
+    """Return whether a bar fits next to the note in a terminal of ``width`` columns."""
     return not note or width >= _ROOM_FOR_BAR
 
 
@@ -166,7 +167,7 @@ class _RateColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """Return the rate, nothing where it is unknown or in a unit that no user knows."""
-        # Bytes have units of their own; other rates name theirs where there is room.
+        # Bytes have separate units; other rates name theirs where there is room.
         unit = _UNITS.get(task.description)
         speed = task.fields.get("speed")
         if not speed or unit is None:

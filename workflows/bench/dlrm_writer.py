@@ -49,7 +49,7 @@ def write_dlrm_files(shards: NamedBatches, out: Path, workers: int = 0) -> Itera
     dense = shards.totals.dense
     tables = shards.totals.tables
     counts_F = np.array([table.num_rows for table in tables], np.int32)
-    # The arrays may be larger than memory, so each is a pass of its own that is appended to the archive.
+    # The arrays may be larger than memory, so each is appended to the archive in a separate pass.
     with zipfile.ZipFile(out / PROCESSED, "w", allowZip64=True) as archive:
         for batch, file in _array(shards, archive, workers, "X_cat", (num_samples, len(tables)), np.int32):
             file.write(_matrix(batch, [table.name for table in tables], np.int32).tobytes())
@@ -60,7 +60,7 @@ def write_dlrm_files(shards: NamedBatches, out: Path, workers: int = 0) -> Itera
             file.write(values_of(batch.column(LABEL), np.int8).astype(np.int32).tobytes())
         with archive.open("counts.npy", "w") as file:
             np.lib.format.write_array(file, counts_F)
-    # The sizes stand in files of their own, where the loader looks for them.
+    # The loader expects the sizes in separate files.
     np.savez(out / FEATURE_COUNT, counts=counts_F)
     np.savez(out / DAY_COUNT, total_per_file=_days(shards.num_samples["train"], num_samples))
 

@@ -1,6 +1,6 @@
-"""DCN V2 made of FuxiCTR's own layers, trained by its loader, loop and metrics on an export of hotset.
+"""DCN V2 made of FuxiCTR's layers, trained by its loader, loop and metrics on an export of hotset.
 
-Runs as a program of its own, because FuxiCTR writes to the current folder and sets up logging:
+Runs as a separate program, because FuxiCTR writes to the current folder and sets up logging:
 ``python -m hotset.workflows.bench.fuxictr_training EXPORT SEED``. Prints the AUC of the test part.
 """
 

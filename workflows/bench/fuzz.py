@@ -1,6 +1,6 @@
-"""Mutated lines, fields, files and whole folders through everything that reads them.
+"""Feed mutated lines, fields, files and whole folders to everything that reads them.
 
-Each part runs in a process of its own, as ``python -m hotset.tests.fuzz.NAME``. A part lists each input that
+Each part runs in a separate process, as ``python -m hotset.tests.fuzz.NAME``. A part lists each input that
 was judged wrongly in ``wrong``; a process that ends by a signal counts as one.
 """
 

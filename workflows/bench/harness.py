@@ -136,7 +136,7 @@ def cpu_seconds(function: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to do a job, measured in a process of its own."""
+    """One way to do a job, measured in a separate process."""
 
     name: str
     about: str

@@ -1,8 +1,8 @@
-"""What the host does for each step of a GPU, on a device that does nothing.
+"""Measure what the host does for each step of a GPU, on a device that does nothing.
 
-The loop's thread must queue a step faster than a GPU takes it: 65,536 samples take some 2 ms. The threads
-that read ahead must read, check and pack as many samples in that time; their CPU time per sample is that of
-all cores together. No GPU is needed: all verbs of the device return at once. A GPU's own calls come on top,
+The loop's thread must queue a step faster than a GPU runs it: 65,536 samples take some 2 ms. The threads that
+read ahead must read, check and pack as many samples in that time; their CPU time per sample is that of all
+cores together. No GPU is needed: all calls of the device return immediately. The calls of a GPU come on top:
 one copy, one recorded step and a few events.
 """
 
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class IdleDevice:
-    """A device that does nothing, and counts what it is asked for."""
+    """A device that does nothing, and counts its calls."""
 
     is_timed = False
 
@@ -131,7 +131,7 @@ def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> lis
     config = TrainConfig(
         placement=placement,
         epochs=_EPOCHS,
-        # One core for reading and one for the loop, whose CPU times are told apart.
+        # One core for reading and one for the loop, whose CPU times are measured separately.
         threads=1,
         device="late",
         kernels="torch",

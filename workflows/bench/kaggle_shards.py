@@ -45,7 +45,7 @@ class KaggleSamples:
 
     def num_hot(self, share: float) -> tuple[int, ...]:
         """Return the prefix of each table that is hot, all together about ``share`` of the rows."""
-        # A prefix that holds all rows looked up at least so often ends where no row behind is: the largest
+        # The prefix with all rows looked up at least so often ends where no later row is. So take the largest
         # count from a row on, which only falls. The first row of a table is hot whatever its count.
         falling = []
         for table in range(len(self.num_rows)):

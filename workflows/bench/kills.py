@@ -267,7 +267,7 @@ def _kill_and_resume(
         processes = _start([*arguments, *workers], scratch, kind.num_ranks, timeout=20)
         _wait_for(out / kind.marker, processes)
         victim = rng.randrange(kind.num_ranks)
-        # A resumed run has its marker at once, and needs its start first.
+        # A resumed run has its marker from the beginning, and still has to start.
         start = unbroken.start_seconds if rng.random() < 0.5 else 0.0
         seconds = rng.random() * (start + unbroken.seconds) * _SOONER**num_late
         try:

@@ -305,7 +305,7 @@ class LimitedRun:
 
 
 def train_limited(folder: Path, run: LimitedRun) -> Facts:
-    """Train, and return what it took; the files of rows lie in ``folder``."""
+    """Train with the files of rows in ``folder``; return its times, disk traffic and peak memory."""
     # The limit holds from here on, after everything that every contestant loads.
     if run.limit is not None:
         run.limit.join()
@@ -370,7 +370,7 @@ def _disk_traffic(trainer: Trainer) -> dict[str, int]:
     stores = trainer.embeddings.spill_traffic()
     requests = sum(store.reads + store.writes for store in stores)
     if not stores:
-        # A mapped page is read by a fault of its own, and written back by itself.
+        # Each mapped page is read by one fault, and written back separately.
         requests = resource.getrusage(resource.RUSAGE_SELF).ru_majflt + bytes_written // _PAGE_BYTES
     return {"bytes_read": counted.get("read_bytes", 0), "bytes_written": bytes_written, "requests": requests}
 

@@ -52,7 +52,7 @@ OTHER_COMPARISON: dict[type[ast.cmpop], type[ast.cmpop]] = {
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One fault: text of a module, and what stands in its place."""
+    """One fault: text of a module, and its replacement."""
 
     path: str
     line: int

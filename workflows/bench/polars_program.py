@@ -10,7 +10,7 @@ tried on a log of a million samples (CPU seconds on two cores, Polars 2.1):
     samples         lists first, then whole rows shuffled 0.25; equally fast in the other order or with NumPy
 
 Ids, ties, oov, hot rows and the evaluation part are as in hotset, so that both write the same samples.
-``python -m …polars_program LOG OUT SETTINGS`` runs it as a program of its own.
+``python -m …polars_program LOG OUT SETTINGS`` runs it as a separate program.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def summary(scores: dict[str, list[Scores]]) -> Facts:
 
 
 def _variations(varied: list[str], num_ranks: int, folder: Path) -> dict[str, Callable[[int], Scores]]:
-    """Return a run of `hotset train` for each variation, in processes of its own."""
+    """Return a run of `hotset train` for each variation, in separate processes."""
 
     def run(words: str, seed: int) -> Scores:
         out = folder / "runs" / f"{varied.index(words)}-{seed}"
@@ -180,7 +180,7 @@ def train_reference(shards: Shards, config: TrainConfig) -> Scores:
         ],
     )
     order = SeededOrder(shards.is_hot_only, config.seed, config.epochs, is_grouped=shards.is_grouped)
-    # Torch's Adagrad makes sparse tensors of its own, and would warn that it does not check them.
+    # Torch's Adagrad makes sparse tensors internally, and would warn that it does not check them.
     with torch.sparse.check_sparse_tensor_invariants(enable=False):  # type: ignore[no-untyped-call]
         for numbers in order.epochs():
             for batch in numbers:
@@ -309,7 +309,7 @@ def against_fuxictr(data: Path, seeds: list[int], folder: Path) -> Facts:
 
 
 def _fuxictr_auc(export: Path, seed: int) -> float:
-    """Return the AUC that FuxiCTR reaches on an export, in a process of its own."""
+    """Return the AUC that FuxiCTR reaches on an export, in a separate process."""
     program = f"{__package__}.fuxictr_training"
     paths = os.pathsep.join([str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(

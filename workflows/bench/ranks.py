@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def measure(options: argparse.Namespace) -> Facts:
-    """Measure what is asked for."""
+    """Measure what the options select."""
     if not all(2 <= ranks <= MOST_RANKS for ranks in options.ranks):
         raise ConfigError(f"ranks must be from 2 to {MOST_RANKS}")
     with scratch_folder(options) as folder:

@@ -55,7 +55,7 @@ class ReferenceBatch:
 
 
 class ReferenceDlrm(nn.Module):
-    """DLRM_Net with tables of its own.
+    """DLRM_Net with tables of torch or of FBGEMM.
 
     Args:
         shape: sizes of the dense layers.

@@ -247,7 +247,7 @@ def _preprocess(log: Path, options: DemoCommand, show: Callable[[str], None]) ->
 def _explain(runs: list[dict[str, Any]], statistics: Statistics) -> str:
     """Return what was gained, in sentences."""
     fast, fae, lookahead = runs
-    # The figures of the plan's own budget, not of one of the round ones beside it.
+    # The figures of the plan's budget, not of one of the round budgets.
     chosen = next(budget for budget in statistics["budgets"] if budget["is_chosen"])
     share = chosen["num_hot_rows"] / max(1, statistics["num_rows"])
     # What the budget of hot rows buys in lookups and in whole samples.
@@ -263,7 +263,7 @@ def _explain(runs: list[dict[str, Any]], statistics: Statistics) -> str:
     moved = format_byte_size(fae["bytes_to_fast"])
     hybrid = format_byte_size(lookups * vector_bytes)
     up, down = (format_byte_size(lookahead[f"bytes_to_{tier}"]) for tier in ("fast", "slow"))
-    # Then what each way of training moved, beside the baseline that keeps no row.
+    # Then what each way of training moved, with the baseline that keeps no row.
     lines += [
         f"fae moved {moved} each way; hybrid, with every row in host memory, would move {hybrid}.",
         f"lookahead moved {up} up and {down} down, and ended with exactly the weights of all-fast.",

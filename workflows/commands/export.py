@@ -76,8 +76,8 @@ class ExportCommand(Command, ExportConfig):
         report: dict[str, Any] = {"out": str(self.out)}
         refuse_target(self.out, overwrite=False)
         with progress_bars() as progress:
-            # Rows are packed and unpacked as exported, and scored beside those of the run; before anything is
-            # written, so that shards that do not fit leave no folder behind.
+            # Pack, unpack and score the rows as exported, and compare the scores with those of the run. This
+            # comes before anything is written, so that unsuitable shards leave no folder.
             if self.evaluate is not None:
                 packed, trained = score_packed_rows(self.run, self.evaluate, self.row_type, progress=progress)
                 report |= {"auc": packed.auc, "auc_fp32": trained.auc}

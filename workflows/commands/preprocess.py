@@ -118,7 +118,7 @@ class StageCommand(StageOptions):
 def _preprocess(options: PreprocessCommand) -> int:
     if options.dry_run:
         return _dry_run(options)
-    # Stages report as they end: on stderr at once, and with --json in one object at the end.
+    # Stages report as they end: on stderr immediately, and with --json in one object at the end.
     reports: list[StageReport] = []
 
     def report_stage(report: StageReport) -> None:

@@ -163,7 +163,7 @@ def parse_stage(kind: type[T], stage: str, arguments: Sequence[str]) -> T:
 
 
 def _with_bare_redo(stage: str, arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of a single stage, where its name behind ``--redo`` says nothing new."""
+    """Return the arguments of a single stage, whose name after ``--redo`` is redundant."""
     joined = [argument.replace(f"--redo={stage}", "--redo") for argument in arguments]
     return [
         argument

@@ -1,8 +1,7 @@
 """``hotset runs``: list the runs of a folder, or compare their settings over seeds.
 
-The runs of a folder as plain records, to be compared. Nothing in a folder is trusted.
-
-Runs beside each other: a table for the terminal, and a page with their curves.
+Prints a table, or writes a page with the curves. Runs are read as plain records, and nothing in a folder is
+trusted.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _read_run(path: Path, name: str) -> Run:
-    # A damaged run is listed with its fault, beside those that can be read.
+    # A damaged run is listed with its fault, among the readable ones.
     try:
         config = _object_in(path / _CONFIG)
         summary = _object_in(path / _SUMMARY) if (path / _SUMMARY).is_file() else None
@@ -208,7 +207,7 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def best_first(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs by falling AUC, those without one behind the others."""
+    """Return the runs by falling AUC; those without one are last."""
     return sorted(runs, key=lambda run: -(_number(run, "auc") or 0.0))
 
 
@@ -335,7 +334,7 @@ class RunsCommand(Command):
     """List runs, best AUC first, and what differs."""
 
     folder: Annotated[Path, Arg("FOLDER", is_positional=True)]
-    """Folder with runs that `train --out` created, in folders of their own."""
+    """Folder with runs that `train --out` created, each in a separate folder."""
 
     compare: bool = False
     """Compare settings over seeds: mean, standard deviation, and difference of runs with the same seed."""
@@ -361,7 +360,7 @@ class RunsCommand(Command):
             else:
                 _show_settings(compared)
         elif self.json:
-            # Only settings that differ between runs are told: all others are the same in each.
+            # Show only settings that differ between runs.
             names = differing_settings(runs)
             found = [
                 {

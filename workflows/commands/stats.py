@@ -35,7 +35,7 @@ from .describe_stages import explain_all_hot
 
 def show_statistics(statistics: Statistics, console: Console) -> None:
     """Print what `frequency_statistics` returned: series by series, then the split and any warning."""
-    # Most series are a title and a table of cells; the others have a function of their own.
+    # Most series are a title and a table of cells; the others have a separate function.
     # In the order of the series, whatever order they were computed in.
     found: Mapping[str, object] = statistics
     for name in SERIES:
@@ -342,7 +342,7 @@ def _show_ranks(options: StatsCommand, ranks: Sequence[int]) -> int:
 
 def _show_table(options: StatsCommand, feature: str) -> int:
     table = open_table(options.dir, feature)
-    # One row that was asked for, or the most important ones.
+    # The requested row, or the most important ones.
     if options.id is not None:
         rows = [table.by_id(options.id)]
     elif options.category is not None:

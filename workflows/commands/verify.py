@@ -59,12 +59,12 @@ class VerifyCommand(Command):
 
     def execute(self) -> int:
         """Run ``hotset verify`` and return exit status 1 where a fault was found."""
-        # A run folder is known by its config, and has checks of its own.
+        # A run folder is recognized by its config, and has separate checks.
         if (self.dir / "config.json").exists():
             return _verify_run(self)
         if self.shards is not None:
             raise ConfigError(f"--shards are those of a training run, and {self.dir} is none")
-        # Published logs are told apart from damaged ones before they are parsed.
+        # Published logs are distinguished from damaged ones before they are parsed.
         published: list[str] = []
         if self.md5sums is not None:
             if not self.inputs:

@@ -195,7 +195,7 @@ def hot_samples_chart(
     orders = list(dict.fromkeys(row["order"] for row in rows))
     names = {order: f"fully hot, {_ORDER_NAMES.get(order, order)}" for order in orders}
     lookups = "hot lookups"
-    # One line for each order of rows, and the hot lookups of the first order beside it.
+    # One line for each order of rows, and the hot lookups of the first order.
     points: list[ChartRow] = []
     for row in rows:
         point = {
@@ -324,12 +324,12 @@ class Bar:
 
 
 def bar_chart(bars: Sequence[Bar], title: str, description: str) -> ChartSpec:
-    """Return horizontal bars from 0, with their values written behind them.
+    """Return horizontal bars from 0, followed by their values.
 
     Args:
         bars: from the top to the bottom.
-        title: of the axis of values, which has no labels: every bar has its value.
-        description: of the chart, for readers who do not see it.
+        title: title of the axis of values, which has no labels: every bar has its value.
+        description: description of the chart, for readers who do not see it.
     """
     rows = [
         {
@@ -344,7 +344,7 @@ def bar_chart(bars: Sequence[Bar], title: str, description: str) -> ChartSpec:
     ]
     # Never 0, so that a chart of empty bars still has a scale.
     most = max([1e-12, *(bar.value for bar in bars), *(bar.mark or 0 for bar in bars)])
-    # Room behind the longest bar for its value, and twice that factor where a mark has one too.
+    # Room after the longest bar for its value, and twice that factor where a mark has one too.
     room = _VALUE_ROOM
     if any(bar.mark is not None for bar in bars):
         room *= room
@@ -360,11 +360,11 @@ def bar_chart(bars: Sequence[Bar], title: str, description: str) -> ChartSpec:
     tooltip = [alt.Tooltip(f"{key}:N") for key in keys]
     base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, tooltip=tooltip)
     drawn = base.mark_bar(height=_ROW_HEIGHT * 0.62).encode(color=alt.Color("color:N", scale=None))
-    # Without marks each value stands right behind its bar.
+    # Without marks each value follows its bar directly.
     if all(bar.mark is None for bar in bars):
         texts = base.mark_text(align="left", dx=5, fontSize=12, color="var(--ink)").encode(text="text:N")
         return chart_spec([drawn, texts], description, _ROW_HEIGHT * max(1, len(bars)))
-    # Values stand in a column at the right edge, where neither bars nor marks reach.
+    # Values form a column at the right edge, where neither bars nor marks reach.
     marks = base.mark_tick(color=ORANGE, opacity=1, thickness=3, height=_ROW_HEIGHT * 0.85)
     texts = base.mark_text(align="right", fontSize=12, color="var(--ink)")
     layers = [

@@ -1,7 +1,7 @@
 """``hotset stats --html``: the report as one HTML page that needs no network.
 
-The page holds Vega's scripts (0.9 MB, from vl-convert), a chart for each section of `sections` and the
-numbers behind it as a table. It requests nothing: fonts, scripts and images are inside or the browser's own.
+The page contains Vega's scripts (0.9 MB, from vl-convert) and, for each section of `sections`, a chart and
+its numbers as a table. It requests nothing: scripts and images are embedded, and fonts are the browser's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NUMBER_AND_UNIT = re.compile(r"(\d) ((?:[KMGT]iB|B|GB/s|Tflop/s|[kMG])\b)")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section of the report: its text, a chart, the tables behind it."""
+    """One section of the report: its text, a chart, and tables of its numbers."""
 
     name: str
     title: str
@@ -34,7 +34,7 @@ class Section:
     chart: Callable[[], Mapping[str, Any]] | None
     """Returns the chart, as Vega-Lite has it."""
     tables: Sequence[TextTable] = ()
-    """The numbers behind the chart, shown at a click."""
+    """The numbers of the chart, shown at a click."""
     shown: Sequence[TextTable] = ()
     """Tables shown below the chart without a click."""
     commands: Sequence[str] = ()
@@ -126,7 +126,7 @@ def _commands(commands: Sequence[str]) -> str:
 
 
 def _command(line: str) -> str:
-    """Return a command that narrow pages break between words only: browsers would break behind a hyphen."""
+    """Return a command that narrow pages break between words only, and not after a hyphen."""
     words = map(html.escape, line.split(" "))
     return " ".join(f"<span>{word}</span>" if word.startswith("--") else word for word in words)
 

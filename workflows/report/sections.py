@@ -1,8 +1,7 @@
-"""The sections of the report: for each a chart, the numbers behind it, and how to read both.
+"""The sections of the report: for each a chart, its numbers, and how to read both.
 
-Sections of the report on the log itself: its files, labels, missing and dense values, and categories.
-
-The advice at the top of the report: sentences computed from the statistics, and commands that follow.
+Includes the sections on the log itself (files, labels, missing and dense values, categories), and the advice
+at the top: sentences computed from the statistics, and the commands that follow from them.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def provenance_section(provenance: Provenance) -> Section:
         f"log file{'s' if len(logs) > 1 else ''}. "
         "This command, in the folder of the logs, writes the same bytes again:"
     )
-    # Lines that were skipped and ids of another folder are told first: the files alone do not show them.
+    # Skipped lines and ids of another folder come first: the files alone do not show them.
     skipped = sum(provenance["bad_lines"].values())
     if skipped:
         text = f"{skipped:,} bad lines were skipped. {text}"

@@ -245,7 +245,7 @@ def _named_tables(statistics: Statistics) -> Iterator[tuple[str, list[dict[str, 
             yield name, found
             continue
         for key, rows in found.items():
-            # Single figures stand beside the tables; --json has them.
+            # Single figures have no table; --json has them.
             if isinstance(rows, list):
                 yield f"{name}_{key}", rows
 

@@ -109,7 +109,7 @@ def write_parquet(statistics: Statistics, folder: Path) -> list[Path]:
         raise _not_written(folder, error.strerror or str(error)) from error
     written = []
     for name, frame in series_frames(statistics):
-        # Polars raises errors of its own where a disk is full, and takes no path that is not UTF-8.
+        # Polars raises special errors if a disk is full, and takes no path that is not UTF-8.
         content = io.BytesIO()
         frame.write_parquet(content)
         path = folder / f"{name}.parquet"

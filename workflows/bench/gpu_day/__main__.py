@@ -26,14 +26,14 @@ PARTS = (
     # What is wrong: other bits, or a step that does not wait for another.
     Part("bits", 45, 90),
     Part("tests", 45, 120),
-    # The figures asked for first.
+    # The most important figures.
     Part("speed-16", 85, 150),
     Part("speed-128", 65, 120),
     # Why they are as they are.
     Part("parts", 40, 75),
     Part("movers", 33, 75),
     Part("speed-64", 30, 90),
-    # Only where it is asked for by name.
+    # Only if requested by name.
     Part("epoch", 0, 500, is_extra=True),
 )
 _DAY_SECONDS = 480.0

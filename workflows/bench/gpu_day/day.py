@@ -1,9 +1,9 @@
-"""Runs the parts of a GPU day, each in a process of its own, and keeps what they found in one growing file.
+"""Run the parts of a GPU day, each in a separate process, and keep the findings in one growing file.
 
-A part writes its findings as lines of JSON to a file while it runs. Whatever becomes of it afterwards, what
-it has written counts: a part that crashes, hangs or writes rubbish is named with the end of its output, and
-the next one begins. Every part has a share of the time that no other can take, and what earlier ones leave of
-theirs; the pieces of its work that it does not come to are named, and a later call does them.
+A part writes its findings as lines of JSON to a file while it runs, and they count whatever happens to it
+later. A part that crashes, hangs or writes rubbish is named with the end of its output, and the next one
+begins. Every part has a reserved share of the time, and what earlier parts leave of theirs. Pieces of its
+work that it does not reach are named, and a later call does them.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _run_part(
     begin = time.monotonic()
     status: Status
     with printed.open("wb") as output:
-        # A group of its own, so that what the part has started ends with it.
+        # A separate process group, so that what the part has started ends with it.
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             status = "ok" if process.wait(timeout=seconds) == 0 else "failed"
@@ -220,7 +220,7 @@ def _take_records(path: Path, part: str, result: dict[str, Any]) -> _Found:
     found = _Found([], [], [])
     if not path.exists():
         return found
-    # One record a line; a line that is none is told and skipped.
+    # One record per line; a line that is not a record is reported and skipped.
     for line in path.read_text(errors="replace").splitlines():
         try:
             record = json.loads(line)
@@ -242,7 +242,7 @@ def _take_records(path: Path, part: str, result: dict[str, Any]) -> _Found:
 
 
 def _save(result: dict[str, Any], out: Path) -> None:
-    """Replace the file at once, so that a day cut short leaves a whole one."""
+    """Replace the file atomically, so that an interrupted day leaves a complete one."""
     aside = out.with_name(out.name + ".partial")
     aside.write_text(json.dumps(result, indent=1) + "\n")
     aside.replace(out)

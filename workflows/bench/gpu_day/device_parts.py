@@ -1,8 +1,8 @@
-"""The parts of a training step on a device, each beside its lower bound: the kernels that training queues.
+"""Measure the parts of a training step on a device, each with its lower bound.
 
-A trainer queues its steps on a device that writes the last one down; then the kernels of each part run again
-and again, by themselves. On a GPU a part is recorded as one graph, so that the host's calls do not count; it
-finds in the caches what its last run left there, which the lower bounds do not assume.
+A trainer queues its steps on a device that records the last one; then the kernels of each part run again and
+again, by themselves. On a GPU a part is recorded as one graph, so the host's calls do not count. It finds in
+the caches what its last run left there, which the lower bounds do not assume.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StepPart:
     floor_us: float
     """Lower bound of ``us``."""
     bound: str
-    """The rate that the bound is taken from."""
+    """The rate that gives the bound."""
 
 
 @dataclass(frozen=True, slots=True)

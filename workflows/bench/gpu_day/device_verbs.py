@@ -1,6 +1,6 @@
-"""Tries the verbs of the device one by one, so that a first run on a GPU names what does not hold there.
+"""Try the calls of the device API one by one, so that a first run on a GPU names what fails there.
 
-Each is a few lines on memory of its own; everything behind this part is made of them.
+Each is a few lines on separate memory; all later parts consist of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NUM_ROWS, _DIM = 5000, 16
 _ROUNDS = 20
 _BUSY_CALLS = 50
 _BUSY_NUMBERS, _FEW_BUSY_NUMBERS = 1 << 24, 1 << 4
-"""Numbers of a kernel that takes longer than to queue it, so that the stream is still busy behind many."""
+"""Numbers of a kernel that runs longer than it takes to queue it, so that many keep the stream busy."""
 
 
 def try_verbs(settings: PartSettings, records: Records) -> None:
@@ -80,7 +80,7 @@ def _waits(device: Device, *, is_small: bool) -> bool:
 
 
 def _works_from_a_thread(device: Device) -> bool:
-    """Whether a thread of its own can do the same, as the one that moves rows does."""
+    """Return whether another thread can do the same, as the one that moves rows does."""
     found: list[bool | BaseException] = []
 
     def work() -> None:
@@ -98,7 +98,7 @@ def _works_from_a_thread(device: Device) -> bool:
 
 
 def _moves_rows(device: Device, settings: PartSettings) -> bool:
-    """Whether the kernel of training reads rows where they lie on the host, and writes them back there."""
+    """Return whether the kernel of training reads rows in host memory, and writes them back there."""
     rows_SD = HostMemory(None, Path(), may_spill=False, is_pinned=True).rows(_NUM_ROWS, _DIM)
     rows_SD.copy_(torch.arange(_NUM_ROWS * _DIM).view(_NUM_ROWS, _DIM))
     wanted = rows_SD.flip(0)

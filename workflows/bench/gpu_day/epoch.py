@@ -43,7 +43,7 @@ def train_an_epoch(settings: PartSettings, records: Records) -> None:
 
 
 def _write_inputs(settings: PartSettings, records: Records) -> Shards:
-    """Draw the samples, and do with them what `hotset preprocess` does behind its plan."""
+    """Draw the samples, and process them as `hotset preprocess` does after its plan."""
     is_small = settings.is_small
     folder = settings.scratch / "epoch"
     num_training = _SMALL_SAMPLES if is_small else _SAMPLES

@@ -1,4 +1,4 @@
-"""Runs the tests that need a GPU, each a check of its own that is written down as soon as it has ended."""
+"""Run the tests that need a GPU, each as a separate check that is recorded as soon as it ends."""
 
 from __future__ import annotations
 

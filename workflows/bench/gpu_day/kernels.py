@@ -1,17 +1,17 @@
-"""Every kernel of a step by itself: one that is broken is named, and replaced by its twin from there on.
+"""Try every kernel of a step alone; name a broken one, and replace it by its twin from then on.
 
-Each is tried in a process of its own, since a fault on a GPU ends what a process can do there. It trains a
-few batches with this kernel alone, the others being twins, and compares the rows and the layers with those of
-twins alone.
+Each is tried in a separate process, because a process cannot continue after a fault on a GPU. It trains a few
+batches with this kernel and the twins of all others, and compares the rows and the layers with those of twins
+alone.
 
-Four kernels around the dense layers add in another order than their twins, and training makes much of a last
-bit: an input of ReLU next to zero gets the other sign, and eight steps of SGD later the rows differ by a
-hundredth of what they have changed. Two of six orders of the sums of `gather_dots` did so within 16 steps. So
-these are compared after one step, which has all they compute in it: what they write changes rows and layers.
+Four kernels around the dense layers add in another order than their twins, and training amplifies a last bit:
+an input of ReLU next to zero gets the other sign, and eight steps of SGD later the rows differ by a hundredth
+of their change. Two of six orders of the sums of `gather_dots` did so within 16 steps. So these kernels are
+compared after one step, which contains all that they compute: what they write changes rows and layers.
 
-A kernel that agrees is tried in other shapes, too, while its process has time: at dim 128 with the layers in
-bfloat16, and those that take optimizer steps, whose bits are those of their twins, with every optimizer. One
-that is wrong there alone is replaced as well, and named with the shape.
+A kernel that agrees is also tried in other shapes while its process has time: at dim 128 with the layers in
+bfloat16, and, if it takes optimizer steps, whose bits are those of its twin, with every optimizer. A kernel
+that is wrong only there is replaced as well, and named with the shape.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _SECONDS = 60.0
 _SPARE_SECONDS = 3.0
 """Left of the part's time when the last kernel is given up, to write down what was found."""
 _PROCESSES = 12
-"""Each compiles most of what the others do, so all begin at once where there are cores for them."""
+"""Each compiles most of what the others do, so all begin together where there are cores for them."""
 _OWN_SECONDS = 20.0
-"""A kernel that is not done is at fault after so much time of its own, its compilation included."""
+"""Time after which an unfinished kernel is at fault, its compilation included."""
 _STEPS = 16
 _MORE_STEPS = 6
 """Steps in each other shape."""
@@ -119,10 +119,10 @@ def shapes_of(kernel: str) -> list[Shape]:
 
 
 def try_kernels(settings: PartSettings, records: Records) -> None:
-    """Try each kernel in a process of its own; note those that are replaced."""
+    """Try each kernel in a separate process; note those that are replaced."""
     for dim in _DIMS:
         _shards(settings, dim)
-    # They are tried side by side, each with a limit of its own, so one that hangs does not end the others.
+    # They are tried in parallel, each with a separate limit, so one that hangs does not end the others.
     names = _FEW if settings.is_small else tuple(TWINS)
 
     def try_in_time(name: str) -> Trial:
@@ -141,7 +141,7 @@ def try_kernels(settings: PartSettings, records: Records) -> None:
 
 
 def compile_host_kernels(settings: PartSettings, records: Records) -> None:
-    """Train a few batches without a GPU, as the host does beside one: whoever is next finds its kernels."""
+    """Train a few batches without a GPU, so that later processes find the host's kernels compiled."""
     late = replace(settings, device="late")
     shards = small_shards(late, "host-kernels", "adagrad")
     _trained(shards, late, "torch", _FIRST, {})
@@ -203,7 +203,7 @@ class Trial:
 
 
 def _try_apart(name: str, settings: PartSettings, seconds: float) -> Trial:
-    """Try a kernel in a process of its own."""
+    """Try a kernel in a separate process."""
     path = settings.scratch / f"kernel-{name}.jsonl"
     begin = time.monotonic()
     process = start_part("kernel", settings, path, name, max(seconds - _SPARE_SECONDS, 0.0))

@@ -1,7 +1,7 @@
-"""Bytes per second of the link between a device and the host, and what a placement can do over it at most.
+"""Measure the link between a device and the host, in bytes per second, and the limit of each placement.
 
-Measured through the verbs that training uses: copies of pinned memory. On the late device the "link" is the
-host's own memory, so that everything behind it runs without a GPU.
+Uses the device calls of training: copies of pinned memory. On the simulated device the "link" is the host's
+memory, so that all later parts run without a GPU.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _FEW_BYTES = 1 << 22
 """On a simulated device, whose figures mean nothing."""
 _TRIALS = 5
 SERIAL = ("hybrid", "hybrid-dedup", "fae")
-"""Placements whose vectors come before the gradients of the same batch, and wait for those of the one
-before: both ways follow each other. The others move rows ahead, both ways at once."""
+"""Placements whose vectors arrive before the gradients of the same batch, and after those of the previous
+one: the two directions alternate. The others move rows ahead, in both directions simultaneously."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ _OUTPUT_CHARACTERS = 1500
 def measure_machine(settings: PartSettings, records: Records) -> None:
     """Write the names and ceilings of the device and of the link to it.
 
-    Meanwhile another process compiles the kernels of the host, which takes a minute where nothing is cached:
-    else every process that tries a kernel would do it, in the time of its own.
+    Meanwhile another process compiles the kernels of the host, which takes a minute where nothing is cached.
+    Otherwise every process that tries a kernel would compile them, within its time limit.
     """
     host_kernels = start_part("host-kernels", settings, settings.scratch / "host-kernels.jsonl")
     try:

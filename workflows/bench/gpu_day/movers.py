@@ -98,7 +98,7 @@ class _Inputs:
         samples = drawn_samples(settings)
         num_rows = sum(samples.num_rows)
         batch_size = _SMALL_BATCH_SIZE if settings.is_small else _BATCH_SIZE
-        # A folder of its own: the parts that measure speeds pack the same samples.
+        # A separate folder: the parts that measure speeds pack the same samples.
         own = replace(settings, scratch=settings.scratch / "movers" / "speed")
         shards = packed_shards(own, samples, batch_size, _DIM)
         config = TrainConfig(

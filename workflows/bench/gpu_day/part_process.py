@@ -1,4 +1,4 @@
-"""Starts a part of a GPU day in a process of its own, beside the part that asks for it."""
+"""Start a part of a GPU day in a separate process, in parallel with the calling part."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ from .records import Records
 from .turns import REFERENCE, Contestant, Turns, measure_in_turns
 
 BATCH_SIZES = (65_536, 16_384, 2_048)
-"""The largest first: its figures are asked for first."""
+"""The largest first: its figures are the most important."""
 _SMALL_BATCH_SIZES = (64,)
 _FIRST = ("lookahead", "hybrid", "fae")
-"""Placements that are measured at the largest batch size before all else, beside all-fast."""
+"""Placements that are measured first at the largest batch size, with all-fast."""
 _FIRST_AT_OTHER_SIZES = ("lookahead", "hot-only")
 """Placements that are measured at the smaller ones before the others are."""
 SAMPLES = 2_500_000

@@ -73,7 +73,7 @@ def part_floors(
         # Only backward: forward they are part of the product. Gradient and outputs are read, one is written.
         "ReLU and bias": 3 * _HALF * sum(shape.bottom[1:] + shape.top[1:-1]),
         "sum and step of rows": row_gradients + 2 * NUM_TABLES + 2 * rows * row_bytes(embedding_dim, "sgd"),
-        # The last hidden layer is read, its gradient written; dense values are rounded, with zeros behind.
+        # The last hidden layer is read, its gradient written; dense values are rounded, with zeros appended.
         LAST: 2 * _HALF * shape.top[-2] + 1 + _FLOAT * NUM_DENSE + _HALF * _PADDED_DENSE,
         # Weight, gradient, weight again, and its rounded copy.
         "step of dense layers": (3 * _FLOAT + _HALF) * shape.num_weights / batch_size,
@@ -132,7 +132,7 @@ def expected_seconds(embedding_dim: int, batch_size: int) -> float:
 
 
 def moves_floor(embedding_dim: int, rates: GpuRates | None = None) -> float:
-    """Return the seconds per sample of the rows that look-ahead moves, each way beside the other."""
+    """Return the seconds per sample of the rows that look-ahead moves, both directions in parallel."""
     rates = rates or GpuRates()
     return max(MOVED_ROWS) * row_bytes(embedding_dim, "sgd") / rates.link_bytes
 

@@ -1,4 +1,4 @@
-"""The parts of a step on the device, each beside its lower bound by the ceilings that were measured there."""
+"""Measure the parts of a step on the device, each with its lower bound by the ceilings measured there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def measure_step_parts(settings: PartSettings, records: Records) -> None:
     rates = measure_device_rates(settings.device)
     records.row(what="ceilings, by the verbs of training", **asdict(rates))
     samples = drawn_samples(settings)
-    # A folder of its own: the parts that measure speeds pack the same samples.
+    # A separate folder: the parts that measure speeds pack the same samples.
     own = replace(settings, scratch=settings.scratch / "parts")
     config = TrainConfig(
         placement="all-fast",

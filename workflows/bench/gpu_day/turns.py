@@ -1,11 +1,12 @@
-"""Runs that take turns, so that the ratio of two speeds compares the same moments.
+"""Let runs take turns, so that the ratio of two speeds compares the same moments.
 
-All runs of a group are built and warmed up; then each takes some steps in every round. Speeds of a card drift
-with its heat, and those of a shared machine with its other work, which hits all runs of a round alike. So a
-speed is the median over rounds, and a ratio the median over rounds of two speeds of the same one.
+All runs of a group are built and warmed up; then each takes some steps in every round. The speed of a card
+drifts with its heat, and that of a shared machine with its other work, which affects all runs of a round
+alike. So a speed is the median over rounds, and a ratio the median over rounds of two speeds of the same
+round.
 
-A run that waits for its turn has read batches ahead, forty on a machine of many cores. They would come for
-nothing in its next turn, so the clock starts behind them: each turn begins with steps that do not count.
+A run that waits for its turn has read batches ahead, forty on a machine of many cores. They would be free in
+its next turn, so each turn begins with steps that do not count, and the clock starts after them.
 """
 
 from __future__ import annotations
