@@ -24,7 +24,8 @@ from .errors import MIB, ConfigError, InputError, refuse_system_fault
 from .raw.column_values import ListSpans, Spans, Values, is_list, is_text, plain, read_column, read_values
 from .raw.criteo import tells_label
 from .raw.criteo_kernel import count_newlines
-from .raw.log_parts import DAMAGE, known_schema
+from .raw.log_parts import known_schema
+from .raw.parquet_parts import DAMAGE
 from .raw.part import Block, iterate_blocks
 from .raw.raw_file import RawFile
 from .raw.text_fields import BAD, GOOD, MISSING, split_fields

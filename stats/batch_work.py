@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from .batch_rows import slot_of
 from .kernel import kernel
-from .simd import prefetch_of_cpu_prefetch
+from .simd import prefetch
 
 MOST_TILE_SAMPLES = 512
 """Samples of a tile at most: few enough that its activations stay in the caches of a core."""
@@ -98,7 +98,7 @@ def transform_dense(
     for place in range(num_chosen):
         # Ask for a later value: where few are chosen, most of the time is waiting for memory.
         if place + _VALUES_AHEAD < num_chosen:
-            prefetch_of_cpu_prefetch(values, np.uint64(chosen[place + _VALUES_AHEAD]))
+            prefetch(values, np.uint64(chosen[place + _VALUES_AHEAD]))
         i = np.uint64(chosen[place])
         value = np.uint64(max(values[i], 0))
         if has_nulls:  # by arithmetic: a branch for each value is often mispredicted

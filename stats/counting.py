@@ -47,7 +47,7 @@ from .id_tables import (
     shift_of,
 )
 from .kernel import kernel, read_only
-from .simd import AHEAD, prefetch_of_cpu_prefetch
+from .simd import AHEAD, prefetch
 
 _LARGE = 1 << 13
 """Entries beyond which a table is not expected in the cache."""
@@ -86,9 +86,7 @@ def count_run(
     for i in range(first, stop):
         # Ask for the line of a later lookup; small tables are in the cache anyway.
         if is_large and i < last_ahead:
-            prefetch_of_cpu_prefetch(
-                table, ((np.uint64(values[i + AHEAD]) * MULTIPLIER) >> shift) << ENTRY_BITS
-            )
+            prefetch(table, ((np.uint64(values[i + AHEAD]) * MULTIPLIER) >> shift) << ENTRY_BITS)
         category = np.uint64(values[i])
         entry = entry_of(category, table, shift)
         count = table[entry, 1]
@@ -110,7 +108,7 @@ def copy_entries(source: NDArray[np.uint64], target: NDArray[np.uint64]) -> None
     ahead = np.int64(AHEAD)
     for i in range(num_entries):
         if i + ahead < num_entries:
-            prefetch_of_cpu_prefetch(target, ((source[i + ahead, 0] * MULTIPLIER) >> shift) << ENTRY_BITS)
+            prefetch(target, ((source[i + ahead, 0] * MULTIPLIER) >> shift) << ENTRY_BITS)
         if source[i, 1] != 0:
             entry = entry_of(source[i, 0], target, shift)
             target[entry, 0] = source[i, 0]
@@ -168,7 +166,7 @@ def count_short_run(
     for i in range(first, stop):
         # Ask for the line of a later lookup; small tables are in the cache anyway.
         if is_large and i < last_ahead:
-            prefetch_of_cpu_prefetch(table, (np.uint64(values[i + AHEAD]) * MULTIPLIER) >> shift)
+            prefetch(table, (np.uint64(values[i + AHEAD]) * MULTIPLIER) >> shift)
         category = np.uint64(values[i])
         entry, found = probe_short(category, table, shift, mask)
         # A full table is handed back with the place in the chunk, where the caller goes on after growing it,
@@ -190,7 +188,7 @@ def copy_short_entries(source: NDArray[np.uint64], target: NDArray[np.uint64]) -
     ahead = np.int64(AHEAD)
     for i in range(num_entries):
         if i + ahead < num_entries:
-            prefetch_of_cpu_prefetch(target, ((source[i + ahead] >> HALF) * MULTIPLIER) >> shift)
+            prefetch(target, ((source[i + ahead] >> HALF) * MULTIPLIER) >> shift)
         if source[i] != 0:
             entry, _ = probe_short(source[i] >> HALF, target, shift, mask)
             target[entry] = source[i]

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .kernel import inlined_kernel, kernel, read_only
-from .simd import AHEAD, prefetch_of_cpu_prefetch
+from .simd import AHEAD, prefetch
 
 
 @inlined_kernel
@@ -206,9 +206,7 @@ def insert_long_ids(
     for i in range(num_rows):
         # Ask for the line of a later row now, because the table does not fit in a cache.
         if i + ahead < num_rows:
-            prefetch_of_cpu_prefetch(
-                table, ((np.uint64(categories[i + ahead]) * MULTIPLIER) >> shift) << ENTRY_BITS
-            )
+            prefetch(table, ((np.uint64(categories[i + ahead]) * MULTIPLIER) >> shift) << ENTRY_BITS)
         # These two rows stand for no category.
         if first_id + i != missing_id and first_id + i != oov_id:
             category = np.uint64(categories[i])
@@ -233,7 +231,7 @@ def insert_short_ids(
     ahead = np.int64(AHEAD)
     for i in range(num_rows):
         if i + ahead < num_rows:
-            prefetch_of_cpu_prefetch(table, (np.uint64(categories[i + ahead]) * MULTIPLIER) >> shift)
+            prefetch(table, (np.uint64(categories[i + ahead]) * MULTIPLIER) >> shift)
         if first_id + i != missing_id and first_id + i != oov_id:
             category = np.uint64(categories[i])
             entry, _ = probe_short(category, table, shift, mask)
@@ -265,9 +263,7 @@ def find_long_ids(
     has_nulls = is_valid.shape[0] > 0
     for i in range(num_lookups):
         if i + AHEAD < num_lookups:
-            prefetch_of_cpu_prefetch(
-                table, ((np.uint64(categories[i + AHEAD]) * MULTIPLIER) >> shift) << ENTRY_BITS
-            )
+            prefetch(table, ((np.uint64(categories[i + AHEAD]) * MULTIPLIER) >> shift) << ENTRY_BITS)
         entry = entry_of(np.uint64(categories[i]), table, shift)
         number = np.int64(table[entry, 1])  # id + 1, 0 in a free entry
         row = number - 1 if number > 0 else oov_id
@@ -290,7 +286,7 @@ def find_short_ids(
     num_lookups = np.uint64(categories.shape[0])
     for i in range(num_lookups):
         if i + AHEAD < num_lookups:
-            prefetch_of_cpu_prefetch(table, (np.uint64(categories[i + AHEAD]) * MULTIPLIER) >> shift)
+            prefetch(table, (np.uint64(categories[i + AHEAD]) * MULTIPLIER) >> shift)
         _, found = probe_short(np.uint64(categories[i]), table, shift, mask)
         row = np.int64(found & LOW_HALF) - 1 if found != 0 else oov_id
         ids[i] = row if not has_nulls or is_valid_at(is_valid, i) else missing_id

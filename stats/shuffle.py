@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from .id_tables import mix64_pair
 from .kernel import kernel
-from .simd import LINE_BYTES, prefetch_of_cpu_prefetch
+from .simd import LINE_BYTES, prefetch
 
 BIN_BITS = 16
 NUM_BINS = 1 << BIN_BITS
@@ -197,16 +197,14 @@ def scatter_rows(
         if place + ids_ahead < num_chosen:
             later = np.int64(chosen[place + ids_ahead]) * ids.shape[1]
             for word in range(0, ids.shape[1], _LINE_WORDS):
-                prefetch_of_cpu_prefetch(ids, later + word)
-            prefetch_of_cpu_prefetch(ids, later + ids.shape[1] - 1)
+                prefetch(ids, later + word)
+            prefetch(ids, later + ids.shape[1] - 1)
         i = np.uint64(chosen[place])
         row = next_row[files[place]]
         next_row[files[place]] = row + 1
         # A file's next rows follow this one: have them in the cache before they are written.
         for word in range(0, scattered_rows.shape[1], _LINE_WORDS):
-            prefetch_of_cpu_prefetch(
-                scattered_rows, (row + _SCATTERED_AHEAD) * scattered_rows.shape[1] + word
-            )
+            prefetch(scattered_rows, (row + _SCATTERED_AHEAD) * scattered_rows.shape[1] + word)
         scattered_keys[row] = keys[place]
         target = np.uint64(row)
         for column in range(num_columns):
@@ -249,8 +247,8 @@ def gather_rows(
             # line of its last word, for rows do not begin where lines do.
             later = order[i + _ROWS_AHEAD] * rows.shape[1]
             for word in range(0, rows.shape[1], _LINE_WORDS):
-                prefetch_of_cpu_prefetch(rows, later + word)
-            prefetch_of_cpu_prefetch(rows, later + rows.shape[1] - 1)
+                prefetch(rows, later + word)
+            prefetch(rows, later + rows.shape[1] - 1)
         row = np.uint64(order[i])
         sample = np.uint64(i)
         is_hot[i] = rows[row, 0]

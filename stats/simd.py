@@ -75,10 +75,6 @@ def store_quarters(
         array[int(position) : int(position) + _QUARTER] = numbers
 
 
-def prefetch(array: NDArray[np.float32], position: int | np.uint64) -> None:
-    """Ask for the cache line of a number that is read soon; it may lie outside of the array."""
-
-
 def zeros() -> Float16x:
     """Return sixteen zeros."""
     return np.zeros(WIDTH, np.float32)
@@ -220,20 +216,6 @@ def _store_quarters(_: Any, array: Any, first: Any, second: Any, third: Any, fou
 
 
 @intrinsic
-def _prefetch(_: Any, array: Any, position: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        byte = ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [byte, _INT, _INT, _INT])
-        function = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        # To be read, to all levels of cache, data.
-        address = builder.bitcast(_pointer(context, builder, signature, arguments), byte)
-        builder.call(function, [address, _INT(0), _INT(3), _INT(1)])
-        return context.get_dummy_value()
-
-    return types.void(array, types.uint64), generate
-
-
-@intrinsic
 def _zeros(_: Any) -> Any:
     def generate(*_: Any) -> Any:
         return ir.Constant(_VALUE, [0.0] * WIDTH)
@@ -347,11 +329,6 @@ def _overload_store_quarters(array: Any, first: Any, second: Any, third: Any, fo
     )
 
 
-@overload(prefetch, inline="always", strict=False)
-def _overload_prefetch(array: Any, position: Any) -> Any:
-    return lambda array, position: _prefetch(array, position)
-
-
 @overload(zeros, inline="always", strict=False)
 def _overload_zeros() -> Any:
     return lambda: _zeros()
@@ -408,7 +385,7 @@ AHEAD: Final = np.uint64(128)
 LINE_BYTES: Final = 64
 
 
-def prefetch_of_cpu_prefetch(array: NDArray[Any], position: np.uint64) -> None:
+def prefetch(array: NDArray[Any], position: np.uint64) -> None:
     """Ask for the cache line of the ``position``-th number of a contiguous array.
 
     A hint, that computes nothing and may name any position; nothing at all when not compiled.
@@ -433,7 +410,7 @@ def _prefetch_compiled(_: Any, array: Any, position: Any) -> Any:
     return types.void(array, types.uint64), generate
 
 
-@overload(prefetch_of_cpu_prefetch, inline="always")
+@overload(prefetch, inline="always")
 def _prefetch_overload(array: Any, position: Any) -> Any:
     def ask(array: Any, position: Any) -> Any:
         return _prefetch_compiled(array, position)

@@ -45,7 +45,7 @@ from .threads import WorkThreads
 
 ModelSource = Callable[..., nn.Module] | nn.Module
 """The maker of a module: a class, a function, or a module as it is."""
-_OURS = Path(__file__).resolve().parents[1]
+_OURS = Path(__file__).resolve().parent
 
 
 def name_of(source: ModelSource) -> str:

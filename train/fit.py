@@ -41,8 +41,9 @@ from .run_folder.reader import read_config, read_finite, read_weights, refuse_ot
 from .run_log import TrainProgress, TrainSummary
 from .serving.changes import apply_changes as apply_to_export
 from .serving.export import export_run
-from .serving.predict import PredictConfig, RunPredictor
-from .serving.run_tables import ExportConfig
+from .serving.export_config import ExportConfig
+from .serving.predict import RunPredictor
+from .serving.predict_config import PredictConfig
 
 if TYPE_CHECKING:
     import polars as pl

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.kernel import inlined_kernel, kernel
-from ...stats.simd import LINE_BYTES, prefetch_of_cpu_prefetch
+from ...stats.simd import LINE_BYTES, prefetch
 from .text_fields import CHUNK_BYTES, count_bits, find_separators, load8, lowest_bit
 
 GROUP: Final = np.uint64(64)
@@ -237,7 +237,7 @@ def ask_for_next_group(values: NDArray[np.int32 | np.uint32], row: np.uint64, fi
     """Ask the cache for the lines that a later group will write in a column."""
     ahead = row * np.uint64(values.shape[1]) + first + _WRITTEN_AHEAD
     for line in range(GROUP // _LINE_VALUES):
-        prefetch_of_cpu_prefetch(values, ahead + np.uint64(line) * _LINE_VALUES)
+        prefetch(values, ahead + np.uint64(line) * _LINE_VALUES)
 
 
 PADDING_BYTES: Final = CHUNK_BYTES
@@ -303,7 +303,7 @@ def _find_fields(
 
         # One bit per byte of the chunk: is it a separator, and is it a newline?
         separators, ends = find_separators(text, position)
-        prefetch_of_cpu_prefetch(text, position + _TEXT_AHEAD)
+        prefetch(text, position + _TEXT_AHEAD)
 
         # A newline's entry is the number of separators before it. ``ends - 1`` sets the bits below the lowest
         # newline, ``~ends`` takes out the newlines above it; the last line clears the lowest newline.

@@ -2,10 +2,6 @@
 
 Text is cut at fixed bytes moved to a line end, Parquet at fixed numbers of rows within a row group, so
 memory holds one part per worker however large the file or its row groups are.
-
-A table in memory as the part of a log: its columns are read as those of a Parquet file are.
-
-A Parquet file as batches of rows. Row groups are streamed: memory holds one batch per worker.
 """
 
 from __future__ import annotations
@@ -17,20 +13,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-import xxhash
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, FormatError, InputError, ManifestError, refuse_system_fault
-from ..folders.checksum import hash_file
-from ..folders.manifest import ColumnsFacts, FileEntry
-from ..schema.schema import SCHEMAS, Schema, find_columns
+from ..errors import FormatError
+from ..folders.manifest import FileEntry
+from ..schema.schema import SCHEMAS, Schema
 from .criteo import count_reasons, describe_fault, parse_block
-from .part import Block, Part, PlainBlock, RawParts, UnreadPart, iterate_blocks
+from .part import Block, Part, PlainBlock, RawParts, iterate_blocks
 from .raw_file import RawFile
-from .tabular import fields_of_header, find_fields, misfit, parse_batch, parse_csv
+from .tabular import fields_of_header, find_fields, parse_csv
 
 _MIN_CRITEO_LINE_BYTES = 39
 _START_BYTES = 4096
@@ -59,6 +50,8 @@ def open_parts(
     if schema.format == "parquet":
         # pyarrow's Parquet reader and compute functions take a fifth of the start of a command.
         pass
+
+        from .parquet_parts import ParquetParts
 
         return ParquetParts(file, number, schema, block_bytes=block_bytes, has_label=has_label)
     if schema.format == "csv":
@@ -231,227 +224,3 @@ def _reads(block: Block, schema: Schema, fields: Sequence[str], *, has_label: bo
     # One element in each row is how any log of users and items looks: only longer ones are histories.
     lists = [part.columns[name] for name, _ in schema.lists]
     return part.fault is None and part.num_samples > 0 and all(len(one.values) > len(one) for one in lists)
-
-
-class TableParts:
-    """Runs of rows of an Arrow table.
-
-    Args:
-        table: columns named as in the log, and perhaps others; list-valued features are lists.
-        schema: schema of the log, in any format.
-        rows_of_part: rows that are parsed together.
-
-    Raises:
-        InputError: the table lacks a column, or one is of another type than the schema has.
-    """
-
-    unit = "row"
-    num_header_lines = 0
-    min_line_bytes = 0
-
-    def __init__(self, table: Any, schema: Schema, *, rows_of_part: int) -> None:
-        # Only the parts of a log need the times of rows.
-        self.schema = replace(schema, format="parquet", fields=(), time=None)
-        names = self.schema.columns(has_label=False)
-        try:
-            find_columns(names, table.schema.names, "the table")
-        except ConfigError as error:
-            raise InputError(str(error), hint=error.hint) from None
-        for name in names:
-            fault = misfit(self.schema, name, table.schema.field(name).type, has_label=False)
-            if fault:
-                raise InputError(f"the table: {fault}")
-        self._table = table.select(list(names))
-        self._rows_of_part = rows_of_part
-
-    def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[_RowsPart]:
-        """Yield the parts in order."""
-        for number, batch in enumerate(self._table.to_batches(max_chunksize=self._rows_of_part)):
-            yield _RowsPart(f"rows{number:07}", self.schema, batch)
-
-    def finish(self, digest: Any) -> None:
-        """Do nothing: a table in memory has no checksum."""
-
-
-@dataclass(frozen=True, slots=True)
-class _RowsPart:
-    """Some rows of the table."""
-
-    name: str
-    schema: Schema
-    batch: Any
-
-    def read(self) -> Part:
-        return parse_batch(self.batch, self.schema, has_label=False)
-
-
-DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
-"""Errors that pyarrow raises for a file that is damaged or not Parquet."""
-_VALUE_BYTES = 8
-
-
-class ParquetParts:
-    """Batches of the rows of a Parquet file, none across two row groups."""
-
-    unit = "row"
-    num_header_lines = 0
-    min_line_bytes = 0
-
-    def __init__(
-        self, file: RawFile, number: int, schema: Schema, *, block_bytes: int, has_label: bool
-    ) -> None:
-        self._file = file
-        self._number = number
-        self._schema = schema
-        self._block_bytes = block_bytes
-        self._has_label = has_label
-        self._names = schema.columns(has_label=has_label)
-        renamed = dict(schema.renamed)
-        self._lists = {renamed.get(name, name) for name, _ in schema.lists}
-        with self._open() as parquet:
-            self._check_columns(parquet.schema_arrow)
-
-    def _open(self) -> Any:
-        try:
-            return pq.ParquetFile(self._file.path, memory_map=True, page_checksum_verification=True)
-        except DAMAGE as error:
-            refuse_system_fault(self._file.path, error)
-            raise FormatError(
-                f"{self._file.path} is not a Parquet file: {str(error).splitlines()[0]}",
-                hint='a log of text has the format "csv" in its schema',
-            ) from error
-
-    def _check_columns(self, fields: Any) -> None:
-        find_fields(self._names, fields.names, self._file)
-        for name in self._names:
-            fault = misfit(self._schema, name, fields.field(name).type, has_label=self._has_label)
-            if fault:
-                raise InputError(f"{self._file.path}: {fault}", hint="fix the schema, or cast the column")
-
-    def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
-        """Yield each batch of rows; a row group whose parts are finished is not read again."""
-        with self._open() as parquet:
-            # A row group is read as a whole or not at all: parts do not cross from one to the next.
-            row = 0
-            num_rows = parquet.metadata.num_rows
-            for group in range(parquet.num_row_groups):
-                end = row + parquet.metadata.row_group(group).num_rows
-                names = self._finished_names(row, end, finished)
-                if names:
-                    yield from (_FinishedPart(name) for name in names)
-                    row = end
-                    continue
-                for batch in self._cut(self._batches(parquet, group)):
-                    # The file's bytes are shared out by rows, so that the parts' add up to them.
-                    first_byte = self._file.num_bytes * row // num_rows
-                    last_byte = self._file.num_bytes * (row + batch.num_rows) // num_rows
-                    yield _BatchPart(self._name(row), self, batch, last_byte - first_byte)
-                    row += batch.num_rows
-
-    def parse(self, batch: Any) -> Part:
-        """Parse a batch, checked first: a damaged file may decode to offsets that point nowhere."""
-        try:
-            batch.validate(full=True)
-            return parse_batch(batch, self._schema, has_label=self._has_label)
-        except DAMAGE as error:
-            refuse_system_fault(self._file.path, error)
-            raise self._damaged(error) from error
-
-    def _batches(self, parquet: Any, group: int) -> Iterator[Any]:
-        try:
-            yield from parquet.iter_batches(
-                self._rows_of_part(parquet.metadata.row_group(group)),
-                row_groups=[group],
-                columns=list(self._names),
-                use_threads=False,
-            )
-        except DAMAGE as error:
-            refuse_system_fault(self._file.path, error)
-            raise self._damaged(error) from error
-
-    def _cut(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches, those with much longer lists than others cut at ``block_bytes`` of values."""
-        most = self._block_bytes // _VALUE_BYTES
-        for batch in batches:
-            # The running sum of values: one for each plain column of a row, and one for each list element.
-            values = np.full(batch.num_rows, len(self._names) - len(self._lists), np.int64)
-            for name in self._lists:
-                lengths = pc.fill_null(pc.list_value_length(batch.column(name)), 1)
-                values += lengths.to_numpy(zero_copy_only=False)
-            ends = np.cumsum(values)
-            # Cut only batches that are much too long, each time after the row that fills a part.
-            is_long = batch.num_rows > 0 and ends[-1] > 2 * most
-            first = 0
-            while first < batch.num_rows:
-                start = ends[first - 1] if first else 0
-                stop = int(np.searchsorted(ends, start + most, side="right")) if is_long else batch.num_rows
-                stop = min(max(stop, first + 1), batch.num_rows)
-                yield batch.slice(first, stop - first)
-                first = stop
-
-    def _rows_of_part(self, group: Any) -> int:
-        """Return how many rows have ``block_bytes`` of values, with lists of average length."""
-        chunks = (group.column(number) for number in range(group.num_columns))
-        starts = tuple(f"{name}." for name in self._lists)
-        lists = [chunk.num_values for chunk in chunks if chunk.path_in_schema.startswith(starts)]
-        values_of_row = len(self._names) - len(lists) + sum(lists) / max(group.num_rows, 1)
-        return max(1, int(self._block_bytes / (_VALUE_BYTES * max(values_of_row, 1))))
-
-    def _damaged(self, error: Exception) -> InputError:
-        return InputError(
-            f"{self._file.path} cannot be read to its end: {str(error).splitlines()[0]}",
-            hint="the file may be cut off or damaged: fetch it again",
-        )
-
-    def _name(self, row: int) -> str:
-        return f"file{self._number:04}-row{row:012}.arrow"
-
-    def _finished_names(self, row: int, end: int, finished: Mapping[str, FileEntry]) -> list[str]:
-        """Return the names of the parts of rows ``[row, end)`` if all are finished, else none."""
-        names = []
-        # Each part's number of rows, from the manifest, gives the start of the next part.
-        while row < end:
-            entry = finished.get(self._name(row))
-            if entry is None:
-                return []
-            names.append(entry.path)
-            num_rows = entry.read_facts(ColumnsFacts).num_lines
-            if num_rows < 1:  # an edited record would never advance
-                raise ManifestError(f"{entry.path} is said to have {num_rows} rows of {self._file.path}")
-            row += num_rows
-        return names
-
-    def finish(self, digest: Any) -> None:
-        """Hash the file as `verify` hashes any log: by blocks, or whole where no line ends cut it."""
-        try:
-            # Hashed in blocks as text is, so that `verify` has one way for all logs.
-            for unread in iterate_blocks(self._file, self._block_bytes, in_thread_buffer=True):
-                block = unread.read()
-                if block.num_bytes:
-                    digest.update(xxhash.xxh3_128_digest(block.lines.data))
-        except InputError:
-            digest.update(bytes.fromhex(hash_file(self._file.path)[1]))
-
-
-@dataclass(frozen=True, slots=True)
-class _BatchPart:
-    """Some rows of a Parquet file, decoded but not parsed."""
-
-    name: str
-    parts: ParquetParts
-    batch: Any
-    raw_bytes: int
-    """Bytes of the file that count as theirs."""
-
-    def read(self) -> Part:
-        return replace(self.parts.parse(self.batch), num_raw_bytes=self.raw_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class _FinishedPart:
-    """Rows whose file is in the folder already."""
-
-    name: str
-
-    def read(self) -> None:
-        """Read nothing."""

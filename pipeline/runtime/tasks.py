@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from ..errors import EngineError, first_line
 from .engines import current_engine
 from .limits import usable_cores
-from .ray_engine import RemoteCall, RemoteObject, Reports, apply_reports
+from .remote_objects import RemoteCall, RemoteObject, Reports, apply_reports
 
 if TYPE_CHECKING:
     from .ray_engine import RayEngine

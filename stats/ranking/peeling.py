@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernel import inlined_kernel, kernel
-from ..simd import prefetch_of_cpu_prefetch
+from ..simd import prefetch
 from .sample_lists import Entries, Incidence
 
 _ENTRIES_AHEAD = 4
@@ -96,7 +96,7 @@ def next_width(
             while head < tail and worth[queued[head]] != level:
                 head += 1
                 if head + _LOOKUPS_AHEAD < tail:
-                    prefetch_of_cpu_prefetch(worth, np.uint64(queued[head + _LOOKUPS_AHEAD]))
+                    prefetch(worth, np.uint64(queued[head + _LOOKUPS_AHEAD]))
             heads[width, level] = head
             if head < tails[width, level]:
                 break
@@ -132,13 +132,13 @@ def ask_for_entries(
     if head + 2 * _ENTRIES_AHEAD >= tail:
         return
     row = np.uint64(queued[head + 2 * _ENTRIES_AHEAD])
-    prefetch_of_cpu_prefetch(worth, row)
-    prefetch_of_cpu_prefetch(row_starts, row)
-    prefetch_of_cpu_prefetch(row_ends, row)
+    prefetch(worth, row)
+    prefetch(row_starts, row)
+    prefetch(row_ends, row)
     # Of a long list the first two lines: the others are read in turn.
     start = row_starts[queued[head + _ENTRIES_AHEAD]]
-    prefetch_of_cpu_prefetch(row_samples, np.uint64(start))
-    prefetch_of_cpu_prefetch(row_samples, np.uint64(start + _LINE_SAMPLES))
+    prefetch(row_samples, np.uint64(start))
+    prefetch(row_samples, np.uint64(start + _LINE_SAMPLES))
 
 
 BYTES_PER_LOOKUP = 12
@@ -300,7 +300,7 @@ def _queue_rows(
     number = 0
     for i in range(num_rows):
         if i + _LOOKUPS_AHEAD < num_rows and entries.rows[i + _LOOKUPS_AHEAD] < rows.first_tail:
-            prefetch_of_cpu_prefetch(worth, np.uint64(entries.rows[i + _LOOKUPS_AHEAD]))
+            prefetch(worth, np.uint64(entries.rows[i + _LOOKUPS_AHEAD]))
         row = entries.rows[i]
         if not rows.first <= row < rows.stop:
             continue
@@ -408,9 +408,9 @@ def _drop_by_worth(
             found += not _is_lost(row_samples[k], lost)
             k += 1
         for n in range(left):
-            prefetch_of_cpu_prefetch(sample_starts, np.uint64(left_samples[n]))
+            prefetch(sample_starts, np.uint64(left_samples[n]))
         for n in range(left):
-            prefetch_of_cpu_prefetch(sample_rows, np.uint64(sample_starts[left_samples[n]]))
+            prefetch(sample_rows, np.uint64(sample_starts[left_samples[n]]))
         for n in range(left):
             sample = left_samples[n]
             lost[sample >> 3] |= _bit_of(sample)
@@ -466,7 +466,7 @@ def _lose_rows(
     # They are anywhere: ask for all of them before the first is needed.
     for j in range(sample_starts[sample], sample_starts[sample + 1]):
         if sample_rows[j] < rows.first_tail:
-            prefetch_of_cpu_prefetch(worth, np.uint64(sample_rows[j]))
+            prefetch(worth, np.uint64(sample_rows[j]))
     for j in range(sample_starts[sample], sample_starts[sample + 1]):
         other = sample_rows[j]
         left = 0
@@ -493,7 +493,7 @@ def _ask_for_rows(
 ) -> None:
     """Ask for the rows of a sample that is not lost."""
     if not _is_lost(sample, lost):
-        prefetch_of_cpu_prefetch(sample_rows, np.uint64(sample_starts[sample]))
+        prefetch(sample_rows, np.uint64(sample_starts[sample]))
 
 
 @inlined_kernel
@@ -512,10 +512,10 @@ def _ask_ahead_of_lone(
     sample_rows = incidence.sample_rows
     sample = lone_samples[i + 3 * _LONE_AHEAD]
     if not _is_lost(sample, lost):
-        prefetch_of_cpu_prefetch(sample_starts, np.uint64(sample))
+        prefetch(sample_starts, np.uint64(sample))
     _ask_for_rows(lone_samples[i + 2 * _LONE_AHEAD], lost, sample_starts, sample_rows)
     sample = lone_samples[i + _LONE_AHEAD]
     if not _is_lost(sample, lost):
         for j in range(sample_starts[sample], sample_starts[sample + 1]):
             if sample_rows[j] < rows.first_tail:
-                prefetch_of_cpu_prefetch(worth, np.uint64(sample_rows[j]))
+                prefetch(worth, np.uint64(sample_rows[j]))

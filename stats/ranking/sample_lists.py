@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernel import inlined_kernel, kernel
-from ..simd import prefetch_of_cpu_prefetch
+from ..simd import prefetch
 
 _BLOCK_LOOKUPS = 512
 """Lookups whose rows are prefetched together: their lines fit in the L2 cache."""
@@ -86,14 +86,14 @@ def append_samples(
             kept_samples[num_kept] = first_sample + sample
             num_kept += ids[j] >= first_id
         for k in range(num_kept):
-            prefetch_of_cpu_prefetch(rows, np.uint64(kept_rows[k]))
+            prefetch(rows, np.uint64(kept_rows[k]))
         for k in range(num_kept):
             row = rows[kept_rows[k]]
             kept_rows[k] = row
-            prefetch_of_cpu_prefetch(row_starts, np.uint64(row))
-            prefetch_of_cpu_prefetch(row_ends, np.uint64(row))
+            prefetch(row_starts, np.uint64(row))
+            prefetch(row_ends, np.uint64(row))
         for k in range(num_kept):
-            prefetch_of_cpu_prefetch(row_samples, np.uint64(row_ends[kept_rows[k]]))
+            prefetch(row_samples, np.uint64(row_ends[kept_rows[k]]))
         for k in range(num_kept):
             row = kept_rows[k]
             end = row_ends[row]
@@ -131,7 +131,7 @@ def list_rows(
     for row in range(row_ends.shape[0]):
         for k in range(row_starts[row], row_ends[row]):
             if k + 2 * _LOOKUPS_AHEAD < num_lookups:
-                prefetch_of_cpu_prefetch(sample_starts, np.uint64(row_samples[k + 2 * _LOOKUPS_AHEAD]))
+                prefetch(sample_starts, np.uint64(row_samples[k + 2 * _LOOKUPS_AHEAD]))
             sample_starts[row_samples[k]] += 1
     total = 0
     for sample in range(sample_starts.shape[0]):
@@ -140,10 +140,10 @@ def list_rows(
     for row in range(row_ends.shape[0] - 1, -1, -1):  # from the back, so that ends become starts
         for k in range(row_starts[row], row_ends[row]):
             if k >= 2 * _LOOKUPS_AHEAD:
-                prefetch_of_cpu_prefetch(sample_starts, np.uint64(row_samples[k - 2 * _LOOKUPS_AHEAD]))
+                prefetch(sample_starts, np.uint64(row_samples[k - 2 * _LOOKUPS_AHEAD]))
                 later = row_samples[k - _LOOKUPS_AHEAD]
                 if later < num_samples:
-                    prefetch_of_cpu_prefetch(sample_rows, np.uint64(sample_starts[later]))
+                    prefetch(sample_rows, np.uint64(sample_starts[later]))
             sample = row_samples[k]
             sample_starts[sample] -= 1
             sample_rows[sample_starts[sample]] = row
@@ -211,7 +211,7 @@ def _ask_for_sample(
 ) -> None:
     """Ask for the entry in ``lone`` of the first sample of a row, if there is such a row."""
     if 0 <= row < row_starts.shape[0] and row_starts[row] < row_samples.shape[0]:
-        prefetch_of_cpu_prefetch(lone, np.uint64(row_samples[row_starts[row]]))
+        prefetch(lone, np.uint64(row_samples[row_starts[row]]))
 
 
 @kernel

@@ -187,7 +187,7 @@ def test_stopped_half_way_in_any_stage_the_same_run_goes_on_to_the_same_bytes(
     writer = "open_writer" if stage == "pack" else "write_batch"
     for stop_at in (0, num_files // 2):
         with monkeypatch.context() as patch:
-            module = "ranking.ranked_tables" if stage == "rank" else f"stages.{stage}"
+            module = "stages.row_order" if stage == "rank" else f"stages.{stage}"
             patch.setattr(f"hotset.pipeline.{module}.{writer}", failing_writer(stop_at, error))
             with pytest.raises(error):
                 preprocess([log], CONFIG, out, Resources(workers=workers))
@@ -213,7 +213,7 @@ def test_a_stage_begun_with_other_settings_is_refused_by_name(
     out = copy_of(made, tmp_path / "dir", before=stage)
     writer = "open_writer" if stage == "pack" else "write_batch"
     with monkeypatch.context() as patch:
-        module = "ranking.ranked_tables" if stage == "rank" else f"stages.{stage}"
+        module = "stages.row_order" if stage == "rank" else f"stages.{stage}"
         patch.setattr(f"hotset.pipeline.{module}.{writer}", failing_writer(1, RuntimeError))
         with pytest.raises(RuntimeError):
             preprocess([log], CONFIG, out, Resources(workers=1))

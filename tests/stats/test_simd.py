@@ -36,14 +36,13 @@ from hotset.stats.simd import (
     keep_where_positive,
     load,
     multiply_add,
-    prefetch_of_cpu_prefetch,
+    prefetch,
     split_neighbors,
     store,
     store_quarters,
     subtract_product,
     zeros,
 )
-from hotset.stats.simd import prefetch as prefetch_of_simd
 from hotset.tests.support.hashed_categories import ALL_VALID, bitmap, entries_of
 
 
@@ -71,7 +70,7 @@ def test_asking_ahead_ends_with_the_lookups(num_lookups: int, rng: np.random.Gen
 
 def test_asking_changes_nothing() -> None:
     table = np.arange(32, dtype=np.uint64).reshape(16, 2)
-    prefetch_of_cpu_prefetch(table, np.uint64(15))
+    prefetch(table, np.uint64(15))
     np.testing.assert_array_equal(table.reshape(-1), np.arange(32))
 
 
@@ -95,8 +94,6 @@ def compute(
 @kernel
 def keep(value: NDArray[np.float32], other: NDArray[np.float32], found: NDArray[np.float32]) -> None:
     """One value, masked by another."""
-    # What is asked for too far ahead lies outside of the array.
-    prefetch_of_simd(value, np.uint64(10**6))
     store(found, np.uint64(0), keep_where_positive(load(value, np.uint64(0)), load(other, np.uint64(0))))
 
 

@@ -86,10 +86,10 @@ PREPROCESSING = (
     "console",
     "options",
     "recipes",
-    "commands.preprocess_commands",
-    "commands.stats_command",
-    "commands.schema_command",
-    "commands.recipe_command",
+    "commands.preprocess",
+    "commands.stats",
+    "commands.schema",
+    "commands.recipe",
     "recipe_file",
 )
 """Modules of ``workflows`` that must not wait for torch, besides all of ``pipeline`` and ``stats``."""

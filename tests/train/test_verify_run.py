@@ -202,7 +202,7 @@ def change(path: Path, key: str, value: object) -> None:
     ("name", "key", "value", "fault"),
     [
         ("config.json", "config.cache_policy", None, "cache_policy is None, want one of lru, lfu, dataset"),
-        ("config.json", "config.prefetch", -1, "prefetch must be 0 or more, got -1"),
+        ("config.json", "config.prefetch", -1, "prefetch is -1, want 0 or more"),
         ("config.json", "config.threads", True, "threads is True, want a whole number"),
         ("config.json", "config.hot_bytes", "1MiB", "hot_bytes is '1MiB', want a whole number"),
         ("config.json", "config.recipe.plateau_patience", 1e308, "recipe.plateau_patience is 1e+308"),

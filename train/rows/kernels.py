@@ -26,7 +26,7 @@ from ...stats.simd import (
     WIDTH,
     add,
     load,
-    prefetch_of_cpu_prefetch,
+    prefetch,
     store,
     subtract_product,
     zeros,
@@ -95,7 +95,7 @@ def look_up(
         if row + _ROWS_AHEAD < np.uint64(last) and slots_U[row + _ROWS_AHEAD] >= 0:
             ahead = np.uint64(slots_U[row + _ROWS_AHEAD]) * width
             for column in range(np.uint64(0), width, _LINE_FLOATS):
-                prefetch_of_cpu_prefetch(weights_N, ahead + column)
+                prefetch(weights_N, ahead + column)
         # A row of the slow tier has no slot here: its vectors come up by themselves.
         if slots_U[row] < 0:
             continue
@@ -337,7 +337,7 @@ def _ask_for_row(slots_U, row, rows_SW):  # type: ignore[no-untyped-def]
         width = np.uint64(rows_SW.shape[1])
         first = np.uint64(slots_U[ahead]) * width
         for column in range(np.uint64(0), width, _LINE_FLOATS):
-            prefetch_of_cpu_prefetch(rows_SW, first + column)
+            prefetch(rows_SW, first + column)
 
 
 @kernel

@@ -38,7 +38,8 @@ from ..model.choose_model import recorded_model
 from ..model.shapes import ModelInputs
 from ..run_folder.reader import read_finite
 from .export import ONNX, PROGRAM, STAGE, VERSION, ServedTable, features_of, graph_of, write_export
-from .run_tables import MODEL, ExportConfig, ExportedModel, RowType, RunTables, TableCategories, pack_rows
+from .export_config import ExportConfig, RowType
+from .run_tables import MODEL, ExportedModel, RunTables, TableCategories, pack_rows
 from .serving_inputs import FEATURES
 
 CHANGES = "changes.safetensors"
@@ -223,7 +224,7 @@ def apply_changes(
             f"{changes} begins with the run {since}, and {exported} holds the run {base_run}",
             hint="write them since the run of that folder: `hotset export RUN --since RUN0 --out CHANGES`",
         )
-    _refuse_other_tables_of_apply_changes(base, found, exported, changes)
+    _refuse_unlike_rows(base, found, exported, changes)
     tensors = _tensors_of(changes)
     dense = {
         name.removeprefix(DENSE_PREFIX): tensor
@@ -256,9 +257,7 @@ def apply_changes(
     return counts
 
 
-def _refuse_other_tables_of_apply_changes(
-    base: ExportedModel, found: ExportedModel, exported: Path, changes: Path
-) -> None:
+def _refuse_unlike_rows(base: ExportedModel, found: ExportedModel, exported: Path, changes: Path) -> None:
     """Raise HotsetError unless the changes are of the tables of an exported folder, and rows of its type."""
     if base.row_type != found.row_type:
         raise HotsetError(

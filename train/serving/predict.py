@@ -22,18 +22,16 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import (
     MIB,
-    ByteSize,
     ConfigError,
     FormatError,
     HotsetError,
     ManifestError,
-    require_at_least,
-    require_at_most,
 )
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.totals import ColumnsTotals, VocabularyTotals
 from ...pipeline.formats.columns import score_writer
-from ...pipeline.raw.log_parts import TableParts, open_parts
+from ...pipeline.raw.log_parts import open_parts
+from ...pipeline.raw.parquet_parts import TableParts
 from ...pipeline.raw.part import RawParts
 from ...pipeline.raw.raw_file import RawFile
 from ...pipeline.schema.schema import Schema
@@ -49,6 +47,7 @@ from ..run_config import RunConfig
 from ..run_folder.files import CONFIG, VOCABULARY, WEIGHTS
 from ..run_folder.reader import read_config, read_manifest, read_weights, refuse_changed_files
 from ..threads import BackgroundIterator
+from .predict_config import PredictConfig
 
 
 def batches_of(encoded: Iterable[EncodedSamples], batch_size: int) -> Iterator[Batch]:
@@ -150,30 +149,6 @@ def _described(found: Sequence[tuple[str, int]], wanted: Sequence[tuple[str, int
         if (name, size) != (other, other_size):
             return f"{size} rows of {name}, the run {other_size} of {other}"
     return f"{len(found) - 1} tables, the run {len(wanted) - 1}"
-
-
-MOST_THREADS = 1024
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PredictConfig:
-    """Settings of a prediction; none but the batch size may change a bit of it."""
-
-    batch_size: int | None = None
-    """Number of samples predicted together; by default that of the training."""
-
-    threads: int | None = None
-    """Number of threads that parse, and of those that predict; by default as many as the training used."""
-
-    slow_bytes: ByteSize | None = None
-    """Memory for embedding rows; if not all fit, those of some batches at a time are read from the run's
-    weights. By default as much as there is."""
-
-    def __post_init__(self) -> None:
-        require_at_least("batch_size", self.batch_size, 1)
-        require_at_least("threads", self.threads, 1)
-        require_at_most("threads", self.threads, MOST_THREADS)
-        require_at_least("slow_bytes", self.slow_bytes, 0)
 
 
 _BLOCK_BYTES = 4 * MIB

@@ -18,13 +18,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...pipeline.errors import ConfigError, HotsetError, first_line
+from ...pipeline.errors import HotsetError, first_line
 from ...pipeline.folders.manifest import Manifest, RecordError
 from ...pipeline.folders.totals import VocabularyTable, VocabularyTotals
 from ...pipeline.formats.arrow_files import read_batch, values_of
@@ -36,6 +36,7 @@ from ..run_config import RunConfig
 from ..run_folder.files import CONFIG, WEIGHTS
 from ..run_folder.reader import read_config, read_manifest, read_weights, refuse_changed_files
 from ..run_folder.weights import Weights
+from .export_config import ROW_TYPES, RowType
 from .predict import RunVocabulary
 
 # ruff: noqa: N815  (tensors carry shape suffixes)
@@ -119,25 +120,6 @@ class RunTables:
         own = (ids != info.oov_id) & (ids != info.missing_id)
         order = np.argsort(found[own], kind="stable")
         return TableCategories(table, info.oov_id, info.missing_id, found[own][order], ids[own][order])
-
-
-RowType = Literal["fp32", "fp16", "bf16", "int8"]
-ROW_TYPES: tuple[RowType, ...] = ("fp32", "fp16", "bf16", "int8")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportConfig:
-    """Settings of an export."""
-
-    row_type: RowType = "fp32"
-    """Number type of the rows: fp32 as trained, fp16, bf16, or int8 with a scale for each row."""
-
-    onnx: bool = False
-    """Write an ONNX model too, with its tables in a second file; needs the extra onnx."""
-
-    def __post_init__(self) -> None:
-        if self.row_type not in ROW_TYPES:
-            raise ConfigError(f"row_type must be one of {', '.join(ROW_TYPES)}, got {self.row_type!r}")
 
 
 _TORCH = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from ...pipeline.errors import ConfigError
-from ...train.serving.run_tables import ExportConfig
+from ...train.serving.export_config import ExportConfig
 from ..command_list import Command
 from ..console import print_json, progress_bars, say, stdout_console
 from ..options import config_of

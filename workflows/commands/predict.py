@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from ...train.serving.predict import PredictConfig
+from ...train.serving.predict_config import PredictConfig
 from ..command_list import Command
 from ..console import print_json, progress_bars, say
 from ..options import Arg, config_of

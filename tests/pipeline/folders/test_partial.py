@@ -38,7 +38,7 @@ from hotset.pipeline.folders.partial import (
     write_synced,
 )
 from hotset.pipeline.runtime import ray_engine
-from hotset.pipeline.runtime.ray_engine import RemoteCall, apply_reports
+from hotset.pipeline.runtime.remote_objects import RemoteCall, apply_reports
 from hotset.tests.support.json_records import AnyRecord
 from hotset.tests.support.processes.kills import HOLDER, Killed, killed, start_holder
 

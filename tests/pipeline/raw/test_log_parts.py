@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from hotset.pipeline.errors import InputError
-from hotset.pipeline.raw.log_parts import TableParts
+from hotset.pipeline.raw.parquet_parts import TableParts
 from hotset.pipeline.schema.schema import schema_named
 from hotset.pipeline.schema.schema_file import read_schema
 

@@ -21,7 +21,7 @@ from hotset.pipeline.errors import ByteSize, InputError, ManifestError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.formats.arrow_files import read_batch, write_batch
 from hotset.pipeline.preprocess import PreprocessConfig, run_stage
-from hotset.pipeline.raw.log_parts import ParquetParts
+from hotset.pipeline.raw.parquet_parts import ParquetParts
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema_file import read_schema
 from hotset.pipeline.stages.ingest import IngestConfig, ingest

@@ -91,7 +91,7 @@ def test_faes_sample_never_covers_more_lookups_than_exact_counts(folder: Path) -
 def test_other_orders_are_those_of_folders_ranked_so(
     log: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("stages.rank", "inspect.other_orders"):
+    for module in ("stages.rank", "statistics.coverage"):
         monkeypatch.setattr(f"hotset.pipeline.{module}.PEEL_FLOOR", 16)
     for name, config in (
         ("peel", RankConfig(rank_by="peel")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from dataclasses import replace
@@ -72,6 +73,17 @@ def test_an_unfinished_run_is_resumed_with_its_settings(shell: Shell) -> None:
 def test_an_unfinished_run_without_readable_settings_is_removed(shell: Shell) -> None:
     interrupt("other")
     Path("other/config.json").write_text("not JSON")
+    assert shell.refused(*TRAIN, "other") == "give another --out, or remove the folder"
+    shutil.rmtree("other")
+    shell.works(*TRAIN, "other")
+
+
+@follows("train/run_folder/removed_options.py::_refusal")
+def test_an_option_of_a_run_that_is_gone(shell: Shell) -> None:
+    interrupt("other")
+    found = json.loads(Path("other/config.json").read_bytes())
+    found["config"]["window"] = 7
+    Path("other/config.json").write_text(json.dumps(found))
     assert shell.refused(*TRAIN, "other") == "give another --out, or remove the folder"
     shutil.rmtree("other")
     shell.works(*TRAIN, "other")

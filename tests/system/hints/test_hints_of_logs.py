@@ -73,14 +73,14 @@ def test_parquet_under_a_schema_of_csv(shell: Shell) -> None:
     shell.works(*preprocess("log.parquet", SCHEMA.replace('"csv"', '"parquet"')))
 
 
-@follows("pipeline/raw/log_parts.py::ParquetParts._open")
+@follows("pipeline/raw/parquet_parts.py::ParquetParts._open")
 def test_csv_under_a_schema_of_parquet(shell: Shell) -> None:
     write_csv()
     assert 'format "csv"' in shell.refused(*preprocess("log.csv", SCHEMA.replace('"csv"', '"parquet"')))
     shell.works(*preprocess("log.csv", SCHEMA))
 
 
-@follows("pipeline/raw/log_parts.py::ParquetParts._check_columns")
+@follows("pipeline/raw/parquet_parts.py::ParquetParts._check_columns")
 def test_a_column_of_another_type_is_fixed_in_the_schema(shell: Shell) -> None:
     write_parquet()
     schema = SCHEMA.replace('"csv"', '"parquet"')
@@ -93,7 +93,7 @@ def test_a_column_of_another_type_is_fixed_in_the_schema(shell: Shell) -> None:
     shell.works(*preprocess("log.parquet", schema))
 
 
-@follows("pipeline/raw/log_parts.py::ParquetParts._damaged")
+@follows("pipeline/raw/parquet_parts.py::ParquetParts._damaged")
 def test_a_damaged_parquet_file_is_fetched_again(shell: Shell) -> None:
     write_parquet()
     whole = Path("log.parquet").read_bytes()

@@ -101,7 +101,7 @@ def test_names_that_were_meant_are_taken_from_python(shell: Shell) -> None:
 @follows(
     "train/serving/changes.py::_opened",
     "train/serving/changes.py::apply_changes",
-    "train/serving/changes.py::_refuse_other_tables",
+    "train/serving/changes.py::_refuse_unlike_rows",
 )
 def test_changes_are_applied_to_the_export_that_they_begin_with(shell: Shell) -> None:
     shell.works("train", "data", "--threads", "1", "--seed", "5", "--out", "next")

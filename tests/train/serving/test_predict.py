@@ -42,7 +42,8 @@ from hotset.train.data.shards import ShardOrigin, Shards, vocabulary_of
 from hotset.train.run import train
 from hotset.train.run_folder.reader import read_config
 from hotset.train.serving import predict as predict_log
-from hotset.train.serving.predict import PredictConfig, RunPredictor, RunVocabulary, batches_of, predict_file
+from hotset.train.serving.predict import RunPredictor, RunVocabulary, batches_of, predict_file
+from hotset.train.serving.predict_config import PredictConfig
 from hotset.train.verify_run import verify_run
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hotset.train.serving.run_tables import ROW_TYPES, RowType, pack_rows, unpack_rows
+from hotset.train.serving.export_config import ROW_TYPES, RowType
+from hotset.train.serving.run_tables import pack_rows, unpack_rows
 
 
 def drawn() -> torch.Tensor:
