@@ -1,5 +1,4 @@
-"""Training: model, tiers, placements, executor and loop. Reads shards through their manifest, never raw
-logs."""
+"""Training: model, tiers, placements and loop; reads sealed shards, never raw logs."""
 
 import os
 

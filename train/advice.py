@@ -1,11 +1,8 @@
-"""Predicts which placement and how much fast memory suit a preprocessed log, before anything is trained.
+"""Predicts which placement and how much fast memory suit a preprocessed log, without training.
 
-Reads the vocabulary's counts, and the ids once to count fully hot samples; all mathematics is in
-`stats.prediction.step_times`. Imports no torch.
-
-Types of what `advise` returns: plain data, so that JSON, the terminal and the report read the same.
-
-The file of four measured speeds that `characterise` writes and `advise --speeds` reads.
+Reads the vocabulary's counts, and the ids once to count hot-only samples; the formulas are in
+`stats.step_times`. Four speeds of the machine, from a file that `characterise` writes, scale the times.
+Results are plain data, so that JSON, the terminal and the report agree. Imports no torch.
 """
 
 from __future__ import annotations

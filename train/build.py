@@ -1,4 +1,4 @@
-"""Builds a trainer from shards and a config: model, rows, optimizers, batch order, step source and runner.
+"""Builds a trainer from shards and a config: model, rows, optimizers and steps.
 
 A resumed run gets the batch order and the steps that are left after its last checkpoint. On the host a runner
 takes each step synchronously; on a GPU it queues them.

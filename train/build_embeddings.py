@@ -1,10 +1,7 @@
-"""Builds the tiers of a run that has all rows in one process, with their initial values.
+"""Builds the tiers of a run in one process, with initial or restored rows.
 
-The device and the threads that a run computes with.
-
-Settles what the settings of a run leave to its shards and its machine, and refuses what they lack.
-
-The start of a trainer whose rows do not have their initial values.
+Also opens the device, sets the threads, and resolves what a config leaves to the shards and the machine; what
+they cannot provide is refused.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
-"""Builds a dense model and its step from what a run records of them.
+"""Builds a dense model and its step: a preset, or a module of the user.
 
-Runs code of the user: imports a class by its name, builds a module, and says in one line what fails.
+A user's module is any ``torch.nn.Module`` with ``forward(dense, embeddings)``: dense features (B, K) float32
+and a dictionary from the name of each table to its embeddings (B, D) float32, in the order of the tables; it
+returns (B,) logits. A class attribute ``per_sample = True`` says that each logit depends on its sample alone,
+so that batches may be computed in tiles on several threads.
 
-An error of such code is the user's to mend, so it becomes a HotsetError that names the place in the user's
-file; the original exception is its cause, which ``--verbose`` shows in full.
-
-A user's module as a dense model, and what is asked of it before a run begins.
-
-The module is any ``torch.nn.Module`` with ``forward(dense, embeddings)``: dense features (B, K) float32 and
-a dictionary from the name of each table to its embeddings (B, D) float32, in the order of the tables; it
-returns (B,) logits. A class attribute ``per_sample = True`` says that each logit depends on its own sample
-alone, so that batches may be computed in tiles on several threads.
+The class is imported by name, and tried on a small batch before a run begins. An error in user code becomes a
+HotsetError that names the place in the user's file; the original exception is its cause, which ``--verbose``
+shows in full.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Builds the tiers of the rows that live at one of several ranks, and what crosses between the ranks.
+"""Builds the tiers of the rows that a rank owns, and the exchange between ranks.
 
-``--exchange auto``: measures the link and the codecs before the first step, and takes what pays.
-
-Only mild codecs are tried, since nobody looks at the scores here: bfloat16 and int8 for rows and their
-gradients, bfloat16 for the dense layers. All ranks measure, and the slowest counts, so all choose alike.
+``--exchange auto`` measures the link and the codecs before the first step, and uses a codec if it saves time.
+It tries only mild ones, since nobody looks at the scores here: bfloat16 and int8 for rows and their
+gradients, bfloat16 for the dense layers. All ranks measure, and the slowest counts, so all choose the same.
 """
 
 from __future__ import annotations

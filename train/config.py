@@ -1,14 +1,8 @@
-"""The settings of a training run. Imports nothing heavy: the command line builds its options from it.
+"""The config of a training run: model, placement, memory, ranks and checkpoints.
 
-Options of what crosses between ranks in fewer bytes. Imports nothing heavy.
-
-Whether this process is one of several ranks, and how long it waits for them. Imports nothing heavy.
-
-How often a run is saved. Changes no weight, so it is no part of a run's settings. Imports little.
-
-The parts of a dense model, as a run records them: enough to build it again. Imports nothing heavy.
-
-`train --model` names a model in one word; the widths that the word stands for are written out here.
+How often a run is saved changes no weight, so it is a separate config. `train --model` names a preset; the
+layer widths of each are written out here. Imports nothing heavy: the command line builds its options from
+these classes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Evaluate a finished run on the test and validation parts of shards.
+"""Evaluates a finished run on the test and validation parts of shards.
 
-Predictions for the validation and test parts of shards, and their scores.
-
-The model of a finished run in memory: its dense layers and its rows.
+Loads dense layers and rows of the run, predicts the samples of both parts, and scores them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Training from Python: `hotset.fit`, and what it returns.
+"""Training and finished runs from Python: what ``import hotset`` offers.
 
-These functions are what ``import hotset`` offers. They take paths as text too and settings by name, and leave
+`fit` trains, `predict`, `export` and `apply_changes` use a finished run, and `Shards` gives tables, batches
+and counts as NumPy arrays and Polars frames. Functions accept paths as text and settings by name, and leave
 the work to `run` and `evaluate`.
-
-A finished run in use from Python: `hotset.predict`, `hotset.export` and `hotset.apply_changes`.
-
-Shards from Python: `hotset.Shards`, their tables, batches and counts as NumPy arrays and Polars frames.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""Counts seconds and bytes by kind of work, without stopping the device.
+"""Measures a run: seconds and bytes by kind of work, and the scores of an evaluation.
 
-On the GPU the host runs ahead, so laps there are measured between events in the stream and read when
-they have long passed.
-
-Scores of one group of samples, and the counter that makes them batch by batch.
-
-Counts of ranks over any number of samples: words are sorted in memory, or in parts and merged from a file.
-
-A sample takes 8 bytes: up to 4 million (32 MiB) are sorted in place, more go to a file without a name, in
-sorted parts that are merged at the end. The counts are those of one sort, whatever the size of a part.
+On the GPU the host runs ahead, so seconds are measured between events in the stream and read long after they
+have passed; the device never stops for them. Scores are computed by group of samples, batch by batch. AUC
+needs the ranks of all samples: a sample takes 8 bytes; up to 4 million (32 MiB) are sorted in place, more go
+to a nameless file in sorted parts that are merged at the end. The counts are those of one sort, whatever the
+size of a part.
 """
 
 from __future__ import annotations

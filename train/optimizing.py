@@ -1,15 +1,13 @@
-"""Prepares the gradients and optimizers of the dense layers for a step.
+"""Dense gradients and optimizers, learning rates, early stopping and the best evaluation.
 
-Learning rates as a function of the step: warm-up, then constant or a decay.
+The learning rate is a function of the step: warm-up, then constant or a decay. An update uses the rate of its
+batch, whenever a placement runs it. A cosine and a power may differ in the last bit between machines, as exp
+does in the loss.
 
-The rate of a step is that of its batch, whenever a placement updates a row, so it is given to the update. A
-cosine and a power may differ in the last bit between machines, as exp does in the loss.
-
-When a run stops, and which of its evaluations is the best one.
-
-Decided by evaluations of the validation part alone, never by the test part. Its state is plain JSON and part
-of a checkpoint (see `checkpoints.run_state.Resumable`), so a resumed run stops where the unbroken one does;
-only a limit of time depends on the machine, and does not count the time between two processes of a run.
+A run stops, and its best evaluation is chosen, by evaluations of the validation part alone, never by the test
+part. That state is plain JSON and part of a checkpoint (`checkpoints.files.Resumable`), so a resumed run
+stops where the unbroken one does; only a limit of time depends on the machine, and does not count the time
+between two processes of a run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Options of how a run optimizes and how long: a part of its config. Imports nothing heavy.
+"""Options of how a run optimizes and how long, and of intervals in steps or seconds.
 
-How often something happens: every so many steps, or every so many seconds. Imports little.
+They are a part of the run's config. Imports nothing heavy.
 """
 
 from __future__ import annotations

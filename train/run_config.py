@@ -1,6 +1,7 @@
-"""Reads ``config.json`` of a run as typed data, each value of a type and in a range that commands accept.
+"""Reads ``config.json`` of a run as typed data.
 
-A run folder may come from anywhere, so each value is checked before it sizes a model or a pool of threads.
+A run folder may come from anywhere, so each value is checked for its type and range before it sizes a model
+or a pool of threads.
 The module imports nothing heavy: the command line prints the settings of runs.
 """
 

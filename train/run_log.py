@@ -1,6 +1,7 @@
-"""Writes the losses, evaluations and checkpoints of a run while it trains, and shows its progress.
+"""Writes the log and the summary of a run, and shows its progress.
 
-The summary of a finished run: the quality that it reached, and its cost.
+The log has losses, evaluations and checkpoints as they come; the summary has the quality that a finished run
+reached, and its cost.
 """
 
 from __future__ import annotations

@@ -1,20 +1,18 @@
-"""Runs pieces of work on a fixed number of threads, one of which is the caller's.
+"""Threads of a run: for pieces of a step, for items made ahead, and for batches read ahead.
 
-The pieces are taken in order by whichever thread is free, and nothing may depend on which that is. A helper
-that has not begun when the caller finds no piece left is called off: on a busy machine the caller does not
-wait for a thread to be woken. Each thread runs torch's operators by itself, without torch's own threads,
-which wait for each other at every operator.
+Pieces of a step run on a fixed number of threads, one of which is the caller's. Whichever thread is free
+takes the next piece, and nothing may depend on which that is. A helper that has not begun when the caller
+finds no piece left is cancelled: on a busy machine the caller does not wait for a thread to wake. Each thread
+runs torch's operators single-threaded, without torch's threads, which wait for each other at every operator.
 
-A bounded queue from a thread that makes items to the one that uses them.
+A bounded queue connects a thread that makes items to the one that uses them. Taking an item is a call or two
+of queues in C, without a lock of this module: the loop of a device does it once for each step. Returning the
+place of an item wakes the thread, which takes longer than all else, so several places may be returned
+together.
 
-Taking an item is a call or two of queues in C, without a lock of this module: the loop of a device does it
-once for each step. To give the place of an item back wakes the thread, which takes longer than all else, so
-several places may be given back at a time.
-
-Threads that read and pack batches ahead of the steps of a device, with results in the order of the calls.
-
-A GPU takes 30 million samples per second, and a core reads and packs some 7 million, or 2 million in small
-batches. The work is that of kernels and of the system, which release the interpreter's lock.
+Readers read and pack batches ahead of the steps of a device, with results in the order of the calls. A GPU
+takes 30 million samples per second, and a core reads and packs some 7 million, or 2 million in small batches.
+Kernels and the system do that work, without the interpreter's lock.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""``verify`` of a training run: checks every checksum of its folder, and that the files are consistent.
+"""Verifies a training run: every checksum of its folder, and that files are consistent.
 
 Settings, vocabulary, weights, states and batches must fit each other; so must the log and the summary. Every
 evaluated sample is hot or mixed, so an average over all samples is that of both groups: an edited score
 breaks this, whatever the checksums are.
 
-Where the shards are still there, ``verify`` recomputes what they determine. The order of the batches follows
+Where the shards are still there, `verify_run` recomputes what they determine. The order of the batches
+follows
 from the seed, and the scores from the weights, so edited weights show in the scores. Rows that no evaluated
 sample looks up, optimizer states, logged losses and settings that only scale a step cannot be checked without
 training again.

@@ -1,14 +1,10 @@
-"""Reads batches of one shard file: each batch is read into memory and wrapped by torch without a copy.
+"""Reads batches of one shard file into memory, which torch wraps without a copy.
 
-Files are read and not mapped: where another program cuts a mapped file short, the next access kills the
-process without a message. A read that ends early, or a file with another time of change, is an error that
-names the file. Files stay open, so that one that is removed or replaced is read to its end as it was.
-
-Bytes of a file as it was when it was opened, read into memory and never mapped.
-
-Files stay open, so that one that is removed or replaced is read to its end as it was. A process may have few
-files open, and a large log has thousands of shards: then the files that were read least recently are
-closed, and opened again when they are read.
+Files are read, not mapped: where another program cuts a mapped file short, the next access kills the process
+without a message. A read that ends early, or a file whose modification time changed, is an error that names
+the file. Files stay open, so that one that is removed or replaced is read to its end as it was. A process may
+have few files open, and a large log has thousands of shards, so the least recently read files are closed, and
+opened again when they are read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Forward and backward pass of DCN V2 on one tile of a batch, written out, without a graph.
+"""Forward and backward pass of DCN V2 on one tile of a batch, without a graph.
 
-T samples of a tile, K dense features, F tables of a row width d, N numbers of a sample that are crossed, P
-the same with the zeros that fill up a row, R rank, H outputs of the deep network. What lies between the
-products of matrices is computed in float32 whatever their type, as is the last layer.
+T samples of a tile, K dense features, F tables of dimension d, N numbers of a sample that are crossed, P the
+same with padding, R rank, H outputs of the deep network. What is computed between the products of matrices is
+in float32 whatever their type, as is the last layer.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""The dense part of a training step and of predictions: its interface, and DLRM's and DCN V2's on tiles.
+"""The dense part of a training step and of predictions, for every model.
 
-Mean pooling works around the step of any model: rows are pooled by their sum wherever they live, so that
-placements need not know of it, and the sum of a bag and the gradient that comes back are both divided by its
-number of lookups.
-
-A model of histories also gets how many elements each sample has; placements only see that each element is a
-separate bag.
+DLRM and DCN V2 run on tiles. Mean pooling works around the step of any model: rows are pooled by their sum
+wherever they live, so that placements need not know of it, and the sum of a bag and the gradient that comes
+back are both divided by its number of lookups. A model of histories also gets how many elements each sample
+has; placements only see that each element is a separate bag.
 """
 
 from __future__ import annotations

@@ -1,28 +1,22 @@
-"""The tiles of a batch, the gradient of the dense weights of each, and their sum by a tree.
+"""Tiles of a batch, the gradients of the dense weights, their sums, and the layout of the weights.
 
 Tile t of n has the samples i with ``floor(i * n / num_samples) == t``, and n is a power of two that follows
 from the number of samples alone. Sums of tiles are added in adjacent pairs, then sums of pairs, and so on: a
-binary tree over sample position. So the order of additions depends neither on threads nor on which of them
-took a tile, and a part of the batch that is a half, a quarter and so on of it is a subtree: what computes
-that part elsewhere adds up the same numbers in the same order.
+binary tree over sample position. So the order of additions does not depend on threads, and half a batch, a
+quarter and so on is a subtree: another rank that computes it adds the same numbers in the same order. The
+tiles of a micro-batch are added first, then the micro-batches (`data.batch`).
 
-Tiles of a share are added first, then the shares; see `data.batch_shares`.
+All parameters are parts of one vector, because gradients of tiles are added and weights are rounded as
+vectors. A weight is stored transposed, inputs by outputs: all three products of a layer then run at the peak
+of the processor, where the usual layout costs 10 % of it (AVX-512, 512 samples). The number of inputs is
+padded with zeros, because rows of 367 floats that are not aligned to cache lines cost 20 %; a small number of
+inputs is not padded. The model's parameters are views of the same memory in the usual shape.
 
-The parameters of a model as parts of one vector, laid out for the products of a training step.
-
-One vector, because gradients of tiles are added and weights are rounded as vectors. A weight is stored
-transposed, inputs by outputs: all three products of a layer then run at the peak of the processor, where the
-usual layout costs 10 % of them (AVX-512, 512 samples). The number of inputs is rounded up, with zeros,
-because rows of 367 floats that begin nowhere near a cache line cost 20 %; few inputs are left as they are.
-The model's own parameters are views of the same memory in the usual shape.
-
-The number type of the products of the dense layers: which one a CPU is quick at.
-
-With AMX, products in bfloat16 are six times as fast as in float32. What AVX512-BF16 alone brings depends on
-the vendor: AMD's processors multiply twice as many numbers with such an instruction as with one of float32
-(201 GF/s against 93 a core of an EPYC), Intel's as many, and torch's products then run at half the speed of
-those in float32 (80 GF/s against 150 a core of a Xeon). Without either, each number is converted on its own,
-which makes a step eleven times as slow.
+`auto` chooses the number type of the products by the CPU. With AMX, products in bfloat16 are six times as
+fast as in float32. The gain of AVX512-BF16 alone depends on the vendor: AMD's processors multiply twice as
+many numbers with such an instruction as with one of float32 (201 GF/s against 93 a core of an EPYC), Intel's
+as many, and torch's products then run at half the speed of those in float32 (80 GF/s against 150 a core of a
+Xeon). Without either, each number is converted separately, which makes a step eleven times as slow.
 """
 
 from __future__ import annotations

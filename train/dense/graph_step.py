@@ -1,9 +1,9 @@
-"""The step of any model by torch's graph: on a whole batch, or on tiles of it that any thread takes.
+"""The step of any model by torch's autograd graph: on a whole batch, or on tiles of it.
 
-Torch promises the same bits for the same work in the same number of threads. So both forms let each thread
-run torch's operators by itself: their results depend on the batch and the weights alone, as those of the
-tiled step of DLRM do. A model whose samples depend on each other (batch normalization) or that draws random
-numbers (dropout) is passed forward as a whole, in one thread; any other runs on all threads.
+Torch promises the same bits for the same work in the same number of threads. So each thread runs torch's
+operators single-threaded: results depend on the batch and the weights alone, as those of the tiled step of
+DLRM do. A model whose samples depend on each other (batch normalization) or that draws random numbers
+(dropout) computes a batch as a whole, in one thread; any other runs on all threads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Kernels of the dense step between its matrix products: biases, ReLU, cross layers, loss, the last layer.
+"""Kernels of the dense step between its matrix products: biases, ReLU, cross layers, loss.
 
-Each is one pass over a tile of samples. T samples of a tile, N outputs of a layer, P of them with the zeros
-that fill up a row. A NaN stays a NaN in all
-of them, so that a diverging run is noticed. bfloat16 numbers come as their bits, the upper half of a float32.
+Each is one pass over a tile of samples. T samples of a tile, N outputs of a layer, P the same with padding. A
+NaN stays a NaN in all of them, so that a diverging run is noticed. bfloat16 numbers come as their bits, the
+upper half of a float32.
 """
 
 from __future__ import annotations

@@ -1,21 +1,16 @@
-"""Runs step plans on the rows of one width: moves rows, looks up their embeddings, updates them by gradients.
+"""Runs step plans on the rows of one table group: moves rows, looks them up, updates them.
 
 One executor serves every placement; what differs is the plan. ``transfer`` loads rows, ``look_up`` comes
-before the forward pass, ``update`` after the backward pass. A transfer touches staging slots and the slow
-tier alone and may run in another thread, ahead of the batches it serves (`transfers`).
+before the forward pass, ``update`` after the backward pass. A transfer touches only staging slots and the
+slow tier and may run in another thread, ahead of the batches it serves (`transfers`). Where rows stay on the
+slow tier, their vectors are sent to the fast tier, and gradients back.
 
-Lookups of rows that stay on the slow tier: vectors are sent to the fast tier, gradients back.
+The executor keeps which row is in each staging slot. A device is given transfers faster than they can be
+noted (some milliseconds each), so whoever needs the staged rows first notes the remaining ones.
 
-Which row is in each staging slot of a row width, as the transfers say that were noted.
-
-A device is given transfers faster than they can be noted: some milliseconds each, for whatever thread has
-time. Whoever asks for the staged rows notes first what is left.
-
-Counts the rows that move between the two tiers of a row width, by table; bytes by kind of work are the
-meter's.
-
-A row is counted with its optimizer state, a vector or a gradient of a row used in place without.
-Evaluation is left out of the counts by table.
+Rows that move between the tiers are counted by table: a row with its optimizer state, or only a vector or a
+gradient where it is used in place. Evaluation is left out of the counts by table; the meter counts bytes by
+kind of work.
 """
 
 from __future__ import annotations

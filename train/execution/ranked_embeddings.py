@@ -1,20 +1,17 @@
-"""The embeddings of a rank: its own rows, those it looks up at other ranks, and the gradients of both.
+"""The embeddings of a rank: rows it owns, rows it looks up at other ranks, and their gradients.
 
-To the tiers of a rank, to its placement and to its planners a step is one lookup of each row that the rank
-owns and that any rank uses: the rows are gathered, their vectors read, and updated by gradients that are
-summed already, as in one process. Around that, vectors and gradients cross between ranks:
+The tiers, the placement and the planner of a rank see one lookup of each row that the rank owns and that any
+rank uses: the rows are gathered, their vectors read, and updated by gradients that are summed already, as in
+one process. Around that, vectors and gradients cross between ranks:
 
     look_up   vectors of served rows  -> to the ranks that use them
               the rank's own lookups  <- kept and received vectors, initial values of rows used first
     update    gradients of own rows, summed over the rank's micro-batches  -> to the rows' owners
               served rows             <- gradients of all ranks, added by the tree, one optimizer step
 
-Vectors of a step are read after the last update of their row before it, in the loop, so no rank ever sees an
-older value. All ranks make the same exchanges in the same order.
-
-The tables of one row width, seen from a rank: which rows a step looks up, serves, sends and receives.
-
-Brings the rows of a table from all ranks to rank 0, a part at a time, in the order of their ids.
+The loop reads the vectors of a step after the previous update of their row, so no rank ever sees an older
+value. All ranks make the same exchanges in the same order. For evaluation and weights, rank 0 gathers the
+rows of a table from all ranks, a part at a time, in the order of their ids.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Parts of all rows, named by table and id: how a checkpoint puts rows back into the tiers.
+"""Parts of all rows, named by table and id, which checkpoints put back into the tiers.
 
-How it takes them out is in `writer`.
-
-Nothing in a part tells where its rows lived, so that it can be restored under another placement, budget or
-number of processes. Shapes: N rows of one width in a part, D floats of a row, W floats of its state.
+A part does not say where its rows lived, so that it can be restored under another placement, budget or number
+of processes. `checkpoints.writer` takes rows out of the tiers. Shapes: N rows of one table group in a part, D
+floats of a row, W floats of its state.
 """
 # ruff: noqa: N815  (arrays carry shape suffixes)
 

@@ -1,13 +1,12 @@
 """Makes the steps of a run ahead of the loop: reads batches, plans them, queues their transfers.
 
-A thread does it while earlier batches are computed. Staging placements are planned as batches become known,
-so many ahead as `stats.staging.window` chooses; where rows spill to disk, the whole run is planned before it.
+A thread does this while earlier batches are computed. Staging placements are planned as batches become known,
+within the window of `stats.lookahead.window`; where rows spill to disk, the whole run is planned first, and
+then the row stores are opened.
 
-A batch with staging is read, and its cold lookups are located, twice: once to plan it and once to run it.
-Until it runs only its distinct cold rows are kept, 12 bytes each. The batches are mapped files, and the
-second pass runs in the thread that is ahead of the loop anyway.
-
-Opens the row stores of a run whose cold rows do not fit in memory, once all its epochs are planned.
+A batch with staging is read, and its cold lookups are located, twice: once to plan it and once to run it. In
+between only its distinct cold rows are kept, 12 bytes each. The second pass runs in the thread that is ahead
+of the loop anyway.
 """
 
 from __future__ import annotations

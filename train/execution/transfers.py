@@ -1,22 +1,14 @@
-"""Runs transfers in a separate thread of the host, ahead of the batches they serve.
+"""Runs transfers ahead of the batches they serve: in a thread of the host, or on a device.
 
 The rule: items run in order; an item starts once the batch it names as ``after`` is computed; a batch is
-computed once its own item is done. The planner makes sure that this is enough; this module only keeps the
-rule, as `transfers` and `transfers` do on a device.
+computed once its item is done. The planner makes sure that this is enough; this module only keeps the rule.
 
-Transfers that a device runs by itself: queued in its stream of moves, ordered by events.
-
-The rule is that of `transfers`: items run in order; an item starts once the batch it names as ``after``
-is computed; a batch is computed once its own item is done. Here the host only queues. A transfer of a step is
-queued with the step, whose copy brings its lists; others, such as the flush of an epoch, are run by the host
-while the device stands still.
-
-Transfers of a device that a thread of the host runs: it queues copies, and moves rows between them itself.
-
-The rule is that of `transfers`, in the words of a device: an item starts once the batch it names as
-``after`` is queued, and what it queues runs once that batch is computed; the loop queues the batch of an item
-once the item is done, and the batch runs once all is done that the item queued. So the loop waits for the
-host's part of a transfer, as it runs ahead of the device, and the device waits for events alone.
+On a device that moves rows itself, the host only queues. A transfer of a step is queued with the step, whose
+copy includes its lists; others, such as the flush of an epoch, are run by the host while the device is idle.
+Where a thread of the host moves rows of a device, an item starts once its ``after`` is queued, and what it
+queues runs once that batch is computed; the loop queues the batch of an item once the item is done. So the
+loop waits for the host's part of a transfer, which runs ahead of the device, and the device waits for events
+alone.
 """
 
 from __future__ import annotations

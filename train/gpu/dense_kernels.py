@@ -1,10 +1,9 @@
-"""Triton kernels around the dense layers: last layer, ReLU, optimizer step; docstrings: `twins`.
+"""Triton kernels of the interaction, the last layer, ReLU and the optimizer step.
 
-Triton kernels of the interaction: rows gathered, and the dot products of all pairs of a sample's vectors.
-
-A program has a few samples, whose vectors are the factors of a small matrix product each. Wide vectors are
-taken in parts, so that a part of all vectors fits the registers. The backward pass gathers the rows again:
-to store them would cost as much as to read them. The docstrings are in `twins`.
+Their docstrings are in `twins`. The interaction gathers rows and computes the dot products of all pairs of a
+sample's vectors. A program has a few samples, whose vectors are the factors of a small matrix product each.
+Long vectors are split into parts, so that a part of all vectors fits the registers. The backward pass gathers
+the rows again: to store them would cost as much as to read them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One batch as one range of bytes: what a step needs from the host, and where each list is in the range.
+"""One batch as one range of bytes that a step needs from the host.
 
 A batch goes to the device in a single copy. It holds labels (1 byte), dense values (float32), the lookups by
 row, the rows to move, and the learning rates: 140 to 195 bytes per sample of the Criteo model. All but the

@@ -1,10 +1,7 @@
-"""The kernels of a training step, queued on a device: on rows that are there, and on rows sent from the host.
+"""The kernels of a training step, queued on a device, and the memory they work on.
 
-Shapes as in `gpu_kernels.batch_lists`.
-
-Work with fixed memory, recorded once for each place and replayed: a call of the host instead of forty.
-
-Memory of queued steps on a device: the batches that are there, and what the kernels of a step work on.
+Rows are on the device or are sent from the host. Work with fixed memory is recorded once for each place and
+replayed: one call of the host instead of forty. Shapes as in `packed_batch`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Moves the rows of queued steps between the tiers: by kernels, by threads, or synchronously on the host.
+"""Moves rows of queued steps between the tiers: by kernels, threads, or the host.
 
 Kernels read and write the slow tier in pinned memory, by lists that come with the batch. Threads of the host
 gather rows into pinned memory ahead of the loop and copy them in one piece. That costs the host's time and

@@ -1,23 +1,16 @@
-"""Kernels over rows with torch, on any device: what each Triton kernel is held against, and used instead of.
+"""Torch twins of the Triton kernels, for tests and for devices without Triton, and the choice between them.
 
-They give the bits of the host's own kernels on the CPU. They wait for the numbers of a batch, so a step with
-one of them cannot be recorded. Shapes as in `packed_batch`; P = B * F.
+The twins give the bits of the host's kernels on the CPU. They wait for the numbers of a batch, so a step with
+one of them cannot be recorded. `kernel_of` runs each kernel by Triton or by its twin: a kernel that is broken
+on some machine then costs an option and speed, not the run. All write to given tensors and return nothing;
+the docstring of a twin says what its kernel does.
 
-Kernels around the dense layers with torch, on any device: dots, last layer, ReLU and optimizer step.
+The optimizer steps all dense parameters as one vector. The numbers of a step are a tensor of the device, so
+that a step that was recorded once runs with any learning rate.
 
-B samples, F tables, D embedding_dim, V = F + 1 vectors that interact (F without a bottom MLP), P inputs of
-the top MLP, rounded up as the kernels of matrix products want them, N outputs of a layer.
-
-The kernels of a step by name, and the choice of how each runs: with Triton, or with its twin in torch.
-
-A kernel that is broken on some machine is then one option away from costing speed instead of the run. All
-write to tensors that are given, return nothing, and wait for nothing (twins do); the docstring of a twin says
-what its kernel does.
-
-The optimizer of all dense parameters as one vector: what is fixed in a run, and the numbers of one step.
-
-The numbers of a step are a tensor of the device, so that a step that was recorded once runs with any learning
-rate.
+Shapes as in `packed_batch`: B samples, F tables, P = B * F; D embedding_dim, V = F + 1 vectors that interact
+(F without a bottom MLP), N outputs of a layer. In the kernels around the dense layers P is the number of
+inputs of the top MLP, padded as the kernels of matrix products want them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The interface of a dense model to a step: logits from dense features and embeddings.
 
-DLRM and DCN V2 are such models, and a user's module is wrapped as one. A step passes it forward and backward
-(`dense_step`); nothing else of a run depends on which model it is.
+DLRM and DCN V2 implement it, and a user's module is wrapped to do so. A step runs the model forward and
+backward (`dense.dense_step`); nothing else of a run depends on which model it is.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""Sizes of a DLRM: presets, and the shape that fits given shards. Imports nothing heavy.
+"""Sizes of DLRM and DCN V2: presets, and the shape that fits given shards.
 
-K dense features, D embedding_dim, V = F + 1 vectors that interact (F where K = 0).
-
-Sizes of a DCN V2. Imports nothing heavy.
-
-K dense features, N numbers of a sample (the widths of its embeddings and dense features together), R rank.
-
-The sizes of a log that a dense model is built for. Imports nothing heavy.
+K dense features, D embedding_dim, V = F + 1 vectors that interact (F where K = 0), N numbers of a sample
+(embeddings and dense features together), R rank. Imports nothing heavy.
 """
 
 from __future__ import annotations

@@ -1,31 +1,17 @@
 """FAE as published: hot-only batches wholly on the fast tier, mixed ones wholly on the slow one.
 
-Both tiers hold the hot rows; one copy at a time is current, and a switch between the kinds of batches
-copies all of them. The shuffle scheduler decides when to switch, from the test loss. Kernels and copies are
-those of the other placements, so only the algorithm differs.
+Both tiers hold the hot rows; one copy at a time is current, and a switch between the kinds of batches copies
+all of them, changed or not, as the paper has it. Ids are ranks, so the hot rows of a table are a prefix of
+its slots on either tier, and a copy is one slice per table, weights and state. Kernels and copies are those
+of the other placements, so only the algorithm differs.
+
+The shuffle scheduler decides from the test loss how long to stay with one kind of batches. R(r) runs r% of
+the epoch's mixed batches, at least one, then the same share of its hot-only ones. R(100) switches once an
+epoch, R(1) about a hundred times. The rule follows the paper's prose; its typeset equation swaps min and max.
 
 Source:
-    Adnan et al., Accelerating Recommendation System Training by Leveraging Popular Choices (FAE),
-    PVLDB 15 (2021), section 4.
-
-FAE's shuffle scheduler: how long to stay with one kind of batches, from test loss.
-
-R(r) runs r% of the epoch's mixed batches, at least one, then the same share of its hot-only ones. R(100)
-switches once an epoch, R(1) about a hundred times. The paper's rule is taken in prose, its typeset
-equation swaps min and max.
-
-Source:
-    Adnan et al., Accelerating Recommendation System Training by Leveraging Popular Choices (FAE),
-    PVLDB 15 (2021), section 4.4.
-
-FAE's replicator: a second copy of every hot row on the fast tier, copied whole at each switch.
-
-Ids are ranks, so the hot rows of a table are a prefix of its slots on either tier and a copy is one
-slice per table, weights and state. All hot rows are copied, changed or not, as the paper has it.
-
-Source:
-    Adnan et al., Accelerating Recommendation System Training by Leveraging Popular Choices (FAE),
-    PVLDB 15 (2021), section 4.4.
+    Adnan et al., Accelerating Recommendation System Training by Leveraging Popular Choices (FAE), PVLDB 15
+    (2021), sections 4 and 4.4.
 """
 
 from __future__ import annotations

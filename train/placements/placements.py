@@ -1,15 +1,14 @@
 """Placements: where rows live, and the step plan of each batch.
 
-`all-fast` needs no plan at all. `hybrid` and `hybrid-dedup` keep every row on the slow tier and do the
-embedding work there: one vector per bag each way, as DLRM and XDL do, or one per distinct row of a
-batch. `fae` keeps a replica of the hot rows on the fast tier. A placement decides what moves and nothing
-else: on the CPU all of them give equal bits on the same order of batches.
+`all-fast` needs no plan. `hybrid` and `hybrid-dedup` keep every row on the slow tier and do the embedding
+work there: one vector per bag each way, as DLRM and XDL do, or one per distinct row of a batch. `fae` keeps a
+replica of the hot rows on the fast tier. `lookahead` and `cache` load cold rows into staging slots for the
+batches that use them: `lookahead` keeps the hot rows on the fast tier permanently and stages the others by
+what is known of the batches to come; `cache` keeps no row there permanently and decides by the past, as
+FreqCache does.
 
-Placements that load cold rows into staging slots for the batches that use them: lookahead and cache.
-
-`lookahead` keeps the hot rows on the fast tier permanently and stages the others by what is known of the
-batches to come; `cache` keeps no row there permanently and decides by the past, as FreqCache does. Planners
-are those of `stats`, so what is simulated is what runs; the step plans come out of a `PlanQueue`.
+A placement decides only what moves: on the CPU all of them give equal bits on the same order of batches.
+Planners are those of `stats`, so what is simulated is what runs; the step plans come out of a `PlanQueue`.
 """
 
 from __future__ import annotations

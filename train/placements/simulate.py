@@ -1,6 +1,6 @@
-"""Counts the bytes that a placement moves in an epoch, from its step plans alone: no row is touched.
+"""Counts the bytes that a placement moves in an epoch, from its step plans alone.
 
-The plans are those a run makes, so the counts are those of the run, exactly.
+The plans are those that a run makes, so the counts are exactly those of the run. No row is touched.
 """
 
 from __future__ import annotations

@@ -1,24 +1,21 @@
-"""The coding of what crosses between the ranks of a run: codecs, bytes so far, and the time it took.
+"""Codes rows and gradients that cross between ranks, with error feedback for hot rows.
 
 Vectors are rounded to nearest, so a row has the same values at all ranks of a step. Gradients are summed over
 the micro-batches of a rank first, and then rounded stochastically, once: the sum that an owner adds up is
 unbiased, and its random bits follow from the seed, the step, the rank and the row, so a run can be repeated.
-Sums are of float32 always. Evaluation reads rows as they are.
+Sums are always in float32. Evaluation reads rows uncoded. Bytes and times are counted.
 
-The codecs of a run's exchange: what was chosen, and the codec of each step.
-
-Error feedback: what a coded gradient of a hot row has lost is added to the row's next one.
-
-A rank keeps for each hot row of the shards the error of the last gradient that it sent, ``e = v - v'``, where
-``v`` is the gradient with the error before it and ``v'`` what the home decodes. So the sum of all that a home
-receives is the sum of the gradients but for the last error, whatever the codec. Cold rows come too rarely for
-an error to be of use, and have none. The errors take 4 bytes a number of each hot row, on every rank.
+Error feedback adds what coding lost of a hot row's gradient to its next one. A rank keeps for each hot row of
+the shards the error of the last gradient that it sent, ``e = v - v'``, where ``v`` is the gradient plus the
+error before it and ``v'`` what the owner decodes. So the sum of all that an owner receives is the sum of the
+gradients but for the last error, whatever the codec. Cold rows come too rarely for an error to be of use, and
+have none. The errors take 4 bytes per number of each hot row, on every rank.
 
 Source:
     Seide et al., 1-bit stochastic gradient descent, Interspeech 2014; Karimireddy et al., Error feedback
     fixes SignSGD, ICML 2019, arXiv 1901.09847.
 
-Shapes: N rows of a message, H hot rows, F tables of a width.
+Shapes: N rows of a message, H hot rows, F tables of a table group.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""Rows of all widths as one message to each rank, as they are or in the codes of a step.
+"""Messages between ranks: rows of all table groups, sums of their gradients, and dense gradients.
 
-The sum of a row's gradients over ranks, at its home.
+The rows for a rank are one message, uncoded or in the codes of the step; the owner of a row adds its
+gradients over ranks.
 
-The sum of all ranks' dense gradients, in the order of additions that one process has.
-
-Each rank owns an equal slice of the numbers. It receives that slice from every rank, adds the W of them by
-the binary tree over rank numbers, and sends the sum to all. So the bytes are those of a ring, 2 (W - 1) / W
-of the gradient each way, and the order of additions depends on neither the back end nor the network.
-
-Coded, each slice is rounded once before it is sent, and the sum once more before it returns; sums are of
-float32, and all ranks, the owner too, take the rounded sum, so that their dense layers stay equal.
+Dense gradients are added in the order of one process. Each rank owns an equal slice of the numbers. It
+receives that slice from every rank, adds the W of them by the binary tree over rank numbers, and sends the
+sum to all. So the bytes are those of a ring, 2 (W - 1) / W of the gradient each way, and the order of
+additions depends on neither the back end nor the network. With a codec, each slice is rounded once before it
+is sent, and the sum once more before it returns; sums are in float32, and all ranks, the owner too, use the
+rounded sum, so that their dense layers stay equal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interface of the ranks that share the work of a run, for a single process and for several over gloo.
+"""The ranks that share the work of a run: one process, or several over gloo.
 
 Nothing is negotiated: each rank knows from the plan how many bytes it sends to every other and how many it
 receives, so torch sends no sizes. Calls are collective: all ranks make the same calls in the same order.

@@ -1,12 +1,9 @@
-"""Checkpoints of a run on several ranks: each sends the rows that changed to rank 0, which writes them.
+"""Checkpoints of a run on several ranks: rank 0 writes what the others send.
 
-So the files are those of one process, rows by table and id, and any number of ranks goes on from them. All
-ranks stand still until a checkpoint is whole, and learn whether it is: rows of one that was lost count as
-changed still, at every rank.
-
-The errors that ranks keep for their next gradients, as checkpoints save them: all ranks' at rank 0.
-
-The folder of a run to ranks that do not write it: rank 0 does, and they send it their rows.
+Each rank sends the rows that changed, and the errors that it keeps for its next gradients. So the files are
+those of one process, rows by table and id, and any number of ranks goes on from them. All ranks wait until a
+checkpoint is whole, and learn whether it is: rows of one that was lost still count as changed, at every rank.
+At the end of a run, too, rank 0 writes the folder, and the others send it their rows.
 """
 
 from __future__ import annotations

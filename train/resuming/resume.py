@@ -1,19 +1,13 @@
-"""The part of a run in a checkpoint: captured from a trainer, read back, and set in a newly built one.
+"""Saves a run to checkpoints while it trains, and restores it in a newly built trainer.
 
-A run that goes on from it repeats the unbroken one bit for bit: rows and their state, dense layers and their
-optimizers, the batches so far, losses that are not logged yet and what the scheduler of fae has seen are all
-there; where rows lie and what is staged changes no bit, so that is planned anew.
+A resumed run repeats the unbroken one bit for bit: a checkpoint has rows and their state, dense layers and
+their optimizers, the batches so far, losses that are not logged yet and what the scheduler of fae has seen.
+Where rows are and what is staged changes no bit, so that is planned anew. The rows that changed are copied
+part by part between steps and written by a thread (`checkpoints.writer`).
 
-Saves a run to checkpoints while it trains.
-
-The rows that changed are copied part by part between steps (see `execution.rows_copy`), and written by a
-thread (`checkpoints.checkpoint_writer`); what else a checkpoint holds is in `resume`.
-
-Ctrl-C and SIGTERM during training: the step at hand is finished first, so that it can be saved.
-
-The first signal is only noted, and the loop asks for it after every step. The second one takes effect where
-it arrives, as if there were no handler. Only the main thread of a program may handle signals; elsewhere they
-are left to it.
+Ctrl-C and SIGTERM let the current step finish first, so that it can be saved. The first signal is only noted,
+and the loop checks for it after every step. The second one takes effect where it arrives, as if there were no
+handler. Only the main thread of a program may handle signals; elsewhere they are left to it.
 """
 
 from __future__ import annotations

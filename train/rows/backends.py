@@ -1,19 +1,15 @@
-"""Lookups and updates of rows, once with Numba for the host and once with torch for any device.
+"""Lookups and updates of rows: Numba for the host, and torch for any device.
 
 Both take the lookups of a batch by row and do the same float32 operations in the same order, so on the CPU
-they give the same bits (a test holds them against each other). On a GPU the steps of a run are queued
-(`steps.queued_steps`); torch's back end is for evaluation and for batches in passes. It never reads sizes
-that depend on ids back, but each list that it sends from the host's pageable memory waits for the device.
+they give the same bits (a test compares them). On a GPU the steps of a run are queued (`gpu.queued_steps`);
+torch's back end is for evaluation and for batches in passes. It never reads back sizes that depend on ids,
+but each list that it sends from the host's pageable memory waits for the device.
 
-Splits the distinct rows of a batch over threads: ranges with about as many lookups each.
+The distinct rows of a batch are split over threads into ranges with about as many lookups each. A row is in
+one range and its sum does not depend on where ranges end, so bits do not depend on the number of threads.
 
-Rows are in one range each and their sums do not depend on where ranges end, so bits do not depend on the
-number of threads.
-
-Copies rows with their state between a tier on the host and one on any device, while nothing else runs.
-
-The rows of a step are moved by kernels of the device (`steps.queued_steps`); these copies are for what a run
-does now and then: flushes, evaluation, batches in passes.
+Rows are copied with their state between a tier on the host and one on any device for flushes, evaluation and
+batches in passes; kernels of the device move the rows of a step.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Which rows of a width training has changed since they were last saved, one byte a row.
+"""Rows of a table group that training has changed since they were last saved, one byte a row.
 
-A checkpoint saves only these. A row that a step has changed is being saved from the moment when a checkpoint
-begins until that is written, and pending until it is copied, which is before the next step changes it. If the
-checkpoint could not be written, the row counts as changed again. That a row was ever changed is remembered
-too: the others still have their initial values, which are a function of (seed, table, id) and need no room in
-a file.
+A checkpoint saves only these. A changed row is being saved from the moment a checkpoint begins until it is
+written, and pending until it is copied, which is before the next step changes it. If the checkpoint could not
+be written, the row counts as changed again. Whether a row was ever changed is remembered too: the others
+still have their initial values, which are a function of (seed, table, id) and need no room in a file.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
-"""Kernels over embedding rows on the host: initial values, lookups, gradient sums (updates: `kernels`).
+"""Kernels over embedding rows on the host: initial values, lookups, gradient sums, optimizer steps.
 
-All arithmetic is float32 with every operation rounded on its own, in an order that depends on sample
-positions alone: never on slots, threads or placement. So a row's bits are a function of the batches.
+All arithmetic is float32 with every operation rounded separately, in an order that depends on sample
+positions alone: never on slots, threads or placement. So a row's bits are a function of the batches, on any
+machine and any back end. An optimizer step of a row is a function of its weights, its state and its gradient
+alone: rows a batch does not look up are left as they are (lazy), whatever the optimizer. So momentum and
+Adam's averages decay by the steps of their row, not by those of the run.
+
 Shapes: S slots of a tier, D embedding_dim, N lookups listed, P = B * F bags of a batch in sample order
 (position = sample * F + feature), U distinct rows, R rows of a part of them.
-
-Kernels that take one optimizer step on embedding rows of the host.
-
-All arithmetic is float32 with every operation rounded on its own, column by column, so that any machine
-and any back end gives the same bits. A row's step is a function of its weights, its state and its own
-gradient alone: rows a batch does not look up are left as they are (lazy), whatever the optimizer. So
-momentum and Adam's averages decay by the steps of their row, not by those of the run.
 """
 
 from __future__ import annotations

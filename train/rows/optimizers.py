@@ -1,13 +1,12 @@
-"""Optimizers of embedding rows: which state a row carries and the numbers of its update.
+"""Optimizers of embedding rows: their state, the numbers of an update, and the update.
 
-All are lazy: a step touches the rows a batch looks up and no others, state included. For Adam this means
-that the averages of a row decay, and are corrected for bias, by the steps that row has taken. Torch's
-SparseAdam corrects by the steps of the run, which makes the first steps of a rare row far too large.
+All are lazy: a step touches the rows a batch looks up and no others, state included. For Adam this means that
+the averages of a row decay, and are corrected for bias, by the steps that row has taken. Torch's SparseAdam
+corrects by the steps of the run, which makes the first steps of a rare row far too large.
 
-One optimizer step on distinct rows, with Numba on the host and with torch on any device.
-
-Both do the same float32 operations in the same order, so on the CPU they give the same bits. Torch runs each
-operation as a separate kernel, so no compiler fuses a product with a sum.
+An update runs with Numba on the host and with torch on any device. Both do the same float32 operations in the
+same order, so on the CPU they give the same bits. Torch runs each operation as a separate kernel, so no
+compiler fuses a product with a sum.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The step plan: what has to be where for one batch. A record of data; placements make it, the executor
-runs it.
+"""The step plan: which rows must be where for one batch.
 
-Only what is not where it lives is listed: a row that lives on the fast tier needs no entry, its slot is a
-base plus its id. Rows of the slow tier are named by their slots there. The lookups themselves are those of
-the batch by row (`stats.batches.lookups_by_row`), so a plan names distinct rows alone.
+A plan is plain data; placements make it, the executor runs it. It lists only rows that are not where they
+live: a row that lives on the fast tier needs no entry, its slot is a base plus its id. Rows of the slow tier
+are named by their slots there. The lookups themselves are those of the batch by row (`stats.batch_rows`), so
+a plan names distinct rows alone.
 """
 # ruff: noqa: N815  (tensors carry shape suffixes)
 

@@ -1,4 +1,4 @@
-"""The folder of a training run: its files, how they are written, and whether a run may begin or resume in it.
+"""The folder of a training run: its files, and whether a run may begin in it.
 
     config.json           settings, model and tables: all that `evaluate` needs except the weights
     metrics.jsonl         losses and evaluations in the order they were measured

@@ -1,4 +1,4 @@
-"""Reads the files of a finished run, and refuses what no run writes.
+"""Reads the files of a finished run, and checks all of them.
 
 A run folder may come from anywhere, so nothing of it is used unchecked: its config is typed data, its files
 have the checksums of the manifest, its weights the names, shapes and finite values that the config promises.

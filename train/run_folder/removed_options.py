@@ -1,4 +1,4 @@
-"""Options of earlier versions in the description of a run: which of them an unfinished run may have had."""
+"""Options of earlier versions, and which of their values an unfinished run may have had."""
 
 from __future__ import annotations
 

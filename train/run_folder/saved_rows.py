@@ -1,8 +1,8 @@
-"""The rows of a finished run whose tables do not fit in memory: read from its weights for some batches.
+"""The rows of a finished run whose tables do not fit in memory, read for some batches.
 
 The evaluation part is read as many batches at a time as the memory has room for their distinct rows. For each
-such group the file is read once from its start to its end, a few megabytes at a time, leaving out those
-without a row that is wanted. So the larger the memory, the fewer times the file is read.
+such group the file of weights is read once from its start to its end, a few megabytes at a time, without
+those that have no wanted row. So the larger the memory, the fewer times the file is read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes and applies the changes between two runs, by category: ids of two days are not the same.
+"""Writes and applies the changes between two runs, by category.
 
 changes.safetensors  of every table ``T``:
                          T.categories  (M,) int64, ascending: new ones, and those whose row changed
@@ -12,7 +12,8 @@ README.md            what a server does with them
 manifest.json        written last: bytes and checksums of these files, fingerprints of the two runs
 
 Applied to a whole export of the old run, changes give the files of a whole export of the new one. The rows of
-an exported folder are in the order of their categories, so the ids of a run are not needed, and a server may
+an exported folder are in the order of their categories, so ids, which differ from run to run, are not needed,
+and a server may
 go from change to change without any run at hand.
 """
 

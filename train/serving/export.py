@@ -1,7 +1,6 @@
-"""Writes a finished run as a folder that serves it without hotset: one graph from raw values to a
-probability.
+"""Writes a finished run as a folder that serves it without hotset.
 
-model.pt2            vocabulary, tables and dense layers as one exported program of torch
+model.pt2            one exported program of torch from raw values to a probability
 model.onnx           the same for ONNX Runtime, on demand; its tensors are in model.onnx.data
 features.json        the features, in the order of the inputs
 model.json           the layers, the schema and the type of the rows, for `changes`

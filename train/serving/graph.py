@@ -1,11 +1,11 @@
-"""A run as one module from raw inputs to a probability, which `torch.export` and ONNX take as it is.
+"""A run as one module from raw inputs to a probability, ready for export.
 
 Inputs are numbers alone: dense values as they are in the log (NaN where missing), and of every categorical
 feature the 64-bit category and whether it is missing. The graph finds rows by binary search among the sorted
-categories, in as many steps as the longest table needs, for all one-hot features at once.
+categories, in as many steps as the longest table needs, for all one-hot features together.
 
 Shapes: B samples, K dense features, F features, G one-hot features, L lookups of the longest bag of a batch,
-D the width of a row, N rows, C categories of all tables.
+D embedding_dim, N rows, C categories of all tables.
 """
 
 from __future__ import annotations

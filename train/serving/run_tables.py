@@ -1,15 +1,10 @@
-"""The tables of a run by category: whatever its ids are, a category finds its row.
+"""The tables of a run by category, the number types of exported rows, and the export's config.
 
 Categories are 64-bit numbers, compared as signed ones: integers as they are (unsigned ones above 2**63 as
-negative), 8 hex digits by their value, texts by xxh3-64.
-
-Number types of exported rows: as trained, half as wide, or 8 bits under a scale of each row.
-
-A row of 16 floats takes 64 bytes in fp32, 32 in fp16 and bf16, and 24 in int8.
-
-The description of its model in an exported folder, from which with the tensors it can be made again.
-
-How a run is exported. Imports little: the command line builds its options from this class.
+negative), 8 hex digits by their value, texts by xxh3-64. Exported rows are as trained, half as wide, or 8
+bits with a scale of each row: a row of 16 floats takes 64 bytes in fp32, 32 in fp16 and bf16, and 24 in int8.
+The description of the model in an exported folder is enough to build it again from the tensors. Imports
+little: the command line builds its options from this module.
 """
 
 from __future__ import annotations

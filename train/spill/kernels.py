@@ -1,4 +1,4 @@
-"""Kernels that move rows between slots, arenas and blocks of the spill file. All copies are exact.
+"""Kernels that move rows between slots, arenas and blocks of the spill file, exactly.
 
 A record in a block is one word that says where the row belongs, then its weights and its optimizer state, as
 float32. In the block of a group the word is the place in the arena of the group; in that of a range of rows

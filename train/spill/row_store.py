@@ -1,30 +1,27 @@
 """Rows that left memory, each where its next fetch will find it: time-forward processing.
 
 The plan of a run says which fetch needs a row next. Fetches are numbered, and consecutive ones form groups of
-batches whose rows fit in an arena, an array with one place for each fetch of the group. A row that is
-written back goes straight to its place where the group is the present one or the next; else it is appended to
-the bucket of its group, in blocks that are written when they are full and read once, while the group before
-runs. A row without a further fetch goes to the bucket of its range of rows, which the end of the run merges.
-So what a batch moves is its rows, and every byte on disk is written and read in large blocks.
+batches whose rows fit in an arena, an array with one place for each fetch of the group. A row that is written
+back goes straight to its place if the group is the current or the next one; else it is appended to the bucket
+of its group, in blocks that are written when they are full and read once, while the group before runs. A row
+without a further fetch goes to the bucket of its range of rows, which the end of the run merges. So what a
+batch moves is its rows, and every byte on disk is written and read in large blocks. A place is written once
+and its number never comes again, so readers of blocks, the writer of rows and the thread that fetches never
+use the same place.
 
-A place is written once and its number never comes again, so readers of blocks, the writer of rows and the
-one who fetches never meet in one.
+At the end of a run the rows of a range are merged a part at a time: initial values, overwritten by what was
+stored. A range has at most the rows of both arenas, in whose memory it is merged, or it is longer and has few
+rows that were ever written back: then its records are read once and held, and each part takes those it needs.
+If memory has no room for the records of a long range, which happens only in very little memory, they are read
+again for each part.
+
+The file has blocks of one size and no name, and is gone with the process. Blocks are written and read whole,
+past the page cache where the file system allows it: under a limit of memory the cache would compete with the
+rows, and copy each byte once more. The disk space is reserved at the start, so that a full disk is an error
+of one line before the first step and not after hours.
 
 Source:
     Arge, Algorithmica 37 (2003), for time-forward processing; Belady's order of rows is the plan's.
-
-The rows of one range at the end of a run, a part at a time: initial values, and over them what was stored.
-
-A range has at most the rows of both arenas, in whose memory it is merged, or it is longer and has few rows
-that were ever written back: then its records are read once and held, and each part takes its own of them. A
-long range of more records than memory has room for, which only a run in very little memory has, is read again
-for each part.
-
-A spill file of blocks of one size, without a name and gone with the process.
-
-Blocks are written and read whole, past the page cache where the file system allows it: under a limit of
-memory the cache would compete with the rows, and copy each byte once more. The disk space is reserved at the
-start, so that a full disk is an error of one line before the first step and not after hours.
 """
 
 from __future__ import annotations

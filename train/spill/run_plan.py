@@ -1,25 +1,20 @@
-"""The step plans of all epochs of a run, and with them the next fetch of every row that is written back.
+"""The plans of all epochs of a run with spilled rows: next fetches, sizes in memory, ranges of rows.
 
-Lists of rows are read where they lie, usually in mapped files; what is found is written to such files too.
-In memory are the next fetches of a range of rows, 8 bytes each; where the rows are many the pass over the
-plans is made for one range after another, so that it keeps to any limit.
+The step plans of all epochs say which fetch needs a row next after it is written back. Lists of rows are
+usually in mapped files, and the results are written to such files too; the system can reclaim their pages
+when memory is short, and their disk space is gone with the process. Memory holds the next fetches of a range
+of rows, 8 bytes each; if there are many rows the pass over the plans is made for one range after another, so
+that it keeps to any limit.
 
-How a limit of memory is divided: arenas of two groups, a block for each bucket, and what evaluation reads.
-
+A limit of memory is divided into arenas of two groups, a block for each bucket, and what evaluation reads.
 Larger arenas make fewer groups, and each group and each range of rows has a block in memory. So some share of
 the limit for the arenas is best; the largest that keeps to the limit is taken. Blocks are of 64 KiB or more
 where the limit allows it: a disk moves them at nearly the speed of sequential work.
 
-How many rows a run ever uses in each part of the row numbers, and ranges of rows cut by that.
-
-A row that no batch uses is never written back: its value is made from its number. Where tables are many times
-the memory most rows are such, and cut by used rows there are a tenth or a hundredth of the ranges. Counted
-are cells of consecutive rows: 64 KiB of counts at most, for any number of rows.
-
-Arrays that a run makes before its first step and reads once in order: files without a name, mapped.
-
-Their pages belong to the page cache, which the system takes back when memory is short, and the disk space is
-gone with the process.
+Ranges are cut by how many rows are ever used in each part of the row numbers. A row that no batch uses is
+never written back: its value is made from its number. If tables are many times larger than memory, most rows
+are unused, and cutting by used rows makes a tenth or a hundredth of the ranges. Used rows are counted by
+cells of consecutive rows: 64 KiB of counts at most, for any number of rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The slow tier of rows that do not fit in memory: nothing of it is in memory but what a row store holds.
+"""The slow tier of rows that do not fit in memory, which only a row store holds.
 
-The store needs the plan of the whole run, so it is given once that is made, before the first step. Rows no
-batch has used are nowhere: their initial values are a function of (seed, table, id).
+The store needs the plan of the whole run, so it is set once that is made, before the first step. Rows that no
+batch has used are stored nowhere: their initial values are a function of (seed, table, id).
 """
 
 from __future__ import annotations
