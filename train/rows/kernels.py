@@ -18,16 +18,7 @@ from numpy.typing import NDArray
 from ...stats.batch_rows import LookupsByRow
 from ...stats.id_tables import mix64_pair
 from ...stats.kernel import inlined_kernel, kernel
-from ...stats.simd import (
-    LINE_BYTES,
-    WIDTH,
-    add,
-    load,
-    prefetch,
-    store,
-    subtract_product,
-    zeros,
-)
+from ...stats.simd import LINE_BYTES, WIDTH, add, load, prefetch, store, subtract_product, zeros
 
 BLOCK_SAMPLES = 128
 """Samples whose gradients of one row are summed before the sums of the blocks are."""

@@ -20,13 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...pipeline.errors import (
-    MIB,
-    ConfigError,
-    FormatError,
-    HotsetError,
-    ManifestError,
-)
+from ...pipeline.errors import MIB, ConfigError, FormatError, HotsetError, ManifestError
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.totals import ColumnsTotals, VocabularyTotals
 from ...pipeline.formats.columns import score_writer

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...pipeline.errors import (
-    ByteSize,
-    require_at_least,
-    require_at_most,
-)
+from ...pipeline.errors import ByteSize, require_at_least, require_at_most
 
 MOST_THREADS = 1024
 

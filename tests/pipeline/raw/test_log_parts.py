@@ -1,4 +1,4 @@
-"""Tables in memory are read as logs are, and refused where a column is not that of the schema."""
+"""Tables in memory are read as logs are (`parquet_parts`), and refused where a column is not that of the schema."""
 
 from __future__ import annotations
 

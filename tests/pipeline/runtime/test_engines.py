@@ -1,4 +1,4 @@
-"""Engines are chosen by name, and a cap counts the processes of a cluster (its tasks: `test_ray_engine`)."""
+"""Engines are chosen by name, and a cap counts the processes of a cluster (its tasks: `test_ray_engine`). Covers `remote_objects`, too."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ NUM_TRAIN = 90
 
 
 @pytest.fixture(scope="module")
-def samples() -> list[Sample]:
+def peeled_log() -> list[Sample]:
     return draw_samples(150, np.random.default_rng(8))
 
 
@@ -150,11 +150,11 @@ def config_of(**fields: object) -> PreprocessConfig:
 
 
 @pytest.fixture(scope="module")
-def folder(samples: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def peeled(peeled_log: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every stage, made once."""
-    folder = tmp_path_factory.mktemp("peel")
-    run_to("pack", folder, samples, config_of())
-    return folder
+    peeled = tmp_path_factory.mktemp("peel")
+    run_to("pack", peeled, peeled_log, config_of())
+    return peeled
 
 
 def naive_order(naive: NaiveLog, cuts: list[int]) -> list[int]:
@@ -170,10 +170,10 @@ def naive_order(naive: NaiveLog, cuts: list[int]) -> list[int]:
     return order
 
 
-def test_the_vocabulary_is_in_the_order_of_a_slow_peeling(folder: Path, samples: list[Sample]) -> None:
-    vocabulary = Manifest.read(folder / "vocabulary")
+def test_the_vocabulary_is_in_the_order_of_a_slow_peeling(peeled: Path, peeled_log: list[Sample]) -> None:
+    vocabulary = Manifest.read(peeled / "vocabulary")
     assert vocabulary.totals["rank_by"] == "peel"
-    naive = naive_log(samples, NUM_TRAIN, min_count=2, num_hot_rows=0)
+    naive = naive_log(peeled_log, NUM_TRAIN, min_count=2, num_hot_rows=0)
     peeled = vocabulary.totals["peel"]
     assert peeled["floor"] == 7
     row_at = {place: (f, row) for f, places in enumerate(naive.places) for row, place in enumerate(places)}
@@ -184,24 +184,24 @@ def test_the_vocabulary_is_in_the_order_of_a_slow_peeling(folder: Path, samples:
     assert rows_of(vocabulary) == tables
 
 
-def test_everything_that_follows_uses_it(folder: Path) -> None:
-    assert verify(folder) == []
-    plan, encoded = Manifest.read(folder / "plan"), Manifest.read(folder / "samples")
+def test_everything_that_follows_uses_it(peeled: Path) -> None:
+    assert verify(peeled) == []
+    plan, encoded = Manifest.read(peeled / "plan"), Manifest.read(peeled / "samples")
     num_hot = [table["num_hot"] for table in plan.totals["tables"]]
     assert sum(num_hot) == 60
     is_hot = [all(i < n for i, n in zip(ids, num_hot, strict=True)) for ids in ids_of(encoded)]
     assert tags_of(plan) == is_hot and any(is_hot) and not all(is_hot)
 
 
-def hot_samples_by_budget(folder: Path, row_bytes: list[int], budgets: list[int]) -> list[int]:
-    vocabulary, encoded = Manifest.read(folder / "vocabulary"), Manifest.read(folder / "samples")
+def hot_samples_by_budget(peeled: Path, row_bytes: list[int], budgets: list[int]) -> list[int]:
+    vocabulary, encoded = Manifest.read(peeled / "vocabulary"), Manifest.read(peeled / "samples")
     order, ids = HotOrder(vocabulary, row_bytes), np.array(ids_of(encoded))[:NUM_TRAIN]
     return [int((ids < np.array(order.num_hot(budget)[0])).all(axis=1).sum()) for budget in budgets]
 
 
 @pytest.mark.parametrize("dims", [{}, {"C3": 4, "C7": 64, "C26": 8}])
 def test_it_never_makes_fewer_samples_hot_than_frequency(
-    tmp_path: Path, samples: list[Sample], dims: dict[str, int]
+    tmp_path: Path, peeled_log: list[Sample], dims: dict[str, int]
 ) -> None:
     split = SplitConfig(feature_dims=FeatureSettings(dims.items()), embedding_optimizer="sgd")
     row_bytes = [4 * dims.get(name, 16) for name in SCHEMA.sparse]
@@ -211,7 +211,7 @@ def test_it_never_makes_fewer_samples_hot_than_frequency(
         (tmp_path / order).mkdir()
         config = settled(replace(config_of(rank_by=order), split=split))
         assert bool(config.rank.peel_row_bytes) == (bool(dims) and order == "peel")
-        run_to("encode", tmp_path / order, samples, config)
+        run_to("encode", tmp_path / order, peeled_log, config)
         found[order] = hot_samples_by_budget(tmp_path / order, row_bytes, budgets)
         finer = list(range(64, 1 << 14, 256))
         summed[order] = sum(hot_samples_by_budget(tmp_path / order, row_bytes, finer))
@@ -221,9 +221,9 @@ def test_it_never_makes_fewer_samples_hot_than_frequency(
 
 @pytest.mark.parametrize("floor", [0, 50, 10_000])
 def test_workers_do_not_change_a_byte(
-    tmp_path: Path, folder: Path, floor: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, peeled: Path, floor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts, columns = Manifest.read(folder / "counts"), Manifest.read(folder / "columns")
+    counts, columns = Manifest.read(peeled / "counts"), Manifest.read(peeled / "columns")
     monkeypatch.setattr("hotset.pipeline.stages.rank.PEEL_FLOOR", floor)
     config = RankConfig(rank_by="peel")
     made = [
@@ -236,8 +236,8 @@ def test_workers_do_not_change_a_byte(
         assert rows_of(made[0]) == rows_of(by_frequency)
 
 
-def test_what_peeling_needs_is_said(tmp_path: Path, folder: Path) -> None:
-    counts, columns = Manifest.read(folder / "counts"), Manifest.read(folder / "columns")
+def test_what_peeling_needs_is_said(tmp_path: Path, peeled: Path) -> None:
+    counts, columns = Manifest.read(peeled / "counts"), Manifest.read(peeled / "columns")
     with pytest.raises(ConfigError, match="rank_by peel needs the columns"):
         rank(RankConfig(rank_by="peel"), counts, tmp_path / "out")
     with pytest.raises(ConfigError, match="rank --rank-by peel cannot stay within 180 MiB") as caught:
@@ -256,20 +256,20 @@ def test_what_peeling_needs_is_said(tmp_path: Path, folder: Path) -> None:
 
 
 def test_counts_of_another_log_are_refused(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, peeled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hotset.pipeline.stages.rank.PEEL_FLOOR", 0)
     (tmp_path / "other").mkdir()
     run_to("count", tmp_path / "other", draw_samples(150, np.random.default_rng(9)), config_of())
-    counts, columns = Manifest.read(folder / "counts"), Manifest.read(tmp_path / "other" / "columns")
+    counts, columns = Manifest.read(peeled / "counts"), Manifest.read(tmp_path / "other" / "columns")
     with pytest.raises(ManifestError, match=r"counts fewer lookups of C\d+ than"):
         rank(RankConfig(rank_by="peel"), counts, tmp_path / "out", columns=columns)
 
 
 def test_stopped_half_way_it_goes_on_to_the_same_bytes(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, peeled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts, columns = Manifest.read(folder / "counts"), Manifest.read(folder / "columns")
+    counts, columns = Manifest.read(peeled / "counts"), Manifest.read(peeled / "columns")
     monkeypatch.setattr("hotset.pipeline.stages.rank.PEEL_FLOOR", 3)
     config = RankConfig(rank_by="peel")
     rank(config, counts, tmp_path / "unbroken", Resources(workers=1), columns=columns)
@@ -283,10 +283,10 @@ def test_stopped_half_way_it_goes_on_to_the_same_bytes(
     assert tree_of(tmp_path / "out") == tree_of(tmp_path / "unbroken")
 
 
-def test_only_samples_that_were_counted_are_peeled(tmp_path: Path, samples: list[Sample]) -> None:
+def test_only_samples_that_were_counted_are_peeled(tmp_path: Path, peeled_log: list[Sample]) -> None:
     """A window of days ends in the order of a log of those days alone."""
     config = PreprocessConfig(count=CountConfig(eval_fraction=0.0, count_last=2), rank=config_of().rank)
-    parts = (samples[:40], samples[40:70], samples[70:120])
+    parts = (peeled_log[:40], peeled_log[40:70], peeled_log[70:120])
     places = []
     for name, days in (("window", parts), ("alone", parts[1:])):
         (tmp_path / name).mkdir()
@@ -298,10 +298,10 @@ def test_only_samples_that_were_counted_are_peeled(tmp_path: Path, samples: list
     assert places[0] == places[1]
 
 
-def incidence_of(samples: Samples, num_rows: int) -> Incidence:
+def incidence_of(peeled_log: Samples, num_rows: int) -> Incidence:
     """Rows and samples both ways."""
-    seen = [[number for number, rows in enumerate(samples) if row in rows] for row in range(num_rows)]
-    rows_of = [sorted(set(rows)) for rows in samples]
+    seen = [[number for number, rows in enumerate(peeled_log) if row in rows] for row in range(num_rows)]
+    rows_of = [sorted(set(rows)) for rows in peeled_log]
     row_starts, sample_starts = (np.cumsum([0, *map(len, lists)]) for lists in (seen, rows_of))
     row_samples = np.array([sample for numbers in seen for sample in numbers], np.uint32)
     sample_rows = np.array([row for rows in rows_of for row in rows], np.int32)
@@ -309,7 +309,7 @@ def incidence_of(samples: Samples, num_rows: int) -> Incidence:
 
 
 def naive_never_worse(
-    samples: Samples, widths: list[int], width_of_row: list[int], budgets: list[int]
+    peeled_log: Samples, widths: list[int], width_of_row: list[int], budgets: list[int]
 ) -> tuple[list[int], list[int]]:
     """Peel the parts between cuts, and cut where a budget has fewer hot samples than by number.
 
@@ -322,14 +322,14 @@ def naive_never_worse(
         return order[: sum(end <= budget for end in ends)]
 
     def num_hot(hot: list[int]) -> int:
-        return sum(set(rows) <= set(hot) for rows in samples)
+        return sum(set(rows) <= set(hot) for rows in peeled_log)
 
     by_number = list(range(len(width_of_row)))
     cuts = {0, len(by_number)}
     while True:
         order = []
         for first, stop in itertools.pairwise(sorted(cuts)):
-            order += naive_peel(samples, width_of_row, widths, first, stop)[::-1]
+            order += naive_peel(peeled_log, width_of_row, widths, first, stop)[::-1]
         wanted = {budget: prefix(by_number, budget) for budget in budgets}
         worse = {len(hot) for budget, hot in wanted.items() if num_hot(prefix(order, budget)) < num_hot(hot)}
         if not worse:
@@ -342,16 +342,16 @@ def test_parts_between_cuts_are_peeled_as_by_the_twin(widths: list[int], rng: np
     num_rows = 12
     num_cuts = []
     for _ in range(150):
-        samples = [sorted(set((rng.zipf(1.3, 3) % num_rows).tolist())) for _ in range(20)]
-        counts = np.bincount([row for rows in samples for row in rows], minlength=num_rows)
+        peeled_log = [sorted(set((rng.zipf(1.3, 3) % num_rows).tolist())) for _ in range(20)]
+        counts = np.bincount([row for rows in peeled_log for row in rows], minlength=num_rows)
         place = np.argsort(np.argsort(-counts, kind="stable"))
-        samples = [sorted(place[rows].tolist()) for rows in samples]
+        peeled_log = [sorted(place[rows].tolist()) for rows in peeled_log]
         width_of_row = rng.integers(len(widths), size=num_rows).astype(np.uint8)
         total = sum(widths[width] for width in width_of_row)
         budgets = np.arange(0, total, 7)
-        found = incidence_of(samples, num_rows)
+        found = incidence_of(peeled_log, num_rows)
         places, cuts = _never_worse(found, width_of_row, np.array(widths), _entries(found), budgets)
-        order, wanted = naive_never_worse(samples, widths, width_of_row.tolist(), budgets.tolist())
+        order, wanted = naive_never_worse(peeled_log, widths, width_of_row.tolist(), budgets.tolist())
         assert np.argsort(places).tolist() == order and cuts == wanted
         num_cuts.append(len(cuts))
     assert max(num_cuts) > 1, "some logs are cut again, and so parts are kept"

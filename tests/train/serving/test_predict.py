@@ -1,5 +1,7 @@
 """Predicting raw lines: the bits of `evaluate`, every line in order, and what is refused.
 
+The settings are in `predict_config`, those of an export in `export_config`.
+
 Tests `evaluate` and `predict`, too.
 
 Batches of encoded samples are the same wherever the parts end.
