@@ -1,6 +1,6 @@
-"""``hotset preprocess --dry-run``: what a run would execute and need. Writes nothing.
+"""``hotset preprocess --dry-run``: the state of each stage, and what a run would execute and need.
 
-The state of each stage before a run, from manifests alone; nothing is written or locked.
+Reads manifests only; writes and locks nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Everything a user can fix is one of these errors; anything else that is raised is a bug.
+"""The errors that a user can fix; any other exception is a bug.
 
     HotsetError            (a ValueError, so that library users may catch either)
     ├── ConfigError        an option or config field that makes no sense
@@ -12,11 +12,9 @@
     ├── SaidElsewhereError what another process of the same run has said already
     └── SystemFaultError   memory, threads, open files or a device that the system does not give
 
-Each carries a message of one line and, where there is something to do, a hint.
-
-The commands that write a stage folder, as hints print them: with the folder's own path, to be copied.
-
-Byte sizes as people write them: ``256MiB``, ``1.5GB``, ``4096``.
+Each has a message of one line and, if there is something to do, a hint. Hints print commands with the
+folder's actual path, to be copied. Byte sizes are read and printed as people write them: ``256MiB``,
+``1.5GB``, ``4096``.
 """
 
 from __future__ import annotations

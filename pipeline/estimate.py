@@ -1,12 +1,11 @@
-"""Estimates before a run: the bytes of each folder, the seconds of each stage, and memory.
+"""Estimate the bytes of each folder, the seconds of each stage, and memory before a run.
 
-Bytes follow from the formats and from a sample of the log; the number of distinct categories is
-extrapolated (`stats.counting.heaps_law`). Seconds are the costs below, measured on a generated log of 500,000
-samples on one core, times how fast this machine parses and counts the sample now. Good for planning: on
-generated logs of 0.06 to 3 M samples folders came out within 1% of the estimate, counts and vocabulary within
-12%.
+Reads a few MiB of the raw logs to see how much text and how many samples they hold and how fast they parse.
 
-A quick look into raw logs: how much text, how many samples, how they parse; a few MiB are read.
+Bytes follow from the formats and from this sample of the log; the number of distinct categories is
+extrapolated. Seconds are the costs below, measured on a generated log of 500,000 samples on one core, scaled
+by how fast this machine parses and counts the sample now. On generated logs of 0.06 to 3 M samples folders
+were within 1% of the estimate, counts and vocabulary within 12%.
 """
 
 from __future__ import annotations

@@ -1,27 +1,17 @@
-"""The lookups of a batch as kernels take them: ids in sample order, and where those of each table are.
+"""The lookups of a batch as kernels take them, its distinct rows, and its lookups grouped by row.
 
-Shapes: F tables, N lookups.
+Distinct rows are found in order of first appearance by one pass with a hash table: 1-3 ns per lookup at tens
+of thousands of lookups. It serves the trainer, the planners and the simulations.
 
-The distinct rows of a batch's lookups, in order of first appearance.
+A radix sort of each table's ids groups a batch by (table, id) in some 12 ns per lookup. It serves lookups
+(each row is read once), sums of gradients (each row's lookups are contiguous, in sample order) and planners
+(distinct rows without a hash table). Devices get the groups as numbers within each table, which mostly fit 16
+bits.
 
-One pass with a hash table instead of a sort: 1-3 ns per lookup at tens of thousands of lookups. It serves the
-trainer, the planners and the simulations alike.
+Ids are ranks, so the slot of a row is a comparison and an addition, and its kernels also check the ids.
 
-The lookups of a batch grouped by row: its distinct rows in order of (table, id), and the lookups of each.
-
-A radix sort of each table's ids groups a batch in some 12 ns per lookup. It serves lookups (each row is read
-once), sums of gradients (each row's lookups lie together, in sample order) and planners (distinct rows
-without a hash table). Shapes: F tables, N lookups, U distinct rows, L lookups of a table, D digits, R values
-of a digit.
-
-The lookups of a batch by row as a device gets them: numbers within each table, which mostly fit 16 bits.
-
-Shapes as in `batch_rows`; L rows with a long list.
-
-The slots of the rows that a batch looks up on one tier, and the check of its ids.
-
-Ids are ranks, so the slot of a row is a comparison and an addition. Both kernels are exact and run over the
-ids of one batch (tens of thousands of lookups, 1-3 ns each).
+Shapes: F tables, N lookups, U distinct rows, L lookups of a table (for devices: rows with a long list), D
+digits, R values of a digit.
 """
 
 from __future__ import annotations

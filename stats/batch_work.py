@@ -1,16 +1,13 @@
-"""How many pieces the work of a batch is cut into, which threads take one after another.
+"""Split the work of a batch into pieces that threads take one after another, and prepare its inputs.
 
-Training cuts by these numbers, and predictions of its time count with them: a batch of few lookups has one
+Training and the predictions of its time use the same numbers of pieces: a batch of few lookups has one
 thread, however many there are.
 
-Dense values to float32: as they are, or under log1p.
+Dense values become float32, unchanged or under log1p. Integers under log1p, the values of the Criteo logs,
+have a faster kernel with a table of the small ones.
 
-Integers under log1p, the values of the Criteo logs, have a faster kernel with a table of the small ones.
-
-Lookups of multi-hot features: bags of ids put into sample order, and where their rows stand.
-
-A bag is the lookups of one feature in one sample; bag ``sample * num_features + feature``. One-hot
-features have one lookup per bag and need none of this.
+Lookups of multi-hot features become bags in sample order. A bag is the lookups of one feature in one sample,
+number ``sample * num_features + feature``. One-hot features have one lookup per bag and need none of this.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Notice that kernels are being compiled, which happens once and makes a first run slow.
 
-Apart from `kernel`, which imports Numba: a command that runs no kernel does not wait for it.
+Separate from `kernel`, which imports Numba, so that a command without kernels does not wait for it.
 """
 
 from __future__ import annotations

@@ -1,29 +1,20 @@
-"""Exact counts of categories, in memory proportional to the distinct ones and not to the log.
+"""Count categories exactly, in memory proportional to the distinct ones and not to the log.
 
-Where even those are too many, a counter is emptied into a run, ascending, as often as need be, and the
-runs are merged: see `count_merging`.
+Where even those are too many, a counter is emptied into a run, ascending, as often as needed, and the runs
+are merged: see `count_merging`.
 
-Counting lookups into hash tables of either kind: the loop over blocks, with and without missing lookups.
+Lookups are counted into hash tables of two kinds. An entry of two words has the category and its count so
+far. For 32-bit categories an entry of one word, with the category in the upper half and the count in the
+lower, 0 where free, takes half the memory and half the cache misses. A count that no longer fits stops the
+kernel, and the caller widens the table. Capacities are powers of two.
 
-What counts a run of lookups is in the module of each kind of table: `counting` and `counting`.
+Lookups are copied in blocks without the missing ones, so the loop that counts has no branch for these. In
+Criteo's log from 0 to 76% of a column are missing, in no predictable order: for a table that fits in a cache,
+this reduces the time to two thirds.
 
-Counting categories in hash tables whose entries have two words: the category, and its count so far.
-
-Counting 32-bit categories in one word each: half the memory of two-word entries, and of their misses.
-
-A table is ``(capacity,)`` uint64, the capacity a power of two: the category in the upper half of a word, its
-count so far in the lower, 0 where free. A count that no longer fits stops the kernel; the caller widens.
-
-Lookups taken in blocks without the missing ones: the loop that counts has no branch for these.
-
-In Criteo's log from 0 to 76% of a column are missing, in no order that a processor could predict: of a table
-that fits in a cache, counting takes two thirds of the time in this way.
-
-The number of distinct categories of a long log, estimated from a short sample of it.
-
-The number grows with the log like a power of its length, and the power itself falls as the log gets longer.
-Both are read off three prefixes of the sample. An estimate: within a factor of two for logs a hundred times
-the sample's length with the skew of click logs.
+The number of distinct categories of a long log is estimated from three prefixes of a short sample. It grows
+like a power of the log's length, and the power itself falls as the log gets longer. The estimate is within a
+factor of two for logs a hundred times the sample's length with the skew of click logs.
 """
 
 from __future__ import annotations

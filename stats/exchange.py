@@ -1,37 +1,23 @@
-"""The rows that one rank sends and receives in a step, listed by the other rank.
+"""Rows that ranks exchange in a step: their users, their owners, and the lists that each rank sends.
 
-Every rank makes its lists from the same batch, so a receiver knows what each message holds, row by row, and
-nothing is asked. Before the step the owner of a row sends its vector to each user; after it each user sends
-one summed gradient to the owner. Lists are positions among the step's distinct rows, ascending, so that both
-sides list the rows of a message in the same order.
+A batch is cut into G equal micro-batches by sample position, and each of W ranks computes G / W consecutive
+ones: sample i of a batch of B is in micro-batch ``i * G // B``, computed by rank ``s * W // G`` for
+micro-batch s. A batch with fewer than B samples leaves the last micro-batches short or empty. The users of a
+row are one bit for each rank. Owners are fixed for a run: striped by id, or the rank that uses the row most.
 
-Shapes: U rows of a step, W ranks.
+Every rank computes its lists from the same batch, so a receiver knows the rows of each message without a
+request. Before the step the owner of a row sends its vector to each user; after it each user sends one summed
+gradient to the owner. Lists are positions among the step's distinct rows, ascending, so both sides list the
+rows of a message in the same order.
 
-Counts what crosses between ranks in a step, from the owners of its rows, and the least that must cross.
-
-A vector crosses for each user of a row that is not its owner, except at the row's first use, whose initial
-values every rank computes; a gradient crosses back from each.
-
-The lower bound holds for every exact scheme that gives samples to ranks as ours does. The |S| partial
-gradients of a row's users S must be combined, which takes |S| - 1 messages in any topology; then its new
-value must reach every user of the next step S', |S'| - 1 messages, and one more where no user of S is in S'.
+The counts of a step follow from the owners of its rows. A vector crosses for each user of a row that is not
+its owner, except at the row's first use, whose initial values every rank computes; a gradient crosses back
+from each. A lower bound holds for every exact scheme with this assignment of samples to ranks. The |S|
+partial gradients of a row's users S must be combined, which takes |S| - 1 messages in any topology. Then its
+new value must reach every user of the next step S', |S'| - 1 messages, and one more if no user of S is in S'.
 A first use needs no value.
 
-Shapes: U rows of a step.
-
-The owner of each row for a whole run: striped by id, or the rank that uses the row most.
-
-Shapes: U rows of a step, K rows of a range, W ranks.
-
-Which ranks use each distinct row of a batch: one bit for each rank.
-
-A batch is cut into G equal shares by sample position, and each of W ranks computes G / W consecutive ones:
-sample i of a batch of B is in share ``i * G // B``, and share s is computed by rank ``s * W // G``. A batch
-with fewer than B samples leaves the last shares short or empty.
-
-Shapes: B samples, N lookups, U distinct rows, W ranks.
-
-An epoch as several ranks see it: the distinct rows of each step, with the ranks that use them.
+Shapes: B samples, N lookups, U distinct rows of a step, K rows of a range, W ranks.
 """
 
 from __future__ import annotations

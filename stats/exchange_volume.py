@@ -1,30 +1,29 @@
-"""Counts what crosses between ranks in an epoch, by the owners of rows, from the lookups alone.
+"""Rows that cross between ranks in an epoch: counted from the lookups, and expected from frequencies.
 
-No row is touched and no message is sent: the counts are those of the lists that a run would make.
+Counts use the owners of rows and the lookups alone, without a row or a message; they are those of the lists
+that a run would make.
 
-The rows that cross between ranks in an epoch, expected from how often each row is looked up.
-
-A row with c lookups among the N samples of an epoch is used in n of the W T pairs of a rank and a step, and
-in m of the T steps, both as if its samples were drawn at random (`traffic.presence`). With
-f = (W - 1) / W:
+Expectations need only how often each row is looked up. A row with c lookups among the N samples of an epoch
+is used in n of the W T pairs of a rank and a step, and in m of the T steps, both as if its samples were drawn
+at random (`traffic.presence`). With f = (W - 1) / W:
 
     every lookup            f c vectors, f c gradients
     deduplicated            f n, f n
     first uses computed     f (n - n / m), f n          its first step sends no vector
-    homes by use            x (1 - 1 / m), x            x = n - E[uses by the rank that uses it most]
+    owners by use           x (1 - 1 / m), x            x = n - E[uses by the rank that uses it most]
     least possible          (n - m) (1 - 1 / m) + (m - 1) d, n - m
 
-d is the probability that no user of a step is a user of the next one. The steps of a row are in random
-order, so its first one is like any other. The most uses among W ranks are those of n balls in W bins: exact
-up to 64, beyond that by the normal distribution, both with the smaller spread of n draws out of W T pairs.
-Of few steps that is too many, so homes by use send the least possible at least.
+d is the probability that no user of a step is a user of the next one. The steps of a row are in random order,
+so its first one is like any other. The most uses among W ranks are those of n balls in W bins: exact up to
+64, beyond that by the normal distribution, both with the smaller spread of n draws out of W T pairs. For few
+steps that is too many, so owners by use send at least the least possible.
 
 Error:
     Within 3 % of counts on generated logs, 10 % on the real sample; a test compares them.
 
 Source:
-    Erdogan et al., SCARS, arXiv 2411.01611, for the expected rows of a regime; the forms with homes and the
-    lower bound (`stats.exchange.volume`) are derived here.
+    Erdogan et al., SCARS, arXiv 2411.01611, for the expected rows of a regime; the forms with owners and the
+    lower bound (`stats.exchange`) are derived here.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
-"""Predicted time and memory of a training step for each placement and budget of fast memory.
+"""Predict time and memory of a training step for each placement and budget of fast memory.
 
-Bytes are those of an epoch that begins with no row used yet, as `hotset train` counts them in its first one:
-exact for the vectors of `hybrid` and for `fae` at its first rate, and an expectation over the order of
-training for rows that are loaded (`traffic`, 0.91 to 1.02 times what runs count). The machine is four
-numbers, and its times are for choosing, not for promising: they leave out kernels that do not scale with the
-batch, which shifts all placements alike.
+The inputs are a machine, a log with its model, and a budget. Bytes are those of an epoch that begins with no
+row used yet, as `hotset train` counts them in its first one: exact for the vectors of `hybrid` and for `fae`
+at its first rate, and an expectation over the order of training for rows that are loaded (`traffic`, 0.91 to
+1.02 times what runs count). The machine is four numbers. Its times are for comparison, not absolute: they
+leave out kernels that do not scale with the batch, which shifts all placements alike.
 
-The inputs of a prediction of a training step (machine, log with model, budget), and its result.
-
-The time of a message in a codec, and the codec that is worth its work.
-
-A message of ``raw`` bytes takes
+A codec pays if its work takes less time than it saves. A message of ``raw`` bytes takes
 
     bytes / bandwidth + encode + decode
 
@@ -20,8 +16,8 @@ CR that encodes Tc and decodes Td bytes per second pays below the bandwidth
     (1 - 1 / CR) / (1 / Tc + 1 / Td)
 
 Source:
-    The cost model of Feng et al., SC'24, arXiv 2407.04272. By its own figures, Huffman codes with a ratio of
-    10 at 60 and 40 GB/s do not pay above 21.6 GB/s.
+    The cost model of Feng et al., SC'24, arXiv 2407.04272. By its figures, Huffman codes with a ratio of 10
+    at 60 and 40 GB/s do not pay above 21.6 GB/s.
 """
 
 from __future__ import annotations

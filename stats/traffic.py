@@ -1,15 +1,15 @@
-"""The number of distinct rows a batch looks up: its expectation, and a buffer that is large enough.
+"""Expected traffic of training: distinct rows of a batch, rows each device receives, rows an epoch loads.
 
-Lookups are taken as independent draws, so a row of probability p is needed in a batch of n with probability
-1 - (1 - p)**n. Rows of equal probability count together (a log has few distinct counts): any log's tables
-take a few thousand numbers. The distance of real batches from independent draws is measured, not assumed:
-`mean_unique_rows` counts them in a stream of ids.
+Distinct rows of a batch: lookups are modelled as independent draws, so a row of probability p is needed in a
+batch of n with probability 1 - (1 - p)**n. Rows of equal probability count together (a log has few distinct
+counts), so any log's tables take a few thousand numbers. `mean_unique_rows` counts the rows of real batches,
+to measure their distance from independent draws. A buffer size that is large enough follows from the same
+numbers.
 
-The traffic of a training step in each regime: rows that a device receives, forward and backward.
-
-Exact expectations for independent lookups, from access rates alone. Rows are counted each time one crosses
-a link; bytes follow by the width of a vector or of a row with its state. With ``f = (D - 1) / D`` and
-``U(n)`` distinct rows among the lookups of n samples:
+Rows that a device receives in each regime, forward and backward: exact expectations for independent lookups,
+from access rates alone. Rows are counted each time one crosses a link; bytes follow by the width of a vector
+or of a row with its state. With ``f = (D - 1) / D`` and ``U(n)`` distinct rows among the lookups of n
+samples:
 
     sharded, every lookup      f n           each way
     sharded, deduplicated       f U(b)        each way
@@ -20,20 +20,18 @@ a link; bytes follow by the width of a vector or of a row with its state. With `
 
 Replicated rows that synchronise every m-th step cost ``2 f U(m D b) / m``.
 
+Rows that one epoch loads into a staging area, from the counts of rows alone: a log is trained in a random
+order, so the lookups of a row that has ``c`` of them are any ``c`` of its samples, and the chance that a
+window of samples meets the row follows from ``c``. (Independent draws would treat a row that is looked up
+once as one of many that might have been, and see it return.) An epoch starts with an empty area, so every row
+is loaded at least once. Measured against the step plans of whole epochs (Criteo Kaggle, 110,000 real samples
+in batches of 512; 300,000 generated ones in batches of 512 and 2,048; slots for 2 to 32% of the rows): 0.997
+to 1.005 times the rows that lookahead loads, 0.91 to 1.02 times those of a cache that evicts the least
+frequently used one.
+
 Source:
     Erdogan et al., SCARS, arXiv 2411.01611 (expected unique rows as the cost of a regime); the formulas are
     derived from linearity of expectation.
-
-Rows that one epoch loads into a staging area, from the counts of rows alone.
-
-A log is trained in a random order, so the lookups of a row that has ``c`` of them are any ``c`` of its
-samples, and the chance that a window of samples meets the row follows from ``c`` alone. (Independent draws,
-the usual picture, take a row that is looked up once for one of many that might have been, and see it come
-back.) An epoch starts with an empty area, so every row is loaded at least once.
-
-Measured against the step plans of whole epochs (Criteo Kaggle, 110,000 real samples in batches of 512;
-300,000 generated ones in batches of 512 and 2,048; slots for 2 to 32% of the rows): 0.997 to 1.005 times the
-rows that lookahead loads, 0.91 to 1.02 times those of a cache that evicts the least frequently used one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Preprocessing and statistics from Python: `hotset.preprocess` and `hotset.statistics`.
 
-They do what the commands of these names do, with paths as text and settings by name.
-
-Describes what a timing depends on: the machine, the versions of libraries, the commit.
+They do what the commands of these names do, with paths as text and settings by name. The module also
+describes what a timing depends on: the machine, the versions of libraries, the commit.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""The one place that decides what a run does with the folder it finds.
+"""Decide what a run does with the folder that it finds: begin, resume, extend or refuse.
 
-`Output.begin` acts on the decision, and ``--dry-run`` prints it.
+`Output.begin` acts on the decision, and ``--dry-run`` prints it. The identity of a run is its stage, version,
+config and inputs; equal identities write equal bytes.
 
-A sealed folder that is reopened because its inputs grew: one more day, and what was done stays done.
+A sealed folder is reopened if its inputs grew, and its finished files are kept:
 
-    folder/.partial/before/manifest.json   where the manifest goes: the folder as it was sealed
+    folder/.partial/before/manifest.json   the manifest of the folder as it was sealed
     folder/.partial/before/NAME            its files, if the stage writes others of the same names
 
-Once the manifest is renamed, the folder is unfinished like any other, and `Output` resumes it. Until it is
-sealed again, a run with the inputs of before puts everything back.
-
-The identity of a run: stage, version, config and inputs; equal identities write equal bytes.
+Once the manifest is moved, the folder is unfinished like any other, and `Output` resumes it. Until it is
+sealed again, a run with the previous inputs restores everything.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
-"""Arrow IPC files of the stages: one record batch each for inner stages, written once, read mapped.
+"""Arrow IPC files of the stages, written once and read mapped; one record batch each in inner stages.
 
-Maps of files that take no open file each: a stage may hold as many as a log has days or parts.
+Maps here keep no open file, because a stage may hold as many as a log has days or parts. Python's and Arrow's
+maps keep a descriptor until they are closed, and a process may have only 1,024; Arrow also refuses names that
+are not UTF-8. NumPy's maps resolve every link of the path first, which would take a tenth of the time of
+preprocessing a small log.
 
-Python's maps keep a descriptor until they are closed, and processes may have 1,024 of them or fewer. Arrow's
-do too, and refuse names that are not UTF-8. NumPy's follow every link of the path first, which would be a
-tenth of the time that preprocessing a small log takes.
-
-Parts of the log that stay mapped while a stage reads them again and again.
-
-A log that is larger than the memory is packed in several passes over the same parts, and peeling reads them
-once for each table. To open a part of 69,000 samples, which is to map it, parse it and check it, takes
-0.2 ms, and its pages are found again for each map; here each part is opened once.
+Parts stay mapped while a stage reads them repeatedly: a log larger than memory is packed in several passes
+over the same parts, and peeling reads them once for each table. Opening a part of 69,000 samples (mapping,
+parsing and checking it) takes 0.2 ms, and each new map faults its pages in again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The ids of one part of a log: a matrix for one-hot tables, a list column for each multi-hot one.
-
-The lookups of samples/, table by table, one-hot and multi-hot alike.
-"""
+"""The ids of one part of samples/: a matrix for one-hot tables, a list column per multi-hot table."""
 
 from __future__ import annotations
 

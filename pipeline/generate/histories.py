@@ -1,17 +1,14 @@
-"""The kernels that draw and write a sample of a log of histories: integers only, equal on every machine.
-
-A sample is a function of 64 bits, ``mix64_pair(seed, sample number)``. About 3 us per sample of 21 elements.
-
-Logs of histories: what a user chose so far, a candidate, and whether the user chose it next.
+"""Draw logs of histories: what a user chose, a candidate, and whether the user chose it next.
 
     label , user , item | ... | candidate , category | ... | category of the candidate
 
-A user has a few interests, groups of items, and a fixed course of events, each an item that is drawn by how
-frequent it is; most events are then moved to the nearest item of an interest. A sample is a window of such a
-course. With label 1 the candidate is the next event of the user; with label 0 it is any item by its
-frequency, so that frequency alone tells nothing. (The published preparation draws them from all items alike.)
+A user has a few interests, groups of items, and a fixed sequence of events. Each event is an item drawn by
+its frequency; most events are then moved to the nearest item of an interest. A sample is a window of such a
+sequence. With label 1 the candidate is the next event of the user; with label 0 it is any item by its
+frequency, so frequency alone predicts nothing. (The published preparation draws them uniformly.)
 
-A sample is a function of (profile, seed, sample number), and events belong to the profile.
+A sample is a function of (profile, seed, sample number), and events belong to the profile. The kernels use
+integers only, so bytes are equal on every machine: about 3 us per sample of 21 elements.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
-"""The kernels that draw and write a sample: integers only, so that bytes are equal on every machine.
+"""Draw and write samples of a log, with equal bytes on every machine.
 
-A sample is a function of 64 bits, ``mix64_pair(seed, sample number)``; its k-th variable uses the k-th
-value of the SplitMix64 stream that starts there. One pass draws the class, the missing columns, the rank in
-each column and the click, and writes the text: about 1 us per sample, a third of which is the text.
+A sample is a function of 64 bits, ``mix64_pair(seed, sample number)``; its k-th variable uses the k-th value
+of the SplitMix64 stream that starts there. The kernels use integers only. One pass draws the class, the
+missing columns, the rank in each column and the click, and writes the text: about 1 us per sample, a third of
+which is the text.
 
-Shares are in units of 2^-32 ("u"), logits in units of 1/256 nat. Columns are the dense ones, then the
-sparse ones; a rank of -1 is a missing value.
+Shares are in units of 2^-32 ("u"), logits in units of 1/256 nat. Columns are the dense ones, then the sparse
+ones; a rank of -1 is a missing value.
 
-Numerics of drawing a log: logarithms equal on every machine, raking, a mixture of latent classes.
-
-Drawn logs must have the same bytes everywhere, so ``log2`` and ``rake`` use only IEEE additions,
-multiplications and divisions in a fixed order: a library's ``log`` differs in its last bit between
-machines, and NumPy's ``sum`` in its order. ``fit_latent_classes`` is run once, when a profile is derived,
-and makes no such promise.
+``log2`` and ``rake`` use only IEEE additions, multiplications and divisions in a fixed order, because a
+library's ``log`` differs in its last bit between machines, and NumPy's ``sum`` in its order.
+``fit_latent_classes`` runs once, when a profile is derived, and makes no such promise.
 """
 
 from __future__ import annotations

@@ -1,17 +1,6 @@
-"""The tables that the kernels draw from, built from a profile: integer shares, exact marginals.
+"""Profiles of generated logs, and the tables that the kernels draw from: integer shares, exact marginals.
 
-The class shares of a profile are rounded and were fitted to a part of a log, so the marginals they imply
-are a little off. Raking each column's (class, bucket) matrix to the profile's own coverage corrects that: the
-drawn marginals are those of the profile whatever the dependence, for every scale.
-
-The click model: each category has a nearly normal effect and a hidden vector, both hashed from its table and
-rank; a logit is the sum of the effects (full in the head of a table, weaker down the tail), of dot products
-of hidden vectors for a few pairs of small tables, and of a slope and a kink for each integer. The planted
-logit itself reaches an AUC of about 0.82 on the Kaggle profile (a test draws it).
-
-Profiles: the aggregates that a generated log is drawn from, one small JSON file each.
-
-A profile holds no sample and no raw value, only shares:
+A profile is a small JSON file that holds no sample and no raw value, only shares:
 
     columns   for each field the share of its k most frequent values ("coverage", interpolated linearly in
               log k; missing is one of the values), and for the dense ones the same over values in order
@@ -21,9 +10,17 @@ A profile holds no sample and no raw value, only shares:
     coupling  columns of one group, within a class, share one uniform variable with this probability
     click     the planted click model: amplitudes in nats, see ``generate_world``
 
-One of histories has other keys: see ``history_world``.
+A profile of histories has other keys: see ``history_world``. ``workflows/make_profile.py`` derives a profile
+from published aggregates and a rank-coded part of a log.
 
-``workflows/make_profile.py`` derives one from published aggregates and a rank-coded part of a log.
+The class shares are rounded and were fitted to a part of a log, so their marginals are a little off. Raking
+each column's (class, bucket) matrix to the profile's coverage corrects that: the drawn marginals are those of
+the profile for any dependence and scale.
+
+In the click model each category has a nearly normal effect and a hidden vector, both hashed from its table
+and rank. A logit is the sum of the effects (full in the head of a table, weaker in the tail), of dot products
+of hidden vectors for a few pairs of small tables, and of a slope and a kink for each integer. The planted
+logit itself reaches an AUC of about 0.82 on the Kaggle profile (a test draws it).
 """
 
 from __future__ import annotations

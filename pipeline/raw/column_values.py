@@ -1,12 +1,10 @@
 """Values of one column of a CSV block or a Parquet batch, each with its state: good, missing or bad.
 
-Text is parsed by kernels; typed arrays are taken as they are; no type is guessed. A list-valued column is
-read as all its elements, and where those of each row begin; a missing list has one missing element.
+Kernels parse text, typed arrays are used unchanged, and no type is guessed. A list-valued column is read as
+all its elements and the offsets of the rows; a missing list has one missing element.
 
-Text categories as 64-bit numbers: xxh3 of the bytes.
-
-Each distinct text of a block is hashed once. Two of n texts share a number with a probability of about
-n**2 / 2**65: 3e-6 for ten million; such a pair would share a row.
+Text categories become 64-bit numbers: xxh3 of the bytes, hashed once per distinct text of a block. Two of n
+texts share a number, and so a row, with a probability of about n**2 / 2**65: 3e-6 for ten million.
 """
 
 from __future__ import annotations

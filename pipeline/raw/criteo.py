@@ -1,8 +1,7 @@
-"""One block of Criteo text to Arrow columns, and what is wrong with a bad line, in words.
+"""Parse a block of Criteo text to Arrow columns, and describe what is wrong with a bad line.
 
-Classify a line of Criteo's format that the parser refused: which fault, in which column.
-
-`criteo_kernel` decides fast whether a line is good; this decides slowly, for the few bad ones, what to say.
+`criteo_kernel` decides quickly whether a line is good. For the few bad lines, this module finds the fault and
+its column slowly.
 """
 
 from __future__ import annotations

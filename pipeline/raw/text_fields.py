@@ -1,16 +1,13 @@
-"""Fields of separated text: where they are, and the numbers they hold. Exact, every bound checked.
+"""Fields of separated text: find them, and read their numbers. Exact, every bound checked.
 
-A field is a span ``[start, stop)`` of a byte array, so a column of text from a Parquet file, whose offsets
-are spans already, is read by the same kernels as one from a CSV file.
+A field is a span ``[start, stop)`` of a byte array, so the same kernels read text columns of CSV and of
+Parquet files, whose offsets are spans already. Elements of lists in fields are spans, too. Decimal text
+becomes float64, correctly rounded, where two exact doubles give the result.
 
-Decimal text to float64, correctly rounded, where two exact doubles give it; elements of lists in fields.
-
-A field is a span ``[start, stop)`` of a byte array, as in `text_fields`.
-
-Bytes of text as machine words, eight or sixty-four at a time: instructions that Numba has no name for.
-
-Each function is plain Python, which defines it, and one or a few machine instructions when compiled.
-This file must not change what its functions return: the compile caches of their callers do not watch it.
+Bytes are compared as machine words, eight or sixty-four at a time, by instructions that Numba does not
+expose. Each such function is plain Python, which defines it, and one or a few machine instructions when
+compiled. These functions must not change what they return: the compile caches of their callers do not watch
+this file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Tasks in the processes of a Ray cluster, by Ray's own joblib backend.
+"""Run tasks in the processes of a Ray cluster, by Ray's joblib backend.
 
-A machine that dies takes its workers with it: workers are restarted on the remaining machines, perhaps
-fewer, and repeat its tasks.
+If a machine dies, its workers are restarted on the remaining machines, perhaps fewer, and repeat its tasks.
 """
 
 from __future__ import annotations

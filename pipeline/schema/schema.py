@@ -1,11 +1,8 @@
 """The columns of a log: label, dense numbers, sparse categories, and how they are written.
 
-Both public Criteo logs have the same columns and differ in size, so their presets differ in the
-recipe, not here. Logs that are not built in are described by a file: `schema_file`.
-
-Names in schemas: which may be used, the position of a column, and which name was probably meant.
-
-A number for some features by name: ``C3=10,C5=2`` on the command line, pairs in a manifest.
+Both public Criteo logs have the same columns and differ in size, so their presets differ in the recipe, not
+here. Other logs are described by a file: `schema_file`. This module also checks names, suggests the name that
+was probably meant, and reads settings by feature: ``C3=10,C5=2`` on the command line, pairs in a manifest.
 """
 
 from __future__ import annotations

@@ -1,25 +1,17 @@
 """``count``: columns/ -> counts/, how often each category is looked up in the training part.
 
-Exact. Memory holds the distinct categories, never the log; where even they do not fit, the largest table is
-emptied into a run on disk, and a table's runs are merged at the end: one pass over the log, whatever the
-cap. Counts add: where a log grew, only what is new is counted. Which samples are for evaluation is decided
-here, once: the last ones in log order, so that nothing of them reaches counts, ids or the hot set. The first
-of these may be for validation, the others are the test part.
+Counts are exact. Memory holds the distinct categories, never the log. Where even they do not fit, the largest
+table is emptied into a run on disk, categories ascending, and a table's runs are merged at the end: one pass
+over the log, whatever the cap.
 
-Spans: consecutive training samples whose counts are kept together, and taken over when a log grows.
+This stage decides which samples are for evaluation: the last ones in log order, without splitting the samples
+of one time, so that nothing of them reaches counts, ids or the hot set. The first of these may be for
+validation, the others are the test part.
 
-Without a window all training samples are one span. With one, each raw file of it is a span, so that the next
-window counts the new files alone. A span names the parts it was counted from by a checksum of theirs:
-counts are taken over where the parts are the same, whatever else became of the log.
-
-Counts that are there already, and adding them up within the memory a stage may hold.
-
-Where a time begins in columns whose samples are ordered by time.
-
-Counts of several tables that grow together in bounded memory.
-
-Where they do not fit, the largest table is emptied into a run on disk, categories ascending; a table's runs
-are merged at the end. The log is read once, whatever the cap.
+Counts add, so if a log grew, only what is new is counted. A span is a range of consecutive training samples
+whose counts are kept together. Without a window all training samples are one span. With one, each raw file of
+it is a span, so that the next window counts only the new files. A span names its parts by a checksum, and
+counts are reused where the parts are the same, whatever else changed in the log.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """``encode``: columns/ + vocabulary/ -> samples/, every category replaced by its id.
 
-Independent of budget, batch size and seed, so it is made once. Ids of a sample stand together: later
-stages and the trainer read whole samples. Tables are looked up together where they fit in memory; where
-not, in passes over the log, each with some tables or a part of one, whose ids wait on disk for the last.
+The result is independent of budget, batch size and seed, so it is made once. The ids of a sample are
+contiguous, because later stages and the trainer read whole samples.
 
-Categories looked up in hash tables of ids, in one pass over the log or in several.
-
-Tables are looked up together where they fit in memory; where not, in passes, each with some tables or a piece
-of one, whose ids wait in spill files for the last pass.
+Categories are looked up in hash tables of ids. Tables that fit in memory are looked up together, in one pass
+over the log. Otherwise each pass has some tables or a piece of one, and its ids wait in spill files for the
+last pass.
 """
 
 from __future__ import annotations

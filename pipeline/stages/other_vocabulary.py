@@ -1,13 +1,13 @@
-"""``adopt``: columns/ + another log's vocabulary/ -> vocabulary/, so that a new log gets a model's ids.
+"""Use another log's vocabulary: ``adopt`` gives a new log a model's ids, ``map-ids`` maps old ids to new.
 
-Nothing is counted: every sample of the new log is for evaluation, and a category that the model's log
-did not have is looked up in its table's oov row, as evaluation does everywhere.
+``adopt``: columns/ + another log's vocabulary/ -> vocabulary/. Nothing is counted: every sample of the new
+log is for evaluation, and a category that the model's log did not have is looked up in its table's oov row,
+as in every evaluation.
 
-``map-ids``: two vocabularies -> id_map/, so that a model of the old ids continues with the new ones.
-
-Ids are ranks: a day more changes them. A row whose category is in both vocabularies is copied from its old
-place to its new one, and only rows of new categories begin anew. The new vocabulary is looked up by the old
-categories in hash tables, in pieces where a table is larger than the memory a worker may hold.
+``map-ids``: two vocabularies -> id_map/, so that a model of the old ids continues with the new ones. Ids are
+ranks, and another day changes them. A row whose category is in both vocabularies is copied to its new place;
+only rows of new categories are initialized. The new vocabulary is looked up by the old categories in hash
+tables, in pieces where a table is larger than the memory of a worker.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """``pack``: columns/ + samples/ + plan/ -> shards/, shuffled batches a trainer maps and reads.
 
-The order of training samples is that of a hash of (seed, sample number); evaluation samples keep the
-log's order. Samples are scattered to output files in passes over the inputs, some files a pass, so a log of
-any size is shuffled exactly without a spill file; see `shuffle`.
+The order of training samples is that of a hash of (seed, sample number); evaluation samples keep the log's
+order. Samples are scattered to output files in passes over the inputs, some files per pass, so a log of any
+size is shuffled exactly without a spill file; see `shuffle`.
 
-A pass costs 0.02 us of CPU for each sample of the log: its key is hashed again, and its cache lines are read
-for those samples among them that are wanted. The buffers of a pass cost more where they are new: a sample's
-172 bytes are pages that the system has to find and clear, 0.1 us to 0.4 us where it is a virtual machine. So
-the buffers hold a third of a long log, however much memory there is, and all passes use the same.
-
-Record batches of shards from the rows of one file, as `shuffle` collected them.
+A pass costs 0.02 us of CPU for each sample of the log: its key is hashed again, and the cache lines of wanted
+samples are read. New buffers cost more: the system has to find and clear the pages of a sample's 172 bytes,
+0.1 us to 0.4 us on a virtual machine. So the buffers hold a third of a long log, however much memory there
+is, and all passes reuse them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The checks that `preprocess` begins with: is there enough disk, and does every stage keep the memory cap?
+"""Check at the start of `preprocess` that the disk is large enough and every stage keeps the memory cap.
 
-A stage that is refused in the middle of a run names the memory that would do for itself alone: who follows
-its hint may meet the refusal of the next one. So all of them are asked first.
-
-Refuses what a stage would refuse, before a run removes a finished folder to write it again.
+A stage that refuses in the middle of a run names the memory that is enough for that stage alone, and a user
+who follows its hint may meet the refusal of the next one. So all stages are checked first, and before a run
+removes a finished folder to write it again.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
-"""Scattering samples to output files: the first half of `pack`.
+"""Scatter samples to output files: the first half of `pack`.
 
-Parts are read in any order and by any thread. Each reserves the rows it needs of every file and fills them;
-which of a file's rows a sample gets does not matter, because files are put in the order of keys later.
+The parts of columns/, samples/ and plan/ are read in any order and by any thread. Each part reserves rows of
+every file and fills them. Which of a file's rows a sample gets does not matter, because files are sorted by
+key later. A row is int32 words; floats are stored by their bits.
 
-Which output file each sample goes to, found in passes over tags and hashed keys.
-
-The first pass counts keys by their top bits; the second collects only the keys of the bins where one
-file ends and the next begins, which gives the exact first key of every file. Memory is a few MiB; where
-bins and files are so many that their keys take more, the second pass is repeated for some files at a time.
-
-The inputs of `pack`: columns/, samples/ and plan/, part by part.
-
-Where the parts of a packed sample stand: a row of int32 words, floats by their bits.
+The output file of each sample follows from two passes over tags and hashed keys. The first counts keys by
+their top bits. The second collects only the keys of the bins where one file ends and the next begins, which
+gives the exact first key of every file. Memory is a few MiB; with so many bins and files that their keys take
+more, the second pass is repeated for some files at a time.
 """
 
 from __future__ import annotations

@@ -3,13 +3,12 @@
 The hot rows are a prefix of the order over all tables (by lookups per byte where rows differ in width), so
 they are one number per table. A sample is hot when all of its lookups hit hot rows.
 
+For comparison, FAE's hot rows come from a vocabulary by sampled counts, with what they lose against exact
+counts. The counter array, whose chunks the paper samples, is in the order of first appearance in the log, as
+FAE's preprocessing numbers categories. Frequent rows appear early and so are adjacent: a chunk has many of
+them or none, and the intervals cover the truth less often than they claim.
+
 Source: FAE (Adnan et al., PVLDB 15(1), section 4), with exact counts in place of its sampling.
-
-FAE's hot rows, from a vocabulary by sampled counts, and what they lose against exact counts.
-
-The counter array, of which the paper looks at chunks, is in the order of first appearance in the log, as
-FAE's preprocessing numbers categories. Often used rows appear early and so stand together: a chunk has many
-of them or none, and the intervals cover the truth less often than they say.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""Curves of a folder's counts: what the first rows of a table serve, the budgets to look at, and which tables
-take the plan's fast memory.
+"""Coverage of a folder: lookups served by the first rows, and what is hot under each budget.
 
-How much is hot under each budget of fast memory, in the order of the folder's ids and in others.
+Computes curves of each table's counts, the budgets to show, the tables that take the plan's fast memory, and
+the distinct rows of a batch, predicted from counts and measured in the log.
 
-Hot rows under orders that the folder's ids do not follow: by frequency, by peeling, by FAE's sample.
-
-Ids are ranks in one order; another is had without encoding again, as the level (the first budget that makes
-a row hot) of every row. Peeling holds the log's cold lookups in memory, so it is left out, and said to be,
-where the log is long or what it reads is gone.
-
-Different rows of a batch, predicted from counts and measured in the log.
+The hot lookups and samples under each budget are computed for the order of the folder's ids and for others:
+by frequency, by peeling and by FAE's sample. Another order needs no new encoding, only the level of every row
+(the first budget that makes it hot). Peeling holds the log's cold lookups in memory, so for a long log, or
+without the files it reads, it is left out and the report says so.
 """
 
 from __future__ import annotations

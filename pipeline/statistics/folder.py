@@ -1,11 +1,8 @@
-"""A preprocessed folder opened to be looked into: its manifests, and what several series read of it.
+"""An opened preprocessed folder: its manifests, and what several series of statistics read of it.
 
-The origin of a folder's figures: logs, schema, settings and fingerprints, from its manifests alone.
-
-Whether counts, ids or the hot set saw evaluation data, as far as the manifests of a folder tell.
-
-Raw logs are known by their checksum, so a log that was given twice, or that a model's training part held
-before its ids were adopted, is found whatever its name.
+Its manifests alone give the origin of the figures (logs, schema, settings and fingerprints), and whether
+counts, ids or the hot set saw evaluation data. Raw logs are recognized by their checksum. So a log that was
+given twice, or that was in the training part of the model whose ids were adopted, is found under any name.
 """
 
 from __future__ import annotations

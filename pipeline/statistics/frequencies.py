@@ -1,11 +1,9 @@
 """Access frequencies of a preprocessed folder, as plain data for tables, JSON and reports.
 
-A series is one function of the opened folder that returns plain data: lists of flat dictionaries, so that any
-of them is a table. `SERIES` names them all; a view asks for those it shows.
-
-The most looked-up categories of every table by name, with the label rate of their samples.
-
-One pass over samples/ and the labels of columns/; memory is two bytes per row.
+A series is one function of the opened folder that returns lists of flat dictionaries, so any of them is a
+table. `SERIES` names them all; a view requests those it shows. The series of the most looked-up categories
+adds the label rate of their samples, in one pass over samples/ and the labels of columns/ and two bytes per
+row.
 """
 
 from __future__ import annotations

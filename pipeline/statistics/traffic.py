@@ -1,14 +1,11 @@
-"""Miss-ratio curves: rows that each policy would load again over a trace of the training order, by slots.
+"""Rows that move in training: loads by each policy over slots, and rows that cross between ranks.
 
-Rows that would cross between ranks in training: expected from counts, and counted in a trace.
+Both are simulated on a trace of the shuffled training order, drawn from the whole log. That order is of a
+hash of (seed, sample number), so its first samples are those with the lowest keys: one pass over samples/
+finds them, and no shards are needed. Memory grows with the trace.
 
-The batch is that of the shards, divided among the ranks. Rows are counted along the shuffled order of
-training, in its first samples as far as a trace holds them; what is expected is of the same samples.
-
-A trace of the shuffled training order, drawn from the whole log: the input of simulations of training.
-
-The shuffled order is that of a hash of (seed, sample number), so its first samples are those with the lowest
-keys: one pass over samples/ finds them, and no shards are needed. Memory grows with the trace.
+Rows between ranks are counted in the trace, and expected from counts for the same samples. The batch is that
+of the shards, divided among the ranks.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""The kernel of every planner of staging slots: which rows are loaded and which evicted, step by step.
+"""The kernel of every planner of staging slots: rows to load and rows to evict, step by step.
 
-A step costs O(its distinct rows) and a victim O(log num_slots). Memory: 4 bytes per row (8 where next uses
-are found here), 108 per slot, and 12 per row of a batch known ahead. See `victims` for what is evicted, and
-`kernel` for what moves.
-
-The rows that one item of transfers moves: those that its steps miss, and those that make room for them.
+One item of transfers moves the rows that its steps miss, and those that make room for them; `policies`
+chooses the latter. A step costs O(its distinct rows) and an eviction O(log num_slots). Memory: 4 bytes per
+row (8 where next uses are found here), 108 per slot, and 12 per row of a batch known ahead.
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
-"""Planners of one staging area: batches in, step plans out, for every policy by the same rule.
+"""Planners of one staging area: batches in, step plans out, by one rule for every policy.
 
 The rule of transfers: item t waits for compute(t - P - 1), P being the prefetch depth, and evicts among the
-rows unused in steps t - P to t. Where too few of them may be evicted, it waits for a later step, t - 1 at
-most; such steps are marked as shortened. So no plan reads a row before its last update is written back, and
-at P = 0 `lookahead` is Belady's algorithm. Policies: see `policies`; `cache` policies after Fang et
-al., arXiv 2208.05321, as released, with state of rows, dirty rows and transfers handled here.
+rows unused in steps t - P to t. If too few of them may be evicted, it waits for a later step, t - 1 at most;
+such steps are marked as shortened. So no plan reads a row before its last update is written back, and at P =
+0 `lookahead` is Belady's algorithm. Policies: see `policies`; `cache` policies after Fang et al., arXiv
+2208.05321, as released, with state of rows, dirty rows and transfers handled here. In a run the staging area
+begins empty, and is emptied at the end of each epoch.
 
-The staging area of a run: made empty, emptied at the end of each epoch.
-
-Slots of a staging area and how far transfers run ahead, chosen together.
-
-A transfer that runs P batches ahead may evict none of the rows of P + 1 batches, so with few slots it has to
-wait after all (it is shortened), and evicts rows that are needed soon. Measured on one epoch, against Belady
-with as many slots and nothing ahead (110,000 samples of Criteo Kaggle in batches of 512; slots in multiples
-of the cold rows of the largest batch, at P = 1 and P = 2):
+Slots and depth are chosen together. A transfer that runs P batches ahead may evict none of the rows of P + 1
+batches. With few slots it is therefore shortened, and evicts rows that are needed soon. Measured on one
+epoch, against Belady with as many slots and nothing ahead (110,000 samples of Criteo Kaggle in batches of
+512; slots in multiples of the cold rows of the largest batch, at P = 1 and P = 2):
 
     slots       2x     2.5x    3x     4x     6x     8x
     P = 1     1.25     1.16  1.12   1.08   1.04   1.02    times the bytes
@@ -26,11 +23,10 @@ The default is both more slots and less depth. On the real sample, slots for as 
 hot rows moved 39 MB at P = 2, all of it late, and 32 MB at P = 0, none of it hidden; four batches' rows (958
 KiB) move 21 MB at P = 1, on time.
 
-Miss ratios of the policies over sizes of the fast tier, from the step plans they would run.
-
-Rows are numbered by first appearance in the trace that is simulated, so memory follows the trace and not the
-tables. The most important rows that the trace does not use get numbers too: a policy that fills its slots
-with them before it starts pays for it.
+Miss ratios of the policies over sizes of the fast tier come from the step plans of a simulated trace. Its
+rows are numbered by first appearance, so memory follows the trace and not the tables. The most important rows
+that the trace does not use get numbers, too, because a policy that fills its slots with them in advance pays
+for it.
 """
 
 from __future__ import annotations

@@ -1,33 +1,26 @@
 """The stream of rows that a planner reads and the step plans it returns, as flat arrays for many steps.
 
-A planner manages one staging area: ``num_slots`` slots for rows of one width. Rows are named by keys, whole
-numbers in [0, num_rows) that the caller gives to the rows of the slow tier. Step t is preceded by transfer
-item t: write rows back, then fetch rows into slots. The executor of plans keeps to three rules, and may
-otherwise run items and computations at the same time:
+A planner manages one staging area: ``num_slots`` slots for rows of one width. Rows are named by keys,
+integers in [0, num_rows) that the caller gives to the rows of the slow tier. Step t is preceded by transfer
+item t: write rows back, then load rows into slots. The executor of plans keeps to three rules, and may
+otherwise run items and computations in parallel:
 
 1. items run in order, and item t starts once compute(``after[t]``) is done;
 2. compute(t) starts once item t is done;
-3. items overlap only so far that the fetches of item t start once all items up to ``waits_for[t]`` are done,
+3. items overlap only so far that the loads of item t start once all items up to ``waits_for[t]`` are done,
    and the write-backs of item t itself.
 
 Steps are numbered from 0 in each epoch, and each epoch begins and ends with an empty staging area.
 
-Distinct cold rows of batches, the input of a planner of staging slots, from the ids of shards.
+The stream has the distinct cold rows of each batch, from the ids of shards. Ids are ranks, so a cold row's
+key is its id less the table's hot rows plus a base. One pass finds them with a hash table of one batch's
+distinct rows. Exact next uses of rows are found from the end of the stream to its start.
 
-Ids are ranks, so a cold row's key is its id less the table's hot rows plus a base. One pass with a hash table
-that only ever holds one batch's distinct rows.
-
-The next fetch of every row that is written back, over all epochs of a run, found from the run's end.
-
-A row that leaves memory is needed again by one fetch, and step plans say by which. Fetches of the run are
-numbered from 0 in the order they are made, without the first uses, whose rows are initialized and not
-fetched. So the number of the next fetch is where a row has to be: consecutive numbers form a group of
-batches, and the rows of a group are read together.
-
-Rows may be many more than memory has room for: the pass can be made for a range of them at a time, 8 bytes a
-row of the range.
-
-Exact next uses of rows in a stream of batches, found from its end to its start.
+The next load of every row that is written back, over all epochs of a run, is found from the run's end. Loads
+are numbered from 0 in order, without first uses, whose rows are initialized and not loaded. So the number of
+the next load says where a row has to be: consecutive numbers form a group of batches, and the rows of a group
+are read together. The pass can be made for a range of rows at a time, 8 bytes per row of the range, because
+there may be more rows than memory has room for.
 """
 
 from __future__ import annotations

@@ -1,21 +1,19 @@
 """The order of rows that keeps most samples fully hot: peeling.
 
-Start with all rows, and drop again and again the row with the fewest samples per byte that are still fully
-hot; with it go those samples, and other rows lose them. The reverse of the dropping order nests the hot sets
-of all budgets. Linear in lookups: a bucket queue of rows by samples, whose rows may fall below the level
-it is at (clipping them there, as code for k-cores does, loses points).
+Start with all rows, and repeatedly drop the row with the fewest samples per byte that are still fully hot.
+Those samples are then lost to other rows, too. The reverse of the dropping order nests the hot sets of all
+budgets. It is linear in lookups by a bucket queue of rows by samples, whose rows may fall below the current
+level (clipping them there, as code for k-cores does, loses points).
 
-Most rows of a log have one sample. Where all rows have one width these lone rows are dropped in a pass of
-their own, which follows the list of their samples: neither their worth nor their lists are read, and what is
-left of the worths fits in the caches. Every step of a row towards its end takes 4 bytes per lookup.
+There is a queue for each width and worth. A row joins a queue when it reaches that worth, and its entry
+stays, stale, when it leaves: no neighbor has to be found, and rows still come out in order. A row's worth
+only falls, so every queue has its place from the start.
+
+Most rows of a log have one sample. If all rows have one width, a separate pass drops these lone rows,
+following the list of their samples. It reads neither their worth nor their lists, and the remaining worths
+fit in the caches. Every step of a row towards its end takes 4 bytes per lookup.
 
 Source: greedy peeling for densest sub-hypergraphs; Charikar, APPROX 2000, with the weights of a knapsack.
-
-Queues of rows by width and worth, from which `peeling` takes the row that is worth least.
-
-A row joins a queue when it comes to that worth, and its entry stays, stale, when it leaves: no neighbor has
-to be found, and rows still come out in their order. A row only ever falls, so every queue has its place from
-the start.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""Counts to ids: the order of importance within a table and over all tables.
+"""Rank rows by counts, within a table and over all tables, and find the hot rows of byte budgets.
 
-Rows of one count stand together, and the distinct counts of a table grow like the root of its lookups: a
-few thousand runs of equal counts say everything but which category has which row, and that is one more
+Rows of one count are adjacent, and the distinct counts of a table grow like the root of its lookups. So a few
+thousand runs of equal counts describe everything except which category has which row, which takes one more
 pass over the categories.
 
-The rows that are hot under a byte budget, and the samples that are fully hot.
-
-Hot rows and fully hot samples under each of many budgets, in one pass over the lookups.
-
-The hot sets of rising budgets are nested, so a row has a level: the first budget that makes it hot. A
-sample's level is the highest of its rows'. One byte per row serves any order, prefixes of ids or not.
+Hot rows and fully hot samples under many budgets take one pass over the lookups. The hot sets of rising
+budgets are nested, so a row has a level: the first budget that makes it hot. A sample's level is the highest
+of its rows'. One byte per row serves any order, prefixes of ids or not.
 """
 
 from __future__ import annotations

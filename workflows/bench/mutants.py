@@ -1,11 +1,11 @@
-"""The share of small faults that the tests find: ``python -m hotset.workflows.bench.mutants``.
+"""Measure the share of small faults that the tests find: ``python -m hotset.workflows.bench.mutants``.
 
-Faults are drawn by a seed over the modules of stats, pipeline and train: a comparison that is another one, a
-constant that is another one, or a statement that is left out. Each is made in a copy of the checkout, where
-first the test files of its module run and then, if these pass, those of `WIDER_TESTS`. A fault that no test
-finds survives. Kernels of GPUs are left out, because most machines run none of them.
+Faults are drawn by a seed over the modules of stats, pipeline and train: a changed comparison, a changed
+constant, or a removed statement. Each is made in a copy of the checkout, where first the test files of its
+module run and then, if these pass, those of `WIDER_TESTS`. A fault that no test finds survives. Kernels of
+GPUs are left out, because most machines run none of them.
 
-A longer run begins with the faults of a shorter one. The same command goes on where it was stopped.
+A longer run begins with the faults of a shorter one. The same command continues where it was stopped.
 """
 
 from __future__ import annotations

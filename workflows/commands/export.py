@@ -1,7 +1,4 @@
-"""``hotset export``: a run as files that serve it without hotset.
-
-How many rows of each table changed from one run to another, for programs and as a table.
-"""
+"""``hotset export``: write a run as files that serve it without hotset, or compare two runs by rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``hotset preprocess`` and its stages one by one.
-
-``hotset preprocess --dry-run`` as a table that people read.
-"""
+"""``hotset preprocess``, its stages one by one, and ``--dry-run`` as a table."""
 
 from __future__ import annotations
 

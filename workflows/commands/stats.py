@@ -1,7 +1,4 @@
-"""``hotset stats``: the frequency statistics of a preprocessed folder, or the rows of one of its tables.
-
-The frequency statistics as tables people read.
-"""
+"""``hotset stats``: tables of a preprocessed folder's frequency statistics, or the rows of one table."""
 
 from __future__ import annotations
 

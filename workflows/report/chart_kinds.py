@@ -1,8 +1,8 @@
-"""Charts of how rows are accessed: coverage by rank, distinct rows per batch, hot rows that age.
+"""The charts of the report: how rows are accessed, what fast memory saves, and bars by name.
 
-Charts over fast memory: fully hot samples, refetched rows by policy, predicted speed by placement.
-
-Charts with a row for each name: bars with their value, and the range of each dense feature.
+Access: coverage by rank, distinct rows per batch, aging of hot rows. Fast memory: fully hot samples,
+refetched rows by policy, predicted speed by placement. Bars: a value per name, and the range of each dense
+feature.
 """
 
 from __future__ import annotations

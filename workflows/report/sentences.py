@@ -1,6 +1,6 @@
-"""The report's advice in sentences, each computed from the statistics.
+"""The report's advice in sentences computed from the statistics, and commands to paste.
 
-Commands to paste: the one that a folder was written with, and those that write it with other settings.
+The commands are the one that wrote a folder, and those that write it with other settings.
 """
 
 from __future__ import annotations

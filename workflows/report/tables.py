@@ -1,9 +1,4 @@
-"""The series of the statistics as tables of text, for the report and the terminal: one function each.
-
-The series of the statistics as Polars frames, one for each table of figures.
-
-Tables of a log's labels, values and categories, of the tables that are hot, and of runs by default.
-"""
+"""The series of the statistics as tables of text and as Polars frames, one function each."""
 
 from __future__ import annotations
 
