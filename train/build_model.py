@@ -1,4 +1,4 @@
-"""Builds a dense model and its step: a preset, or a module of the user.
+"""Builds a dense model and its step, from presets or user code.
 
 A user's module is any ``torch.nn.Module`` with ``forward(dense, embeddings)``: dense features (B, K) float32
 and a dictionary from the name of each table to its embeddings (B, D) float32, in the order of the tables; it

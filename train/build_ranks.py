@@ -1,4 +1,4 @@
-"""Builds the tiers of the rows that a rank owns, and the exchange between ranks.
+"""Builds the tiers of a rank's rows, and the exchange between ranks.
 
 ``--exchange auto`` measures the link and the codecs before the first step, and uses a codec if it saves time.
 It tries only mild ones, since nobody looks at the scores here: bfloat16 and int8 for rows and their

@@ -1,4 +1,4 @@
-"""The device API: everything that training steps may ask of a device, and its implementation on a GPU.
+"""The device API of training steps, and its implementation on a GPU.
 
 A device has three streams. Work in one stream runs in the order in which it was queued; between streams only
 events decide. `CudaDevice` is a GPU; its compute stream is the one that is current when the device is opened,

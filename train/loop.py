@@ -1,4 +1,4 @@
-"""The training loop and what it holds. The loop shows every step by name; the rest is assembly."""
+"""The training loop, which shows every step by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures a run: seconds and bytes by kind of work, and the scores of an evaluation.
+"""Measures a run: seconds and bytes by kind of work, and scores.
 
 On the GPU the host runs ahead, so seconds are measured between events in the stream and read long after they
 have passed; the device never stops for them. Scores are computed by group of samples, batch by batch. AUC

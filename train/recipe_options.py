@@ -1,4 +1,4 @@
-"""Options of how a run optimizes and how long, and of intervals in steps or seconds.
+"""Options of optimization and run length, and of recurring intervals.
 
 They are a part of the run's config. Imports nothing heavy.
 """

@@ -1,4 +1,4 @@
-"""The interface that takes training steps: the loop passes a batch with its plans and gets the loss."""
+"""The interface that takes training steps and returns the loss."""
 
 from __future__ import annotations
 

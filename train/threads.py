@@ -1,4 +1,4 @@
-"""Threads of a run: for pieces of a step, for items made ahead, and for batches read ahead.
+"""Threads for pieces of a step, and for work done ahead.
 
 Pieces of a step run on a fixed number of threads, one of which is the caller's. Whichever thread is free
 takes the next piece, and nothing may depend on which that is. A helper that has not begun when the caller

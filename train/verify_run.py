@@ -5,10 +5,9 @@ evaluated sample is hot or mixed, so an average over all samples is that of both
 breaks this, whatever the checksums are.
 
 Where the shards are still there, `verify_run` recomputes what they determine. The order of the batches
-follows
-from the seed, and the scores from the weights, so edited weights show in the scores. Rows that no evaluated
-sample looks up, optimizer states, logged losses and settings that only scale a step cannot be checked without
-training again.
+follows from the seed, and the scores from the weights, so edited weights show in the scores. Rows that no
+evaluated sample looks up, optimizer states, logged losses and settings that only scale a step cannot be
+checked without training again.
 """
 
 from __future__ import annotations
@@ -540,7 +539,7 @@ def _check_results(run: Path, config: RunConfig, settings: TrainConfig | None) -
     summary = parse_object((run / SUMMARY).read_bytes(), str(run / SUMMARY))
     check_against_log(run, summary, log)
     num_steps = log.step
-    with suppress(HotsetError):  # told by the check of the order
+    with suppress(HotsetError):  # the check of the order reports it
         num_steps = read_batch_order(run / BATCH_ORDER).size
     if log.step not in (0, num_steps):
         raise HotsetError(f"{path} is damaged: it ends at step {log.step}, {BATCH_ORDER} has {num_steps}")

@@ -1,1 +1,1 @@
-"""Checkpoints of a training run: what they hold, their files, and how they are written during training."""
+"""Checkpoints of a training run: contents, files, and how they are written."""

@@ -1,4 +1,4 @@
-"""Safetensors files of a checkpoint: written and hashed in one pass, read with every shape checked.
+"""Safetensors files of a checkpoint, hashed on writing and checked on reading.
 
 The safetensors library joins all tensors to one string before it writes them; here they are written one after
 the other, during training, so that only the copy of the changed rows takes memory.

@@ -1,4 +1,4 @@
-"""Copies the rows of a checkpoint between steps and writes them in a thread during training.
+"""Copies the rows of a checkpoint between steps and writes them asynchronously.
 
 A checkpoint has the rows as they are after one step. At that step only rows in staging slots are copied,
 since their slots change owners; all others are pending. They are copied part by part between later steps, and

@@ -1,4 +1,4 @@
-"""Batches and their lookups as arrays of the host, cut into micro-batches and joined again.
+"""Batches, their lookups and their micro-batches, as arrays of the host.
 
 Shapes: B samples, F features of a model or of one table group, K dense features, N lookups, P = B * F bags. A
 bag is the lookups of one feature in one sample; features with one lookup per sample need no list of bags.

@@ -73,9 +73,8 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
                 multiple are left out of the epoch.
             keyed_jagged: give ids as a KeyedJaggedTensor.
             multi_hot: ids per sample that each feature gets, in the order of the tables: the one in the log
-                and those that MLPerf's benchmark draws for it; `multi_hot_draws.MLPERF_SIZES` are the 26 of
-                that
-                benchmark. By default features are as the log has them.
+                and those that MLPerf's benchmark draws for it; `multi_hot_draws.MLPERF_SIZES` are the 26
+                sizes of that benchmark. By default features are as the log has them.
 
         Raises:
             ConfigError: an unknown split, a rank that is not below ``world_size``, a feature whose name is

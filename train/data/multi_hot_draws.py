@@ -1,4 +1,4 @@
-"""Synthetic lists of ids from one-hot ids and a seed, as MLPerf's DLRM benchmark stores them.
+"""Synthetic multi-hot ids from one-hot ids, as MLPerf's DLRM benchmark draws them.
 
 Each row of a table has a list that begins with itself; the other ids are drawn uniformly from the table, once
 for all samples. MLPerf writes the lists of all samples to disk, 3.8 TB for the Terabyte log. Here only the

@@ -1,4 +1,4 @@
-"""A shard folder as tables and as batches by number, with the log it was made from.
+"""A shard folder as tables and batches, with its log's schema.
 
 A hot set is a prefix of the order over all tables, so shards whose batches were not grouped by it (order
 `original`) can be trained with any other budget of hot rows: `with_hot_bytes`.

@@ -1,4 +1,4 @@
-"""Forward and backward pass of DCN V2 on one tile of a batch, without a graph.
+"""The passes of DCN V2 on one tile, without a graph.
 
 T samples of a tile, K dense features, F tables of dimension d, N numbers of a sample that are crossed, P the
 same with padding, R rank, H outputs of the deep network. What is computed between the products of matrices is

@@ -1,4 +1,4 @@
-"""Tiles of a batch, the gradients of the dense weights, their sums, and the layout of the weights.
+"""Tiles of a batch, sums of dense gradients, and the weights' layout.
 
 Tile t of n has the samples i with ``floor(i * n / num_samples) == t``, and n is a power of two that follows
 from the number of samples alone. Sums of tiles are added in adjacent pairs, then sums of pairs, and so on: a

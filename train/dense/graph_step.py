@@ -1,4 +1,4 @@
-"""The step of any model by torch's autograd graph: on a whole batch, or on tiles of it.
+"""The step of any model by torch's autograd, whole or in tiles.
 
 Torch promises the same bits for the same work in the same number of threads. So each thread runs torch's
 operators single-threaded: results depend on the batch and the weights alone, as those of the tiled step of

@@ -1,4 +1,4 @@
-"""The interaction of DLRM on a tile of samples: dot products of all pairs of vectors, and their gradients.
+"""DLRM's interaction on a tile: dot products of vectors, and their gradients.
 
 A pass reads the vectors of a sample and writes its pairs, or the other way round, without an intermediate of
 the size of the tile. (Products of matrices, one for each sample, leave all dot products of the tile in

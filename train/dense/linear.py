@@ -1,4 +1,4 @@
-"""Products of matrices by torch or, where that was measured to be faster, by oneDNN.
+"""Multiplies matrices by torch, or by oneDNN where measured to be faster.
 
 Torch multiplies float32 with MKL, whose kernels for AVX-512 run on Intel's processors alone; on AMD's it
 uses AVX2. oneDNN, which is a part of torch, uses AVX-512 on both. `_linear_pointwise` is the one operator

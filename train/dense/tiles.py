@@ -1,4 +1,4 @@
-"""Forward and backward pass of an MLP, and of the dense part of DLRM, on a tile of samples, without a graph.
+"""The passes of an MLP and of DLRM on one tile.
 
 One object holds the activations of one tile and is used by one thread at a time. Layers are products into
 memory that is kept, with fused kernels in between. In bfloat16 inputs, weights and gradients are rounded

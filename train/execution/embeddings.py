@@ -1,4 +1,4 @@
-"""All embedding tables of a model: an executor and a placement for each table group.
+"""All tables of a model, with an executor per table group.
 
 Most models have one embedding_dim. Tables of another dim form a table group with separate tensors and plans;
 the model joins their embeddings (`model.Projections`).
@@ -8,7 +8,7 @@ The path of a transfer:
     2. `send` queues them as one item of the transfer thread, which calls `_run_transfers` in time.
     3. `_run_transfers` lets the executor of each group move its rows.
     4. The loop calls `wait_for_rows` before the lookups of the batch, which waits for that item, and `update`
-    at the end, which marks the batch as computed and so frees the items that wait for it.
+       at the end, which marks the batch as computed and so frees the items that wait for it.
 
 Evaluation batches whose cold rows are in a spill file are read in groups.
 """

@@ -1,4 +1,4 @@
-"""Runs step plans on the rows of one table group: moves rows, looks them up, updates them.
+"""Runs step plans on one table group: moves, looks up, updates rows.
 
 One executor serves every placement; what differs is the plan. ``transfer`` loads rows, ``look_up`` comes
 before the forward pass, ``update`` after the backward pass. A transfer touches only staging slots and the

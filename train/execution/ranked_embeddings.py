@@ -1,4 +1,4 @@
-"""The embeddings of a rank: rows it owns, rows it looks up at other ranks, and their gradients.
+"""The embeddings of one rank: rows it owns, rows of other ranks.
 
 The tiers, the placement and the planner of a rank see one lookup of each row that the rank owns and that any
 rank uses: the rows are gathered, their vectors read, and updated by gradients that are summed already, as in

@@ -1,4 +1,4 @@
-"""Parts of all rows, named by table and id, which checkpoints put back into the tiers.
+"""Parts of all rows by table and id, restored from checkpoints.
 
 A part does not say where its rows lived, so that it can be restored under another placement, budget or number
 of processes. `checkpoints.writer` takes rows out of the tiers. Shapes: N rows of one table group in a part, D

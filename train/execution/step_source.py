@@ -1,4 +1,4 @@
-"""Makes the steps of a run ahead of the loop: reads batches, plans them, queues their transfers.
+"""Reads and plans batches and queues their transfers, ahead of the loop.
 
 A thread does this while earlier batches are computed. Staging placements are planned as batches become known,
 within the window of `stats.lookahead.window`; where rows spill to disk, the whole run is planned first, and

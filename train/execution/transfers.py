@@ -1,4 +1,4 @@
-"""Runs transfers ahead of the batches they serve: in a thread of the host, or on a device.
+"""Runs transfers ahead of the batches they serve, on host or device.
 
 The rule: items run in order; an item starts once the batch it names as ``after`` is computed; a batch is
 computed once its item is done. The planner makes sure that this is enough; this module only keeps the rule.

@@ -1,4 +1,4 @@
-"""Triton kernels that decode the lists of a batch, and gather, move and initialize rows.
+"""Triton kernels that decode batches and gather, move and initialize rows.
 
 Their docstrings are in `twins`. Either tier may be pinned memory of the host, which programs on the GPU read
 and write like device memory. A fixed number of programs does all moves, so that a transfer leaves most of the

@@ -1,4 +1,4 @@
-"""The kernels of a training step, queued on a device, and the memory they work on.
+"""The kernels of a step, queued on a device, and their memory.
 
 Rows are on the device or are sent from the host. Work with fixed memory is recorded once for each place and
 replayed: one call of the host instead of forty. Shapes as in `packed_batch`.

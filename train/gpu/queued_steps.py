@@ -1,6 +1,6 @@
-"""Training steps queued on a device: the host packs, sends and queues, and waits for nothing.
+"""Training steps that the host queues on a device without waiting.
 
-A step, in the order of its work:
+The host packs batches, sends them and queues the work. A step, in the order of its work:
     1. its batch is copied to the device from a slot of pinned memory that another thread has filled;
     2. in the stream of moves rows are written back, fetched and initialized, by lists that came with it;
     3. compute decodes where each row is, gathers the rows, runs the dense layers forward and backward, sums

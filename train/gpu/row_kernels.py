@@ -1,4 +1,4 @@
-"""Triton kernels that sum gradients by row and update these rows or store the sums.
+"""Triton kernels that sum gradients by row and update the rows.
 
 Their docstrings are in `twins`. Rows with few lookups are summed in one program each: their gradients one
 after the other, within blocks of samples and over the blocks. Those of rows with a long list are summed in a

@@ -1,4 +1,4 @@
-"""A simulated device on the host whose work runs late, in any order that its streams and events allow.
+"""A simulated device on the host that runs work late and reordered.
 
 Each stream is a queue. Now and then, and when the host waits, the device takes the next piece of work of one
 stream, chosen by a seeded generator; one stream at a time is slow, so that the others run far ahead of it.

@@ -1,4 +1,4 @@
-"""Torch twins of the Triton kernels, for tests and for devices without Triton, and the choice between them.
+"""Torch twins of the Triton kernels, and the choice between them.
 
 The twins give the bits of the host's kernels on the CPU. They wait for the numbers of a batch, so a step with
 one of them cannot be recorded. `kernel_of` runs each kernel by Triton or by its twin: a kernel that is broken

@@ -1,4 +1,4 @@
-"""From the options of a run to the model they mean, widths written out. Imports nothing heavy."""
+"""Resolves the options of a run to a model with its widths."""
 
 from __future__ import annotations
 

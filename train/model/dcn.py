@@ -1,4 +1,4 @@
-"""DCN V2 without its tables: a cross network over all embeddings and dense features, and a deep network.
+"""DCN V2 without its tables: cross network and deep network.
 
 Shapes: B samples, K dense features, N numbers of a sample (the widths of its embeddings and dense features
 together), R rank.

@@ -1,4 +1,4 @@
-"""The interface of a dense model to a step: logits from dense features and embeddings.
+"""The interface of a dense model: logits from dense features and embeddings.
 
 DLRM and DCN V2 implement it, and a user's module is wrapped to do so. A step runs the model forward and
 backward (`dense.dense_step`); nothing else of a run depends on which model it is.

@@ -1,9 +1,8 @@
-"""Dropout whose mask is a function of (seed, step, layer, sample, unit), on any device and in any thread.
+"""Dropout with the same mask on any device and in any thread.
 
-Torch draws its masks one after the other, so that they depend on which part of a batch is drawn first. Here
-each number is drawn by its place: a batch may be cut into tiles, micro-batches or ranks, a run may be
-interrupted,
-and every placement draws the same.
+The mask is a function of (seed, step, layer, sample, unit). Torch draws its masks one after the other, so
+that they depend on which part of a batch is drawn first. Here each number is drawn by its place: a batch may
+be cut into tiles, micro-batches or ranks, a run may be interrupted, and every placement draws the same.
 
 Source:
     Srivastava et al., Dropout: A Simple Way to Prevent Neural Networks from Overfitting, JMLR 15 (2014), with

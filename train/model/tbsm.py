@@ -1,4 +1,4 @@
-"""TBSM without its tables: a DLRM of each element of a history, and attention over them.
+"""TBSM without its tables: DLRM per element of a history, and attention.
 
 Shapes: B samples, K dense features, F tables, D embedding_dim, T elements of a history before the candidate,
 L = T + 1 with it, V width of the vector of an element.

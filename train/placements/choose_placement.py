@@ -1,4 +1,4 @@
-"""Builds the placement of each row width from the settings of a run, slots shared out by bytes."""
+"""Builds the placement of each table group, and shares out the slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FAE as published: hot-only batches wholly on the fast tier, mixed ones wholly on the slow one.
+"""FAE as published: hot-only batches on the fast tier, mixed on slow.
 
 Both tiers hold the hot rows; one copy at a time is current, and a switch between the kinds of batches copies
 all of them, changed or not, as the paper has it. Ids are ranks, so the hot rows of a table are a prefix of

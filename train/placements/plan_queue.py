@@ -1,8 +1,7 @@
 """The queue between a planner and the trainer: batches in, step plans out.
 
 Plans come out in the order of batches. A planner answers in chunks, each with the plans of some steps as flat
-arrays; the queue takes single step
-plans out of them, with slots counted on the whole fast tier.
+arrays; the queue takes single step plans out of them, with slots counted on the whole fast tier.
 
 A whole epoch of lookahead is planned in little memory: what grows with the epoch goes to nameless files. The
 distinct cold rows of the batches are appended to a file as they are read; their next uses are found from its

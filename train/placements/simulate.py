@@ -1,6 +1,6 @@
-"""Counts the bytes that a placement moves in an epoch, from its step plans alone.
+"""Counts the bytes that a placement moves in an epoch.
 
-The plans are those that a run makes, so the counts are exactly those of the run. No row is touched.
+The step plans are those that a run makes, so the counts are exactly those of the run. No row is touched.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Finds the rows of a table group that a rank uses, sends and receives.
 
 Every rank reads the lookups of the whole batch, so all ranks compute the same lists of rows
-(`stats.exchange`), and none has to request any. Before the step the owner of a row sends its vector
-to each rank that looks it up, once however often it is looked up there; at the first use of a row each of
-them computes the initial value instead. After the step each sends one gradient to the owner, the sum over its
+(`stats.exchange`), and none has to request any. Before the step the owner of a row sends its vector to each
+rank that looks it up, once however often it is looked up there; at the first use of a row each of them
+computes the initial value instead. After the step each sends one gradient to the owner, the sum over its
 micro-batches.
 
 The owner of a row holds its weights and optimizer state. The rows of a rank keep their order, so its part of

@@ -1,4 +1,4 @@
-"""Messages between ranks: rows of all table groups, sums of their gradients, and dense gradients.
+"""Sends rows, their gradients and dense gradients between ranks.
 
 The rows for a rank are one message, uncoded or in the codes of the step; the owner of a row adds its
 gradients over ranks.

@@ -1,9 +1,9 @@
-"""The ranks that share the work of a run: one process, or several over gloo.
+"""The ranks of a run: a single process, or several over gloo.
 
-Nothing is negotiated: each rank knows from the plan how many bytes it sends to every other and how many it
-receives, so torch sends no sizes. Calls are collective: all ranks make the same calls in the same order.
-Messages are in host memory. torchrun, or anything else that sets RANK, WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT, starts the processes.
+`Ranks` is their interface. Nothing is negotiated: each rank knows from the plan how many bytes it sends to
+every other and how many it receives, so torch sends no sizes. Calls are collective: all ranks make the same
+calls in the same order. Messages are in host memory. torchrun, or anything else that sets RANK, WORLD_SIZE,
+MASTER_ADDR and MASTER_PORT, starts the processes.
 
 The module also measures the speed of the link between ranks.
 """

@@ -1,1 +1,1 @@
-"""Saves a training run to checkpoints, and starts one from a checkpoint or from another run."""
+"""Saves a run to checkpoints, and starts one from saved state."""

@@ -1,4 +1,4 @@
-"""The weights of a run's best evaluation, kept in a file while it goes on training.
+"""The weights of a run's best evaluation, kept in a file.
 
     best-000001200.safetensors      dense layers and tables, as weights.safetensors has them
 

@@ -1,4 +1,4 @@
-"""Saves a run to checkpoints while it trains, and restores it in a newly built trainer.
+"""Saves a run to checkpoints, and restores it in a new trainer.
 
 A resumed run repeats the unbroken one bit for bit: a checkpoint has rows and their state, dense layers and
 their optimizers, the batches so far, losses that are not logged yet and what the scheduler of fae has seen.

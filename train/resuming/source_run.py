@@ -1,10 +1,9 @@
 """The run that another one starts from (``--init-from``), by the ids of new shards.
 
 A finished run has its weights and states in `weights.safetensors` and `states.safetensors`; one that is
-unfinished, or that
-stopped at a loss that is no number, in its last checkpoint. Rows whose category is no longer in the
-vocabulary are dropped, and those of new categories get the initial values of the new run. Everything that
-does not fit is refused before anything is allocated.
+unfinished, or that stopped at a loss that is no number, in its last checkpoint. Rows whose category is no
+longer in the vocabulary are dropped, and those of new categories get the initial values of the new run.
+Everything that does not fit is refused before anything is allocated.
 """
 
 from __future__ import annotations

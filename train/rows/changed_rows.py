@@ -1,9 +1,10 @@
-"""Rows of a table group that training has changed since they were last saved, one byte a row.
+"""Rows that training has changed since they were last saved.
 
-A checkpoint saves only these. A changed row is being saved from the moment a checkpoint begins until it is
-written, and pending until it is copied, which is before the next step changes it. If the checkpoint could not
-be written, the row counts as changed again. Whether a row was ever changed is remembered too: the others
-still have their initial values, which are a function of (seed, table, id) and need no room in a file.
+Each row of a table group takes one byte. A checkpoint saves only changed rows. A changed row is being saved
+from the moment a checkpoint begins until it is written, and pending until it is copied, which is before the
+next step changes it. If the checkpoint could not be written, the row counts as changed again. Whether a row
+was ever changed is remembered too: the others still have their initial values, which are a function of (seed,
+table, id) and need no room in a file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The fast and the slow tier of embedding rows: one tensor of weights and one of optimizer state each.
+"""The fast and the slow tier of embedding rows, and initial values.
 
-A tier holds a range of ids of every table, table after table, so the slot of a row it holds is a base plus
-the id; the slots after them stage rows of the other tier. Weights and state of a slot always move together.
-Each table group has separate tiers.
+A tier is one tensor of weights and one of optimizer state. It holds a range of ids of every table, table
+after table, so the slot of a row it holds is a base plus the id; the slots after them stage rows of the other
+tier. Weights and state of a slot always move together. Each table group has separate tiers.
 
 A slow tier larger than memory maps a nameless file, which is gone with the process: only checkpoints and the
 weights of the run outlive a kill. Its disk space is reserved at the start, since a mapped file that meets a

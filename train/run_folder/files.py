@@ -1,4 +1,4 @@
-"""The folder of a training run: its files, and whether a run may begin in it.
+"""The folder of a training run: its files, and who may write.
 
     config.json           settings, model and tables: all that `evaluate` needs except the weights
     metrics.jsonl         losses and evaluations in the order they were measured

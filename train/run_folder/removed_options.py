@@ -1,4 +1,4 @@
-"""Options of earlier versions, and which of their values an unfinished run may have had."""
+"""Options of earlier versions, with values that unfinished runs may have."""
 
 from __future__ import annotations
 

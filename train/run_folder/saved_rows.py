@@ -1,4 +1,4 @@
-"""The rows of a finished run whose tables do not fit in memory, read for some batches.
+"""The rows of a finished run that is larger than memory.
 
 The evaluation part is read as many batches at a time as the memory has room for their distinct rows. For each
 such group the file of weights is read once from its start to its end, a few megabytes at a time, without

@@ -1,9 +1,9 @@
-"""Weights as safetensors, written and read one tensor at a time: a model may be larger than memory.
+"""Weights as safetensors, written and read one tensor at a time.
 
-The safetensors library writes all of them in one call, and reads through a map of the file: one that another
-program cuts short kills the process, and a name that is not UTF-8 is refused. The format is 8 bytes of
-length, a JSON header and the tensors one after the other; here in the order of their names, so the bytes
-depend on names and values alone.
+A model may be larger than memory. The safetensors library writes all of them in one call, and reads through a
+map of the file: one that another program cuts short kills the process, and a name that is not UTF-8 is
+refused. The format is 8 bytes of length, a JSON header and the tensors one after the other; here in the order
+of their names, so the bytes depend on names and values alone.
 
 Source:
     https://github.com/huggingface/safetensors, README, section "Format".

@@ -1,4 +1,4 @@
-"""Predicts the lines of a raw log, or the rows of a table in memory, with a finished run.
+"""Predicts a raw log or a table in memory with a run.
 
 Threads parse and encode ahead while batches are scored in order, so memory holds some parts of the log
 whatever its length. Batches are cut from the encoded samples wherever the parts of the log end. At the batch

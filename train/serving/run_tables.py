@@ -1,4 +1,4 @@
-"""The tables of a run by category, the number types of exported rows, and the export's config.
+"""The tables of a run by category, row types, and export options.
 
 Categories are 64-bit numbers, compared as signed ones: integers as they are (unsigned ones above 2**63 as
 negative), 8 hex digits by their value, texts by xxh3-64. Exported rows are as trained, half as wide, or 8

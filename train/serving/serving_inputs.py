@@ -1,4 +1,4 @@
-"""Turns raw values of a log into the inputs of the model in this folder.
+"""Turns raw values of a log into inputs of this folder's model.
 
 Needs NumPy and xxhash, and nothing else. `hotset export` copies this file into every folder that it writes.
 """

@@ -1,1 +1,1 @@
-"""Cold rows that do not fit in memory: written for the group of batches that uses them next."""
+"""Cold rows on disk, written for the batches that use them next."""

@@ -1,4 +1,4 @@
-"""The plans of all epochs of a run with spilled rows: next fetches, sizes in memory, ranges of rows.
+"""Plans a run with spilled rows: next fetches, memory, ranges of rows.
 
 The step plans of all epochs say which fetch needs a row next after it is written back. Lists of rows are
 usually in mapped files, and the results are written to such files too; the system can reclaim their pages

@@ -1,4 +1,4 @@
-"""The slow tier of rows that do not fit in memory, which only a row store holds.
+"""The slow tier of rows that a row store keeps on disk.
 
 The store needs the plan of the whole run, so it is set once that is made, before the first step. Rows that no
 batch has used are stored nowhere: their initial values are a function of (seed, table, id).
