@@ -1,4 +1,4 @@
-"""Tables in memory are read as logs are (`parquet_parts`), and refused where a column is not that of the schema."""
+"""Tables in memory are read as logs are (`parquet_parts`); a column that is not of the schema is refused."""
 
 from __future__ import annotations
 

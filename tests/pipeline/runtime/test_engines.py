@@ -1,4 +1,4 @@
-"""Engines are chosen by name, and a cap counts the processes of a cluster (its tasks: `test_ray_engine`). Covers `remote_objects`, too."""
+"""Engines are chosen by name; a cap counts the processes of a cluster (`remote_objects`, `test_ray_engine`)."""
 
 from __future__ import annotations
 
