@@ -53,7 +53,7 @@ from .model.shapes import DcnShape, DlrmShape, dlrm_shape
 
 
 class PredictedStep(TypedDict):
-    """The prediction of one placement, see `stats.prediction.workload.Prediction`."""
+    """The prediction of one placement, see `stats.step_times.Prediction`."""
 
     placement: str
     hot_bytes: int
@@ -87,7 +87,7 @@ class ChosenOption(TypedDict):
 
 
 class DescribedWorkload(TypedDict):
-    """The log and the model that were predicted for, see `stats.prediction.workload.Workload`."""
+    """The log and the model that were predicted for, see `stats.step_times.Workload`."""
 
     num_rows: int
     num_train_samples: int
@@ -104,7 +104,7 @@ class DescribedWorkload(TypedDict):
 
 
 class DescribedMachine(TypedDict):
-    """The speeds that were predicted with, see `stats.prediction.workload.Machine`."""
+    """The speeds that were predicted with, see `stats.step_times.Machine`."""
 
     link_bytes_per_second: float
     host_bytes_per_second: float

@@ -348,7 +348,7 @@ def build_trainer(
         spill_folder: folder for rows beyond ``slow_bytes``; None: that of temporary files.
         model_source: makes the module of a user; None imports the class that ``config.model`` names.
         start: rows to start with, and the steps that are done; what else the run has is restored by
-            `resuming.saved_run`.
+            `resuming.resume`.
         tracks_changes: whether rows that steps change are marked, for checkpoints.
         ranks: share the batches and the rows; None: this process does it all.
         exchange: codecs of what crosses between them; None: it crosses as it is.

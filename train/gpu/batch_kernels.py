@@ -217,7 +217,7 @@ _TILE_FLOATS = 2048
 _MIX_ADD = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX_SECOND = tl.constexpr(0x94D049BB133111EB)
-"""The constants of `stats.hashing.mix64`."""
+"""The constants of `stats.id_tables.mix64`."""
 
 
 def move_rows(moves: RowMoves, source: RowTensors, target: RowTensors) -> None:
@@ -300,7 +300,7 @@ def _move_rows(
 
 @triton.jit
 def _mix(bits):
-    """`stats.hashing.mix64` on uint64."""
+    """`stats.id_tables.mix64` on uint64."""
     bits = bits + _MIX_ADD
     bits = (bits ^ (bits >> 30)) * _MIX_FIRST
     bits = (bits ^ (bits >> 27)) * _MIX_SECOND

@@ -173,7 +173,7 @@ class RecordedWork:
 
 
 Kernels = Mapping[str, Callable[..., None]]
-"""Kernels by name, see `gpu_kernels.kernel_table`."""
+"""Kernels by name, see `twins.kernel_of`."""
 
 
 class DevicePasses:

@@ -4,7 +4,7 @@ The host packs batches, sends them and queues the work. A step, in the order of 
     1. its batch is copied to the device from a slot of pinned memory that another thread has filled;
     2. in the stream of moves rows are written back, fetched and initialized, by lists that came with it;
     3. compute decodes where each row is, gathers the rows, runs the dense layers forward and backward, sums
-    the gradients of each row and updates it, and takes a step of the dense layers.
+       the gradients of each row and updates it, and takes a step of the dense layers.
 Events order the three: a copy waits for the step that last read its place on the device, moves wait for the
 copy and for the last step that used what they overwrite, compute waits for both. The second and the third are
 recorded once for each place and replayed.

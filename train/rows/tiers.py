@@ -135,7 +135,7 @@ def mapped_rows(num_rows: int, width: int, folder: Path) -> torch.Tensor:
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
 
-# The constants of `stats.hashing.mix64`.
+# The constants of `stats.id_tables.mix64`.
 _MIX_ADD = 0x9E3779B97F4A7C15
 _MIX_FIRST = 0xBF58476D1CE4E5B9
 _MIX_SECOND = 0x94D049BB133111EB
@@ -231,7 +231,7 @@ def initial_values_with_torch(
 
 
 def _mix(bits: torch.Tensor) -> torch.Tensor:
-    """``stats.hashing.mix64`` on int64, whose sums and products wrap as those of uint64 do."""
+    """``stats.id_tables.mix64`` on int64, whose sums and products wrap as those of uint64 do."""
     bits = bits + _signed(_MIX_ADD)
     bits = (bits ^ _shift(bits, 30)) * _signed(_MIX_FIRST)
     bits = (bits ^ _shift(bits, 27)) * _signed(_MIX_SECOND)
