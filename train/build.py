@@ -434,7 +434,7 @@ def _build_dense_layers(
     build_sums: BuildSums | None,
     model_source: ModelSource | None,
 ) -> tuple[DenseModel, DenseStep]:
-    """Build the model with its initial parameters, and what passes it forward and backward."""
+    """Build the model with its initial parameters, and its step."""
     chosen = choose_model(config, shards.embedding_dim)
     inputs = ModelInputs.of(shards)
     model = build_model(chosen, inputs, config.seed, model_source, shards.least_batch_samples)

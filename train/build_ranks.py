@@ -212,7 +212,7 @@ def _cost(trainer: Trainer, volumes: list[_Volume], name: str, *, is_back: bool)
 
 
 def _least_seconds(work: Callable[[], object]) -> float:
-    """Return the seconds of the quickest of a few trials, after one that compiles."""
+    """Return the seconds of the fastest of a few trials, after one that compiles."""
     work()
     found = []
     for _ in range(_TRIALS):

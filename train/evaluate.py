@@ -245,7 +245,7 @@ def _rows_in_memory(
     chosen = tables_by_width([table.embedding_dim for table in tables])
     placements = {dim: AllFast([tables[number] for number in numbers]) for dim, numbers in chosen.items()}
     embeddings = Embeddings(len(tables), build_widths(tables, placements, _NO_TRAINING, 0, tools))
-    # One table at a time: only the one at hand is in memory twice.
+    # One table at a time: only the current one is in memory twice.
     for number, table in enumerate(tables):
         embeddings.set_table(number, read_finite(run, weights, table.name))
     return embeddings

@@ -421,7 +421,7 @@ class Shards:
         Returns:
             Dictionaries of read-only arrays: ``label`` (B,) float32, ``dense`` (B, K) float32, and of each
             table its ids: (B,) int32, or for a multi-hot table a pair of offsets, (B + 1,) int32, and ids.
-            ``is_hot``, (B,) bool, tells of evaluation samples whether all of their rows are hot.
+            ``is_hot``, (B,) bool, says of evaluation samples whether all of their rows are hot.
 
         Raises:
             ConfigError: there is no such kind.

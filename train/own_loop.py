@@ -234,7 +234,7 @@ class Embeddings(nn.Module):
         Args:
             data: folder that `hotset.preprocess` wrote, or its ``shards/`` alone.
             placement: where rows live, as in `hotset.fit`.
-            device: of the fast tier, "cpu" or "cuda", on which embeddings are handed out; "late" simulates
+            device: of the fast tier, "cpu" or "cuda", on which embeddings are returned; "late" simulates
                 one on the host.
             decay: weight decay of rows, per use.
             settings: fields of `TrainConfig` that are about rows: ``hot_bytes``, ``staging_bytes`` (also as
@@ -279,7 +279,7 @@ class Embeddings(nn.Module):
         self._device = LoopDevice(verbs, threads.num_threads)
         self._rows = self._device.take_over(build_embeddings(shards, self._config, tools))
         self._current: _Current | None = None
-        """Batch that is trained on now, or that `read_ahead` has handed out."""
+        """Batch that is trained on now, or that `read_ahead` has yielded."""
         self._is_reading = False
         self._is_written_back = False
         """Whether the slow tier has the newest values of staged rows too."""
@@ -538,7 +538,7 @@ class _Current:
     step: PlannedStep
     dictionary: Mapping[str, Any]
     leaves: list[torch.Tensor] = field(default_factory=list)
-    """(B, F, d) embeddings of each row width, once they are looked up."""
+    """(B, F, d) embeddings of each table group, once they are looked up."""
     is_done: bool = False
     """Whether its rows are updated."""
 

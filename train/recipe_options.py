@@ -169,7 +169,7 @@ class RecipeOptions:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name} must be above 0, got {value}")
-        # Each option by itself is fine here; whether it has an effect is another question.
+        # Each option is valid here; whether it has an effect is checked elsewhere.
         self._refuse_unused()
 
     @property

@@ -320,7 +320,7 @@ def train(
         tensorboard: folder of a file that TensorBoard reads, with the lines of ``metrics.jsonl``; None: there
             is none.
         provenance: what made the run, as plain data for its summary; decides nothing.
-        rank_options: of a run on several ranks, where torchrun or the like started this process as one.
+        rank_options: of a run on several ranks, where torchrun or a similar launcher started the process.
         progress: called after every step with the samples so far, the mean loss of the last logged steps and
             the last AUC.
 

@@ -268,7 +268,7 @@ class TransferSummary:
     overlap: float
     """Share of the transfers' time that overlapped with compute."""
     shortened: int
-    """Transfers that waited for a later batch than the prefetch depth asks for."""
+    """Transfers that waited for a later batch than the prefetch depth requires."""
     split: int
     """Batches that ran in passes."""
     prefetch: int

@@ -71,7 +71,7 @@ class WorkThreads:
 
 
 def _leave_torchs_threads() -> None:
-    """Let the calling thread run torch's operators by itself from now on."""
+    """Let the calling thread run torch's operators single-threaded from now on."""
     # Asked first: torch gives a thread its number of threads at the first question, and would overwrite ours.
     torch.get_num_threads()
     torch.set_num_threads(1)
@@ -79,7 +79,7 @@ def _leave_torchs_threads() -> None:
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Let the calling thread run torch's operators by itself inside the block."""
+    """Let the calling thread run torch's operators single-threaded inside the block."""
     before = torch.get_num_threads()
     if before == 1:
         yield

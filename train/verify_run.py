@@ -140,7 +140,7 @@ def check_log(lines: Sequence[bytes | str], where: str, batch_size: int | None) 
 
 
 def check_summary(run: Path, summary: Mapping[str, Any], config: RunConfig, settings: TrainConfig) -> None:
-    """Check the summary of a run by itself, and against its settings.
+    """Check the summary of a run, alone and against its settings.
 
     Raises:
         HotsetError: it has a figure that no such run has.
@@ -520,7 +520,7 @@ def _faults_of_meaning(run: Path, manifest: Manifest) -> Iterator[str]:
     ]
     if settings is not None:
         checks.insert(0, partial(check_config, run, config, settings))
-    # Each check by itself, so that one damaged file does not hide another.
+    # Run each check separately, so that one damaged file does not hide another.
     for check in checks:
         try:
             check()
@@ -548,7 +548,7 @@ def _check_results(run: Path, config: RunConfig, settings: TrainConfig | None) -
 
 
 def _summary_of(run: Path) -> dict[str, Any]:
-    """The summary, empty where it is damaged, which another check tells."""
+    """Return the summary, empty where it is damaged, which another check reports."""
     try:
         return parse_object((run / SUMMARY).read_bytes(), str(run / SUMMARY))
     except HotsetError:

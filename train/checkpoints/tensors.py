@@ -125,7 +125,7 @@ def _refuse_nonsense(
     widths: list[tuple[int, int]],
 ) -> None:
     """Raise ValueError unless these are rows of one width, each once, that the tables have."""
-    # Each array by itself, before arrays are compared.
+    # Check each array alone before arrays are compared.
     count = tables_N.size
     if tables_N.shape != (count,) or ids_N.shape != (count,):
         raise ValueError(f"tables and ids have the shapes {tables_N.shape} and {ids_N.shape}")

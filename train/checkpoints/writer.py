@@ -120,7 +120,7 @@ class CheckpointWriter:
         self._waiting: deque[_Part | None] = deque()
         self._num_waiting_bytes = 0
         self._is_lost = False
-        """Whether the thread has given the present checkpoint up, so that parts are dropped."""
+        """Whether the thread has given up the current checkpoint, so that parts are dropped."""
         self._new: list[FileRecord] = []
         self._step = 0
         self._start = 0.0
@@ -150,7 +150,7 @@ class CheckpointWriter:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the present checkpoint was given up; parts are dropped."""
+        """Whether the current checkpoint was given up; parts are dropped."""
         return self._is_lost
 
     def put(self, part: RowsPart, release: Callable[[], None]) -> None:
@@ -186,7 +186,7 @@ class CheckpointWriter:
         return written
 
     def close(self) -> None:
-        """Let the present checkpoint end, and stop the thread."""
+        """Let the current checkpoint end, and stop the thread."""
         with self._state:
             if self._parts is not None and self._end is None:
                 # Training ended by an error while parts were put: they make no checkpoint.
@@ -324,7 +324,7 @@ class RowsCopy:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether rows of the present checkpoint may still be pending."""
+        """Whether rows of the current checkpoint may still be pending."""
         return bool(self._left)
 
     def begin(self) -> None:
@@ -348,7 +348,7 @@ class RowsCopy:
                 width.add_pending(changed_of(width.width).take_pending_of(part.lookups))
 
     def give_up(self) -> None:
-        """Copy nothing more for the present checkpoint."""
+        """Copy nothing more for the current checkpoint."""
         self._left.clear()
         for width in self._widths:
             width.forget()
@@ -512,7 +512,7 @@ def _copy_found(
         if tier.device.type == "cpu":
             copy_found_rows(rows.numpy(), slots_N, target)
             continue
-        # On a device the rows that are there are gathered first, so that one copy brings them all.
+        # On a device its rows are gathered first, so that one copy takes them all.
         is_here_N = slots_N >= 0
         here = torch.from_numpy(slots_N[is_here_N]).to(tier.device)
         target[is_here_N] = rows.index_select(0, here).cpu().numpy()

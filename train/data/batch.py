@@ -124,7 +124,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class BatchIds:
-    """The lookups of a batch in the tables of one row width, in sample order, then feature order."""
+    """The lookups of a batch in the tables of one table group, in sample order, then feature order."""
 
     ids_N: NDArray[np.int32]
     bags_N: NDArray[np.int64] | None

@@ -97,7 +97,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         self._epoch = 0
         self._first = 0
         self._position = 0
-        """Batches of the epoch that this process or worker has handed out."""
+        """Batches of the epoch that this process or worker has returned."""
         self._start = 0
         """Batches that the next iteration leaves out, because a state was loaded."""
         self._opened: tuple[int, Shards] | None = None
@@ -117,7 +117,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         return len(self._numbers())
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
-        """Choose the epoch, 0 or more, that is iterated next, and how many of its batches to leave out.
+        """Choose the epoch, 0 or more, to iterate next, and how many of its batches to skip.
 
         Call it in the process that makes the loader, before each epoch: workers get a copy of the dataset
         when the loader is iterated.

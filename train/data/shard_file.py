@@ -102,7 +102,7 @@ class UnchangedFile:
 
     def read(self, num_bytes: int) -> NDArray[np.uint8]:
         """Read bytes into new memory; a damaged file may ask for more than there are."""
-        # Never more than the file has: what a damaged file asks for could be all memory.
+        # Never more than the file has: a damaged file could request all memory.
         num_bytes = max(0, min(num_bytes, self._found[0] - self._cursor.position))
         # Aligned as in the file, whatever the allocator gives: libraries may order sums by alignment.
         memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
@@ -122,7 +122,7 @@ class UnchangedFile:
 
 
 def _status_of(descriptor: int) -> tuple[int, ...]:
-    """Return what tells one file, and one state of it, from another."""
+    """Return what identifies a file and its state."""
     status = os.fstat(descriptor)
     return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
 
@@ -268,7 +268,7 @@ class ShardFile:
 
 
 def refuse_wild_values(dense_BK: NDArray[np.float32], label_B: NDArray[np.float32], number: int) -> None:
-    """Raise ValueError for values that make the loss nan some steps later, where nothing tells their file."""
+    """Raise ValueError for values that make the loss nan some steps later, where their file is unknown."""
     if not np.isfinite(dense_BK).all():
         raise ValueError(f"a dense value of batch {number} is not finite")
     if not ((label_B == 0) | (label_B == 1)).all():

@@ -76,7 +76,7 @@ class Shards:
     """A sealed shard folder: its tables, and its batches by number.
 
     Training batches are numbered in the order of the manifest: those of the hot-only files, then those
-    of the mixed ones. The number does not tell when a batch is trained on.
+    of the mixed ones. The number does not say when a batch is trained on.
     """
 
     def __init__(self, manifest: Manifest) -> None:

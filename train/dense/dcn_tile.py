@@ -72,7 +72,7 @@ class DcnTile:
         self._last_grads = torch.empty(most_samples, num_last)
         self._logits = torch.empty(most_samples)
         self._logit_grads = torch.empty(most_samples)
-        # Dense values come first among the numbers of a sample, then the embeddings of each row width.
+        # Dense values come first among the numbers of a sample, then the embeddings of each table group.
         num_dense = shape.bottom[-1] if shape.bottom else shape.num_dense
         self._bottom_grads = torch.empty(most_samples if self.bottom else 0, num_dense)
         self._dense_place = slice(0, num_dense)
@@ -117,7 +117,7 @@ class DcnTile:
         embedding_grads: Sequence[torch.Tensor],
         gradients: ParameterViews,
     ) -> float:
-        """Write the gradients of the tile last passed forward; return its loss, as `StepTile.backward`."""
+        """Write the gradients of the last tile; return its loss, as `StepTile.backward`."""
         num_samples = label_T.shape[0]
         grad_T = self._logit_grads[:num_samples].numpy()
         logit_T = self._logits[:num_samples].numpy()

@@ -53,7 +53,7 @@ class DenseStep(Protocol):
         the embeddings, each in the ``grad`` of its tensor.
 
         Args:
-            embeddings: (B, F, d) of each row width.
+            embeddings: (B, F, d) of each table group.
             step: number of the step in the run; decides what a model with dropout draws.
         """
 
@@ -74,7 +74,7 @@ class StepTile(Protocol):
 
         Args:
             dense_TK: dense features.
-            embeddings: (T, F, d) for each row width.
+            embeddings: (T, F, d) for each table group.
         """
 
     def backward(
@@ -84,12 +84,12 @@ class StepTile(Protocol):
         embedding_grads: Sequence[torch.Tensor],
         gradients: ParameterViews,
     ) -> float:
-        """Write the gradients of the tile last passed forward, times ``scale``; return its loss in nats.
+        """Write the gradients of the tile of the last forward pass, times ``scale``; return its loss in nats.
 
         Args:
             label_T: labels.
             scale: one over the nominal batch size.
-            embedding_grads: (T, F, d) for each row width, written.
+            embedding_grads: (T, F, d) for each table group, written.
             gradients: where the tile's gradient of each parameter goes, by name.
         """
 

@@ -209,7 +209,7 @@ def add_tiles(
                 sum_C = workspace_LC[pair, :width]
                 for column in range(width):
                     sum_C[column] = left_C[column] + right_C[column]
-            # The last one of an odd number has no partner, and goes up as it is.
+            # The last one of an odd number has no partner, and moves to the next level as it is.
             if num_sums % 2:
                 workspace_LC[num_pairs, :width] = workspace_LC[num_sums - 1, :width]
             num_sums = num_pairs + num_sums % 2

@@ -118,7 +118,7 @@ class GraphTiles:
     The bits of all results depend on the batch and the weights alone: never on the number of threads.
 
     Args:
-        model: dense layers that compute each sample by itself.
+        model: dense layers that compute each sample independently.
         shares: of a batch; this rank computes those assigned to it.
         threads: run the tiles.
         dtype: bf16 runs the model under torch's autocast.

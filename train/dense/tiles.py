@@ -51,7 +51,7 @@ class Layer:
 
 
 class MlpTiles(Protocol):
-    """The layers of one MLP on the tile at hand."""
+    """The layers of one MLP on the current tile."""
 
     def forward(self, inputs_TK: torch.Tensor) -> torch.Tensor:
         """Return the (T, N) outputs of the last layer; its memory is used again by the next tile."""
@@ -69,7 +69,7 @@ class MlpTiles(Protocol):
 
 
 class ProductTiles(Protocol):
-    """The product of the tile at hand with one weight."""
+    """The product of the current tile with one weight."""
 
     def forward(self, inputs_TK: torch.Tensor, outputs_TN: torch.Tensor) -> None:
         """Write the product.
@@ -306,7 +306,7 @@ class Fp32Product:
 
 
 class Bf16Product:
-    """A product in bfloat16 of what is given, and left, in float32.
+    """A product in bfloat16 with inputs and outputs in float32.
 
     Args:
         name: of the weight.
@@ -483,7 +483,7 @@ class DenseTile:
         embedding_grads: Sequence[torch.Tensor],
         gradients: ParameterViews,
     ) -> float:
-        """Write the gradients of the tile last passed forward; return its loss, as `StepTile.backward`."""
+        """Write the gradients of the last tile; return its loss, as `StepTile.backward`."""
         num_samples = label_T.shape[0]
         memory = self._memory
         vectors, embeddings, hidden_TN = self._saved

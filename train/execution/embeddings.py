@@ -59,7 +59,7 @@ class WidthLookups(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowWidth:
-    """The tables of one row width."""
+    """The tables of one table group."""
 
     embedding_dim: int
     tables: tuple[int, ...]
@@ -102,7 +102,7 @@ class RowWidth:
 
 @dataclass(frozen=True, slots=True)
 class WidthStep:
-    """The part of a step that concerns one row width."""
+    """The part of a step that concerns one table group."""
 
     ids: BatchIds
     lookups: LookupsByRow
@@ -123,9 +123,9 @@ class PlannedStep:
     num_samples: int
     """Samples of the batch, those of all ranks."""
     parts: tuple[WidthStep, ...]
-    """One per row width."""
+    """One per table group."""
     item: int | None = None
-    """The item of the transfer thread that brings its rows; None where it needs none."""
+    """The item of the transfer thread that loads its rows; None where it needs none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ def build_widths(
 
     Args:
         placements: by width.
-        shares: parts of a batch whose gradients are summed by themselves; None: a batch is one.
+        shares: micro-batches, whose gradients are summed separately; None: the batch is one.
         slow_tiers: slow tiers in a file, by width, which take no memory for their rows.
         initial_values: by width, where the rows of a table are some of a larger one.
 
@@ -241,7 +241,7 @@ def group_evaluation_batches(
             rows_U, _ = width.placement.slow.slots_of(width.read(number, batch).by_row)
             own.append(rows_U[rows_U >= 0])
         joined = [np.union1d(*pair) for pair in zip(wanted, own, strict=True)]
-        # A batch that has more by itself is read by itself.
+        # A batch that exceeds the memory alone is read alone.
         if group and any(rows.size > _most_read(width) for rows, width in zip(joined, widths, strict=True)):
             yield group, wanted
             group = []

@@ -279,7 +279,7 @@ _HOST = torch.device("cpu")
 
 
 class Executor:
-    """The two tiers of one row width and everything that touches their rows.
+    """The two tiers of one table group and everything that touches their rows.
 
     Args:
         fast: rows on the device of the model.
@@ -288,7 +288,7 @@ class Executor:
         initial: values of rows that no batch has used yet.
         meter: counts the bytes between the tiers.
         threads: share the work on rows on the host.
-        shares: parts of a batch whose gradients are summed by themselves; None: a batch is one.
+        shares: micro-batches, whose gradients are summed separately; None: the batch is one.
     """
 
     def __init__(
@@ -401,7 +401,7 @@ class Executor:
         # Rows with a place on both tiers (fae) are read where they are newer.
         if not self.is_replica_current:
             fast_N[slow_N >= 0] = -1
-        # A row that is staged is newer in its slot than at home.
+        # A row that is staged is newer in its staging slot than on its tier.
         rows_R, slots_R = residents
         if rows_R.size:
             found_N = np.minimum(np.searchsorted(rows_R, slow_N), rows_R.size - 1)

@@ -43,7 +43,7 @@ from .embeddings import Embeddings, PlannedStep, RowWidth, WidthLookups, WidthSt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedWidth(RowWidth):
-    """The tables of one row width, of which some rows live here; ``reader`` reads them whole."""
+    """The tables of one table group, of which some rows live here; ``reader`` reads them whole."""
 
     shares: BatchShares
     exchange: ExchangeReader

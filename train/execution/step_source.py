@@ -171,7 +171,7 @@ class StepSource:
         self._last_item = -1
         """Item of the last batch that has one."""
         self.num_shortened = 0
-        """Transfers that wait for a later batch than the prefetch depth asks for."""
+        """Transfers that wait for a later batch than the prefetch depth requires."""
         self.num_split = 0
         """Batches that run in passes."""
         self.slots_wanted = 1.0

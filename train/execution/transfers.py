@@ -215,7 +215,7 @@ class QueuedTransfers(Generic[Work]):
 
     @property
     def num_done(self) -> int:
-        """Items done so far, where the device stands still."""
+        """Return how many items are done; exact while the device is idle."""
         with self._lock:
             return self._next - len(self._queue)
 
@@ -309,7 +309,7 @@ class ThreadedTransfers(TransferThread[Work]):
         self._device.wait("compute", moved)
 
     def wait_for(self, number: int) -> None:
-        """Return once item ``number`` is done and the device stands still; raises what its work raised."""
+        """Return once item ``number`` is done and the device is idle; raises what its work raised."""
         super().wait_for(number)
         self._device.synchronize()
 

@@ -326,7 +326,7 @@ def _make_rows(
     DP: tl.constexpr,
     R: tl.constexpr,
 ):
-    # The bases of all tables, which tell the table of a row.
+    # The bases of all tables, which give the table of a row.
     count = tl.load(place)
     homes += tl.load(place + 1)
     targets += tl.load(place + 2)

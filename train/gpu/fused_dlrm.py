@@ -59,7 +59,7 @@ class FusedDlrm:
     """The dense layers of a run, whose parameters become parts of one vector.
 
     Args:
-        model: the layers; one row width, no projection.
+        model: the layers; one table group, no projection.
         optimizers: torch's own, whose state is kept up to date for checkpoints.
         rule: what they do.
         batch_size: samples of a whole batch.

@@ -282,7 +282,7 @@ class PackedRoom:
     num_samples: int
     num_dense: int
     widths: tuple[BatchRoom, ...]
-    """The lookups of each row width."""
+    """The lookups of each table group."""
     num_rates: tuple[int, ...]
     """Numbers of the row optimizer of each width."""
     num_moves: int
@@ -591,7 +591,7 @@ class WidthTensors:
 
     @property
     def has_file(self) -> bool:
-        """Whether the slow tier is a file, whose rows the host moves while the device stands still."""
+        """Whether the slow tier is a file, whose rows the host moves while the device is idle."""
         return isinstance(self.rows.executor.slow, FileTier)
 
     @property

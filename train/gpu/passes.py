@@ -75,7 +75,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class WidthWork:
-    """Memory of a step for one row width."""
+    """Memory of a step for one table group."""
 
     decoded: DecodedBatch
     vectors_BFD: torch.Tensor
@@ -97,7 +97,7 @@ class WidthWork:
 
 @dataclass(frozen=True, slots=True)
 class SentRows:
-    """Memory for the distinct rows of a batch that stay on the host, of one row width."""
+    """Memory for the distinct rows of a batch that stay on the host, of one table group."""
 
     on_host_UD: torch.Tensor
     """Pinned; the rows, then the sums of their gradients."""
@@ -208,7 +208,7 @@ class DevicePasses:
         """Memory of rows that stay on the host; none before the first step that sends some."""
 
     def make_room(self, room: PackedRoom) -> None:
-        """Allocate memory for batches of these sizes; the device stands still."""
+        """Allocate memory for batches of these sizes; the device is idle."""
         self._work = [
             WidthWork.of(sizes, width.dim, self._device, has_vectors=self._fused is None)
             for sizes, width in zip(room.widths, self._widths, strict=True)

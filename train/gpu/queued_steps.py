@@ -334,7 +334,7 @@ class QueuedSteps:
                 self._done.popleft()
 
     def train(self, prepared: PreparedStep, number: int, rates: StepRates) -> torch.Tensor:
-        # What cannot be packed, and copies of all hot rows, run while the device stands still.
+        # What cannot be packed, and copies of all hot rows, run while the device is idle.
         step = prepared.step
         if InPlaceSteps.can_take(step):
             loss_1, loss = self._new_loss()
@@ -348,7 +348,7 @@ class QueuedSteps:
         if prepared.copies_hot:
             for width, part in zip(self._widths, step.parts, strict=True):
                 width.rows.executor.copy_hot(part.plan)
-        # The copy goes up first, then rows move, then compute waits for both.
+        # The batch is copied first, then rows move, then compute waits for both.
         if packed.room is not self._made[0]:
             self._make_room(packed.room)
         inputs = self._send(packed, rates)
@@ -416,7 +416,7 @@ class QueuedSteps:
 
 
 def _can_be_queued(part: WidthStep) -> bool:
-    """Whether the device can do a step by itself: each row has a slot there, and each sample one lookup."""
+    """Return whether the device can do a step alone: each row has a slot, each sample one lookup."""
     return part.ids.bags_N is None and part.plan.in_place is None and part.plan.split is None
 
 

@@ -328,7 +328,7 @@ def _sum_rows(
         if RULE != "none":
             is_row = is_row & (slot >= 0)
         num_lookups = tl.where(is_row, stop - start, 0)
-        # Every table has one lookup in each sample, so the start of a list tells the table.
+        # Every table has one lookup in each sample, so the start of a list gives the table.
         table = start // num_samples
         total = tl.zeros((R, DP), tl.float32)
         partial = tl.zeros((R, DP), tl.float32)

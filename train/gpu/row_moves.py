@@ -160,7 +160,7 @@ def _filled_up(num_bytes: int) -> int:
 
 
 _MOST_THREADS = 4
-"""Threads that gather rows, at most: together they are quicker than the link."""
+"""Threads that gather rows, at most: together they are faster than the link."""
 _ROWS_AT_ONCE = 4096
 """Rows that a thread copies at a time."""
 
@@ -306,7 +306,7 @@ MovedRows = list[tuple[NDArray[np.int64], NDArray[np.int64]]]
 _NONE = np.empty(0, np.int64)
 _NO_ROWS: MovedRows = [(_NONE, _NONE)] * len(MOVES)
 _TRIED_ROWS = 1 << 17
-"""Rows that are moved there and back to find what is quicker: some milliseconds."""
+"""Rows that are moved there and back to find the faster mover: some milliseconds."""
 _TRIALS = 5
 
 Work = tuple[tuple[Transfer | None, ...], Kind]
@@ -430,7 +430,7 @@ class MovesByThreads:
 
 
 class MovesAtOnce:
-    """The host moves rows while the device stands still: they are in a file, or there are none to move."""
+    """Moves rows on the host while the device is idle: they are in a file, or there are none to move."""
 
     name: str | None = None
 
@@ -471,7 +471,7 @@ def choose_moves(
     assert isinstance(queued, QueuedTransfers), "host and device take turns"
     moving = [each for each in widths if _num_tried(each)]
     if not moving or any(each.has_file for each in widths):
-        # Copies of all hot rows (fae) are quicker from pinned memory.
+        # Copies of all hot rows (fae) are faster from pinned memory.
         for each in widths:
             if each.holds_rows and not each.has_file:
                 each.pin_slow(device)
@@ -549,7 +549,7 @@ def _on_device(lists: tuple[np.ndarray, ...], device: Device) -> RowMoves:
 
 
 def _least_seconds(work: Callable[[], None], device: Device) -> float:
-    """Return the seconds of the quickest of a few trials, after one that compiles."""
+    """Return the seconds of the fastest of a few trials, after one that compiles."""
     found = []
     for _ in range(1 + _TRIALS):
         device.synchronize()

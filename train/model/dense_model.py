@@ -26,6 +26,6 @@ class DenseModel(nn.Module):
 
         Args:
             dense_BK: (B, K) float32; K is 0 without dense features.
-            embeddings: (B, F, d) float32 of each row width, widths in the order of their first table and
+            embeddings: (B, F, d) float32 of each table group, widths in the order of their first table and
                 tables of a width in theirs, as `tables_by_width` lists them.
         """

@@ -90,7 +90,7 @@ class Dlrm(DenseModel):
         return logit_B
 
     def join(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """(B, F, D) embeddings of all tables from those of each row width, as `Embeddings` gives them."""
+        """(B, F, D) embeddings of all tables from those of each table group, as `Embeddings` gives them."""
         if self.projections is None:
             (emb_BFD,) = embeddings
             return emb_BFD
@@ -130,7 +130,7 @@ class Projections(nn.Module):
                 self.maps[str(dim)] = nn.Parameter(weight_FdD)
 
     def forward(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Map one (B, F, d) tensor per row width to (B, F, D) of all tables in their order."""
+        """Map one (B, F, d) tensor per table group to (B, F, D) of all tables in their order."""
         columns: dict[int, torch.Tensor] = {}
         for (dim, tables), emb_BFd in zip(self._widths.items(), embeddings, strict=True):
             emb_BFD = emb_BFd

@@ -116,10 +116,10 @@ def preset_widths(model: str, embedding_dim: int) -> tuple[tuple[int, ...], tupl
 
 
 def tables_by_width(dims: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Group the numbers of tables by row width, widths in the order of their first table.
+    """Group the numbers of tables by embedding_dim, in the order of their first table.
 
     Args:
-        dims: row width of each table.
+        dims: embedding_dim of each table.
     """
     return {
         dim: tuple(number for number, other in enumerate(dims) if other == dim) for dim in dict.fromkeys(dims)
@@ -136,7 +136,7 @@ def dlrm_shape(
         num_dense: dense features.
         num_tables: embedding tables.
         embedding_dim: the width that interacts.
-        table_dims: row width of each table; empty where all are ``embedding_dim``.
+        table_dims: embedding_dim of each table; empty where all are ``embedding_dim``.
 
     Raises:
         ConfigError: the preset has another embedding_dim.

@@ -120,7 +120,7 @@ class Tbsm(DenseModel):
 
         Args:
             dense_BK: (B, K + 1) float32; dense features, then how many elements the sample has.
-            embeddings: (B, S, d) of each row width: for each of its tables the L embeddings of a history,
+            embeddings: (B, S, d) of each table group: for each of its tables the L embeddings of a history,
                 the last of them that of the candidate, or one embedding.
         """
         length = self.shape.config.history_length
@@ -153,7 +153,7 @@ class Tbsm(DenseModel):
         return torch.stack([tables_BLD[table] for table in range(len(tables_BLD))], dim=2)
 
     def _vectors(self, dense_BK: torch.Tensor, emb_BLFD: torch.Tensor) -> torch.Tensor:
-        """(B, L, V) vectors of length 1: DLRM of each element by itself, the candidate too."""
+        """(B, L, V) vectors of length 1: DLRM of each element, the candidate too."""
         num_samples, num_elements = emb_BLFD.shape[:2]
         time_L = self.elements_L.to(dense_BK.dtype) / num_elements
         repeated_BLK = dense_BK.unsqueeze(1).expand(-1, num_elements, -1)

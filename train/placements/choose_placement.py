@@ -31,7 +31,7 @@ _WITHOUT_SETTINGS: dict[str, type[Placement]] = {
 def build_placements(
     config: TrainConfig, shards: Shards, held: Mapping[int, HeldRows] | None = None
 ) -> dict[int, Placement]:
-    """Build the placement of the tables of each row width, by that width.
+    """Build the placement of the tables of each table group.
 
     Args:
         config: settings of the run.
@@ -123,7 +123,7 @@ def with_staging(config: TrainConfig, shards: Shards) -> TrainConfig:
 
 
 def staging_slots(config: TrainConfig, shards: Shards) -> dict[int, int]:
-    """Staging slots of each row width, shared out in proportion to their cold rows."""
+    """Return staging slots of each table group, in proportion to its cold rows."""
     assert config.staging_bytes is not None, "with_staging comes first"
     widths = tables_by_width([table.embedding_dim for table in shards.tables])
     optimizer = config.row_optimizer(shards.embedding_optimizer)

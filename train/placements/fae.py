@@ -97,7 +97,7 @@ class Fae(Placement):
     """Every row on the slow tier, and a replica of the hot ones on the fast tier.
 
     Args:
-        tables: those of one row width.
+        tables: those of one table group.
         sends: what crosses between the tiers of a mixed batch: the vector of each bag, as published, or of
             each distinct row.
     """

@@ -132,7 +132,7 @@ class StagingPlacement(Placement):
     """Cold rows are loaded into slots of the fast tier, updated there, and written back.
 
     Args:
-        tables: those of one row width.
+        tables: those of one table group.
         num_slots: staging slots, at least 1.
         prefetch: P, batches that a transfer may run ahead.
     """
@@ -183,7 +183,7 @@ class Lookahead(StagingPlacement):
     """Hot rows live on the fast tier; the staged row that is evicted is the one with the farthest next use.
 
     Args:
-        tables: those of one row width.
+        tables: those of one table group.
         num_slots: staging slots.
         prefetch: P.
         knows_run: whether the run is planned as a whole, with the next use of every row given.
@@ -222,7 +222,7 @@ class Cache(StagingPlacement):
     """Every row lives on the slow tier; slots keep the rows that the policy expects to be needed again.
 
     Args:
-        tables: those of one row width.
+        tables: those of one table group.
         num_slots: slots of the cache.
         prefetch: P.
         policy: which row is evicted.
@@ -286,7 +286,7 @@ class HybridUva(StagingPlacement):
     the best that a GPU can do that reads host memory as it goes, without a cache and a plan.
 
     Args:
-        tables: those of one row width.
+        tables: those of one table group.
         batch_size: samples of the largest batch.
     """
 

@@ -47,7 +47,7 @@ class PlanQueue:
         """Number of the next fetch, there."""
         self._num_taken = 0
         self.num_shortened = 0
-        """Plans taken that wait for a later batch than the prefetch depth asks for."""
+        """Plans taken that wait for a later batch than the prefetch depth requires."""
         self.num_split = 0
         """Plans taken that run in passes."""
         self.slots_wanted = 1.0

@@ -28,7 +28,7 @@ class EpochTraffic:
     bytes_made: int
     """Bytes of rows that were initialized on the fast tier at their first use instead of fetched."""
     num_shortened: int = 0
-    """Transfers that wait for a later batch than the prefetch depth asks for."""
+    """Transfers that wait for a later batch than the prefetch depth requires."""
     num_split: int = 0
     """Batches of more cold rows than slots."""
 

@@ -290,7 +290,7 @@ def sum_partials(
                 depth -= 1
                 for column in range(dim):
                     stack_LD[depth - 1, column] += stack_LD[depth, column]
-            # The gradient of this rank is a subtree by itself, on top of the stack.
+            # The gradient of this rank is a whole subtree, on top of the stack.
             for column in range(dim):
                 stack_LD[depth, column] = partials_ND[place, column]
             ranks_L[depth] = rank

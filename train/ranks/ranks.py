@@ -106,7 +106,7 @@ class Done:
 
 
 class OneRank:
-    """A run by itself."""
+    """The single rank of a run in one process."""
 
     rank = 0
     num_ranks = 1
@@ -159,7 +159,7 @@ def first_says(ranks: Ranks, own: bool) -> bool:
 def wait_for_first(ranks: Ranks, work: Callable[[], int]) -> int:
     """Do work at rank 0 alone, while the others wait for it however long it takes.
 
-    A rank that writes a large file is not gone: every now and then it tells the others that it is there.
+    A rank that writes a large file is still alive: from time to time it tells the others that it is running.
 
     Args:
         work: makes no calls to other ranks; returns a number from 0 on.
@@ -309,7 +309,7 @@ class TorchRanks:
 
 @contextmanager
 def joined_ranks(timeout_seconds: float) -> Iterator[Ranks]:
-    """Join the ranks of this launch inside the block; a process by itself is one rank."""
+    """Join the ranks of this launch inside the block; a single process is one rank."""
     ranks = join_ranks(timeout_seconds=timeout_seconds) if is_launched() else OneRank()
     try:
         yield ranks
@@ -395,7 +395,7 @@ def measure_link(ranks: Ranks) -> LinkSpeed:
     small = _seconds(ranks, _SMALL_BYTES)
     large = _seconds(ranks, _LARGE_BYTES)
     more_bytes = (_LARGE_BYTES - _SMALL_BYTES) * (ranks.num_ranks - 1)
-    # On a busy machine the larger message may be the quicker one.
+    # On a busy machine the larger message may be the faster one.
     per_byte = max(large - small, large / 4) / more_bytes
     delay = max(small - _SMALL_BYTES * (ranks.num_ranks - 1) * per_byte, 0.0)
     return LinkSpeed(delay, 1 / per_byte)

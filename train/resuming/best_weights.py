@@ -5,7 +5,7 @@
 Each better evaluation writes them as a whole; of several ranks the first writes the file, and all read it. A
 checkpoint names the file that was the best when it was taken, so files that one of the last checkpoints names
 are kept in addition to the best one. A run whose cold rows are in a spill file by their next use is refused,
-since not all of its rows are at hand before its end.
+since not all of its rows are in memory before its end.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def newest_weights(trainer: Trainer) -> Weights:
     whole = trainer.weights()
     numbers = {table.name: number for number, table in enumerate(trainer.shards.tables)}
 
-    # A row may be in a slot, in its home, or only just evicted.
+    # A row may be in a slot, in its own tier, or just evicted.
     def parts_of(name: str) -> Iterator[torch.Tensor]:
         if name in numbers:
             yield from trainer.embeddings.newest_parts(numbers[name])

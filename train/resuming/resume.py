@@ -285,9 +285,9 @@ class RunCheckpoints:
         self._captured: tuple[RunState, dict[str, torch.Tensor], int] | None = None
         """The record of the current checkpoint, kept until its rows are copied."""
         self.stall_seconds: list[float] = []
-        """How long training stood still for each checkpoint, altogether."""
+        """Seconds that training paused for each checkpoint, in total."""
         self.longest_stall_seconds: list[float] = []
-        """How long it did so at a time, at most."""
+        """The longest single pause for each checkpoint."""
 
     def is_due(self, step: int) -> bool:
         """Whether the next checkpoint is to be taken now; not while one is being written."""

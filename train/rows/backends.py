@@ -105,7 +105,7 @@ class NumbaRows:
     Args:
         optimizer: that of the rows.
         threads: share the rows of a batch; how many they are changes no bit.
-        shares: parts of a batch whose gradients are summed by themselves; None: a batch is one.
+        shares: micro-batches, whose gradients are summed separately; None: the batch is one.
     """
 
     def __init__(

@@ -236,7 +236,7 @@ class ChangedRows:
             _settle(marks_R, is_lost)
 
     def is_being_saved(self, rows_N: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(num_rows,): whether the present checkpoint saves each of these rows."""
+        """(num_rows,): whether the current checkpoint saves each of these rows."""
         with self._caught_up() as marks_R:
             is_saved_N: NDArray[np.bool_] = (marks_R[rows_N] & _SAVING) != 0
         return is_saved_N

@@ -84,7 +84,7 @@ def look_up(
             ahead = np.uint64(slots_U[row + _ROWS_AHEAD]) * width
             for column in range(np.uint64(0), width, _LINE_FLOATS):
                 prefetch(weights_N, ahead + column)
-        # A row of the slow tier has no slot here: its vectors come up by themselves.
+        # A row of the slow tier has no slot here: its vectors are sent separately.
         if slots_U[row] < 0:
             continue
         source = np.uint64(slots_U[row]) * width

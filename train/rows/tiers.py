@@ -162,7 +162,7 @@ class HeldIds:
 
 @dataclass(frozen=True, slots=True)
 class InitialValues:
-    """The inputs of the initial values of the tables of one row width."""
+    """The inputs of the initial values of the tables of one table group."""
 
     streams_F: NDArray[np.uint64]
     """Hash of (seed, table) of each table."""

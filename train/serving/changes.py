@@ -13,7 +13,7 @@ manifest.json        written last: bytes and checksums of these files, fingerpri
 
 Applied to a whole export of the old run, changes give the files of a whole export of the new one. The rows of
 an exported folder are in the order of their categories, so ids, which differ from run to run, are not needed,
-and a server may go from change to change without any run at hand.
+and a server may go from change to change without any run.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ class ServingGraph(nn.Module):
             bag_is_missing: (B, L) bool of each.
             bag_lengths: (B,) int64 of each.
         """
-        # All one-hot features in one search, then each bag by itself, as bags differ in length.
+        # All one-hot features in one search, then each bag separately, as bags differ in length.
         found: dict[int, torch.Tensor] = {}
         if self._one_hot:
             id_BG = self.index(categories, is_missing, self.one_hot_G)

@@ -23,7 +23,7 @@ PAST_GROUP = -2
 
 
 class Arenas(NamedTuple):
-    """Rows in memory for the present group and the next one; group g has arena ``g & 1``."""
+    """Rows in memory for the current group and the next one; group g has arena ``g & 1``."""
 
     weights: NDArray[np.float32]
     """(2, A, D)."""
@@ -86,7 +86,7 @@ def append_rows(
         rows_N: (N,); the rows.
         next_fetches_N: (N,); number of the next fetch of each; -1: none.
         start: rows before this one are taken already.
-        present: the present group.
+        present: the current group.
         arenas: updated.
         buckets: updated.
 
@@ -108,7 +108,7 @@ def append_rows(
             place = number - buckets.group_first[group]
             if group < present:
                 return i, PAST_GROUP
-            # The present group and the next one are in memory: nothing is written and read again.
+            # The current group and the next one are in memory: nothing is written and read again.
             if group <= present + 1:
                 arena = group & 1
                 for column in range(dim):

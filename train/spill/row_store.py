@@ -290,7 +290,7 @@ class RowStore:
         self.sizes = sizes
         self._rows_of_fetches = rows_of_fetches
         num_places = sizes.arena_rows
-        # Two arenas, of the present group of fetches and of the next; they change roles at each group.
+        # Two arenas, of the current group of fetches and of the next; they change roles at each group.
         self._arenas = Arenas(
             np.zeros((2, num_places, shape.embedding_dim), np.float32),
             np.zeros((2, num_places, shape.state_width), np.float32),
@@ -561,7 +561,7 @@ class RowStore:
             self._buckets.buffer_of[group] = -1
             self._buckets.num_records[group] = 0
             self._free.put(buffer)
-        # The rest is read in the background, while the present group is used.
+        # The rest is read in the background, while the current group is used.
         self._loads = [self._readers.submit(self._load, number, rows) for number in self._on_disk[group]]
         self._on_disk[group] = array("q")
 
