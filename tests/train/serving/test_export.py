@@ -124,7 +124,7 @@ def test_a_users_module_is_served(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_module_without_a_graph_is_refused(tmp_path: Path) -> None:
     scored = run_on_lists(tmp_path, model_source=Wide, model=f"{__name__}:Wide")
-    with pytest.raises(HotsetError, match=r"Wide, on a batch of .* failed in test_export_run\.py"):
+    with pytest.raises(HotsetError, match=r"Wide, on a batch of .* failed in test_export\.py"):
         export_run(scored.run, tmp_path / "out", model_source=Branching)
     assert not any("out" in path.name for path in tmp_path.iterdir())
 
