@@ -365,7 +365,7 @@ _SEPARATORS = ",\t;|"
 _SNIFFED_LINES = 100
 _SNIFFED_BYTES = 4 * MIB
 _START_BYTES = 1 << 16
-"""How much of a log is compared with Criteo's format."""
+"""Part of a log that is compared with Criteo's format."""
 _SHOWN_REASONS = 3
 
 

@@ -162,9 +162,9 @@ class LookupsByRow(NamedTuple):
     rows_U: NDArray[np.int32]
     """Ids of the distinct rows, ascending in each table, table after table."""
     starts_U1: NDArray[np.int32]
-    """Where the lookups of each row begin in ``order``, and the end of the last."""
+    """Beginning of each row's lookups in ``order``, and the end of the last."""
     first_F1: NDArray[np.int64]
-    """Where the rows of each table begin in ``rows``, and the end of the last."""
+    """Beginning of each table's rows in ``rows``, and the end of the last."""
 
     @property
     def num_rows(self) -> int:

@@ -46,7 +46,7 @@ class RowMessage(NamedTuple):
     rows_ND: NDArray[np.float32]
     """C-contiguous, finite."""
     starts_T1: NDArray[np.int64]
-    """Where the rows of each table begin, and the end of the last."""
+    """Beginning of each table's rows, and the end of the last."""
     keys_N: NDArray[np.int64]
     """A number for each row, the same wherever it is sent; random bits of its rounding depend on it."""
     stream: int | None = None
@@ -86,7 +86,7 @@ class RowCodec(Protocol):
     """Turns rows into bytes and back."""
 
     name: str
-    """As an option names it."""
+    """Name of the codec in options."""
     is_exact: bool
     """Whether decoded rows have the bits of those encoded."""
 

@@ -52,7 +52,7 @@ class Command:
     """A command: a dataclass of its options; its docstring describes it, `execute` does the work."""
 
     on_interrupt: ClassVar[str] = "nothing was written"
-    """What is left of the command after Ctrl-C."""
+    """Message after Ctrl-C on what remains of the command."""
     needs_torch: ClassVar[bool] = False
     """Whether it imports torch when it runs."""
     main_options: ClassVar[Mapping[str, tuple[str, ...]]] = {}

@@ -184,7 +184,7 @@ def _print(text: Text, *, soft_wrap: bool = False) -> None:
 
 
 class _Messages:
-    """How much is said, set for each command, and the bars that a message must not write over."""
+    """The verbosity of each command, and the bars that a message must not overwrite."""
 
     are_quiet = False
     bars: Bars | None = None

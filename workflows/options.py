@@ -52,7 +52,7 @@ _HELP_FLAGS = ("-h", "--help", "--help-all")
 
 @dataclass(frozen=True, slots=True)
 class Arg:
-    """How the command line shows a field; empty texts follow from its type and name."""
+    """The form of a field on the command line; empty texts follow from its type and name."""
 
     metavar: str = ""
     name: str = ""

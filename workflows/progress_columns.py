@@ -55,7 +55,7 @@ _UNITS = {
 
 
 class Speed:
-    """How fast a stage is: by the calls of the last half minute, unknown before they span a moment.
+    """Speed of a stage over the last half minute; unknown until the calls span a moment.
 
     rich divides by the time between any two calls, and parts of a log often end at nearly the same time.
     """

@@ -184,7 +184,7 @@ BEFORE = f"{_FOLDER}/{MANIFEST}"
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """How a stage continues from a folder that it sealed with fewer inputs."""
+    """The way a stage continues a folder that it sealed with fewer inputs."""
 
     continues: Callable[[Inputs, Inputs], bool]
     """Whether the second inputs, those of this run, continue the first, those of the folder."""

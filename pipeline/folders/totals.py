@@ -256,7 +256,7 @@ class CountsTotals(StageTotals):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeelInfo(JsonRecord):
-    """How the rows of a vocabulary were peeled."""
+    """Settings of the peeling of a vocabulary's rows."""
 
     floor: int
     """Rows that stay first, by frequency."""
@@ -334,7 +334,7 @@ class ExactHotRows(JsonRecord):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationInfo(JsonRecord):
-    """How FAE's hot rows came about."""
+    """The calibration that chose FAE's hot rows."""
 
     num_drawn_samples: int
     """Samples whose lookups were counted."""

@@ -44,7 +44,7 @@ class PartIds:
     """Ids of every table."""
 
     tables: Sequence[TableInfo]
-    """As manifests have them, in their order."""
+    """The tables in the order of manifests."""
     matrix: NDArray[np.int32]
     """(num_samples, one-hot tables)."""
     lists: dict[str, BagArrays]

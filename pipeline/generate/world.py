@@ -130,7 +130,7 @@ class ClickModel:
     head_octaves: float
     """Octaves of ranks in which the effects of categories are full."""
     decay: float
-    """How fast effects fall beyond: by 1 / (1 + decay * octaves)."""
+    """Decay of effects beyond: by 1 / (1 + decay * octaves)."""
     sparse: dict[str, float]
     """Amplitude of each sparse column's effects (nats)."""
     dense: dict[str, DenseEffect]

@@ -25,9 +25,9 @@ from .tabular import fields_of_header, find_fields, parse_csv
 
 _MIN_CRITEO_LINE_BYTES = 39
 _START_BYTES = 4096
-"""How much of a file is looked at to tell its format."""
+"""Bytes of a file that are read to detect its format."""
 _KNOWN_BYTES = 1 << 16
-"""How much of a CSV log must match a built-in schema for it to be named."""
+"""Bytes of a CSV log that must match a built-in schema for a message to name it."""
 _UNUSED = ("id", "Id", "ID")
 """Columns of published logs that are neither features nor the label."""
 

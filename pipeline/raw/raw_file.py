@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..errors import InputError
 
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-"""How compressed files begin."""
+"""First bytes of compressed files."""
 _SKIPPABLE = b"\x50\x2a\x4d\x18"
 """The start of a zstd frame without data; of its first byte the lower half is free."""
 

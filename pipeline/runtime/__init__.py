@@ -1,1 +1,1 @@
-"""How work is run: tasks, worker processes, memory."""
+"""Tasks, worker processes and memory."""

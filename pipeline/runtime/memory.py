@@ -140,7 +140,7 @@ class StageNeed:
     cap_bytes: int
     """The smallest ``--memory`` that does for the stage, fixed costs of all processes included."""
     way_out: str = "fewer --workers need less"
-    """What else helps, for the hint."""
+    """Other remedies, for the hint."""
 
 
 def need_of(stage: str, resources: Resources, needed_bytes: int) -> StageNeed:

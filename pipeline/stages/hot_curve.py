@@ -1,4 +1,4 @@
-"""How much is hot under each of many budgets: one pass over samples/ for any number of orders and budgets."""
+"""Hot lookups and samples under many budgets: one pass over samples/ for any number of orders and budgets."""
 
 from __future__ import annotations
 

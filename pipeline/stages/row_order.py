@@ -267,7 +267,7 @@ class SampledTable:
 
 @dataclass(frozen=True, slots=True)
 class SampledOrder:
-    """Where each row goes."""
+    """The places of rows by sampled counts."""
 
     num_drawn: int
     """Samples drawn."""
@@ -376,7 +376,7 @@ _MAX_ROWS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class PeeledOrder:
-    """Where each row goes."""
+    """The places of rows by peeling."""
 
     new_places: NDArray[np.int32]
     """(num_rows,), by place in the order by frequency."""

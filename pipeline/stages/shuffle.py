@@ -231,7 +231,7 @@ def _first_files(
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Where a training file begins that is not the first of its kind."""
+    """The beginning of a training file that is not the first of its kind."""
 
     file: ShuffledFile
     bin: int

@@ -93,7 +93,7 @@ class Calibrated:
     num_drawn_samples: int
     """Samples whose lookups were counted."""
     threshold: Threshold | None
-    """How a threshold chose them; None for rows taken until the budget was full."""
+    """Threshold that chose them; None for rows chosen until the budget was full."""
     num_unsampled_hot_rows: int
     """Hot rows that the sample never looked up."""
 

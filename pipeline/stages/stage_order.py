@@ -34,7 +34,7 @@ INPUTS = {
 """Folders each stage after `ingest` reads with its default settings."""
 
 OLD_VOCABULARY = "old_vocabulary"
-"""Where an extension keeps the previous vocabulary until its ids are mapped."""
+"""Folder of the previous vocabulary in an extension, until its ids are mapped."""
 
 BESIDE = {"id_map": "vocabulary"}
 """Folders that no stage reads, and the folder that each is removed with."""

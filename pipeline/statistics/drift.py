@@ -160,7 +160,7 @@ class DriftAge(ServedShares):
 
 
 class Drift(TypedDict):
-    """How hot rows age, see `drift`."""
+    """The aging of hot rows, see `drift`."""
 
     budget_bytes: int
     parts: list[DriftPart]

@@ -168,7 +168,7 @@ these two add up to 349 MiB."""
 
 
 class FeatureRow(TypedDict):
-    """How unevenly the lookups of a table are distributed over its rows."""
+    """Skew of the lookups of a table over its rows."""
 
     name: str
     num_rows: int

@@ -51,7 +51,7 @@ class PartRow(LabelCounts):
 
 
 class MissingRow(TypedDict):
-    """How often a feature has no value, see `log`."""
+    """Frequency of missing values of a feature, see `log`."""
 
     feature: str
     type: str

@@ -232,7 +232,7 @@ class StagingPlanner:
             raise ValueError(f"the prefetch depth must be 0 or more, got {rule.prefetch}")
         self.num_slots = num_slots
         self.window = window
-        """How many batches are held back to find next uses; None: no next use is found."""
+        """Number of batches held back to find next uses; None: no next use is found."""
         self._rule = rule
         self._warm = warm or WarmRows(_NOTHING, _NOTHING)
         self._state = new_area(

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: turns, fresh processes, and result files.
+"""Turns, fresh processes and result files for the scripts of this folder.
 
 Speeds of a shared machine drift by a factor of two within minutes, so candidates take turns and a ratio
 compares runs of one round; the median over rounds is reported. CPU seconds of all threads stand next to the
@@ -140,7 +140,7 @@ class Candidate:
 
     name: str
     about: str
-    """What it does."""
+    """Description of the job."""
     function: Callable[..., Facts]
     """A top-level function, called with an empty folder and ``arguments``; returns facts for the result."""
     warm_up: tuple[Any, ...]

@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What follows from the memory of a run."""
+    """Sizes that follow from the memory of a run."""
 
     memory: int
     times: float

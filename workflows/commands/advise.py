@@ -87,7 +87,7 @@ class AdviseCommand(Command):
 
     @property
     def source(self) -> str:
-        """Where the speeds are from, for the title of the output."""
+        """Origin of the speeds, for the title of the output."""
         given = (self.link_gbps, self.host_gbps, self.teraflops, self.step_us)
         kind = "typical speeds" if self.speeds is None else f"speeds of {self.speeds.name}"
         return kind if all(value is None for value in given) else f"{kind} and those given"

@@ -31,7 +31,7 @@ StageName = Annotated[str | None, Arg("STAGE")]
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Where and how the stages run."""
+    """The options that say how the stages run."""
 
     workers: int = 0
     """Number of threads, or of processes of the Ray cluster; 0 takes every core."""

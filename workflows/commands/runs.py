@@ -54,7 +54,7 @@ class Run:
     """One run."""
 
     name: str
-    """Its folder, from the one that was searched."""
+    """Folder of the run, relative to the searched one."""
     settings: dict[str, Any]
     """Settings by name, those of nested records too."""
     summary: dict[str, Any] | None
@@ -382,7 +382,7 @@ class ComparedSettings:
     """Runs that differ in their seed alone, next to those of the best mean AUC."""
 
     settings: dict[str, object]
-    """What differs from the runs of other settings."""
+    """Settings that differ from those of other runs."""
     seeds: list[int]
     mean_auc: float
     deviation_auc: float | None

@@ -25,7 +25,7 @@ _STEPS_INTERRUPTED = "the steps so far are kept in the checkpoint of --out, unle
 _MOVES_COLD_ROWS = ("fae", "cache", "lookahead")
 """Placements that differ from all-fast by what they do with cold rows alone."""
 _Show = Callable[[dict[str, Any]], str]
-"""How one figure of a run's summary is printed."""
+"""The printed form of one figure of a run's summary."""
 Run = Annotated[Path, Arg("RUN", is_positional=True)]
 """The folder of a trained run."""
 

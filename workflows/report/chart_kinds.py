@@ -303,7 +303,7 @@ def placements_chart(options: Sequence[MemoryOption], batch_size: int) -> ChartS
 _ROW_HEIGHT = 19
 """Height of a row of a chart (pixels)."""
 _VALUE_ROOM = 1.3
-"""How far the axis extends beyond the longest bar, for its value."""
+"""Length of the axis beyond the longest bar, for its value."""
 _NUMBER = "abs(datum.value) < 1 ? format(datum.value, '~g') : format(datum.value, '~s')"
 _MOST_TICKS = 7
 _LINE_LETTERS = 40

@@ -39,7 +39,7 @@ class Part:
 
     name: str
     seconds: float
-    """Its share of the day, which no part before it can take."""
+    """Reserved share of the day, which no earlier part can use."""
     most_seconds: float
     """Time it may take, where parts before it have left some."""
     is_extra: bool = False
@@ -60,7 +60,7 @@ class DaySettings:
 
 @dataclass(frozen=True, slots=True)
 class PartResult:
-    """How a part ended."""
+    """The end of a part."""
 
     name: str
     status: Status

@@ -58,7 +58,7 @@ _STEPS = 16
 _MORE_STEPS = 6
 """Steps in each other shape."""
 _STAGING_SLOTS = 2500
-"""So few that rows are written back and fetched again in these steps."""
+"""Number of slots; so few that rows are written back and loaded again in these steps."""
 _TOLERANCE = 1e-3
 """Norm of the difference that a kernel makes, as a share of that of all that the steps have changed."""
 _ADDING_OTHERWISE = ("gather_dots", "gather_dots_backward", "last_layer", "relu_backward")
@@ -192,14 +192,14 @@ def _folder(settings: PartSettings, embedding_dim: int) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How it went with a kernel."""
+    """The result of trying a kernel."""
 
     fault: str
     """Empty where all is well."""
     is_broken: bool
     """Whether the kernel is at fault; else the process did not come to it, or had no time for it."""
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """What it found in each shape."""
+    """Findings in each shape."""
 
 
 def _try_apart(name: str, settings: PartSettings, seconds: float) -> Trial:

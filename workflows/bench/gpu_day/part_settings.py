@@ -25,7 +25,7 @@ class PartSettings:
 
     @property
     def torch_device(self) -> torch.device:
-        """Where tensors of the device are."""
+        """Torch device of the tensors."""
         return open_device(self.device)
 
     @property

@@ -1,4 +1,4 @@
-"""Where a part of a GPU day writes what it finds, line by line, as it finds it."""
+"""The file to which a part of a GPU day writes its findings, line by line."""
 
 from __future__ import annotations
 

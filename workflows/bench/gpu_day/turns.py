@@ -91,7 +91,7 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a run did in a turn, the steps that do not count apart."""
+    """Work of a run in a turn, without the steps that do not count."""
 
     num_samples: int
     steps: int
