@@ -18,8 +18,10 @@ import pytest
 from hotset.pipeline.errors import install_hint, system_fault
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.runtime import engines, limits, ray_engine, tasks
+from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.pipeline.stages.pack import ShardBatches
+from hotset.pipeline.stages.rank import RankConfig, rank
 from hotset.pipeline.stages.split import _appearances
 from hotset.tests.support.hints import Shell, follows, hint_of
 
@@ -84,10 +86,13 @@ def test_too_many_rows_are_fewer_with_a_minimum(shell: Shell, monkeypatch: pytes
 
 @follows("pipeline/stages/rank.py::_row_bytes")
 def test_widths_of_rows_are_given_for_all_or_none(shell: Shell) -> None:
-    arguments = ["preprocess", "log.tsv", "--out", "other", "--rank-by", "peel"]
-    assert shell.refused(*arguments, "--peel-row-bytes", "C1=8") == "name every feature, or none"
-    every = ",".join(f"C{number}=8" for number in range(1, 27))
-    shell.works(*arguments, "--peel-row-bytes", every)
+    def ranked(*features: str) -> None:
+        settings = RankConfig(rank_by="peel", peel_row_bytes=FeatureSettings((name, 8) for name in features))
+        rank(settings, counts, Path("ranks"), columns=Manifest.read(Path("data/columns")))
+
+    counts = Manifest.read(Path("data/counts"))
+    assert hint_of(lambda: ranked("C1")) == "name every feature, or none"
+    ranked(*(f"C{number}" for number in range(1, 27)))
 
 
 @follows("pipeline/stages/row_order.py::refuse_peel_order")
@@ -97,7 +102,6 @@ def test_a_log_too_long_to_peel(shell: Shell, monkeypatch: pytest.MonkeyPatch) -
     shell.works("rank", "data", "--rank-by", "frequency", "--redo")
 
 
-@follows("pipeline/stages/row_order.py::refuse_peel_order#2")
 def test_peeling_in_little_memory(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotset.pipeline.stages.row_order._SCRATCH_BYTES", 10 << 30)
     arguments = ["rank", "data", "--rank-by", "peel", "--redo", "--workers", "1", "--memory"]

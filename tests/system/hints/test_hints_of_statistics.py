@@ -155,7 +155,7 @@ def test_the_extra_of_training_is_installed(shell: Shell, monkeypatch: pytest.Mo
     def without_torch(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
-    monkeypatch.setattr("hotset.workflows.cli.importlib.import_module", without_torch)
+    monkeypatch.setattr("hotset.workflows.command_list.importlib.import_module", without_torch)
     assert shell.refused("train", "data", "--out", "other") == install_hint("train")
 
 
