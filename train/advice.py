@@ -276,7 +276,10 @@ def _shape_of(model: str, num_dense: int, num_tables: int, dim: int) -> DlrmShap
 
 
 def flops_per_sample(shape: DlrmShape | DcnShape) -> float:
-    """Return the operations of a sample: a product and a sum per weight and pair, forward and twice back."""
+    """Return the operations of a sample in one training step.
+
+    Each weight and pair is a product and a sum, once in the forward pass and twice in the backward pass.
+    """
     products = sum(inputs * outputs for inputs, outputs in shape.layers)
     return 3 * 2.0 * (products + shape.interaction_products)
 
@@ -315,8 +318,10 @@ def _unique_rows(workload: Workload) -> float:
 
 
 def _budgets(fast_bytes: int, workload: Workload) -> list[Budget]:
-    """The ways to share one size of memory between hot rows and staging slots; hot rows are not counted
-    yet."""
+    """Yield the splits of one memory size between hot rows and staging slots.
+
+    Hot rows are not counted yet.
+    """
     # What is left for rows, shared out in several ways: the best share depends on the placement.
     room = max(0, fast_bytes - _fixed_bytes(workload))
     budgets = []

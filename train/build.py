@@ -183,9 +183,7 @@ def build_rows(
     coded: CodedExchange,
     start: RunStart | None,
 ) -> Embeddings:
-    """Build the tiers of all rows, or of those that live at this rank, with the values that the run starts
-    with.
-    """
+    """Build the tiers of the rows of this rank, with their first values."""
     if ranks.num_ranks == 1:
         embeddings = build_embeddings(shards, config, tools)
         if start is not None:
@@ -277,8 +275,10 @@ def build_runner(
 
 
 def keep_products_of_float32(device: torch.device) -> None:
-    """Let a GPU round no factor of a product of float32: some builds of torch and some environments have it
-    round them to 10 bits (TF32)."""
+    """Make a GPU multiply float32 at full precision.
+
+    Some builds of torch and some environments round factors to 10 bits (TF32).
+    """
     if device.type == "cuda":
         torch.set_float32_matmul_precision("highest")
 

@@ -59,7 +59,7 @@ def build_embeddings(shards: Shards, config: TrainConfig, tools: RowTools) -> Em
 
 
 def optimizer_of(shards: Shards, config: TrainConfig) -> RowOptimizer:
-    """Return the optimizer of the rows; warn where it takes more bytes than the hot rows were chosen by."""
+    """Return the optimizer of the rows; warn if its state is too large."""
     chosen = config.optimizers(shards.embedding_optimizer)
     optimizer = RowOptimizer(chosen.embedding_optimizer, chosen.embedding_lr, config.recipe.embedding_decay)
     # The two placements that keep hot rows on the fast tier permanently.
@@ -69,7 +69,7 @@ def optimizer_of(shards: Shards, config: TrainConfig) -> RowOptimizer:
 
 
 def _warn_of_row_bytes(shards: Shards, optimizer: RowOptimizer) -> None:
-    """Warn where the hot rows take more bytes with this optimizer than with the one they were chosen for."""
+    """Warn if the hot rows take more bytes than they were chosen for."""
 
     def hot_bytes(name: str) -> int:
         return sum(table.num_hot * row_bytes(table.embedding_dim, name) for table in shards.tables)
@@ -199,7 +199,7 @@ def _refuse_rows_in_a_file(config: TrainConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """Rows that a run starts with instead of its initial ones, and how far an interrupted run has come."""
+    """Rows that a run starts with, and how far an interrupted run has come."""
 
     rows: RowsSource
     done: NDArray[np.int32] | None = None

@@ -109,7 +109,7 @@ def build_module(source: ModelSource, name: str, seed: int, *arguments: Any, **n
 
 @contextmanager
 def explained(what: str, hint: str | None = None) -> Iterator[None]:
-    """Turn an exception of the user's code into a HotsetError that says ``what`` failed and in which line."""
+    """Turn an exception of user code into a HotsetError that names its line."""
     # Errors of hotset say what to do already; those of the disk or the memory are not the user's code.
     try:
         yield
@@ -127,7 +127,7 @@ def explained(what: str, hint: str | None = None) -> Iterator[None]:
 
 
 def _place_of(error: Exception) -> str:
-    """Return the last line of the user's own code that an exception passed, empty where there is none."""
+    """Return the last line of user code that raised, empty if there is none."""
     libraries = (_OURS, *(Path(each).parent for each in (torch.__file__, importlib.__file__)))
     frames = traceback.extract_tb(error.__traceback__)
     own = [

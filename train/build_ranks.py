@@ -86,7 +86,7 @@ def _lay_out_own_rows(
     optimizer: RowOptimizer,
     held: Mapping[int, HeldRows],
 ) -> list[RowWidth]:
-    """Lay out the tiers of the rows that this rank owns; they form one smaller table for each table."""
+    """Lay out the tiers of the rows that this rank owns, table by table."""
     tables = list(shards.tables)
     initial = {}
     for dim, chosen in tables_by_width([table.embedding_dim for table in tables]).items():
@@ -120,7 +120,9 @@ class _Volume(NamedTuple):
 
 
 def choose_exchange(trainer: Trainer, options: ExchangeOptions) -> ChosenExchange:
-    """Measure for about two seconds, and return the codecs to use; every rank calls this and gets the same.
+    """Measure for about two seconds, and return the codecs to use.
+
+    Every rank calls this, and all get the same.
 
     Args:
         trainer: of the run, before its first step; what it sends from then on is not changed here.

@@ -43,14 +43,16 @@ class Device(Protocol):
         """Return host memory that copies of the device can read and write, with any content."""
 
     def pin(self, tensor: torch.Tensor) -> bool:
-        """Let kernels of the device read and write host memory that exists already; return whether they can,
-        which is not so of mapped files."""
+        """Let kernels access existing host memory; return whether they can.
+
+        Mapped files cannot be pinned.
+        """
 
     def copy(self, stream: StreamName, source: torch.Tensor, target: torch.Tensor) -> None:
         """Queue a copy between pinned host memory and the device."""
 
     def launch(self, stream: StreamName, kernel: Callable[..., object], *arguments: Any) -> None:
-        """Queue a kernel: a call that asks the device for work and does not read what the device computes."""
+        """Queue a kernel: a call that gives the device work without reading results."""
 
     def record(self, stream: StreamName) -> Event:
         """Return an event that has happened once all that the stream was given so far is done."""

@@ -144,8 +144,11 @@ class Predictor:
         )
 
     def mean_loss(self, max_samples: int) -> float | None:
-        """Log loss of the first ``max_samples`` samples that may steer training: those of the validation part
-        where there is one, else of the test part, as the paper of FAE has it; None where there is none."""
+        """Return the log loss of the samples that may steer training.
+
+        It is that of the first ``max_samples`` of the validation part if there is one, else of the test part,
+        as the paper of FAE has it; None where there is none.
+        """
         return self.score(max_samples, part=self.steering_part).log_loss
 
     @property
@@ -230,7 +233,7 @@ def _refuse_other_lists(run: Path, config: RunConfig, tables: Sequence[Embedding
 
 
 def _room_for_rows(num_bytes: int) -> int | None:
-    """Return the memory for rows where they do not fit in what is available; None where they do."""
+    """Return the memory for rows if they exceed what is available, else None."""
     # A quarter is left for the dense layers, batches and the page cache.
     available = available_bytes()
     return available // 2 if available is not None and num_bytes > 3 * available // 4 else None

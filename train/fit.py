@@ -180,8 +180,9 @@ def evaluate(
 
 
 def load_model(run: Folder, *, model: ModelSource | None = None) -> nn.Module:
-    """Return the dense layers of a run with their trained weights, in evaluation mode: a user's own module,
-    or hotset's `Dlrm` or `Dcn`.
+    """Return the trained dense layers of a run, in evaluation mode.
+
+    They are the user's module, or hotset's `Dlrm` or `Dcn`.
 
     Args:
         run: folder of a finished run.
@@ -441,7 +442,9 @@ class Shards:
                 yield self._arrays(shards.training_batch(number))
 
     def counts(self, table: str) -> NDArray[np.int64]:
-        """Return how often the training part looked up each row of a table, (num_rows,) in the order of ids.
+        """Return how often the training part looked up each row of a table.
+
+        The array is (num_rows,) in the order of ids.
 
         Raises:
             ConfigError: there is no such table, or the folder has no vocabulary.

@@ -150,7 +150,7 @@ def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tens
 
 
 def taken_steps(trainer: Trainer) -> Generator[tuple[Batch, torch.Tensor]]:
-    """Train on every batch of the run, then write all rows back; yield the batch and the loss of each step.
+    """Train on every batch, then write all rows back; yield batch and loss.
 
     The loss of a batch is summed over its samples and divided by the nominal batch size, so that a short
     last batch takes a small step. Whoever takes these steps may let others run between two of them, and

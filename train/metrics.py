@@ -192,7 +192,7 @@ class SortedScores:
         self._words_N = np.empty(0, np.uint64)
 
     def _spill(self) -> None:
-        """Write the words in memory to the file as one sorted part; a short last one is filled up."""
+        """Write the words in memory as one sorted part, padded if short."""
         # The counts of pairs are products of two numbers of samples, and must fit in 63 bits.
         if (self._num_parts + 1) * self._part_words > MOST_SAMPLES:
             raise HotsetError(f"an evaluation of more than {MOST_SAMPLES:,} samples cannot be counted")

@@ -55,7 +55,7 @@ class DenseUpdate:
 
 
 def clip_gradients(gradients: Sequence[torch.Tensor], most: float) -> None:
-    """Scale the gradients down, in place, to a norm of ``most`` over all of them where it is larger.
+    """Scale the gradients down, in place, to a total norm of ``most``.
 
     The squares are summed in float64 in an order that no number of threads changes, unlike torch's own sums
     on the host. There a gradient that is not finite is left as it is: the loss says so.
@@ -112,7 +112,7 @@ class LearningRates:
         self._num_decay_steps = left if options.decay_steps is None else options.decay_steps
 
     def of_step(self, step: int) -> StepRates:
-        """Return the rates of the step with this number, from 0: one object for as long as they stay."""
+        """Return the rates of step ``step``, from 0; unchanged rates are one object."""
         factor = self.factor(step)
         if factor != self._last_factor:
             self._last_factor = factor
@@ -192,7 +192,7 @@ class Stopping:
         return self._most_seconds is not None and self.seconds >= self._most_seconds
 
     def note_step(self, step: int, *, is_time_over: bool) -> None:
-        """Take note of a step, with the number of those so far, and of the limit of time."""
+        """Note a step; set the reason to stop at either limit."""
         if self._options.max_steps is not None and step >= self._options.max_steps:
             self.reason = self.reason or f"--max-steps {self._options.max_steps}"
         if is_time_over:

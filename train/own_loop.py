@@ -158,7 +158,10 @@ class LoopDevice:
         """The threads that move rows, once there are any to move."""
 
     def take_over(self, rows: Rows) -> Rows:
-        """Let the rows, of which no transfer is sent yet, be moved in the stream of moves; return them."""
+        """Move the rows in the stream of moves from now on; return them.
+
+        No transfer of them may be sent yet.
+        """
         if self._verbs is None or not any(map(_has_staging_slots, rows.widths)):
             return rows
         if self._mover is None:
@@ -290,7 +293,7 @@ class Embeddings(nn.Module):
         return self._inputs
 
     def read_ahead(self, batches: Iterable[_Dictionary]) -> Iterator[_Dictionary]:
-        """Yield the batches of an epoch, or of a part of one, while the rows of those to come are loaded.
+        """Yield the batches of an epoch or a part, loading rows ahead.
 
         Batches are read and planned ahead of the loop, 64 of them or more: until the planner knows the next
         use of rows that leave the fast tier. The iterable is read in another thread. What is left of it when

@@ -196,8 +196,10 @@ class RecipeOptions:
 
     @property
     def may_stop(self) -> str | None:
-        """The option that may stop training before its last planned step or need its weights before; None
-        where none is given."""
+        """Return the option that may stop training early or need weights before the end.
+
+        None where no such option is set.
+        """
         return "--max-time" if self.max_time is not None else self._ends_by_validation
 
     def _refuse_unused(self) -> None:

@@ -176,7 +176,10 @@ def compared_by_ranks(start: PreparedRun, options: ExchangeOptions) -> dict[str,
 
 
 def find_checkpoint(start: PreparedRun, out: Path, ranks: Ranks, *, is_resumed: bool) -> Checkpoint | None:
-    """Open the checkpoint from which an unfinished run goes on; None, with a warning, where it has none."""
+    """Open the checkpoint that an unfinished run goes on from.
+
+    None, with a warning, where it has none.
+    """
     # Between the first look and the lock another process may have begun or ended a run there.
     if ranks.rank == 0 and is_unfinished(out) != is_resumed:
         refuse_occupied(out)  # by a run that has begun or ended since
@@ -305,7 +308,9 @@ def train(
     rank_options: ExchangeOptions | None = None,
     progress: TrainProgress = no_progress,
 ) -> TrainSummary:
-    """Train on ``shards`` (a shards folder, or the folder that holds it) and write the run to ``out``.
+    """Train on ``shards`` and write the run to ``out``.
+
+    ``shards`` is a shards folder, or the folder that holds it.
 
     Where ``out`` holds an unfinished run with these settings, it is resumed from its last checkpoint, and
     ends with the bits of a run that was never interrupted.
@@ -452,8 +457,10 @@ def _chosen(trainer: Trainer) -> dict[str, Any]:
 
 
 def _warn_of_passes(trainer: Trainer) -> None:
-    """Warn of batches with more cold rows than there are slots, which fetch rows twice, and name a size that
-    would be enough."""
+    """Warn of batches with more cold rows than slots, which fetch rows twice.
+
+    The warning names a size that would be enough.
+    """
     # With slots enough for every batch there is nothing to say.
     source = trainer.step_source
     if not source.num_split:

@@ -153,7 +153,10 @@ def read_settings(path: Path) -> TrainConfig:
 
 
 def _known(kind: type, values: object, where: str) -> dict[str, Any]:
-    """Return the values that are settings of ``kind``: a run of another version may have more or fewer."""
+    """Return the values that are settings of ``kind``.
+
+    A run of another version may have more or fewer.
+    """
     if not isinstance(values, dict):
         raise TypeError(f"{where.removesuffix('.') or 'config'} is no object")
     kinds = {name: each for name, each in get_type_hints(kind).items() if name != _NESTED and name in values}

@@ -126,7 +126,7 @@ class RunLog:
         _log.info("step %s: %s", trainer.step, quality)
 
     def choose_weights(self, trainer: Trainer) -> bool:
-        """Set the run to the weights that it ends with; return whether they are those of its last step."""
+        """Set the run to its final weights; return whether these are the last step's."""
         stopping = trainer.stopping
         if stopping is not None and stopping.reason is not None:
             _log.info("stopped at step %s of %s: %s", trainer.step, trainer.num_steps, stopping.reason)
@@ -215,8 +215,10 @@ class RunLog:
             self._refuse(trainer, str(error), saved.last_written)
 
     def _refuse(self, trainer: Trainer, fault: str, last: int | None) -> NoReturn:
-        """Raise HotsetError with the command that goes on with lower rates, from the checkpoint if there is
-        one."""
+        """Raise HotsetError with the command that goes on with lower rates.
+
+        It goes on from the checkpoint if there is one.
+        """
         if last is None:
             raise divergence(fault)
         # Without a checkpoint the run must begin again; with one it continues from there, at a tenth of the
@@ -235,7 +237,10 @@ class RunLog:
         )
 
     def _stop_if_interrupted(self, ranks: Ranks) -> None:
-        """Raise Interrupted where a signal has arrived, at any rank: all of them stop after the same step."""
+        """Raise Interrupted if a signal has arrived, at any rank.
+
+        All ranks stop after the same step.
+        """
         own = self._interrupts.number or 0
         number = max(int(each) for each in ranks.gather(torch.tensor([own])))
         if number:

@@ -18,7 +18,10 @@ from .threads import WorkThreads
 
 @dataclass(eq=False, slots=True)
 class Packing:
-    """A batch that a reader packs for a device; the loop reads it without a lock once it is there."""
+    """A batch that a reader packs for a device.
+
+    The loop reads it without a lock once it is there.
+    """
 
     packed: Any = None
     """Set by the reader."""

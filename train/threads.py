@@ -208,8 +208,10 @@ class Readers:
         return done
 
     def in_order(self, call: Callable[[Key], Result], keys: Iterable[Key]) -> Iterator[tuple[Key, Result]]:
-        """Yield each key with the result of its call; as many calls are under way ahead as there are
-        threads."""
+        """Yield each key with the result of its call.
+
+        As many calls run ahead as there are threads.
+        """
         pending: deque[tuple[Key, Future[Result]]] = deque()
         for key in keys:
             pending.append((key, self.submit(call, key)))

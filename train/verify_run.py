@@ -100,7 +100,9 @@ class LoggedRun:
 
 
 def check_log(lines: Sequence[bytes | str], where: str, batch_size: int | None) -> LoggedRun:
-    """Check the lines of a log: objects of steps that do not fall, with losses and scores that can be.
+    """Check the lines of a log.
+
+    Steps must not fall, and losses and scores must be possible values.
 
     Args:
         lines: as the run wrote them.
@@ -607,7 +609,10 @@ def faults_against_shards(
 def _faults_of_batches(
     run: Path, shards: Shards, settings: TrainConfig, summary: Mapping[str, Any], *, is_replay: bool
 ) -> Iterator[str]:
-    """The order follows from the seed, unless the losses or another run decided it; sizes are the shards'."""
+    """Check the order of batches against the seed, and sizes against the shards.
+
+    The losses or another run may have decided the order instead.
+    """
     numbers = read_batch_order(run / BATCH_ORDER)
     if numbers.max(initial=0) >= shards.num_training_batches:
         yield f"{run / BATCH_ORDER} has batch {numbers.max()} of {shards.num_training_batches}"

@@ -43,7 +43,7 @@ from .tensors import read_part
 
 
 class ReservedRoom:
-    """A file without a name that takes space, and gives it back as the files are written that it is for.
+    """A nameless file that reserves space for files that are written later.
 
     Args:
         folder: where it lies.
@@ -77,7 +77,7 @@ class ReservedRoom:
         weakref.finalize(self, os.close, self._file)
 
     def give(self, num_bytes: int) -> None:
-        """Give so many bytes back, as far as there are any left, to a file that is about to be written."""
+        """Release up to so many bytes for a file that is written next."""
         if self._left:
             self._left = max(self._left - num_bytes, 0)
             os.ftruncate(self._file, self._left)
@@ -253,7 +253,10 @@ def refuse_damaged_files(folder: Path, record: CheckpointRecord) -> None:
 
 
 def _refuse_no_file(path: Path) -> None:
-    """Raise ValueError unless it is a plain file: a link may lead anywhere, and a pipe waits forever."""
+    """Raise ValueError unless it is a plain file.
+
+    A link may point anywhere, and a pipe waits forever.
+    """
     if not stat.S_ISREG(path.lstat().st_mode):
         raise ValueError("it is not a plain file")
 
@@ -266,7 +269,7 @@ def new_record(
 
 
 def newest_whole(folder: Path, run: str | None = None) -> CheckpointRecord | None:
-    """Return the newest checkpoint all of whose files are as they were written; None where there is none.
+    """Return the newest checkpoint whose files are all as written, else None.
 
     One that is damaged is named in a warning.
 
@@ -299,8 +302,10 @@ def newest_whole(folder: Path, run: str | None = None) -> CheckpointRecord | Non
 
 
 def remove_others(folder: Path, keep: int, newest: int) -> None:
-    """Remove all checkpoints but the ``keep`` newest up to step ``newest``, and files that none of them
-    lists."""
+    """Remove old checkpoints and the files that no remaining one lists.
+
+    The ``keep`` newest up to step ``newest`` stay.
+    """
     # Records first: a file that no record names any more can go, and not the other way round.
     records: list[CheckpointRecord] = []
     for path in record_paths(folder):

@@ -241,7 +241,10 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _placed(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A copy as the optimizer makes its state: laid out as the parameter, a count of steps on the host."""
+    """Copy a tensor to where the optimizer keeps it.
+
+    It is laid out like the parameter; a count of steps is on the host.
+    """
     if tensor.shape != parameter.shape:
         return tensor.clone()
     placed = torch.zeros_like(parameter, memory_format=torch.preserve_format, dtype=tensor.dtype)

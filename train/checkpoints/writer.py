@@ -328,7 +328,7 @@ class RowsCopy:
         return bool(self._left)
 
     def begin(self) -> None:
-        """Begin the copy of all rows that have changed since they were last saved, as they are now."""
+        """Begin to copy all rows that have changed since the last save."""
         with self._embeddings.transfers_paused():
             for width in self._widths:
                 width.begin()
@@ -481,7 +481,10 @@ class _WidthCopy:
         self._add(rows_N[was_pending_N], copy)
 
     def _copy_with_file(self) -> None:
-        """Copy all rows of a width whose slow tier is a file; those in staging slots are copied already."""
+        """Copy all rows of a table group whose slow tier is a file.
+
+        Those in staging slots are copied already.
+        """
         while (rows_N := self._changed.take_pending(self._capacity)).size:
             slots_N = self._fast.layout.slots_of_rows(*self._changed.layout.rows_at(rows_N))
             self.add_pending(rows_N[slots_N >= 0])

@@ -124,7 +124,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class BatchIds:
-    """The lookups of a batch in the tables of one table group, in sample order, then feature order."""
+    """The lookups of a batch in one table group, by sample, then feature."""
 
     ids_N: NDArray[np.int32]
     bags_N: NDArray[np.int64] | None
@@ -325,7 +325,7 @@ class BatchShares:
 
 
 def join(parts: Sequence[Batch]) -> Batch:
-    """Return the samples of some batches, one or more, as one batch; of a single one, that batch itself."""
+    """Return the samples of one or more batches as one batch."""
     if len(parts) == 1:
         return parts[0]
     tags = [part.is_hot_B for part in parts if part.is_hot_B is not None]

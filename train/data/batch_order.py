@@ -30,8 +30,10 @@ class BatchOrder(Protocol):
 
 
 class SeededOrder:
-    """A permutation of the batches by (seed, epoch); grouped shards get their hot-only batches spread
-    evenly."""
+    """A permutation of the batches by (seed, epoch).
+
+    Grouped shards get their hot-only batches spread evenly.
+    """
 
     is_known = True
 

@@ -286,6 +286,9 @@ def _refuse_equal_names(shards: Shards, multi_hot: Sequence[int] | None) -> None
 
 
 def _worker() -> tuple[int, int]:
-    """Return the number of this worker of a loader, and how many there are; 0 of 0 in the main process."""
+    """Return the number of this loader worker and the number of workers.
+
+    The main process is 0 of 0.
+    """
     info = get_worker_info()
     return (0, 0) if info is None else (info.id, info.num_workers)

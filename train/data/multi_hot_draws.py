@@ -52,7 +52,7 @@ class MultiHotDraws:
                 self._drawn[table.name] = drawn_RM.astype(np.int32)
 
     def expand(self, name: str, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the ids of all samples, (N,) int32, and where those of each begin, (B + 1,) int64.
+        """Return ids of all samples, (N,) int32, and offsets, (B + 1,) int64.
 
         Args:
             name: of a feature; one of size 1 has no offsets.

@@ -60,8 +60,10 @@ class UnchangedFile:
 
     @property
     def chunks(self) -> list[NDArray[np.uint8]]:
-        """Return the blocks that this thread has read since it emptied the list; Arrow's buffers are in
-        these."""
+        """Return the blocks that this thread has read since the list was emptied.
+
+        Arrow's buffers are in these.
+        """
         return self._cursor.chunks
 
     @contextmanager
@@ -128,7 +130,10 @@ def _status_of(descriptor: int) -> tuple[int, ...]:
 
 
 class _OpenFiles:
-    """Files by number, those read last open: at most half of what the process may open, and one at least."""
+    """Open files by number, the least recently read closed first.
+
+    At most half of what the process may open are open, and at least one.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # files may be collected while it is held
@@ -217,7 +222,10 @@ class Columns:
 
 
 class ShardFile:
-    """One Arrow IPC file; every array of a batch is a view of the memory that the batch was read into."""
+    """One Arrow IPC file, read batch by batch.
+
+    Every array of a batch is a view of the memory that the batch was read into.
+    """
 
     def __init__(self, path: Path, entry: FileEntry, facts: ShardFacts) -> None:
         self.path = path

@@ -197,7 +197,7 @@ class Shards:
                     )
 
     def file_states(self, kinds: Collection[str] = _KINDS) -> tuple[tuple[int, int, int], ...]:
-        """Return inode, bytes and time of the last change (ns since 1970) of the files of these kinds.
+        """Return inode, bytes and change time (ns) of the files of these kinds.
 
         Where they are what they were, the files are those that were hashed.
         """
@@ -392,7 +392,7 @@ class ShardOrigin:
 
 
 def vocabulary_of(shards: Shards) -> str | None:
-    """The fingerprint of the vocabulary that the ids of shards are of; None where its folder is gone."""
+    """Return the fingerprint of the vocabulary of shards; None without its folder."""
     plan = _sibling(shards, "plan")
     # A plan that was written since has perhaps other ids.
     if plan is None or plan.fingerprint != _inputs_of(shards.manifest).get("plan"):

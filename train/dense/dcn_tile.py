@@ -151,8 +151,11 @@ class DcnTile:
     def _deep_backward(
         self, last_grad_TN: torch.Tensor, gradients: ParameterViews
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the (T, P) gradients by the outputs of the cross network, and by its first inputs as far as
-        they come from the deep network; both may be overwritten."""
+        """Return the (T, P) gradients by outputs and by first inputs.
+
+        The outputs are those of the cross network; the inputs count as far as they come from the deep
+        network. Both may be overwritten.
+        """
         num_samples = last_grad_TN.shape[0]
         first_grad_TP = self._first_grads[:num_samples]
         if self._is_stacked:

@@ -84,7 +84,9 @@ class StepTile(Protocol):
         embedding_grads: Sequence[torch.Tensor],
         gradients: ParameterViews,
     ) -> float:
-        """Write the gradients of the tile of the last forward pass, times ``scale``; return its loss in nats.
+        """Write the gradients of the last tile, times ``scale``; return its loss.
+
+        The loss is in nats.
 
         Args:
             label_T: labels.
@@ -294,7 +296,10 @@ class MeanPooling:
         return self._step.predict(batch, means)
 
     def _divided(self, tensors: list[torch.Tensor], batch: Batch) -> list[torch.Tensor]:
-        """Divide the numbers of each bag by its lookups, in place; those of an empty bag are zero."""
+        """Divide the numbers of each bag by its lookups, in place.
+
+        Those of an empty bag are zero.
+        """
         for width, position, feature in self._places:
             lengths_B = np.maximum(np.diff(batch.bags[feature].offsets_B1), 1).astype(np.float32)
             tensor = tensors[width]

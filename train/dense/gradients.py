@@ -272,7 +272,9 @@ class ParameterViews(dict[str, torch.Tensor]):
 
 
 class FlatParameters:
-    """One float32 vector that all parameters of a model are moved to; the model keeps using them there.
+    """One float32 vector to which all parameters of a model are moved.
+
+    The model keeps using them there.
 
     Args:
         model: a model on the host.

@@ -76,8 +76,10 @@ class GraphStep:
     def _pass(
         self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int, first_sample: int
     ) -> torch.Tensor:
-        """Pass samples, from one of the batch on, forward and backward; return their loss, and leave their
-        gradients."""
+        """Run samples forward and backward; return their loss, and leave their gradients.
+
+        The samples begin at a given one of the batch.
+        """
         device = embeddings[0].device
         # The caller reads the gradients of embeddings from these leaves, so each begins without one.
         for emb_BFd in embeddings:

@@ -41,7 +41,10 @@ def vector_workspace(num_vectors: int, embedding_dim: int) -> NDArray[np.float32
 
 
 def dot_workspace(num_vectors: int) -> NDArray[np.float32]:
-    """Return zeros for the dot products of a sample, followed by R numbers that belong to no pair."""
+    """Return zeros for a sample's dot products, and R more numbers.
+
+    The R numbers belong to no pair.
+    """
     return aligned_zeros(num_vectors * (num_vectors - 1) // 2 + -(-num_vectors // _ROWS) * _ROWS)
 
 
@@ -176,7 +179,7 @@ def interact(
     dots_K: NDArray[np.float32],
     inputs_TP: NDArray[np.float32],
 ) -> None:
-    """Write the output of the bottom MLP and the dot products of all pairs to the inputs of the top MLP.
+    """Write the inputs of the top MLP: bottom output and dot products.
 
     Args:
         bottom_TD: (num_samples, embedding_dim); none: (0, embedding_dim).
@@ -284,7 +287,9 @@ def _gradients_of_vectors(
     num_vectors: int,
     sums_RW: NDArray[np.float32],
 ) -> None:
-    """Write the gradients of a sample's vectors, by those of its pairs: d(u.v) is v for u and u for v.
+    """Write the gradients of a sample's vectors from those of its pairs.
+
+    d(u.v) is v for u and u for v.
 
     A vector's products with the others are added in the order of these.
 

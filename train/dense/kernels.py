@@ -156,7 +156,7 @@ def cross_backward(
     first_grad_TP: NDArray[np.float32],
     bias_grad_N: NDArray[np.float32],
 ) -> None:
-    """Write the gradients of the product of a cross layer and of its bias, and add that of x0.
+    """Write the gradients of a cross layer's product and bias; add x0's.
 
     Args:
         grad_TP: (num_samples, at least num_outputs); gradient by the layer's outputs.

@@ -54,7 +54,10 @@ class MlpTiles(Protocol):
     """The layers of one MLP on the current tile."""
 
     def forward(self, inputs_TK: torch.Tensor) -> torch.Tensor:
-        """Return the (T, N) outputs of the last layer; its memory is used again by the next tile."""
+        """Return the (T, N) outputs of the last layer.
+
+        The next tile reuses their memory.
+        """
 
     def backward(
         self, grad_TN: torch.Tensor, gradients: ParameterViews, *, to_inputs: bool

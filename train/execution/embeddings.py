@@ -71,20 +71,25 @@ class RowWidth:
     """Which rows steps have changed, for checkpoints; None: nobody wants to know."""
 
     def read(self, number: int, batch: Batch) -> WidthLookups:
-        """The lookups of a batch in these tables, and the same by row; training batches come in their
-        order."""
+        """Read the lookups of a batch in these tables, also by row.
+
+        Training batches come in their order.
+        """
         ids = self.reader.read(batch)
         return WidthLookups(ids, self.reader.by_row(ids))
 
     def cold_rows(self, number: int, batch: Batch) -> ColdRows:
-        """The rows of a batch that staging slots have to serve, to plan it alone; batches come in their
-        order."""
+        """Return the rows of a batch that need staging slots, for planning.
+
+        Batches come in their order.
+        """
         assert isinstance(self.placement, StagingPlacement)
         return self.placement.find_cold_rows(self.reader.read(batch))
 
     def newest_rows(self, position: int, first: int, stop: int) -> torch.Tensor:
-        """(stop - first, D) newest weights of some rows of a table that live here; valid while no transfer
-        runs, and where none of them is in a file.
+        """Return the newest weights of some rows of a table, (stop - first, D).
+
+        The rows live here and none is in a file; valid while no transfer runs.
 
         Args:
             position: of the table among those of the width.
@@ -151,7 +156,9 @@ def build_widths(
     slow_tiers: Mapping[int, FileTier] | None = None,
     initial_values: Mapping[int, InitialValues] | None = None,
 ) -> list[RowWidth]:
-    """Lay out the tiers of each width, by the placement of that width; their rows are not yet set.
+    """Lay out the tiers of each table group by its placement.
+
+    Their rows are not yet set.
 
     Args:
         placements: by width.
@@ -183,7 +190,10 @@ def _build_tiers(
     tools: TierTools,
     slow: Tier | None,
 ) -> tuple[Tier, Tier]:
-    """The fast and the slow tier of a placement, rows not yet set; the slow one may be given."""
+    """Build the fast and the slow tier of a placement, rows not set.
+
+    The slow tier may be given.
+    """
     state_width = optimizer.state_width(embedding_dim)
     num_staging = placement.num_staging_slots
     device = str(tools.device)
@@ -196,7 +206,10 @@ def _build_tiers(
 
 
 def _changed_rows(placement: Placement, host: HostMemory | None) -> ChangedRows:
-    """The marks of all rows of a width; in a mapped file where rows are to keep to a limit of memory."""
+    """Build the marks of changed rows of a table group.
+
+    They are a mapped file where rows must keep to a limit of memory.
+    """
     is_limited = host is not None and host.left_bytes is not None
     num_rows = sum(placement.num_rows)
     marks_R = mapped_zeros(host.folder, num_rows, np.uint8) if host is not None and is_limited else None
@@ -368,8 +381,10 @@ class Embeddings:
 
     @contextmanager
     def rows_written_back(self) -> Iterator[None]:
-        """Hold transfers back, with the newest values of all staged rows on the slow tier too: for evaluation
-        and checkpoints. Nothing is evicted."""
+        """Pause transfers with the newest values of staged rows on the slow tier, too.
+
+        For evaluation and checkpoints. Nothing is evicted.
+        """
         # Transfers queued before may be done ahead of their batches; that moves rows and changes no value.
         with self.transfers.paused():
             for width in self.widths:
@@ -417,8 +432,10 @@ class Embeddings:
             self.transfers.mark_computed(step.item, computed)
 
     def note_transfers(self, *, waits: bool = True) -> None:
-        """Note and count the transfers that a device was given, and the rows that its steps have changed; see
-        `StagedRows.catch_up`."""
+        """Note and count queued transfers, and the rows that steps have changed.
+
+        See `StagedRows.catch_up`.
+        """
         for width in self.widths:
             width.executor.staged.catch_up(waits=waits)
             if width.changed is not None:
@@ -451,8 +468,10 @@ class Embeddings:
         return counts
 
     def counts_of_steps(self) -> list[dict[Way, int]]:
-        """As `rows_by_table`, without rows initialized ahead of their first step: a run that is resumed here
-        initializes them once more."""
+        """Return `rows_by_table` without rows initialized ahead of their first step.
+
+        A resumed run initializes those once more.
+        """
         with self.transfers.paused():
             counts = self.rows_by_table()
             # Transfers are paused, so that what was sent and what was done do not change meanwhile.
@@ -475,8 +494,9 @@ class Embeddings:
                 rows_F[position] = counts[table].get(way, 0)
 
     def table_parts(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
-        """Yield the host weights of one table, or its state, in id order, in parts of bounded size where they
-        are in a file.
+        """Yield the host weights of one table, or its state, in id order.
+
+        Parts are of bounded size where they are in a file.
 
         Valid once every row is written back.
         """
@@ -484,7 +504,7 @@ class Embeddings:
         return width.executor.table_parts(position, state=state)
 
     def newest_parts(self, table: int) -> Iterator[torch.Tensor]:
-        """Yield the newest weights of one table in id order, in parts of bounded size, wherever each row is.
+        """Yield the newest weights of one table in id order, in bounded parts.
 
         Valid while no transfer runs, and where no row is in a file.
         """
@@ -506,7 +526,7 @@ class Embeddings:
         return np.ones(ids_N.size, np.bool_), ids_N
 
     def spill_traffic(self) -> list[SpillTraffic]:
-        """Return counts of what each store of cold rows in a file has read and written so far."""
+        """Return how much each store of cold rows has read and written."""
         tiers = (width.executor.slow for width in self.widths)
         return [tier.store.traffic for tier in tiers if isinstance(tier, SpilledTier) and tier.is_open]
 

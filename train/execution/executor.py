@@ -196,7 +196,7 @@ class InPlaceWork:
         sums_UD: torch.Tensor,
         rate: float | None = None,
     ) -> None:
-        """Take one optimizer step on the distinct rows of a batch by sums that have come to the host."""
+        """Take one optimizer step on distinct rows, from gradient sums on the host."""
         self._count_vector_per_row("to_slow", lookups)
         self._slow_rows.apply(self._slow, slots_U, sums_UD, rate)
 
@@ -332,7 +332,7 @@ class Executor:
         self.slow.initialize(self.initial, self._threads)
 
     def warm_up(self) -> None:
-        """Compile every kernel a run will use, so that its first step is not timed with the compiler."""
+        """Compile every kernel of a run, so that the first step does not."""
         no_slots = np.empty(0, np.int64)
         no_lookups = group_lookups(of_matrix(np.empty(0, np.int32), no_slots))
         for rows, tier in ((self._fast_rows, self.fast), (self._slow_rows, self.slow)):
@@ -485,7 +485,10 @@ class Executor:
             self.transfer(Transfer(write_back=moves))
 
     def look_up_on_host(self, ids: BatchIds, lookups: LookupsByRow, vectors_PD: torch.Tensor) -> None:
-        """Look up rows that stay on the slow tier, one vector per bag, in host memory that is sent later."""
+        """Look up rows that stay on the slow tier, one vector per bag.
+
+        The vectors are in host memory that is sent later.
+        """
         self.in_place.look_up_bags(ids, lookups, vectors_PD)
 
     def update_on_host(
@@ -516,8 +519,10 @@ class Executor:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def table_parts(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
-        """Yield the weights of one table, or its state, in id order, in parts of bounded size where they are
-        in a file."""
+        """Yield the weights of one table, or its state, in id order.
+
+        Parts are of bounded size where they are in a file.
+        """
         # A table has hot rows first and cold rows after them, or all rows on one tier: read whichever tier
         # has the next id.
         next_id = 0
@@ -547,7 +552,10 @@ class Executor:
             self._fast_rows.look_up(self.fast.weights_SD, lookups, slots_of_pass, vectors_ND)
 
     def _slots(self, lookups: LookupsByRow, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Slots of the distinct rows that live on the fast tier, and with those staged there; else -1."""
+        """Return the slots of distinct rows on the fast tier, else -1.
+
+        The second array includes staged rows.
+        """
         own_U, num_absent = self.fast.layout.slots_of(lookups)
         staged_U = plan.staged_U
         if staged_U is None:
@@ -562,8 +570,10 @@ class Executor:
     def _passes(
         self, split: SplitBatch | None, own_U: NDArray[np.int64]
     ) -> Iterator[tuple[Transfer, Moves, NDArray[np.int64]]]:
-        """Yield of each pass the transfer that loads its rows, all its moves, and the slot of each distinct
-        row of the batch, -1 for rows of other passes."""
+        """Yield each pass of a batch: its loading transfer, all moves, and slots.
+
+        Distinct rows of other passes have slot -1.
+        """
         if split is None:
             return
         cold = np.flatnonzero(own_U < 0)

@@ -59,8 +59,10 @@ class RankedWidth(RowWidth):
         return WidthLookups(served_ids(served), served, exchange)
 
     def look_at(self, batch: Batch) -> WidthExchange:
-        """Return what would cross in a training step if all its rows had been used before; nothing is
-        remembered."""
+        """Return what would cross in a step if all rows had been used before.
+
+        Nothing is remembered.
+        """
         ids = self.reader.read(batch)
         own = self.reader.read(self.shares.cut(batch))
         lookups = self.reader.by_row(ids)
@@ -114,7 +116,9 @@ def brought_rows(
     rows_of: Callable[[int, int], torch.Tensor],
     ranks: Ranks,
 ) -> Iterator[torch.Tensor]:
-    """Yield the rows of a table of all ranks in id order, in parts, at rank 0, and none elsewhere.
+    """Yield the rows of a table of all ranks in parts, at rank 0.
+
+    They come in id order; other ranks yield none.
 
     Every rank calls this and takes all parts.
 
@@ -209,7 +213,10 @@ class RankedEmbeddings(Embeddings):
         return self._shares.cut(batch)
 
     def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
-        """Steps of the evaluation batches that this rank has, one of W; an empty one where there is none."""
+        """Return the steps of this rank's evaluation batches, one of W.
+
+        A step is empty where there is no batch.
+        """
         # One batch for each rank at a time: all take part in each step, as any may need their rows.
         num_ranks = self._ranks.num_ranks
         rank = self._ranks.rank
@@ -276,7 +283,7 @@ class RankedEmbeddings(Embeddings):
     def _send(
         self, kind: Kind, rows: Sequence[NDArray[np.float32]], exchanges: Sequence[WidthExchange]
     ) -> RowsUnderWay:
-        """Send the vectors of served rows, or the gradients of own rows, to the ranks that need them."""
+        """Send vectors of served rows, or gradients of own rows, where needed."""
         found = [each.vectors if kind == "vectors" else each.gradients for each in exchanges]
         coding = self._coded.vectors() if kind == "vectors" else self._coded.gradients()
         # Evaluation reads rows as they are, and counts no bytes.

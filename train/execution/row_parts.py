@@ -84,7 +84,7 @@ def refill_stores(embeddings: Embeddings, source: RowsSource) -> None:
 
 
 def used_slow_rows(width: RowWidth) -> Iterator[NDArray[np.int64]]:
-    """Yield the rows of a width that were ever changed and live on the slow tier, ascending, in parts."""
+    """Yield the changed rows of a table group's slow tier, ascending, in parts."""
     changed = changed_of(width)
     for rows_N in changed.used():
         slots_N = width.executor.slow.layout.slots_of_rows(*changed.layout.rows_at(rows_N))

@@ -66,7 +66,9 @@ def open_stores(
     limits: SpillLimits,
     restored: Sequence[NDArray[np.int64]],
 ) -> None:
-    """Divide the memory, tell the plans where rows come from and go to, and open the store of each width.
+    """Divide the memory, and open the row store of each table group.
+
+    The plans learn where rows come from and go to.
 
     Args:
         widths: those with cold rows on the slow tier.
@@ -232,7 +234,7 @@ class StepSource:
             )
 
     def plan_run(self, epochs: Iterable[Iterable[int]], limits: SpillLimits) -> None:
-        """Plan all epochs now, and open the files of rows that do not fit in memory, which need those plans.
+        """Plan all epochs now, and open the spill files, which need those plans.
 
         Raises:
             HotsetError: the memory or the disk is too small.
@@ -271,7 +273,7 @@ class StepSource:
 
     @staticmethod
     def _planner_within(placement: StagingPlacement, limits: SpillLimits) -> StagingPlanner:
-        """A planner whose one array of all cold rows is a mapped file where memory has no room for it."""
+        """Build a planner whose array of cold rows is mapped if memory is short."""
         num_rows = max(placement.slow.num_own_slots, 1)
         return placement.planner(0, mapped_zeros(limits.folder, num_rows, np.int32, limits.planning_bytes))
 

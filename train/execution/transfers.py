@@ -229,7 +229,7 @@ class QueuedTransfers(Generic[Work]):
             return number
 
     def begin(self, number: int) -> Work:
-        """Let the stream of moves wait for what item ``number`` waits for, and return its work to be queued.
+        """Make moves wait for what item ``number`` waits for; return its work.
 
         Items before it that belong to no step are run first.
         """
@@ -252,7 +252,7 @@ class QueuedTransfers(Generic[Work]):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let the device finish what it was given; items that were put and not begun are left for later."""
+        """Let the device finish; items not yet begun are left for later."""
         self._device.synchronize()
         yield
         # What the block asked of a GPU outside its streams is over before they continue.

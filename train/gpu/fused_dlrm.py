@@ -222,7 +222,7 @@ class FusedDlrm:
         inputs_BN: torch.Tensor,
         inputs_grad_BN: torch.Tensor | None,
     ) -> None:
-        """Queue the gradients of layers, from those by the outputs of the last to those by the inputs."""
+        """Queue the gradients of layers, from the last to the first."""
         for number in reversed(range(len(layers))):
             layer = layers[number]
             # The layer before has the inputs and takes their gradient; the first layer has the MLP's own.
@@ -391,8 +391,10 @@ def _backward(
 
 
 def keeps_float32_sums(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether a product of numbers of ``dtype`` can leave its sums in float32, as torch has it on GPUs
-    from 2.8 on; elsewhere they are rounded to ``dtype`` once."""
+    """Return whether products of ``dtype`` can leave sums in float32.
+
+    Torch can on GPUs from 2.8 on; elsewhere sums are rounded to ``dtype`` once.
+    """
     factor = torch.zeros(_ROUNDED_TO, _ROUNDED_TO, dtype=dtype, device=device)
     try:
         torch.mm(factor, factor, out_dtype=torch.float32, out=torch.empty_like(factor, dtype=torch.float32))

@@ -172,7 +172,7 @@ class BatchRoom:
         )
 
     def new_partials(self, embedding_dim: int, device: torch.device) -> torch.Tensor:
-        """Allocate (L, K, D) float32, the sums of rows with long lists in each of K blocks of samples."""
+        """Allocate (L, K, D) float32: sums of long-list rows in K blocks."""
         num_blocks = -(-self.num_samples // BLOCK_SAMPLES)
         return torch.empty(self.num_long, num_blocks, embedding_dim, device=device)
 
@@ -202,7 +202,7 @@ class RowMoves(NamedTuple):
 
 
 class SeedTables(NamedTuple):
-    """Where the initial values of rows come from: `InitialValues` and the layout of the tier they live on."""
+    """The sources of initial values: `InitialValues` and the layout of their tier."""
 
     first_F: torch.Tensor
     """int32; first id of each table on the tier."""
@@ -360,8 +360,10 @@ class PackedRoom:
         return BatchLists(*(self.sections[f"{name}{width}"].of(packed) for name in BatchLists._fields))
 
     def moves_on(self, packed: torch.Tensor) -> list[list[RowMoves]]:
-        """The rows to move of each width and list of `MOVES`, as views of a packed batch: the same memory in
-        all batches of this room."""
+        """Return the rows to move of each table group and list of `MOVES`.
+
+        They are views of a packed batch: the same memory in all batches of this room.
+        """
         places = self.sections["move_places"].of(packed).view(len(self.widths), len(MOVES), -1)
         numbers = self.sections["moves"].of(packed)
         return [[RowMoves(place[:3], numbers, numbers) for place in of_width] for of_width in places]
@@ -369,7 +371,7 @@ class PackedRoom:
 
 @dataclass(frozen=True, slots=True)
 class HostLists:
-    """The lookups of a batch in the tables of one width, one lookup of each table in a sample."""
+    """The lookups of a batch in one table group, one lookup a table."""
 
     lookups: LookupsByRow
     layout: Layout
@@ -508,7 +510,7 @@ class InputRing:
         return self._slots[number]
 
     def sent(self, copied: Event) -> None:
-        """Note when the copy of the slot that is sent next ends, and release slots of earlier copies."""
+        """Note when the copy of the next slot ends, and release earlier slots."""
         self._copies.append(copied)
         while len(self._copies) > _COPIES_BEHIND:
             self._device.wait_on_host(self._copies.popleft())
@@ -538,8 +540,10 @@ class SentRates:
         self._last: StepRates | None = None
 
     def of(self, rates: StepRates) -> NDArray[np.float32]:
-        """Return the numbers of the step that is queued next, as `PackedRoom.rates` places them; the memory
-        is used again by the next step."""
+        """Return the numbers of the step that is queued next.
+
+        They are placed as by `PackedRoom.rates`; the next step reuses the memory.
+        """
         # A schedule returns the same object for as long as its rates stay.
         if rates is not self._last:
             self._last = rates

@@ -155,8 +155,10 @@ class RecordedWork:
             queue_work(inputs)
 
     def begin(self, places: Sequence[StepInputs]) -> None:
-        """Take all work as new, and these as the inputs that it will have: kernels may be compiled again for
-        other memory."""
+        """Forget recorded work; it will be recorded again with these inputs.
+
+        Kernels may be compiled again for other memory.
+        """
         self._warm.clear()
         self._places = places
 

@@ -407,8 +407,10 @@ class QueuedSteps:
         self._passes.make_room(room)
 
     def _new_loss(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(1,) and () float64 for the loss of a step, the same memory, which whoever keeps it may read
-        later."""
+        """Return the memory for a step's loss as (1,) and () float64.
+
+        Both are the same memory, which whoever keeps it may read later.
+        """
         if not self._losses:
             losses = self._device.allocate([_LOSSES_AT_ONCE], torch.float64)
             self._losses = list(zip(losses.view(-1, 1).unbind(), losses.unbind(), strict=True))

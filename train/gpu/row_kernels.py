@@ -56,7 +56,7 @@ def rule_of_sums(sums_UD: torch.Tensor) -> dict[str, Any]:
 
 @triton.jit
 def _fold(values, R: tl.constexpr, DP: tl.constexpr):
-    """(R, DP) -> (R,): the upper half is added to the lower one until one number is left."""
+    """Fold (R, DP) to (R,): add halves until one number is left."""
     for level in tl.static_range(_MOST_FOLDS):
         if DP >> level > 1:
             values = tl.sum(tl.reshape(values, (R, 2, DP >> (level + 1))), axis=1)
@@ -82,7 +82,10 @@ def finish_rows(
     DP: tl.constexpr,
     R: tl.constexpr,
 ):
-    """Take a step on rows with a slot by their summed gradients; or store the sums where there is no rule."""
+    """Take a step on rows by their summed gradients, or store the sums.
+
+    Rows without a slot are skipped; without a rule the sums are stored.
+    """
     # Sums go to the place of the row in the batch, steps to its slot.
     if RULE == "none":
         column = tl.arange(0, DP)[None, :]
@@ -387,7 +390,10 @@ def _sum_blocks(
     DP: tl.constexpr,
     R: tl.constexpr,
 ):
-    """Sum the gradients of rows with a long list in every block of samples; R blocks a program."""
+    """Sum the gradients of long-list rows in every block of samples.
+
+    A program takes R blocks.
+    """
     # A part is one row and R consecutive blocks of samples.
     num_samples = tl.maximum(tl.load(num_samples_1), 1)
     num_blocks = tl.cdiv(num_samples, _BLOCK)
@@ -447,7 +453,7 @@ def _add_blocks(
     DP: tl.constexpr,
     R: tl.constexpr,
 ):
-    """Add the sums of the blocks of rows with a long list, in order, and finish these rows."""
+    """Add the blocks' sums of long-list rows in order, and finish the rows."""
     # As many rows as this batch has with a long list, perhaps none.
     num_blocks = tl.cdiv(tl.load(num_samples_1), _BLOCK)
     num_long = tl.load(num_long_1)

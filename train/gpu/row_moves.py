@@ -199,8 +199,10 @@ class ThreadMover:
             copy_rows(each.slow.weights_SD.numpy(), nothing, each.slow.weights_SD.numpy(), nothing)
 
     def move(self, transfers: Sequence[Transfer | None]) -> None:
-        """Move the rows of a transfer; those written back are on the slow tier when this returns, the others
-        on their way in the stream of moves."""
+        """Move the rows of a transfer.
+
+        Those written back are on the slow tier when this returns, the others queued in the stream of moves.
+        """
         for width, transfer in zip(self._widths, transfers, strict=True):
             if transfer is not None:
                 # In this order: a slot is free, and a row up to date on the slow tier, once it is written
@@ -430,7 +432,10 @@ class MovesByThreads:
 
 
 class MovesAtOnce:
-    """Moves rows on the host while the device is idle: they are in a file, or there are none to move."""
+    """Moves rows on the host while the device is idle.
+
+    The rows are in a file, or there are none to move.
+    """
 
     name: str | None = None
 
@@ -502,7 +507,7 @@ def choose_moves(
 def _rows_per_second(
     device: Device, kernels: Kernels, mover: ThreadMover, widths: Sequence[WidthTensors]
 ) -> dict[str, float]:
-    """Move rows of each width to staging slots and back with either mover; return how many each way."""
+    """Move rows to staging slots and back with either mover; return their speeds."""
     tried = [_tried_moves(width) for width in widths]
     on_device = [[_on_device(part, device) for part in (fetch, back)] for _, fetch, back in tried]
 

@@ -151,7 +151,7 @@ def sum_and_step(
     numbers: StepNumbers,
     rows: RowTensors,
 ) -> None:
-    """Sum the gradients of every distinct row, and take one optimizer step on those that have a slot.
+    """Sum the gradients of every distinct row, and update those with a slot.
 
     Args:
         lists: of a batch.
@@ -380,7 +380,7 @@ def gather_dots(
     bottom_BD: torch.Tensor | None,
     inputs_BP: torch.Tensor,
 ) -> None:
-    """Write the inputs of the top MLP: the bottom MLP's output, the dots of all pairs, and zeros.
+    """Write the inputs of the top MLP: bottom output, dots of pairs, zeros.
 
     Args:
         weights_SD: float32.

@@ -44,7 +44,7 @@ def recorded_model(config: RunConfig) -> ModelConfig:
 
 
 def recorded_name(config: TrainConfig, embedding_dim: int) -> str:
-    """Return the name of the model that a run records: that of its preset, of the model or of the class."""
+    """Return the model name that a run records: preset, model or class."""
     return preset_name(config.model, embedding_dim) if config.model in DLRM_NAMES else config.model
 
 

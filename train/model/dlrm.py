@@ -51,7 +51,9 @@ class PairwiseDots(torch.autograd.Function):
 
 
 def pair_positions(num_vectors: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the positions of the pairs in a flat (V, V) matrix, and the pair of each of its entries.
+    """Return the positions of pairs in a flat (V, V) matrix, and back.
+
+    The second array has the pair of each entry.
 
     Returns:
         (P,) int64, the lower triangle row by row, and (V * V,) int64 in [0, P], P on the diagonal.
@@ -130,7 +132,10 @@ class Projections(nn.Module):
                 self.maps[str(dim)] = nn.Parameter(weight_FdD)
 
     def forward(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Map one (B, F, d) tensor per table group to (B, F, D) of all tables in their order."""
+        """Map (B, F, d) per table group to (B, F, D) of all tables.
+
+        Tables keep their order.
+        """
         columns: dict[int, torch.Tensor] = {}
         for (dim, tables), emb_BFd in zip(self._widths.items(), embeddings, strict=True):
             emb_BFD = emb_BFd
@@ -185,7 +190,10 @@ class _Linear(nn.Linear):
 def build_linear(
     num_inputs: int, num_outputs: int, generator: torch.Generator, *, has_bias: bool = True
 ) -> nn.Linear:
-    """Build a layer with DLRM's initial values: N(0, 2 / (m + n)) weights, N(0, 1 / m) biases."""
+    """Build a layer with DLRM's initial values.
+
+    Weights are N(0, 2 / (m + n)), biases N(0, 1 / m).
+    """
     layer = _Linear(num_inputs, num_outputs, bias=has_bias)
     with torch.no_grad():
         layer.weight.normal_(0.0, math.sqrt(2 / (num_inputs + num_outputs)), generator=generator)

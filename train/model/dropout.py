@@ -60,8 +60,7 @@ _place = _Place()
 
 @contextmanager
 def drawing(seed: int, step: int, first_sample: int) -> Iterator[None]:
-    """Let the layers that this thread passes draw for a step and for samples from a position of its batch
-    on."""
+    """Set the step and the first sample that layers of this thread draw for."""
     _place.stream = np.uint64(mix64_pair(np.uint64(seed), np.uint64(step)))
     _place.first_sample = first_sample
     try:

@@ -51,8 +51,10 @@ class ShuffleScheduler:
 
     @classmethod
     def variant(cls, name: str) -> ShuffleScheduler:
-        """Build the scheduler of the ``paper``, R(50) and adaptive, or of its released ``code``, R(100)
-        throughout."""
+        """Build the scheduler of the ``paper`` or of its released ``code``.
+
+        The first is R(50) and adaptive, the second R(100) throughout.
+        """
         if name == "code":
             return cls(rate=MOST_RATE, is_adaptive=False)
         return cls()
@@ -73,7 +75,9 @@ class ShuffleScheduler:
             self._num_falls = 0
 
     def turns(self, num_mixed: int, num_hot_only: int) -> Iterator[tuple[int, int]]:
-        """The numbers of mixed and of hot-only batches that each turn of an epoch runs, in this order.
+        """Return the numbers of mixed and of hot-only batches of each turn.
+
+        A turn of an epoch runs them in this order.
 
         The rate is read again for each turn. Shares are cumulative, so every batch runs once.
         """
@@ -113,7 +117,7 @@ class Fae(Placement):
         """Kind of the batch planned last; batches may be planned far ahead of the one being computed."""
 
     def plan(self, *, is_hot_only: bool) -> StepPlan:
-        """Serve all on the fast tier or all in place; with the copy where the kind of batch changes."""
+        """Serve all on the fast tier or all in place; copy where that changes."""
         is_switch = is_hot_only != self._is_last_hot_only
         self._is_last_hot_only = is_hot_only
         if is_hot_only:

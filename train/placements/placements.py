@@ -89,7 +89,7 @@ class AllFast(Placement):
 
 
 class Hybrid(Placement):
-    """Every row on the slow tier; one vector per bag is sent to the fast tier, one gradient back."""
+    """Every row on the slow tier; one vector per bag crosses each way."""
 
     name = "hybrid"
 
@@ -106,8 +106,7 @@ class Hybrid(Placement):
 
 
 class HybridDedup(Hybrid):
-    """Every row on the slow tier; the vector of each distinct row of a batch is sent once, its gradient
-    back."""
+    """Every row on the slow tier; one vector per distinct row crosses each way."""
 
     name = "hybrid-dedup"
 
@@ -166,7 +165,10 @@ class StagingPlacement(Placement):
         return ColdRows(rows_U[is_cold], counts_U[is_cold])
 
     def find_cold_rows(self, ids: BatchIds) -> ColdRows:
-        """The same of lookups that are not grouped by row: faster by hashing, since most are of hot rows."""
+        """Find the cold rows of lookups that are not grouped by row.
+
+        Hashing is faster, since most lookups are of hot rows.
+        """
         rows_N, num_absent = self.slow.locate(ids)
         rows_U, inverse_N = find_distinct(rows_N if num_absent == 0 else rows_N[rows_N >= 0])
         return ColdRows(*in_order(rows_U, np.bincount(inverse_N, minlength=rows_U.size)))
@@ -180,7 +182,9 @@ class StagingPlacement(Placement):
 
 
 class Lookahead(StagingPlacement):
-    """Hot rows live on the fast tier; the staged row that is evicted is the one with the farthest next use.
+    """Hot rows live on the fast tier, and staging follows Belady's rule.
+
+    The staged row that is evicted is the one with the farthest next use.
 
     Args:
         tables: those of one table group.
@@ -219,7 +223,9 @@ class Lookahead(StagingPlacement):
 
 
 class Cache(StagingPlacement):
-    """Every row lives on the slow tier; slots keep the rows that the policy expects to be needed again.
+    """Every row lives on the slow tier; slots cache rows by a policy.
+
+    The policy keeps the rows that it expects to be needed again.
 
     Args:
         tables: those of one table group.
@@ -280,7 +286,9 @@ class Cache(StagingPlacement):
 
 
 class HybridUva(StagingPlacement):
-    """Every row lives on the slow tier; those of one batch at a time are in slots, and none runs ahead.
+    """Every row lives on the slow tier; slots hold one batch at a time.
+
+    No transfer runs ahead.
 
     A row that the batch before did not look up is fetched, and one that the next does not is written back:
     the best that a GPU can do that reads host memory as it goes, without a cache and a plan.

@@ -86,7 +86,10 @@ class PlanQueue:
         self.flush = Transfer(write_back=self._moves(residents.rows, residents.slots))
 
     def set_fetches(self, fetches: EpochFetches) -> None:
-        """Say where rows come from and go to; all plans of the epoch must be there, and none be taken."""
+        """Set where rows come from and go to, before any plan is taken.
+
+        All plans of the epoch must be there.
+        """
         self._fetches.extend(fetches.chunks)
         self._next_fetch = fetches.first_fetch
         self.flush = Transfer(write_back=replace(self.flush.write_back, fetches_N=fetches.of_residents))

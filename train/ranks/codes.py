@@ -279,12 +279,14 @@ class CodedExchange:
         return Coding([codec.at(factor) for codec in self._gradients], streams, self.errors)
 
     def dense(self, half: Literal["partials", "sums"]) -> tuple[RowCodec, int]:
-        """The codec of the dense gradient of this step and the seed of its rounding, for one half of its
-        sum."""
+        """Return the codec and the rounding seed of this step's dense gradient.
+
+        They are for one half of its sum.
+        """
         return self._dense, self._stream(half, 0)
 
     def note_sent(self, kind: Kind, num_bytes: int, num_saturated: int) -> None:
-        """Count bytes that this rank has sent, and numbers in them that were too large for their code."""
+        """Count bytes that this rank has sent, and numbers beyond their code's range."""
         self.counts.sent_bytes[kind] += num_bytes
         self.counts.num_saturated += num_saturated
 

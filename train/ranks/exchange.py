@@ -124,7 +124,7 @@ class RankReader:
 
 
 def read_epoch(reader: RankReader, order: Iterable[int]) -> RankedEpoch:
-    """Read the batches of an epoch in their order; of each only its rows and their ranks are kept."""
+    """Read the batches of an epoch; keep of each its rows and their ranks."""
     # An empty array comes first, so that an epoch without batches has arrays of these types too.
     keys: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
     masks: list[Masks] = [np.empty(0, mask_type(reader.num_ranks))]

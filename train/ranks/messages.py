@@ -40,7 +40,7 @@ Counts = tuple[int, ...]
 
 
 class CrossingRows(NamedTuple):
-    """The rows of one table group sent in one direction in a step, in the order of ranks."""
+    """Rows of one table group that cross one way, in rank order."""
 
     counts: Counts
     keys_N: NDArray[np.int32]
@@ -234,7 +234,10 @@ class RowMessages:
 
 
 def _parts(rows: Sequence[CrossingRows]) -> Iterator[tuple[int, int, slice]]:
-    """Yield rank, width and rows of each part of a message that has any, in their order in it."""
+    """Yield rank, table group and rows of each non-empty part of a message.
+
+    They come in their order in the message.
+    """
     for rank, of_rank in enumerate(zip(*(each.parts() for each in rows), strict=True)):
         for width, part in enumerate(of_rank):
             if part.start < part.stop:
@@ -262,8 +265,9 @@ def sum_partials(
     stack_LD: NDArray[np.float32],
     ranks_L: NDArray[np.int64],
 ) -> None:
-    """Add the gradients of each row by the binary tree over rank numbers; ranks without one are passed over,
-    and a row without any gets zeros.
+    """Add the gradients of each row by the binary tree over ranks.
+
+    Ranks without one are skipped, and a row without any gets zeros.
 
     Args:
         places_SW: (num_served, num_ranks); where the gradient of each rank is, -1 where it has none.

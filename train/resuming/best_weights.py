@@ -95,7 +95,7 @@ class BestWeights:
             aside.replace(path)
 
     def _end_saving(self) -> int:
-        """Note the checksum of the best file, and remove those that are not needed any more, at rank 0."""
+        """Note the checksum of the best file, and remove unneeded files, at rank 0."""
         assert self._best is not None
         step, _ = self._best
         self._best = step, hash_file(self._path(step))[1]
@@ -166,7 +166,10 @@ class BestWeights:
 
 
 def newest_weights(trainer: Trainer) -> Weights:
-    """Return the weights as they are now, wherever the newest values of rows are; no transfer may run."""
+    """Return the current weights, wherever the newest values of rows are.
+
+    No transfer may run.
+    """
     whole = trainer.weights()
     numbers = {table.name: number for number, table in enumerate(trainer.shards.tables)}
 

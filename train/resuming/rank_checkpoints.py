@@ -188,7 +188,9 @@ class RankCheckpoints:
 
 
 def _brought_parts(trainer: Trainer) -> Iterator[list[RowsPart]]:
-    """Yield the rows that changed at any rank, a part of each rank at a time, at rank 0.
+    """Yield at rank 0 the rows that changed at any rank.
+
+    They come a part of each rank at a time.
 
     Every rank calls this and takes all; the lists of the others are empty.
     """
@@ -290,7 +292,7 @@ class RankFolder(RunFolder):
 
 
 def send_weights(weights: Weights) -> None:
-    """Send the rows that live here to rank 0, in the order in which `write_weights` takes them there."""
+    """Send the rows of this rank to rank 0, in `write_weights`'s order."""
     for name in sorted(weights.shapes):
         for _ in weights.parts(name):
             pass

@@ -351,7 +351,7 @@ class RunCheckpoints:
                 self._copy.before_update(step)
 
     def go_on(self, trainer: Trainer, *, to_end: bool = False) -> None:
-        """Copy the next part of the checkpoint under way, if none waits to be written; or all parts."""
+        """Copy the next part of the checkpoint, if none waits; or all parts."""
         while self._captured is not None and (to_end or self._writer.is_ready):
             with self._standing_still(trainer):
                 self._copy_part()
@@ -379,7 +379,7 @@ class RunCheckpoints:
         self.longest_stall_seconds[-1] = max(self.longest_stall_seconds[-1], seconds)
 
     def settle(self, trainer: Trainer, *, wait: bool = False) -> Written | None:
-        """Note how the last checkpoint ended, if it has; one that could not be written is a warning.
+        """Note how the last checkpoint ended, if it has; warn where it failed.
 
         Raises:
             NotFiniteError: weights are not finite.
@@ -419,8 +419,7 @@ class RunCheckpoints:
         return written
 
     def save_last(self, trainer: Trainer, metrics: Iterable[str], *, is_logged: bool) -> bool:
-        """Write a checkpoint of the last step and wait for it, unless there is one; returns whether there
-        is."""
+        """Write a checkpoint of the last step and wait; return whether one exists."""
         self.settle(trainer, wait=True)
         if self.last_written != trainer.step:
             self.take(trainer, metrics, is_logged=is_logged)
@@ -432,7 +431,10 @@ class RunCheckpoints:
         self._writer.close()
 
     def _most_waiting(self, limit: int | None) -> int:
-        """Bytes of copies that may wait to be written: a quarter of the memory there is, or of its limit."""
+        """Return how many bytes of copies may wait to be written.
+
+        That is a quarter of the memory there is, or of its limit.
+        """
         free = available_bytes()
         most = GIB if free is None else free // 4
         return max(self._part_bytes, most if limit is None else min(most, limit // 4))

@@ -133,7 +133,10 @@ def _refuse_other_model(run: Path, config: RunConfig, model: ModelConfig) -> Non
 def _open_maps(
     run: Path, config: RunConfig, shards: Shards
 ) -> tuple[list[NDArray[np.int32] | None], str | None]:
-    """The new id of each id of each table, None where it is the same; and the fingerprint of the map."""
+    """Return the new ids of each table's ids, and the map's fingerprint.
+
+    None where the ids are the same.
+    """
     own = vocabulary_of(shards)
     folder = shards.manifest.folder
     id_map = folder.parent / ID_MAP
@@ -315,8 +318,11 @@ def _refuse_not_finite(part: RowsPart, table: str) -> None:
 
 
 def optimizer_states(trainer: Trainer) -> Weights:
-    """The states of all optimizers of a finished run: of rows by table, of dense layers as a checkpoint names
-    them. Those of tables are read one at a time while they are written."""
+    """Return the states of all optimizers of a finished run.
+
+    Those of rows are by table, those of dense layers named as in a checkpoint. Tables are read one at a time
+    while they are written.
+    """
     dense = {
         name: tensor
         for name, tensor in dense_state(trainer.model, trainer.dense_optimizers).items()

@@ -84,7 +84,9 @@ class RowBackend(Protocol):
         num_features: int,
         rate: float | None = None,
     ) -> None:
-        """Sum the gradients of each row, by the bags of its lookups, and take one optimizer step on it.
+        """Sum the gradients of each row and take one optimizer step on it.
+
+        A gradient of a row is that of the bag of its lookup.
 
         Args:
             rate: learning rate of the step, a float32; None: that of the optimizer.
@@ -312,7 +314,7 @@ def _served(lookups: LookupsByRow, slots_U: NDArray[np.int64]) -> tuple[NDArray[
 def segment_sums(
     rows_N: torch.Tensor, positions_N: torch.Tensor, levels: Sequence[torch.Tensor], grad_PD: torch.Tensor
 ) -> torch.Tensor:
-    """Sum gradients within (row, key) for the keys of each level, then within rows, each in sample order.
+    """Sum gradients by key, level by level, then by row, in sample order.
 
     Args:
         rows_N: (N,) int64, ascending.
@@ -420,7 +422,10 @@ def mover_of(fast: Tier, slow: Tier) -> RowMover:
 
 
 def initialize_rows(fast: Tier, slow: Tier, initial: InitialValues, moves: Moves) -> None:
-    """Give rows that live on the slow tier their initial values, and no state, in slots of the fast one."""
+    """Initialize rows of the slow tier in slots of the fast one.
+
+    They get no state.
+    """
     if moves.num_rows == 0:
         return
     tables_N, ids_N = slow.layout.rows_at(moves.rows_N)

@@ -319,7 +319,7 @@ def fill_initial_rows(
 
 @inlined_kernel
 def _ask_for_row(slots_U, row, rows_SW):  # type: ignore[no-untyped-def]
-    """Ask for the weights, or the state, of the row that is updated `_ROWS_AHEAD` rows after this one."""
+    """Prefetch weights or state of the row updated `_ROWS_AHEAD` rows later."""
     ahead = np.uint64(row) + _ROWS_AHEAD
     if ahead < np.uint64(slots_U.size):
         width = np.uint64(rows_SW.shape[1])
@@ -468,7 +468,9 @@ def apply_momentum(
     lr: np.float32,
     momentum: np.float32,
 ) -> None:
-    """``b = momentum * b + g; w -= lr * b`` for the rows in ``slots``, the others coast no further.
+    """Take a momentum step: ``b = momentum * b + g; w -= lr * b``.
+
+    Rows outside ``slots`` do not coast on.
 
     Args:
         weights_SD: (num_slots, embedding_dim), updated.

@@ -73,7 +73,10 @@ class RowOptimizer:
         return np.concatenate([np.ones(1), np.sqrt(1 - self._adam_powers[1])]).astype(np.float32)
 
     def step_rates(self, lr: float) -> NDArray[np.float32]:
-        """The numbers of a step with this learning rate, as many for any: those of Adam, else the rate."""
+        """Return the numbers of a step: those of Adam, else the learning rate.
+
+        Their number does not depend on the rate.
+        """
         return self.adam_step_sizes(lr) if self.name == "adam" else np.array([lr], np.float32)
 
     @property
@@ -244,7 +247,9 @@ def _folded_mean(squares_UD: torch.Tensor) -> torch.Tensor:
 
 
 def exact_sqrt(values: torch.Tensor) -> torch.Tensor:
-    """Float32 square roots, correctly rounded: torch's own on the CPU is off by a bit in one of six.
+    """Return float32 square roots, correctly rounded.
+
+    Torch's on the CPU is off by a bit in one of six.
 
     Through float64, whose error is too small to cross a rounding boundary of float32 here.
     """

@@ -59,9 +59,11 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class SplitBatch:
-    """A batch of more cold rows than staging slots: they are loaded in passes, ``num_slots`` of them at a
-    time, once for their vectors and, after the one dense step of the batch, once more for their updates.
-    None stays."""
+    """A batch with more cold rows than staging slots, loaded in passes.
+
+    Each pass loads ``num_slots`` rows, once for their vectors and, after the one dense step of the batch,
+    once more for their updates. None stays.
+    """
 
     rows_U: NDArray[np.int64]
     """Slots on the slow tier of the distinct rows that do not live on the fast tier, in the order of the
@@ -77,8 +79,10 @@ class SplitBatch:
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """Lookups whose rows stay on the slow tier: their vectors are sent to the fast tier, their gradients
-    back."""
+    """Lookups of rows that stay on the slow tier.
+
+    Their vectors are sent to the fast tier, their gradients back.
+    """
 
     sends: Literal["bags", "rows"]
     """One vector per bag, whose lookups the slow tier adds up; or one per distinct row."""

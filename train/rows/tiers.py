@@ -173,8 +173,7 @@ class InitialValues:
 
     @classmethod
     def of(cls, seed: int, tables: Sequence[int], num_rows: Sequence[int]) -> InitialValues:
-        """The inputs of tables with these numbers among all tables of the shards, and these numbers of
-        rows."""
+        """Return the inputs of tables by number, with these numbers of rows."""
         streams = [mix64_pair(np.uint64(seed), np.uint64(table)) for table in tables]
         bounds = [math.sqrt(1 / max(count, 1)) for count in num_rows]
         return cls(np.array(streams, np.uint64), np.array(bounds, np.float32))
@@ -292,7 +291,10 @@ class Layout:
         return slice(base, base + self.num_rows(table))
 
     def locate(self, ids: BatchIds) -> tuple[NDArray[np.int64], int]:
-        """The slot of every lookup in sample order, -1 where its row is not here; how many are not."""
+        """Return the slot of every lookup in sample order, and count missing ones.
+
+        The slot is -1 where the row is not on this tier.
+        """
         slots_N = np.empty(ids.ids_N.size, np.int64)
         bags_N = ids.bags_of_features
         if bags_N is None:
@@ -304,7 +306,10 @@ class Layout:
         return slots_N, num_absent
 
     def slots_of(self, lookups: LookupsByRow) -> tuple[NDArray[np.int64], int]:
-        """The slot of every distinct row of a batch, -1 where it is not here; how many are not."""
+        """Return the slot of every distinct row, and count missing ones.
+
+        The slot is -1 where the row is not on this tier.
+        """
         slots_U = np.empty(lookups.num_rows, np.int64)
         ranges = (self.first_F, self.last_F, self.base_F)
         num_absent = locate_distinct_rows(lookups.rows_U, lookups.first_F1, *ranges, slots_U)
@@ -412,7 +417,10 @@ class FileTier(Tier, ABC):
 
     @abstractmethod
     def fill(self, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]) -> None:
-        """Write the newest weights of rows, in ascending order, as far as they are in no slot elsewhere."""
+        """Write the newest weights of rows that no other slot holds.
+
+        Rows come in ascending order.
+        """
 
     def read(
         self,

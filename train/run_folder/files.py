@@ -101,8 +101,10 @@ def plain_file(path: Path) -> Path:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn a full disk or a read-only folder into a HotsetError; the writer of weights has errors of its
-    own."""
+    """Turn a full disk or a read-only folder into a HotsetError.
+
+    The writer of weights raises other errors.
+    """
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -117,8 +119,10 @@ _log = logging.getLogger(__name__)
 
 
 def refuse_occupied(path: Path) -> None:
-    """Raise HotsetError unless ``path`` is absent, an empty folder, or one that a run just began when it was
-    killed."""
+    """Raise HotsetError unless a new run may use ``path``.
+
+    It may be absent, an empty folder, or one that a run had just begun when it was killed.
+    """
     if is_vacant(path):
         return
     # Name what is there, so that a user knows whether it may be deleted.
@@ -165,7 +169,9 @@ def remove_begun(path: Path) -> None:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Make the folder of a run, and lock it; one that a refused run leaves empty is removed again.
+    """Make the folder of a run, and lock it.
+
+    An empty one is removed again where the run is refused.
 
     Raises:
         HotsetError: it cannot be made, or another process trains there.
@@ -478,7 +484,10 @@ class RunFolder:
 
 
 def _reserve(folder: Path, num_bytes: int) -> int:
-    """Take room on the disk by a file without a name, which goes with the process; returns its descriptor."""
+    """Reserve disk space by a nameless file; return its descriptor.
+
+    The file is gone with the process.
+    """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, num_bytes)

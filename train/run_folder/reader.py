@@ -28,7 +28,10 @@ _PART_BYTES = 8 * 2**20
 
 
 def read_config(run: Path, *, must_be_finished: bool = True) -> RunConfig:
-    """The config of a finished run; raises HotsetError where there is none, or one that no run writes."""
+    """Return the config of a finished run.
+
+    Raises HotsetError where there is none, or one that no run writes.
+    """
     # The summary marks the end of a run: one without it has not ended.
     if not (run / (SUMMARY if must_be_finished else CONFIG)).exists():
         if not run.is_dir():
@@ -62,7 +65,7 @@ def read_states(run: Path) -> Weights:
 
 
 def read_manifest(run: Path) -> Manifest | None:
-    """The manifest of a run; None, with a warning, where an earlier version of hotset wrote the run.
+    """Return the manifest of a run; None, with a warning, for old runs.
 
     Raises:
         ManifestError: there is one, and it is damaged or that of a stage.
@@ -82,7 +85,7 @@ def read_manifest(run: Path) -> Manifest | None:
 
 
 def refuse_changed_files(manifest: Manifest, names: tuple[str, ...]) -> None:
-    """Hash files of a run; raises ManifestError where one is not as it was when the run ended."""
+    """Hash files of a run; raise ManifestError if one has changed."""
     for name in names:
         entry = manifest.entry(name)
         path = manifest.checked_path(entry)
@@ -126,7 +129,10 @@ def read_finite(run: Path, weights: Weights, name: str) -> torch.Tensor:
 
 
 def refuse_not_finite(run: Path, weights: Weights, name: str) -> None:
-    """Raise HotsetError where a value of the tensor ``name`` is no number; a part of it is in memory."""
+    """Raise HotsetError if a value of the tensor ``name`` is not finite.
+
+    A part of the tensor is in memory.
+    """
     num_rows, width = weights.shapes[name]
     part_rows = max(_PART_BYTES // (4 * max(width, 1)), 1)
     for first in range(0, num_rows, part_rows):

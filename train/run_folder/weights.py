@@ -208,7 +208,9 @@ class _TensorFile:
 def _read_header(
     text: bytes, num_bytes: int
 ) -> tuple[dict[str, int], dict[str, tuple[int, ...]], dict[str, torch.dtype]]:
-    """Return the first byte and the shape of each tensor of a header, and the types that are not float32.
+    """Return the offset, the shapes and the non-float32 types of a header.
+
+    The offset is the first byte of each tensor.
 
     Args:
         text: the header, JSON.

@@ -258,7 +258,7 @@ def apply_changes(
 
 
 def _refuse_unlike_rows(base: ExportedModel, found: ExportedModel, exported: Path, changes: Path) -> None:
-    """Raise HotsetError unless the changes are of the tables of an exported folder, and rows of its type."""
+    """Raise HotsetError unless changes fit the tables and types of an export."""
     if base.row_type != found.row_type:
         raise HotsetError(
             f"the rows of {changes} are {found.row_type}, those of {exported} {base.row_type}",
@@ -270,7 +270,10 @@ def _refuse_unlike_rows(base: ExportedModel, found: ExportedModel, exported: Pat
 
 
 def _opened(folder: Path, name: str) -> tuple[ExportedModel, str | None, str | None]:
-    """Check the files of a folder; return its model, and the fingerprints of its run and of the earlier."""
+    """Check the files of a folder; return its model and two fingerprints.
+
+    They are those of its run and of the earlier one.
+    """
     # A folder that is not there is answered alike: it is none of preprocess, as `Manifest` would say.
     manifest = Manifest.read(folder) if folder.is_dir() else None
     if manifest is None or manifest.stage != STAGE or name not in {entry.path for entry in manifest.files}:
@@ -307,8 +310,10 @@ def _changed(
     row_type: RowType,
     changes: Path,
 ) -> tuple[ServedTable, TableChanges]:
-    """Return a table without the categories that went, with the rows that are new or changed, and how many
-    these are."""
+    """Return a table with the changes applied, and how many rows these are.
+
+    Categories that went are dropped; rows that are new or changed are set.
+    """
     parts = ("categories", "rows", "gone", "oov", "missing", *(("scale",) if row_type == "int8" else ()))
     found = {part: tensors.get(f"{name}.{part}") for part in parts}
     dim = served.packed_ND.shape[1]

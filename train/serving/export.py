@@ -256,7 +256,7 @@ def build_graph(
 
 @dataclass(frozen=True, slots=True)
 class ServedTable:
-    """The rows of a table in the order of their categories, then those of unknown and of missing ones."""
+    """The rows of a table by category, then of unknown and missing ones."""
 
     categories_N: NDArray[np.int64]
     """Ascending."""

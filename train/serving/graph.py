@@ -119,7 +119,10 @@ class RowTable(nn.Module):
 
 
 class DenseTransform(nn.Module):
-    """Dense values of a log to those of shards: log1p(max(x, 0)) in float64, or x itself; 0 where missing."""
+    """Maps dense values of a log to those of shards.
+
+    log1p(max(x, 0)) in float64, or x itself; 0 where missing.
+    """
 
     def __init__(self, schema: Schema) -> None:
         super().__init__()

@@ -331,7 +331,10 @@ def _batches(encoded: Generator[EncodedSamples], batch_size: int, on_part: OnPar
 
 
 def _numbered(batches: Iterable[Batch], held: dict[int, Batch]) -> Iterator[int]:
-    """Yield the number of each batch, which is held until it is predicted: a stream is read once."""
+    """Yield the number of each batch, which is held until it is predicted.
+
+    A stream is read once.
+    """
     for number, batch in enumerate(batches):
         held[number] = batch
         yield number

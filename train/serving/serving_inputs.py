@@ -121,7 +121,10 @@ def category_of(kind: str, value: Any, unit: str | None = None) -> int | None:
 
 
 def _is_missing(value: Any) -> bool:
-    """Return whether a value is None, an empty text, or NaN, which pandas has in place of either."""
+    """Return whether a value is None, an empty text, or NaN.
+
+    pandas has NaN in place of either.
+    """
     return value is None or (isinstance(value, str | float) and (value == "" or value != value))
 
 

@@ -77,7 +77,9 @@ def append_rows(
     arenas: Arenas,
     buckets: Buckets,
 ) -> tuple[int, int]:
-    """Take rows out of slots: to the arena of the present or next group, or to the end of their bucket.
+    """Take rows out of slots to an arena, or to their bucket.
+
+    Rows of the current or the next group go to its arena.
 
     Args:
         weights_SD: (S, D).

@@ -108,7 +108,7 @@ class RangeParts:
 
 
 def refuse_misplaced(record: int) -> None:
-    """Raise RuntimeError where a kernel found a record that is not in its place; -1: it found none."""
+    """Raise RuntimeError where a kernel found a misplaced record; -1: none."""
     if record >= 0:
         raise RuntimeError(f"record {record} of a block of the spill file is misplaced")
 
@@ -267,7 +267,9 @@ class SpillTraffic:
 
 
 class RowStore:
-    """The rows of one width that are in no slot; for one thread at a time, which is that of transfers.
+    """The rows of one table group that are in no slot.
+
+    For one thread at a time, which is that of transfers.
 
     Args:
         shape: the rows.
@@ -456,7 +458,9 @@ class RowStore:
             self._pick_from_bucket(bucket, wanted_U, weights_UD)
 
     def newest(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
-        """Yield every row there is with its weights and state, in no order and none twice; nothing moves.
+        """Yield every row once, with its weights and state, in any order.
+
+        Nothing moves.
 
         One pass over all that is stored, a block or a part of an arena at a time. Arrays are copies.
         """
@@ -499,7 +503,10 @@ class RowStore:
         return places_N[is_there_N], np.array(self._rows_of_fetches[first:stop])[is_there_N]
 
     def _rows_of_bucket(self, bucket: int) -> tuple[NDArray[np.int64], int]:
-        """The row of each place of a group and 0; or nothing, and the first row of a range."""
+        """Return the rows of a bucket's places, and the first row.
+
+        For a group these are the row of each place and 0; for a range nothing and its first row.
+        """
         if bucket < self.sizes.num_groups:
             start, stop = self.sizes.group_first[bucket : bucket + 2].tolist()
             return np.array(self._rows_of_fetches[start:stop]), 0

@@ -106,7 +106,7 @@ def cut_cells(
     most_rows: int,
     bounds_H1: NDArray[np.int64],
 ) -> int:
-    """Cut tables into ranges of whole cells, or of the part of a cell that is in the table.
+    """Cut tables into ranges of whole cells, within each table.
 
     Args:
         counts_C: (num_cells,); used rows of each cell, at most.
@@ -226,7 +226,7 @@ def choose_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes:
 
 
 def choose_all_sizes(shapes: Sequence[SpillShape], limit_bytes: int) -> list[SpillSizes]:
-    """Divide memory among rows of several widths: each gets the least it needs, and a share of the rest.
+    """Divide memory among table groups: each gets its minimum and a share.
 
     Args:
         shapes: the rows of each width.

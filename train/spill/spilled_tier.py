@@ -86,7 +86,7 @@ class SpilledTier(FileTier):
         return torch.cat(parts)
 
     def parts_of_table(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
-        """Yield the rows of a table that live here in id order, a part of a range at a time."""
+        """Yield the rows of a table in id order, part by part."""
         assert self._initial is not None
         own = self.layout.slots_of_table(table)
         if own.start == own.stop:
