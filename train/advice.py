@@ -296,14 +296,17 @@ def activation_bytes(shape: DlrmShape | DcnShape) -> int:
 
 
 def _ladder(workload: Workload) -> list[int]:
-    """Sizes from one that holds a few rows to one that holds all, in whole MiB."""
+    """Return sizes from a few rows to all rows, in whole MiB."""
     every = workload.num_rows * workload.row_bytes
     sizes = (_fixed_bytes(workload) + int(part * every) for part in (1 / 256, 1 / 64, 1 / 16, 1 / 4, 1))
     return [-(-size // MIB) * MIB for size in sizes]
 
 
 def _fixed_bytes(workload: Workload) -> int:
-    """Memory of a step besides rows: dense parameters, activations, inputs read ahead, rows being moved."""
+    """Return the memory of a step besides rows.
+
+    It holds dense parameters, activations, inputs read ahead, and rows being moved.
+    """
     in_transfer = 2 * _unique_rows(workload) * workload.row_bytes
     inputs = (2 + MOST_PREFETCH) * workload.input_bytes
     return (
@@ -339,7 +342,7 @@ def _count_hot(
     plan: Manifest,
     resources: Resources,
 ) -> dict[int, list[Budget]]:
-    """Count the hot rows and fully hot samples of each budget by its size of fast memory."""
+    """Count hot rows and hot-only samples of each budget by its size."""
     # Ascending, so that each hot set contains those before it and a single pass counts for all.
     order = HotOrder(vocabulary, PlanTotals.of(plan).bytes_of_rows)
     ascending = sorted(budgets, key=lambda one: one[1].hot_bytes)
@@ -357,7 +360,10 @@ def _count_hot(
 
 
 def _option(fast_bytes: int, predictions: Sequence[Prediction]) -> MemoryOption:
-    """The best prediction of each placement that fits, the fastest first; then those that do not."""
+    """Return the best prediction of each placement, the fastest first.
+
+    Placements that do not fit follow.
+    """
     fitting = [one for one in predictions if one.memory_bytes <= fast_bytes]
     best = _cheapest_of_each(fitting, lambda one: one.step_seconds)
     # A placement is too large where even the share that needs the least memory does not fit.
@@ -395,7 +401,9 @@ def _plain(one: Prediction) -> PredictedStep:
 
 
 def _conclusion(options: Sequence[MemoryOption]) -> tuple[ChosenOption, ChosenOption]:
-    """The fastest of all, and the smallest size from which more memory gains less than 1%.
+    """Return the fastest size, and the smallest that is nearly as fast.
+
+    More memory than that gains less than 1%.
 
     Raises:
         ConfigError: nothing fits at any size.
@@ -493,7 +501,7 @@ class MachineSpeeds(JsonRecord):
             file.write((json.dumps(fields, indent=2) + "\n").encode())
 
     def machine(self) -> Machine:
-        """Return the machine that predictions take; the fixed time of a step stays the typical one."""
+        """Return the machine for predictions; the fixed time of a step stays typical."""
         return Machine(
             link_bytes_per_second=self.link_bytes_per_second,
             host_bytes_per_second=self.host_rows_per_second * self.row_bytes,

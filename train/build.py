@@ -141,7 +141,7 @@ def build_tools(
     *,
     marks_rows: bool,
 ) -> RowTools:
-    """Open the device, and say what the rows of a run may take of the machine.
+    """Open the device, and limit what the rows may take of the machine.
 
     Args:
         config: with nothing left open.
@@ -284,7 +284,10 @@ def keep_products_of_float32(device: torch.device) -> None:
 
 
 def _can_be_recorded(kernels: Mapping[str, Kernel], verbs: Device) -> bool:
-    """Whether no kernel waits for a GPU while it is recorded, as those of torch do."""
+    """Return whether no kernel waits for a GPU while it is recorded.
+
+    Those of torch do.
+    """
     if verbs.torch_device.type == "cpu":
         return True
     return not any(kernel.__module__.rpartition(".")[2] in TWINS.values() for kernel in kernels.values())
@@ -449,7 +452,7 @@ def _build_dense_layers(
 
 
 def _build_rates(shards: Shards, config: TrainConfig, stopping: Stopping) -> LearningRates:
-    """Let rates decay to the last step that is taken, not to that of the last epoch."""
+    """Let rates decay to the last step taken, not the last epoch's."""
     num_steps = config.epochs * shards.num_training_batches
     if config.recipe.max_steps is not None:
         num_steps = min(num_steps, config.recipe.max_steps)

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTools(TierTools):
-    """The tools that build the rows of a run, apart from its shards and config."""
+    """The tools that build the rows of a run."""
 
     shares: BatchShares
     verbs: Device | None
@@ -95,7 +95,7 @@ _TORCH_BYTES = 192 * MIB
 
 
 def open_verbs(name: str) -> Device | None:
-    """Open the device ``name`` on which steps are queued; None for the host, whose steps are synchronous."""
+    """Open the device ``name`` for queued steps; None for the host."""
     if _is_late(name):
         return LateDevice(int(name.partition(":")[2] or 0))
     device = open_device(name)
@@ -136,7 +136,7 @@ def _is_late(name: str) -> bool:
 
 
 def set_threads(threads: int | None) -> int:
-    """Set the number of threads of the dense layers for the run, and return it.
+    """Set and return the number of threads of the dense layers.
 
     Raises:
         SystemFaultError: `ulimit -v` leaves no addresses for them.
@@ -148,7 +148,7 @@ def set_threads(threads: int | None) -> int:
 
 
 def resolve(shards: Shards, config: TrainConfig, num_ranks: int = 1) -> TrainConfig:
-    """Fill in what the settings leave to the shards and the machine, but for the optimizers.
+    """Fill in what shards and machine decide, except the optimizers.
 
     Args:
         num_ranks: of the run, each of which takes a share of the batch unless ``config`` says otherwise.
@@ -175,7 +175,7 @@ def resolve(shards: Shards, config: TrainConfig, num_ranks: int = 1) -> TrainCon
 
 
 def _refuse_no_validation(shards: Shards, config: TrainConfig) -> None:
-    """Raise ConfigError where the recipe needs what the shards or the placement do not have."""
+    """Raise ConfigError if shards or placement lack what the recipe needs."""
     option = config.recipe.needs_validation
     if option is not None and not shards.num_validation_samples:
         raise ConfigError(

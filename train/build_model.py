@@ -91,7 +91,9 @@ def import_class(name: str) -> type[nn.Module]:
 
 
 def build_module(source: ModelSource, name: str, seed: int, *arguments: Any, **named: Any) -> nn.Module:
-    """Build the module with initial values that the seed decides; one that is built already is copied.
+    """Build the module with initial values from the seed.
+
+    A module that is built already is copied.
 
     Raises:
         HotsetError: the constructor fails, or makes something else.
@@ -182,7 +184,7 @@ class UserModel(DenseModel):
         )
 
     def _by_table(self, embeddings: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the (B, D) embeddings of each table by name, in the order of the tables."""
+        """Return the (B, D) embeddings by table name, in table order."""
         found: dict[int, torch.Tensor] = {}
         for tables, emb_BFd in zip(self._widths.values(), embeddings, strict=True):
             found |= dict(zip(tables, emb_BFd.unbind(1), strict=True))
@@ -251,7 +253,10 @@ def try_model(model: UserModel, seed: int, least_samples: int | None = None) -> 
 def _try_smallest(
     model: UserModel, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor], num_samples: int
 ) -> None:
-    """Pass as few samples as the smallest batch has: one has no variance to normalize by."""
+    """Run as few samples as the smallest batch has.
+
+    A single sample has no variance to normalize by.
+    """
     if num_samples >= dense_BK.shape[0]:
         return
     try:
@@ -274,7 +279,7 @@ def _refuse_other_numbers(model: UserModel) -> None:
 def _refuse_dependent_samples(
     model: UserModel, logit_B: torch.Tensor, inputs: list[torch.Tensor], *, draws: bool, changed: list[str]
 ) -> None:
-    """Raise ConfigError where a module says that its samples are independent and they are not."""
+    """Raise ConfigError if samples of a module that claims so are not independent."""
     reason = None
     if draws:
         reason = "it draws random numbers, as dropout does"

@@ -42,7 +42,7 @@ def build_ranked_embeddings(
     ranks: Ranks,
     coded: CodedExchange,
 ) -> RankedEmbeddings:
-    """Build the tiers of the rows that live at this rank, with their initial values.
+    """Build the tiers of the rows of this rank, with initial values.
 
     Raises:
         ConfigError: a batch cannot be cut so, or the tables have too many rows.
@@ -156,7 +156,7 @@ def choose_exchange(trainer: Trainer, options: ExchangeOptions) -> ChosenExchang
 
 
 def _volumes(trainer: Trainer) -> dict[Kind, list[_Volume]]:
-    """Return the rows that cross in a step, as the mean of a few batches has them."""
+    """Return the rows that cross in a step, averaged over some batches."""
     num_batches = trainer.shards.num_training_batches
     # A few batches, evenly spread over those of the training part.
     numbers = np.unique(np.linspace(0, num_batches - 1, _NUM_BATCHES).astype(int)).tolist()
@@ -189,7 +189,7 @@ def _volumes(trainer: Trainer) -> dict[Kind, list[_Volume]]:
 
 
 def _cost(trainer: Trainer, volumes: list[_Volume], name: str, *, is_back: bool) -> CodecCost:
-    """Return the bytes and the seconds of a step's rows in a codec, at the slowest rank."""
+    """Return bytes and seconds of a step's coded rows at the slowest rank."""
     codec = codec_of(name)
     num_bytes = 0.0
     seconds = 0.0

@@ -207,7 +207,7 @@ def refuse_unknown_model(name: str) -> None:
 
 
 def parse_arguments(text: str | None) -> dict[str, Any]:
-    """Return the keyword arguments that a JSON object gives to a user's class; none for None.
+    """Return a user's keyword arguments from a JSON object; none for None.
 
     Raises:
         ConfigError: it is no JSON object.
@@ -532,11 +532,14 @@ class TrainConfig:
         require_at_most("cross_rank", self.cross_rank, MOST_WIDTH)
 
     def row_optimizer(self, packed_for: str) -> str:
-        """Return the optimizer of the rows: the one set, else ``packed_for``, that of the shards."""
+        """Return the optimizer of the rows: the one set, else ``packed_for``.
+
+        ``packed_for`` is that of the shards.
+        """
         return self.embedding_optimizer or packed_for
 
     def optimizers(self, packed_for: str) -> Optimizers:
-        """Return the optimizers and rates of a run on shards packed for the optimizer ``packed_for``."""
+        """Return optimizers and rates of a run on shards packed for ``packed_for``."""
         rows = self.row_optimizer(packed_for)
         dense: str = self.dense_optimizer
         if dense == "same":

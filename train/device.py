@@ -29,7 +29,10 @@ class Graph(Protocol):
 
 
 class Device(Protocol):
-    """A device and its streams. Calls return before their work is done, but for the waits of the host."""
+    """A device and its streams.
+
+    Calls return before their work is done, except those that wait.
+    """
 
     torch_device: torch.device
     """Where tensors of the device are."""
@@ -40,7 +43,7 @@ class Device(Protocol):
         """Return memory of the device, with any content."""
 
     def allocate_pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return host memory that copies of the device can read and write, with any content."""
+        """Return uninitialized host memory that copies of the device can use."""
 
     def pin(self, tensor: torch.Tensor) -> bool:
         """Let kernels access existing host memory; return whether they can.
@@ -55,10 +58,10 @@ class Device(Protocol):
         """Queue a kernel: a call that gives the device work without reading results."""
 
     def record(self, stream: StreamName) -> Event:
-        """Return an event that has happened once all that the stream was given so far is done."""
+        """Return an event after all work that the stream has so far."""
 
     def wait(self, stream: StreamName, event: Event) -> None:
-        """Let whatever the stream is given from now on run after ``event``; the host does not wait."""
+        """Make later work of the stream run after ``event``; the host does not wait."""
 
     def wait_on_host(self, event: Event) -> None:
         """Return once ``event`` has happened."""

@@ -75,7 +75,9 @@ class Predictor:
         self._folder = folder
 
     def logits(self, part: Part = "test") -> Generator[tuple[Batch, NDArray[np.float32]]]:
-        """Yield the batches of a part in log order, each with its logits, (B,); counted as evaluation.
+        """Yield the batches of a part in log order, with their logits, (B,).
+
+        Counted as evaluation.
 
         The caller closes the iterator, or takes all of it.
         """
@@ -225,7 +227,7 @@ class LoadedModel:
 
 
 def _refuse_other_lists(run: Path, config: RunConfig, tables: Sequence[EmbeddingTable]) -> None:
-    """Raise HotsetError unless the features that were histories in training are lists here, and no others."""
+    """Raise HotsetError unless histories of training are exactly the lists here."""
     for own, table in zip(config.tables, tables, strict=True):
         if own.is_multi_hot != table.is_multi_hot:
             found, wanted = ("a list" if each.is_multi_hot else "one value" for each in (table, own))
@@ -331,7 +333,7 @@ def evaluate(
 
 
 def refuse_other_tables(config: RunConfig, shards: Shards) -> None:
-    """Raise ShardError where the shards' tables, dim or dense features are not those of the run."""
+    """Raise ShardError if tables, dim or dense features differ from the run's."""
     folder = shards.manifest.folder
     hint = "evaluate on the shards the run was trained on, or on shards of the same vocabulary"
     # What a row means must be equal, its number and its width; hot rows may differ.

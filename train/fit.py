@@ -65,7 +65,7 @@ class FittedRun:
         return load_model(self.folder, model=self.model)
 
     def table(self, name: str) -> torch.Tensor:
-        """Return the (num_rows, embedding_dim) float32 weights of a table in id order, read from the run.
+        """Return the weights of a table, (num_rows, embedding_dim) float32, in id order.
 
         Raises:
             ConfigError: the run has no such table.
@@ -327,7 +327,9 @@ def export(
 def apply_changes(
     exported: Folder, changes: Folder, out: Folder, *, model: ModelSource | None = None
 ) -> Path:
-    """Lead an exported folder to a later run by the changes that ``hotset export --since`` wrote.
+    """Update an exported folder to a later run, by written changes.
+
+    The changes are those of ``hotset export --since``.
 
     Args:
         exported: folder that `hotset.export` wrote of the earlier run, or this function.

@@ -236,7 +236,7 @@ def read_record(path: Path) -> CheckpointRecord:
 
 
 def refuse_damaged_files(folder: Path, record: CheckpointRecord) -> None:
-    """Hash every file of a checkpoint; raises HotsetError where one is not as it was written."""
+    """Hash every file of a checkpoint; raise HotsetError where one has changed."""
     for entry in record.files:
         # Hashing reads every byte, which also finds files that the disk no longer gives back.
         path = folder / entry.path
@@ -342,7 +342,7 @@ def is_worth_merging(files: Sequence[FileRecord], num_used: int) -> bool:
 def merge_parts(
     folder: Path, files: Sequence[FileRecord], num_rows: list[int], widths: list[tuple[int, int]]
 ) -> Iterator[RowsPart]:
-    """Yield every row of the files once, with its newest value, in parts of a bounded size.
+    """Yield every row of the files once, newest value, in bounded parts.
 
     Args:
         files: the oldest first.

@@ -46,7 +46,7 @@ _PART = {"tables": "I32", "ids": "I32", "weights": "F32", "state": "F32"}
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> tuple[int, str]:
-    """Write arrays in the order of their names; returns the bytes of the file and its checksum.
+    """Write arrays by name; return the bytes of the file and its checksum.
 
     Raises:
         OSError: the disk is full or does not work.
@@ -75,7 +75,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> tuple[int, s
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> tuple[int, str]:
-    """Write tensors on the host, of any type that NumPy has too, as `write_arrays` does."""
+    """Write host tensors of any NumPy type, as `write_arrays` does."""
     return write_arrays(path, {name: tensor.numpy() for name, tensor in tensors.items()})
 
 
@@ -124,7 +124,7 @@ def _refuse_nonsense(
     num_rows: list[int],
     widths: list[tuple[int, int]],
 ) -> None:
-    """Raise ValueError unless these are rows of one width, each once, that the tables have."""
+    """Raise ValueError unless rows are of one dim, distinct and in the tables."""
     # Check each array alone before arrays are compared.
     count = tables_N.size
     if tables_N.shape != (count,) or ids_N.shape != (count,):
@@ -214,7 +214,7 @@ def restore_dense(
 def refuse_other_shape(
     where: str, name: str, found: torch.Tensor | None, wanted: torch.Tensor | None
 ) -> None:
-    """Raise HotsetError unless a tensor of the model is there with its shape and type, and finite."""
+    """Raise HotsetError unless a model tensor has its shape, type and finite values."""
     if found is None or _said(found) != _said(wanted):
         raise HotsetError(
             f"the model of {where} is another: dense layer {name} is {_said(found)}, want {_said(wanted)}",

@@ -145,7 +145,7 @@ class CheckpointWriter:
 
     @property
     def is_ready(self) -> bool:
-        """Whether no part is waiting to be written, so that the next one is wanted."""
+        """Return whether no part waits to be written, so the next is wanted."""
         return not self._waiting
 
     @property
@@ -154,7 +154,10 @@ class CheckpointWriter:
         return self._is_lost
 
     def put(self, part: RowsPart, release: Callable[[], None]) -> None:
-        """Add rows; waits where too many are waiting already. ``release`` is called once they are written."""
+        """Add rows; wait where too many are waiting already.
+
+        ``release`` is called once they are written.
+        """
         with self._state:
             most = self._most_waiting - part.num_bytes
             self._state.wait_for(
@@ -177,7 +180,10 @@ class CheckpointWriter:
         self._end = self._pool.submit(self._seal, state, tensors, num_used)
 
     def result(self, *, wait: bool = False) -> Written | None:
-        """Return the result of the last checkpoint once; None if it is not done, or was fetched before."""
+        """Return the result of the last checkpoint once, or None.
+
+        None if it is not done, or its result was fetched before.
+        """
         if self._end is None or not (wait or self._end.done()):
             return None
         written = self._end.result()
@@ -256,7 +262,10 @@ class CheckpointWriter:
         return Written(self._step, num_bytes, self._seconds())
 
     def _merged(self, rows: tuple[FileRecord, ...]) -> tuple[FileRecord, ...]:
-        """Write all rows once, with their newest values, to files that follow those of this checkpoint."""
+        """Write all rows once, with their newest values, to later files.
+
+        The files follow those of this checkpoint.
+        """
         parts = merge_parts(self._folder, rows, self._tables.num_rows, self._tables.widths)
         return tuple(self._write_part(part, number) for number, part in enumerate(parts, len(self._new)))
 
@@ -382,7 +391,7 @@ class _WidthCopy:
             self._copy_with_file()
 
     def copy_part(self) -> bool:
-        """Fill the open part with pending rows and put it; return whether it was full."""
+        """Fill the open part with pending rows; return whether it was full."""
         rows_N = self._changed.take_pending(self._capacity - self._count)
         is_full = self._count + rows_N.size == self._capacity
         self.add_pending(rows_N)
@@ -424,7 +433,7 @@ class _WidthCopy:
         self._count = 0
 
     def _warm_up(self) -> None:
-        """Compile the kernels on no rows, so that the first checkpoint does not wait for the compiler."""
+        """Compile the kernels on no rows, before the first checkpoint needs them."""
         no_rows_N = np.empty(0, np.int64)
         nothing = _Buffers.empty(0, *self._dims).part(0, 0)
         self._name(no_rows_N, nothing.tables_N, nothing.ids_N)
@@ -460,14 +469,20 @@ class _WidthCopy:
     def _name(
         self, rows_N: NDArray[np.int64], tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]
     ) -> NDArray[np.int32]:
-        """Write table and id of rows; return the position of their tables among those of the width."""
+        """Write table and id of rows; return their tables' positions.
+
+        A position is among the tables of the group.
+        """
         positions_N = np.empty(rows_N.size, np.int32)
         name_rows(rows_N, self._changed.layout.base_F, positions_N, ids_N)
         tables_N[:] = self._tables_T[positions_N]
         return positions_N
 
     def _add_staged(self) -> None:
-        """Copy pending rows in staging slots: no other tier has their newest values, and they may move."""
+        """Copy pending rows in staging slots.
+
+        No other tier has their newest values, and they may move.
+        """
         residents_N, slots_N = self.width.executor.staged.by_row()
         rows_N = self._changed.layout.slots_of_rows(*self._slow.layout.rows_at(residents_N))
         was_pending_N = self._changed.take_pending_among(rows_N)

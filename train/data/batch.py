@@ -34,7 +34,7 @@ _CACHE_LINE = 64
 
 
 def at_cache_line(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a host tensor whose memory begins at a cache line: itself, or else a copy.
+    """Return a host tensor that begins at a cache line, copied if needed.
 
     The library that computes torch's products chooses other loops, and so other orders of additions, for
     matrices that begin elsewhere; which ones depends on the processor. What torch allocates begins at a cache
@@ -65,7 +65,10 @@ class EmbeddingTable:
 
 
 def with_histories(tables: Sequence[EmbeddingTable], num_elements: int) -> tuple[EmbeddingTable, ...]:
-    """Return tables whose bags are histories of so many elements at most, the candidate among them."""
+    """Return tables whose bags are histories of at most so many elements.
+
+    The candidate is among them.
+    """
     return tuple(
         replace(table, history_length=num_elements) if table.is_multi_hot else table for table in tables
     )
@@ -146,7 +149,10 @@ class BatchIds:
 
     @property
     def bags_of_features(self) -> NDArray[np.int64] | None:
-        """(N,); bag of each lookup where a feature has one in each sample, whatever its history is."""
+        """Return the bag of each lookup, (N,), whatever the history.
+
+        A feature has one lookup in each sample.
+        """
         if self.bags_N is None or self.features_F is None:
             return self.bags_N
         samples_N, positions_N = np.divmod(self.bags_N, self.num_features)
@@ -236,7 +242,9 @@ class IdReader:
         return BatchIds(ids_N, bags_N, num_samples, self._num_bags, self._features_F)
 
     def _first_bags(self, lengths_BF: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(B, F); the bag of the first lookup of each feature: a history ends with its last bag.
+        """Return the bag of the first lookup of each feature, (B, F).
+
+        A history ends with its last bag.
 
         Raises:
             ShardError: a history is longer than the model takes.
@@ -296,7 +304,7 @@ class BatchShares:
         return self._start(self.rank * (self.num_shares // self.num_ranks))
 
     def own_part(self, num_samples: int) -> tuple[int, int]:
-        """Return the first and the last-plus-one sample of this rank in a batch of so many samples."""
+        """Return the first and the last-plus-one sample of this rank in a batch."""
         if self.num_ranks == 1:
             return 0, num_samples
         per_rank = self.num_shares // self.num_ranks

@@ -117,7 +117,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         return len(self._numbers())
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
-        """Choose the epoch, 0 or more, to iterate next, and how many of its batches to skip.
+        """Choose the next epoch, from 0, and how many batches to skip.
 
         Call it in the process that makes the loader, before each epoch: workers get a copy of the dataset
         when the loader is iterated.
@@ -175,7 +175,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         self._position = self._start = int(state["position"])
 
     def _shards(self) -> Shards:
-        """Return the shards as this process opened them: open files are not shared between processes."""
+        """Return the shards as opened by this process, which shares no files."""
         if self._opened is None or self._opened[0] != os.getpid():
             shards = Shards.open(self._folder)
             # On another machine the folder may be another copy, whose bytes nobody has hashed.
@@ -185,14 +185,16 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         return self._opened[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave open files and drawn lists out: a worker that is spawned opens and draws its own.
+        """Drop open files and drawn lists for pickling.
+
+        A worker that is spawned opens and draws its own.
 
         It may run in another folder, as those of Ray do, and so gets the whole path.
         """
         return self.__dict__ | {"_opened": None, "_draws": None, "_folder": self._folder.absolute()}
 
     def _numbers(self) -> Sequence[int]:
-        """Return the numbers of the batches of this rank, in the order of the epoch."""
+        """Return the batch numbers of this rank, in the order of the epoch."""
         shards = self._shards()
         if self._split != "train":
             return EvaluationPart(shards, _PARTS[self._split]).numbers[self._rank :: self._world_size]
@@ -231,7 +233,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
 
 
 def _features_of(shards: Shards, batch: Batch) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
-    """Return the ids of each feature in the order of the tables, and the offsets of lists."""
+    """Return ids by feature in the order of the tables, and list offsets."""
     # One copy that turns the matrix: a worker then sends its columns as views of one piece of memory.
     ids_FB = torch.from_numpy(np.ascontiguousarray(batch.ids_BF.T))
     one_hot = iter(ids_FB)
@@ -248,7 +250,7 @@ def _features_of(shards: Shards, batch: Batch) -> dict[str, tuple[torch.Tensor, 
 
 
 def _keyed_jagged(features: Mapping[str, tuple[torch.Tensor, torch.Tensor | None]]) -> Any:
-    """Return the ids of all features as TorchRec has them: feature by feature, with each bag's length."""
+    """Return ids as TorchRec has them: by feature, with bag lengths."""
     try:
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
     except ImportError as error:

@@ -44,7 +44,7 @@ class _Cursor(threading.local):
 
 
 class UnchangedFile:
-    """The bytes of a file as it was when it was opened, for Arrow to read; raises if they changed.
+    """The bytes of a file as opened, for Arrow; raises if they changed.
 
     Mapped files kill the process where another program cuts them short. Arrow's files refuse names that are
     not UTF-8 and return memory that torch considers read-only. Each thread has a separate position.
@@ -68,7 +68,7 @@ class UnchangedFile:
 
     @contextmanager
     def _descriptor(self) -> Iterator[int]:
-        """Yield a descriptor of the file, which may have been closed and opened again meanwhile."""
+        """Yield a descriptor of the file, which may have been reopened."""
         try:
             with _open_files.descriptor(self._number) as descriptor:
                 yield descriptor
@@ -103,7 +103,10 @@ class UnchangedFile:
         return self._cursor.position
 
     def read(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Read bytes into new memory; a damaged file may ask for more than there are."""
+        """Read bytes into new memory, at most those that the file has.
+
+        A damaged file may ask for more.
+        """
         # Never more than the file has: a damaged file could request all memory.
         num_bytes = max(0, min(num_bytes, self._found[0] - self._cursor.position))
         # Aligned as in the file, whatever the allocator gives: libraries may order sums by alignment.
@@ -191,7 +194,7 @@ _open_files = _OpenFiles()
 
 
 def view_of(chunks: Chunks, buffer: Any, first: int, count: int, kind: Any) -> NDArray[Any]:
-    """Return values ``first`` to ``first + count`` of an Arrow buffer that is part of what was read.
+    """Return values ``first`` to ``first + count`` of an Arrow buffer that was read.
 
     Raises:
         ValueError: the buffer is too short, or is elsewhere in memory.
@@ -276,7 +279,10 @@ class ShardFile:
 
 
 def refuse_wild_values(dense_BK: NDArray[np.float32], label_B: NDArray[np.float32], number: int) -> None:
-    """Raise ValueError for values that make the loss nan some steps later, where their file is unknown."""
+    """Raise ValueError for values that would make a later loss NaN.
+
+    Then their file would be unknown.
+    """
     if not np.isfinite(dense_BK).all():
         raise ValueError(f"a dense value of batch {number} is not finite")
     if not ((label_B == 0) | (label_B == 1)).all():

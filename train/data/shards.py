@@ -160,7 +160,7 @@ class Shards:
         return cls(manifest)
 
     def with_hot_rows(self, num_hot: Sequence[int]) -> Shards:
-        """The same batches with other prefixes of the tables hot; all batches count as mixed."""
+        """Return the same batches with other hot prefixes; all count as mixed."""
         other = copy.copy(self)
         other.tables = tuple(
             replace(table, num_hot=count) for table, count in zip(self.tables, num_hot, strict=True)
@@ -179,7 +179,9 @@ class Shards:
         return other
 
     def refuse_damage(self, kinds: Collection[str] = _KINDS) -> None:
-        """Hash the files of these kinds: a flipped byte may well be a valid number.
+        """Hash the files of these kinds.
+
+        A flipped byte may well be a valid number.
 
         Runs at the speed of memory, and the bytes it reads stay in the page cache for training.
 
@@ -216,7 +218,7 @@ class Shards:
         return positions["hot_only"] + positions["mixed"], positions["evaluation"]
 
     def _starts_of(self, positions: Sequence[_BatchPosition]) -> list[int]:
-        """Return the first sample of each batch among those of all, and the end of the last."""
+        """Return the first sample of each batch, and the end of the last."""
         starts = [0]
         for position in positions:
             left = self.manifest.files[position.file].num_samples - position.index * self.batch_size
@@ -315,7 +317,10 @@ class Shards:
         return batch
 
     def _refuse_strays(self, batch: Batch, where: str) -> None:
-        """Raise ShardError where an id is not in its table, or not hot in a hot-only batch."""
+        """Raise ShardError for an id outside its table or its hot rows.
+
+        Hot-only batches have hot ids alone.
+        """
         limit_F = self._num_hot_F if batch.is_hot_only else self._num_rows_F
         one_hot = [number for number, table in enumerate(self.tables) if not table.is_multi_hot]
         # Checked at each read: an id beyond its table would read or write another table's rows.
@@ -338,7 +343,9 @@ class Shards:
 
 
 def with_hot_bytes(shards: Shards, hot_bytes: int, embedding_optimizer: str) -> Shards:
-    """Return the same shards with as many hot rows as fit in ``hot_bytes`` with their optimizer state.
+    """Return the same shards with the hot rows that fit in ``hot_bytes``.
+
+    A row counts with its optimizer state.
 
     Raises:
         ConfigError: the shards are grouped by the budget they were made with, or their folder has no
@@ -380,7 +387,10 @@ class ShardOrigin:
 
     @classmethod
     def of(cls, shards: Shards) -> ShardOrigin | None:
-        """Find the origin of shards; None where a folder is missing, or of another log by now."""
+        """Find the origin of shards, else None.
+
+        A folder may be missing, or of another log by now.
+        """
         wanted = vocabulary_of(shards)
         vocabulary = _sibling(shards, "vocabulary")
         columns = _sibling(shards, "columns")
@@ -414,7 +424,9 @@ Part = Literal["validation", "test"]
 
 
 class EvaluationPart:
-    """The batches of one part by number, in the order of the log; the last one may be short.
+    """The batches of one part by number, in the order of the log.
+
+    The last one may be short.
 
     One thread reads them. Read in their order, each stored batch is read once.
     """

@@ -23,7 +23,7 @@ BuildProduct = Callable[[str], ProductTiles]
 
 
 class DcnTile:
-    """The memory of one tile at a time, used by one thread at a time.
+    """The memory of one tile, used by one thread at a time.
 
     Args:
         shape: sizes of the model, which has linear layers and ReLU alone.
@@ -194,7 +194,9 @@ class _CrossScratch:
 
 
 class _CrossLayer:
-    """``x' = x0 * (W x + b) + x``, with ``W = U V'`` where there is a rank.
+    """A cross layer: ``x' = x0 * (W x + b) + x``, perhaps ``W = U V'``.
+
+    W is of low rank if a rank is set.
 
     Args:
         name: of the layer.

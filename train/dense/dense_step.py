@@ -47,7 +47,7 @@ class DenseStep(Protocol):
     """Type of the products of the hidden layers."""
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
-        """Pass a batch forward and backward; return its loss in nats, summed over its samples.
+        """Run a batch forward and backward; return its summed loss in nats.
 
         The gradients of the loss over the nominal batch size are left in the parameters of the model and in
         the embeddings, each in the ``grad`` of its tensor.
@@ -229,7 +229,7 @@ class TiledStep:
         return logit_B
 
     def tile_of(self, worker: int) -> StepTile:
-        """Return the memory of the tile that a worker has; made when it has its first one."""
+        """Return the tile memory of a worker, allocated on first use."""
         if worker not in self._tiles:
             self._tiles[worker] = self._build_tile()
         return self._tiles[worker]
@@ -241,7 +241,9 @@ class TiledStep:
                 self._rounded_vector.copy_(self._parameters.vector)
 
     def add_gradients(self, counts: Sequence[int]) -> ParameterViews:
-        """Add the gradients of all tiles by the binary tree, pieces of the vector in parallel.
+        """Add the gradients of all tiles by the binary tree, in parallel.
+
+        Each thread adds a piece of the vector.
 
         Args:
             counts: tiles of each share.

@@ -111,7 +111,9 @@ class TileGradients:
         return True
 
     def add(self, counts: Sequence[int]) -> None:
-        """Add the gradients of the first tiles by the binary tree, pieces of the vector in parallel.
+        """Add the gradients of the first tiles by the binary tree, in parallel.
+
+        Each thread adds a piece of the vector.
 
         Args:
             counts: tiles of each share, powers of two.
@@ -137,7 +139,7 @@ class TileGradients:
         return loss if self._sums_of_ranks is None else self._sums_of_ranks.add(self.sums_N, loss)
 
     def is_first_tile(self, counts: Sequence[int]) -> bool:
-        """Return whether the sum is the gradient of the first tile, with nothing to add."""
+        """Return whether the first tile's gradient is the sum."""
         return self._sums_of_ranks is None and sum(counts) == 1
 
     def _add(self, tiles: torch.Tensor, sums: torch.Tensor) -> None:
@@ -154,7 +156,10 @@ class TileGradients:
 
 
 def tile_bounds(num_samples: int) -> list[tuple[int, int]]:
-    """Return the first and the last-plus-one sample of each tile; an empty batch has one empty tile."""
+    """Return the first and the last-plus-one sample of each tile.
+
+    An empty batch has one empty tile.
+    """
     num_tiles = num_tiles_of(num_samples)
     starts = [-(-tile * num_samples // num_tiles) for tile in range(num_tiles + 1)]
     return list(pairwise(starts))
@@ -168,7 +173,9 @@ def add_tiles(
     workspace_LC: NDArray[np.float32],
     sums_N: NDArray[np.float32],
 ) -> None:
-    """Add the numbers of all tiles by the binary tree, from column ``first`` up to ``stop``.
+    """Add the numbers of all tiles by the binary tree.
+
+    Columns go from ``first`` up to ``stop``.
 
     Args:
         tiles_LN: (num_tiles, num_columns).
@@ -247,12 +254,12 @@ class _Place:
     start: int
 
     def in_model(self, stored: torch.Tensor) -> torch.Tensor:
-        """Return the parameter in the model's shape, as a view of how it is stored."""
+        """Return the parameter in the model's shape, as a view."""
         return stored[: self.shape[1]].t() if len(self.shape) == 2 else stored
 
 
 class ParameterViews(dict[str, torch.Tensor]):
-    """Parts of one vector by the names of parameters, each in the shape it is stored in.
+    """Parts of one vector by parameter name, in their stored shape.
 
     NumPy arrays of them are made once: after a product, whose data fill the caches, the interpreter takes six
     microseconds to make one.
@@ -304,7 +311,7 @@ class FlatParameters:
         """The gradients last set, as they are stored and in the model's shapes."""
 
     def views(self, vector: torch.Tensor) -> ParameterViews:
-        """Return the part of each parameter in ``vector``, by name, in the shape it is stored in."""
+        """Return the parts of ``vector`` by parameter name, in their stored shape."""
         return ParameterViews(
             vector, ((name, place.start, place.stored) for name, place in self._places.items())
         )
@@ -340,7 +347,7 @@ _WITHOUT_BF16 = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "
 
 
 def cpu_features(path: Path = _CPU_INFO, environment: Mapping[str, str] = os.environ) -> frozenset[str]:
-    """Return the names of this CPU's vendor and instruction sets, as Linux gives them, else none.
+    """Return this CPU's vendor and instruction sets by Linux's names, else none.
 
     Instructions for bf16 are left out where torch's library is held to older ones by the environment.
     """
@@ -390,6 +397,6 @@ def choose_dense_dtype(wanted: str, device: str, features: frozenset[str]) -> De
 
 
 def warn_of_slow_bf16(dtype: DenseDtype, features: frozenset[str]) -> None:
-    """Warn where a run computes in bf16 on a CPU that is slow at it."""
+    """Warn if a run uses bf16 on a CPU that is slow at it."""
     if dtype == "bf16" and not is_quick_at_bf16(features):
         _log.warning("this CPU has no AMX, nor AMD's AVX512-BF16: bf16 is about half as fast as fp32")

@@ -115,7 +115,9 @@ class GraphStep:
 
 
 class GraphTiles:
-    """The step on tiles of the batch, on the host; with one autograd graph a tile.
+    """The step on tiles of the batch, on the host.
+
+    Each tile has an autograd graph.
 
     The bits of all results depend on the batch and the weights alone: never on the number of threads.
 
@@ -272,7 +274,7 @@ def _logits(
 
 @contextmanager
 def _random_numbers_of(seed: int, step: int, device: torch.device) -> Iterator[None]:
-    """Let torch's generators draw the numbers of one step, and nothing of it show outside the block.
+    """Make torch's generators draw a step's numbers, and restore them afterwards.
 
     A step draws the same in every placement, and in a run that was interrupted before it.
     """

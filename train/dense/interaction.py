@@ -103,7 +103,7 @@ def _spread_gradients(sums_RW, sample, bottom_grad_TD, emb_grad_TFD):  # type: i
 
 @inlined_kernel
 def _two_products(vectors_N, row, column, width):  # type: ignore[no-untyped-def]
-    """Multiply two neighbouring rows of the workspace with a third; return eight partial sums of each.
+    """Multiply two neighbouring rows with a third; return eight partial sums each.
 
     Args:
         vectors_N: the workspace.
@@ -123,7 +123,7 @@ def _two_products(vectors_N, row, column, width):  # type: ignore[no-untyped-def
 
 @inlined_kernel
 def _eight_products(vectors_N, row, column, width):  # type: ignore[no-untyped-def]
-    """Return the products of four rows of the workspace with two, two sums of each, by row."""
+    """Return the products of four rows with two, two sums each, by row."""
     half = row + width + width
     return add_quarters(
         add_in_turns(
@@ -139,7 +139,9 @@ def _eight_products(vectors_N, row, column, width):  # type: ignore[no-untyped-d
 
 @kernel
 def _dots_of_sample(vectors_RW: NDArray[np.float32], num_vectors: int, dots_K: NDArray[np.float32]) -> None:
-    """Write the dot products of all pairs, the lower triangle row by row; undefined after the last one.
+    """Write the dot products of all pairs, the lower triangle by row.
+
+    What follows the last one is undefined.
 
     Args:
         vectors_RW: vectors, each sixteen numbers in the order of `split_neighbors`.
@@ -325,7 +327,7 @@ def interact_backward(
     bottom_grad_TD: NDArray[np.float32],
     emb_grad_TFD: NDArray[np.float32],
 ) -> None:
-    """Write the gradients of the vectors, by those of the inputs of the top MLP.
+    """Write the gradients of the vectors from those of the top MLP's inputs.
 
     Args:
         grad_TP: (num_samples, num_inputs); gradient by what `interact` wrote.

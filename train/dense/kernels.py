@@ -40,7 +40,7 @@ def add_bias_relu(
 def mask_by_relu(
     grad_TN: NDArray[np.float32], outputs_TN: NDArray[np.float32], bias_grad_N: NDArray[np.float32]
 ) -> None:
-    """Set gradients to zero where ReLU was, in place, and sum them by column for the bias.
+    """Zero gradients where ReLU was, in place, and sum columns for the bias.
 
     Args:
         grad_TN: (num_samples, num_outputs); gradient by the layer's outputs, then by its sums.
@@ -61,7 +61,9 @@ def mask_by_relu(
 def add_bias_relu_bf16(
     outputs_TN: NDArray[np.uint16], bias_N: NDArray[np.float32], row_N: NDArray[np.uint32]
 ) -> None:
-    """`add_bias_relu` on the bits of bfloat16 numbers: added in float32, rounded to nearest, ties to even.
+    """Run `add_bias_relu` on bfloat16 bits.
+
+    Sums are in float32, rounded to nearest, ties to even.
 
     Args:
         outputs_TN: (num_samples, num_outputs); the layer's product.
@@ -91,7 +93,9 @@ def mask_by_relu_bf16(
     bias_grad_N: NDArray[np.float32],
     row_N: NDArray[np.uint32],
 ) -> None:
-    """`mask_by_relu` on the bits of bfloat16 numbers; the gradient of the bias is summed in float32.
+    """Run `mask_by_relu` on bfloat16 bits.
+
+    The gradient of the bias is summed in float32.
 
     Args:
         grad_TN: (num_samples, num_outputs), in place.
@@ -121,7 +125,7 @@ def cross(
     inputs_TP: NDArray[np.float32],
     outputs_TP: NDArray[np.float32],
 ) -> None:
-    """``p = p + b``, in place, and ``x' = x0 * p + x``.
+    """Compute ``p = p + b`` in place, and ``x' = x0 * p + x``.
 
     Args:
         products_TP: (num_samples, at least num_outputs); the layer's product.
@@ -188,7 +192,7 @@ def logistic_loss(
     scale: np.float32,
     grad_T: NDArray[np.float32],
 ) -> float:
-    """Return the log loss of a tile, summed over its samples, with its gradient times ``scale``.
+    """Return the summed log loss of a tile and its scaled gradient.
 
     Args:
         logit_T: (num_samples,).

@@ -104,7 +104,7 @@ class ProductTiles(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _LayerMemory:
-    """One layer's outputs and the gradient by its inputs, for tiles of one number of samples."""
+    """One layer's outputs and input gradients, for tiles of one size."""
 
     outputs_TN: torch.Tensor
     outputs_NT: torch.Tensor
@@ -194,7 +194,9 @@ class Fp32Mlp:
 
 
 class Bf16Mlp:
-    """An MLP whose products are in bfloat16; inputs, outputs and their gradients are given in float32.
+    """An MLP whose products are in bfloat16.
+
+    Inputs, outputs and their gradients are in float32.
 
     Args:
         layers: from the inputs to the outputs, at least one.
@@ -361,7 +363,10 @@ class Bf16Product:
 
 
 def mlp_layers(name: str, widths: Sequence[int]) -> list[Layer]:
-    """Name the layers of an MLP as models do: every other of its modules is a ReLU."""
+    """Name the layers of an MLP as models do.
+
+    Every other of its modules is a ReLU.
+    """
     return [
         Layer(f"{name}.{2 * number}.weight", f"{name}.{2 * number}.bias", inputs, outputs)
         for number, (inputs, outputs) in enumerate(pairwise(widths))
@@ -381,7 +386,7 @@ BuildMlp = Callable[[Sequence[Layer]], MlpTiles]
 
 @dataclass(frozen=True, slots=True)
 class _TileMemory:
-    """The memory that passes write for tiles of one number of samples, as tensors and as arrays."""
+    """The memory of passes for tiles of one size, as tensors and arrays."""
 
     inputs_TP: torch.Tensor
     inputs: NDArray[np.float32]
@@ -395,7 +400,7 @@ class _TileMemory:
 
 
 class DenseTile:
-    """The memory of one tile at a time, used by one thread at a time.
+    """The memory of one tile, used by one thread at a time.
 
     Args:
         shape: sizes of the model.
@@ -528,7 +533,7 @@ class DenseTile:
         return loss
 
     def _project(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the (T, F, D) embeddings of all tables in their order, those of other widths projected."""
+        """Return the (T, F, D) embeddings of all tables, projected where needed."""
         # With one width for all tables there is nothing to project, and nothing is copied.
         if not self._widths:
             (emb_TFD,) = embeddings

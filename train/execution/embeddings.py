@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class WidthLookups(NamedTuple):
-    """The lookups of a step in the tables of a width, as its tiers serve them."""
+    """The lookups of a step in a table group, for its tiers."""
 
     ids: BatchIds
     by_row: LookupsByRow
@@ -222,7 +222,7 @@ def _refuse_more_rows_than_memory(
     device: torch.device,
     host: HostMemory | None,
 ) -> None:
-    """Raise HotsetError where the tiers of all widths together do not fit in host memory."""
+    """Raise HotsetError if the tiers of all groups exceed host memory."""
     num_rows = 0
     fast_bytes = 0
     slow_bytes = 0
@@ -342,7 +342,7 @@ class Embeddings:
                 width.executor.read_rows(np.empty(0, np.int64))
 
     def hot_step(self, number: int, batch: Batch, lookups: Sequence[WidthLookups]) -> PlannedStep:
-        """A step all of whose lookups are of rows that live on the fast tier."""
+        """Return a step whose lookups are all of rows on the fast tier."""
         # No placement is asked: what it has planned for other batches stays as it is.
         return self._step(number, batch, [NOTHING_TO_MOVE] * len(self.widths), lookups)
 
@@ -360,7 +360,7 @@ class Embeddings:
         return batch
 
     def send(self, transfers: Sequence[Transfer | None], after: int, kind: Kind) -> int:
-        """Queue one transfer per width as one item of the transfer thread; returns its number."""
+        """Queue one transfer per table group as one item; return its number."""
         number = self.transfers.put((tuple(transfers), kind), after)
         self._sent.append((number, transfers))
         return number
@@ -393,7 +393,7 @@ class Embeddings:
 
     @contextmanager
     def transfers_paused(self) -> Iterator[None]:
-        """Hold transfers back between two items, so that rows can be read wherever they are newest."""
+        """Pause transfers between two items, so that the newest rows can be read."""
         with self.transfers.paused():
             yield
 
@@ -417,7 +417,7 @@ class Embeddings:
         self.mark_updated(step)
 
     def mark_updated(self, step: PlannedStep, computed: Event | None = None) -> None:
-        """Note that the rows of a step are updated, or that their update is queued.
+        """Note that the rows of a step are updated, or will be.
 
         Args:
             computed: event after all work that a device was given for the step, whose other threads call
@@ -451,7 +451,7 @@ class Embeddings:
                 width.executor.slow.finish()
 
     def stop(self) -> None:
-        """Write every row back after a step that is not the last one; no step may follow."""
+        """Write every row back where a run ends early; no step may follow."""
         # Items that wait for batches which do not come are forgotten.
         self.transfers.close()
         with self.rows_written_back():
@@ -538,13 +538,15 @@ class Embeddings:
         self.transfers.close()
 
     def set_table(self, table: int, weights_ND: torch.Tensor) -> None:
-        """Give every row of one table its weights, where all are on the fast tier."""
+        """Set the weights of every row of one table on the fast tier."""
         width, position = self._position_of[table]
         fast = width.executor.fast
         fast.weights_SD[fast.layout.slots_of_table(position)] = weights_ND
 
     def table(self, table: int, *, state: bool = False) -> torch.Tensor:
-        """(num_rows, D) host weights of one table in id order, or its (num_rows, W) optimizer state.
+        """Return the host weights or state of one table, in id order.
+
+        Weights are (num_rows, D), state (num_rows, W).
 
         Valid once every row is written back.
         """

@@ -57,7 +57,7 @@ class TrafficCounter:
         """(num_tables,) rows and vectors moved each way, and rows initialized on the fast tier."""
 
     def rows(self, way: Way, rows_N: NDArray[np.int64], bytes_each: int, kind: Kind | None = None) -> None:
-        """Count rows of the slow tier, or vectors of such rows, that moved this way."""
+        """Count slow-tier rows, or their vectors, that moved one way."""
         if rows_N.size == 0:
             return
         tables_N, _ = self._slow.rows_at(rows_N)
@@ -113,7 +113,7 @@ class InPlaceWork:
         self._vector_bytes = self._dim * _FLOAT32_BYTES
 
     def send_bags(self, ids: BatchIds, lookups: LookupsByRow, pooled_PD: torch.Tensor) -> None:
-        """Look up and add up on the slow tier; one vector per bag is sent."""
+        """Look up and pool on the slow tier; send one vector per bag."""
         # A fast tier on the host takes the vectors directly, one on a GPU gets them as one copy.
         is_host = self._fast.device == _HOST
         on_host_PD = pooled_PD if is_host else torch.empty(pooled_PD.shape)
@@ -122,7 +122,7 @@ class InPlaceWork:
             pooled_PD.copy_(on_host_PD)
 
     def look_up_bags(self, ids: BatchIds, lookups: LookupsByRow, on_host_PD: torch.Tensor) -> None:
-        """Look up and add up on the slow tier, for vectors that somebody else sends."""
+        """Look up and pool on the slow tier; the caller sends the vectors."""
         self._count_vector_per_bag("to_fast", ids)
         slots_U = self._slow.slots_of(self.slots_of_rows(lookups))
         vectors_ND = on_host_PD if ids.bags_N is None else torch.empty(ids.ids_N.size, self._dim)
@@ -133,7 +133,7 @@ class InPlaceWork:
     def send_rows(
         self, lookups: LookupsByRow, is_sent_U: NDArray[np.bool_], vectors_ND: torch.Tensor
     ) -> None:
-        """Send the vector of each of these distinct rows, and look them up on the fast tier."""
+        """Send the vectors of distinct rows, and look them up on the fast tier."""
         slots_U, _ = self._slow.layout.slots_of(lookups)
         sent_rows = slots_U[is_sent_U]
         self._traffic.rows("to_fast", sent_rows, self._vector_bytes)
@@ -155,7 +155,9 @@ class InPlaceWork:
         grad_PD: torch.Tensor,
         rate: float | None = None,
     ) -> None:
-        """Take one optimizer step on the rows of a batch, by gradients from the fast tier.
+        """Take one optimizer step on the rows of a batch, from gradients.
+
+        The gradients are on the fast tier.
 
         Args:
             rate: learning rate of the step, a float32; None: that of the optimizer.
@@ -172,13 +174,16 @@ class InPlaceWork:
         self._slow_rows.apply(self._slow, slots_U, sums_UD.to(_HOST), rate)
 
     def slots_of_rows(self, lookups: LookupsByRow) -> NDArray[np.int64]:
-        """The slot of each distinct row of a batch on the slow tier, which holds every row."""
+        """Return the slots of distinct rows on the slow tier, which holds all."""
         slots_U, num_absent = self._slow.layout.slots_of(lookups)
         assert num_absent == 0, "the slow tier holds every row"
         return slots_U
 
     def read_rows(self, lookups: LookupsByRow, slots_U: NDArray[np.int64], rows_UD: torch.Tensor) -> None:
-        """Copy the distinct rows of a batch, in all threads, to host memory that somebody else sends."""
+        """Copy the distinct rows of a batch to host memory, in all threads.
+
+        The caller sends them.
+        """
         self._count_vector_per_row("to_fast", lookups)
         weights = self._slow.weights_SD.numpy()
         rows = rows_UD.numpy()
@@ -211,7 +216,7 @@ class InPlaceWork:
 
 
 class StagedRows:
-    """The rows in the staging slots of a fast tier, by their slots on the slow one.
+    """The rows in staging slots, by their slots on the slow tier.
 
     Args:
         fast: the tier.
@@ -258,7 +263,7 @@ class StagedRows:
         self._traffic.rows("made", transfer.initialize.rows_N, self._row_bytes, kind)
 
     def by_slot(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The staged rows and their slots on the fast tier, in the order of the slots."""
+        """Return the staged rows and their slots, in the order of slots."""
         self.catch_up()
         staged_N = np.flatnonzero(self._row_S >= 0)
         return self._row_S[staged_N], staged_N + self._first
@@ -270,7 +275,7 @@ class StagedRows:
         return rows_N[order_N], slots_N[order_N]
 
     def forget(self) -> None:
-        """Take no row as staged any more, once all are written back and no step follows."""
+        """Forget all staged rows, once written back and no step follows."""
         self.catch_up()
         self._row_S[:] = -1
 
@@ -342,7 +347,10 @@ class Executor:
         self.transfer(Transfer())
 
     def copy_hot(self, plan: StepPlan) -> None:
-        """Copy every hot row to the other tier, where the plan says so (a switch of FAE)."""
+        """Copy every hot row to the other tier, at a switch of FAE.
+
+        The plan says where.
+        """
         if plan.copy_hot:
             with self.traffic.meter.during("switch"):
                 self._replicator.copy(plan.copy_hot)
@@ -359,7 +367,7 @@ class Executor:
         self.staged.note(transfer, kind)
 
     def write_back_residents(self) -> None:
-        """Copy the newest values of staged rows to the slow tier; the rows stay staged."""
+        """Copy staged rows' newest values to the slow tier; rows stay staged."""
         # Evaluation reads staged rows where they are if the others are in a file: see `read_rows`.
         if isinstance(self.slow, FileTier):
             return
@@ -368,7 +376,7 @@ class Executor:
         self.traffic.rows("to_slow", moves.rows_N, self.fast.row_bytes, "evaluation")
 
     def read_rows(self, wanted_U: NDArray[np.int64]) -> None:
-        """Read the newest weights of rows of a slow tier in a file, for lookups in place.
+        """Read newest weights from a slow tier's file, for lookups in place.
 
         Args:
             wanted_U: rows, ascending, by their slots on the slow tier; none: give the memory back.
@@ -422,7 +430,10 @@ class Executor:
         weights_ND: NDArray[np.float32],
         state_NW: NDArray[np.float32],
     ) -> None:
-        """Set rows in every place they have in memory, before the first step; as in `copy_newest`."""
+        """Set rows wherever they are in memory, before the first step.
+
+        The places are those of `copy_newest`.
+        """
         tiers = [self.fast] if isinstance(self.slow, FileTier) else [self.fast, self.slow]
         for tier in tiers:
             slots_N = tier.layout.slots_of_rows(tables_N, ids_N)
@@ -459,7 +470,9 @@ class Executor:
         plan: StepPlan,
         rate: float | None = None,
     ) -> None:
-        """Take one optimizer step on every row the last lookup read, by the gradient of its embeddings.
+        """Take one optimizer step on the rows of the last lookup.
+
+        The gradient is that of its embeddings.
 
         Args:
             rate: learning rate of the step, a float32; None: that of the optimizer.
@@ -499,12 +512,14 @@ class Executor:
         plan: StepPlan,
         rate: float | None = None,
     ) -> None:
-        """Take one optimizer step on these rows, by gradients that have come to the host; as `update`."""
+        """Take one optimizer step from host gradients; as `update`."""
         assert plan.in_place is not None and plan.in_place.is_whole
         self.in_place.update(ids, lookups, plan.in_place, grad_PD, rate)
 
     def table(self, table: int, *, state: bool = False) -> torch.Tensor:
-        """(num_rows, D) host weights of one table in id order, or (num_rows, W) optimizer state.
+        """Return the host weights or state of one table, in id order.
+
+        Weights are (num_rows, D), state (num_rows, W).
 
         Valid once every row is written back.
         """
@@ -608,7 +623,7 @@ def _copy_out(
     weights_ND: torch.Tensor,
     state_NW: torch.Tensor,
 ) -> None:
-    """Copy the rows in some of the slots to the same positions on the host."""
+    """Copy rows of some slots to the same positions on the host."""
     if positions_N.size == 0:
         return
     # Only the rows that are on this tier are copied.

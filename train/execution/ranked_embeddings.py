@@ -43,7 +43,10 @@ from .embeddings import Embeddings, PlannedStep, RowWidth, WidthLookups, WidthSt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedWidth(RowWidth):
-    """The tables of one table group, of which some rows live here; ``reader`` reads them whole."""
+    """A table group of which some rows live at this rank.
+
+    ``reader`` reads all of its lookups.
+    """
 
     shares: BatchShares
     exchange: ExchangeReader
@@ -51,7 +54,10 @@ class RankedWidth(RowWidth):
     """Values of the rows of the whole tables."""
 
     def read(self, number: int, batch: Batch) -> WidthLookups:
-        """The rows that a training step serves, once each, and what crosses between the ranks."""
+        """Return the rows that a training step serves, and what crosses.
+
+        Each row comes once.
+        """
         # Every rank cuts its own share out of the batch, and reads the others', too.
         own = self.reader.read(self.shares.cut(batch))
         ids = self.reader.read(batch)
@@ -73,7 +79,7 @@ class RankedWidth(RowWidth):
         return ranks_of_samples(ids.num_samples, shares.batch_size, shares.num_shares, shares.num_ranks)
 
     def read_round(self, batches: Sequence[Batch]) -> WidthLookups:
-        """The same of an evaluation in which rank r has the whole of batch r."""
+        """Return the same of an evaluation, where rank r has batch r."""
         # The batches of all ranks as one, with the rank of each sample.
         parts = [self.reader.read(batch) for batch in batches]
         ranks_B = np.repeat(np.arange(len(parts)), [part.num_samples for part in parts]).astype(np.uint8)
@@ -168,7 +174,7 @@ def _brought_together(own_ND: torch.Tensor, owners_N: NDArray[np.uint8], ranks: 
 
 
 class RankedEmbeddings(Embeddings):
-    """The rows of this rank, and what moves them between its tiers and to other ranks.
+    """The rows of this rank, moved between tiers and between ranks.
 
     Args:
         tables: those of the shards.
@@ -260,7 +266,7 @@ class RankedEmbeddings(Embeddings):
     def update(
         self, step: PlannedStep, embeddings: Sequence[torch.Tensor], rate: float | None = None
     ) -> None:
-        """Take one optimizer step on every row that this rank owns and that any rank looked up."""
+        """Take one optimizer step on rows that this rank owns and any looked up."""
         # The gradients of each own row, summed over the micro-batches of this rank.
         exchanges = _exchanges_of(step)
         sums = []
@@ -318,7 +324,7 @@ class RankedEmbeddings(Embeddings):
     def held_ids(
         self, tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
-        """Which rows live here, and their ids here; all of them count as used from now on."""
+        """Return which rows live here, and their ids; all count as used."""
         if ids_N.size == 0:
             return np.ones(0, np.bool_), ids_N
         # By number over all tables of the width: where each row lives, and its number there.
@@ -336,13 +342,18 @@ class RankedEmbeddings(Embeddings):
         return width.exchange.held.ids.of(positions_N, ids_N.astype(np.int64)).astype(np.int32)
 
     def _positions(self, tables_N: NDArray[np.int32]) -> tuple[RankedWidth, NDArray[np.int64]]:
-        """The width of some rows, and the position of each one's table among those of the width."""
+        """Return the table group of rows, and the positions of their tables.
+
+        A position is among the tables of the group.
+        """
         width, _ = self._position_of[int(tables_N[0])]
         assert isinstance(width, RankedWidth)
         return width, np.searchsorted(np.array(width.tables), tables_N).astype(np.int64)
 
     def table_parts(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
-        """Yield the weights of one table, or its state, in id order, in parts, at rank 0.
+        """Yield the weights or state of one table in parts, at rank 0.
+
+        Parts are in id order.
 
         Every rank calls this and takes all parts; those of the other ranks are empty.
         """

@@ -54,7 +54,7 @@ def settle(embeddings: Embeddings, *, is_lost: bool) -> None:
 
 
 def restore_rows(embeddings: Embeddings, source: RowsSource, *, are_saved: bool) -> None:
-    """Set rows in memory before the first step, and mark all of them as used.
+    """Set rows in memory before the first step, and mark them used.
 
     Those of a slow tier in a file are only marked: `refill_stores` puts them there, once there is a plan.
 
@@ -70,7 +70,7 @@ def restore_rows(embeddings: Embeddings, source: RowsSource, *, are_saved: bool)
 
 
 def refill_stores(embeddings: Embeddings, source: RowsSource) -> None:
-    """Put restored rows of slow tiers in files where their next fetch will find them."""
+    """Put restored rows of spill files where their next fetch is."""
     # Only rows in files must be where their next fetch expects them.
     if not any(isinstance(width.executor.slow, SpilledTier) for width in embeddings.widths):
         return

@@ -49,7 +49,7 @@ Planning needs two such lists at a time; one that does not fit is a mapped file.
 
 @dataclass(frozen=True, slots=True)
 class SpillLimits:
-    """The memory that cold rows of all widths may take, and where the others lie."""
+    """The memory for cold rows, and the folder for the others."""
 
     memory_bytes: int
     folder: Path
@@ -185,7 +185,7 @@ class StepSource:
         assert not self._staged or len(self._staged) == len(embeddings.widths)
 
     def steps(self, epochs: Iterable[Iterable[int]]) -> Generator[PlannedStep]:
-        """The steps of epochs of batches given by number; the transfers of each are queued already."""
+        """Yield the steps of epochs of given batches, with transfers queued."""
         # Without staging a step needs nothing but its own batch.
         if not self._staged:
             for numbers in epochs:
@@ -209,7 +209,10 @@ class StepSource:
         self._report_cap(planners)
 
     def _planned_ahead(self, numbers: Iterable[int], queues: list[PlanQueue]) -> Iterator[int]:
-        """Yield each batch once it is planned, which is when enough of those after it are known."""
+        """Yield each batch once it is planned.
+
+        That is when enough of those after it are known.
+        """
         waiting: deque[int] = deque()
         num_taken = 0
         for number in numbers:
@@ -297,7 +300,10 @@ class StepSource:
         return not self._is_hot_only(number) or _staging(self._staged[0]).stages_hot_only
 
     def _read_whole(self, number: int) -> ReadBatch:
-        """Read a batch to run it: what needs no plan, and may be done in any thread."""
+        """Read a batch to run it; any thread may do so.
+
+        This part needs no plan.
+        """
         batch = self._read(number)
         widths = tuple(width.read(number, batch) for width in self._embeddings.widths)
         cold = zip(self._staged, widths, strict=True) if self._staged and self._is_staged(number) else ()

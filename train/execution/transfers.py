@@ -75,7 +75,10 @@ class TransferThread(Generic[Work]):
         return self._done + 1
 
     def put(self, work: Work, after: int) -> int:
-        """Add an item; returns its number. ``after`` is the number of an earlier one or -1."""
+        """Add an item; return its number.
+
+        ``after`` is the number of an earlier one or -1.
+        """
         with self._state:
             self._refuse()
             number = self._next
@@ -127,7 +130,10 @@ class TransferThread(Generic[Work]):
                 self._state.notify_all()
 
     def drain(self) -> None:
-        """Return once every item put so far is done; the batches they wait for must be computed."""
+        """Return once every item put so far is done.
+
+        The batches they wait for must be computed.
+        """
         with self._state:
             self._state.wait_for(lambda: self._done == self._next - 1 or self._error is not None)
             self._refuse()
@@ -220,7 +226,10 @@ class QueuedTransfers(Generic[Work]):
             return self._next - len(self._queue)
 
     def put(self, work: Work, after: int) -> int:
-        """Add an item; returns its number. ``after`` is the number of an earlier one or -1."""
+        """Add an item; return its number.
+
+        ``after`` is the number of an earlier one or -1.
+        """
         with self._lock:
             number = self._next
             assert after < number, "an item cannot wait for its own batch"
@@ -247,7 +256,7 @@ class QueuedTransfers(Generic[Work]):
         self._run_before(number + 1)
 
     def mark_computed(self, number: int, computed: Event | None = None) -> None:
-        """Mark the batch of item ``number`` as computed by what the device was given so far."""
+        """Mark the batch of item ``number`` as computed by all queued work."""
         self._computed[number] = computed or self._device.record("compute")
 
     @contextmanager
@@ -259,7 +268,10 @@ class QueuedTransfers(Generic[Work]):
         self._device.synchronize()
 
     def drain(self) -> None:
-        """Return once every item put so far is done; the batches they wait for must be computed."""
+        """Return once every item put so far is done.
+
+        The batches they wait for must be computed.
+        """
         self._run_before(self._next)
         self._device.synchronize()
 
@@ -309,12 +321,15 @@ class ThreadedTransfers(TransferThread[Work]):
         self._device.wait("compute", moved)
 
     def wait_for(self, number: int) -> None:
-        """Return once item ``number`` is done and the device is idle; raises what its work raised."""
+        """Return once item ``number`` is done and the device is idle.
+
+        Raises what its work raised.
+        """
         super().wait_for(number)
         self._device.synchronize()
 
     def mark_computed(self, number: int, computed: Event | None = None) -> None:
-        """Mark the batch of item ``number`` as computed by what the device was given so far."""
+        """Mark the batch of item ``number`` as computed by all queued work."""
         computed = computed or self._device.record("compute")
         with self._events:
             self._computed_at[number] = computed
@@ -322,7 +337,7 @@ class ThreadedTransfers(TransferThread[Work]):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Hold the thread between two items, and let the device finish what it was given."""
+        """Pause the thread between two items, and let the device finish."""
         with super().paused():
             self._device.synchronize()
             yield
@@ -330,12 +345,15 @@ class ThreadedTransfers(TransferThread[Work]):
             self._device.synchronize()
 
     def drain(self) -> None:
-        """Return once every item put so far is done; the batches they wait for must be computed."""
+        """Return once every item put so far is done.
+
+        The batches they wait for must be computed.
+        """
         super().drain()
         self._device.synchronize()
 
     def close(self) -> None:
-        """Stop the thread after its present item, forget the others, and let the device finish."""
+        """Stop after the current item, forget the others; the device finishes."""
         super().close()
         self._device.synchronize()
         self._device.close()

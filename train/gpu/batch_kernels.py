@@ -82,7 +82,10 @@ def gather_rows(
 
 @triton.jit
 def _table_of(number, ends, FP: tl.constexpr):
-    """Return the table of each entry of concatenated lists: as many tables as end before it."""
+    """Return the table of each entry of concatenated lists.
+
+    It is the number of tables that end before it.
+    """
     return tl.sum((number[:, None] >= ends[None, :]).to(tl.int32), axis=1)
 
 

@@ -347,7 +347,10 @@ def _vectors(
     PART: tl.constexpr,
     HAS_BOTTOM: tl.constexpr,
 ):
-    """(B, V, PART) columns from ``first`` of all vectors of the samples, rounded to a type."""
+    """Load PART columns of all vectors of samples, (B, V, PART), rounded.
+
+    The columns begin at ``first``.
+    """
     # Rows from the tier, with zeros where a vector is none.
     column = (first + tl.arange(0, PART))[None, None, :]
     is_number = (slot >= 0)[:, :, None] & (column < D)

@@ -39,7 +39,7 @@ _STATES: dict[str, tuple[str, ...]] = {"sgd": (), "adagrad": ("sum",), "adam": (
 
 @dataclass(frozen=True, slots=True)
 class DenseInputs:
-    """The inputs of the dense layers from the rest of a step, in fixed memory."""
+    """The inputs of the dense layers, in fixed memory."""
 
     label_B: torch.Tensor
     """uint8."""
@@ -237,7 +237,7 @@ class FusedDlrm:
             )
 
     def _adopt_parameters(self, layers: Sequence[_Layer]) -> None:
-        """Move the parameters of the model into the vector; the model keeps using them there."""
+        """Move the model's parameters into the vector, where it uses them."""
         self._parameters: list[tuple[torch.Tensor, slice, torch.Size, int]] = []
         modules = [self._model.bottom, self._model.top]
         linears = [
@@ -261,7 +261,7 @@ class FusedDlrm:
         return part.view(-1, layer.num_inputs)[:, : parameter.shape[1]] if parameter.dim() == 2 else part
 
     def _adopt_states(self) -> torch.Tensor:
-        """Take over the states of torch's optimizers, perhaps restored ones, and keep theirs as views.
+        """Copy torch's optimizer states, perhaps restored; keep theirs as views.
 
         Returns:
             (P,) the counts of steps of all parameters, none where steps do not count.
@@ -404,7 +404,7 @@ def keeps_float32_sums(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 class FusedAtOnce:
-    """The same kernels, and so the same bits, on embeddings that were looked up before.
+    """Runs the same kernels on embeddings looked up before, with equal bits.
 
     Args:
         fused: the dense layers.

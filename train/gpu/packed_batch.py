@@ -187,7 +187,7 @@ class RowTensors(NamedTuple):
 
 
 class RowMoves(NamedTuple):
-    """Rows that are copied from one place to another; entries past the end are ignored.
+    """Rows that are copied between places; entries past the end are ignored.
 
     Where the lists begin is read on the device, so that lists of any step may use the same memory, and their
     moves can be recorded.
@@ -305,7 +305,10 @@ class PackedRoom:
 
     @cached_property
     def rates(self) -> Section:
-        """The numbers of all optimizers with the gaps between them, which the host writes as one."""
+        """Return the numbers of all optimizers, with gaps, as one range.
+
+        The host writes it in one copy.
+        """
         first = self.sections["dense_rates"].first_byte
         stop = max(self.sections[name].stop_byte for name in self._rate_names)
         return Section(first, (stop - first) // torch.float32.itemsize, torch.float32)
@@ -500,7 +503,7 @@ class InputRing:
         self._copies: deque[Event] = deque()
 
     def take(self, num_bytes: int) -> torch.Tensor:
-        """The next slot, to be filled; slots are sent in the order in which they are taken."""
+        """Return the next slot to fill; slots are sent in that order."""
         # Whoever reads ahead is held up before it takes a slot too many, so this is a bug.
         assert self._num_filled < self._num_free, "a slot of the ring would be filled before it is free"
         number = self._num_filled % len(self._slots)
@@ -571,7 +574,7 @@ class WidthTensors:
 
     @classmethod
     def of(cls, width: RowWidth, device: Device) -> WidthTensors:
-        """Take the tensors of both tiers, and copy what else the kernels need to the device."""
+        """Take the tensors of both tiers, and copy the kernels' other inputs."""
         executor = width.executor
         fast, slow = executor.fast, executor.slow
         return cls(
@@ -595,7 +598,7 @@ class WidthTensors:
 
     @property
     def has_file(self) -> bool:
-        """Whether the slow tier is a file, whose rows the host moves while the device is idle."""
+        """Whether the slow tier is a file, whose rows the host moves."""
         return isinstance(self.rows.executor.slow, FileTier)
 
     @property
@@ -604,5 +607,5 @@ class WidthTensors:
         return self.rows.executor.fast.layout.num_own_slots > 0
 
     def pin_slow(self, device: Device) -> bool:
-        """Let kernels of the device read and write the slow tier; return whether they can."""
+        """Let kernels access the slow tier; return whether they can."""
         return all(map(device.pin, self.slow))

@@ -97,7 +97,7 @@ class WidthWork:
 
 @dataclass(frozen=True, slots=True)
 class SentRows:
-    """Memory for the distinct rows of a batch that stay on the host, of one table group."""
+    """Memory for the distinct rows of a batch that stay on the host."""
 
     on_host_UD: torch.Tensor
     """Pinned; the rows, then the sums of their gradients."""
@@ -139,7 +139,9 @@ class RecordedWork:
     def queue(
         self, stream: StreamName, name: str, inputs: StepInputs, queue_work: Callable[[StepInputs], None]
     ) -> None:
-        """Queue work: recorded at its second time, for all places, and replayed from then on.
+        """Queue work; record it at the second call, and replay it afterwards.
+
+        It is recorded for all places.
 
         It is queued once without, because what kernels compile and load cannot be recorded.
         """
@@ -242,7 +244,9 @@ class DevicePasses:
         rates: StepRates,
         loss_1: torch.Tensor,
     ) -> None:
-        """Take a step whose rows stay on the host, which has updated them when this returns.
+        """Take a step whose rows stay on the host.
+
+        The host has updated them when this returns.
 
         The batch is copied while the host gathers its rows. The sums of their gradients are copied back, to
         where the rows were, during the step of the dense layers.
@@ -277,7 +281,7 @@ class DevicePasses:
     def _pass_sent_rows(
         self, inputs: StepInputs, num_samples: int, number: int, loss_1: torch.Tensor
     ) -> None:
-        """Queue the passes of the layers over rows that were sent, and the sums of the rows' gradients."""
+        """Queue the dense layers on sent rows, and the rows' gradient sums."""
         if self._fused is not None:
             self._recorded.queue("compute", "passes of sent rows", inputs, self._pass_sent_fused)
             self._device.launch("compute", loss_1.copy_, self._fused.loss_1)
@@ -356,7 +360,7 @@ class DevicePasses:
             )
 
     def _train_dense(self, inputs: StepInputs, num_samples: int, number: int, loss_1: torch.Tensor) -> None:
-        """Pass the dense layers forward and backward; a kernel as far as the device is concerned."""
+        """Run the dense layers forward and backward, as one kernel."""
         # The model gets detached rows, and leaves their gradients in ``grad``.
         batch = Batch(
             inputs.label_B[:num_samples].float(),

@@ -84,7 +84,9 @@ class InPlaceSteps:
         return all(plan is not None and plan.is_whole and plan.sends == "bags" for plan in plans)
 
     def train(self, step: PlannedStep, number: int, rates: StepRates, loss_1: torch.Tensor) -> None:
-        """Take a step; its loss may be written later, its rows are updated when this returns.
+        """Take a step; its rows are updated when this returns.
+
+        Its loss may be written later.
 
         Args:
             step: with a plan that `can_take` accepts.
@@ -130,7 +132,7 @@ class InPlaceSteps:
         return _Buffers.of([self._device.allocate(each, torch.float32) for each in self._shapes])
 
     def _pass_dense(self, batch: Batch, near: _Buffers, number: int, loss_1: torch.Tensor) -> None:
-        """Pass the dense layers forward and backward; a kernel as far as the device is concerned."""
+        """Run the dense layers forward and backward, as one kernel."""
         on_device = replace(batch, label_B=near.label_B, dense_BK=near.dense_BK)
         # The model gets detached rows, and leaves their gradients in ``grad``.
         embeddings = [vectors_BFD.detach() for vectors_BFD in near.rows]
@@ -313,7 +315,7 @@ class QueuedSteps:
     def _pack(
         self, number: int, sent: Sequence[LookupsByRow], room: PackedRoom, *arguments: Any
     ) -> PackedBatch:
-        """Pack a batch in a reader, which also does what the loop has left for later."""
+        """Pack a batch in a reader, and do the loop's leftover work."""
         self._let_go()
         self._parts.embeddings.note_transfers(waits=False)
         packed = pack(room, *arguments)
@@ -328,7 +330,7 @@ class QueuedSteps:
         return replace(packed, target=target, sent_rows=tuple(sent_rows))
 
     def _let_go(self, num_kept: int = _KEPT_STEPS) -> None:
-        """Give the memory of steps back that are done, which takes as long as to queue them."""
+        """Release the memory of finished steps, which costs as much as queueing."""
         with self._letting_go:
             while len(self._done) > num_kept:
                 self._done.popleft()
@@ -386,7 +388,7 @@ class QueuedSteps:
         return inputs
 
     def _wait_for_rows(self, step: PlannedStep, inputs: StepInputs) -> None:
-        """Queue the moves of a step, and let compute wait for its batch and its rows."""
+        """Queue the moves of a step; compute waits for batch and rows."""
         arrived = inputs.copied
         if step.item is not None and self.moves.begin(step.item, inputs.copied):
             self._recorded.queue("moves", "moves", inputs, self._move_rows)
@@ -418,11 +420,17 @@ class QueuedSteps:
 
 
 def _can_be_queued(part: WidthStep) -> bool:
-    """Return whether the device can do a step alone: each row has a slot, each sample one lookup."""
+    """Return whether the device can do a step alone.
+
+    Each row needs a slot, each sample one lookup.
+    """
     return part.ids.bags_N is None and part.plan.in_place is None and part.plan.split is None
 
 
 def _is_sent(part: WidthStep) -> bool:
-    """Whether the distinct rows of a step are sent with it, each sample having one lookup."""
+    """Return whether a step's distinct rows are sent with it.
+
+    Each sample then has one lookup.
+    """
     in_place = part.plan.in_place
     return part.ids.bags_N is None and in_place is not None and in_place.is_whole and in_place.sends == "rows"

@@ -362,7 +362,7 @@ def _sum_rows(
 
 @triton.jit
 def _first_lookup(order, start, stop, sample):
-    """Return where the first lookup of ``sample``, or of a later one, is in a row's list."""
+    """Return where ``sample`` or a later one first is in a list."""
     # Binary search for all entries together, until the last one is done.
     low = start
     high = stop

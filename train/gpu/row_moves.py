@@ -136,7 +136,7 @@ class PieceRing:
 
 
 def slot_bytes(widths: Iterator[tuple[int, int]]) -> int:
-    """Return the bytes of a slot that has room for a piece of any of these rows.
+    """Return the bytes of a slot that fits any of these rows.
 
     Args:
         widths: floats of a row and of its state.
@@ -166,7 +166,7 @@ _ROWS_AT_ONCE = 4096
 
 
 class ThreadMover:
-    """Moves rows for one thread, which may wait for the device; its helpers copy rows.
+    """Moves rows for one thread, which may wait; helpers copy rows.
 
     Args:
         device: whose stream of moves copies pieces.
@@ -339,7 +339,9 @@ class StepMoves(Protocol):
         """
 
     def launch(self, moves: Sequence[Sequence[RowMoves]]) -> None:
-        """Queue the moves of a step after `begin` returned true for it; they can be recorded.
+        """Queue the moves of a step after `begin` returned true for it.
+
+        They can be recorded.
 
         Args:
             moves: the rows to move on the device, of each table group and list of `MOVES`.
@@ -536,7 +538,7 @@ def _num_tried(width: WidthTensors) -> int:
 
 
 def _tried_moves(width: WidthTensors) -> tuple[Moves, tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
-    """Some rows of the slow tier far from each other, and the first staging slots."""
+    """Return some distant rows of the slow tier, and the first staging slots."""
     executor = width.rows.executor
     count = _num_tried(width)
     # Strides as those of rare rows, in no order that an engine could guess.

@@ -46,7 +46,7 @@ class LateGraph:
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """An entry of a queue that holds up its stream until an event has happened."""
+    """An entry that blocks its stream until an event has happened."""
 
     event: LateEvent
 

@@ -46,7 +46,7 @@ from .packed_batch import BatchLists, DecodedBatch, RowMoves, RowTensors, SeedTa
 
 
 def decode_batch(lists: BatchLists, layout: SlotLayout, decoded: DecodedBatch) -> None:
-    """Write the slot of every distinct row and of every lookup, and number lookups over all tables.
+    """Write the slots of distinct rows and lookups; number lookups over tables.
 
     Args:
         lists: of a batch.
@@ -90,7 +90,7 @@ def decode_batch(lists: BatchLists, layout: SlotLayout, decoded: DecodedBatch) -
 def gather_rows(
     weights_SD: torch.Tensor, slots_BF: torch.Tensor, num_samples_1: torch.Tensor, vectors_BFD: torch.Tensor
 ) -> None:
-    """Copy the row of each lookup; zeros for a slot of -1 and for padding samples.
+    """Copy the row of each lookup; zeros for slot -1 and padding.
 
     Args:
         weights_SD: float32.
@@ -118,7 +118,9 @@ def sum_gradients(
     partials_LKD: torch.Tensor,
     sums_UD: torch.Tensor,
 ) -> None:
-    """Sum the gradients of every distinct row: within blocks of samples, then over the blocks, in order.
+    """Sum the gradients of every distinct row, by blocks of samples.
+
+    Sums are within blocks, then over the blocks, in order.
 
     Args:
         lists: of a batch.
@@ -178,7 +180,10 @@ def _step_rows(
     numbers: StepNumbers,
     rows: RowTensors,
 ) -> None:
-    """Take one optimizer step on the first ``count_1`` of some rows, none twice, that have a slot."""
+    """Take one optimizer step on rows that have a slot.
+
+    The rows are the first ``count_1``, none twice.
+    """
     slots = slots_U[: int(count_1)].long()
     is_here = slots >= 0
     step_with_torch(
@@ -283,7 +288,9 @@ ENGINES = ("triton", "torch")
 
 
 def choose_kernels(device: torch.device, wanted: str = "") -> dict[str, Kernel]:
-    """Return every kernel by its name: Triton's on a GPU where it is installed, else twins.
+    """Return every kernel by name: Triton's where installed, else twins.
+
+    Triton runs on a GPU alone.
 
     Args:
         device: where they run.
@@ -328,7 +335,10 @@ DenseOptimizerName = Literal["sgd", "adagrad", "adam"]
 
 @dataclass(frozen=True, slots=True)
 class DenseRule:
-    """The optimizer of all dense parameters: torch's formulas, in the order of operations of rows."""
+    """The optimizer of all dense parameters, by torch's formulas.
+
+    The order of operations is that of rows.
+    """
 
     name: DenseOptimizerName
     decay: float = 0.0
@@ -417,7 +427,9 @@ def gather_dots_backward(
     grad_BFD: torch.Tensor,
     bottom_grad_BD: torch.Tensor | None,
 ) -> None:
-    """Write the gradients of the vectors by those of the top MLP's inputs; rows are gathered again.
+    """Write the vectors' gradients from those of the top MLP's inputs.
+
+    Rows are gathered again.
 
     Args:
         weights_SD: float32.
@@ -460,7 +472,7 @@ def last_layer(
     grad_M: torch.Tensor,
     loss_1: torch.Tensor,
 ) -> None:
-    """Run the last layer, which has one output, forward to the log loss and backward.
+    """Run the last layer, of one output, to the loss and backward.
 
     Args:
         hidden_BN: any float type; its inputs.
@@ -500,7 +512,7 @@ def last_layer(
 def relu_backward(
     grad_BN: torch.Tensor, outputs_BN: torch.Tensor, partials_KN: torch.Tensor, bias_grad_N: torch.Tensor
 ) -> None:
-    """Set gradients to zero where ReLU was, in place, and sum them by column for the bias.
+    """Zero gradients where ReLU was, in place, and sum columns for the bias.
 
     Args:
         grad_BN: any float type; gradient by the layer's outputs, then by its sums. Zeros for padding samples.
