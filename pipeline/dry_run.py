@@ -175,7 +175,7 @@ class _Inspector:
             case Fresh():
                 return MADE, ""
             case Resume():
-                # A stage whose files come last, as those of pack do, begins again.
+                # A stage that writes its files at the end, as pack does, restarts.
                 num_done = num_recorded(folder)
                 return (RESUMES, f"files done: {num_done}") if num_done else (MADE, "was interrupted")
             case GoBack():
@@ -314,7 +314,7 @@ def plan_run(
         raise ConfigError(f"there is no stage {redo!r}", hint=f"use one of {', '.join(FOLDERS)}")
     states = stage_states(out, _runs(raw, config, like), redo=redo, extend=extend)
     sample = sample_log(raw, config.ingest)
-    # Columns that are there know how many samples the logs have; otherwise the sample estimates it.
+    # Existing columns have the number of samples; otherwise it is estimated from the start of the logs.
     if states[0].state == FINISHED:
         logs = ColumnsTotals.of(Manifest.read(out / "columns")).raw
         sample = replace(sample, samples=[float(log.num_samples) for log in logs])
@@ -397,7 +397,7 @@ def _plan_of(
     if state.state not in MAKING:
         return StagePlan(state, 0.0, 0.0)
     if state.state == RESUMES:
-        # What an interrupted stage has written tells how much of its work is left.
+        # The files of an interrupted stage show how much of its work remains.
         left = max(0.0, 1 - bytes_in(state.folder) / max(1.0, whole))
         return StagePlan(state, whole * left, seconds * left)
     if state.state == EXTENDED and state.stage == "ingest":
@@ -430,7 +430,7 @@ def _refusal(
     extend: bool,
 ) -> HotsetError | None:
     try:
-        # A run checks resources before it looks at any folder, so that refusal comes first.
+        # A run checks resources before it reads any folder, so that refusal is first.
         check_resources(raw, config, out, resources, extend=extend)
     except HotsetError as error:
         return error

@@ -78,10 +78,10 @@ def parquet_writer(path: Path, schema: Any) -> Iterator[BatchWriter]:
 
 @contextmanager
 def csv_writer(path: Path, schema: Any) -> Iterator[BatchWriter]:
-    """Open a CSV file with a header; the elements of a list stand between `LIST_SEPARATOR`.
+    """Open a CSV file with a header; the elements of a list are joined by `LIST_SEPARATOR`.
 
     Raises:
-        ConfigError: a list is empty, which such a file cannot tell from a missing one.
+        ConfigError: a list is empty, which CSV cannot distinguish from a missing one.
     """
     flat = pa.schema([(field.name, _flat_type(field.type)) for field in schema])
     with pa.csv.CSVWriter(path, flat) as writer:
@@ -243,7 +243,7 @@ def _columns_of(batch: Any, name: str, dtype: Any, width: int) -> list[Any]:
 
 def _alternating(first: Sequence[_Position], second: Sequence[_Position]) -> list[_Position]:
     """Return both sequences merged, each spread evenly over the whole and in its own order."""
-    # Each item stands at the middle of its share of the unit interval; whole numbers keep the order exact.
+    # Each item is at the middle of its part of the unit interval; integers keep the order exact.
     places = [((2 * index + 1) * len(second), 0, index) for index in range(len(first))]
     places += [((2 * index + 1) * len(first), 1, index) for index in range(len(second))]
     return [(first, second)[which][index] for _, which, index in sorted(places)]
@@ -269,7 +269,7 @@ def write_column_map(shards: NamedBatches, out: Path) -> None:
         }
         for table in totals.tables
     ]
-    # Columns by their part in training, since their names do not tell it.
+    # Columns by their part in training, which their names do not show.
     found = {
         "label": LABEL if totals.has_label else None,
         "dense": list(totals.dense),
@@ -398,7 +398,7 @@ def write_planner_files(shards: Manifest, out: Path) -> None:
 
 
 def cache_statistics(counts: NDArray[np.int64], lookups_per_batch: float) -> dict[str, Any]:
-    """Return what TorchRec asks of a table's lookups, as if those of a batch were drawn by their counts.
+    """Return TorchRec's statistics of a table's lookups, as if a batch were drawn by their counts.
 
     Args:
         counts: (num_rows,); lookups of each row, descending.

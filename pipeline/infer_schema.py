@@ -61,7 +61,7 @@ def infer_times(name: str, values: Any, names: Sequence[str]) -> InferredTimes |
         values: of its first rows, as `plain` gives them.
         names: of all columns, with which the features' names must not collide.
     """
-    # Text and Arrow's own types tell what they are, integers only by their size.
+    # Text and Arrow's types of time are explicit; integers are recognized by their size.
     unit = None
     if not _are_times(values):
         unit = _unit_of(values)
@@ -102,7 +102,7 @@ def _are_times(values: Any) -> bool:
 
 
 def _values_of(values: Any, kind: str, unit: str | None) -> NDArray[Any]:
-    """Return the hours or weekdays of the times that are there."""
+    """Return the hours or weekdays of the times that are not missing."""
     found = read_column(values, kind, unit)
     times: NDArray[Any] = found.values[found.states == GOOD]
     return times
@@ -138,7 +138,7 @@ def _free_name(name: str, names: Sequence[str]) -> str:
 
 _LABEL_NAMES = ("label", "click", "clicked", "is_click", "target", "y", "conversion", "converted")
 _MIN_ROWS_TO_JUDGE = 100
-"""Rows from which on a constant, or a value that never comes back, is no accident."""
+"""Rows from which on a constant, or a value that never recurs, is no accident."""
 _LIST_SEPARATORS = "|;,"
 _LIST_SHARE = 1 / 3
 """Share of the fields with something in them that have a separator, from which on they look like lists."""
@@ -197,7 +197,7 @@ def infer_column(name: str, values: Any, num_rows: int, names: list[str]) -> Inf
         fault = "it holds neither text nor finite numbers"
         return InferredColumn(name, "text", 0, 0, fault, False, is_readable=False)
 
-    # What was seen of the values.
+    # Findings about the values.
     kind, found = fitting
     is_there = found.states != MISSING
     num_missing = int(np.count_nonzero(~is_there))
@@ -232,7 +232,7 @@ def infer_column(name: str, values: Any, num_rows: int, names: list[str]) -> Inf
 
 
 def _no_feature(kind: str, found: Values, num_distinct: int, num_missing: int, num_rows: int) -> str | None:
-    """Say why a column is no feature: it never changes, or its values never come back."""
+    """Return why a column is no feature: it never changes, or its values never recur."""
     if num_rows < _MIN_ROWS_TO_JUDGE:
         return None
     num_values = found.states.shape[0] - num_missing
@@ -365,7 +365,7 @@ _SEPARATORS = ",\t;|"
 _SNIFFED_LINES = 100
 _SNIFFED_BYTES = 4 * MIB
 _START_BYTES = 1 << 16
-"""Part of a log that is compared with Criteo's format."""
+"""Bytes of a log that are compared with Criteo's format."""
 _SHOWN_REASONS = 3
 
 
@@ -393,7 +393,7 @@ class Proposal:
 
     def _left_out(self, column: InferredColumn) -> str:
         """Return the comment on a column without a feature: where it could have one, with its entry."""
-        # The comments stand under [sparse], so that an entry there counts once it is no comment any more.
+        # The comments are under [sparse], so that an entry counts there once it is uncommented.
         if not column.is_readable or column.kind == "float":
             return f"# {column.name!r} is left out: {column.note}"
         return f"# {write_entry(column.name, column.kind, is_list=column.is_list)}  # left out: {column.note}"

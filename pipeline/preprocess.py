@@ -117,7 +117,7 @@ def preprocess(
         if like is not None and stage == "count":
             continue
         started = time.perf_counter()
-        # Compared with the fingerprint afterwards, it tells whether the stage had work to do.
+        # Compared with the fingerprint afterwards, it shows whether the stage had work to do.
         before = _fingerprint_of(out / FOLDERS[stage])
         if stage == "ingest":
             made = ingest(raw, config.ingest, out / "columns", resources, extend=extend)
@@ -135,7 +135,7 @@ def preprocess(
         on_stage(StageReport(made.stage, made, time.perf_counter() - started, num_samples, was_sealed))
         if stage == until:
             break
-    # Discarding comes last: every stage above may need the files.
+    # Discard last: every stage above may need the files.
     if shards_only:
         for name in DISCARDABLE:
             discard_files(out / name)
@@ -182,7 +182,7 @@ def check_resources(
     refuse_full_disk(disk_needed(raw, out, is_columnar=schema.format == "parquet", extend=extend), out)
     if resources.memory_bytes is None:
         return
-    # One refusal for all stages: its hint must do for those that come later, too.
+    # One refusal for all stages: its hint must be enough for the later ones, too.
     is_read = extend or redo == "ingest" or not is_sealed(out / "columns")
     files = [RawFile.inspect(path) for path in raw] if is_read else []
     configs = (config.ingest, config.pack)

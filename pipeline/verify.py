@@ -50,7 +50,7 @@ class Rebuilding:
 
     resources: Resources
     scratch: Path | None = None
-    """Folder for the temporary folders; None takes the system's."""
+    """Folder for the temporary folders; None uses the system's."""
     raw: Sequence[Path] = ()
     """The logs, if columns are parsed again, too."""
     other_vocabulary: Path | None = None
@@ -181,7 +181,7 @@ def _differences(made: Manifest, rebuilt: Manifest) -> Iterator[str]:
         if wanted is None:
             continue
         if entry.xxh3_128 != wanted.xxh3_128:
-            # Another version of Arrow may lay the same values out in other bytes.
+            # Another version of Arrow may store the same values in other bytes.
             difference = _first_difference(made.folder / entry.path, rebuilt.folder / entry.path)
             if difference is not None:
                 yield f"{made.folder / entry.path}: {difference}, when the {made.stage} stage is run again"
@@ -304,7 +304,7 @@ def verify(
         faults += _check_sums(manifests)
     if not faults:
         faults += _check_raw(manifests["columns"], raw) if raw and "columns" in manifests else []
-    # Running the stages again takes longest and needs whole inputs, so it comes last.
+    # Running the stages again takes longest and needs complete inputs, so it is last.
     if rebuild and not faults:
         faults += faults_of_rebuilt(there, Rebuilding(resources, scratch, raw, other_vocabulary))
     return chain + faults
@@ -330,7 +330,7 @@ def _check_chain(manifest: Manifest, manifests: dict[str, Manifest]) -> Iterator
 
 
 def _check_file(entry: FileEntry, manifest: Manifest, manifests: dict[str, Manifest]) -> list[str]:
-    """Find the faults of one file: its bytes first, then what no other folder can tell."""
+    """Find the faults of one file: its bytes first, then what no other folder can show."""
     try:
         path = manifest.checked_path(entry)
         _, checksum = hash_file(path)
@@ -351,7 +351,7 @@ _CHECKS: dict[str, Callable[[FileEntry, Manifest, dict[str, Manifest]], Iterator
     "ingest": check_columns,
     "map-ids": check_id_map,
 }
-"""Checks of files that often cannot be built again: their log, or the old vocabulary, is gone."""
+"""Checks of files that often cannot be built again, without their log or the old vocabulary."""
 
 
 def _check_sums(manifests: dict[str, Manifest]) -> Iterator[str]:

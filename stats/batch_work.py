@@ -28,7 +28,7 @@ gradient, which is written and added."""
 LEAST_RANGE_LOOKUPS = 16_384
 """Lookups of a range of rows at least, some 0.4 ms of work; to wake a thread takes a tenth of that."""
 _RANGES_PER_THREAD = 2
-"""Ranges per thread at most: one that comes late, from the step of the dense layers, takes fewer."""
+"""Ranges per thread at most: a thread that is late, from the step of the dense layers, takes fewer."""
 
 
 def num_tiles_of(num_samples: int) -> int:

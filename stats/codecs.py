@@ -110,7 +110,7 @@ def _pack_levels(
                 if is_stochastic:
                     if column % COLUMNS_OF_WORD == 0:
                         word = word_of_columns(seed, column)
-                    # With a random fraction added, flooring takes the next level as often as it is near.
+                    # With a random fraction added, flooring is stochastic rounding.
                     random = (np.float64(word & np.uint64(0xFFFF)) + 0.5) * 2.0**-16
                     word >>= np.uint64(16)
                     level = min(np.floor(level + random), highest)

@@ -145,7 +145,7 @@ def merge_runs(
             heap[place] = run
             num_runs += 1
 
-    # Take the least head again and again; equal categories come one after the other.
+    # Take the least head repeatedly; equal categories are consecutive.
     while num_runs > 0:
         run = heap[0]
         head = heads[run]
@@ -155,7 +155,7 @@ def merge_runs(
             merged[num_merged] = categories[head]
             totals[num_merged] = counts[head]
             num_merged += 1
-        # The run goes down the heap with its next category, or leaves it.
+        # The run sinks in the heap with its next category, or is removed.
         heads[run] = head + 1
         if head + 1 < stops[run]:
             keys[run] = categories[head + 1]

@@ -176,7 +176,7 @@ def fit_zipf(counts: NDArray[np.int64]) -> ZipfFit:
     total = int(used.sum())
     if total == 0:
         return ZipfFit((), 1.0, _LEAST_S, 0.0, 0.0)
-    # Hitters are taken until they serve most lookups.
+    # Add hitters until they serve most lookups.
     served = np.cumsum(used[:MOST_HITTERS]) / total
     num_hitters = min(int(np.searchsorted(served, _HITTER_SHARE, side="right")) + 1, served.size)
     hitters = tuple(float(count) / total for count in used[:num_hitters])
@@ -288,7 +288,7 @@ _T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with half of its 95 % interval; infinite where nothing tells the error."""
+    """An estimate with half of its 95 % interval; infinite where the error is unknown."""
 
     value: float
     error: float
@@ -304,7 +304,7 @@ class Interval:
         return self.value + self.error
 
     def lies_in(self, low: float, high: float) -> bool | None:
-        """Whether all of it lies between two numbers; None where only a part does."""
+        """Return whether all of it is between two numbers; None if only a part is."""
         if low <= self.low and self.high <= high:
             return True
         return False if self.high < low or high < self.low else None

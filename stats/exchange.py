@@ -195,7 +195,7 @@ def _least_crossings(rows_U: NDArray[np.int32], masks_U: Masks, users_N: Masks) 
         total += num_users - 1
         if last:
             total += num_users - 1
-            # Where none of them used it last, it must come from another rank first.
+            # If none of them used it last, another rank must send it first.
             if not last & mask:
                 total += 1
         users_N[rows_U[i]] = masks_U[i]
@@ -305,7 +305,7 @@ def list_messages(step: StepRows, rank: int, num_ranks: int) -> RankMessages:
     """
     counts_LW = np.zeros((_LISTS, num_ranks), np.int64)
     _list_messages(step, rank, counts_LW, np.empty(0, np.int32), False)
-    # Lists lie one after another: the running sums of their lengths are where they begin.
+    # Lists are concatenated: the running sums of their lengths are where they begin.
     starts = np.concatenate([[0], np.cumsum(counts_LW)])
     positions = np.empty(starts[-1], np.int32)
     _list_messages(step, rank, starts[:-1].reshape(_LISTS, num_ranks).copy(), positions, True)
@@ -391,7 +391,7 @@ class RankedEpoch:
     lookups_of_rows: NDArray[np.int64]
     """(num_rows,); lookups of each row in the epoch."""
     remote_lookups: int
-    """Lookups whose row lives at another rank, where homes are striped by key."""
+    """Lookups whose row another rank owns, with owners striped by key."""
 
     @property
     def num_rows(self) -> int:

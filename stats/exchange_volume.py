@@ -62,7 +62,7 @@ class ExchangeCounts:
 
     @property
     def deduplicated(self) -> int:
-        """Vectors and gradients where owners are striped and first uses are fetched, too."""
+        """Vectors and gradients where owners are striped and first uses are sent, too."""
         # Every gradient that crosses belongs to a vector that crossed.
         return 2 * self.striped.gradients
 

@@ -207,7 +207,7 @@ def insert_long_ids(
         # Ask for the line of a later row now, because the table does not fit in a cache.
         if i + ahead < num_rows:
             prefetch(table, ((np.uint64(categories[i + ahead]) * MULTIPLIER) >> shift) << ENTRY_BITS)
-        # These two rows stand for no category.
+        # These two rows have no category.
         if first_id + i != missing_id and first_id + i != oov_id:
             category = np.uint64(categories[i])
             entry = entry_of(category, table, shift)

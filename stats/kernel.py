@@ -175,7 +175,7 @@ class _CheckedFile:
         if found is None:
             return None
         digest, text = found
-        # The digest comes before unpickling: bytes that were damaged are never interpreted.
+        # Check the digest before unpickling: damaged bytes are never interpreted.
         if hashlib.sha256(text).digest() != digest:
             raise ValueError("the digest of compiled code is not that of its bytes")
         kept_key, data = pickle.loads(text)
@@ -185,7 +185,7 @@ class _CheckedFile:
 
 
 def _stamps_of(function: Callable[..., Any]) -> list[tuple[str, Any]]:
-    """Return the stamps of all files that the code of a kernel comes from, and the constants it names."""
+    """Return the stamps of all files that contain a kernel's code, and the constants it names."""
     stamps: set[tuple[str, Any]] = set()
     functions = [function]
     seen = {function}

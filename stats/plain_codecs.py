@@ -149,7 +149,7 @@ _LEAST_NORMAL_FP16 = np.float32(2.0**-14)
 def first_infinite_row(bits_ND: NDArray[np.uint32]) -> int:
     """Return the first row with an infinity or a NaN, -1 where there is none. Exact."""
     for row in range(bits_ND.shape[0]):
-        # The greatest exponent tells: infinities and NaN have all of its bits.
+        # Infinities and NaN have all bits of the exponent.
         top = np.uint32(0)
         for column in range(bits_ND.shape[1]):
             top = max(top, bits_ND[row, column] & _SIGN_OFF)
@@ -376,7 +376,7 @@ def _round_stochastically(
         for column in range(rows_ND.shape[1]):
             if column % COLUMNS_OF_WORD == 0:
                 word = word_of_columns(seed, column)
-            # With a random fraction added, flooring takes the next code as often as it is near.
+            # With a random fraction added, flooring is stochastic rounding.
             random = (np.float32(word & np.uint64(0xFFFF)) + np.float32(0.5)) * _UNIT
             word >>= np.uint64(16)
             code = np.floor(rows_ND[row, column] / divisor + random)

@@ -150,7 +150,7 @@ def _folded(left: Float16x, right: Float16x, first: Sequence[int], distance: int
 
 class _ValueType(types.Type):  # type: ignore[misc]
     def __init__(self) -> None:
-        # The name tells this type from others in the signatures of compiled kernels.
+        # The name distinguishes this type in the signatures of compiled kernels.
         super().__init__("float32 x 16")
 
 
@@ -226,7 +226,7 @@ def _zeros(_: Any) -> Any:
 @intrinsic
 def _multiply_add(_: Any, left: Any, right: Any, start: Any) -> Any:
     def generate(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        # One number is repeated sixteen times; a value is taken as it is.
+        # One number is repeated sixteen times; a value is unchanged.
         factor = arguments[0]
         if signature.args[0] is types.float32:
             factor = _repeated(builder, factor)

@@ -288,7 +288,7 @@ class _Moved:
 def _moved(uses: EpochUses, num_loads: float, num_passes: int, row_bytes: int) -> _Moved:
     """Return what ``num_loads`` loads of an epoch move.
 
-    A first use is not fetched, in any of the passes of its batch; the last pass writes the row back.
+    A first use is not loaded, in any of the passes of its batch; the last pass writes the row back.
     """
     loaded = num_loads * row_bytes / uses.num_batches
     initialized = num_passes * uses.num_first_uses * row_bytes / uses.num_batches

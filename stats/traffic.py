@@ -240,7 +240,7 @@ def host_cache(rates: AccessRates, num_cached: int, step: ParallelStep) -> RowTr
 
 
 def rows_worth_replicating(rates: AccessRates, step: ParallelStep, sync_every: int) -> int:
-    """Return how many rows, the likeliest, cost less with deferred synchronisation than when fetched.
+    """Return how many rows, the likeliest, cost less with deferred synchronisation than when they are sent.
 
     A row is worth it when ``U(m D b) / m < U(b)`` for it. With a synchronisation every step none is: more
     draws never make a row less likely to occur, so replication moves at least what deduplication does.
@@ -250,7 +250,7 @@ def rows_worth_replicating(rates: AccessRates, step: ParallelStep, sync_every: i
 
 
 def _gain(rates: NDArray[np.float64], step: ParallelStep, sync_every: int) -> NDArray[np.float64]:
-    # Rows fetched in a step without the row replicated, less rows synchronised per step with it.
+    # Rows sent in a step without the row replicated, less rows synchronised per step with it.
     synchronised = presence(rates, sync_every * step.num_devices * step.samples) / sync_every
     return presence(rates, step.samples) - synchronised
 
@@ -269,7 +269,7 @@ def absence(lookups: NDArray[np.float64], num_drawn: float, num_samples: float) 
 
     Error:
         The hypergeometric probability is a product of as many factors as the smaller of the two numbers; all
-        are taken as the middle one, which is within 0.012 for whole numbers.
+        count as the middle one, which is within 0.012 for whole numbers.
     """
     fewer = np.minimum(lookups, num_drawn)
     more = np.maximum(lookups, num_drawn)

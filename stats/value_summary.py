@@ -1,4 +1,4 @@
-"""Summaries of numeric columns in one pass: counts, sums, extremes, and a histogram that quantiles come from.
+"""Summaries of numeric columns in one pass: counts, sums, extremes, and a histogram for quantiles.
 
 A bin holds the float32 values that share their upper 16 bits: sign, exponent and 7 bits of the fraction. So
 quantiles have a relative error below 2**-7 and integers up to 256 are exact, at 512 KiB of counts for a
@@ -17,7 +17,7 @@ from .kernel import kernel, read_only
 
 NUM_BINS = 1 << 16
 _ZERO_BIN = 1 << 15
-"""The bin of 0 and of the smallest positive numbers; the bins of negative ones lie below."""
+"""The bin of 0 and of the smallest positive numbers; the bins of negative ones are below."""
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -167,7 +167,7 @@ class ValueSummary:
         # The bin of the value with each rank, counted from the least.
         up_to = np.cumsum(self.bin_counts)
         ranks = [max(1, int(np.ceil(share * int(self.counts[0])))) for share in shares]
-        # An edge may lie outside of what was seen: no quantile does.
+        # An edge may be outside of the observed range: no quantile is.
         numbers = self.bins[np.searchsorted(up_to, ranks)]
         low, high = float(self.numbers[1]), float(self.numbers[2])
         return [min(max(bin_edge(int(number)), low), high) for number in numbers]
@@ -177,7 +177,7 @@ class ValueSummary:
 
         0 has a separate bin, as low and high; bins without values are left out.
         """
-        # A bin lies within one power of two, as it is a part of one exponent.
+        # A bin is within one power of two, as it is a part of one exponent.
         edges = [bin_edge(int(number)) for number in self.bins]
         found: dict[tuple[float, float], int] = {}
         for edge, count in zip(edges, self.bin_counts.tolist(), strict=True):

@@ -1,6 +1,6 @@
 """The checksum of a file: xxh3-128, as manifests record it.
 
-It is taken while a file is written, from bytes in the cache: reading them back costs a fifth of writing. A
+It is computed while a file is written, from bytes in the cache: reading them back costs a fifth of writing. A
 process remembers the checksums of the files that it wrote or hashed, for as long as the system says that they
 are unchanged, so that a file is hashed before its first use and not again.
 """
@@ -101,7 +101,7 @@ def known_checksum(path: Path) -> str:
     state = _state_of(path)
     with _using:
         _num_uses += 1
-        # Moved to the end: `overwritten_file` reads what its run used, not all that came before.
+        # Moved to the end: `overwritten_file` reads what its run used, not all earlier entries.
         _uses.pop(state[0], None)
         _uses[state[0]] = _num_uses, state
     if state not in _known:

@@ -116,7 +116,7 @@ def new_folder(path: Path) -> Iterator[Path]:
             for file in partial.iterdir():
                 sync(file)
             (partial / LOCK).unlink()
-            os.replace(partial, path)  # an empty folder may stand there
+            os.replace(partial, path)  # an empty folder may be there
             sync(path.parent)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -206,7 +206,7 @@ def discard_files(folder: Path) -> int:
     manifest = Manifest.read(folder)
     freed = 0
     try:
-        # The mark comes first: without it, missing files would look like damage.
+        # Write the mark first: without it, missing files would look like damage.
         write_synced(folder / MARK, json.dumps({"checksum": manifest.fingerprint}).encode(), sync=True)
         for entry in manifest.files:
             path = folder / entry.path

@@ -201,7 +201,7 @@ class FileEntry:
     """One file of a stage folder."""
 
     path: str
-    """Name inside the folder; never a path that leaves it."""
+    """Name inside the folder; never a path out of it."""
     num_samples: int
     num_bytes: int
     xxh3_128: str
@@ -299,7 +299,7 @@ class Manifest:
         """
         if not folder.is_dir() or not any(folder.iterdir()):
             return None
-        # To write it anew works whatever its settings were, and where it was damaged, too.
+        # Writing it again works with any settings, and for a damaged folder, too.
         if not is_sealed(folder):
             raise ManifestError(f"{folder} is unfinished: it has no {MANIFEST}", hint=hint_to_rewrite(folder))
         return cls.read(folder)
@@ -357,7 +357,7 @@ class Manifest:
         Raises:
             ManifestError: a key is missing or of another type.
         """
-        # Checking totals of hundreds of tables takes time, and every task asks for them.
+        # Checking totals of hundreds of tables takes time, and every task reads them.
         if kind not in self._totals_read:
             self._totals_read[kind] = self._read(self.totals, kind, "totals")
         found = self._totals_read[kind]
@@ -410,7 +410,7 @@ class Manifest:
             raise ManifestError(f"{path} cannot be read: {error.strerror}", hint=hint) from error
         if not stat.S_ISREG(status.st_mode):
             raise ManifestError(f"{path} is not a plain file", hint=_NOT_PLAIN)
-        # A size is read in no time, and tells most files that were cut short or written again.
+        # Sizes are quick to check, and reveal most files that were truncated or overwritten.
         if status.st_size != entry.num_bytes:
             raise ManifestError(f"{path} has {status.st_size} bytes, want {entry.num_bytes}", hint=hint)
         return path

@@ -6,7 +6,7 @@
     folder/.partial/NAME           a file being written; what a kill leaves of it is overwritten
     folder/NAME                    a finished file, renamed into place ...
     folder/.partial/NAME.json      ... and then recorded: without a record it is not finished
-    folder/manifest.json           comes last; then .partial goes
+    folder/manifest.json           written last; then .partial is removed
     folder/.partial/removed.json   what the manifest is renamed to when the folder is to be removed
     folder/.partial/before/        where the manifest goes when the folder is reopened; see `reopening`
 
@@ -339,7 +339,7 @@ class Output(RemoteObject):
 
     def _place(self, aside: Path, entry: FileEntry) -> None:
         self._refuse_overwriting(entry)
-        # Renamed first, then recorded: a kill between the two costs this file, and no record lies.
+        # Renamed first, then recorded: a kill between the two costs this file, and no record is wrong.
         os.replace(aside, self.folder / entry.path)
         note_checksum(self.folder / entry.path, entry.xxh3_128)
         parts = json.loads(json.dumps(entry.to_json()))
@@ -409,7 +409,7 @@ class Output(RemoteObject):
 
 @contextmanager
 def _removed_on_failure(path: Path) -> Iterator[None]:
-    """Remove a file that could not be written whole: on a full device it takes the room that others need."""
+    """Remove an incomplete file, which on a full device takes space that others need."""
     try:
         yield
     except BaseException:

@@ -94,7 +94,7 @@ def num_recorded(folder: Path) -> int:
 
 
 _MOST_SECONDS = 60.0
-"""A worker that lost its run ends with its task, or when it notices that the run is gone."""
+"""A worker that lost its run ends with its task, or when it notices that the run has ended."""
 _POLL_SECONDS = 0.02
 _TOKEN_BYTES = 16
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)

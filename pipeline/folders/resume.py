@@ -231,7 +231,7 @@ def set_aside(folder: Path, before: Manifest, is_recorded: Callable[[str], bool]
 
 def go_back(folder: Path, before: Manifest) -> None:
     """Seal a reopened folder as it was; what was added is removed."""
-    # The manifest comes last: until it is back, a kill leaves a folder that is still reopened.
+    # Restore the manifest last: before that, a kill leaves a folder that is still reopened.
     drop_added(folder, before)
     for entry in before.files:
         if (before.folder / entry.path).exists():
@@ -278,7 +278,7 @@ class FolderState:
         """Read the state of ``folder``, which need not exist.
 
         Raises:
-            ManifestError: the manifest, or what tells who began the folder, is damaged.
+            ManifestError: the manifest, or the record of the run that began the folder, is damaged.
             OSError: the folder cannot be read.
         """
         partial = folder / PARTIAL

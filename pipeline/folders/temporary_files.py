@@ -89,7 +89,7 @@ def _nameless_file(output: Output) -> Any:
 
 
 class RunsFile:
-    """A temporary file that one task appends arrays to, opened anew each time: there may be thousands."""
+    """A temporary file that one task appends arrays to, opened for each append: there may be thousands."""
 
     def __init__(self, output: Output, name: str) -> None:
         self._output = output

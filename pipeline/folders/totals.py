@@ -207,7 +207,7 @@ class ColumnsTotals(StageTotals):
     floats: tuple[str, ...] = ()
     """Names of the dense features that are floats instead of whole numbers."""
     untransformed: tuple[str, ...] = ()
-    """Names of the dense features of which no logarithm is taken."""
+    """Names of the dense features that are used without a logarithm."""
     schema: str | None = None
     """The schema as text; None for Criteo's logs."""
     has_time: bool = False

@@ -142,7 +142,7 @@ def _remove_abandoned(folder: int) -> None:
     for name in os.listdir(folder):
         if not (name.startswith(_PREFIX) and name.endswith(_SUFFIX)):
             continue
-        # A lock says that its owner is alive; an error, that the file is not ours to remove.
+        # A lock means that its owner is alive; an error, that this user may not remove the file.
         with suppress(OSError):
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
             try:
@@ -202,7 +202,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def link_folder(source: Manifest, target: Path) -> None:
-    """Give a sealed folder another place, where it stays whatever becomes of the first.
+    """Link a sealed folder to another place, where it stays when the first is removed.
 
     Files of a sealed folder are replaced and never changed in place, so a link takes no disk space and its
     bytes stay as they are. A file system without links gets copies.

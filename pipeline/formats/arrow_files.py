@@ -70,12 +70,12 @@ def map_file(path: Path) -> Any:
 
 
 class _Map:
-    """Pages of a file, given back when the last buffer over them is gone."""
+    """Mapped pages of a file, unmapped when the last buffer over them is freed."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self._address = address
         self._num_bytes = num_bytes
-        self._unmap = _library.munmap  # modules may be gone when the interpreter ends
+        self._unmap = _library.munmap  # modules may be unloaded when the interpreter ends
 
     def __del__(self) -> None:
         self._unmap(self._address, self._num_bytes)
@@ -120,7 +120,7 @@ def damage_named(
 ) -> Iterator[None]:
     """Turn whatever a damaged file makes Arrow or a check raise into one line that names the file.
 
-    Errors of ours that name a file stay as they are. A fault of the system is raised as such.
+    A HotsetError that names a file is unchanged. A fault of the system is raised as such.
     """
     try:
         yield

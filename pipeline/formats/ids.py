@@ -93,7 +93,7 @@ class PartIds:
         is_hot = np.empty(self.matrix.shape[0], np.uint8)
         pairs = list(zip(self.tables, num_hot, strict=True))
         of_matrix = [hot for table, hot in pairs if table.name not in self.lists]
-        # Every sample starts as its one-hot lookups decide; bags may only take the tag away.
+        # The one-hot lookups give every sample its first tag; bags can only clear it.
         tag_hot_samples(self.matrix, np.array(of_matrix, np.int64), is_hot)
         for table, hot in pairs:
             if table.name in self.lists:

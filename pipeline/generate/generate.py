@@ -6,10 +6,10 @@ A sample is a function of (profile, seed, sample number) alone, so a log can be 
 later (``start``) and reproduced elsewhere: the bytes depend on integer arithmetic and, in the tables built
 from the profile, on IEEE additions, multiplications and divisions in a fixed order, nothing else. (Compressed
 bytes also depend on the zlib that Python was built with.) Categories, their effects on clicks and the
-pairs that interact belong to the profile, not to the seed: logs of two seeds come from one world.
+pairs that interact belong to the profile, not to the seed: logs of two seeds are from one world.
 
 Kept of the real log ("criteo-kaggle") are each table's coverage by its k hottest rows, missing patterns,
-the integers' quantiles, and that cold lookups come together: 48 / 64 / 73% of samples are fully hot where
+the integers' quantiles, and that cold lookups occur together: 48 / 64 / 73% of samples are fully hot where
 hot means a lookup probability of at least 1e-5 / 1e-6 / 1e-7; independent columns would give 9 / 22 / 37%
 and the real log has 48 / 62 / 71%. Not kept are time (trends, repeats of a visitor) and which categories of
 two columns belong together, beyond their ranks. A log of histories ("taobao") is described in

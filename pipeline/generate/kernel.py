@@ -162,7 +162,7 @@ def _draw(
         while world.bucket_ends[latent, column, bucket + 1] <= within:
             bucket += 1
 
-        # A narrow bucket of the class may stand for a wide one of the column: jitter fills the steps.
+        # A narrow bucket of the class may represent a wide one of the column: jitter fills the steps.
         slope = world.bucket_slopes[latent, column, bucket]
         jitter = (bits >> np.uint64(COUPLING_BITS)) & np.uint64((1 << _JITTER_BITS) - 1)
         u = (within - world.bucket_ends[latent, column, bucket]) * slope

@@ -17,7 +17,7 @@ from .kernel import fit_latent_classes
 from .world import Coverage
 
 HOT_THRESHOLDS = (1e-5, 1e-6, 1e-7)
-"""Lookup probabilities at which a bucket of ranks begins, so that hot lookups can come together."""
+"""Lookup probabilities at which a bucket of ranks begins, so that hot lookups can occur together."""
 
 _HEAD_QUANTILES = (0.2, 0.4, 0.6, 0.8)
 _LEAST_TAIL = 0.004

@@ -66,7 +66,7 @@ def classify_line(
     for i in range(end):
         num_fields += line[i] == _TAB
 
-    # Faults of any file that is not text come first: fields far too long, and NUL bytes.
+    # First the faults of any file that is not text: fields far too long, and NUL bytes.
     start = 0
     column = 0
     for i in range(end + 1):

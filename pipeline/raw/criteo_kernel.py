@@ -101,7 +101,7 @@ def _integer(word: np.uint64, length: np.uint64) -> tuple[np.int64, np.uint64]:
     is_empty = _ZERO - np.uint64(num_digits == _ZERO)  # all bits or none
 
     # "0" to "9" become 0 to 9. The sign is shifted out below, then what follows the field above, so that the
-    # last digit is the highest byte and zeros stand before the first.
+    # last digit is the highest byte and zeros precede the first.
     digits = (word ^ _EACH_30) >> (sign << np.uint64(3))
     digits = (digits << ((GROUP - (num_digits << np.uint64(3))) & _LOW_6)) & ~is_empty
 
@@ -140,7 +140,7 @@ def load_column(
     words: NDArray[np.uint64],
     lengths: NDArray[np.uint64],
 ) -> None:
-    """Load the fields of a column: eight bytes each, and lengths, which tell what of them counts."""
+    """Load the fields of a column: eight bytes each, and lengths, which give the bytes that count."""
     for i in range(num_taken):
         field = first_fields[i] + column
         first = np.uint64(after[field])

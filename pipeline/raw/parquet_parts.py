@@ -40,7 +40,7 @@ class TableParts:
     min_line_bytes = 0
 
     def __init__(self, table: Any, schema: Schema, *, rows_of_part: int) -> None:
-        # Where rows stand in time matters to the parts of a log alone.
+        # Only the parts of a log need the times of rows.
         self.schema = replace(schema, format="parquet", fields=(), time=None)
         names = self.schema.columns(has_label=False)
         try:
@@ -171,7 +171,7 @@ class ParquetParts:
                 lengths = pc.fill_null(pc.list_value_length(batch.column(name)), 1)
                 values += lengths.to_numpy(zero_copy_only=False)
             ends = np.cumsum(values)
-            # Cut only what is much too long, each time behind the row that fills a part.
+            # Cut only batches that are much too long, each time after the row that fills a part.
             is_long = batch.num_rows > 0 and ends[-1] > 2 * most
             first = 0
             while first < batch.num_rows:

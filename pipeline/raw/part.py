@@ -58,7 +58,7 @@ class Part:
     """Arrow array of each column."""
     num_samples: int
     bad: Counter[str]
-    """Bad lines by reason; may be empty where ``fault`` stands for them."""
+    """Bad lines by reason; may be empty if there is a ``fault``."""
     fault: Fault | None
     """The first bad line."""
     num_raw_bytes: int = 0
@@ -112,7 +112,7 @@ _PIECE_BYTES = 256 * KIB
 
 
 class TextTally:
-    """The lines and the checksum of a text that comes piece by piece."""
+    """The lines and the checksum of a text that is read piece by piece."""
 
     def __init__(self) -> None:
         self.num_lines = 0

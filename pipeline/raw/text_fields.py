@@ -320,7 +320,7 @@ def parse_hex8(
             continue
         states[i] = BAD
         if stops[i] - starts[i] == 8:
-            # ``seen`` collects the bits of all digits: 16 is set where one of them is no hex digit.
+            # ``seen`` collects the bits of all digits: 16 is set if one of them is no hex digit.
             value = np.uint32(0)
             seen = np.uint32(0)
             for digit in range(8):

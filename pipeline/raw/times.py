@@ -160,7 +160,7 @@ def _read_time(text: NDArray[np.uint8], first: int, stop: int) -> int:
                 return -(2**62)
             while position < stop and _ZERO <= text[position] <= _ZERO + 9:
                 position += 1
-    # Clocks east of UTC are ahead of it, so their offset is taken off.
+    # Clocks east of UTC are ahead of it, so subtract their offset.
     east = _read_offset(text, position, stop)
     return -(2**62) if east == 2**62 else seconds - east
 
@@ -187,7 +187,7 @@ def parse_times(
         states[i] = MISSING
         if starts[i] == stops[i]:
             continue
-        # Bad until read: the state tells a time that is 0 from none.
+        # Bad until read: the state distinguishes a time of 0 from a missing one.
         found = _read_time(text, starts[i], stops[i])
         states[i] = BAD
         if found != -(2**62):

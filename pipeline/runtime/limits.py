@@ -69,17 +69,17 @@ def control_groups(controller: str, process: Path = Path("/proc/self")) -> list[
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """A place where a tree of groups, or a part of one, can be seen."""
+    """A mount point of a tree of groups, or of a part of one."""
 
     point: Path
     root: str
-    """The group that is seen there, by its path in the tree."""
+    """The group at the mount point, by its path in the tree."""
     version: int
     controllers: tuple[str, ...]
     """Those of a tree of version 1, among other words."""
 
     def folders_of(self, group: str) -> Iterator[Path]:
-        """Yield the folder of a group, and those around it as far as they are seen."""
+        """Yield the folder of a group, and those around it as far as they are visible."""
         path = PurePosixPath(group)
         # In a container without a group namespace the path is that on the host, which may be invisible.
         is_below = path.is_relative_to(self.root)

@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 FIXED_BYTES = 160 * MIB
 """Memory of the interpreter, libraries and kernels; 47 MiB at import, 110 to 140 after some stages."""
 _SLACK_BYTES = 32 * MIB
-"""Allowance for what the allocators take beyond what is asked of them."""
+"""Allowance for what allocators take beyond what is requested."""
 _NO_LIMIT = 1 << 62
 """Limits from here on are none; version 1 of control groups has the largest multiple of a page."""
 

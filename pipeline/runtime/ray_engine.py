@@ -44,7 +44,7 @@ def _refuse_unreachable(address: str) -> None:
 
 
 def _print_nothing(*_: Any, **__: Any) -> None:
-    """Print nothing: a killed worker is replaced, or ends the run with an error of ours."""
+    """Print nothing: a killed worker is replaced, or ends the run with a HotsetError."""
 
 
 class _Backend(RayBackend):  # type: ignore[misc]

@@ -31,7 +31,7 @@ _keys = count()
 
 
 _copies: list[tuple[int, RemoteObject]] = []
-"""In a worker: copies that came with the current task; a worker runs one task at a time."""
+"""In a worker: copies that were sent with the current task; a worker runs one task at a time."""
 
 
 class RemoteObject(ABC):

@@ -154,7 +154,7 @@ def _run_in_threads(function: Callable[..., Result], tasks: Iterable[Task], coun
     finally:
         # By whatever way it ends, tasks that have started are waited for.
         wait([future for future in in_order if not future.cancel()])
-        # Threads are joined too, so that their buffers are gone; but not where the caller stopped reading, as
+        # Threads are joined, too, which frees their buffers; but not where the caller stopped reading, as
         # then it may be the collector of garbage that closes this generator. It runs in any thread, at any
         # allocation: also while a thread starts or joins another one, and so holds a lock that to join a
         # thread here would wait for.
@@ -269,7 +269,7 @@ _local = threading.local()
 
 
 def thread_buffer(name: str, shape: Sequence[int], dtype: Any) -> NDArray[Any]:
-    """Return an uninitialized array that is the calling thread's until it asks for ``name`` again."""
+    """Return an uninitialized array that is the calling thread's until it requests ``name`` again."""
     num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     held: dict[str, NDArray[np.uint8]] = _local.__dict__
     if name not in held or held[name].nbytes < num_bytes:

@@ -146,7 +146,7 @@ _TAOBAO = Schema(
     lists=(("item", "|"), ("category", "|")),
 )
 """Histories of Taobao's users: items and their categories from the oldest to the candidate, which is last.
-The user is the same for all of them, and stands there once."""
+The user is the same for all of them, and is there once."""
 
 SCHEMAS = {
     "criteo-kaggle": _CRITEO,
@@ -214,7 +214,7 @@ def check_name(name: str) -> None:
 
 
 def refuse_twice(names: Sequence[str], what: str = "column") -> None:
-    """Raise ConfigError where a name stands twice."""
+    """Raise ConfigError if a name occurs twice."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -228,7 +228,7 @@ def find_columns(wanted: Iterable[str], fields: Iterable[str], source: str) -> l
     Raises:
         ConfigError: ``source`` has no such column, or two of that name.
     """
-    # A name that stands twice is refused only where it is wanted: other columns may be called anything.
+    # A duplicate name is refused only if it is used: other columns may have any name.
     fields = list(fields)
     positions = {name: position for position, name in enumerate(fields)}
     for name in wanted:

@@ -248,7 +248,7 @@ def schema_identity(setting: str) -> str:
     if "\n" not in setting:
         return setting
 
-    # Canonical JSON of what the schema sets: keys that came later are left out where they are unset.
+    # Canonical JSON of what the schema sets: keys of later versions are left out where they are unset.
     content = asdict(schema_of(setting).without_settings)
     for key in _LATER_KEYS:
         if not content[key]:
@@ -286,11 +286,11 @@ def read_schema(text: str, source: str = "the schema") -> Schema:
 
 
 def _schema(keys: dict[str, Any]) -> Schema:
-    # Keys that no schema has come first: a slip in their names explains most other faults.
+    # Check unknown keys first: a slip in their names explains most other faults.
     for key in keys:
         if key not in _KEYS:
             raise ConfigError(f"unknown key {key!r}", hint=nearest(key, _KEYS))
-    # The format comes next, because it decides which other keys may stand.
+    # The format is next, because it decides which other keys are allowed.
     if keys.get("format") not in ("csv", "parquet"):
         raise ConfigError(f"format must be csv or parquet, got {shown(keys.get('format'))}")
     if keys["format"] == "parquet":
@@ -311,7 +311,7 @@ def _schema(keys: dict[str, Any]) -> Schema:
 def _with_features(
     keys: dict[str, Any], label: str | None, dense: list[Entry], sparse: list[Entry]
 ) -> Schema:
-    # Neither a column nor a feature's name may stand twice.
+    # Neither a column nor a feature's name may occur twice.
     # A sparse column may have several features, and counts once.
     columns = [*(entry.column for entry in dense), *dict.fromkeys(entry.column for entry in sparse)]
     refuse_twice([*([label] if label is not None else []), *columns])

@@ -385,7 +385,7 @@ def count(
     tasks = ((group, log, room, Advance(advance)) for group in groups)
     for _ in run_tasks(_count_group, tasks, workers=resources.workers):
         pass
-    # Texts come last: which categories are frequent is known only when all are counted.
+    # Texts are last: which categories are frequent is known only when all are counted.
     if config.texts:
         wanted = {name: _top(config, name, output) for name in text_features(columns)}
         write_top_texts(output, columns, wanted)
@@ -544,7 +544,7 @@ def num_training_samples(config: CountConfig, columns: Manifest) -> int:
 
 
 def num_validation_samples(config: CountConfig, columns: Manifest) -> int:
-    """Return the number of samples of the validation part, which lies between the training and test parts."""
+    """Return the number of samples of the validation part, which is between the training and test parts."""
     first, stop = _first_of_parts(config, columns)
     return stop - first
 

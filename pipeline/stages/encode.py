@@ -258,7 +258,7 @@ def _encode_part(entry: FileEntry, num_train: int, lookup: LookupPass) -> int:
 def _totals(vocabulary: Manifest, output: Output) -> SamplesTotals:
     """The totals of the vocabulary, with how often the log looks up each table."""
     totals = VocabularyTotals.of(vocabulary)
-    # Facts come from manifests of parts that another process may have written: each must be of these tables.
+    # Facts are from manifests of parts that another process may have written: each must be of these tables.
     facts = [entry.read_facts(SamplesFacts) for entry in output.finished.values()]
     names = {table.name for table in totals.tables if table.is_multi_hot}
     for entry, found in zip(output.finished.values(), facts, strict=True):

@@ -64,7 +64,7 @@ class SampleEncoder:
                 f"{vocabulary.folder} has the features {', '.join(names)}, "
                 f"the schema has {', '.join(schema.sparse)}"
             )
-        # Whole tables are loaded once and shared by the threads: lines are looked up as they come.
+        # Whole tables are loaded once and shared by the threads: lines are looked up as they arrive.
         loading = ((vocabulary, piece, None) for piece in whole_tables(vocabulary))
         self._pieces: list[LoadedPiece] = list(
             run_tasks(load_piece, loading, workers=workers, shares_memory=True)
@@ -104,7 +104,7 @@ class SampleEncoder:
 def encode_parts(
     parts: RawParts, source: str, encoder: SampleEncoder, workers: int = 0
 ) -> Generator[EncodedSamples]:
-    """Yield the samples of all parts in order; the threads are gone when the generator is closed.
+    """Yield the samples of all parts in order; the threads end when the generator is closed.
 
     Args:
         parts: those of a raw file, or of a table in memory.

@@ -59,7 +59,7 @@ def hot_curves(
     parts = [(entry, min(num_train - first, entry.num_samples)) for first, entry in samples.parts()]
     parts = [(entry, num_samples) for entry, num_samples in parts if num_samples > 0]
     tasks = ((samples, *part, orders, num_budgets) for part in parts)
-    # Sums of whole numbers do not depend on the order in which parts come back.
+    # Integer sums do not depend on the order in which parts finish.
     with closing(run_tasks(_count_part, tasks, workers=resources.workers)) as counted:
         for (_, num_samples), found in zip(parts, counted, strict=True):
             total += found

@@ -288,7 +288,7 @@ def _ingest_file(
     # Closed when a line is refused: no task may go on writing then.
     with closing(run_tasks(_ingest_part, tasks, workers=resources.workers)) as results:
         for name, fault in results:
-            # Parts come back in order, so the lines before this one are all counted.
+            # Parts arrive in order, so all lines before this one are counted.
             if fault is not None:
                 line = tally.lines + fault.line_in_block + 1 + parts.num_header_lines
                 raise InputError(
@@ -302,7 +302,7 @@ def _ingest_file(
                 tally.digest.update(bytes.fromhex(facts.raw_xxh3_128))
                 done += facts.num_raw_bytes
                 resources.progress("ingest", done, total)
-            # Refuse as soon as even good lines to the end could not bring the fraction down again.
+            # Refuse as soon as even good lines to the end could not reduce the fraction enough.
             if parts.min_line_bytes and not file.compression:
                 max_lines_left = max(end - done, 0) / parts.min_line_bytes
                 _refuse_too_many_bad(file, tally, config, max_lines_left=max_lines_left)

@@ -125,7 +125,7 @@ def memory_needs(
 def _largest_part(files: Sequence[RawFile], config: IngestConfig, out: Path) -> PartSize:
     """Return the size of the largest part of the columns that exist and of those that are to be read."""
     schema = schema_of(config.schema)
-    # Parts that exist tell their size; of others the first lines of their file tell it, about.
+    # The size of existing parts is known; that of others is estimated from the first lines of their file.
     parts = [PartSize(1)]
     if is_sealed(out / "columns"):
         columns = Manifest.read(out / "columns")

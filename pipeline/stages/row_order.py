@@ -262,7 +262,7 @@ class SampledTable:
     counts: NDArray[np.int64]
     """Sampled lookups, falling."""
     appearances: NDArray[np.int64]
-    """Position in the order of first lookups in the log; rows that none looked up come last."""
+    """Position in the order of first lookups in the log; rows without lookups are last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,7 +552,7 @@ def _budgets(tables: Sequence[RankedTable], row_bytes: Sequence[int], floor: int
     total = 0
     taken = 0
     for table, width in zip(tables, row_bytes, strict=True):
-        # How many rows of each run lie below the floor: all, none, or those before it.
+        # Number of rows of each run below the floor: all, none, or those before it.
         inside = np.clip(floor - table.firsts, 0, table.runs.lengths)
         total += table.num_rows * width
         taken += int(inside.sum()) * width

@@ -299,7 +299,7 @@ class RowLayout:
     num_dense: int
     """Dense features."""
     num_lists: int
-    """Multi-hot tables, whose ids lie outside the rows."""
+    """Multi-hot tables, whose ids are outside the rows."""
     num_one_hot: int
     """Tables that every sample looks up once."""
 
@@ -471,11 +471,11 @@ class Buffers:
         num_rows = sum(file.num_samples for file in group)
         num_starts = num_rows if inputs.lists else 0
         num_lookups = int(lookups_of_files[indexes].sum())
-        # Words of 64 bits come first, so that all numbers are aligned.
+        # Words of 64 bits are first, so that all numbers are aligned.
         width = inputs.layout.width
         ends = np.cumsum([0, 8 * num_rows, 8 * num_starts, 4 * width * num_rows, 4 * num_lookups])
         keys, bag_starts, rows, bags = (memory[start:stop] for start, stop in itertools.pairwise(ends))
-        # Files lie one after another in the buffers, so a file's next free row starts at the sum of those
+        # Files are contiguous in the buffers, so a file's next free row starts at the sum of those
         # before.
         next_row = np.full(num_files, -1, np.int64)
         next_row[indexes] = starts_of([file.num_samples for file in group])
@@ -543,7 +543,7 @@ def scatter_samples(
     memory: NDArray[np.uint8],
     workers: int,
 ) -> Buffers:
-    """Collect the rows of a group of files in ``memory``, as `Buffers.of_group` lays them out."""
+    """Collect the rows of a group of files in ``memory``, in the layout of `Buffers.of_group`."""
     # Parts are threads' tasks: all write to the same buffers, each into rows that it reserved.
     buffers = Buffers.of_group(group, lookups_of_files, inputs, memory)
     parts = shuffled.parts_for({file.kind for file in group})

@@ -87,7 +87,7 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """Hot rows of each table, and how they came about."""
+    """Hot rows of each table, and how they were chosen."""
 
     num_hot: list[int]
     num_drawn_samples: int

@@ -221,7 +221,7 @@ def peeled_levels(
         peeled = peel_order(tables, row_bytes, PEEL_FLOOR, columns, counted_samples(counts), resources)
     except ConfigError as error:  # too little memory
         return str(error)
-    # Peeling tells the position of each row; the level is the first budget that the bytes up to there fit.
+    # Peeling gives the position of each row; the level is the first budget that the bytes up to it fit.
     places = [np.empty(table.num_rows, np.int64) for table in tables]
     for table, place in zip(tables, places, strict=True):
         table.write_places(place)
@@ -346,7 +346,7 @@ def hot_samples(inspected: Inspected) -> list[OrderRow]:
             inspected.left_out.append(f"the curve of peeled rows: {peeled}")
         else:
             orders["peel"] = peeled
-    # FAE's order is drawn anew, unless the ids follow such an order themselves.
+    # FAE's order is drawn again, unless the ids already follow such an order.
     if own != "sampled":
         num_train = inspected.num_train
         orders["fae"] = sampled_levels(

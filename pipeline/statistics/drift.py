@@ -241,7 +241,7 @@ class _Drift:
         self.first_row_T = np.cumsum([0, *(table.num_rows for table in self.tables)], dtype=np.int64)
         self.row_bytes_F = np.array(PlanTotals.of(plan).bytes_of_rows, np.int64)
         self.marks_R = np.zeros(int(self.first_row_T[-1]), marks_dtype(self.num_sets + 1))
-        """A last part stands for the plan: its hot rows, and those that no category shares."""
+        """Marks of each row. The plan is a last part: its hot rows, and all rows but the shared ones."""
         self._done = 0
         self._to_do = sum(part.num_samples * (2 if part.is_training else 1) for part in parts)
         """Samples to read: those of training parts are read twice."""
@@ -359,7 +359,7 @@ def _pairs(
 
 def _by_age(judged: _Judged) -> list[DriftAge]:
     # The plan's set, the last, has no age: only the parts' own sets are averaged.
-    # What was served, and of how much: lookups, samples, and lookups of rows that were never seen.
+    # Served and total: lookups, samples, and lookups of unseen rows.
     served = (
         (judged.hot_lookups, judged.lookups),
         (judged.hot_samples, judged.samples),

@@ -62,7 +62,7 @@ class Inspected:
         # Samples are encoded again from columns/, or from the raw log where these were discarded, too.
         redo = "ingest" if is_discarded(folder / "columns") else "encode"
         refuse_discarded(folder / "samples", "stats", redo)
-        # Parts of the folder may come from different runs, and ids of one index arrays of another.
+        # Parts of the folder may be from different runs, and ids of one index arrays of another.
         refuse_other_rows(SamplesTotals.of(samples).tables, samples, vocabulary)
         refuse_other_rows(PlanTotals.of(plan).tables, plan, vocabulary)
         return cls(folder, vocabulary, samples, plan, num_parts, resources, [])
@@ -148,7 +148,7 @@ class Provenance(TypedDict):
 
 
 def provenance(folder: Path) -> Provenance:
-    """Return what a reader needs to make the same folder again, and to tell two reports apart.
+    """Return what a reader needs to make the same folder again, and to distinguish two reports.
 
     Args:
         folder: preprocessed as far as its plan.
@@ -164,7 +164,7 @@ def provenance(folder: Path) -> Provenance:
     log = ColumnsTotals.of(columns)
     num_train = VocabularyTotals.of(vocabulary).num_train_samples
     trained = [found.num_train_samples for found in log.training_logs(num_train)]
-    # Stages that are not finished have nothing to tell.
+    # Unfinished stages have no origin.
     stages = {
         stage: Manifest.read(folder / name) for stage, name in FOLDERS.items() if is_sealed(folder / name)
     }
@@ -198,7 +198,7 @@ def find_leaks(folder: Path) -> list[str]:
     log = ColumnsTotals.of(columns)
     totals = VocabularyTotals.of(vocabulary)
     num_train = totals.num_train_samples
-    # Adopted ids have seen the logs of another folder.
+    # Adopted ids were made from the logs of another folder.
     if vocabulary.stage == "adopt":
         return _adopted(log.raw, totals.model_raw or ())
     if num_train == columns.num_samples:

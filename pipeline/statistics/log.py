@@ -121,7 +121,7 @@ def log_series(inspected: Inspected) -> LogSeries:
         return {"labels": [], "parts": [], "missing": [], "dense": [], "dense_bins": []}
     parts = parts_of_log(columns, inspected.num_train, inspected.num_parts)
     sums = _sum_log(columns, inspected, parts)
-    # Without labels no number of clicks is right, so -1 stands for none.
+    # Without labels no number of clicks is right, so -1 means none.
     log = ColumnsTotals.of(columns)
     labels = sums.labels if log.has_label else np.full_like(sums.labels, -1)
     of_parts = sums.parts if log.has_label else np.full_like(sums.parts, -1)

@@ -1,4 +1,4 @@
-"""Rows of one table as people ask for them: the head, one by its id, one by its category.
+"""Rows of one table: the head, one by its id, one by its category.
 
 Reads the vocabulary alone (and the plan, where there is one, for what is hot), so it works on folders whose
 samples were discarded. A category is found by a scan: 10 M rows take 10 ms, and no index is kept for it.
@@ -195,7 +195,7 @@ def format_category(category: int, kind: str) -> str:
 
 
 def parse_category(text: str, kind: str, feature: str) -> int:
-    """The number that stands for a category as the log writes it; ``#`` and 16 hex digits name a text's hash.
+    """The number of a category as the log writes it; ``#`` and 16 hex digits name a text's hash.
 
     Raises:
         ConfigError: the table's categories are not written so.

@@ -190,7 +190,7 @@ def miss_ratios(
         vocabulary: places of rows in the order of importance.
         samples: written by `encode`.
         batch_size: of the simulated training.
-        row_bytes: of a slot; tables of other widths are taken as this wide.
+        row_bytes: of a slot; tables of other widths count as this wide.
         seed: of the shuffle.
         num_batches: length of the trace; 32 batches of 2,048 take about 10 s CPU.
 
@@ -220,7 +220,7 @@ def miss_ratios(
     sizes = slots_to_try(int(np.diff(stream.offsets).max()), rows.shape[0], NUM_SIZES)
     sweep = CacheSweep(RowStream(stream.offsets, keys), _places(vocabulary, rows), sizes[-1])
     curve = found["curve"]
-    # Results come in the order of POLICIES, each with one number for each size.
+    # Results are in the order of POLICIES, each with one number for each size.
     for fetches in run_tasks(
         _run, [(sweep, policy, sizes) for policy in POLICIES], workers=resources.workers
     ):
@@ -380,7 +380,7 @@ def _row(epoch: RankedEpoch, of_epoch: dict[str, float], batch_size: int) -> Ran
         "homes by use": found.by_use.rows,
         "least possible": found.least,
     }
-    # Beside its counts stands what is expected of the trace itself, from its own lookups.
+    # Next to its counts is the expectation for the trace, from its lookups.
     of_trace = (epoch.lookups_of_rows, epoch.num_samples, batch_size, epoch.num_ranks)
     expected = _expected(*of_trace)
     per_rank = epoch.num_ranks * epoch.num_steps

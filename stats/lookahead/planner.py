@@ -503,7 +503,7 @@ def cache_planner(
 LEAST_PREFETCH = 1
 """Batches that transfers run ahead with the default slots at least: with none ahead nothing is hidden."""
 MOST_PREFETCH = 2
-"""Batches that transfers run ahead at most, unless asked to: further ones hide little more."""
+"""Default limit of batches that transfers run ahead: further ones hide little more."""
 _BATCHES_EACH = 2
 """Largest batches whose rows fit in the slots, for each batch of depth and for the batch itself."""
 
@@ -590,7 +590,7 @@ class CacheSweep:
         num_rows = place_of_row.shape[0]
         self._num_keys = num_rows + max_slots
         self._key_of_place = np.arange(num_rows, self._num_keys, dtype=np.int64)
-        # Keys beyond the rows of the trace stand for important rows that it does not use.
+        # Keys beyond the rows of the trace are of important rows that it does not use.
         is_near = place_of_row < max_slots
         self._key_of_place[place_of_row[is_near]] = np.flatnonzero(is_near)
         # Ranks put both kinds in one order.
@@ -637,7 +637,7 @@ class CacheSweep:
         else:
             raise ValueError(f"no policy {policy!r}: want one of {', '.join(POLICIES)}")
         plans = planner.plan(self._exact if policy == "lookahead" else self._stream)
-        # The planner may hold steps back, which come with the end of the stream.
+        # The planner may hold steps back, and returns them at the end of the stream.
         rest, _ = planner.finish()
         return _refetches(plans) + _refetches(rest)
 

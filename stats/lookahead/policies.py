@@ -28,7 +28,7 @@ def sift_down(
     keys: NDArray[np.int64], slots: NDArray[np.int32], end: int, key: int, slot: int, position: int
 ) -> None:
     """Put an entry at the free ``position`` of a heap of ``end`` entries, or below."""
-    # Four children each: half the levels of a binary heap, and siblings lie side by side in memory.
+    # Four children each: half the levels of a binary heap, and siblings are adjacent in memory.
     child = 4 * position + 1
     while child < end:
         least = child

@@ -111,7 +111,7 @@ class StepPlans:
     """(num_steps,); the last earlier item that wrote back a row this one fetches, or emptied or filled a slot
     that it fills; -1: none."""
     is_shortened: NDArray[np.bool_]
-    """(num_steps,); ``after`` is later than the prefetch depth asks for: too few rows could be evicted."""
+    """(num_steps,); ``after`` is later than by the prefetch depth: too few rows could be evicted."""
     is_split: NDArray[np.bool_]
     """(num_steps,); the batch has more rows than slots and runs in passes, see below.
 
@@ -185,7 +185,7 @@ class RowTraffic:
     rows_to_slow: int = 0
     """Rows written back, at the end of the epoch included."""
     shortened: int = 0
-    """Steps whose transfer waits for a later step than prefetch asks for."""
+    """Steps whose transfer waits for a later step than by the prefetch depth."""
     split: int = 0
     """Steps that run in passes."""
 
@@ -239,14 +239,14 @@ def add_cold_rows(
     for sample in range(ids_BF.shape[0]):
         for feature in range(num_features):
             row = np.int64(ids_BF[sample, feature])
-            # Hot rows come first in their table and need no slot.
+            # Hot rows are first in their table and need no slot.
             if 0 <= row < first_F[feature]:
                 continue
             if row < 0 or row >= last_F[feature]:
                 return -1 - int(sample * num_features + feature)
-            # Tables lie one after another in the numbers of cold rows.
+            # Cold rows are numbered table by table.
             key = np.int32(row - first_F[feature] + base_F[feature])
-            # A cell holds the position in ``rows`` of the row it stands for.
+            # A cell holds the position of its row in ``rows``.
             cell = mix64(np.uint64(key)) & mask
             while cells[cell] >= 0 and rows[cells[cell]] != key:
                 cell = (cell + np.uint64(1)) & mask

@@ -22,7 +22,7 @@ _FIRST_FACTOR = 6
 _GROWTH = 1.5
 _MARGIN = 1.5
 _STEPS_SEEN = 16
-"""Steps that evict rows, after which the window is chosen anew."""
+"""Steps that evict rows, after which the window is chosen again."""
 _ENOUGH = 0.8
 """Share of them that evict a row with a known next use, from which on the window is long enough."""
 
@@ -60,7 +60,7 @@ class Window:
         self.num_batches = max(num_held - 1, 0)
 
     def follow(self, reaches: Iterable[int]) -> None:
-        """Choose the window anew, every so many steps.
+        """Choose the window again, at regular intervals of steps.
 
         Args:
             reaches: for each step planned, how far ahead the nearest known next use of an evicted row is; 0

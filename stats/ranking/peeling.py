@@ -55,7 +55,7 @@ class RowQueues(NamedTuple):
 def begin_queues(queues: RowQueues, first_row: int, stop_row: int) -> None:
     """Write where each queue begins to its head and its tail.
 
-    A queue has room for the rows that ever come to its worth: those that have it or more at the start, and
+    A queue has room for the rows that ever reach its worth: those that have it or more at the start, and
     for worth 0, which no row falls to in a queue, those that have it at the start.
     """
     heads = queues.heads
@@ -82,7 +82,7 @@ def next_width(
 ) -> int:
     """Raise each level to the fewest samples a row of that width has; returns the width of least worth.
 
-    Stale entries at the head of that row's queue are gone then.
+    Also removes stale entries at the head of that row's queue.
     """
     best = -1
     num_levels = heads.shape[1]
@@ -151,7 +151,7 @@ _LONE_AHEAD = 8
 
 
 class PeelMemory(NamedTuple):
-    """Memory that peeling works in; the caller's, for which NumPy asks the system for large pages."""
+    """Workspace of peeling, allocated by the caller, because NumPy requests large pages for it."""
 
     worth: NDArray[np.int32]
     """(num_rows,)."""
@@ -233,7 +233,7 @@ def peel(
     begin_queues(queues, first_row, min(stop_row, first_tail))
     number = _queue_rows(entries, rows, lost, queues, dropped)
 
-    # The lone rows that are left have a worth of 1, and came to it before any other row.
+    # The remaining lone rows have a worth of 1, and reached it before any other row.
     budget = budgets.shape[0] - 1
     if has_one_width:
         bytes_left = (dropped.shape[0] - number) * widths[0]
@@ -461,7 +461,7 @@ def _lose_rows(
     sample_starts = incidence.sample_starts
     sample_rows = incidence.sample_rows
     worth = queues.worth
-    # They are anywhere: ask for all of them before the first is needed.
+    # They are scattered: prefetch all of them before the first is needed.
     for j in range(sample_starts[sample], sample_starts[sample + 1]):
         if sample_rows[j] < rows.first_tail:
             prefetch(worth, np.uint64(sample_rows[j]))

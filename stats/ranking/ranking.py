@@ -137,7 +137,7 @@ def _place_categories(
                 else:
                     high = middle
             run = low
-        # Categories come in order, so each run stays in order.
+        # Categories are in order, so each run stays in order.
         rows[next_row[run]] = categories[i]
         next_row[run] += 1
 
@@ -155,7 +155,7 @@ def expand_runs(
 
 
 def runs_of(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows of one count that stand together: the count and the length of each run.
+    """Return the runs of adjacent rows of one count: the count and the length of each.
 
     Args:
         counts: (num_rows,).
@@ -364,7 +364,7 @@ def levels_by_count(
     """Return the level of each row where rows are hot by falling count, as many as fit.
 
     Args:
-        counts_R: (num_rows,), of rows of all tables; those of 0 come last.
+        counts_R: (num_rows,), of rows of all tables; those of 0 are last.
         first_row_T: (num_tables + 1,), first row of each table, then num_rows.
         row_bytes_F: (num_tables,), bytes of a row.
         budgets_L: (num_budgets,), bytes, rising.
@@ -381,7 +381,7 @@ def levels_by_count(
         FAE as released: the rows with the highest counts in a sample of the log, all tables together.
     """
     # Rows with a count: sorted, and the bytes up to each compared with the budgets.
-    # Rows that were seen come first, by falling count; equal counts by hash.
+    # Rows with lookups are first, by falling count; equal counts by hash.
     rows = np.flatnonzero(counts_R)
     hashes = np.empty(rows.shape[0], np.uint64)
     hash_rows(rows, seed, hashes)

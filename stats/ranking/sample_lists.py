@@ -160,8 +160,9 @@ def entry_order(
 ) -> int:
     """Write the order in which rows enter the queue, which breaks its ties; return how many are lone.
 
-    Rows of a single sample, the lone ones, come first, those whose sample has most of them before the others
-    (one sample is lost, many rows are freed); then all other rows. Else the least looked-up row comes first.
+    Rows of a single sample, the lone ones, are first, those whose sample has most of them before the others
+    (one sample is lost, many rows are freed); then all other rows. Otherwise the least looked-up row is
+    first.
 
     Args:
         row_starts: (num_rows + 1,); see `append_samples`.
@@ -169,7 +170,7 @@ def entry_order(
         row_samples: (num_lookups,).
         num_samples: samples of the log.
         order: (num_rows,) out.
-        lone_samples: (num_rows,) out, the one sample of each row that is lone; these come first in ``order``.
+        lone_samples: (num_rows,) out, the one sample of each row that is lone; these are first in ``order``.
     """
     num_rows = row_ends.shape[0]
     # How many rows of each sample have no other sample.
