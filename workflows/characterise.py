@@ -137,7 +137,7 @@ class Cell(JsonRecord):
 
 
 _DENSE_CELLS = (Cell(mlp_width=512), Cell(mlp_width=32))
-"""The cells that the speed of the dense layers follows from; they come first."""
+"""The cells that give the speed of the dense layers; they are first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -81,7 +81,7 @@ def _open_closed_streams() -> None:
 def _widen_tiny_terminal() -> None:
     """Let a terminal of a few columns, or of none as some consoles say, count as a narrow one."""
     columns = shutil.get_terminal_size().columns
-    # A width of 0 stands for none that is known, but what draws tables and messages takes it as it is.
+    # A width of 0 means that it is unknown, but the libraries of tables and messages use it literally.
     given = os.environ.get("COLUMNS", "")
     if columns < _LEAST_COLUMNS or (given.isdecimal() and int(given) < _LEAST_COLUMNS):
         os.environ["COLUMNS"] = str(max(columns, _LEAST_COLUMNS))
@@ -104,7 +104,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 def _main(arguments: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     set_verbosity()
-    # Options of every command may stand before its name, too.
+    # Options of every command may precede its name, too.
     while arguments[1:] and arguments[0] in ("-q", "--quiet", "-v", "--verbose"):
         arguments = [*arguments[1:], arguments[0]]
     command = arguments[0] if arguments else ""
@@ -119,7 +119,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt as error:
         _say_interrupted(command, arguments, error)
         return 130
-    except BrokenPipeError:  # the reader of stdout has gone: nothing may be flushed to it at exit
+    except BrokenPipeError:  # the reader of stdout has ended: nothing may be flushed to it at exit
         _drop_stdout()
         return 1
     except (OSError, MemoryError, RuntimeError, ImportError, UnicodeEncodeError, SystemError) as error:
@@ -200,13 +200,13 @@ def _note_slow_start() -> None:
 
 
 def _say_compiling() -> None:
-    # For whoever watches a bar that stands still; logs of programs keep their lines.
+    # For people who watch a bar that does not move; logs of programs keep their lines.
     if sys.stderr.isatty():
         say("compiling kernels, once: this takes up to a minute")
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:
-    # Here, so that the help of all commands comes without them.
+    # Imported here, so that the help of all commands does not need them.
     from ..pipeline.runtime.limits import TORCH_BYTES, refuse_few_addresses
     from .bus_errors import explain_bus_errors
 

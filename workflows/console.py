@@ -1,6 +1,6 @@
 """The streams of the command line: data on stdout, messages and progress on stderr.
 
-Progress bars redraw themselves where the cursor stands, so whatever else is printed on the same terminal has
+Progress bars redraw themselves at the cursor, so whatever else is printed on the same terminal has
 to know of them: messages go through the one console of stderr, and data is printed while no bar is shown.
 """
 
@@ -67,7 +67,7 @@ def print_table(console: Console, table: Table, *, num_keys: int = 1) -> None:
     """Print a table; one wider than the terminal as several below each other, so that no number is cut.
 
     Args:
-        num_keys: columns at the left that tell the rows apart; each of the tables repeats them.
+        num_keys: columns at the left that identify the rows; each of the tables repeats them.
     """
     # rich puts a blank at each side of a cell, and only the text without markup takes room.
     widths = [
@@ -256,7 +256,7 @@ def bars_hidden() -> Iterator[None]:
     if bars is None:
         yield
         return
-    # Bars that are full stay as lines; the others come back afterwards.
+    # Full bars stay as lines; the others are drawn again afterwards.
     bars.drop_full()
     bars.stop()
     try:

@@ -16,7 +16,7 @@ from ..pipeline.stages.pack import VERSION, PackConfig
 from ..stats.ranking.row_bytes import row_bytes
 
 _ZIPF_ONE = 1e-9
-"""Exponents nearer to 1 than this are taken as 1, whose integral is a logarithm."""
+"""Exponents nearer to 1 than this count as 1, whose integral is a logarithm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """Options from dataclasses: one option for each field, with the field's docstring as its help.
 
-argparse tells options from values. The type of a field says how its value is written, so sizes, intervals
+argparse separates options from values. The type of a field says how its value is written, so sizes, intervals
 and lists are read alike by every command, and a wrong value ends in one error line, a hint and exit status 2.
 """
 
@@ -277,7 +277,7 @@ def _typed_values(options: Sequence[Option], command: str, arguments: Sequence[s
     parser = _silent_parser()
     for option in named.values():
         parser.add_argument(*_flags(option), dest=option.field, **_nargs(option))
-    # Only what stands before a bare -- can be an option, whose name may be written with underscores.
+    # Only what precedes a bare -- can be an option, whose name may be written with underscores.
     end = arguments.index("--") if "--" in arguments else len(arguments)
     typed = [re.sub("^--[^=]*", lambda name: name[0].replace("_", "-"), word) for word in arguments[:end]]
     try:
@@ -401,7 +401,7 @@ def find_options(arguments: Sequence[str], *names: str) -> tuple[dict[str, str],
 
     Returns:
         The values of those of ``names`` (``"--schema"``) that are given, and the arguments without them.
-        Where one lacks its value, all arguments come back for `parse_options` to refuse.
+        If one lacks its value, all arguments are returned for `parse_options` to refuse.
     """
     parser = _silent_parser()
     for name in names:

@@ -74,7 +74,7 @@ class Speed:
 
 
 class Bars:
-    """One progress bar at a time, of the stage that runs; any thread may tell how far it is."""
+    """One progress bar at a time, of the stage that runs; any thread may report its progress."""
 
     def __init__(self, console: Console) -> None:
         self._lock = threading.RLock()
@@ -112,7 +112,7 @@ class Bars:
                 self._stage = stage
                 self._speed = Speed()
                 self._task = self._progress.add_task(stage, total=total or None, note=note)
-            # Training goes on after an evaluation: until its rate is known anew, it is the one before.
+            # Training continues after an evaluation, with its previous rate until a new one is known.
             speed = self._speed.after(time.monotonic(), done)
             if speed is None:
                 speed = self._last_speeds.get(stage)
@@ -121,7 +121,7 @@ class Bars:
             self._progress.update(self._task, completed=done, total=total or None, note=note, speed=speed)
 
     def drop_full(self) -> None:
-        """Take off a bar that has reached its end: the message to come reports the stage."""
+        """Remove a bar that has reached its end: the next message reports the stage."""
         with self._lock:
             if self._task is not None and self._progress.tasks[0].finished:
                 self._drop()
@@ -154,7 +154,7 @@ class _NoteColumn(ProgressColumn):
     """Note on the work so far, such as the loss."""
 
     def render(self, task: Task) -> Text:
-        """Return the note that came with the last call."""
+        """Return the note of the last call."""
         return Text(str(task.fields.get("note", "")), no_wrap=True)
 
 
@@ -179,10 +179,10 @@ class _RateColumn(ProgressColumn):
 
 
 class _TimeColumn(ProgressColumn):
-    """Time left; the time that has passed where nothing tells how long it takes."""
+    """Remaining time; elapsed time if the end is unknown."""
 
     def render(self, task: Task) -> Text:
-        """Return minutes and seconds, and the word that tells which time they are."""
+        """Return minutes and seconds, and the word for the kind of time."""
         speed = task.fields.get("speed")
         # With a speed the time that is left, without one the time that has passed.
         left = (task.total - task.completed) / speed if task.total and speed else None

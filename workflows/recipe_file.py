@@ -118,7 +118,7 @@ def write_recipe(tables: Mapping[str, Any]) -> str:
     parts = []
     for name, config in tables.items():
         lines = [f"[{name}]"]
-        # Options that are not set stand there as comments, so that the file names every option there is.
+        # Options that are not set are comments, so that the file names every option.
         for key, value in _settings_of(config):
             is_text_of_file = isinstance(value, str) and "\n" in value
             if value is None or is_text_of_file:

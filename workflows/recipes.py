@@ -130,7 +130,7 @@ def recipe_for(schema: str) -> PreprocessConfig:
     if schema in RECIPES:
         return RECIPES[schema]()
     recipe = PreprocessConfig(ingest=IngestConfig(schema=schema))
-    # A fingerprint tells nothing of what the file sets, so the defaults have to do.
+    # A fingerprint does not contain the file's settings, so use the defaults.
     if is_fingerprint(schema):
         return recipe
     # A schema file may set min_count and embedding_dim of single features.

@@ -242,7 +242,7 @@ class _QueuedStep:
 def _row(kind: str, steps: Sequence[_QueuedStep]) -> dict[str, Any]:
     """The figures of the batches of one kind."""
     cpu = np.array([step.cpu_seconds for step in steps]) * _MICROSECONDS
-    # The step in the middle by its number of calls stands for all: a mean would be of no real step.
+    # The step with the median number of calls represents all: a mean would be of no real step.
     middle = sorted(steps, key=lambda step: step.calls.total())[len(steps) // 2]
     return {
         "kind": kind,

@@ -3,7 +3,7 @@
 A folder is killed a few times, at moments counted from its first file or checkpoint; then one run ends
 undisturbed and must leave the bytes of a run that nothing disturbed. Of a run on two ranks one is killed, the
 other must stop by itself, and one rank or four go on. Runs of all placements with one order of batches must
-end with the same weights. ``--of train`` also takes the time that training stands still for a checkpoint.
+end with the same weights. ``--of train`` also measures how long training pauses for a checkpoint.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SLOW_BYTES = "1280KiB"
 """Less than the rows of the log take with any optimizer, and enough for those of Adam by their next use."""
 _MOST_KILLS_PER_FOLDER = 4
 _SOONER = 0.8
-"""Factor of the moment of a kill for each one of the same folder that came too late."""
+"""Factor of the moment of a kill for each kill of the same folder that was too late."""
 _MOST_WORKERS = 2
 _PATIENCE = 120
 """Seconds after which ranks that are still there do not stop by themselves."""
@@ -71,7 +71,7 @@ class Tally:
 
     kills: int = 0
     late: int = 0
-    """Kills that came when the run was finished; not among ``kills``."""
+    """Kills after the run was finished; not among ``kills``."""
     folders: int = 0
     identical: int = 0
     by_kind: Counter[str] = field(default_factory=Counter)
@@ -301,7 +301,7 @@ def _kill_and_resume(
 
 
 def measure_stall(num_rows: int, scratch: Path) -> Facts:
-    """Return how long training stands still for checkpoints of a model of width 16 with Adagrad.
+    """Return how long training pauses for checkpoints of a model of width 16 with Adagrad.
 
     Args:
         num_rows: of all tables together.

@@ -359,7 +359,7 @@ def _config_of(run: LimitedRun) -> TrainConfig:
 
 
 def _disk_traffic(trainer: Trainer) -> dict[str, int]:
-    """Return the bytes that went to and came from the device so far, and the requests."""
+    """Return the bytes written to and read from the device so far, and the requests."""
     try:
         lines = Path("/proc/self/io").read_text().splitlines()
     except OSError:
@@ -378,7 +378,7 @@ def _disk_traffic(trainer: Trainer) -> dict[str, int]:
 @contextmanager
 def _pages_read_ahead(trainer: Trainer) -> Iterator[None]:
     """Let each batch that is read for a later step touch its pages first, in the order of the file."""
-    # Rows of a page come together, so a batch asks for pages and not for rows.
+    # Rows of a page are read together, so a batch requests pages and not rows.
     (width,) = trainer.embeddings.widths
     weights_SD = width.executor.slow.weights_SD.numpy()
     rows_of_page = max(_PAGE_BYTES // (4 * weights_SD.shape[1]), 1)

@@ -116,7 +116,7 @@ def draw(root: Path, seed: int, number: int) -> list[Mutant]:
         if not {*path.relative_to(root).parts} & {*LEFT_OUT}
     ]
     every = [mutant for path in files for mutant in mutants_of(path, root)]
-    # Kinds take turns: constants are the most by far, and statements tell as much.
+    # Kinds take turns: constants are by far the most, and statements are as informative.
     order = random.Random(seed)
     kinds = ("comparison", "constant", "statement")
     drawn = [[mutant for mutant in every if mutant.kind == kind] for kind in kinds]

@@ -96,7 +96,7 @@ def measure(options: argparse.Namespace) -> Facts:
                 embedding_dim=options.embedding_dim,
                 embedding_optimizer="sgd",
             )
-            # What comes before split does not depend on the share and stays.
+            # Stages before split do not depend on the share and stay.
             if (data / "plan").exists():
                 remove_from("split", data)
             preprocess([log], replace(recipe, split=split), data)
@@ -151,7 +151,7 @@ def _moved(shards: Shards, config: TrainConfig, order: list[int]) -> dict[str, f
 
 
 def _ratios(moved: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Return the bytes of the others over look-ahead's, without and with first uses counted as fetches."""
+    """Return the bytes of the others over look-ahead's, without and with first uses counted as loads."""
 
     def both_ways(name: str, *, fetches_all: bool = False) -> float:
         found = moved[name]

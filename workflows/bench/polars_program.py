@@ -131,7 +131,7 @@ def encode(
         ids_of = ranked.lazy().select(name, pl.col("id").alias(f"id_{name}"))
         lazy = lazy.join(ids_of, on=name, how="left", nulls_equal=True, maintain_order="left")
 
-    # A null id is a category without one; the oov row comes after all ranked rows.
+    # A null id is a category without one; the oov row is after all ranked rows.
     tables = list(zip(schema.sparse, vocabulary, num_hot, strict=True))
     ids = [pl.col(f"id_{name}").fill_null(ranked.height).alias(name) for name, ranked, _ in tables]
     is_hot = pl.all_horizontal(pl.col(name) < hot for name, _, hot in tables).cast(pl.UInt8)

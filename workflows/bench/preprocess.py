@@ -95,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def measure(options: argparse.Namespace) -> Facts:
-    """Measure what the options ask for."""
+    """Measure what the options select."""
     if min(options.samples, options.dlrm_samples, options.rounds) < 1:
         raise ConfigError("samples and rounds must be 1 or more")
     with scratch_folder(options) as scratch:
@@ -352,7 +352,7 @@ def _wrapping_array(values: Sequence[Any], dtype: DTypeLike | None = None) -> ND
 def growth(sizes: Sequence[int], scratch: Path) -> Facts:
     """Preprocess a log of each size in a fresh process, within a quarter of the memory, Polars next to it."""
     workers, recipe, cap_bytes = num_workers(0), criteo_kaggle(), default_memory_bytes()
-    # The disk comes first, while nothing else writes.
+    # The disk is first, while nothing else writes.
     rate = measure_write_rate(scratch / "rate", min(_RATE_BYTES, sizes[-1] * _ROOM_PER_SAMPLE))
     warm_up = scratch / "warm_up.tsv"
     generate(GenerateConfig(samples=_WARM_UP_LINES), warm_up)

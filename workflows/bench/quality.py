@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def measure(options: argparse.Namespace) -> Facts:
-    """Train what the options ask for with every seed; return scores, means, deviations and differences."""
+    """Train what the options select with every seed; return scores, means, deviations and differences."""
     seeds = list(range(options.seeds))
     with scratch_folder(options) as folder:
         if options.protocol:
@@ -242,8 +242,8 @@ reczoo/Datasets at 71dc577. The settings of criteo-x4 are those of Criteo_x4_001
 def published_training(model: str = "dlrm") -> TrainConfig:
     """Return a training run by the recipe of the leaderboards.
 
-    Adam at 0.001, a tenth of that where an epoch brings nothing, and an end after two such epochs; hidden
-    layers of 400, normalized, a fifth of their outputs dropped, rows with a weight decay of 1e-5.
+    Adam at 0.001, a tenth of that after an epoch without improvement, and an end after two such epochs;
+    hidden layers of 400, normalized, a fifth of their outputs dropped, rows with a weight decay of 1e-5.
 
     Source: DLRM on Criteo_x1, reczoo/BARS at 5b5e61f.
     """

@@ -75,7 +75,7 @@ def _packed(log: Path, folder: Path, batch_size: int, embedding_dim: int) -> Sha
     recipe = criteo_kaggle()
     pack = replace(recipe.pack, batch_size=batch_size)
     split = replace(recipe.split, embedding_dim=embedding_dim)
-    # What comes before the batches does not depend on their size and stays.
+    # Stages before the batches do not depend on their size and stay.
     if (folder / "data" / "shards").exists():
         remove_from("pack", folder / "data")
     preprocess([log], replace(recipe, pack=pack, split=split), folder / "data")
@@ -109,7 +109,7 @@ def compare_codecs(options: argparse.Namespace, log: Path, folder: Path) -> Fact
     train(folder / "data", TrainConfig(placement="all-fast", embedding_optimizer="adagrad"), folder / "run")
     weights = read_weights(folder / "run")
     tables = [weights[table.name].numpy() for table in shards.tables]
-    # Hot-only batches have the first numbers, so batches are taken evenly from all of them.
+    # Hot-only batches have the first numbers, so batches are drawn evenly from all of them.
     numbers = np.linspace(0, shards.num_training_batches - 1, _BATCHES).astype(int)
     ids = [shards.training_batch(number).ids_BF for number in np.unique(numbers).tolist()]
     return {"slices": [{"samples": size, "ratios": ratios_of(tables, ids, size)} for size in _SLICES]}

@@ -2,7 +2,7 @@
 
 Policies serve batch after batch from a cache that starts empty. The references of `lru` and `lookahead` keep
 dictionaries and heaps; those of `lfu` and `dataset` examine every slot for each batch, as FreqCache's code
-does (there with torch on a GPU). Ties are broken as in the kernels, and both fetch as many rows.
+does (there with torch on a GPU). Ties are broken as in the kernels, and both load as many rows.
 ``--orders`` ranks a log in each order instead and counts its fully hot samples by budget.
 """
 
@@ -266,7 +266,7 @@ def reference_lfu(batches: Batches, num_slots: int, num_rows: int) -> int:
 
     def touch(slots: NDArray[np.int64], is_new: NDArray[np.bool_]) -> None:
         nonlocal clock
-        # A row that was loaded anew is counted from 0, as nothing is kept of rows without a slot.
+        # A row that was loaded again is counted from 0, as nothing is kept of rows without a slot.
         counts[slots[is_new]] = 0
         counts[slots] += 1
         sequence[slots] = clock + np.arange(slots.size)
@@ -295,7 +295,7 @@ def _over_all_slots(
         slots = slot_of_row[batch]
         is_missing = slots < 0
         missing = batch[is_missing]
-        # Free slots are taken first, and those of victims where they do not suffice.
+        # Free slots are used first, and then those of evicted rows.
         free = np.flatnonzero(row_of_slot < 0)
         num_victims = missing.size - free.size
         if num_victims > 0:

@@ -176,7 +176,7 @@ def _describe_log(options: DemoCommand) -> str:
 
 def _log(options: DemoCommand) -> Path:
     path = options.out / "log.tsv"
-    # A log of the user's is read where it stands, unless only its first lines are wanted.
+    # A user's log is read in place, unless only its first lines are wanted.
     if options.data is not None and options.samples is None:
         return options.data
     if options.data is not None:

@@ -169,7 +169,7 @@ def _dry_run(options: PreprocessCommand) -> int:
 
     pass
 
-    # The plan follows the same rules as the run: both ask `decide` what a folder's state means.
+    # The plan follows the same rules as the run: both call `decide` on a folder's state.
     plan = plan_run(
         options.raw,
         options,

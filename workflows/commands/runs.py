@@ -185,7 +185,7 @@ def show_run_list(runs: Sequence[Run], console: Console) -> None:
     differences = [_differences(run, names) for run in ordered]
     rows = [(escape(run.name), *_figures(run)) for run in ordered]
     table = _table(_FIGURES, rows)
-    # Differences take the room that figures leave; where it is narrow, they stand below as sentences.
+    # Differences use the space next to the figures; if it is narrow, they are sentences below.
     used = Measurement.get(console, console.options.update(max_width=_UNLIMITED), table).maximum
     room = console.width - used - _BETWEEN_COLUMNS
     longest = max((len(word) for text in differences for word in text.split()), default=0)
@@ -305,7 +305,7 @@ def _chart(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
         y = _HEIGHT - _MARGIN - (value - low) / span * (_HEIGHT - 2 * _MARGIN)
         return f"{x:.1f},{y:.1f}"
 
-    # Placements have equal curves, so each is drawn wider than those above it: all of them are seen.
+    # Placements have equal curves, so each is drawn wider than those above it: all are visible.
     lines = []
     for number, (name, curve) in enumerate(curves.items()):
         color = _COLORS[number % len(_COLORS)]

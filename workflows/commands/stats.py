@@ -53,7 +53,7 @@ def show_statistics(statistics: Statistics, console: Console) -> None:
             case _:
                 title, table = _SHOWN[name]
                 _print_table(title, table(found[name]), console)
-    # How the log was split and what was left out come last, below the figures they qualify.
+    # The split of the log and what was left out are last, below the figures they qualify.
     _show_split(statistics, console)
     for line in statistics["left_out"]:
         print_line(console, f"Left out: {line}.")
@@ -98,7 +98,7 @@ def _show_budgets(statistics: Statistics, console: Console) -> None:
         f"What fast memory buys (dim {dim}, {width} bytes per row, {statistics['num_rows']:,} rows)",
         "hot bytes", "hot rows", "of all rows", "hot lookups", "fully hot samples", "",
     )  # fmt: skip
-    # The budget of the plan stands among round ones, marked.
+    # The budget of the plan is among round ones, marked.
     for budget in statistics["budgets"]:
         share = budget["num_hot_rows"] / max(1, statistics["num_rows"])
         table.add_row(

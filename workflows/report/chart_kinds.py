@@ -57,7 +57,7 @@ def coverage_chart(
     # Named tables get colors, as far as there are any; all others are grey.
     palette = dict(zip(named, (BLUE, ORANGE, GREEN, PURPLE), strict=False))
     others = [name for name in dict.fromkeys(row["table"] for row in rows) if name not in palette]
-    # Later lines cover earlier ones, so the grey ones come first.
+    # Later lines cover earlier ones, so the grey ones are first.
     colors = {name: GREY for name in others} | palette | {_ALL_TABLES: INK}
     # One line for each table, and one for the hot rows of all tables together.
     shares = [(row["num_rows"], row["lookup_share"], row["table"]) for row in rows]
@@ -243,7 +243,7 @@ def published_points(row_bytes: int | None) -> list[tuple[float, float]]:
 
 
 def miss_ratios_chart(found: MissRatios) -> ChartSpec:
-    """Return the share of rows that each policy fetches again, by slots; ``found`` is `planner`."""
+    """Return the share of rows that each policy loads again, by slots; ``found`` is `planner`."""
     # Bytes on the axis, not slots: tables of several widths share them.
     points: list[ChartRow] = [
         {
@@ -280,7 +280,7 @@ def placements_chart(options: Sequence[MemoryOption], batch_size: int) -> ChartS
         for option in options
         for one in option["placements"]
     ]
-    # The legend names the placements that are there, in their usual colors.
+    # The legend names the placements of the chart, in their usual colors.
     present = {point["name"] for point in points}
     colors = {name: color for name, color in _PLACEMENT_COLORS.items() if name in present}
     top = 1.05 * max(point["y"] for point in points)
@@ -433,7 +433,7 @@ def _powers(low: float, high: float, most: int) -> list[float]:
 
     They begin at 1, or where both ends are below 10 at a tenth of the last one.
     """
-    # Both sides begin at the same power: one close to 0 on one side alone would stand where 0 does.
+    # Both sides begin at the same power: one close to 0 on one side alone would be drawn at 0.
     ends = [end for end in (high, -low) if end > 0]
     first = min(0, max((_last_power(end) for end in ends), default=0) - 1)
     positive, negative = (

@@ -1,7 +1,7 @@
 """Building blocks of the report's charts: axes, lines with a legend, charts as Vega-Lite JSON.
 
 Colors are CSS variables of the page, so one drawing serves the light and the dark theme; the palette is Okabe
-and Ito's, which color-blind readers can tell apart. Numbers in tooltips are formatted here, as text.
+and Ito's, which color-blind readers can distinguish. Numbers in tooltips are formatted here, as text.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def render(page: Page) -> str:
 
 
 def _prose(text: str) -> str:
-    """Return text as HTML in which no line break comes between a number and its unit."""
+    """Return text as HTML without a line break between a number and its unit."""
     return html.escape(_NUMBER_AND_UNIT.sub("\\1\N{NO-BREAK SPACE}\\2", text))
 
 

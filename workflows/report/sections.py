@@ -67,7 +67,7 @@ def provenance_section(provenance: Provenance) -> Section:
         f"log file{'s' if len(logs) > 1 else ''}. "
         "This command, in the folder of the logs, writes the same bytes again:"
     )
-    # Skipped lines and ids of another folder come first: the files alone do not show them.
+    # Skipped lines and ids of another folder are first: the files alone do not show them.
     skipped = sum(provenance["bad_lines"].values())
     if skipped:
         text = f"{skipped:,} bad lines were skipped. {text}"
@@ -327,7 +327,7 @@ def build_page(folder: Path, statistics: Statistics, advice: PlacementAdvice | N
         statistics: every series, as `frequency_statistics` returns them, and the command in ``provenance``.
         advice: result of `advise`; None where no model fits the log.
     """
-    # From the question with the largest effect to the smallest; provenance last, for whoever repeats it.
+    # From the question with the largest effect to the smallest; provenance last, for readers who repeat it.
     sections = [
         _hot_samples(statistics),
         *([_placements(advice, folder), _memory(advice)] if advice else []),

@@ -169,7 +169,7 @@ def policy_sentences(found: MissRatios) -> list[str]:
     sizes = sorted({row["num_slots"] for row in curve})
     if not sizes:
         return []
-    # The smallest caches refetch too much to tell policies apart, and the largest refetch nothing.
+    # The smallest caches load too much again to distinguish policies, and the largest load nothing again.
     size = next((size for size in sizes[1:] if shares["lookahead", size] < _FEW_REFETCHED), sizes[-1])
     others = {policy: shares[policy, size] for policy in ("dataset", "static", "lfu", "lru")}
     best = min(others, key=lambda policy: others[policy])
@@ -271,7 +271,7 @@ def stage_options(provenance: Provenance, stage: str, **other: str | None) -> li
         if name == "schema" or name not in found or _plain(usual) == found[name]:
             continue
         options[name] = _option(name, found[name], usual)
-    # What the caller asks for replaces a setting, or removes it.
+    # The caller's values replace settings, or remove them.
     for name, text in other.items():
         options[name] = [] if text is None else [f"--{name.replace('_', '-')}", text]
     return [word for option in options.values() for word in option]

@@ -79,7 +79,7 @@ def hot_samples(rows: Sequence[OrderRow]) -> TextTable:
 
 
 def miss_ratios(found: MissRatios) -> TextTable:
-    """Return the rows that each policy fetches again."""
+    """Return the rows that each policy loads again."""
     cells = [
         [
             row["policy"],

@@ -25,7 +25,7 @@ from ...train.advice import AdviceConfig, advise
 from .tables import series_frames
 
 _ADDRESSES_OF_ENGINE = 80 * GIB
-"""Addresses that the engine of the drawing package was seen to start with; with 64 GiB it did not."""
+"""Address space with which the drawing package's engine starts; with 64 GiB it does not."""
 
 
 def check_html(out: Path) -> None:

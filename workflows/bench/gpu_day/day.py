@@ -28,7 +28,7 @@ _PATIENCE = 2
 
 Status = Literal["ok", "failed", "timeout", "rubbish", "not begun"]
 CHECKING = ("bits", "tests")
-"""Parts whose checks tell whether the device computes what it should: speeds mean little where one failed."""
+"""Parts that check whether the device computes correctly: speeds mean little if one failed."""
 RECORDS = ("fact", "check", "row", "pieces", "done")
 """Kinds of records that a part may write: a line is an object with one of these keys."""
 
@@ -86,7 +86,7 @@ def run_day(
     Args:
         parts: to run.
         settings: passed on to each.
-        out: file of the result, written anew after each part.
+        out: file of the result, rewritten after each part.
         scratch: folder for temporary files, shared by all parts.
         say: called with a line after each part.
         before: result of an earlier call with these settings, which is added to. A part that left something

@@ -72,7 +72,7 @@ class DeviceStep:
 
 
 class WritingDevice:
-    """A device that writes down what is launched, and runs recorded work anew each time.
+    """A device that records what is launched, and runs recorded work again each time.
 
     Args:
         device: does the work.

@@ -28,7 +28,7 @@ _BUSY_NUMBERS, _FEW_BUSY_NUMBERS = 1 << 24, 1 << 4
 
 
 def try_verbs(settings: PartSettings, records: Records) -> None:
-    """Write a check for each verb; one that raises is written down, and the next one begins."""
+    """Write a check for each device call; one that raises is recorded, and the next one begins."""
     device = open_verbs(settings.device)
     assert device is not None, "a part for devices that are not the host"
     checks: list[tuple[str, Callable[[], bool]]] = [
@@ -49,7 +49,7 @@ def try_verbs(settings: PartSettings, records: Records) -> None:
 
 
 def _copies(device: Device) -> bool:
-    """Whether numbers come back as they went, each time."""
+    """Return whether copied numbers return unchanged, each time."""
     host, back = (device.allocate_pinned([_NUM_ROWS], torch.int32) for _ in range(2))
     near = device.allocate([_NUM_ROWS], torch.int32)
     for number in range(_ROUNDS):

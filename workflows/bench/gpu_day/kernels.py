@@ -197,7 +197,7 @@ class Trial:
     fault: str
     """Empty where all is well."""
     is_broken: bool
-    """Whether the kernel is at fault; else the process did not come to it, or had no time for it."""
+    """Whether the kernel is at fault; otherwise the process did not reach it, or had no time for it."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     """Findings in each shape."""
 

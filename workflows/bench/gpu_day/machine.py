@@ -70,7 +70,7 @@ def _measure_ceilings(settings: PartSettings, records: Records) -> None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done everything asked of it."""
+    """Wait until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -60,7 +60,7 @@ class Records:
     def pieces(self, names: Sequence[str]) -> Iterator[str]:
         """Yield the names of pieces of work one by one, those done earlier apart, while there is time.
 
-        What the part does not come to is then known by name, even where it is killed.
+        What the part does not reach is then known by name, even if it is killed.
         """
         last_seconds = 0.0
         for name in self.announce(names):

@@ -85,7 +85,7 @@ def _batch_sizes(settings: PartSettings) -> tuple[int, ...]:
 
 
 def _in_order(names: Sequence[str], batch_sizes: Sequence[int]) -> list[tuple[list[str], int]]:
-    """Return the groups with their batch sizes, in the order of what is asked first."""
+    """Return the groups with their batch sizes, the most important first."""
     largest, *others = batch_sizes
     first = [([name for name in names if name in _FIRST], largest)]
     first += [([name for name in names if name in _FIRST_AT_OTHER_SIZES], size) for size in others]

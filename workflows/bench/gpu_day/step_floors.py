@@ -25,7 +25,7 @@ _PADDED_DENSE = 16
 _HALF, _FLOAT, _INT = 2, 4, 4
 """Bytes of a bfloat16, a float32 and an int32 number."""
 MOVED_ROWS = (0.63, 1.97)
-"""Rows per sample that look-ahead fetches, and that it writes back: the plan of 2 million samples of the
+"""Rows per sample that look-ahead loads, and that it writes back: the plan of 2 million samples of the
 Kaggle shape with 1.5 % of their rows on the device, in batches of 2,048 (`placements-plan-2m.json` among the
 results). Larger batches share more of them."""
 LAST = "last layer, loss, dense values"
@@ -138,7 +138,7 @@ def moves_floor(embedding_dim: int, rates: GpuRates | None = None) -> float:
 
 
 def hybrid_floor(embedding_dim: int, rates: GpuRates | None = None) -> float:
-    """Return the seconds per sample of ``hybrid``'s vectors up, which come before its gradients down."""
+    """Return the seconds per sample of ``hybrid``'s vectors up, which precede its gradients down."""
     rates = rates or GpuRates()
     return 2 * NUM_TABLES * _FLOAT * embedding_dim / rates.link_bytes
 

@@ -159,7 +159,7 @@ class RunInTurns:
         return Turn(self.trainer.num_samples - first_samples, step, seconds)
 
     def close(self) -> None:
-        """End the run; its trainer can still tell what it has counted."""
+        """End the run; its trainer keeps its counts."""
         self._taken.close()
 
     def _take(self) -> None:
@@ -302,7 +302,7 @@ def _counted_by(trainer: Trainer, link: LinkRates | None) -> dict[str, Any]:
     if runner.sent_samples:
         counted["bytes_sent_per_sample"] = runner.sent_bytes / runner.sent_samples
         counted["is_recorded"] = runner.is_recorded
-    # Where the link is what a placement waits for, this tells how well it is used.
+    # For a placement that waits for the link, this shows how well the link is used.
     traffic = trainer.meter.training_bytes()
     seconds = link.seconds(trainer.config.placement, *traffic) if link else 0.0
     return counted | {
