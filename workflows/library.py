@@ -24,7 +24,6 @@ from ..pipeline.schema.schema import FeatureSettings, nearest
 from ..pipeline.schema.schema_file import setting_of
 from ..pipeline.statistics.frequencies import QUICK, frequency_statistics
 from .recipes import DEFAULT_SCHEMA, recipe_for, recipe_like
-from .report.tables import series_frames
 
 if TYPE_CHECKING:
     import polars as pl
@@ -105,6 +104,9 @@ def statistics(
     Example:
         ``print(hotset.statistics("data")["features"])``
     """
+    # Tables import what prints, which a machine that only takes timings may lack.
+    from .report.tables import series_frames
+
     wanted = QUICK if series is None else series
     found = frequency_statistics(Path(data), Resources(workers=workers), series=wanted)
     return dict(series_frames(found))
