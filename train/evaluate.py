@@ -77,9 +77,7 @@ class Predictor:
     def logits(self, part: Part = "test") -> Generator[tuple[Batch, NDArray[np.float32]]]:
         """Yield the batches of a part in log order, with their logits, (B,).
 
-        Counted as evaluation.
-
-        The caller closes the iterator, or takes all of it.
+        Counted as evaluation. The caller closes the iterator, or takes all of it.
         """
         # Evaluation reads cold rows on the slow tier, so staged ones are written back first.
         with self._meter.during("evaluation"), self._embeddings.rows_written_back(), torch.no_grad():

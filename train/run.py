@@ -310,10 +310,9 @@ def train(
 ) -> TrainSummary:
     """Train on ``shards`` and write the run to ``out``.
 
-    ``shards`` is a shards folder, or the folder that holds it.
-
-    Where ``out`` holds an unfinished run with these settings, it is resumed from its last checkpoint, and
-    ends with the bits of a run that was never interrupted.
+    ``shards`` is a shards folder, or the folder that holds it. Where ``out`` holds an unfinished run with
+    these settings, it is resumed from its last checkpoint, and ends with the bits of a run that was never
+    interrupted.
 
     Args:
         replay: a finished run whose batch order is used instead of the placement's own.

@@ -149,9 +149,9 @@ class BatchIds:
 
     @property
     def bags_of_features(self) -> NDArray[np.int64] | None:
-        """Return the bag of each lookup, (N,), whatever the history.
+        """Return the bag of each lookup, (N,), with one bag per feature and sample.
 
-        A feature has one lookup in each sample.
+        All elements of a history count as one bag.
         """
         if self.bags_N is None or self.features_F is None:
             return self.bags_N

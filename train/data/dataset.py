@@ -187,9 +187,8 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
     def __getstate__(self) -> dict[str, Any]:
         """Drop open files and drawn lists for pickling.
 
-        A worker that is spawned opens and draws its own.
-
-        It may run in another folder, as those of Ray do, and so gets the whole path.
+        A worker that is spawned opens and draws its own. It may run in another folder, as those of Ray do,
+        and so gets the whole path.
         """
         return self.__dict__ | {"_opened": None, "_draws": None, "_folder": self._folder.absolute()}
 

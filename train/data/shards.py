@@ -181,9 +181,8 @@ class Shards:
     def refuse_damage(self, kinds: Collection[str] = _KINDS) -> None:
         """Hash the files of these kinds.
 
-        A flipped byte may well be a valid number.
-
-        Runs at the speed of memory, and the bytes it reads stay in the page cache for training.
+        A flipped byte may well be a valid number. Runs at the speed of memory, and the bytes it reads stay in
+        the page cache for training.
 
         Raises:
             ShardError: the first file whose bytes are not those that were sealed.
@@ -426,9 +425,7 @@ Part = Literal["validation", "test"]
 class EvaluationPart:
     """The batches of one part by number, in the order of the log.
 
-    The last one may be short.
-
-    One thread reads them. Read in their order, each stored batch is read once.
+    The last one may be short. One thread reads them. Read in their order, each stored batch is read once.
     """
 
     def __init__(self, shards: Shards, part: Part) -> None:

@@ -117,9 +117,8 @@ class GraphStep:
 class GraphTiles:
     """The step on tiles of the batch, on the host.
 
-    Each tile has an autograd graph.
-
-    The bits of all results depend on the batch and the weights alone: never on the number of threads.
+    Each tile has an autograd graph. The bits of all results depend on the batch and the weights alone: never
+    on the number of threads.
 
     Args:
         model: dense layers that compute each sample independently.

@@ -291,9 +291,7 @@ def _gradients_of_vectors(
 ) -> None:
     """Write the gradients of a sample's vectors from those of its pairs.
 
-    d(u.v) is v for u and u for v.
-
-    A vector's products with the others are added in the order of these.
+    d(u.v) is v for u and u for v. A vector's products with the others are added in the order of these.
 
     Args:
         grad_K: (num_pairs,), the lower triangle row by row.

@@ -496,9 +496,7 @@ class Embeddings:
     def table_parts(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
         """Yield the host weights of one table, or its state, in id order.
 
-        Parts are of bounded size where they are in a file.
-
-        Valid once every row is written back.
+        Parts are of bounded size where they are in a file. Valid once every row is written back.
         """
         width, position = self._position_of[table]
         return width.executor.table_parts(position, state=state)
@@ -546,9 +544,7 @@ class Embeddings:
     def table(self, table: int, *, state: bool = False) -> torch.Tensor:
         """Return the host weights or state of one table, in id order.
 
-        Weights are (num_rows, D), state (num_rows, W).
-
-        Valid once every row is written back.
+        Weights are (num_rows, D), state (num_rows, W). Valid once every row is written back.
         """
         width, position = self._position_of[table]
         return width.executor.table(position, state=state)

@@ -519,9 +519,7 @@ class Executor:
     def table(self, table: int, *, state: bool = False) -> torch.Tensor:
         """Return the host weights or state of one table, in id order.
 
-        Weights are (num_rows, D), state (num_rows, W).
-
-        Valid once every row is written back.
+        Weights are (num_rows, D), state (num_rows, W). Valid once every row is written back.
         """
         # The tiers hold ranges of ids: the slow tier the whole table, or what follows the fast tier's range.
         parts = []

@@ -124,9 +124,7 @@ def brought_rows(
 ) -> Iterator[torch.Tensor]:
     """Yield the rows of a table of all ranks in parts, at rank 0.
 
-    They come in id order; other ranks yield none.
-
-    Every rank calls this and takes all parts.
+    They come in id order; other ranks yield none. Every rank calls this and takes all parts.
 
     Args:
         width: of the table.
@@ -353,9 +351,7 @@ class RankedEmbeddings(Embeddings):
     def table_parts(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
         """Yield the weights or state of one table in parts, at rank 0.
 
-        Parts are in id order.
-
-        Every rank calls this and takes all parts; those of the other ranks are empty.
+        Parts are in id order. Every rank calls this and takes all parts; those of the other ranks are empty.
         """
         width, _ = self._position_of[table]
         # A rank may have no row of a table.

@@ -141,9 +141,8 @@ class RecordedWork:
     ) -> None:
         """Queue work; record it at the second call, and replay it afterwards.
 
-        It is recorded for all places.
-
-        It is queued once without, because what kernels compile and load cannot be recorded.
+        It is recorded for all places. The first call is not, because what kernels compile and load cannot be
+        recorded.
         """
         if not self.is_recorded or name not in self._warm:
             self._warm.add(name)
@@ -246,10 +245,8 @@ class DevicePasses:
     ) -> None:
         """Take a step whose rows stay on the host.
 
-        The host has updated them when this returns.
-
-        The batch is copied while the host gathers its rows. The sums of their gradients are copied back, to
-        where the rows were, during the step of the dense layers.
+        The host has updated them when this returns. The batch is copied while the host gathers its rows. The
+        sums of their gradients are copied back, to where the rows were, during the step of the dense layers.
         """
         device = self._device
         if not self._sent:

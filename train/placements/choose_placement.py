@@ -84,9 +84,8 @@ def _build_placement(
 def spills(config: TrainConfig, shards: Shards) -> bool:
     """Return whether `lookahead` spills cold rows that do not fit in memory.
 
-    They go to a file by next use.
-
-    The other placements that keep rows in host memory map a file for the rest of them.
+    They go to a file by next use. The other placements that keep rows in host memory map a file for the rest
+    of them.
     """
     if config.placement != "lookahead" or config.slow_bytes is None:
         return False
@@ -101,10 +100,9 @@ def spills(config: TrainConfig, shards: Shards) -> bool:
 def num_planned_steps(config: TrainConfig, shards: Shards) -> int:
     """Return how many steps are planned in advance.
 
-    These are the steps of all epochs, or with a spill file those of the run.
-
-    A spill file orders cold rows by their next use, so planning ends at ``--max-steps``; every row is then
-    where it belongs after the last step.
+    These are the steps of all epochs, or with a spill file those of the run. A spill file orders cold rows by
+    their next use, so planning ends at ``--max-steps``; every row is then where it belongs after the last
+    step.
     """
     whole = config.epochs * shards.num_training_batches
     most = config.recipe.max_steps

@@ -77,9 +77,8 @@ class ShuffleScheduler:
     def turns(self, num_mixed: int, num_hot_only: int) -> Iterator[tuple[int, int]]:
         """Return the numbers of mixed and of hot-only batches of each turn.
 
-        A turn of an epoch runs them in this order.
-
-        The rate is read again for each turn. Shares are cumulative, so every batch runs once.
+        A turn of an epoch runs them in this order. The rate is read again for each turn. Shares are
+        cumulative, so every batch runs once.
         """
         # Without mixed batches there is nothing to switch between.
         if num_mixed == 0:

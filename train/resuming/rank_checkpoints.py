@@ -190,9 +190,8 @@ class RankCheckpoints:
 def _brought_parts(trainer: Trainer) -> Iterator[list[RowsPart]]:
     """Yield at rank 0 the rows that changed at any rank.
 
-    They come a part of each rank at a time.
-
-    Every rank calls this and takes all; the lists of the others are empty.
+    They come a part of each rank at a time. Every rank calls this and takes all; the lists of the others are
+    empty.
     """
     embeddings = trainer.embeddings
     ranks = trainer.ranks

@@ -249,9 +249,8 @@ def _folded_mean(squares_UD: torch.Tensor) -> torch.Tensor:
 def exact_sqrt(values: torch.Tensor) -> torch.Tensor:
     """Return float32 square roots, correctly rounded.
 
-    Torch's on the CPU is off by a bit in one of six.
-
-    Through float64, whose error is too small to cross a rounding boundary of float32 here.
+    Torch's on the CPU is off by a bit in one of six. Through float64, whose error is too small to cross a
+    rounding boundary of float32 here.
     """
     return values.double().sqrt().float()
 

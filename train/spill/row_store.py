@@ -460,9 +460,8 @@ class RowStore:
     def newest(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
         """Yield every row once, with its weights and state, in any order.
 
-        Nothing moves.
-
-        One pass over all that is stored, a block or a part of an arena at a time. Arrays are copies.
+        Nothing moves. One pass over all that is stored, a block or a part of an arena at a time. Arrays are
+        copies.
         """
         # Loads that are under way would move rows while they are read.
         self._wait_for_loads()
