@@ -125,7 +125,7 @@ class Trainer:
                 yield self.runner.prepare(step)
 
     def weights(self) -> Weights:
-        """Return dense layers and tables by name, on the host; each is copied when it is read."""
+        """Return dense layers and tables by name, copied to the host on access."""
         # Dense tensors are there already, tables are put together one at a time while they are written.
         dense = {f"{DENSE_PREFIX}{name}": tensor for name, tensor in self.model.state_dict().items()}
         numbers = {table.name: number for number, table in enumerate(self.shards.tables)}
@@ -182,7 +182,7 @@ def taken_steps(trainer: Trainer) -> Generator[tuple[Batch, torch.Tensor]]:
 
 
 def num_steps_ahead(config: TrainConfig, mixed_share: float = 1.0) -> int:
-    """Return how many steps are read and planned ahead of the one that is computed.
+    """Return how many steps are read and planned ahead of the current one.
 
     Transfers run as many batches with transfers ahead as are prefetched, over those between them that need
     none; two more are the one being computed and the one being prepared.

@@ -79,9 +79,9 @@ class Meter:
             self.enter(before)
 
     def moved(self, *, to_fast: int = 0, to_slow: int = 0, kind: Kind | None = None) -> None:
-        """Count bytes that moved between the tiers for ``kind`` of work, the current one if None.
+        """Count bytes moved between the tiers for ``kind`` of work.
 
-        A thread that does not run the clock has to name the kind.
+        None is the current kind. A thread that does not run the clock has to name the kind.
         """
         kind = kind or self._kind
         if kind is not None:
@@ -107,7 +107,7 @@ class Meter:
     def restore(
         self, seconds: Mapping[str, float], bytes_to_fast: Mapping[str, int], bytes_to_slow: Mapping[str, int]
     ) -> None:
-        """Go on from what an earlier process counted; other kinds than there are now are left out."""
+        """Go on from an earlier process's counts, of kinds that still exist."""
         for kind in KINDS:
             self.seconds[kind] = seconds.get(kind, 0.0)
             self.bytes_to_fast[kind] = bytes_to_fast.get(kind, 0)
@@ -170,7 +170,10 @@ class SortedScores:
                 self._spill()
 
     def count(self) -> RankCounts:
-        """Count the samples added, and forget them; raises HotsetError where the file cannot be read."""
+        """Count the samples added, and forget them.
+
+        Raises HotsetError where the file cannot be read.
+        """
         counts = RankCounts.none()
         if self._num_parts == 0:
             words_N = self._words_N[: self._used]
@@ -213,7 +216,7 @@ class SortedScores:
         self._used = 0
 
     def _merge(self, counts: RankCounts) -> None:
-        """Count the words of all parts in order, some of each part in memory at a time."""
+        """Count the words of all parts in order, a piece at a time."""
         # Every part but the last is full, so their places in the file follow from their number.
         starts = [part * self._part_words for part in range(self._num_parts)]
         stops = [start + self._part_words for start in starts]
@@ -300,7 +303,7 @@ class RunQuality(Quality):
 
 
 class ScoreCounter:
-    """Adds up the scores of samples, batch by batch; memory does not grow with their number.
+    """Adds up the scores of samples, batch by batch, in constant memory.
 
     Args:
         folder: folder for a file of what does not fit in memory; None: that of temporary files.

@@ -129,7 +129,7 @@ class LearningRates:
         )
 
     def factor(self, step: int) -> float:
-        """Return the share of the full rate at the step with this number, from 0.
+        """Return the share of the full rate at a step, from 0.
 
         Warm-up rises by equal parts, and its last step has the full rate. A decay begins after the step
         ``decay_start``, counted from 1, and keeps its end value.
@@ -199,7 +199,7 @@ class Stopping:
             self.reason = self.reason or f"--max-time {self._options.max_time}"
 
     def note_evaluation(self, step: int, scores: Scores) -> bool:
-        """Take note of an evaluation of the validation part; return whether it is the best so far."""
+        """Note an evaluation of the validation part; return whether it is best."""
         options = self._options
         score = scores.auc if options.best_by == "auc" else scores.log_loss
         # Without a score, as where all labels are equal, nothing is decided.

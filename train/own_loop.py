@@ -105,7 +105,7 @@ class DictionaryReader:
 
 
 def _refuse_lists(features: Mapping[str, Any], name: str, names: Collection[str]) -> None:
-    """Raise ConfigError where a feature of one id per sample comes with lists, which look like samples."""
+    """Raise ConfigError if a one-id feature comes with lists, which resemble samples."""
     offsets = offsets_name(name)
     if offsets in features and offsets not in names:
         raise ConfigError(f"the batch has {offsets!r}, and feature {name!r} has one id per sample, not lists")
@@ -205,7 +205,7 @@ _Dictionary = TypeVar("_Dictionary", bound=Mapping[str, Any])
 
 
 class Embeddings(nn.Module):
-    """The embedding tables of shards, wherever their rows live, for a training loop of your own.
+    """The embedding tables of shards, wherever rows live, for custom training loops.
 
     Calling the module with a batch, as `hotset.ShardDataset` hands them out, returns the embeddings of each
     feature by name, (B, embedding_dim) float32; those of a feature with lists are the sum of its rows. After
@@ -386,7 +386,7 @@ class Embeddings(nn.Module):
             self._end_step()
 
     def _current_of(self, batch: Mapping[str, Any]) -> _Current:
-        """Return the step of a batch: the one that was read ahead, or a new one."""
+        """Return the step of a batch, read ahead or new."""
         current = self._current
         if self._is_reading:
             if current is None or current.is_done:
@@ -419,7 +419,7 @@ class Embeddings(nn.Module):
             self._bring_home()
 
     def _bring_home(self) -> None:
-        """Write all rows back, and forget what was planned for batches that do not come."""
+        """Write all rows back, and forget plans of batches that never come."""
         self._rows.stop()
         for width in self._rows.widths:
             width.executor.staged.forget()
@@ -488,7 +488,7 @@ class Embeddings(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Set all rows by a state dictionary of torch, which raises what is put into the lists."""
+        """Set all rows from a torch state dictionary, collecting its errors."""
         if self._is_reading:
             raise ConfigError("read_ahead is under way: load rows before that loop or after it")
         self._end_step()
@@ -526,7 +526,10 @@ class Embeddings(nn.Module):
 
 
 def _refuse_ranks() -> None:
-    """Raise ConfigError in one of several ranks: each would update separate rows, and they would differ."""
+    """Raise ConfigError in one of several ranks.
+
+    Each would update separate rows, and they would differ.
+    """
     if is_launched() or (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         raise ConfigError(
             "hotset.nn.Embeddings trains in one process, and this one is a rank among others",
@@ -557,7 +560,7 @@ def _is_same(batch: Batch, other: Batch) -> bool:
 
 
 def _all_rows(position: int, num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the table, among those of its width, and the id of every row of a table."""
+    """Return table positions and ids of all rows of a table."""
     return np.full(num_rows, position, np.int64), np.arange(num_rows)
 
 

@@ -186,7 +186,7 @@ class RecipeOptions:
 
     @property
     def _ends_by_validation(self) -> str | None:
-        """The option by which the validation part decides on the last step, or on the weights kept."""
+        """Return the option by which validation decides when to stop or what to keep."""
         given = {
             "patience": self.patience is not None,
             "stop_at_auc": self.stop_at_auc is not None,

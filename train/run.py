@@ -151,7 +151,7 @@ def prepare_run(request: RunRequest, ranks: Ranks, *, is_resumed: bool) -> Prepa
 
 
 def coding_of(exchange: ChosenExchange, ranks: Ranks) -> dict[str, Any]:
-    """Return the part of a run's description that codecs decide; none where rows cross as they are.
+    """Return what codecs add to a run's description; none without codecs.
 
     Which rows are rounded depends on who owns and uses them, so the number of ranks decides the bits of such
     a run, too.
@@ -203,7 +203,7 @@ def build_run(
     model_source: ModelSource | None,
     checkpoint: Checkpoint | None,
 ) -> Trainer:
-    """Build the trainer of a run, with the rows of the checkpoint from which it goes on."""
+    """Build the trainer of a run, with the rows of its checkpoint."""
     out = request.out
     source = start.source
     # Rows come from the checkpoint if there is one, else from the run to start with, else they are initial.
@@ -241,7 +241,10 @@ def begin_run(
     settings: CheckpointSettings,
     tensorboard: Path | None,
 ) -> tuple[RunFolder, RunCheckpoints | RankCheckpoints | None]:
-    """Begin or resume the folder of a run, with room for its weights and checkpoints."""
+    """Begin or resume a run's folder, with room for its files.
+
+    The room is for weights and checkpoints.
+    """
     if checkpoint is not None:
         restore(trainer, checkpoint)
     ranks = trainer.ranks

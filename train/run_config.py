@@ -52,7 +52,7 @@ class RunSettings(JsonRecord):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig(JsonRecord):
-    """The contents of ``config.json`` that decide the shapes of a model and how it is run."""
+    """The parts of ``config.json`` that decide a model's shapes and execution."""
 
     threads: int
     """Threads of the dense layers."""
@@ -100,7 +100,7 @@ class RunConfig(JsonRecord):
         return config
 
     def _refuse_nonsense(self) -> None:
-        """Raise RecordError where a number is outside its bounds, or a table is listed twice."""
+        """Raise RecordError for a number out of bounds or a duplicate table."""
         _require("threads", self.threads, 1, MOST_THREADS)
         _require("embedding_dim", self.embedding_dim, 1, _MOST_FLOATS)
         _require("num_dense", self.num_dense, 0, _MOST_FLOATS)
@@ -133,7 +133,9 @@ _NESTED = "recipe"
 
 
 def read_settings(path: Path) -> TrainConfig:
-    """Return the settings that ``path`` holds, with defaults for those that an older version had not.
+    """Return the settings in ``path``, with defaults for those of older versions.
+
+    Older versions lack some settings.
 
     Raises:
         HotsetError: it is missing or damaged, or holds a setting that no run has.

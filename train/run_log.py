@@ -50,7 +50,7 @@ def no_progress(stage: str, done: int, total: int, note: str = "", /) -> None:
 
 
 class RunLog:
-    """Writes the losses, evaluations and checkpoints of a run during training, and shows its progress."""
+    """Writes losses, evaluations and checkpoints during training; shows progress."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class RunLog:
             self._stop_if_interrupted(OneRank())
 
     def save_last(self, trainer: Trainer) -> None:
-        """Save the run as it is after its last step, where it is saved at all."""
+        """Save the run after its last step, if it is saved."""
         if self._saved is not None:
             self._refuse_bad_losses(trainer)
             self._saved.save_last(trainer, self._folder.metrics, is_logged=self._is_logged)

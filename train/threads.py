@@ -66,7 +66,10 @@ class WorkThreads:
                 raise error
 
     def run_all(self, *calls: Callable[[], object]) -> None:
-        """Make all calls, at the same time as far as there are threads; the first begins first."""
+        """Make all calls, in parallel; the first begins first.
+
+        As many run concurrently as there are threads.
+        """
         self.run(lambda piece, _: calls[piece](), len(calls))
 
 

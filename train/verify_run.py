@@ -198,7 +198,7 @@ def parse_object(text: bytes | str, where: str) -> dict[str, Any]:
 
 
 def _decided(config: RunConfig, settings: TrainConfig) -> dict[str, Any]:
-    """Return the figures of a summary that the settings and the tables of a run decide."""
+    """Return the summary's figures that settings and tables decide."""
     decided: dict[str, Any] = {
         "placement": settings.placement,
         "num_rows": sum(table.num_rows for table in config.tables),
@@ -215,7 +215,10 @@ def _refuse_others(where: str, found: Mapping[str, Any], wanted: Mapping[str, An
 
 
 def _refuse_other_sum(where: str, summary: Mapping[str, Any], total: str, by_kind: str) -> None:
-    """Raise HotsetError unless a figure is the sum of those by kind of work, evaluation apart."""
+    """Raise HotsetError unless a figure sums those by kind of work.
+
+    Evaluation is apart.
+    """
     parts = summary.get(by_kind)
     if not isinstance(parts, dict):
         raise HotsetError(f"{where} is damaged: {by_kind} is {parts!r}")
@@ -226,7 +229,7 @@ def _refuse_other_sum(where: str, summary: Mapping[str, Any], total: str, by_kin
 
 
 def _refuse_scores(scores: Mapping[str, Any], where: str) -> None:
-    """Raise HotsetError where scores of a part are none, or its groups do not add up."""
+    """Raise HotsetError if scores are invalid or groups do not add up."""
     groups = [name for name in ("hot", "mixed", "oov") if isinstance(scores.get(name), dict)]
     for own, group in [(where, scores), *((f"{where}: {name}", scores[name]) for name in groups)]:
         for fault in _faults_of_group(group):
@@ -267,7 +270,7 @@ def _faults_of_group(group: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _number(values: Mapping[str, Any], name: str, where: str, *, whole: bool = False) -> float:
-    """Return a finite number that is not below 0; raises HotsetError where it is none."""
+    """Return a finite number of at least 0, else raise HotsetError."""
     value = values.get(name)
     is_number = type(value) is int or (type(value) is float and not whole and math.isfinite(value))
     if not is_number or value < 0:  # type: ignore[operator]
@@ -282,7 +285,7 @@ _SQUARES = ("adagrad", "rowwise-adagrad")
 
 
 def check_config(run: Path, config: RunConfig, settings: TrainConfig) -> None:
-    """Check that what a config repeats or derives is what its settings say; raises HotsetError."""
+    """Check what a config repeats or derives; raise HotsetError."""
     path = run / CONFIG
     raw = parse_object(path.read_bytes(), str(path))
     # Runs of earlier versions record less.
@@ -367,7 +370,10 @@ def check_states(run: Path, config: RunConfig) -> None:
 
 
 def _refuse_other_states(path: Path, shapes: Mapping[str, tuple[int, ...]], config: RunConfig) -> None:
-    """Raise HotsetError unless the tables have the states of the optimizer that the config names."""
+    """Raise HotsetError unless tables have the states of their optimizer.
+
+    The config names it.
+    """
     if config.config is None:
         return
     optimizer = RowOptimizer(config.config.embedding_optimizer, 1.0)
@@ -389,7 +395,10 @@ def _optimizer_of(config: RunConfig) -> str | None:
 
 
 def check_order(run: Path, num_epochs: int | None, summary: dict[str, Any]) -> None:
-    """Check that the batches are those of whole epochs, as many as the summary says; raises HotsetError."""
+    """Check the batches for whole epochs and the summary's number.
+
+    Raises HotsetError.
+    """
     path = run / BATCH_ORDER
     order = read_batch_order(path)
     if order.min(initial=0) < 0:
@@ -464,7 +473,7 @@ def _refuse_other_checkpoint(run: Path, path: Path, record: CheckpointRecord) ->
 
 
 def _faults_of_bytes(run: Path, manifest: Manifest) -> Iterator[str]:
-    """The folder holds the files of a run, with the bytes of its manifest, and no others."""
+    """Yield faults of the folder's files, which must match its manifest."""
     for name in RUN_FILES:
         if name not in manifest.entries:
             yield f"{run / MANIFEST} lists no {name}"
@@ -487,7 +496,7 @@ def _fingerprints(manifest: Manifest) -> dict[str, str]:
 
 
 def _kept(manifest: Manifest) -> dict[str, str]:
-    """Return the folders that a run keeps next to its files: their names and fingerprints."""
+    """Return the folders that a run keeps, with their fingerprints."""
     fingerprints = _fingerprints(manifest)
     return {name: fingerprints[name] for name in (VOCABULARY,) if name in fingerprints}
 
@@ -535,7 +544,7 @@ def _faults_of_meaning(run: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def _check_results(run: Path, config: RunConfig, settings: TrainConfig | None) -> None:
-    """The log and the summary are such as the run has, and end with the same figures."""
+    """Check that the log and the summary of a run agree."""
     path = run / METRICS
     log = check_log(path.read_bytes().splitlines(), str(path), config.batch_size)
     summary = parse_object((run / SUMMARY).read_bytes(), str(run / SUMMARY))
@@ -657,7 +666,10 @@ def _faults_of_tables(run: Path, shards: Shards, config: Mapping[str, Any]) -> I
 
 
 def _faults_of_origin(run: Path, shards: Shards, config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield where vocabulary and schema differ from those of the shards' folder, if it still exists."""
+    """Yield differences of vocabulary and schema from the shards' folder.
+
+    The folder may be gone.
+    """
     found: dict[str, str | None] = {"vocabulary": vocabulary_of(shards)}
     origin = ShardOrigin.of(shards)
     if origin is not None:
@@ -674,7 +686,7 @@ def _plain(quality: Any) -> dict[str, Any] | None:
 def _differences(
     summary: Mapping[str, Any], found: Mapping[str, Any], tolerance: float, prefix: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the scores that differ: their names, what the summary has, and what was found."""
+    """Yield the scores that differ: names, recorded, found."""
     for name, score in found.items():
         recorded = summary.get(name)
         if isinstance(score, dict) and isinstance(recorded, dict):

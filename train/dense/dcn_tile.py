@@ -194,9 +194,9 @@ class _CrossScratch:
 
 
 class _CrossLayer:
-    """A cross layer: ``x' = x0 * (W x + b) + x``, perhaps ``W = U V'``.
+    """A cross layer on a tile, perhaps of low rank.
 
-    W is of low rank if a rank is set.
+    It computes ``x' = x0 * (W x + b) + x``, with ``W = U V'`` if a rank is set.
 
     Args:
         name: of the layer.

@@ -322,7 +322,7 @@ class RankedEmbeddings(Embeddings):
     def held_ids(
         self, tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
-        """Return which rows live here, and their ids; all count as used."""
+        """Return which rows this rank owns, with local ids; mark all used."""
         if ids_N.size == 0:
             return np.ones(0, np.bool_), ids_N
         # By number over all tables of the width: where each row lives, and its number there.

@@ -39,7 +39,10 @@ def choose_model(config: TrainConfig, embedding_dim: int) -> ModelConfig:
 
 
 def recorded_model(config: RunConfig) -> ModelConfig:
-    """Return the model of a run; those of earlier versions record the name of a preset alone."""
+    """Return the model of a run.
+
+    Those of earlier versions record the name of a preset alone.
+    """
     return config.dense_model or _dlrm(TrainConfig(model=config.model), config.embedding_dim)
 
 

@@ -22,7 +22,9 @@ from .shapes import DcnShape
 
 
 class CrossLayer(nn.Module):
-    """``x' = x0 * (W x + b) + x`` with a full matrix W, or with ``W = U V'`` of rank R.
+    """A cross layer of DCN V2, perhaps of low rank.
+
+    It computes ``x' = x0 * (W x + b) + x``, where W is a full matrix, or ``W = U V'`` of rank R.
 
     Args:
         num_inputs: N.

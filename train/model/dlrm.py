@@ -23,10 +23,11 @@ from .shapes import DlrmShape, tables_by_width
 
 
 class PairwiseDots(torch.autograd.Function):
-    """Dot products of all pairs of vectors: the lower triangle of their Gram matrix, no diagonal.
+    """Dot products of all pairs of vectors.
 
-    Written out because the backward pass of indexing is a scatter with accumulation, slow on the CPU and
-    in no fixed order on the GPU. Here both directions are one gather and one product.
+    They are the lower triangle of the Gram matrix, without its diagonal. Written out because the backward
+    pass of indexing is a scatter with accumulation, slow on the CPU and in no fixed order on the GPU. Here
+    both directions are one gather and one product.
     """
 
     @staticmethod
@@ -40,7 +41,10 @@ class PairwiseDots(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_BP: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """d(u.v) is v for u and u for v: the symmetric matrix of gradients times the vectors."""
+        """Return the vectors' gradients: a symmetric matrix times the vectors.
+
+        d(u.v) is v for u and u for v.
+        """
         vectors_BVD, mirror_VV = ctx.saved_tensors
         # Each entry of the matrix gathers the gradient of its pair; those of the diagonal gather the zero
         # appended.
@@ -92,7 +96,10 @@ class Dlrm(DenseModel):
         return logit_B
 
     def join(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """(B, F, D) embeddings of all tables from those of each table group, as `Embeddings` gives them."""
+        """Return the (B, F, D) embeddings of all tables from their groups'.
+
+        `Embeddings` returns those of each table group.
+        """
         if self.projections is None:
             (emb_BFD,) = embeddings
             return emb_BFD
@@ -154,7 +161,9 @@ def build_mlp(
     dropout: float = 0.0,
     batch_norm: bool = False,
 ) -> nn.Sequential:
-    """Build linear layers with DLRM's initial values, ReLU between them and, where wanted, after the last.
+    """Build linear layers with DLRM's initial values and ReLU in between.
+
+    A ReLU may follow the last one too.
 
     Args:
         dropout: share of the outputs of each layer with ReLU that is dropped in training.

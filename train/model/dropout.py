@@ -70,7 +70,7 @@ def drawing(seed: int, step: int, first_sample: int) -> Iterator[None]:
 
 
 class HashDropout(nn.Module):
-    """Sets a share of its inputs to zero in training, and scales the others up.
+    """Drops a share of its inputs in training, and scales the others up.
 
     Args:
         share: that is dropped, in (0, 1).
@@ -85,7 +85,7 @@ class HashDropout(nn.Module):
         self._kept = np.float32(1 / (1 - share))
 
     def forward(self, inputs_TU: torch.Tensor) -> torch.Tensor:
-        """Map (T, U) outputs of a layer to the same with some of them dropped."""
+        """Drop some of the (T, U) outputs of a layer."""
         if not self.training:
             return inputs_TU
         assert _place.stream is not None, "a step says which samples it passes: `drawing`"

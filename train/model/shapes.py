@@ -48,7 +48,10 @@ class DlrmShape:
 
     @property
     def bottom(self) -> tuple[int, ...]:
-        """Widths of the bottom MLP from its inputs to its outputs; empty without dense features."""
+        """Return the widths of the bottom MLP, inputs to outputs.
+
+        Empty without dense features.
+        """
         return (self.num_dense, *self.bottom_widths, self.embedding_dim) if self.num_dense else ()
 
     @property
@@ -73,7 +76,10 @@ class DlrmShape:
 
     @property
     def interaction_floats(self) -> int:
-        """Return how many numbers of a sample a forward pass keeps, except outputs of linear layers."""
+        """Return how many numbers of a sample a forward pass keeps.
+
+        Outputs of linear layers are not counted.
+        """
         return self.num_vectors * self.embedding_dim + self.num_vectors**2 + self.top_inputs
 
 
@@ -100,7 +106,9 @@ def preset_name(model: str, embedding_dim: int) -> str:
 
 
 def preset_widths(model: str, embedding_dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the widths of the hidden layers of preset ``model`` (or ``auto``): bottom MLP, top MLP.
+    """Return the hidden widths of preset ``model``: bottom MLP, top MLP.
+
+    It may be ``auto``.
 
     Raises:
         ConfigError: the preset has another embedding_dim.
@@ -154,7 +162,9 @@ def shape_of_widths(
     embedding_dim: int,
     table_dims: Sequence[int] = (),
 ) -> DlrmShape:
-    """Build the shape with hidden layers of any widths; the other arguments are those of `shapes`.
+    """Build the shape with hidden layers of any widths.
+
+    The other arguments are those of `shapes`.
 
     Raises:
         ShardError: with one table and no dense feature nothing interacts.
@@ -221,7 +231,10 @@ class DcnShape:
 
     @property
     def interaction_floats(self) -> int:
-        """Return how many numbers of a sample a forward pass keeps, except outputs of linear layers."""
+        """Return how many numbers of a sample a forward pass keeps.
+
+        Outputs of linear layers are not counted.
+        """
         return self.num_inputs * (1 + self.config.cross_layers)
 
 

@@ -140,7 +140,7 @@ class Tbsm(DenseModel):
         return logit_B1.squeeze(1)
 
     def _by_element(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """(B, L, F, D) embeddings of all tables, those of one element of a sample together."""
+        """Return the (B, L, F, D) embeddings of all tables, by element."""
         tables_BLD: dict[int, torch.Tensor] = {}
         num_elements = self.shape.num_elements
         widths = tables_by_width(self.shape.table_dims)

@@ -145,7 +145,10 @@ def _sizes(config: TrainConfig, shards: Shards) -> list[WidthSizes]:
 
 
 def count_row_lookups(shards: Shards, tables: Sequence[int]) -> NDArray[np.int64]:
-    """(rows of these tables,): lookups of each row in the training part, table after table."""
+    """Return the lookups of each row in the training part.
+
+    The array is (rows of these tables,), table after table.
+    """
     reader = IdReader(shards.tables, tables)
     counts = [np.zeros(shards.tables[table].num_rows, np.int64) for table in tables]
     for number in range(shards.num_training_batches):

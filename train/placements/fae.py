@@ -97,7 +97,7 @@ class ShuffleScheduler:
 
 
 class Fae(Placement):
-    """Every row on the slow tier, and a replica of the hot ones on the fast tier.
+    """Every row on the slow tier, and hot ones on the fast, too.
 
     Args:
         tables: those of one table group.

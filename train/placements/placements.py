@@ -128,7 +128,7 @@ class ColdRows:
 
 
 class StagingPlacement(Placement):
-    """Cold rows are loaded into slots of the fast tier, updated there, and written back.
+    """Loads cold rows into slots, updates them there, and writes them back.
 
     Args:
         tables: those of one table group.

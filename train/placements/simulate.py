@@ -46,7 +46,9 @@ NOTHING_MOVED = EpochTraffic(0, 0, 0)
 
 
 def simulate_epoch(shards: Shards, config: TrainConfig, order: Sequence[int]) -> EpochTraffic:
-    """Count what the placement of ``config`` moves while it trains on the batches ``order``, and writes back.
+    """Count what a placement moves while it trains on ``order``.
+
+    Writing all rows back at the end counts.
 
     Raises:
         ValueError: the placement is fae, whose switches depend on the test loss.

@@ -73,7 +73,7 @@ class ChosenExchange:
 
 
 def chosen_by(options: ExchangeOptions, num_steps: int) -> ChosenExchange:
-    """Return the codecs that options name; where ``--exchange auto`` leaves them open they are none so far.
+    """Return the codecs that options name; none yet for ``auto``.
 
     Gradients take the codec of the vectors, or int8 where that is bounded; those of the dense layers the same
     16-bit type, or bf16.
@@ -94,7 +94,7 @@ def chosen_by(options: ExchangeOptions, num_steps: int) -> ChosenExchange:
 
 
 class WidthCodec:
-    """The codec of the rows of some tables, which may change from step to step.
+    """The codec of the rows of some tables, by step.
 
     Args:
         option: the name of the setting, for errors.
@@ -172,7 +172,7 @@ class WidthErrors:
     def keep(
         self, sent_ND: NDArray[np.float32], arrived_ND: NDArray[np.float32], keys_N: NDArray[np.int32]
     ) -> None:
-        """Keep the errors of gradients, as they were to be sent and as they are decoded."""
+        """Keep the errors of gradients, given as sent and as decoded."""
         hot, numbers = self._hot(keys_N)
         self.errors_HD[numbers] = sent_ND[hot] - arrived_ND[hot]
 

@@ -57,7 +57,7 @@ _COUNT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class RankedBatch:
-    """The lookups of one batch in the tables of a width, and the ranks that make them."""
+    """The lookups of a batch in a table group, and their ranks."""
 
     lookups: LookupsByRow
     ranks_N: NDArray[np.uint8]
@@ -152,9 +152,10 @@ def read_epoch(reader: RankReader, order: Iterable[int]) -> RankedEpoch:
 
 
 def choose_owners(reader: RankReader, num_batches: int) -> NDArray[np.uint8]:
-    """Return for each row the rank that uses it in most steps, (num_keys,), table after table.
+    """Return the rank that uses each row in most steps, (num_keys,).
 
-    Which rank uses a row in which steps follows from the batches alone, whatever their order.
+    Keys go table after table. Which rank uses a row in which steps follows from the batches alone, whatever
+    their order.
 
     Args:
         reader: of the batches.
@@ -174,7 +175,7 @@ def choose_owners(reader: RankReader, num_batches: int) -> NDArray[np.uint8]:
 
 
 class HeldRows:
-    """The owner of each row of a table group, and the rows of this rank.
+    """The owners of a table group's rows, and the rows of this rank.
 
     Args:
         num_rows: of each table.
@@ -385,7 +386,10 @@ def served_ids(served: LookupsByRow) -> BatchIds:
 def _partials(
     incoming: RowLists, is_served_U: NDArray[np.bool_], kept: NDArray[np.int64], rank: int
 ) -> NDArray[np.int32]:
-    """(num_served, num_ranks): the gradient of each rank, among those received, then those kept; or -1."""
+    """Return where each rank's gradient of a row is, or -1.
+
+    The array is (num_served, num_ranks); it counts gradients received, then those kept.
+    """
     served_U = np.cumsum(is_served_U) - 1
     num_ranks = incoming.starts_W1.size - 1
     partials_SW = np.full((int(np.count_nonzero(is_served_U)), num_ranks), -1, np.int32)

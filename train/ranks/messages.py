@@ -55,7 +55,7 @@ class CrossingRows(NamedTuple):
 
 
 class NotFiniteRowError(HotsetError):
-    """A number that is to be sent in fewer bytes is an infinity or a NaN."""
+    """A number to be coded is an infinity or a NaN."""
 
 
 class RowsUnderWay:
@@ -336,9 +336,10 @@ class DenseSums:
         self._sums_N = torch.empty(self._slice)
 
     def add(self, gradient_N: torch.Tensor, loss: float) -> float:
-        """Replace a gradient, (num_numbers,) float32, by its sum over all ranks; return that of the losses.
+        """Replace a gradient by its sum over all ranks; return the losses' sum.
 
-        The gradient of a rank without samples is -0, which changes no number that it is added to.
+        The gradient is (num_numbers,) float32. The gradient of a rank without samples is -0, which changes no
+        number that it is added to.
 
         Raises:
             NotFiniteRowError: a gradient that is to be coded has an infinity or a NaN.
@@ -369,7 +370,7 @@ class DenseSums:
         return add_losses([part[-_LOSS_BYTES:].clone().view(torch.float64).item() for part in found])
 
     def _exchange_slices(self) -> None:
-        """Send every rank its slice of the gradient, and receive this rank's slice of all gradients."""
+        """Send every rank its slice of the gradient, and receive this rank's slices."""
         ranks = self._ranks
         codec, stream = self._coded.dense("partials")
         # Messages have no part for the rank itself, whose slice stays as it is.

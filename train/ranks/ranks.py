@@ -89,10 +89,16 @@ class Ranks(Protocol):
     num_ranks: int
 
     def exchange(self, sent: Message, received: Message) -> Pending:
-        """Send to every rank and receive from every rank; leave both alone until the wait is over."""
+        """Send to and receive from every rank.
+
+        Leave both buffers alone until the wait is over.
+        """
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """Return copies of the tensors of all ranks, which have the same shape and dtype."""
+        """Return copies of the tensors of all ranks.
+
+        They have the same shape and dtype.
+        """
 
     def close(self) -> None:
         """Leave the others; what they still wait for from this rank raises there."""
@@ -157,9 +163,10 @@ def first_says(ranks: Ranks, own: bool) -> bool:
 
 
 def wait_for_first(ranks: Ranks, work: Callable[[], int]) -> int:
-    """Do work at rank 0 alone, while the others wait for it however long it takes.
+    """Do work at rank 0 alone, while the others wait.
 
-    A rank that writes a large file is still alive: from time to time it tells the others that it is running.
+    They wait however long it takes. A rank that writes a large file is still alive: from time to time it
+    tells the others that it is running.
 
     Args:
         work: makes no calls to other ranks; returns a number from 0 on.
@@ -309,7 +316,10 @@ class TorchRanks:
 
 @contextmanager
 def joined_ranks(timeout_seconds: float) -> Iterator[Ranks]:
-    """Join the ranks of this launch inside the block; a single process is one rank."""
+    """Join the ranks of this launch inside the block.
+
+    A single process is one rank.
+    """
     ranks = join_ranks(timeout_seconds=timeout_seconds) if is_launched() else OneRank()
     try:
         yield ranks
@@ -364,7 +374,7 @@ def _lost_ranks(rank: int, if_late: str | None = None) -> Iterator[None]:
 
 
 def first_reason(error: Exception) -> str:
-    """Return the first sentence of an error of torch, without the place in its code."""
+    """Return the first sentence of a torch error, without its place."""
     lines = str(error).strip().splitlines()
     if not lines:
         return type(error).__name__
@@ -387,7 +397,7 @@ class LinkSpeed(NamedTuple):
 
 
 def measure_link(ranks: Ranks) -> LinkSpeed:
-    """Send small and large messages from every rank to every other, for less than a second.
+    """Exchange small and large messages between all ranks, below a second.
 
     Returns:
         The delay and the bandwidth at the slowest rank, the same numbers at every rank.
@@ -407,7 +417,7 @@ def slowest(ranks: Ranks, seconds: float) -> float:
 
 
 def _seconds(ranks: Ranks, num_bytes: int) -> float:
-    """Return the median seconds of a message of so many bytes to each other rank."""
+    """Return the median seconds of a message to each other rank."""
     # All ranks make equally many trials: the first one says how many fit into the time.
     first = slowest(ranks, _trial(ranks, num_bytes))
     first = min(first, slowest(ranks, _trial(ranks, num_bytes)))

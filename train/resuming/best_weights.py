@@ -55,9 +55,9 @@ class BestWeights:
         self._room: ReservedRoom | None = None
 
     def reserve(self, num_bytes: int) -> None:
-        """Reserve room for the best weights and for better ones, which are written before those go.
+        """Reserve room for the best weights and their successors.
 
-        Earlier files that checkpoints still name take more.
+        Better ones are written before the old ones go. Earlier files that checkpoints still name take more.
 
         Args:
             num_bytes: of one file of weights.
@@ -103,7 +103,9 @@ class BestWeights:
         return 0
 
     def load(self, trainer: Trainer) -> bool:
-        """Set the run to its best weights; return whether there are any. It cannot train on.
+        """Set the run to its best weights; return whether there are any.
+
+        It cannot train on.
 
         Raises:
             HotsetError: the file is damaged, or a rank cannot read it.
@@ -138,7 +140,10 @@ class BestWeights:
             self._remove_all_but(set())
 
     def state(self) -> Mapping[str, Any]:
-        """Return what `restore` takes; the file is kept as long as a checkpoint may have it."""
+        """Return what `restore` takes.
+
+        The file is kept as long as a checkpoint may name it.
+        """
         if self._best is None:
             return {}
         self._named.append(self._best[0])
@@ -193,7 +198,7 @@ def newest_weights(trainer: Trainer) -> Weights:
 
 
 def _set_weights(trainer: Trainer, weights: Weights) -> None:
-    """Set dense layers and rows, in every place that rows have; optimizer states become zero."""
+    """Set dense layers and rows everywhere; optimizer states become zero."""
     model = trainer.model
     names = model.state_dict()
     model.load_state_dict({name: weights[f"{DENSE_PREFIX}{name}"] for name in names})

@@ -48,7 +48,10 @@ class SavedErrors:
         self._state: dict[str, torch.Tensor] = {}
 
     def bring_together(self) -> None:
-        """Copy the errors of all ranks to rank 0, where `state` has them; every rank calls this."""
+        """Copy the errors of all ranks to rank 0, for its `state`.
+
+        Every rank calls this.
+        """
         self._state = {}
         for number, width in enumerate(self._widths):
             # An error of -0 is one, too: only rows whose bits are all zeros are left out.
@@ -101,7 +104,7 @@ _WHOLE, _LOST, _NOT_FINITE = range(3)
 
 
 class RankCheckpoints:
-    """The checkpoints of a run under way, as one of its ranks takes part in them.
+    """The checkpoints of a run, as one of its ranks takes part.
 
     Args:
         trainer: the run.
@@ -118,7 +121,7 @@ class RankCheckpoints:
         """Why the last one was refused, at rank 0."""
 
     def is_due(self, step: int) -> bool:
-        """Whether the next checkpoint is to be taken now, by the clock of rank 0."""
+        """Return whether a checkpoint is due, by the clock of rank 0."""
         own = self._written is not None and self._written.is_due(step)
         return first_says(self._ranks, own)
 
@@ -170,7 +173,7 @@ class RankCheckpoints:
         return _WHOLE if self._written.last_written == trainer.step else _LOST
 
     def save_last(self, trainer: Trainer, metrics: Iterable[str], *, is_logged: bool) -> bool:
-        """Write a checkpoint of the last step, unless there is one; returns whether there is one."""
+        """Write a checkpoint of the last step if missing; return whether one exists."""
         if self.last_written != trainer.step:
             self.take(trainer, metrics, is_logged=is_logged)
         return self.last_written == trainer.step
@@ -275,7 +278,7 @@ class RankFolder(RunFolder):
         """Leave the vocabulary to rank 0."""
 
     def save_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Send the rows that live here to rank 0, in the order in which it writes."""
+        """Send the rows of this rank to rank 0, in its writing order."""
         assert isinstance(weights, Weights)
         send_weights(weights)
 

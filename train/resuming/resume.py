@@ -51,7 +51,7 @@ _LOSSES = "run.losses"
 
 
 def table_sizes(shards: Shards, config: TrainConfig) -> TableSizes:
-    """The rows of each table, and the floats of a row and of its state."""
+    """The rows of each table, and the floats of rows and states."""
     optimizer = RowOptimizer(config.row_optimizer(shards.embedding_optimizer), 1.0)
     dims = [table.embedding_dim for table in shards.tables]
     return TableSizes(
@@ -290,14 +290,14 @@ class RunCheckpoints:
         """The longest single pause for each checkpoint."""
 
     def is_due(self, step: int) -> bool:
-        """Whether the next checkpoint is to be taken now; not while one is being written."""
+        """Return whether a checkpoint is due; none while one is being written."""
         if self._writer.is_busy:
             return False
         seconds = time.monotonic() - self._last_time
         return self._settings.checkpoint_every.is_due(step - self._last_step, seconds)
 
     def take(self, trainer: Trainer, metrics: Iterable[str], *, is_logged: bool = True) -> None:
-        """Begin a checkpoint of the run as it is now; `before_update` and `go_on` copy its rows."""
+        """Begin a checkpoint; `before_update` and `go_on` copy its rows."""
         self.stall_seconds.append(0.0)
         self.longest_stall_seconds.append(0.0)
         with self._standing_still(trainer):
@@ -345,7 +345,7 @@ class RunCheckpoints:
         return self._captured is not None
 
     def before_update(self, trainer: Trainer, step: PlannedStep) -> None:
-        """Copy the rows of the checkpoint under way that a step is about to change."""
+        """Copy the checkpoint's rows that a step is about to change."""
         if self._captured is not None:
             with self._standing_still(trainer):
                 self._copy.before_update(step)
@@ -451,7 +451,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Training was interrupted, and its steps so far are saved as far as that was possible."""
+    """Training was interrupted; its steps were saved if possible."""
 
 
 class Interrupts:

@@ -304,7 +304,10 @@ def _of_unfinished(
 
 
 def _has_row_states(config: RunConfig, chosen: Optimizers) -> bool:
-    """Whether the states of rows are those of the new run's optimizer; they begin anew otherwise."""
+    """Return whether row states fit the new run's optimizer.
+
+    They begin anew otherwise.
+    """
     return config.config is not None and config.config.embedding_optimizer == chosen.embedding_optimizer
 
 

@@ -46,7 +46,10 @@ def row_ranges(lookups: LookupsByRow, most: int) -> list[tuple[int, int]]:
 
 
 def for_row_ranges(lookups: LookupsByRow, threads: WorkThreads, work: Callable[[int, int], None]) -> None:
-    """Call ``work(first, last)`` for ranges of rows, at the same time as far as there are threads."""
+    """Call ``work(first, last)`` for ranges of rows, in parallel.
+
+    As many run concurrently as there are threads.
+    """
     ranges = row_ranges(lookups, most_row_ranges(threads.num_threads))
     threads.run(lambda piece, _: work(*ranges[piece]), len(ranges))
 
@@ -98,7 +101,7 @@ class RowBackend(Protocol):
     def apply(
         self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor, rate: float | None = None
     ) -> None:
-        """Take one optimizer step on distinct rows by gradients summed already, which may change here."""
+        """Take one optimizer step from summed gradients, which may change."""
 
 
 class NumbaRows:
@@ -287,7 +290,7 @@ def _share_ends(
 def _keys_of_levels(
     positions_N: NDArray[np.int64], ends_G: NDArray[np.int64], block_positions: int
 ) -> list[NDArray[np.int64]]:
-    """Return the keys that lookups of one row share, by which they are summed level by level.
+    """Return the keys by which lookups of a row are summed, by level.
 
     Args:
         positions_N: (N,) of each lookup.
@@ -387,7 +390,7 @@ class HostMover:
 
 
 class DeviceMover:
-    """Copies between a tier on a GPU and one on the host, done when a call returns."""
+    """Copies between a GPU tier and a host tier, synchronously."""
 
     def __init__(self, fast: Tier, slow: Tier) -> None:
         # Weights and state; plain SGD has no state.

@@ -98,7 +98,9 @@ def _take_pending_of(
     marks_R: NDArray[np.uint8],
     rows_N: NDArray[np.int64],
 ) -> int:
-    """List which of the distinct rows of a batch are pending, ascending; they are pending no more.
+    """List which distinct rows of a batch are pending; clear them.
+
+    The list ascends.
 
     Args:
         rows_U: (num_distinct,); their ids, table after table.
@@ -124,7 +126,7 @@ def _take_pending_of(
 
 @kernel
 def _settle(marks_R: NDArray[np.uint8], is_lost: bool) -> None:
-    """End the saving of all rows; where it is lost they are changed as before.
+    """End the saving of all rows; lost ones count as changed again.
 
     Args:
         marks_R: (num_rows,), updated.
@@ -201,7 +203,7 @@ class ChangedRows:
             marks_R[rows_N] |= _USED if is_saved else _USED | _CHANGED
 
     def begin_saving(self) -> int:
-        """Begin to save the rows that are changed, and return how many these are; all are pending."""
+        """Begin to save the changed rows; return how many are pending."""
         with self._caught_up() as marks_R:
             self._first_pending = 0
             return int(_begin(marks_R))
@@ -217,7 +219,10 @@ class ChangedRows:
         return rows_N[:count]
 
     def take_pending_of(self, lookups: LookupsByRow) -> NDArray[np.int64]:
-        """Return the pending rows that a step is about to change, ascending; they are pending no more."""
+        """Return pending rows that a step is about to change; clear them.
+
+        The rows ascend.
+        """
         rows_N = np.empty(lookups.num_rows, np.int64)
         with self._caught_up() as marks_R:
             args = (lookups.rows_U, lookups.first_F1, self.layout.base_F, marks_R)
@@ -231,7 +236,7 @@ class ChangedRows:
         return was_pending_N
 
     def settle(self, *, is_lost: bool) -> None:
-        """End the saving of all rows that were taken: they are saved, or changed as before."""
+        """End the saving of all taken rows: saved, or changed again."""
         with self._caught_up() as marks_R:
             _settle(marks_R, is_lost)
 
@@ -242,7 +247,7 @@ class ChangedRows:
         return is_saved_N
 
     def used(self) -> Iterator[NDArray[np.int64]]:
-        """Yield the rows that were ever changed, in ascending order, a part at a time."""
+        """Yield the rows that were ever changed, ascending, in parts."""
         for first in range(0, self._marks_R.size, _PART_ROWS):
             with self._caught_up() as marks_R:
                 rows_N = first + np.flatnonzero(marks_R[first : first + _PART_ROWS] & _USED)

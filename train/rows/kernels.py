@@ -61,7 +61,7 @@ def look_up(
     last: int,
     vectors_PD: NDArray[np.float32],
 ) -> None:
-    """Copy each of the rows ``first`` to ``last - 1`` to the positions of its lookups, exactly.
+    """Copy rows ``first`` to ``last - 1`` to their lookups' positions, exactly.
 
     A row is read once, however often it is looked up: a third to a half less time than lookup by lookup.
 
@@ -109,7 +109,7 @@ def sum_gradients(
     slots_R: NDArray[np.int64],
     shares_L: NDArray[np.int64],
 ) -> int:
-    """Sum the gradients of each row in an order that threads and ranks do not change.
+    """Sum the gradients of each row, independently of threads and ranks.
 
     Sums go within blocks of samples, over the blocks of a micro-batch in order, then over the micro-batches
     by the binary tree over their numbers; a micro-batch that does not look a row up is skipped.
@@ -230,7 +230,7 @@ def _add_to_left(sums_RD: NDArray[np.float32], row: np.uint64) -> None:
 
 
 def num_levels(num_shares: int) -> int:
-    """Return the sums of subtrees over so many shares that are kept at a time, at most."""
+    """Return the most sums of subtrees that so many shares keep."""
     return max(num_shares - 1, 0).bit_length() + 1
 
 
@@ -238,7 +238,7 @@ def num_levels(num_shares: int) -> int:
 def pool_bags(
     vectors_ND: NDArray[np.float32], bags_N: NDArray[np.int64], pooled_PD: NDArray[np.float32]
 ) -> None:
-    """Sum the vectors of each bag in the order of its lookups; an empty bag is zero.
+    """Sum the vectors of each bag in order; an empty bag is zero.
 
     Args:
         vectors_ND: (num_lookups, embedding_dim).
@@ -365,7 +365,9 @@ def apply_adagrad(
     lr: np.float32,
     eps: np.float32,
 ) -> None:
-    """``h += g * g; w -= lr * g / (sqrt(h) + eps)`` for the rows in ``slots``.
+    """Take an Adagrad step on the rows in ``slots``.
+
+    ``h += g * g; w -= lr * g / (sqrt(h) + eps)``
 
     Args:
         weights_SD: (num_slots, embedding_dim), updated.
@@ -400,10 +402,10 @@ def apply_rowwise_adagrad(
     eps: np.float32,
     squares_W: NDArray[np.float32],
 ) -> None:
-    """Adagrad with one number per row: ``h += mean(g * g); w -= lr * g / (sqrt(h) + eps)``.
+    """Take a row-wise Adagrad step, with one number per row.
 
-    The mean folds the columns in halves (column c and c + half, and so on), which vectorises the same way
-    everywhere.
+    ``h += mean(g * g); w -= lr * g / (sqrt(h) + eps)`` The mean folds the columns in halves (column c and c +
+    half, and so on), which vectorises the same way everywhere.
 
     Args:
         weights_SD: (num_slots, embedding_dim), updated.
@@ -446,7 +448,7 @@ def add_decay(
     decay: np.float32,
     sums_UD: NDArray[np.float32],
 ) -> None:
-    """``g += decay * w`` for the rows in ``slots``: the gradient of ``decay / 2 * |w|**2``.
+    """Add ``decay * w``, the gradient of ``decay / 2 * |w|**2``, to the gradients.
 
     Args:
         weights_SD: (num_slots, embedding_dim).
@@ -505,7 +507,7 @@ def apply_adam(
     root_scales_T: NDArray[np.float32],
     eps: np.float32,
 ) -> None:
-    """Adam on the rows in ``slots``, each corrected for bias by its number of steps.
+    """Take an Adam step, bias-corrected by each row's number of steps.
 
     ``m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g g; w -= step_size[t] m / (sqrt(v) / root_scale[t] + eps)``
 

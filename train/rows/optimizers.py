@@ -64,12 +64,18 @@ class RowOptimizer:
         return row_bytes(embedding_dim, self.name)
 
     def adam_step_sizes(self, lr: float) -> NDArray[np.float32]:
-        """``lr / (1 - b1**t)`` for t = 0, 1, ... until float32 sees no change; entry 0 is unused."""
+        """Return ``lr / (1 - b1**t)`` until float32 sees no change.
+
+        t counts from 0; entry 0 is unused.
+        """
         return np.concatenate([np.ones(1), lr / (1 - self._adam_powers[0])]).astype(np.float32)
 
     @cached_property
     def adam_root_scales(self) -> NDArray[np.float32]:
-        """``sqrt(1 - b2**t)`` for t = 0, 1, ... until float32 sees no change; entry 0 is unused."""
+        """Return ``sqrt(1 - b2**t)`` until float32 sees no change.
+
+        t counts from 0; entry 0 is unused.
+        """
         return np.concatenate([np.ones(1), np.sqrt(1 - self._adam_powers[1])]).astype(np.float32)
 
     def step_rates(self, lr: float) -> NDArray[np.float32]:
@@ -138,7 +144,10 @@ def step_with_numba(
 
 
 class TorchStep:
-    """The same step on any device; its numbers are copied there when the learning rate changes."""
+    """Takes the same step on any device.
+
+    Its numbers are copied there when the learning rate changes.
+    """
 
     def __init__(self, optimizer: RowOptimizer, device: torch.device) -> None:
         self._optimizer = optimizer
@@ -236,7 +245,10 @@ def _adam(
 
 
 def _folded_mean(squares_UD: torch.Tensor) -> torch.Tensor:
-    """(U, D) -> (U, 1): mean over the columns, added in halves as ``apply_rowwise_adagrad`` does."""
+    """Return the mean over columns, (U, 1), added in halves.
+
+    The order is that of ``apply_rowwise_adagrad``.
+    """
     dim = squares_UD.shape[1]
     folded = torch.nn.functional.pad(squares_UD, (0, fold_width(dim) - dim))
     while folded.shape[1] > 1:

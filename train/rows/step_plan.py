@@ -40,7 +40,7 @@ NO_MOVES = Moves(np.empty(0, np.int64), np.empty(0, np.int64))
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Rows that are written back and loaded before a batch, in the order of the fields.
+    """Rows to write back and load before a batch, in field order.
 
     Transfers run one after the other, ahead of the batches they serve: one may start once the batch
     ``after`` is computed, and its own batch once the transfer is done.

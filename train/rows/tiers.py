@@ -42,7 +42,7 @@ from .kernels import fill_initial, fill_initial_rows
 
 @dataclass(slots=True)
 class HostMemory:
-    """The memory that slow tiers may take, and the folder for rows that do not fit."""
+    """The memory for slow tiers, and the folder for other rows."""
 
     left_bytes: int | None
     """Memory not yet used; None: no limit."""
@@ -98,7 +98,10 @@ def refuse_more_rows_than_memory(num_rows: int, fast_bytes: int, slow_bytes: int
 
 
 def _pages_of_rows(num_rows: int, width: int) -> torch.Tensor:
-    """(num_rows, width) float32 zeros in pages with nothing else in them: no page is pinned twice."""
+    """Return (num_rows, width) float32 zeros in separate pages.
+
+    No page is pinned twice.
+    """
     pages = mmap.mmap(-1, 4 * num_rows * width, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # Large pages are pinned, and found by the device, several times as fast.
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -143,7 +146,7 @@ _MIX_SECOND = 0x94D049BB133111EB
 
 @dataclass(frozen=True, slots=True)
 class HeldIds:
-    """The ids of some rows of each table, which are numbered from 0 in each."""
+    """The ids of some rows of each table, numbered from 0 in each."""
 
     ids_R: NDArray[np.int32]
     """(num_rows,), ascending in a table, table after table."""
@@ -268,7 +271,7 @@ class Layout:
 
     @classmethod
     def of(cls, first: Sequence[int], last: Sequence[int]) -> Layout:
-        """Lay out ids ``first[f]`` to ``last[f]`` of each table f, one table after the other."""
+        """Lay out ids ``first[f]`` to ``last[f]`` of tables f in order."""
         first_F = np.array(first, np.int64)
         last_F = np.array(last, np.int64)
         counts = last_F - first_F
@@ -316,7 +319,7 @@ class Layout:
         return slots_U, num_absent
 
     def slots_of_rows(self, tables_N: NDArray[np.int64], ids_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The slot of each row, named by table and id; -1 where it is not here."""
+        """Return the slot of each row by table and id, else -1."""
         first_N = self.first_F[tables_N]
         is_here_N = (first_N <= ids_N) & (ids_N < self.last_F[tables_N])
         return np.where(is_here_N, self.base_F[tables_N] + ids_N - first_N, -1)
@@ -362,12 +365,15 @@ class Tier:
         return rows_N
 
     def rows_of_table(self, table: int, *, state: bool) -> torch.Tensor:
-        """(num_rows, D) weights of a table's rows that live here, or their (num_rows, W) optimizer state."""
+        """Return the weights or states of a table's rows on this tier.
+
+        Weights are (num_rows, D), states (num_rows, W).
+        """
         rows = self.state_SW if state else self.weights_SD
         return rows[self.layout.slots_of_table(table)]
 
     def initialize(self, initial: InitialValues, threads: WorkThreads | None = None) -> None:
-        """Give every row that lives here its initial values; the host's threads share those on the host."""
+        """Initialize every row of this tier, in parallel on the host."""
         # Parts of tables, whose values depend on the number of the row alone.
         parts = [
             (table, first, min(first + _ROWS_AT_ONCE, self.layout.num_rows(table)))
@@ -396,7 +402,7 @@ class Tier:
 
 
 class FileTier(Tier, ABC):
-    """A slow tier whose rows are in a file: only those that evaluation reads now have slots.
+    """A slow tier in a file: only rows being evaluated have slots.
 
     Args:
         layout: the rows that live here, numbered by the slots they would have.

@@ -89,7 +89,10 @@ def refuse_missing_folder(path: Path) -> None:
 
 
 def plain_file(path: Path) -> Path:
-    """Return ``path``; raises HotsetError where it is no plain file: opening a pipe waits forever."""
+    """Return ``path``; raise HotsetError unless it is a plain file.
+
+    Opening a pipe waits forever.
+    """
     try:
         is_plain = stat.S_ISREG(path.stat().st_mode)
     except OSError as error:
@@ -133,7 +136,10 @@ def refuse_occupied(path: Path) -> None:
 
 
 def is_vacant(path: Path) -> bool:
-    """Return whether a new run may be written to ``path``; raises HotsetError where it cannot be read."""
+    """Return whether a new run may be written to ``path``.
+
+    Raises HotsetError where it cannot be read.
+    """
     try:
         return not path.exists() or all(child.name == f".{CONFIG}.tmp" for child in path.iterdir())
     except OSError as error:
@@ -152,7 +158,10 @@ def is_unfinished(path: Path) -> bool:
 
 
 def remove_begun(path: Path) -> None:
-    """Remove what an unfinished run without a checkpoint has written, so that it can be begun again."""
+    """Remove the files of an unfinished run without a checkpoint.
+
+    It can then begin again.
+    """
     with explained(path):
         # The config goes with the others: with it gone, the folder is vacant again.
         for name in (METRICS, WEIGHTS, STATES, BATCH_ORDER, SUMMARY, CONFIG):
@@ -191,7 +200,9 @@ def claimed(path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep other processes from training in the folder; given back with the process, however it ends.
+    """Lock the folder against other training processes.
+
+    The lock ends with the process, however it ends.
 
     Raises:
         HotsetError: another process trains there.
@@ -263,7 +274,7 @@ def settings_of(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recorded_description(path: Path, description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contents of ``config.json`` of an unfinished run, which a run goes on with.
+    """Return ``config.json`` of an unfinished run, to go on with.
 
     Raises:
         HotsetError: unless the run has these settings, but for threads and the mover.
@@ -443,7 +454,10 @@ class RunFolder:
         self._write_aside(BATCH_ORDER, write)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary, seal the folder, which marks the run as finished, and remove its checkpoints."""
+        """Write the summary, seal the folder, and remove its checkpoints.
+
+        The seal marks the run as finished.
+        """
         self._write_aside(SUMMARY, lambda aside: aside.write_text(_to_json(summary)))
         self.seal()
         # Last, so that a kill before leaves an unfinished run that can be resumed.

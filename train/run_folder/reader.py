@@ -51,7 +51,7 @@ def read_config(run: Path, *, must_be_finished: bool = True) -> RunConfig:
 
 
 def read_weights(run: Path) -> Weights:
-    """Return every tensor of a run by name; each is read when it is used.
+    """Return every tensor of a run by name, read on access.
 
     Raises:
         HotsetError: the file is missing or damaged, or holds other values than float32.
@@ -100,7 +100,7 @@ def refuse_changed_files(manifest: Manifest, names: tuple[str, ...]) -> None:
 def refuse_other_weights(
     run: Path, weights: Weights, config: RunConfig, model: torch.nn.Module | None
 ) -> None:
-    """Raise HotsetError unless there are exactly the tensors that the config describes, in their shapes.
+    """Raise HotsetError unless tensors are exactly those of the config.
 
     Args:
         model: its dense layers; None: those there are, whatever they are.

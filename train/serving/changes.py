@@ -136,7 +136,7 @@ def _refuse_other_tables(new: RunTables, old: RunTables) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """The categories of one table that are to be stored, and those to be removed."""
+    """The categories of one table to store, and those to remove."""
 
     found: TableCategories
     stored: NDArray[np.bool_]
@@ -186,7 +186,10 @@ def _changes_of(found: TableCategories, before: TableCategories, new: RunTables,
 def _places_in(
     categories_N: NDArray[np.int64], sorted_M: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return whether each category is among the sorted ones, and its place there, (N,) both."""
+    """Return whether each category is among the sorted ones, and where.
+
+    Both arrays are (N,).
+    """
     if not sorted_M.size:
         return np.zeros(categories_N.size, np.bool_), np.zeros(categories_N.size, np.int64)
     places_N = np.minimum(np.searchsorted(sorted_M, categories_N), sorted_M.size - 1)
@@ -204,7 +207,7 @@ def apply_changes(
     model_source: ModelSource | None = None,
     progress: ProgressCallback = silent,
 ) -> list[TableChanges]:
-    """Write the export of the new run to ``out``; return how much changed, table by table.
+    """Write the new run's export to ``out``; return changes by table.
 
     Args:
         exported: whole export of the run that the changes begin with, or what this function wrote for it.

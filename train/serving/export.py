@@ -53,7 +53,7 @@ def score_packed_rows(
     model_source: ModelSource | None = None,
     progress: ProgressCallback = silent,
 ) -> tuple[Scores, Scores]:
-    """Evaluate a run on shards; return the scores of packed rows, and of rows as trained.
+    """Evaluate a run on shards, with packed rows and as trained.
 
     Args:
         progress: called with the samples of both.
@@ -291,7 +291,7 @@ def graph_of(
 
 
 def features_of(schema: Schema) -> dict[str, Any]:
-    """Describe the features as `FEATURES` has them: names, columns of the log, kinds of categories."""
+    """Describe the features for `FEATURES`: names, columns, kinds of categories."""
     # A feature may have another name than its column in the log.
     columns = dict(schema.renamed)
     lists = dict(schema.lists)
@@ -345,7 +345,10 @@ def _refuse_missing_onnx() -> None:
 
 
 def _write_onnx(program: torch.export.ExportedProgram, described: ExportedModel, path: Path) -> None:
-    """Write the program for ONNX Runtime, with tensors in a second file: a model file has at most 2 GiB."""
+    """Write the program for ONNX Runtime, with tensors in another file.
+
+    A model file has at most 2 GiB.
+    """
     # Names of the inputs, in the order in which the graph takes them.
     lists = [bag_name(table.name) for table in described.config.tables if table.is_multi_hot]
     names = ["dense", "categories", IS_MISSING, *lists]

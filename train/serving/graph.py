@@ -223,7 +223,10 @@ class ServingGraph(nn.Module):
         return torch.sigmoid(logit_B), logit_B
 
     def _as_history(self, rows_BLD: torch.Tensor, length_B: torch.Tensor, num_elements: int) -> torch.Tensor:
-        """Return (B, num_elements, D): the last elements of each bag at the end, zeros before them."""
+        """Return the last elements of each bag, (B, num_elements, D).
+
+        They are at the end, with zeros before them.
+        """
         place_BE = torch.arange(num_elements) - num_elements + length_B.unsqueeze(1)
         is_there_BE1 = (place_BE >= 0).unsqueeze(2)
         place_BE1 = place_BE.clamp(min=0).unsqueeze(2)

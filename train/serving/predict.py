@@ -45,7 +45,10 @@ from .predict_config import PredictConfig
 
 
 def batches_of(encoded: Iterable[EncodedSamples], batch_size: int) -> Iterator[Batch]:
-    """Yield batches of ``batch_size`` samples in order, the last one perhaps shorter; labels are zeros."""
+    """Yield batches of ``batch_size`` samples in order; labels are zeros.
+
+    The last batch may be shorter.
+    """
     waiting: list[Batch] = []
     missing = batch_size
     for samples in encoded:
@@ -87,7 +90,7 @@ class RunVocabulary:
 
     @classmethod
     def open(cls, run: Path, config: RunConfig, given: Path | None = None) -> RunVocabulary:
-        """Open the vocabulary that a run keeps, or the one in a folder of `preprocess`.
+        """Open the vocabulary that a run or a preprocessed folder keeps.
 
         Raises:
             ConfigError: the run keeps none, and none is given.
@@ -278,7 +281,7 @@ def predict_file(
     overwrite: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> int:
-    """Write the probability of each line of ``log`` to a Parquet file; return how many there are.
+    """Write the probabilities of ``log`` to Parquet; return their number.
 
     Args:
         out: file that appears when it is whole.
@@ -301,7 +304,7 @@ def predict_file(
 
 
 class _LogLength:
-    """The number of samples of a log, estimated from those in the bytes that are read."""
+    """The number of samples of a log, estimated while reading."""
 
     def __init__(self, log: RawFile) -> None:
         # The text of a compressed file has an unknown length.
@@ -315,7 +318,7 @@ class _LogLength:
         self._read = (samples + part.num_samples, num_bytes + part.num_raw_bytes)
 
     def num_samples(self) -> int:
-        """Return the estimate, which is exact once all is read; 0 where there is none."""
+        """Return the estimate, exact after reading; 0 where there is none."""
         samples, num_bytes = self._read
         return samples * self._num_bytes // num_bytes if num_bytes else 0
 

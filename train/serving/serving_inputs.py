@@ -91,7 +91,7 @@ class ServingInputs:
 
 
 def category_of(kind: str, value: Any, unit: str | None = None) -> int | None:
-    """Return a value as a 64-bit category, a signed integer; None where it is missing.
+    """Return a value as a signed 64-bit category; None where missing.
 
     Args:
         kind: ``integer``, ``unsigned``, ``hex8``, ``text``, ``hour`` or ``weekday``.
@@ -138,7 +138,7 @@ def _time_of(value: Any, unit: str | None) -> datetime:
 
 
 def bag_name(feature: str) -> str:
-    """Return the name of the input of a list-valued feature, which no other input has."""
+    """Return a unique input name for a list-valued feature."""
     return f"bag.{feature}"
 
 

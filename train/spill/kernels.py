@@ -23,7 +23,10 @@ PAST_GROUP = -2
 
 
 class Arenas(NamedTuple):
-    """Rows in memory for the current group and the next one; group g has arena ``g & 1``."""
+    """Rows in memory for the current and the next group.
+
+    Group g has arena ``g & 1``.
+    """
 
     weights: NDArray[np.float32]
     """(2, A, D)."""
@@ -34,7 +37,7 @@ class Arenas(NamedTuple):
 
 
 class Buckets(NamedTuple):
-    """The blocks being filled: one for each later group, then one for each range of rows."""
+    """The blocks being filled: later groups first, then ranges of rows."""
 
     group_first: NDArray[np.int64]
     """(G + 1,); number of the first fetch of each group."""
@@ -52,7 +55,10 @@ class Buckets(NamedTuple):
 
 @kernel
 def _find(bounds: NDArray[np.int64], value: int) -> int:
-    """Return the last position of ``bounds`` whose number is at most ``value``, but not the very last."""
+    """Return the last position whose bound is at most ``value``.
+
+    The very last position does not count.
+    """
     low = 0
     high = bounds.size - 1
     # The answer is always in the range from ``low`` to before ``high``.
@@ -178,7 +184,7 @@ def scatter_records(
     state_AW: NDArray[np.float32],
     is_there_A: NDArray[np.uint8],
 ) -> int:
-    """Copy the records of a block to their places, as far as these are here.
+    """Copy the records of a block to those places that are here.
 
     Args:
         words_V: (V,); the block.
@@ -259,7 +265,7 @@ def pick_places(
     wanted_U: NDArray[np.int64],
     weights_UD: NDArray[np.float32],
 ) -> None:
-    """Copy the weights of wanted rows out of places (or slots) whose rows are known.
+    """Copy weights of wanted rows from places (or slots) of known rows.
 
     Args:
         weights_AD: (A, D).
@@ -279,7 +285,7 @@ def pick_places(
 
 @kernel
 def _find_row(rows: NDArray[np.int64], row: int) -> int:
-    """Return the position of ``row`` in ascending ``rows``, none twice; -1 where it is not there."""
+    """Return the position of ``row`` in ascending ``rows``, else -1."""
     low = 0
     high = rows.size
     while low < high:

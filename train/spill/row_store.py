@@ -61,7 +61,7 @@ Block = tuple[NDArray[np.uint32], NDArray[np.float32], int]
 
 
 class RangeParts:
-    """The parts of a range; iterating yields the first and the last-plus-one row of each.
+    """The parts of a range, as first and last-plus-one rows.
 
     Args:
         first: first row of the range.
@@ -124,7 +124,7 @@ _HINT = "give another --slow-dir, free disk space, or raise --slow-bytes"
 
 
 def aligned_blocks(num_blocks: int, block_bytes: int) -> NDArray[np.uint8]:
-    """Return zeros, (num_blocks, block_bytes), that begin with a page, as direct input and output wants them.
+    """Return page-aligned zeros, (num_blocks, block_bytes), for direct input and output.
 
     Pages take memory once they are written to.
     """
@@ -410,7 +410,7 @@ class RowStore:
         return self.sizes.evaluation_rows + of_arenas // self.shape.read_bytes
 
     def finish(self) -> None:
-        """Give the arenas back after the last fetch: all rows are in their ranges now."""
+        """Release the arenas after the last fetch; rows are in ranges."""
         self._wait_for_loads()
         nothing = np.zeros((2, 0, 0), np.float32)
         self._arenas = Arenas(nothing, nothing, np.zeros((2, 0), np.uint8))
@@ -442,7 +442,7 @@ class RowStore:
         return RangeParts(first, stop, part_rows, lambda: self._records(bucket), held_words)
 
     def pick(self, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]) -> None:
-        """Copy the weights of some rows, wherever they are but in a slot; nothing moves.
+        """Copy the weights of some rows outside slots; nothing moves.
 
         One pass over all that is stored, a block at a time.
 
@@ -493,7 +493,7 @@ class RowStore:
             yield rows_N[first : first + _PART_PLACES], weights_ND, self._arenas.state[group & 1][part_N]
 
     def _places_of_arena(self, group: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The places of a group that are taken and not fetched yet, and their rows."""
+        """Return a group's places taken and not fetched yet, with rows."""
         # What was fetched before is in a slot now, or was written back to a later place.
         start, stop = self.sizes.group_first[group : group + 2].tolist()
         first = max(start, self._next_fetch)
@@ -531,7 +531,10 @@ class RowStore:
             )
 
     def _records(self, bucket: int) -> Iterator[Block]:
-        """Yield the blocks of a bucket, also the one being filled; each is valid until the next."""
+        """Yield a bucket's blocks, with the one being filled.
+
+        Each is valid until the next.
+        """
         block = self._scratch_block()
         for number in self._on_disk[bucket]:
             self._read(number, block)
@@ -546,7 +549,7 @@ class RowStore:
             )
 
     def _go_on(self) -> None:
-        """Make the next group the current one, and begin to read the one after it."""
+        """Make the next group current, and begin to read its successor."""
         self._wait_for_loads()
         self._present += 1
         group = self._present + 1

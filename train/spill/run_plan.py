@@ -180,7 +180,7 @@ class SpillShape:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes that evaluation takes for a row: its weights, and numbers that are sorted and joined."""
+        """Bytes of a row in evaluation: weights, and sorted numbers."""
         return 4 * self.embedding_dim + 40
 
     @property
@@ -221,7 +221,10 @@ class SpillSizes:
 
 
 def choose_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes:
-    """Divide ``limit_bytes`` of memory among what the rows of one width need; raises ConfigError as below."""
+    """Divide ``limit_bytes`` among the needs of one table group.
+
+    Raises ConfigError as below.
+    """
     return choose_all_sizes([shape], limit_bytes)[0]
 
 
@@ -273,7 +276,10 @@ def least_bytes(shape: SpillShape) -> int:
 
 
 def _best_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes | None:
-    """Return the sizes with the largest blocks that leave the arenas an eighth; None where none fit."""
+    """Return the sizes with the largest blocks that fit, else None.
+
+    Blocks leave the arenas an eighth.
+    """
     least = _least_arena(shape)
     num_fetches = int(shape.fetches_of_items.sum())
     found: SpillSizes | None = None
@@ -323,7 +329,9 @@ def _sizes(shape: SpillShape, arena_rows: int, block_bytes: int, evaluation_byte
 
 
 def mapped_zeros(folder: Path, count: int, dtype: DTypeLike, room_bytes: int = 0) -> NDArray[Any]:
-    """Return (count,) zeros: in memory where they fit in ``room_bytes``, else in a nameless file.
+    """Return (count,) zeros, in memory or in a nameless file.
+
+    They are in memory where they fit in ``room_bytes``.
 
     Raises:
         HotsetError: the disk has no room for them.
@@ -374,7 +382,9 @@ class SpooledArrays:
         self._end += padding + values.nbytes
 
     def map(self) -> Sequence[NDArray[Any]]:
-        """Return all arrays in order, and close the file; what is written to them stays in memory.
+        """Return all arrays in order, and close the file.
+
+        What is written to them stays in memory.
 
         Raises:
             HotsetError: the disk has no room for them.
@@ -385,7 +395,9 @@ class SpooledArrays:
         ]
 
     def map_joined(self, dtype: DTypeLike) -> NDArray[Any]:
-        """Return arrays of one type, appended with an alignment of 1, as one, and close the file.
+        """Return arrays of one type as one, and close the file.
+
+        They were appended with an alignment of 1.
 
         Raises:
             HotsetError: the disk has no room for them.
@@ -471,7 +483,7 @@ def find_fetches(
     memory_bytes: int,
     restored_U: NDArray[np.int64] | None = None,
 ) -> RunFetches:
-    """Find all fetches of a run, and what is fetched next of the rows it writes back.
+    """Find all fetches of a run, and what follows each write back.
 
     Args:
         epochs: the plans, of all epochs in order.
