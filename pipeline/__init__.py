@@ -1,1 +1,4 @@
-"""Stages and file formats, from raw logs to shards. Never imports torch, knows no model."""
+"""Stages and file formats, from raw logs to shards.
+
+Imports no torch and knows no model.
+"""

@@ -1,4 +1,4 @@
-"""``hotset preprocess --dry-run``: the state of each stage, and what a run would execute and need.
+"""``hotset preprocess --dry-run``: what a run would execute and need.
 
 Reads manifests only; writes and locks nothing.
 """

@@ -1,4 +1,4 @@
-"""Estimate the bytes of each folder, the seconds of each stage, and memory before a run.
+"""Estimate folder bytes, stage seconds and memory before a run.
 
 Reads a few MiB of the raw logs to see how much text and how many samples they hold and how fast they parse.
 

@@ -1,4 +1,4 @@
-"""Raw logs to shards: the stages in order; those that are sealed already are skipped."""
+"""Raw logs to shards: run the stages in order, except sealed ones."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Arrays in, arrays out: counting, ranking, budgets, planning, metrics. Opens no file, imports no torch."""
+"""Kernels for counting, ranking, budgets, planning and metrics.
+
+Arrays in, arrays out: nothing here opens a file or imports torch.
+"""

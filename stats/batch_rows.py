@@ -1,4 +1,4 @@
-"""The lookups of a batch as kernels take them, its distinct rows, and its lookups grouped by row.
+"""The lookups of a batch, its distinct rows, and lookups by row.
 
 Distinct rows are found in order of first appearance by one pass with a hash table: 1-3 ns per lookup at tens
 of thousands of lookups. It serves the trainer, the planners and the simulations.

@@ -1,4 +1,4 @@
-"""Split the work of a batch into pieces that threads take one after another, and prepare its inputs.
+"""Split the work of a batch for threads, and prepare its inputs.
 
 Training and the predictions of its time use the same numbers of pieces: a batch of few lookups has one
 thread, however many there are.

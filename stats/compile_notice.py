@@ -1,4 +1,4 @@
-"""Notice that kernels are being compiled, which happens once and makes a first run slow.
+"""Report that kernels are being compiled, which slows a first run.
 
 Separate from `kernel`, which imports Numba, so that a command without kernels does not wait for it.
 """

@@ -1,4 +1,6 @@
-"""Add up sorted counts of several sources: days, or runs of a table larger than memory.
+"""Add up sorted counts of several sources.
+
+Sources are days, or runs of a table larger than memory.
 
 Sources, which may be mapped files, are merged a range of categories at a time. So memory holds only some
 chunks, whatever the length of the sources, and each is read once, in order.

@@ -1,4 +1,4 @@
-"""Count categories exactly, in memory proportional to the distinct ones and not to the log.
+"""Count categories exactly, in memory proportional to the distinct ones.
 
 Where even those are too many, a counter is emptied into a run, ascending, as often as needed, and the runs
 are merged: see `count_merging`.

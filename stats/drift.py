@@ -1,4 +1,4 @@
-"""Measure the aging of hot sets: the rows that each part of a log would choose, on the other parts.
+"""Measure the aging of hot sets between parts of a log.
 
 Rows of all tables are numbered consecutively (row = first_row[table] + id). Every row has one word of marks:
 bit p means that part p would keep it hot, bit num_parts + p that part p looked it up. So one pass over the

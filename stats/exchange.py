@@ -1,4 +1,4 @@
-"""Rows that ranks exchange in a step: their users, their owners, and the lists that each rank sends.
+"""Rows that ranks exchange in a step: users, owners and lists.
 
 A batch is cut into G equal micro-batches by sample position, and each of W ranks computes G / W consecutive
 ones: sample i of a batch of B is in micro-batch ``i * G // B``, computed by rank ``s * W // G`` for

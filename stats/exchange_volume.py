@@ -1,4 +1,4 @@
-"""Rows that cross between ranks in an epoch: counted from the lookups, and expected from frequencies.
+"""Count and predict the rows that cross between ranks in an epoch.
 
 Counts use the owners of rows and the lookups alone, without a row or a message; they are those of the lists
 that a run would make.

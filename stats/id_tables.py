@@ -1,8 +1,9 @@
-"""Hash tables from categories to counts or ids, and the integer hash that all stored randomness uses.
+"""Hash tables from categories to counts or ids, and their hash.
 
-`mix64` and `mix64_pair` are a 64-bit finaliser that turns (seed, position) into bits. A value depends on its
-position and not on earlier draws, so any part can be computed alone, in any order, on any machine. Their
-results must never change: shuffles, initial values and generated logs depend on them, and a test pins them.
+All stored randomness uses the same integer hash. `mix64` and `mix64_pair` are a 64-bit finaliser that turns
+(seed, position) into bits. A value depends on its position and not on earlier draws, so any part can be
+computed alone, in any order, on any machine. Their results must never change: shuffles, initial values and
+generated logs depend on them, and a test pins them.
 
 A table is a ``(capacity, 2)`` array of uint64: the category and its number, 0 for a free entry. Both share a
 cache line, which is the whole cost of a lookup into a table of millions; kernels prefetch it AHEAD of the

@@ -1,4 +1,4 @@
-"""The decorator of all compiled functions: Numba, with a compile cache that may be absent or damaged.
+"""The decorator of compiled functions, with a robust compile cache.
 
 Numba keeps machine code next to the source, in the user's cache folder or in ``NUMBA_CACHE_DIR``. It refuses
 to import a kernel if none of these is writable, and raises while unpickling a file that a power cut truncated

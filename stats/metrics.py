@@ -1,9 +1,10 @@
-"""The quality of predictions from logits and labels: counts of ranks for the areas, sums for the rest.
+"""Metrics of predictions from logits and labels.
 
-Logits rather than probabilities, because a float32 sigmoid ties far predictions that differ. An area under
-a curve needs all samples in the order of their logits: each sample becomes one word of 64 bits that sorts as
-its logit falls, so that any number of them can be sorted in parts. Samples are counted in groups: all, those
-whose lookups are all hot, the others, and those with an out-of-vocabulary lookup.
+Areas come from counts of ranks, the other metrics from sums. Logits rather than probabilities, because a
+float32 sigmoid ties far predictions that differ. An area under a curve needs all samples in the order of
+their logits: each sample becomes one word of 64 bits that sorts as its logit falls, so that any number of
+them can be sorted in parts. Samples are counted in groups: all, those whose lookups are all hot, the others,
+and those with an out-of-vocabulary lookup.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Codecs of rows whose message size depends on the plan alone: floats, and int8 with a scale per row.
+"""Codecs of float and int8 rows whose message size the plan gives.
 
 The bytes of a message depend on its rows, their embedding_dim and its tables, never on their values, so a
 receiver knows the size of each message from the plan.

@@ -1,7 +1,8 @@
-"""Bounds of tables as Feng et al. released them: tight, base or loose, by a table's size or by its name.
+"""Bounds of tables as Feng et al. released them.
 
-Their trainer lists the tables of Criteo's two logs by number. The sizes reproduce the lists but for a few
-tables: Kaggle's tight ones begin at 90,000 rows, and two of its small tables are base.
+A table is tight, base or loose by its size or by its name. Their trainer lists the tables of Criteo's two
+logs by number. The sizes reproduce the lists but for a few tables: Kaggle's tight ones begin at 90,000 rows,
+and two of its small tables are base.
 
 Source:
     Feng et al., SC'24, arXiv 2407.04272, and the code published with it.

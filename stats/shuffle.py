@@ -1,4 +1,4 @@
-"""Shuffle samples, their bags and the batches of an epoch, as functions of the seed and numbers alone.
+"""Shuffle samples, bags and batches by seed and number alone.
 
 Every sample has a 64-bit key, a hash of (seed, sample number), and the shuffled order is the order of keys. A
 sample's output file follows from its key and the keys at which files begin, so any thread can scatter parts

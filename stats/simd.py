@@ -1,10 +1,11 @@
-"""Sixteen float32 numbers as one value in kernels, for loops that the compiler cannot keep in registers.
+"""Sixteen float32 numbers as one register value in kernels.
 
-Numba's compiler turns a loop over numbers into vector instructions, but it keeps no sum over such a loop in a
-register unless the loop's length is a constant. A kernel that holds its sums in these values does: 3 times as
-fast on the interaction of a DLRM. A CPU with shorter registers uses several of them for a value. Products are
-added without rounding in between (`llvm.fma`) and sums have a fixed order, so all CPUs compute the same bits.
-Without compilation a value is an array of sixteen numbers, and the last bit of a multiply-add may differ.
+They are for loops that the compiler cannot keep in registers. Numba's compiler turns a loop over numbers into
+vector instructions, but it keeps no sum over such a loop in a register unless the loop's length is a
+constant. A kernel that holds its sums in these values does: 3 times as fast on the interaction of a DLRM. A
+CPU with shorter registers uses several of them for a value. Products are added without rounding in between
+(`llvm.fma`) and sums have a fixed order, so all CPUs compute the same bits. Without compilation a value is an
+array of sixteen numbers, and the last bit of a multiply-add may differ.
 
 `prefetch` loads what a kernel will read soon into the cache, so that a lookup into a large table does not
 wait.

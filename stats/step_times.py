@@ -1,4 +1,4 @@
-"""Predict time and memory of a training step for each placement and budget of fast memory.
+"""Predict time and memory of training steps by placement and budget.
 
 The inputs are a machine, a log with its model, and a budget. Bytes are those of an epoch that begins with no
 row used yet, as `hotset train` counts them in its first one: exact for the vectors of `hybrid` and for `fae`

@@ -1,4 +1,4 @@
-"""Expected traffic of training: distinct rows of a batch, rows each device receives, rows an epoch loads.
+"""Expected traffic: distinct rows of batches, received rows, loaded rows.
 
 Distinct rows of a batch: lookups are modelled as independent draws, so a row of probability p is needed in a
 batch of n with probability 1 - (1 - p)**n. Rows of equal probability count together (a log has few distinct

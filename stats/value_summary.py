@@ -1,4 +1,4 @@
-"""Summaries of numeric columns in one pass: counts, sums, extremes, and a histogram for quantiles.
+"""Counts, sums, extremes and histograms of numeric columns in one pass.
 
 A bin holds the float32 values that share their upper 16 bits: sign, exponent and 7 bits of the fraction. So
 quantiles have a relative error below 2**-7 and integers up to 256 are exact, at 512 KiB of counts for a

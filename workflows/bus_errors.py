@@ -1,9 +1,10 @@
-"""The end of a command whose mapped file was cut short by another program: one line instead of a signal.
+"""End a command in one line if its mapped file is truncated.
 
-Stages map the files they read: their pages are the page cache's, so they take none of ``--memory``, and
-columns that a stage does not need are never read. Linux ends a process by SIGBUS where it reads a page that
-the file has lost since it was mapped. Nothing can be computed from then on, and nothing has to be: a run that
-ends at any moment resumes to the same bytes. So the handler names the file and ends the process.
+Without this, the signal would end it. Stages map the files they read: their pages are the page cache's, so
+they take none of ``--memory``, and columns that a stage does not need are never read. Linux ends a process by
+SIGBUS where it reads a page that the file has lost since it was mapped. Nothing can be computed from then on,
+and nothing has to be: a run that ends at any moment resumes to the same bytes. So the handler names the file
+and ends the process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""``hotset characterise``: sweep whole training steps over what a model is made of, and measure four speeds.
+"""``hotset characterise``: measure four speeds over whole training steps.
 
-Each cell is a model made on the spot, trained for some steps on a drawn log; the time of a step is read from
-one clock around it, reading and planning included. Cells are lines of a file next to the result, so that a
-run that is killed resumes. Speeds of single parts are not modelled: the sweep says how speed follows a
-factor on this machine, and the four speeds are what `advise` predicts with.
+A sweep varies the properties of the model. Each cell is a model made on the spot, trained for some steps on a
+drawn log; the time of a step is read from one clock around it, reading and planning included. Cells are lines
+of a file next to the result, so that a run that is killed resumes. Speeds of single parts are not modelled:
+the sweep says how speed follows a factor on this machine, and the four speeds are what `advise` predicts
+with.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The ``hotset`` command: find the subcommand, run it, and turn errors that a user can fix into one line.
+"""The ``hotset`` command: run a subcommand and report errors.
 
-Commands that train import torch; the others must not, so each is imported when it is called.
+An error that a user can fix becomes one line. Commands that train import torch; the others must not, so each
+is imported when it is called.
 """
 
 from __future__ import annotations

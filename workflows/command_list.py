@@ -1,4 +1,4 @@
-"""The commands of ``hotset``: what each is for, and the module that runs it."""
+"""The commands of ``hotset``: their purposes and their modules."""
 
 from __future__ import annotations
 

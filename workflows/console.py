@@ -1,7 +1,8 @@
-"""The streams of the command line: data on stdout, messages and progress on stderr.
+"""Output of the command line: data, messages and progress.
 
-Progress bars redraw themselves at the cursor, so whatever else is printed on the same terminal has
-to know of them: messages go through the one console of stderr, and data is printed while no bar is shown.
+Data go to stdout, messages and progress to stderr. Progress bars redraw themselves at the cursor, so whatever
+else is printed on the same terminal has to know of them: messages go through the one console of stderr, and
+data is printed while no bar is shown.
 """
 
 from __future__ import annotations

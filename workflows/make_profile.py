@@ -1,4 +1,4 @@
-"""Rebuild the generator's profile from published aggregates and a rank-coded part of the log.
+"""Rebuild the generator's profile from aggregates and a rank-coded log.
 
     python -m hotset.workflows.make_profile AGGREGATES.json RANKED.csv.gz --out PROFILE.json
 

@@ -1,7 +1,8 @@
-"""Options from dataclasses: one option for each field, with the field's docstring as its help.
+"""Build options from dataclasses: one option for each field.
 
-argparse separates options from values. The type of a field says how its value is written, so sizes, intervals
-and lists are read alike by every command, and a wrong value ends in one error line, a hint and exit status 2.
+The field's docstring is the help. argparse separates options from values. The type of a field says how its
+value is written, so sizes, intervals and lists are read alike by every command, and a wrong value ends in one
+error line, a hint and exit status 2.
 """
 
 from __future__ import annotations

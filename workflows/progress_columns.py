@@ -1,4 +1,4 @@
-"""Progress bars and their columns: share done, speed, time, and a note on the work.
+"""Progress bars and their columns: share, speed, time and a note.
 
 A terminal of 60 columns has no room for all of them next to a bar, so a stage that shows losses has no bar
 there.

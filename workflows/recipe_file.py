@@ -1,4 +1,4 @@
-"""Recipe files: the options of `preprocess` and `train` in one TOML file, so that an experiment is a file.
+"""Recipe files: options of `preprocess` and `train` in one TOML file.
 
     [preprocess]
     hot_bytes = "256MiB"

@@ -1,4 +1,7 @@
-"""Recipes: named settings of all stages. A recipe returns configs; a variant replaces fields of one."""
+"""Recipes: named settings of all stages.
+
+A recipe returns configs; a variant replaces fields of one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders on disk: find, measure, rename and remove them, and check the free space.
+"""Find, measure, rename and remove folders, and check free space.
 
 ``--shards-only`` removes the files of folders that are not needed once the shards are packed. The manifest
 stays, so the chain from raw log to shards stays pinned and a repeated run finds its stages finished. A mark

@@ -1,4 +1,4 @@
-"""``manifest.json``: what a finished stage folder holds, how it was made, and from what.
+"""``manifest.json``: the contents, settings and inputs of a finished stage folder.
 
 A folder without a manifest is unfinished. The manifest lists every file with its samples, bytes and checksum,
 the stage's config and version, and the fingerprints of the inputs. Its own checksum is the folder's

@@ -1,4 +1,4 @@
-"""Writing a stage folder so that a kill at any moment loses at most the files in flight.
+"""Write a stage folder; a kill loses only the files in flight.
 
     folder/.partial/lock           held by the run that writes; see `partial`
     folder/.partial/workers        held by its workers in other processes; see `partial`

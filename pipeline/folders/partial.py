@@ -1,4 +1,4 @@
-"""``.partial``, where a stage folder is written until it is sealed, by one writer at a time.
+"""``.partial``, where one writer writes a stage folder until it is sealed.
 
 The lock is a POSIX record lock (``fcntl.lockf``) on a file in ``.partial/``. The kernel releases it when its
 holder dies, and sealing removes the file, so nothing is left to clean up. The text of the file is the

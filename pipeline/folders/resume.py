@@ -1,4 +1,4 @@
-"""Decide what a run does with the folder that it finds: begin, resume, extend or refuse.
+"""Decide whether a run begins, resumes, extends or refuses a folder.
 
 `Output.begin` acts on the decision, and ``--dry-run`` prints it. The identity of a run is its stage, version,
 config and inputs; equal identities write equal bytes.

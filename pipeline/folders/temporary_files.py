@@ -1,4 +1,4 @@
-"""Temporary files of a running stage, for data larger than memory or shared by processes.
+"""Temporary files of a stage, for large data or data of several processes.
 
 They are in the ``.partial`` of the folder being written, so sealing removes them, and the next run overwrites
 those of a killed one. Their mapped pages belong to the page cache and not to a process: they do not count as

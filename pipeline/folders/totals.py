@@ -1,4 +1,4 @@
-"""The totals in the manifest of each stage, and its settings that later stages read.
+"""The totals and settings in the manifest of each stage.
 
 ``PlanTotals.of(manifest)`` reads and checks those of a plan. The keys and their order are the format of
 manifest.json, see docs/formats.md. The tables of a log have a class for each kind of folder.

@@ -1,9 +1,9 @@
-"""Arrow IPC files of the stages, written once and read mapped; one record batch each in inner stages.
+"""Arrow IPC files of the stages, written once and read mapped.
 
-Maps here keep no open file, because a stage may hold as many as a log has days or parts. Python's and Arrow's
-maps keep a descriptor until they are closed, and a process may have only 1,024; Arrow also refuses names that
-are not UTF-8. NumPy's maps resolve every link of the path first, which would take a tenth of the time of
-preprocessing a small log.
+Files of inner stages have one record batch each. Maps here keep no open file, because a stage may hold as
+many as a log has days or parts. Python's and Arrow's maps keep a descriptor until they are closed, and a
+process may have only 1,024; Arrow also refuses names that are not UTF-8. NumPy's maps resolve every link of
+the path first, which would take a tenth of the time of preprocessing a small log.
 
 Parts stay mapped while a stage reads them repeatedly: a log larger than memory is packed in several passes
 over the same parts, and peeling reads them once for each table. Opening a part of 69,000 samples (mapping,

@@ -1,4 +1,4 @@
-"""Columns of a log: dense features for the model, texts of categories, and predictions.
+"""Columns of a log: dense features, texts of categories, and predictions.
 
 Dense columns are float32 after their transform, 0 where missing. Texts are for people to read; stages look up
 hashes and never need them. Predictions are a Parquet file of one column, a row for each sample of the log, in

@@ -1,4 +1,7 @@
-"""The ids of one part of samples/: a matrix for one-hot tables, a list column per multi-hot table."""
+"""The ids of one part of samples/: a matrix and list columns.
+
+The matrix holds the one-hot tables; each multi-hot table has a list column.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``generate``: a click log with the statistics of a real one, in its format, of any length.
+"""``generate``: a click log of any length with a real log's statistics.
 
     label <tab> I1 ... I13 <tab> C1 ... C26 <newline>      8 hexadecimal digits per category, missing = empty
 

@@ -1,4 +1,4 @@
-"""Draw logs of histories: what a user chose, a candidate, and whether the user chose it next.
+"""Draw logs of histories: past choices, a candidate, and whether it follows.
 
     label , user , item | ... | candidate , category | ... | category of the candidate
 

@@ -1,8 +1,9 @@
-"""Fit the dependence of a profile to a part of a log whose categories are global ranks.
+"""Fit the dependence of a profile to a part of a log.
 
-Fits the shares of latent classes, of missing patterns and of rank buckets in each class, and how often
-columns of a coupled group share one uniform variable within a class. Marginals are not fitted: they come from
-aggregates of the whole log and are restored by raking when the profile is used.
+The categories of that part are global ranks. Fits the shares of latent classes, of missing patterns and of
+rank buckets in each class, and how often columns of a coupled group share one uniform variable within a
+class. Marginals are not fitted: they come from aggregates of the whole log and are restored by raking when
+the profile is used.
 """
 
 from __future__ import annotations

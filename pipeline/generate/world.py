@@ -1,4 +1,4 @@
-"""Profiles of generated logs, and the tables that the kernels draw from: integer shares, exact marginals.
+"""Profiles of generated logs, and the tables that kernels draw from.
 
 A profile is a small JSON file that holds no sample and no raw value, only shares:
 

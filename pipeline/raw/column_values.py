@@ -1,7 +1,8 @@
-"""Values of one column of a CSV block or a Parquet batch, each with its state: good, missing or bad.
+"""Values of a column of a CSV block or Parquet batch.
 
-Kernels parse text, typed arrays are used unchanged, and no type is guessed. A list-valued column is read as
-all its elements and the offsets of the rows; a missing list has one missing element.
+Each value has a state: good, missing or bad. Kernels parse text, typed arrays are used unchanged, and no type
+is guessed. A list-valued column is read as all its elements and the offsets of the rows; a missing list has
+one missing element.
 
 Text categories become 64-bit numbers: xxh3 of the bytes, hashed once per distinct text of a block. Two of n
 texts share a number, and so a row, with a probability of about n**2 / 2**65: 3e-6 for ten million.

@@ -1,4 +1,4 @@
-"""Parse a block of Criteo text to Arrow columns, and describe what is wrong with a bad line.
+"""Parse a block of Criteo text, and describe faults of bad lines.
 
 `criteo_kernel` decides quickly whether a line is good. For the few bad lines, this module finds the fault and
 its column slowly.

@@ -1,4 +1,4 @@
-"""Parse Criteo's text format to columns: Numba passes over bytes in the cache, every field checked.
+"""Kernels that parse Criteo's text format to columns, every field checked.
 
 A line is ``label, integers, categories`` between tabs: label 0 or 1, integers decimal within int32,
 categories 8 hex digits (read as a uint32), a missing value an empty field, the end LF or CRLF.

@@ -1,4 +1,4 @@
-"""The parts of a log: blocks of whole lines or batches of Parquet rows, which are parsed one at a time.
+"""The parts of a log: blocks of whole lines or Parquet batches.
 
 The samples of a part become one file of ``columns/``.
 

@@ -1,4 +1,4 @@
-"""CSV blocks and Parquet batches to Arrow columns, and what is wrong with a bad row, in words.
+"""Parse CSV blocks and Parquet batches, and describe faults of bad rows.
 
 `column_values` reads the values. A value that does not match the schema makes a bad row, which `ingest`
 refuses or counts.

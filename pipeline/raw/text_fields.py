@@ -1,8 +1,8 @@
-"""Fields of separated text: find them, and read their numbers. Exact, every bound checked.
+"""Find fields of separated text, and read their numbers.
 
-A field is a span ``[start, stop)`` of a byte array, so the same kernels read text columns of CSV and of
-Parquet files, whose offsets are spans already. Elements of lists in fields are spans, too. Decimal text
-becomes float64, correctly rounded, where two exact doubles give the result.
+Exact, every bound checked. A field is a span ``[start, stop)`` of a byte array, so the same kernels read text
+columns of CSV and of Parquet files, whose offsets are spans already. Elements of lists in fields are spans,
+too. Decimal text becomes float64, correctly rounded, where two exact doubles give the result.
 
 Bytes are compared as machine words, eight or sixty-four at a time, by instructions that Numba does not
 expose. Each such function is plain Python, which defines it, and one or a few machine instructions when

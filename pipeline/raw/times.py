@@ -1,4 +1,4 @@
-"""Times to the hour of the day and the day of the week, exact, in UTC.
+"""Convert times to hours and weekdays, exact, in UTC.
 
 A time is text such as ``2026-01-31 23:59:59``, an integer since 1970-01-01 in a unit of the schema, or
 a timestamp or date of Arrow. Text without an offset from UTC is UTC; fractions of a second do not matter.

@@ -1,4 +1,4 @@
-"""Engines of tasks: threads of this process, or the processes of a Ray cluster.
+"""Engines of tasks: threads of this process, or a Ray cluster.
 
 Threads are the default and the fastest on one machine: kernels release the GIL, tables are held once and
 nothing is serialized. A cluster pays off where one machine is too slow; all its machines see the folders at

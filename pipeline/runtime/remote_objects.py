@@ -1,9 +1,10 @@
-"""Objects of a run that its tasks use in other processes, and the calls that carry them there.
+"""Objects that tasks use in other processes, and the pickled calls.
 
 A task is sent to a worker as a pickled call. Most of its arguments are plain data. A `RemoteObject` is not:
 unpickling it in the worker builds a copy from `state_for_worker`, and when the task ends, the copy's
 `report` returns with the result and is applied to the original in the main process. So a stage passes its
-tasks the same objects whether they run in its own threads or in other processes."""
+tasks the same objects whether they run in its own threads or in other processes.
+"""
 
 from __future__ import annotations
 

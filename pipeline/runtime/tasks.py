@@ -1,10 +1,10 @@
-"""Run independent tasks on workers: threads by default, because every kernel releases the GIL.
+"""Run independent tasks on workers.
 
-Results are yielded in the order of the tasks, whatever order they finish in, and at most two tasks per
-worker are in flight, so the size of a task bounds the memory. When a run ends, by an error, Ctrl-C or a
-caller that stops reading, no task is still running that could write into the folder during the next run.
-Inside `use_engine` the same tasks run in other processes; if one of those is killed, the others repeat its
-tasks, and write the same bytes.
+Workers are threads by default, because every kernel releases the GIL. Results are yielded in the order of the
+tasks, whatever order they finish in, and at most two tasks per worker are in flight, so the size of a task
+bounds the memory. When a run ends, by an error, Ctrl-C or a caller that stops reading, no task is still
+running that could write into the folder during the next run. Inside `use_engine` the same tasks run in other
+processes; if one of those is killed, the others repeat its tasks, and write the same bytes.
 
 `Resources` holds the workers, memory and progress callback of a call; none of them changes a byte.
 

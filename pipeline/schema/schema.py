@@ -1,4 +1,4 @@
-"""The columns of a log: label, dense numbers, sparse categories, and how they are written.
+"""The columns of a log: label, dense numbers, sparse categories.
 
 Both public Criteo logs have the same columns and differ in size, so their presets differ in the recipe, not
 here. Other logs are described by a file: `schema_file`. This module also checks names, suggests the name that

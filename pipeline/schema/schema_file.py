@@ -1,8 +1,8 @@
-"""Schemas as TOML: read with every mistake named, written in one canonical form, fingerprinted by content.
+"""Read and write schemas as TOML, fingerprinted by content.
 
-A config's schema is the name of a built-in schema, or the text of a schema file. Texts of equal content have
-one fingerprint, wherever the file is and whatever its comments are. Entries under ``dense`` and ``[sparse]``
-are a column's kind, or a table of keys.
+Errors name every mistake, and writing gives one canonical form. A config's schema is the name of a built-in
+schema, or the text of a schema file. Texts of equal content have one fingerprint, wherever the file is and
+whatever its comments are. Entries under ``dense`` and ``[sparse]`` are a column's kind, or a table of keys.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The stages of preprocessing, one function each, and the run of all of them."""
+"""The stages of preprocessing, one function each."""

@@ -1,4 +1,4 @@
-"""``count``: columns/ -> counts/, how often each category is looked up in the training part.
+"""``count``: columns/ -> counts/, the lookups of each category in training.
 
 Counts are exact. Memory holds the distinct categories, never the log. Where even they do not fit, the largest
 table is emptied into a run on disk, categories ascending, and a table's runs are merged at the end: one pass

@@ -1,4 +1,4 @@
-"""Samples of a raw log, or of a table in memory, as a trained model takes them: ids and dense values.
+"""Encode samples of a raw log or table for a trained model.
 
 A log that is only predicted becomes no folders: its parts are parsed and encoded in threads, in order, and
 at most some of them are in memory at a time. Every sample is kept: a line that does not match the schema is

@@ -1,4 +1,7 @@
-"""Hot lookups and samples under many budgets: one pass over samples/ for any number of orders and budgets."""
+"""Hot lookups and samples under many budgets.
+
+One pass over samples/ serves any number of orders and budgets.
+"""
 
 from __future__ import annotations
 

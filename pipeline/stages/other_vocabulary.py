@@ -1,4 +1,4 @@
-"""Use another log's vocabulary: ``adopt`` gives a new log a model's ids, ``map-ids`` maps old ids to new.
+"""``adopt`` and ``map-ids``: use another log's vocabulary, or map its ids.
 
 ``adopt``: columns/ + another log's vocabulary/ -> vocabulary/. Nothing is counted: every sample of the new
 log is for evaluation, and a category that the model's log did not have is looked up in its table's oov row,

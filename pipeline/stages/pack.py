@@ -1,4 +1,4 @@
-"""``pack``: columns/ + samples/ + plan/ -> shards/, shuffled batches a trainer maps and reads.
+"""``pack``: columns/ + samples/ + plan/ -> shards/, shuffled batches for training.
 
 The order of training samples is that of a hash of (seed, sample number); evaluation samples keep the log's
 order. Samples are scattered to output files in passes over the inputs, some files per pass, so a log of any

@@ -1,4 +1,4 @@
-"""Check at the start of `preprocess` that the disk is large enough and every stage keeps the memory cap.
+"""Check disk and memory caps of all stages before `preprocess` starts.
 
 A stage that refuses in the middle of a run names the memory that is enough for that stage alone, and a user
 who follows its hint may meet the refusal of the next one. So all stages are checked first, and before a run

@@ -1,9 +1,9 @@
-"""``rank``: counts/ -> vocabulary/, the id of each category and its position over all tables.
+"""``rank``: counts/ -> vocabulary/, the id and place of each category.
 
-An id is the position of a category in its table's order of importance, so that hot is a comparison
-(``id < num_hot``) and a hot set a prefix. The position over all tables gives ``num_hot`` for every budget.
-Memory holds runs of equal counts, and the table being written where it fits; other orders than by
-frequency need more.
+The place is the position over all tables. An id is the position of a category in its table's order of
+importance, so that hot is a comparison (``id < num_hot``) and a hot set a prefix. The position over all
+tables gives ``num_hot`` for every budget. Memory holds runs of equal counts, and the table being written
+where it fits; other orders than by frequency need more.
 """
 
 from __future__ import annotations

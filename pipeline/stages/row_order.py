@@ -1,4 +1,4 @@
-"""Rank tables from counts to a vocabulary: by frequency, by FAE's sampled counts, or by peeling.
+"""Rank tables by frequency, by FAE's sampled counts, or by peeling.
 
 By frequency, a table is a few thousand runs of equal counts; categories, counts and places are made from them
 on demand, and never for all tables together.

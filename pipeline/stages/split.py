@@ -1,4 +1,4 @@
-"""``split``: vocabulary/ + samples/ + a byte budget -> plan/, the hot rows and each sample's tag.
+"""``split``: vocabulary/ + samples/ -> plan/, hot rows and tags of samples.
 
 The hot rows are a prefix of the order over all tables (by lookups per byte where rows differ in width), so
 they are one number per table. A sample is hot when all of its lookups hit hot rows.

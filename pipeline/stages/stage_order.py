@@ -1,4 +1,4 @@
-"""The stages in order, the folder each writes inside DIR, and which folders a longer log makes stale."""
+"""The stages in order, their folders, and what a longer log outdates."""
 
 from __future__ import annotations
 

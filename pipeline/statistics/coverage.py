@@ -1,4 +1,4 @@
-"""Coverage of a folder: lookups served by the first rows, and what is hot under each budget.
+"""Coverage of a folder's tables, and what is hot under each budget.
 
 Computes curves of each table's counts, the budgets to show, the tables that take the plan's fast memory, and
 the distinct rows of a batch, predicted from counts and measured in the log.

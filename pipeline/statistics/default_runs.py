@@ -1,7 +1,8 @@
-"""The first epoch of every placement as `hotset train` would run it on these shards without any option.
+"""The first epoch of every placement in a default run.
 
-The slots, the prefetch depth and the order of batches are those of the run, and the planners are the ones
-that run, so what is counted here is what the run counts. A long epoch is cut off after `MAX_LOOKUPS` lookups.
+It is what `hotset train` would run on these shards without any option. The slots, the prefetch depth and the
+order of batches are those of the run, and the planners are the ones that run, so what is counted here is what
+the run counts. A long epoch is cut off after `MAX_LOOKUPS` lookups.
 """
 
 from __future__ import annotations

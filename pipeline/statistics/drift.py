@@ -1,9 +1,9 @@
-"""Measure how the hot set of one part of a log, a raw file or a time window, serves later parts.
+"""Measure how a part's hot set serves later parts of a log.
 
-Two passes over samples/: the first counts each training part and marks its hot rows, the second measures all
-those hot sets on all parts. Memory is six bytes per row with up to seven parts, whatever the number of
-samples; threads share it. Parts of the evaluation choose no hot set, because their categories without an id
-share a row.
+A part is a raw file or a time window. Two passes over samples/: the first counts each training part and marks
+its hot rows, the second measures all those hot sets on all parts. Memory is six bytes per row with up to
+seven parts, whatever the number of samples; threads share it. Parts of the evaluation choose no hot set,
+because their categories without an id share a row.
 """
 
 from __future__ import annotations

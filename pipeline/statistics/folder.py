@@ -1,8 +1,9 @@
-"""An opened preprocessed folder: its manifests, and what several series of statistics read of it.
+"""A preprocessed folder opened for statistics.
 
-Its manifests alone give the origin of the figures (logs, schema, settings and fingerprints), and whether
-counts, ids or the hot set saw evaluation data. Raw logs are recognized by their checksum. So a log that was
-given twice, or that was in the training part of the model whose ids were adopted, is found under any name.
+It has the manifests, and what several series read. Its manifests alone give the origin of the figures (logs,
+schema, settings and fingerprints), and whether counts, ids or the hot set saw evaluation data. Raw logs are
+recognized by their checksum. So a log that was given twice, or that was in the training part of the model
+whose ids were adopted, is found under any name.
 """
 
 from __future__ import annotations

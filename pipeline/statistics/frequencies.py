@@ -1,9 +1,9 @@
-"""Access frequencies of a preprocessed folder, as plain data for tables, JSON and reports.
+"""Access frequencies of a preprocessed folder, as plain data.
 
-A series is one function of the opened folder that returns lists of flat dictionaries, so any of them is a
-table. `SERIES` names them all; a view requests those it shows. The series of the most looked-up categories
-adds the label rate of their samples, in one pass over samples/ and the labels of columns/ and two bytes per
-row.
+Tables, JSON and reports are made from them. A series is one function of the opened folder that returns lists
+of flat dictionaries, so any of them is a table. `SERIES` names them all; a view requests those it shows. The
+series of the most looked-up categories adds the label rate of their samples, in one pass over samples/ and
+the labels of columns/ and two bytes per row.
 """
 
 from __future__ import annotations

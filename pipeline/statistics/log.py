@@ -1,6 +1,7 @@
-"""Labels, missing values and dense values of a log: one pass over columns/ and the tags of plan/.
+"""Labels, missing values and dense values of a log.
 
-Memory is a histogram of 512 KiB per worker and some kilobytes per feature, whatever the number of samples.
+One pass reads columns/ and the tags of plan/. Memory is a histogram of 512 KiB per worker and some kilobytes
+per feature, whatever the number of samples.
 """
 
 from __future__ import annotations

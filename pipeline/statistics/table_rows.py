@@ -1,4 +1,4 @@
-"""Rows of one table: the head, one by its id, one by its category.
+"""Rows of one table: the first ones, by id, or by category.
 
 Reads the vocabulary alone (and the plan, where there is one, for what is hot), so it works on folders whose
 samples were discarded. A category is found by a scan: 10 M rows take 10 ms, and no index is kept for it.

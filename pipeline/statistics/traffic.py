@@ -1,4 +1,4 @@
-"""Rows that move in training: loads by each policy over slots, and rows that cross between ranks.
+"""Rows that each policy loads, and rows that cross between ranks.
 
 Both are simulated on a trace of the shuffled training order, drawn from the whole log. That order is of a
 hash of (seed, sample number), so its first samples are those with the lowest keys: one pass over samples/

@@ -1,4 +1,4 @@
-"""The kernel of every planner of staging slots: rows to load and rows to evict, step by step.
+"""The kernel of all planners: rows to load and evict per step.
 
 One item of transfers moves the rows that its steps miss, and those that make room for them; `policies`
 chooses the latter. A step costs O(its distinct rows) and an eviction O(log num_slots). Memory: 4 bytes per

@@ -1,11 +1,11 @@
-"""Planners of one staging area: batches in, step plans out, by one rule for every policy.
+"""Planners of a staging area: batches in, step plans out.
 
-The rule of transfers: item t waits for compute(t - P - 1), P being the prefetch depth, and evicts among the
-rows unused in steps t - P to t. If too few of them may be evicted, it waits for a later step, t - 1 at most;
-such steps are marked as shortened. So no plan reads a row before its last update is written back, and at P =
-0 `lookahead` is Belady's algorithm. Policies: see `policies`; `cache` policies after Fang et al., arXiv
-2208.05321, as released, with state of rows, dirty rows and transfers handled here. In a run the staging area
-begins empty, and is emptied at the end of each epoch.
+One rule of transfers serves every policy. The rule of transfers: item t waits for compute(t - P - 1), P being
+the prefetch depth, and evicts among the rows unused in steps t - P to t. If too few of them may be evicted,
+it waits for a later step, t - 1 at most; such steps are marked as shortened. So no plan reads a row before
+its last update is written back, and at P = 0 `lookahead` is Belady's algorithm. Policies: see `policies`;
+`cache` policies after Fang et al., arXiv 2208.05321, as released, with state of rows, dirty rows and
+transfers handled here. In a run the staging area begins empty, and is emptied at the end of each epoch.
 
 Slots and depth are chosen together. A transfer that runs P batches ahead may evict none of the rows of P + 1
 batches. With few slots it is therefore shortened, and evicts rows that are needed soon. Measured on one

@@ -1,9 +1,9 @@
-"""The stream of rows that a planner reads and the step plans it returns, as flat arrays for many steps.
+"""The rows a planner reads and the step plans it returns.
 
-A planner manages one staging area: ``num_slots`` slots for rows of one width. Rows are named by keys,
-integers in [0, num_rows) that the caller gives to the rows of the slow tier. Step t is preceded by transfer
-item t: write rows back, then load rows into slots. The executor of plans keeps to three rules, and may
-otherwise run items and computations in parallel:
+Both are flat arrays for many steps. A planner manages one staging area: ``num_slots`` slots for rows of one
+width. Rows are named by keys, integers in [0, num_rows) that the caller gives to the rows of the slow tier.
+Step t is preceded by transfer item t: write rows back, then load rows into slots. The executor of plans keeps
+to three rules, and may otherwise run items and computations in parallel:
 
 1. items run in order, and item t starts once compute(``after[t]``) is done;
 2. compute(t) starts once item t is done;

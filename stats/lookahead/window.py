@@ -1,4 +1,4 @@
-"""The window of look-ahead: how many batches are known ahead of the one that is planned.
+"""The window of look-ahead: the number of batches known in advance.
 
 Belady's choice is exact once the window reaches the nearest next use that is evicted. So the window grows
 while most steps evict only rows without a known next use, and settles at 1.5 times that reach. Bytes moved

@@ -1,8 +1,9 @@
-"""FAE's calibrator: hot rows from a sample of the log, by a threshold found with confidence intervals.
+"""FAE's calibrator: hot rows from a sample of the log.
 
-The paper counts lookups in 5% of the samples and searches the threshold of access under which the hot rows
-fit the budget; how many rows pass one it estimates from 35 chunks of 1024 counters of each large table.
-Exact counts make all of this unnecessary; it is here to be compared with.
+A threshold is found with confidence intervals. The paper counts lookups in 5% of the samples and searches the
+threshold of access under which the hot rows fit the budget; how many rows pass one it estimates from 35
+chunks of 1024 counters of each large table. Exact counts make all of this unnecessary; it is here to be
+compared with.
 
 Source: Adnan et al., PVLDB 15(1), section 4 (sampler, profiler, statistical optimizer).
 """

@@ -1,4 +1,4 @@
-"""Rank rows by counts, within a table and over all tables, and find the hot rows of byte budgets.
+"""Rank rows by counts, and find the hot rows of budgets.
 
 Rows of one count are adjacent, and the distinct counts of a table grow like the root of its lookups. So a few
 thousand runs of equal counts describe everything except which category has which row, which takes one more

@@ -1,7 +1,8 @@
-"""The bytes of one row, the embedding vector and the state of its optimizer, and what a budget holds of them.
+"""The bytes of a row, and the rows that a budget holds.
 
-Both are float32 and always travel together, so a byte budget counts both. Adagrad and momentum double a
-row, row-wise Adagrad adds one number to it, Adam triples it and adds one (the row's own count of steps).
+A row is the embedding vector and the state of its optimizer. Both are float32 and always travel together, so
+a byte budget counts both. Adagrad and momentum double a row, row-wise Adagrad adds one number to it, Adam
+triples it and adds one (the row's own count of steps).
 """
 
 from __future__ import annotations

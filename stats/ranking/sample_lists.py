@@ -1,8 +1,8 @@
-"""The rows of each sample and the samples of each row, as `peeling` reads them.
+"""The rows of each sample and the samples of each row.
 
-Rows are numbered by their place in the order by frequency (by lookups per byte where widths differ), without
-those that are certainly hot. The incidence takes 8 bytes per lookup. The lists are filled in blocks whose
-memory is prefetched.
+`peeling` reads both. Rows are numbered by their place in the order by frequency (by lookups per byte where
+widths differ), without those that are certainly hot. The incidence takes 8 bytes per lookup. The lists are
+filled in blocks whose memory is prefetched.
 """
 
 from __future__ import annotations

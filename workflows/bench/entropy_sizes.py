@@ -1,8 +1,8 @@
-"""Sizes of two codes whose length depends on the rows, to compare with those of fixed width.
+"""Sizes of two codes whose length depends on the rows.
 
-Both code numbers that were rounded to multiples of twice a bound of the range, ``rint(x / (2 e r))``. Their
-bytes are not known before the rows are, so sizes would have to be exchanged before every message. Training
-uses neither, and only their sizes are computed here.
+They are compared with codes of fixed width. Both code numbers that were rounded to multiples of twice a bound
+of the range, ``rint(x / (2 e r))``. Their bytes are not known before the rows are, so sizes would have to be
+exchanged before every message. Training uses neither, and only their sizes are computed here.
 
 vector-LZ: a token is a row, in a byte per number, or a repetition of up to 255 rows that begins up to 32 rows
 before, in 2 bytes. A bit says which; a block of 2,048 rows is independent and takes 8 bytes more.

@@ -1,7 +1,8 @@
-"""DCN V2 made of FuxiCTR's layers, trained by its loader, loop and metrics on an export of hotset.
+"""Train FuxiCTR's DCN V2 on an export of hotset.
 
-Runs as a separate program, because FuxiCTR writes to the current folder and sets up logging:
-``python -m hotset.workflows.bench.fuxictr_training EXPORT SEED``. Prints the AUC of the test part.
+Layers, loader, loop and metrics are FuxiCTR's. Runs as a separate program, because FuxiCTR writes to the
+current folder and sets up logging: ``python -m hotset.workflows.bench.fuxictr_training EXPORT SEED``. Prints
+the AUC of the test part.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shards of the Criteo Kaggle shape, drawn on the spot: its tables, its frequencies, its clicks.
+"""Draw shards of the Criteo Kaggle shape: tables, frequencies and clicks.
 
 A category's id is its rank of frequency, as `rank` would make it, so nothing has to be counted or encoded,
 and every row of the full shape exists although few samples are drawn. Rows are hot where they are looked up

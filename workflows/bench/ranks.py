@@ -1,4 +1,4 @@
-"""Several processes: rows that cross between them, bytes of every codec, and the speed of two ranks.
+"""Measure several ranks: exchanged rows, bytes of codecs, and speed.
 
 ``bytes`` counts vectors and gradients per training sample along the order of training; ``codecs`` trains a
 model and packs the rows that its samples look up in every codec, next to coders whose bytes depend on the

@@ -1,4 +1,4 @@
-"""``hotset advise``: predict from counts which placement and how much fast memory pay off."""
+"""``hotset advise``: predict which placement and fast memory pay off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hotset apply``: an exported folder of an earlier run, led to a later one by what changed since."""
+"""``hotset apply``: update an export by the changes of a later run."""
 
 from __future__ import annotations
 

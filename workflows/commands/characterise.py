@@ -1,4 +1,4 @@
-"""``hotset characterise``: measure how the speed of training follows a model on this machine."""
+"""``hotset characterise``: measure how speed depends on the model."""
 
 from __future__ import annotations
 

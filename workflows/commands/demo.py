@@ -1,4 +1,4 @@
-"""``hotset demo``: the main job, from a raw log to three trained models side by side."""
+"""``hotset demo``: from a raw log to three trained models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``hotset export``: write a run as files that serve it without hotset, or compare two runs by rows."""
+"""``hotset export``: write files that serve a run without hotset.
+
+Also compares two runs by the rows of each table that changed.
+"""
 
 from __future__ import annotations
 

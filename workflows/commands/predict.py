@@ -1,4 +1,4 @@
-"""``hotset predict``: the probability of a click for every line of a raw log."""
+"""``hotset predict``: click probabilities for the lines of a raw log."""
 
 from __future__ import annotations
 

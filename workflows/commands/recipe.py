@@ -1,4 +1,4 @@
-"""``hotset recipe``: print the options in force, of the defaults, a recipe, a folder or a run."""
+"""``hotset recipe``: print the options of a recipe, folder or run."""
 
 from __future__ import annotations
 

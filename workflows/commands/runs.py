@@ -1,4 +1,4 @@
-"""``hotset runs``: list the runs of a folder, or compare their settings over seeds.
+"""``hotset runs``: list runs, or compare their settings over seeds.
 
 Prints a table, or writes a page with the curves. Runs are read as plain records, and nothing in a folder is
 trusted.

@@ -1,4 +1,4 @@
-"""``hotset stats``: tables of a preprocessed folder's frequency statistics, or the rows of one table."""
+"""``hotset stats``: frequency statistics of a folder, or rows of a table."""
 
 from __future__ import annotations
 

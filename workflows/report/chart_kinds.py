@@ -1,4 +1,4 @@
-"""The charts of the report: how rows are accessed, what fast memory saves, and bars by name.
+"""The charts of the report: row access, fast memory, and bars.
 
 Access: coverage by rank, distinct rows per batch, aging of hot rows. Fast memory: fully hot samples,
 refetched rows by policy, predicted speed by placement. Bars: a value per name, and the range of each dense

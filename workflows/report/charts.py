@@ -1,4 +1,4 @@
-"""Building blocks of the report's charts: axes, lines with a legend, charts as Vega-Lite JSON.
+"""Axes, lines with a legend, and Vega-Lite JSON for charts.
 
 Colors are CSS variables of the page, so one drawing serves the light and the dark theme; the palette is Okabe
 and Ito's, which color-blind readers can distinguish. Numbers in tooltips are formatted here, as text.

@@ -1,4 +1,4 @@
-"""The sections of the report: for each a chart, its numbers, and how to read both.
+"""The sections of the report: charts, their numbers, and explanations.
 
 Includes the sections on the log itself (files, labels, missing and dense values, categories), and the advice
 at the top: sentences computed from the statistics, and the commands that follow from them.

@@ -1,4 +1,4 @@
-"""The series of the statistics as tables of text and as Polars frames, one function each."""
+"""The series of the statistics as text tables and Polars frames."""
 
 from __future__ import annotations
 

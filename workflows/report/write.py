@@ -1,4 +1,4 @@
-"""Files that `hotset stats` writes: the report as one HTML page, and every series as Parquet."""
+"""Write the report as an HTML page, and series as Parquet."""
 
 from __future__ import annotations
 

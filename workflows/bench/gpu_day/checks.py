@@ -1,4 +1,4 @@
-"""Checks what must hold on the device: that steps run at all, and equal bits of placements."""
+"""Check on the device that steps run, and placements agree bitwise."""
 
 from __future__ import annotations
 

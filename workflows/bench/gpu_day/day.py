@@ -1,9 +1,10 @@
-"""Run the parts of a GPU day, each in a separate process, and keep the findings in one growing file.
+"""Run the parts of a GPU day, and collect their findings.
 
-A part writes its findings as lines of JSON to a file while it runs, and they count whatever happens to it
-later. A part that crashes, hangs or writes rubbish is named with the end of its output, and the next one
-begins. Every part has a reserved share of the time, and what earlier parts leave of theirs. Pieces of its
-work that it does not reach are named, and a later call does them.
+Each part has a separate process; findings are kept in one growing file. A part writes its findings as lines
+of JSON to a file while it runs, and they count whatever happens to it later. A part that crashes, hangs or
+writes rubbish is named with the end of its output, and the next one begins. Every part has a reserved share
+of the time, and what earlier parts leave of theirs. Pieces of its work that it does not reach are named, and
+a later call does them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Try the calls of the device API one by one, so that a first run on a GPU names what fails there.
+"""Try the calls of the device API one by one.
 
-Each is a few lines on separate memory; all later parts consist of them.
+So a first run on a GPU names what fails there. Each is a few lines on separate memory; all later parts
+consist of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One epoch of the whole Kaggle shape, 39.3 million samples, as a user's run trains it.
+"""Train one epoch of the Kaggle shape, 39.3 million samples.
 
-No file of the data set is read: the samples are drawn on the spot, 160 bytes each in memory and as many on
-the disk, and 100 more by row. Beside this a run takes 4 GB of the disk with its weights and states, and is
-deleted.
+It is trained as in a user's run. No file of the data set is read: the samples are drawn on the spot, 160
+bytes each in memory and as many on the disk, and 100 more by row. Beside this a run takes 4 GB of the disk
+with its weights and states, and is deleted.
 """
 
 from __future__ import annotations

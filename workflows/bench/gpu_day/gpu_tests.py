@@ -1,4 +1,7 @@
-"""Run the tests that need a GPU, each as a separate check that is recorded as soon as it ends."""
+"""Run the tests that need a GPU, each as a check.
+
+A check is recorded as soon as its test ends.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Try every kernel of a step alone; name a broken one, and replace it by its twin from then on.
+"""Try every kernel of a step alone; replace a broken one.
 
-Each is tried in a separate process, because a process cannot continue after a fault on a GPU. It trains a few
-batches with this kernel and the twins of all others, and compares the rows and the layers with those of twins
-alone.
+A broken kernel is named, and its twin runs from then on. Each is tried in a separate process, because a
+process cannot continue after a fault on a GPU. It trains a few batches with this kernel and the twins of all
+others, and compares the rows and the layers with those of twins alone.
 
 Four kernels around the dense layers add in another order than their twins, and training amplifies a last bit:
 an input of ReLU next to zero gets the other sign, and eight steps of SGD later the rows differ by a hundredth

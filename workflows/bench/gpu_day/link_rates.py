@@ -1,4 +1,4 @@
-"""Measure the link between a device and the host, in bytes per second, and the limit of each placement.
+"""Measure the link of a device, and the limit of each placement.
 
 Uses the device calls of training: copies of pinned memory. On the simulated device the "link" is the host's
 memory, so that all later parts run without a GPU.

@@ -1,4 +1,4 @@
-"""Start a part of a GPU day in a separate process, in parallel with the calling part."""
+"""Start a part of a GPU day in a separate, parallel process."""
 
 from __future__ import annotations
 

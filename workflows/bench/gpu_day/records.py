@@ -1,4 +1,4 @@
-"""The file to which a part of a GPU day writes its findings, line by line."""
+"""The file of findings of a part, written line by line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Samples per second of every placement on the device, by batch size, at one embedding dimension.
+"""Measure samples per second of every placement on the device.
 
-Placements are measured in groups that take turns, each with all-fast among them. As many runs of a group live
-side by side as there is memory for: a slow tier has all rows on the host, 17 GB at dim 128.
+Speeds are by batch size, at one embedding dimension. Placements are measured in groups that take turns, each
+with all-fast among them. As many runs of a group live side by side as there is memory for: a slow tier has
+all rows on the host, 17 GB at dim 128.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Computes what a step of DLRM takes on a GPU at least, part by part: arithmetic, not measured.
+"""Compute lower bounds of the parts of a step on a GPU.
 
-A part is bound by the bytes it moves in the GPU's memory or by its products, whichever takes longer; nothing
-is assumed to be found in a cache. ``python -m hotset.workflows.bench.gpu_day.step_floors`` prints the
-parts and the table of `docs/gpu.md`.
+They are arithmetic, not measured. A part is bound by the bytes it moves in the GPU's memory or by its
+products, whichever takes longer; nothing is assumed to be found in a cache. ``python -m
+hotset.workflows.bench.gpu_day.step_floors`` prints the parts and the table of `docs/gpu.md`.
 """
 
 from __future__ import annotations

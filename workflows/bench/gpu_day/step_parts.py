@@ -1,4 +1,7 @@
-"""Measure the parts of a step on the device, each with its lower bound by the ceilings measured there."""
+"""Measure the parts of a step, each with its lower bound.
+
+Bounds use the ceilings measured on the same device.
+"""
 
 from __future__ import annotations
 

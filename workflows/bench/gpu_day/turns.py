@@ -1,4 +1,4 @@
-"""Let runs take turns, so that the ratio of two speeds compares the same moments.
+"""Let runs take turns, so that ratios compare the same moments.
 
 All runs of a group are built and warmed up; then each takes some steps in every round. The speed of a card
 drifts with its heat, and that of a shared machine with its other work, which affects all runs of a round
