@@ -97,7 +97,7 @@ def preprocess(
         resources: workers, memory cap and progress of every stage.
         on_stage: called after each stage.
         until: the last stage to run.
-        shards_only: remove the files of columns/ and samples/ at the end, see `folders.discard`.
+        shards_only: remove the files of columns/ and samples/ at the end, see `folders.disk`.
         like: a folder whose vocabulary provides the ids; nothing is counted, all samples are for evaluation.
         extend: if ``out`` was made from the first of these logs, read only the logs after them, count what
             is new, rebuild later stages, and write the new id of each old row to ``id_map/``, see

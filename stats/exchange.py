@@ -104,7 +104,7 @@ def rank_masks(lookups: LookupsByRow, ranks: NDArray[np.uint8], num_ranks: int) 
     """Return the ranks that use each distinct row of a batch, (num_rows,).
 
     Args:
-        lookups: of the batch by row, as `group_lookups` or `place_lookups` made them.
+        lookups: of the batch by row, as `group_lookups` returns them.
         ranks: (num_lookups,), the rank of each lookup's sample, below ``num_ranks``, in the order of the
             batch's lookups.
         num_ranks: of them all.

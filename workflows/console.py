@@ -32,7 +32,7 @@ _WITH_UNIT = re.compile(r"\d (?:[KMGT]iB|B|M samples/s|samples/s|ms|µs|s)\b")
 _COMMAND = re.compile("(?:^|(?<=`)|(?<=&& ))hotset(?= )")
 """The name of the program in a hint: at its beginning, after a quote, or after another command."""
 _JOINED = "\ue000"
-"""Stands for a blank where a line may not end; no text contains it."""
+"""A blank at which no line may end; no text contains it."""
 
 
 class Progressing(Protocol):

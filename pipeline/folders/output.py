@@ -8,9 +8,9 @@
     folder/.partial/NAME.json      ... and then recorded: without a record it is not finished
     folder/manifest.json           written last; then .partial is removed
     folder/.partial/removed.json   what the manifest is renamed to when the folder is to be removed
-    folder/.partial/before/        where the manifest goes when the folder is reopened; see `reopening`
+    folder/.partial/before/        where the manifest goes when the folder is reopened; see `resume`
 
-What a run does with a folder it finds is settled in `decision`. Tasks in other processes write through
+`resume` decides what a run does with an existing folder. Tasks in other processes write through
 copies of the output. Each copy writes aside under names that no other uses, because a task may run twice if
 a machine that seemed dead is not, and reports to the main process what it finished.
 

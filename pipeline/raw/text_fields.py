@@ -216,7 +216,7 @@ def split_fields(
                         position += 1
                     text[last] = byte
                     last += 1
-                # Behind the closing quote only a separator or a line end may follow.
+                # Only a separator or a line end may follow the closing quote.
                 if text[position] == _RETURN and text[position + 1] == _NEWLINE:
                     position += 1
                 is_good = is_good and (text[position] == separator or text[position] == _NEWLINE)

@@ -258,7 +258,7 @@ class Resources:
     """Cap on anonymous resident memory of all processes together; None takes a quarter of the machine's."""
 
     progress: ProgressCallback = silent
-    """Told how far each stage is."""
+    """Receives the progress of each stage."""
 
 
 DEFAULT_RESOURCES = Resources()

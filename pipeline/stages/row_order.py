@@ -113,7 +113,7 @@ class RankedTable:
         Ids are rows by frequency; they are the thread's until the next part. Holds the table's categories and
         a hash table of them. ``opened``: parts that were read for other tables, and will be for the next.
         """
-        # Asked for once: the type is that of the counts, whose file is opened and checked for it.
+        # Read once: the type is that of the counts, whose file is opened and checked for it.
         dtype = self.dtype
         rows = np.zeros(self.num_rows, dtype)
         self.write_categories(rows)
@@ -303,7 +303,7 @@ def sampled_order(
         counted: the samples of the log that were counted.
         rate: share of them that is drawn.
         seed: seed of the draw.
-        with_replacement: see `stats.ranking.fae_calibration.draw_samples`.
+        with_replacement: see `stats.ranking.fae_sampling.draw_samples`.
         resources: workers are threads of this process; progress reports lookups as they are read.
 
     Raises:

@@ -496,7 +496,7 @@ class Buffers:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where a part may put ``counts`` rows of each file and ``lookups`` in bags: (num_files,).
 
-        The lock is held for the copy and the sums only; parts then fill what they reserved side by side.
+        The lock is held for the copy and the sums only; parts then fill their rows in parallel.
         """
         with self.lock:
             first_rows = self.next_row.copy()

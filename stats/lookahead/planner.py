@@ -1,6 +1,6 @@
 """Planners of a staging area: batches in, step plans out.
 
-One rule of transfers serves every policy. The rule of transfers: item t waits for compute(t - P - 1), P being
+One rule of transfers serves every policy: item t waits for compute(t - P - 1), P being
 the prefetch depth, and evicts among the rows unused in steps t - P to t. If too few of them may be evicted,
 it waits for a later step, t - 1 at most; such steps are marked as shortened. So no plan reads a row before
 its last update is written back, and at P = 0 `lookahead` is Belady's algorithm. Policies: see `policies`;

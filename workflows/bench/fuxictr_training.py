@@ -27,7 +27,7 @@ def main(folder: str, seed: int) -> None:
     embedding_dim = 16
 
     class DcnV2(BaseModel):  # type: ignore[misc]
-        """Cross network and deep network side by side, as FuxiCTR's model of this name."""
+        """Cross network and deep network in parallel, as in FuxiCTR's model of this name."""
 
         def __init__(self, features: Any) -> None:
             super().__init__(features, model_root="models", metrics=["AUC", "logloss"], verbose=0)

@@ -30,7 +30,7 @@ _PROFILE = "criteo-kaggle"
 _PART_SAMPLES = 1 << 16
 """Samples that a core draws at a time, as int64."""
 _FILE_SAMPLES = 1 << 22
-"""Samples of a file, about; stages work on files side by side."""
+"""Approximate samples of a file; stages work on files in parallel."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -232,7 +232,7 @@ def preprocess_command(provenance: Provenance, folder: Path) -> str:
     """Return the command that writes ``folder`` again, run where its logs are.
 
     Args:
-        provenance: see `pipeline.inspect.provenance`.
+        provenance: see `pipeline.statistics.folder.provenance`.
         folder: the folder, as ``--out`` names it.
     """
     schema = provenance["schema"]
@@ -253,7 +253,7 @@ def stage_options(provenance: Provenance, stage: str, **other: str | None) -> li
     """Return the options by which a stage's settings differ from the defaults of its schema.
 
     Args:
-        provenance: see `pipeline.inspect.provenance`.
+        provenance: see `pipeline.statistics.folder.provenance`.
         stage: finished or not.
         other: settings to give instead, as the command line takes them; None leaves an option out.
     """

@@ -1,7 +1,7 @@
 """Train one epoch of the Kaggle shape, 39.3 million samples.
 
 It is trained as in a user's run. No file of the data set is read: the samples are drawn on the spot, 160
-bytes each in memory and as many on the disk, and 100 more by row. Beside this a run takes 4 GB of the disk
+bytes each in memory and as many on the disk, and 100 more by row. In addition a run takes 4 GB of the disk
 with its weights and states, and is deleted.
 """
 

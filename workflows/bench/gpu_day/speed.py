@@ -1,7 +1,7 @@
 """Measure samples per second of every placement on the device.
 
 Speeds are by batch size, at one embedding dimension. Placements are measured in groups that take turns, each
-with all-fast among them. As many runs of a group live side by side as there is memory for: a slow tier has
+with all-fast among them. A group has as many runs at a time as memory allows: a slow tier has
 all rows on the host, 17 GB at dim 128.
 """
 
@@ -90,7 +90,7 @@ def _in_order(names: Sequence[str], batch_sizes: Sequence[int]) -> list[tuple[li
     largest, *others = batch_sizes
     first = [([name for name in names if name in _FIRST], largest)]
     first += [([name for name in names if name in _FIRST_AT_OTHER_SIZES], size) for size in others]
-    # Behind them what is left at each size.
+    # Then the others at each size.
     rest = [([name for name in names if name not in chosen], size) for chosen, size in first]
     # The reference is in all of them.
     return [
