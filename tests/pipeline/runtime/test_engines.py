@@ -1,4 +1,4 @@
-"""Engines are chosen by name; a cap counts the processes of a cluster (`remote_objects`, `test_ray_engine`)."""
+"""Engines are chosen by name; a cap counts the processes of a cluster (`remote_objects`)."""
 
 from __future__ import annotations
 
