@@ -37,7 +37,7 @@ from hotset.pipeline.folders.partial import (
     write_errors_explained,
     write_synced,
 )
-from hotset.pipeline.runtime import ray_engine
+from hotset.pipeline.runtime import remote_objects
 from hotset.pipeline.runtime.remote_objects import RemoteCall, apply_reports
 from hotset.tests.support.json_records import AnyRecord
 from hotset.tests.support.processes.kills import HOLDER, Killed, killed, start_holder
@@ -238,7 +238,7 @@ def test_a_copy_of_an_earlier_run_writes_nothing(tmp_path: Path) -> None:
 
 def test_what_killed_workers_left_aside_goes_when_the_run_goes_on(tmp_path: Path) -> None:
     copy = pickle.loads(pickle.dumps(begin(tmp_path / "out")))
-    ray_engine._copies.clear()
+    remote_objects._copies.clear()
     # An error would remove the file, but a worker that is killed sees none.
     copy.temporary_path("a.arrow").write_bytes(b"half")
     assert len(list((tmp_path / "out" / PARTIAL).glob("*.aside"))) == 1

@@ -174,10 +174,10 @@ def test_the_vocabulary_is_in_the_order_of_a_slow_peeling(peeled: Path, peeled_l
     vocabulary = Manifest.read(peeled / "vocabulary")
     assert vocabulary.totals["rank_by"] == "peel"
     naive = naive_log(peeled_log, NUM_TRAIN, min_count=2, num_hot_rows=0)
-    peeled = vocabulary.totals["peel"]
-    assert peeled["floor"] == 7
+    facts = vocabulary.totals["peel"]
+    assert facts["floor"] == 7
     row_at = {place: (f, row) for f, places in enumerate(naive.places) for row, place in enumerate(places)}
-    order = [row_at[place] for place in naive_order(naive, [7, *peeled["cuts"]])]
+    order = [row_at[place] for place in naive_order(naive, [7, *facts["cuts"]])]
     places = [[new for new, (table, _) in enumerate(order) if table == f] for f in range(len(naive.tables))]
     tables = [[naive.tables[f][row] for table, row in order if table == f] for f in range(len(naive.tables))]
     assert [place.tolist() for place in read_tables(vocabulary, "place")] == places
