@@ -147,7 +147,7 @@ def staged_sizes(shards: Manifest, widths: Sequence[ColdWidth], optimizer: str) 
 
 
 def largest_batches(shards: Manifest, widths: Sequence[ColdWidth]) -> list[int]:
-    """Return the most distinct cold rows of a mixed batch, in each width, by a look at some of the batches.
+    """Return the most distinct cold rows of a mixed batch, by width, from some batches.
 
     Batches are shuffled, so all of them are of nearly one size: the largest of 146 has 1,980 rows, their mean
     is 1,809.

@@ -188,7 +188,7 @@ class _Inspector:
     def _sealed_state(
         self, run: StageRun, folder: Path, inputs: list[dict[str, Any]] | None
     ) -> tuple[str, str]:
-        """Return the state of a folder that an equal run has sealed, as far as its inputs are known."""
+        """Return the state of a folder that an equal run sealed, from its known inputs."""
         if inputs is not None:
             refuse_missing_files(Manifest.read(folder))
             return FINISHED, ""

@@ -235,7 +235,7 @@ def hint_to_rewrite(folder: Path) -> str:
 
 
 def hint_to_verify(folder: Path) -> str:
-    """Return what to do where stage folders of one DIR do not fit together; ``folder`` is any of them."""
+    """Return what to do if stage folders of one DIR do not match; ``folder`` is any."""
     return f"`hotset verify {_quoted(folder.parent)}` reports which folder is at fault"
 
 

@@ -109,7 +109,7 @@ def _values_of(values: Any, kind: str, unit: str | None) -> NDArray[Any]:
 
 
 def _unit_of(values: Any) -> str | None:
-    """Return the unit in which integers are times of our years; None where there is none, or too few."""
+    """Return the unit in which integers are recent times; None if none fits."""
     if not isinstance(values, Spans) and not pa.types.is_integer(values.type):
         return None
     # Few distinct integers could be anything; many within our years are hardly chance.
@@ -345,7 +345,7 @@ def _list_hint(spans: Spans, num_distinct: int, *, is_parquet: bool) -> str:
 
 
 def label_among(inferred: list[InferredColumn], columns: list[tuple[str, Any]]) -> str | None:
-    """Return a column of zeros and ones without gaps, one with a telling name if there is one."""
+    """Return a column of zeros and ones without gaps, preferably with a typical name."""
     values = dict(columns)
     # Zeros and ones may also be text or integers, but not lists.
     fitting = []
@@ -400,7 +400,7 @@ class Proposal:
 
 
 def propose_schema(path: Path, *, num_rows: int = 10_000) -> Proposal:
-    """Look at the first ``num_rows`` rows of a CSV or Parquet log, or those of its first 4 MiB of text.
+    """Propose a schema from the first ``num_rows`` rows or 4 MiB of a log.
 
     Raises:
         InputError: the file cannot be read, is empty or no text, or has no column that could be a category.
@@ -430,7 +430,7 @@ def propose_schema(path: Path, *, num_rows: int = 10_000) -> Proposal:
 
 
 def explain_built_in(path: Path) -> str | None:
-    """Return a sentence on the built-in schema that a log has, in place of a proposal; None for others."""
+    """Return a sentence on the built-in schema of a log; None for other logs."""
     file = RawFile.inspect(path)
     known = known_schema(file)
     if known is not None:

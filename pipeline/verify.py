@@ -80,7 +80,7 @@ def faults_of_rebuilt(manifests: Mapping[str, Manifest], rebuilding: Rebuilding)
 
 
 def _is_input(source: Mapping[str, Any], manifests: Mapping[str, Manifest]) -> bool:
-    """Whether a folder that a stage was made from is the one next to it, or is not there."""
+    """Return whether an input of a stage is the folder next to it, or is missing."""
     beside = manifests.get(source["name"]) if "name" in source else None
     return beside is None or beside.fingerprint == source.get("fingerprint")
 
@@ -95,7 +95,7 @@ def _faults_of(made: Manifest, manifests: Mapping[str, Manifest], rebuilding: Re
 
 
 def _build_of(made: Manifest, manifests: Mapping[str, Manifest], rebuilding: Rebuilding) -> _Build | None:
-    """Return how to build a folder again; None where something that it was made from is not given."""
+    """Return how to build a folder again; None if one of its inputs is missing."""
     resources = replace(rebuilding.resources, progress=silent)
     # Only `ingest` reads raw files, which must then be given.
     if made.stage == "ingest":

@@ -410,7 +410,7 @@ def pack_lookups(
 
 @inlined_kernel
 def slot_of(row: int, first: int, last: int, base: int) -> int:
-    """Return the slot of a row on a tier that has rows ``first`` to ``last`` from slot ``base`` on, or -1."""
+    """Return the slot of a row on a tier with rows ``first`` to ``last``, or -1."""
     return base + row - first if first <= row < last else -1
 
 

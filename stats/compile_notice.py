@@ -19,7 +19,7 @@ class _Notice:
 
 
 def call_when_compiling(listener: Callable[[], None]) -> None:
-    """Call ``listener`` once, as soon as more than a few kernels had to be compiled from now on."""
+    """Call ``listener`` once, as soon as more than a few kernels are compiled."""
     _Notice.num_compiled = 0
     _Notice.listener = listener
 

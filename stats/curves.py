@@ -78,7 +78,7 @@ def most_frequent(counts: NDArray[np.int64], num_wanted: int) -> NDArray[np.int6
 
 
 def coverage_points(num_rows: int, per_decade: int) -> list[int]:
-    """Return the numbers of rows to sample a coverage curve at: even in their logarithm, with 1 and all.
+    """Return row counts of a coverage curve, evenly spaced by logarithm, with 1 and all.
 
     Args:
         num_rows: rows of the table.

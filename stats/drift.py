@@ -170,7 +170,7 @@ def judge_lookups(
     everywhere_B: NDArray[np.uint64],
     lookups_M: NDArray[np.int64],
 ) -> None:
-    """Count the lookups of one table by the marks of their rows, and keep the bits all rows of a sample have.
+    """Count lookups of one table by marks, and keep the bits common to each sample's rows.
 
     Exact.
 
@@ -208,7 +208,7 @@ def count_bits(everywhere_B: NDArray[np.uint64], samples_P: NDArray[np.int64]) -
 
 
 def mean_by_age(served_SP: NDArray[np.int64], total_P: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the share that hot sets serve when they are 0, 1, 2, … parts old, over all pairs of that age.
+    """Return the share that hot sets of age 0, 1, 2, … parts serve, over all pairs.
 
     Args:
         served_SP: (num_sets, num_parts); [s, p] is what the set chosen on part s serves of part p.

@@ -103,7 +103,7 @@ def entry_of(category: np.uint64, table: NDArray[np.uint64], shift: np.uint64) -
 def probe_short(
     category: np.uint64, table: NDArray[np.uint64], shift: np.uint64, mask: np.uint64
 ) -> tuple[np.uint64, np.uint64]:
-    """Return the entry of a short table that holds ``category``, or the free one it would take, and its word.
+    """Return the entry of ``category`` in a short table, or its free one, and the word.
 
     ``mask`` is the capacity less one.
     """

@@ -337,7 +337,7 @@ def scales_of(codes_N: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 @inlined_kernel
 def _divisor(scale: np.float32) -> np.float32:
-    """Return what the numbers of a row are divided by: a row of zeros has no scale, and any does for it."""
+    """Return the divisor of a row's numbers; a row of zeros may have any."""
     return np.float32(1) if scale == 0 else scale
 
 

@@ -266,7 +266,7 @@ _MOST_OF_BUCKET = 64
 
 
 def num_buckets(num_keys: int) -> int:
-    """Return how many buckets `sort_spread_keys` takes for so many keys: a power of two, as many or more."""
+    """Return the number of buckets of `sort_spread_keys`: a power of two, at least ``num_keys``."""
     return 1 << max(num_keys - 1, 0).bit_length()
 
 

@@ -92,7 +92,7 @@ def count_labels_of_rows(
 
 
 def bin_edge(number: int) -> float:
-    """Return the edge of a bin that is nearest to 0: its least value, or its greatest where it is below 0."""
+    """Return the edge of a bin that is nearest to 0."""
     # Bins of negative numbers mirror those of positive ones.
     bits = number - _ZERO_BIN if number >= _ZERO_BIN else _ZERO_BIN - 1 - number
     size = float(np.array([bits << 16], np.uint32).view(np.float32)[0])

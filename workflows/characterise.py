@@ -256,7 +256,7 @@ def _remaining(every: Sequence[Cell], runs: Sequence[CellRun]) -> Iterator[tuple
 
 
 def run_cell(cell: Cell, threads: int, folder: Path) -> CellRun:
-    """Train the steps of a cell on a log drawn for it, in a new folder, and time each by the clock."""
+    """Train the steps of a cell on a log drawn for it, and time each."""
     num_hot = int(_FAST_SHARE * cell.rows_of_table) if cell.placement == "fae" else 0
     num_batches = _WARM_UP_STEPS + cell.num_steps
     drawn = DrawnShards(

@@ -80,7 +80,7 @@ def _open_closed_streams() -> None:
 
 
 def _widen_tiny_terminal() -> None:
-    """Let a terminal of a few columns, or of none as some consoles say, count as a narrow one."""
+    """Treat a terminal of few or zero columns as a narrow one."""
     columns = shutil.get_terminal_size().columns
     # A width of 0 means that it is unknown, but the libraries of tables and messages use it literally.
     given = os.environ.get("COLUMNS", "")
@@ -155,7 +155,7 @@ def _is_here_gone() -> bool:
 
 
 def _say_interrupted(command: str, arguments: Sequence[str], error: KeyboardInterrupt) -> None:
-    """Say what is left of an interrupted command, and how it continues; the first of several ranks does."""
+    """Print what remains of an interrupted command and how it continues, on the first rank."""
     left = command_class(command).after_interrupt(arguments[1:], error) if command in COMMANDS else None
     if left is not None:
         say_error(left[0], left[1], kind="interrupted")

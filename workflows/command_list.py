@@ -69,7 +69,7 @@ class Command:
     def after_interrupt(
         cls, arguments: Sequence[str], error: KeyboardInterrupt
     ) -> tuple[str, str | None] | None:
-        """Return what is left and a hint how to go on; None where nothing is to be printed."""
+        """Return what remains and a hint how to continue; None to print nothing."""
         return cls.on_interrupt, None
 
     def execute(self) -> int:

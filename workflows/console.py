@@ -65,7 +65,7 @@ def plain_table(title: str, columns: Sequence[str], *, texts: Collection[str]) -
 
 
 def print_table(console: Console, table: Table, *, num_keys: int = 1) -> None:
-    """Print a table; one wider than the terminal as several below each other, so that no number is cut.
+    """Print a table; split one wider than the terminal, so that no number is cut.
 
     Args:
         num_keys: columns at the left that identify the rows; each of the tables repeats them.
@@ -252,7 +252,7 @@ def progress_bars() -> Iterator[Progressing]:
 
 @contextmanager
 def bars_hidden() -> Iterator[None]:
-    """Take the bars off the terminal while something is printed on stdout, which may be the same one."""
+    """Hide the bars while something is printed on stdout, perhaps the same terminal."""
     bars = _Messages.bars
     if bars is None:
         yield

@@ -323,7 +323,7 @@ def _flags(option: Option) -> tuple[str, ...]:
 
 
 def _unknown(typed: str, command: str, named: Mapping[str, Option]) -> ConfigError:
-    """Return the error for an option that the command does not have, with the one that is most like it."""
+    """Return the error for an unknown option, with the most similar one."""
     # Compared without the dashes, which all of them have in common.
     names = {name.lstrip("-"): option for name, option in named.items()}
     near = difflib.get_close_matches(typed.lstrip("-"), names, n=1)

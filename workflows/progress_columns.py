@@ -100,7 +100,7 @@ class Bars:
         self._progress.stop()
 
     def __call__(self, stage: str, done: int, total: int, note: str = "", /) -> None:
-        """Show how far a stage is; the bar of the stage before it goes. A total of 0 is unknown yet."""
+        """Show the progress of a stage in place of the previous bar. A total of 0 is unknown."""
         # Threads begin a stage together: a second bar would stay, and messages would be written over.
         with self._lock:
             width = self._progress.console.width

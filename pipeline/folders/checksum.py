@@ -96,7 +96,7 @@ def note_checksum(path: Path, checksum: str) -> None:
 
 
 def known_checksum(path: Path) -> str:
-    """Return the xxh3-128 of a file, which is read only where it is not known of the file's present state."""
+    """Return the xxh3-128 of a file; read it only if its state has changed."""
     global _num_uses
     state = _state_of(path)
     with _using:

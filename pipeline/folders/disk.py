@@ -149,7 +149,7 @@ def rename_folder(folder: Path, name: str) -> None:
 
 
 def remove_folders(folders: Sequence[Path]) -> None:
-    """Remove stage folders; if interrupted at any moment, the next run ends in the bytes of a fresh one.
+    """Remove stage folders; after an interruption the next run still gives correct bytes.
 
     All are marked before any is emptied, in the order given: none is left unmarked without the folders it
     was made from. A run that begins a marked folder empties it first.

@@ -292,7 +292,7 @@ class Manifest:
 
     @classmethod
     def read_if_begun(cls, folder: Path) -> Manifest | None:
-        """Read the manifest of a folder that need not be there; None where it is not, or is empty.
+        """Read the manifest of a folder; None if the folder is missing or empty.
 
         Raises:
             ManifestError: as `read`: also where a folder was begun and not finished, or lost its manifest.

@@ -80,7 +80,7 @@ _log = logging.getLogger(__name__)
 
 
 class Output(RemoteObject):
-    """A stage folder being written, or one that an equal run has finished; see the module for its layout."""
+    """A stage folder being written or finished by an equal run; see the module."""
 
     def __init__(self, folder: Path, identity: RunIdentity) -> None:
         self.folder = folder

@@ -78,7 +78,7 @@ def sync(path: Path) -> None:
 
 
 def write_synced(path: Path, text: bytes, *, aside: Path | None = None, sync: bool) -> None:
-    """Write a small file aside and rename it into place, so that no reader sees half of it."""
+    """Write a small file atomically, by a rename."""
     aside = aside or path.with_name(path.name + ".tmp")
     with open(aside, "wb") as file:
         file.write(text)
@@ -197,7 +197,7 @@ class FolderLock:
 
     @classmethod
     def _take_over(cls, path: Path, folder: Path) -> FolderLock | None:
-        """Return the lock that an earlier run of this thread, or of one that has ended, did not release."""
+        """Return the lock that an earlier run of this or an ended thread still holds."""
         held = _held.get(_inode_of(path)) if path.exists() else None
         if held is None or held.process != os.getpid():
             return None
@@ -207,7 +207,7 @@ class FolderLock:
 
     @classmethod
     def _take_file(cls, path: Path, folder: Path) -> FolderLock | None:
-        """Return a new lock; None if the file was removed, with its folder, while it was being locked."""
+        """Return a new lock; None if its file was removed in the meantime."""
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

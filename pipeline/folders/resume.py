@@ -48,7 +48,7 @@ class RunIdentity(TypedDict):
 
 
 def unless_none() -> Any:
-    """A setting that is None by default and left out of the identity then: one that older folders lack."""
+    """A setting that older folders lack; left out of the identity while it is None."""
     return field(default=None, metadata={_UNLESS_NONE: True})
 
 
@@ -308,7 +308,7 @@ class FolderState:
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """Write the folder from the start; what a removal, or a run that finished nothing, left goes first."""
+    """Write the folder from the start, after removing what earlier runs left."""
 
 
 @dataclass(frozen=True, slots=True)

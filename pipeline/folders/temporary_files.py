@@ -54,7 +54,7 @@ def array_in(room_bytes: int, output: Output, shape: Sequence[int], dtype: DType
 
 
 class AppendedArray:
-    """An array on disk that one task appends to and then maps; nameless, so nothing is left of it."""
+    """An unnamed array on disk that one task appends to and then maps."""
 
     def __init__(self, output: Output, dtype: DTypeLike) -> None:
         self._output = output

@@ -118,7 +118,7 @@ SAMPLED_COLUMNS: ColumnTypes = {"sampled": (pa.int64(),), "appearance": (pa.int6
 def damage_named(
     path: Path, error_type: type[HotsetError] = ManifestError, fault: str = "is damaged"
 ) -> Iterator[None]:
-    """Turn whatever a damaged file makes Arrow or a check raise into one line that names the file.
+    """Turn errors of a damaged file into one line that names the file.
 
     A HotsetError that names a file is unchanged. A fault of the system is raised as such.
     """
@@ -153,7 +153,7 @@ def map_batch(path: Path) -> Any:
 
 
 def open_mapped(path: Path) -> Any:
-    """Map an Arrow file and open it; what is read of it keeps the map, and no file stays open."""
+    """Map an Arrow file and open it; its arrays keep the map, not the file."""
     return pa.ipc.open_file(map_file(path))
 
 
@@ -213,7 +213,7 @@ def _refuse_wild_rows(path: Path, batch: Any, num_rows: int) -> None:
 
 
 def read_file(path: Path, num_samples: int, columns: ColumnTypes) -> Any:
-    """Map the one record batch of a file with these columns; also in a folder that is not sealed yet.
+    """Map the one record batch of a file with these columns, sealed or not.
 
     Raises:
         ManifestError: not what Arrow says it is, or of other columns or another length.
@@ -288,7 +288,7 @@ def _check_counts(batch: Any) -> None:
 
 
 def values_of(array: Any, dtype: Any) -> NDArray[Any]:
-    """Return the values of an Arrow array of fixed width as a NumPy view; missing ones hold anything.
+    """Return the values of a fixed-width Arrow array as a NumPy view; missing are undefined.
 
     Raises:
         ManifestError: the array is of another type, or its buffer too short for a kernel to trust.

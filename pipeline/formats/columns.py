@@ -147,7 +147,7 @@ def _readable(texts: Any) -> Any:
 
 
 def readable(text: bytes) -> str:
-    """At most MAX_BYTES of a text, cut between characters and marked so; what is no UTF-8 is replaced."""
+    """Return at most MAX_BYTES of a text, with a mark if cut; invalid UTF-8 is replaced."""
     if len(text) <= MAX_BYTES:
         return text.decode("utf-8", "replace")
     stop = MAX_BYTES

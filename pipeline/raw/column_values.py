@@ -338,7 +338,7 @@ def _read_numbers(array: Any, kind: str) -> tuple[NDArray[np.uint64], NDArray[np
 
 
 def other_kind(value: Any, kind: str, *, is_element: bool) -> str | None:
-    """Return the plainest other kind that a column may have, for a value that its own kind refuses.
+    """Return the simplest other kind of a column, for a value its kind refuses.
 
     Args:
         value: one, Spans or a typed array.

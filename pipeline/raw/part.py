@@ -365,7 +365,7 @@ def read_md5_list(path: Path) -> dict[str, str]:
 
 
 def md5_faults(raw: Sequence[Path], listed: Path) -> list[str]:
-    """Return which raw logs are not those of a list of checksums; each is read once, as it is on disk.
+    """Return the raw logs that differ from a list of checksums; each is read once.
 
     Raises:
         InputError: a file or the list cannot be read.

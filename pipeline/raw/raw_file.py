@@ -64,7 +64,7 @@ class RawFile:
             return file.read(num_bytes)
 
     def _is_padded(self) -> bool:
-        """Return whether the file ends in more zeros than the eight bytes that end a member of gzip."""
+        """Return whether the file ends in nine zeros, more than a member of gzip can."""
         with open(self.path, "rb") as file:
             file.seek(max(0, self.num_bytes - 9))
             return file.read(9) == bytes(9)

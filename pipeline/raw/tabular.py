@@ -181,7 +181,7 @@ def parse_batch(batch: Any, schema: Schema, *, has_label: bool) -> Part:
 
 
 def misfit(schema: Schema, name: str, kind: Any, *, has_label: bool) -> str | None:
-    """Say why a Parquet column of Arrow type ``kind`` does not match the schema; None where it does."""
+    """Return why a Parquet column of type ``kind`` does not match the schema, or None."""
     faults = (
         _misfit(column, kind, is_sparse=column.name in schema.sparse)
         for column in _columns_of(schema, has_label)
@@ -308,7 +308,7 @@ def _fault(row: int, column: _Column, cells: Any, values: Values) -> Fault:
 
 
 def _remedy(column: _Column, cells: Any, position: int) -> str | None:
-    """Say what would make a bad value good, as the beginning of a hint; None where nothing would."""
+    """Return what would make a bad value good, as a hint's beginning, or None."""
     if column.kind in _NEEDED:
         return None
     one = slice(position, position + 1)

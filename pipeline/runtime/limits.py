@@ -112,7 +112,7 @@ def _mounts_of(process: Path) -> Iterator[_Mount]:
 
 
 def usable_cores(process: Path = Path("/proc/self")) -> int:
-    """Return the cores of this machine, or fewer where the process is bound to some or its container is.
+    """Return the number of cores that the process and its container may use.
 
     A container that may use 2.5 cores counts as 3. All groups around the process are looked at.
 
@@ -175,7 +175,7 @@ def refuse_few_addresses(subject: str, more_bytes: int = 0) -> None:
 
 
 def lost_library(subject: str, error: BaseException) -> SystemFaultError | None:
-    """Return what stopped a library from loading where that may be the limit, None where it is not."""
+    """Return the error of a library that the limit may have stopped, or None."""
     left = addresses_left()
     if left is None or left >= _LIBRARY_BYTES:
         return None

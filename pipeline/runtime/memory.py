@@ -43,7 +43,7 @@ def anonymous_bytes() -> int:
 
 
 def available_bytes() -> int | None:
-    """Return the memory that this process may still take, the least of the limits; None if none is known."""
+    """Return the memory that this process may still take by all limits, or None."""
     # The machine, a container and a limit of the process may each bind; unknown ones do not.
     limits = [_available_to_machine(), _available_to_cgroup(), addresses_left()]
     return min((limit for limit in limits if limit is not None), default=None)
@@ -55,7 +55,7 @@ def _available_to_machine() -> int | None:
 
 
 def _available_to_cgroup() -> int | None:
-    """Return what the groups of this process may still take; None where none of them has a limit."""
+    """Return what the groups of this process may still take; None without a limit."""
     return min((max(0, limit - held) for limit, held in _limits_of_groups()), default=None)
 
 

@@ -53,7 +53,7 @@ class _Backend(RayBackend):  # type: ignore[misc]
     supports_return_generator = True
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """End the pool, and start no other of that size: the cluster may have no room for it any more."""
+        """End the pool, and start no other of that size, which may no longer fit."""
         self.terminate()
 
 

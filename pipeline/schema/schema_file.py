@@ -438,8 +438,7 @@ def _keys_of_sparse(schema: Schema) -> dict[str, _Keys]:
 def _entries(
     schema: Schema, names: Iterable[str], keys_of: dict[str, _Keys], notes: dict[str, str]
 ) -> Iterator[str]:
-    """Yield a line for each column: the kind of its feature, or a table where that has other keys; a list of
-    tables where it has several features."""
+    """Yield a line for each column: a kind, a table, or a list of tables for several features."""
     # Columns follow the order of their first feature, each once with all its features.
     features: dict[str, list[str]] = {}
     for name in names:

@@ -77,7 +77,7 @@ def samples_of_block(file: RawFile, schema: Schema, block_bytes: int, *, has_lab
 
 
 def _text_bytes(file: RawFile, block_bytes: int) -> int:
-    """Return the bytes of text of the largest block: a small file is one, however large a block may be."""
+    """Return the bytes of text of the largest block; a small file is one block."""
     return block_bytes if file.compression else min(block_bytes, file.num_bytes)
 
 

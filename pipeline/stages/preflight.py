@@ -123,7 +123,7 @@ def memory_needs(
 
 
 def _largest_part(files: Sequence[RawFile], config: IngestConfig, out: Path) -> PartSize:
-    """Return the size of the largest part of the columns that exist and of those that are to be read."""
+    """Return the size of the largest part of existing columns and of logs to read."""
     schema = schema_of(config.schema)
     # The size of existing parts is known; that of others is estimated from the first lines of their file.
     parts = [PartSize(1)]

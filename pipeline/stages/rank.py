@@ -213,7 +213,7 @@ def counted_samples(counts: Manifest) -> range:
 
 
 def _row_bytes(config: RankConfig, features: list[str]) -> list[int]:
-    """Return the bytes of a row of each feature; 1 where they do not differ, because only ratios count."""
+    """Return the bytes of a row of each feature; 1 if all are equal."""
     widths = numbers_of("peel_row_bytes", config.peel_row_bytes, features, 0)
     # Half of the widths would rank rows of two units against each other.
     lacking = [name for name, width in widths.items() if not width]

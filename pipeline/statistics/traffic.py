@@ -107,7 +107,7 @@ def draw_trace(
 
 
 def largest_key(share: float) -> np.uint64:
-    """Return the key up to which keys of the shuffle belong to about ``share`` of the samples, in [0, 1]."""
+    """Return the largest key of about ``share`` of the shuffled samples, in [0, 1]."""
     return np.uint64(2**64 - 1) if share >= 1 else np.uint64(int(share * 2**64))
 
 

@@ -49,7 +49,7 @@ def entries_of(held: HeldSteps, step: int) -> tuple[int, int]:
 
 @kernel
 def count_new_rows(state: AreaState, held: HeldSteps, served: int) -> int:
-    """Count the rows of step ``served`` that are not pinned and that the present item does not hold yet."""
+    """Count the unpinned rows of step ``served`` that the current item does not hold."""
     step = state.area[0].step
     mask = held.rows.shape[0] - 1
     num_new = 0
@@ -195,7 +195,7 @@ def load_rows(
 
 @kernel
 def load_warm_rows(state: AreaState, rule: Rule, warm: WarmRows, plans: PlanArrays) -> np.int64:
-    """Load the first of the ``warm`` rows that are not there and find free slots, as `load_rows` does."""
+    """Load the first missing ``warm`` rows that find free slots, as `load_rows` does."""
     area = state.area[0]
     queue = state.queue
     waits = np.int64(-1)
@@ -279,7 +279,7 @@ def hold_steps(
 
 @kernel
 def _reveal_next_uses(state: AreaState, held: HeldSteps, step: int) -> None:
-    """Tell the last known use of every row of ``step``, the newest one, that its next use is this step."""
+    """Record ``step``, the newest one, as the next use after each row's last known use."""
     area = state.area[0]
     records = state.records
     mask = held.rows.shape[0] - 1

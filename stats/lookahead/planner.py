@@ -429,7 +429,7 @@ def lookahead_planner(
     splits: bool = False,
     location_of_row: NDArray[np.int32] | None = None,
 ) -> StagingPlanner:
-    """Return a planner that evicts the row whose next use is farthest; among equals the one used longest ago.
+    """Return a planner that evicts the row with the farthest next use, then the least recent.
 
     Args:
         num_rows: all keys are below it.

@@ -385,7 +385,7 @@ def _add_victim(state: AreaState, slot: int, num_victims: int) -> int:
 
 @kernel
 def _choose_farthest(state: AreaState, need: int, after: int, boundary: int) -> None:
-    """Victims of look-ahead: rows not used again by the queue, then the last buckets of those that are."""
+    """Evict by look-ahead: rows without a next use first, then the last buckets."""
     area = state.area[0]
     records = state.records
     queue = state.queue

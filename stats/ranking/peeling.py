@@ -454,9 +454,9 @@ def _lose_rows(
     dropped: NDArray[np.int32],
     number: int,
 ) -> int:
-    """Take a sample that is lost with ``row`` from its other rows; return how many rows are dropped by then.
+    """Remove a sample lost with ``row`` from its other rows; return the number of dropped rows.
 
-    A row whose last sample it is goes with it. The rows of a sample ascend.
+    A row that loses its last sample is dropped. The rows of a sample ascend.
     """
     sample_starts = incidence.sample_starts
     sample_rows = incidence.sample_rows

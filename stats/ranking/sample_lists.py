@@ -210,7 +210,7 @@ def entry_order(
 def _ask_for_sample(
     row: int, row_starts: NDArray[np.int64], row_samples: NDArray[np.uint32], lone: NDArray[np.int32]
 ) -> None:
-    """Ask for the entry in ``lone`` of the first sample of a row, if there is such a row."""
+    """Prefetch the entry in ``lone`` of a row's first sample, if the row exists."""
     if 0 <= row < row_starts.shape[0] and row_starts[row] < row_samples.shape[0]:
         prefetch(lone, np.uint64(row_samples[row_starts[row]]))
 

@@ -79,7 +79,7 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
-    """Return the settings that not all runs that could be read have alike, in the order of their names."""
+    """Return the settings that differ between readable runs, by name."""
     found = [run.settings for run in runs if run.fault is None]
     names = sorted({name for settings in found for name in settings})
     return [name for name in names if len({_key(settings.get(name)) for settings in found}) > 1]
@@ -275,7 +275,7 @@ def _differences(run: Run, names: Sequence[str]) -> str:
 
 
 def _short(value: Any) -> str:
-    """Return a setting in a word: fingerprints by their first digits, the text of a schema file by a hash."""
+    """Return a setting in a word, with fingerprints and schema texts abbreviated."""
     text = str(value)
     if "\n" in text:
         return f"{xxhash.xxh3_128_hexdigest(text.encode(errors='replace'))[:_SHOWN_DIGITS]} (of a file)"

@@ -429,7 +429,7 @@ def _constant(rows: Sequence[ChartRow]) -> float:
 
 
 def _powers(low: float, high: float, most: int) -> list[float]:
-    """Return 0 and the powers of ten between both ends, every second or third of them where they are many.
+    """Return 0 and powers of ten between both ends, fewer if there are many.
 
     They begin at 1, or where both ends are below 10 at a tenth of the last one.
     """

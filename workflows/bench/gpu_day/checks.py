@@ -48,7 +48,7 @@ def take_first_steps(settings: PartSettings, records: Records) -> None:
 
 
 def compare_bits(settings: PartSettings, records: Records) -> None:
-    """Compare the weights of the exact placements with those of all-fast, for every optimizer, and once more
+    """Compare the weights of exact placements with all-fast, for every optimizer, and again
     with the dense layers in bfloat16, in which speeds are measured."""
     optimizers = get_args(EmbeddingOptimizer)
     assert set(optimizers) <= set(OPTIMIZERS)

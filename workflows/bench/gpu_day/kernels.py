@@ -227,7 +227,7 @@ def _try_apart(name: str, settings: PartSettings, seconds: float) -> Trial:
 
 
 def _records_in(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a process, but for a last one that it was killed in the middle of."""
+    """Return the records of a process, except one that a kill truncated."""
     found = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError):

@@ -75,7 +75,7 @@ class Records:
             self._is_left_open = False
 
     def leave_open(self) -> None:
-        """Let the piece of work under way count as left out, so that a later call does it once more."""
+        """Count the current piece of work as left out, so that a later call repeats it."""
         self._is_left_open = True
 
     def announce(self, names: Sequence[str]) -> list[str]:
