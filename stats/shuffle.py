@@ -174,7 +174,7 @@ def scatter_rows(
     scattered_keys: NDArray[np.uint64],
     largest: NDArray[np.uint32],
 ) -> None:
-    """Put each chosen sample's row, its columns and then its ids, and its key into its file's part.
+    """Copy each chosen sample's row (columns, then ids) and key into its file's part.
 
     Args:
         columns: (num_columns, num_chosen), of the chosen samples alone; floats by their bits.

@@ -387,7 +387,7 @@ LINE_BYTES: Final = 64
 
 
 def prefetch(array: NDArray[Any], position: np.uint64) -> None:
-    """Ask for the cache line of the ``position``-th number of a contiguous array.
+    """Prefetch the cache line of the ``position``-th number of a contiguous array.
 
     A hint, that computes nothing and may name any position; nothing at all when not compiled.
     """

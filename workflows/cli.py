@@ -146,7 +146,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _is_here_gone() -> bool:
-    """Whether the folder was removed in which the command was started."""
+    """Return whether the folder was removed in which the command was started."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -185,13 +185,13 @@ def _answer(arguments: Sequence[str]) -> int:
 
 
 def _drop_stdout() -> None:
-    """Let nothing be written to stdout any more, not even at exit."""
+    """Discard all further output to stdout, even at exit."""
     with suppress(OSError, AttributeError):  # it is no file, or closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _note_slow_start() -> None:
-    """Say once why each command compiles its kernels again, where it does."""
+    """Print once why each command compiles its kernels again, if it does."""
     # Importing Numba takes a second, which a command without kernels is not to wait for.
     kernels = sys.modules.get(resolve_name("..stats.kernel", __package__))
     fault = kernels.cache_fault() if kernels is not None else None

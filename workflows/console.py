@@ -218,7 +218,7 @@ def command_prefix() -> str:
 
 
 def _is_called_by_path() -> bool:
-    """Whether the command of this process was typed with a path, and would not be found without."""
+    """Return whether the command of this process was typed with a path, and would not be found without."""
     return Path(sys.argv[0]).name == "hotset" and shutil.which("hotset") is None
 
 

@@ -398,7 +398,7 @@ def help_of(kind: Any, command: str, options: Sequence[Option], *, is_full: bool
 
 
 def find_options(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
-    """Take the options out of ``arguments`` that decide the defaults of the others.
+    """Extract the options of ``arguments`` that decide the defaults of the others.
 
     Returns:
         The values of those of ``names`` (``"--schema"``) that are given, and the arguments without them.

@@ -96,7 +96,7 @@ class Bars:
         self._progress.start()
 
     def stop(self) -> None:
-        """Take the bars off the terminal."""
+        """Remove the bars from the terminal."""
         self._progress.stop()
 
     def __call__(self, stage: str, done: int, total: int, note: str = "", /) -> None:

@@ -74,7 +74,7 @@ def options_of_recipe(command: str) -> list[Option]:
 
 
 def with_recipe(command: str, arguments: Sequence[str]) -> list[str]:
-    """Put the options of the recipe that ``--recipe`` names in front of the other arguments.
+    """Insert the options of the recipe that ``--recipe`` names before the other arguments.
 
     Args:
         command: preprocess or train.

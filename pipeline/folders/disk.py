@@ -53,7 +53,7 @@ def bytes_in(folder: Path) -> int:
 
 @contextmanager
 def temporary_folder(purpose: str, parent: Path | None = None) -> Iterator[Path]:
-    """Give an empty folder that is removed in the end, below ``parent`` or in the system's own place.
+    """Yield a temporary empty folder in ``parent`` or the system's temporary folder.
 
     What a killed process left of its folder for the same purpose is removed by the next one.
     """

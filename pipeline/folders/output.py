@@ -200,7 +200,7 @@ class Output(RemoteObject):
             drop_added(self.folder, before)
 
     def _resume(self, continuation: Continuation | None, *, starts_fresh: bool = False) -> None:
-        """Take over an unfinished folder: from now on it is this run's."""
+        """Make an unfinished folder this run's."""
         self._start_generation()
         if starts_fresh and (self._partial / BEGUN).exists():
             # Leftovers of a run with other settings must not pass for this run's.
@@ -239,7 +239,7 @@ class Output(RemoteObject):
             return None
 
     def abandon(self) -> None:
-        """Let the next run of the stage start fresh, whatever its settings; no task may be running.
+        """Reset the folder for a next run with any settings; no task may be running.
 
         For a run that cannot end with these inputs and settings. A folder that was sealed with fewer inputs
         is left as it is: the next run drops what this one added.

@@ -119,7 +119,7 @@ def _create(folder: int) -> tuple[int, str | None]:
 
 
 def _publish(folder: int, descriptor: int, name: str | None, target: str, *, overwrite: bool) -> str | None:
-    """Give the file its name; returns the hidden one that is still to be removed."""
+    """Link the file to its name; return the hidden name, which is still to be removed."""
     source = f"/proc/self/fd/{descriptor}" if name is None else name
     if not overwrite:
         try:

@@ -136,7 +136,7 @@ class FoundIds:
         return [self.lists[name][1] if name in self.lists else next(rows) for name in names]
 
     def settle(self, num_train: int, matrix: NDArray[np.int32]) -> tuple[PartIds, SamplesFacts]:
-        """Give unknown categories the oov row; count the lookups that have it, and those of lists.
+        """Assign the oov row to unknown categories; count its lookups, and those of lists.
 
         Args:
             num_train: samples that are for training, the first ones.

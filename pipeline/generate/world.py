@@ -206,7 +206,7 @@ def _click_model(facts: dict[str, Any]) -> ClickModel:
 def without_missing(
     ranks: list[int], shares: list[float], missing_rank: int, missing_share: float
 ) -> Coverage:
-    """Take the missing value out of a coverage that counts it as one of the values.
+    """Remove the missing value from a coverage that counts it as a value.
 
     Knots before its rank stay; those after it lose one value and its share.
 

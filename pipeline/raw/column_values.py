@@ -362,13 +362,13 @@ def other_kind(value: Any, kind: str, *, is_element: bool) -> str | None:
 
 
 def is_list(kind: Any) -> bool:
-    """Whether a Parquet column of this Arrow type holds lists."""
+    """Return whether a Parquet column of this Arrow type holds lists."""
     tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return any(test(kind) for test in tests)
 
 
 def is_text(kind: Any) -> bool:
-    """Whether `plain` gives Spans of a Parquet column of this Arrow type."""
+    """Return whether `plain` gives Spans of a Parquet column of this Arrow type."""
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     return any(test(kind) for test in (*tests, pa.types.is_binary, pa.types.is_large_binary))
 

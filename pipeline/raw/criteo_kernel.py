@@ -234,7 +234,7 @@ def present_of(lengths: NDArray[np.uint64], num_taken: np.uint64) -> np.uint64:
 
 @inlined_kernel
 def ask_for_next_group(values: NDArray[np.int32 | np.uint32], row: np.uint64, first: np.uint64) -> None:
-    """Ask the cache for the lines that a later group will write in a column."""
+    """Prefetch the cache lines that a later group will write in a column."""
     ahead = row * np.uint64(values.shape[1]) + first + _WRITTEN_AHEAD
     for line in range(GROUP // _LINE_VALUES):
         prefetch(values, ahead + np.uint64(line) * _LINE_VALUES)

@@ -144,7 +144,7 @@ def _hint_for(kind: Any, kinds: Sequence[str]) -> str | None:
 
 
 def is_separator(value: Any) -> bool:
-    """Tell whether this can separate two fields, or two elements of a list."""
+    """Return whether this can separate two fields, or two elements of a list."""
     is_byte = isinstance(value, str) and len(value) == 1 and value.isascii()
     return is_byte and value not in '"\r\n\0'
 
@@ -258,7 +258,7 @@ def schema_identity(setting: str) -> str:
 
 
 def is_fingerprint(setting: str) -> bool:
-    """Tell whether `schema_identity` gives this for a schema that is not built in."""
+    """Return whether `schema_identity` gives this for a schema that is not built in."""
     return _FINGERPRINT.fullmatch(setting) is not None
 
 

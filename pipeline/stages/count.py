@@ -123,7 +123,7 @@ def bases_of(spans: Sequence[Span], columns: Manifest, before: Manifest | None) 
 
 
 def has_grown(columns: Manifest, counts: Path) -> bool:
-    """Whether the folder ``counts`` was sealed from parts that ``columns`` still has, all of them."""
+    """Return whether the folder ``counts`` was sealed from parts that ``columns`` still has, all of them."""
     before = Manifest.read(counts) if is_sealed(counts) else read_before(counts)
     if before is None:
         return False
@@ -135,7 +135,7 @@ def has_grown(columns: Manifest, counts: Path) -> bool:
 
 
 def _is_same_log(span: SpanInfo, columns: Manifest) -> bool:
-    """Whether ``columns`` has the parts that a span was counted from."""
+    """Return whether ``columns`` has the parts that a span was counted from."""
     last = span.first_sample + span.num_samples
     return _checksum_of_parts(columns, span.first_sample, last) == span.xxh3_128_of_parts
 

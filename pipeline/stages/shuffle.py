@@ -562,7 +562,7 @@ def _scatter_part(
     ranges: KeyRanges,
     buffers: Buffers,
 ) -> None:
-    """Put one part's samples into the buffers, those of other groups left out."""
+    """Copy one part's samples into the buffers, without those of other groups."""
     # In one of many passes few samples are wanted: only these are read, checked and transformed. A resumed
     # run may have files between those of the group that are finished.
     chosen = shuffled.choose(entry, first_sample, ranges).within(buffers.next_row >= 0)
@@ -613,7 +613,7 @@ def _scatter_bags(
     lengths: NDArray[np.int32],
     buffers: Buffers,
 ) -> None:
-    """Put the bags of one part's samples into the buffers; ``lengths`` as of `_bag_lengths`."""
+    """Copy the bags of one part's samples into the buffers; ``lengths`` as of `_bag_lengths`."""
     # The bags of a sample are contiguous, ordered by table.
     next_in_bags = thread_buffer("places", chosen.files.shape, np.int64)
     place_bags(lengths, chosen.files, next_row, next_lookup, next_in_bags, buffers.bag_starts)

@@ -162,7 +162,7 @@ def load_rows(
     num_rows: int,
     plans: PlanArrays,
 ) -> np.int64:
-    """Give the rows free slots and list their fetches; returns the item they wait for, -1 for none."""
+    """Assign free slots to the rows and list their loads; return the item they wait for, or -1."""
     area = state.area[0]
     step = area.step
     end = plans.ends[0]

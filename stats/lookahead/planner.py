@@ -248,7 +248,7 @@ class StagingPlanner:
         return self._num_known - self._next_step
 
     def mark_used(self, rows_N: NDArray[np.int64]) -> None:
-        """Take rows as used before, and written back; only before the first batch of a run."""
+        """Mark rows as used before and written back; only before the first batch of a run."""
         self._state.location_of_row[rows_N] = WRITTEN_BACK_AT_END
 
     def plan(self, batches: RowStream) -> StepPlans:
@@ -332,7 +332,7 @@ class StagingPlanner:
         self._num_known += batches.num_steps
 
     def _is_due(self, window: Window, num_new: int) -> bool:
-        """Whether the next step is planned before a batch with ``num_new`` rows is added."""
+        """Return whether the next step is planned before a batch with ``num_new`` rows is added."""
         if window.is_covered(self.num_held_back, self._num_entries):
             return True
         is_full = self._num_entries + num_new > window.most_entries

@@ -27,7 +27,7 @@ from .step_plans import NEVER
 def sift_down(
     keys: NDArray[np.int64], slots: NDArray[np.int32], end: int, key: int, slot: int, position: int
 ) -> None:
-    """Put an entry at the free ``position`` of a heap of ``end`` entries, or below."""
+    """Insert an entry at the free ``position`` of a heap of ``end`` entries, or below."""
     # Four children each: half the levels of a binary heap, and siblings are adjacent in memory.
     child = 4 * position + 1
     while child < end:
@@ -114,19 +114,19 @@ def is_in_slot(location: int) -> bool:
 
 @kernel
 def is_unseen(location: int) -> bool:
-    """Whether the row was never used in the run, so that it still has its initial values."""
+    """Return whether the row was never used in the run, so that it still has its initial values."""
     return location == UNSEEN
 
 
 @kernel
 def is_pending(location: int) -> bool:
-    """Whether the present item is about to load the row."""
+    """Return whether the present item is about to load the row."""
     return location == PENDING
 
 
 @kernel
 def was_written_back_by_item(location: int) -> bool:
-    """Whether the item of a step, of this epoch or an earlier one, wrote the row back; it is not pending."""
+    """Return whether the item of a step, in any epoch so far, wrote the row back; it is not pending."""
     return location < WRITTEN_BACK_AT_END
 
 

@@ -100,7 +100,7 @@ def estimate_rows(
 
 
 def is_permutation(positions: NDArray[np.int64]) -> bool:
-    """Whether (num_rows,) ``positions`` are each of 0 to ``num_rows - 1`` once."""
+    """Return whether (num_rows,) ``positions`` are each of 0 to ``num_rows - 1`` once."""
     num_rows = positions.shape[0]
     if positions.min(initial=0) < 0 or positions.max(initial=-1) >= num_rows:
         return False

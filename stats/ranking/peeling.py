@@ -291,7 +291,7 @@ def _count_left(
 def _queue_rows(
     entries: Entries, rows: _Rows, lost: NDArray[np.uint8], queues: RowQueues, dropped: NDArray[np.int32]
 ) -> int:
-    """Let rows join their queues in the order of their entries; return how many are dropped instead."""
+    """Add rows to their queues in the order of their entries; return how many are dropped instead."""
     worth = queues.worth
     has_one_width = queues.widths.shape[0] == 1
     num_rows = entries.rows.shape[0]
@@ -489,7 +489,7 @@ def _lose_rows(
 def _ask_for_rows(
     sample: int, lost: NDArray[np.uint8], sample_starts: NDArray[np.int64], sample_rows: NDArray[np.int32]
 ) -> None:
-    """Ask for the rows of a sample that is not lost."""
+    """Prefetch the rows of a sample that is not lost."""
     if not _is_lost(sample, lost):
         prefetch(sample_rows, np.uint64(sample_starts[sample]))
 

@@ -148,7 +148,7 @@ def write_kaggle_shards(
 
 
 def _are_hot(ids_NF: NDArray[np.int32], num_hot: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Whether each sample is hot: as the first rows of each table are hot, all its ids are below their
+    """Return whether each sample is hot: as the first rows of each table are hot, all its ids are below their
     number."""
     is_hot_N = np.empty(ids_NF.shape[0], np.bool_)
     for first in range(0, is_hot_N.size, _PART_SAMPLES):

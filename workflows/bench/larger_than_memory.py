@@ -231,7 +231,7 @@ class MemoryLimit:
     """1 or 2, of the system's control groups."""
 
     def join(self) -> None:
-        """Put this process into the group."""
+        """Move this process into the group."""
         (self.folder / "cgroup.procs").write_text(str(os.getpid()))
 
     def peak_bytes(self) -> int | None:

@@ -284,7 +284,7 @@ def _file_bytes(summary: dict[str, Any], way: str) -> str:
 
 
 def _sent_bytes(summary: dict[str, Any]) -> str:
-    """Tell the bytes that crossed between ranks in training steps; - for a run of one process."""
+    """Return the bytes that crossed between ranks in training steps; - for a run of one process."""
     exchange = summary.get("exchange")
     if not exchange:
         return "-"

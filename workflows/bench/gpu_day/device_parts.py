@@ -243,7 +243,7 @@ def _seconds(device: Device, launches: Sequence[Launch]) -> float:
 
 
 def _can_be_recorded(kernel: Callable[..., object]) -> bool:
-    """Whether a kernel does not wait for the device, as twins do."""
+    """Return whether a kernel does not wait for the device, as twins do."""
     # Methods of tensors are of no module.
     return str(kernel.__module__).rpartition(".")[2] not in TWINS.values()
 

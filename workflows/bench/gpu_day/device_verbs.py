@@ -65,7 +65,7 @@ def _copies(device: Device) -> bool:
 
 
 def _waits(device: Device, *, is_small: bool) -> bool:
-    """Whether what waits for a busy stream sees all of its work, each time."""
+    """Return whether what waits for a busy stream sees all of its work, each time."""
     near = device.allocate([_FEW_BUSY_NUMBERS if is_small else _BUSY_NUMBERS], torch.float32)
     back = device.allocate_pinned([1], torch.float32)
     for _ in range(_ROUNDS):
@@ -119,7 +119,7 @@ def _moves_rows(device: Device, settings: PartSettings) -> bool:
 
 
 def _records(device: Device, stream: StreamName) -> bool:
-    """Whether recorded work runs once at each replay, and not when it is recorded."""
+    """Return whether recorded work runs once at each replay, and not when it is recorded."""
     near = device.allocate([1], torch.float32)
     device.launch(stream, near.zero_)
     device.launch(stream, near.add_, 1)

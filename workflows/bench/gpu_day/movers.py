@@ -52,7 +52,7 @@ class _Inputs:
         self._settings = settings
 
     def has_wanted_bits(self, mover: MoverName) -> bool:
-        """Whether `lookahead` with a mover ends with the bits of all-fast."""
+        """Return whether `lookahead` with a mover ends with the bits of all-fast."""
         shards, base, wanted = self._wanted
         config = replace(base, placement="lookahead", mover=mover)
         return weights_of(shards, config, self._settings.scratch / f"movers-{mover}") == wanted

@@ -109,7 +109,7 @@ class Memory:
         return Memory(self.host + other.host, self.device + other.device)
 
     def holds(self, other: Memory) -> bool:
-        """Whether there is room for other bytes."""
+        """Return whether there is room for other bytes."""
         return other.host <= self.host and other.device <= self.device
 
 

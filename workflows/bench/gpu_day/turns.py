@@ -131,13 +131,13 @@ class RunInTurns:
         self._taken = taken_steps(self.trainer)
 
     def warm_up(self) -> None:
-        """Take the first steps, which plan, compile and record."""
+        """Run the first steps, which plan, compile and record."""
         for _ in range(_WARM_UP_STEPS):
             self._take()
         self.trainer.runner.synchronize()
 
     def turn(self) -> Turn:
-        """Take the steps of a turn, and return what those did that count."""
+        """Run the steps of a turn, and return the work of those that count."""
         turns = self._turns
         begin = time.perf_counter()
         # Where half a turn does not suffice for what was read ahead, reading is not what the steps wait for.
@@ -220,7 +220,7 @@ class _Runs:
         return True
 
     def take_rounds(self, num_rounds: int) -> None:
-        """Give each run a turn in every round, in one order and in the other by turns."""
+        """Run each contestant once per round, in alternating order."""
         for number in range(num_rounds):
             begin = time.monotonic()
             names = list(self._runs)
