@@ -61,7 +61,7 @@ def num_row_ranges(num_lookups: int, most: int) -> int:
 
 
 _VALUES_AHEAD = np.uint64(64)
-"""Values between asking for one and reading it."""
+"""Prefetch distance, values."""
 
 
 def log1p_table(num_entries: int) -> NDArray[np.float32]:
@@ -93,7 +93,7 @@ def transform_dense(
     num_chosen = np.uint64(chosen.shape[0])
     # Places are unsigned: each signed one would be compared with 0, to count from the end. 1.4 times as fast.
     for place in range(num_chosen):
-        # Ask for a later value: where few are chosen, most of the time is waiting for memory.
+        # Prefetch a later value: if few are chosen, most of the time is waiting for memory.
         if place + _VALUES_AHEAD < num_chosen:
             prefetch(values, np.uint64(chosen[place + _VALUES_AHEAD]))
         i = np.uint64(chosen[place])

@@ -75,7 +75,7 @@ def count_run(
     is_near_full = num_used + np.int64(stop - first) > max_used
     last_ahead = num_values - AHEAD
     for i in range(first, stop):
-        # Ask for the line of a later lookup; small tables are in the cache anyway.
+        # Prefetch the line of a later lookup; small tables are in the cache anyway.
         if is_large and i < last_ahead:
             prefetch(table, ((np.uint64(values[i + AHEAD]) * MULTIPLIER) >> shift) << ENTRY_BITS)
         category = np.uint64(values[i])
@@ -155,7 +155,7 @@ def count_short_run(
     is_near_full = num_used + np.int64(stop - first) > max_used
     last_ahead = num_values - AHEAD
     for i in range(first, stop):
-        # Ask for the line of a later lookup; small tables are in the cache anyway.
+        # Prefetch the line of a later lookup; small tables are in the cache anyway.
         if is_large and i < last_ahead:
             prefetch(table, (np.uint64(values[i + AHEAD]) * MULTIPLIER) >> shift)
         category = np.uint64(values[i])

@@ -205,7 +205,7 @@ def insert_long_ids(
     num_rows = categories.shape[0]
     ahead = np.int64(AHEAD)
     for i in range(num_rows):
-        # Ask for the line of a later row now, because the table does not fit in a cache.
+        # Prefetch the line of a later row, because the table does not fit in a cache.
         if i + ahead < num_rows:
             prefetch(table, ((np.uint64(categories[i + ahead]) * MULTIPLIER) >> shift) << ENTRY_BITS)
         # These two rows have no category.

@@ -58,7 +58,7 @@ def temporary_folder(purpose: str, parent: Path | None = None) -> Iterator[Path]
     What a killed process left of its folder for the same purpose is removed by the next one.
     """
     prefix = f"hotset-{purpose}-"
-    # What processes that were killed have left is removed by the next one.
+    # Remove what killed processes left.
     for left in Path(parent or tempfile.gettempdir()).glob(f"{prefix}*"):
         _remove_left(left)
     folder, descriptor = _locked_folder(prefix, parent)

@@ -360,7 +360,7 @@ class StagingPlanner:
 
     def _new_plans(self, first: int, stop: int) -> PlanArrays:
         """Arrays for the plans of some steps, each as long as it may get."""
-        # At most every row used is fetched, and the warm ones. An item evicts no more rows than it loads,
+        # At most every used row is loaded, and the warm ones. An item evicts no more rows than it loads,
         # except where it empties all slots.
         num_steps = stop - first
         num_entries = self._entry(stop) - self._entry(first)

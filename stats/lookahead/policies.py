@@ -263,7 +263,7 @@ class AreaState(NamedTuple):
 
 
 class PlanArrays(NamedTuple):
-    """The arrays of StepPlans, long enough, and running totals of the lists in ``ends`` (fetches,
+    """The arrays of StepPlans, long enough, and running totals of the lists in ``ends`` (loads,
     write-backs)."""
 
     slots: NDArray[np.int32]

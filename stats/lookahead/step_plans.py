@@ -98,17 +98,17 @@ class StepPlans:
     """(num_fetches,); the slot of each, none twice in a step."""
     fetch_is_first: NDArray[np.bool_]
     """(num_fetches,); the row has its initial values only: it may be initialized in its slot instead
-    of fetched."""
+    of loaded."""
     write_back_offsets: NDArray[np.int64]
     """(num_steps + 1,)."""
     write_back_rows: NDArray[np.int32]
-    """(num_write_backs,); rows that are written back before the fetches of the step."""
+    """(num_write_backs,); rows that are written back before the loads of the step."""
     write_back_slots: NDArray[np.int32]
     """(num_write_backs,); the slots they are in."""
     after: NDArray[np.int64]
     """(num_steps,); item t starts once compute(after) is done; -1: immediately."""
     waits_for: NDArray[np.int64]
-    """(num_steps,); the last earlier item that wrote back a row this one fetches, or emptied or filled a slot
+    """(num_steps,); the last earlier item that wrote back a row this one loads, or emptied or filled a slot
     that it fills; -1: none."""
     is_shortened: NDArray[np.bool_]
     """(num_steps,); ``after`` is later than by the prefetch depth: too few rows could be evicted."""
@@ -116,8 +116,8 @@ class StepPlans:
     """(num_steps,); the batch has more rows than slots and runs in passes, see below.
 
     Its item writes every resident back. Row i of the batch belongs to pass ``i // num_slots`` and goes to
-    slot ``i % num_slots``. Each pass fetches its rows and gathers their embeddings; after the one dense step
-    each pass fetches its rows again, updates them and writes them back, so that the staging area is empty
+    slot ``i % num_slots``. Each pass loads its rows and gathers their embeddings; after the one dense step
+    each pass loads its rows again, updates them and writes them back, so that the staging area is empty
     after compute(t). ``fetch_*`` list the rows once; ``write_back_*`` only those that were resident before.
     """
     num_hits: NDArray[np.int64]
@@ -287,7 +287,7 @@ def in_order(
 
 
 NO_FETCH = -1
-"""The next fetch of a row that is not fetched again."""
+"""The next load of a row that is not loaded again."""
 
 
 class RowMoves(NamedTuple):
@@ -310,19 +310,19 @@ def find_next_fetches(
     of_write_backs: NDArray[np.int64],
     of_splits: NDArray[np.int64],
 ) -> int:
-    """Find the next fetch of the rows written back by some steps, from the last to the first of them. Exact.
+    """Find the next load of the rows that some steps write back, backwards. Exact.
 
     Args:
         moves: the steps.
-        end: number of the first fetch after them.
-        first_row: rows from here to ``first_row + next_of_row.size`` are looked at, the others left out.
-        next_of_row: (rows of the range,), next fetch of each after these steps; that before them on return.
+        end: number of the first load after them.
+        first_row: rows from here to ``first_row + next_of_row.size`` are included.
+        next_of_row: (rows of the range,), next load of each after these steps; that before them on return.
         of_write_backs: (num_write_backs,), written for rows of the range.
-        of_splits: (num_fetches,), or 0 where no step is split; next fetch of the rows of split steps, which
+        of_splits: (num_fetches,), or 0 where no step is split; next load of the rows of split steps, which
             are written back after the step; written for rows of the range.
 
     Returns:
-        The number of the first fetch of these steps.
+        The number of the first load of these steps.
     """
     number = end
     stop_row = first_row + next_of_row.size
@@ -334,7 +334,7 @@ def find_next_fetches(
                 row = moves.fetch_rows[i]
                 if first_row <= row < stop_row:
                     of_splits[i] = next_of_row[row - first_row]
-        # An item writes back before it fetches, so backward its fetches come first.
+        # An item writes back before it loads, so backward its loads are first.
         for i in range(stop - 1, first - 1, -1):
             row = moves.fetch_rows[i]
             number -= not moves.fetch_is_first[i]
@@ -354,21 +354,21 @@ def find_next_of_residents(
     next_of_row: NDArray[np.int64],
     of_residents: NDArray[np.int64],
 ) -> None:
-    """Write the next fetch of rows that an epoch's end writes back; arguments as in `find_next_fetches`."""
+    """Write the next load of rows that an epoch's end writes back; arguments as in `find_next_fetches`."""
     for i in range(rows.size):
         if first_row <= rows[i] < first_row + next_of_row.size:
             of_residents[i] = next_of_row[rows[i] - first_row]
 
 
 def cut_groups(fetches_of_items: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
-    """Cut the fetches of a run into groups of whole items, as long as each has at most ``capacity`` fetches.
+    """Cut the loads of a run into groups of whole items with at most ``capacity`` loads.
 
     Args:
-        fetches_of_items: (num_items,), fetches of each transfer item, at most ``capacity``.
-        capacity: fetches of a group.
+        fetches_of_items: (num_items,), loads of each transfer item, at most ``capacity``.
+        capacity: loads of a group.
 
     Returns:
-        (num_groups + 1,), the number of the first fetch of each group, and that after the last; at least one
+        (num_groups + 1,), the number of the first load of each group, and that after the last; at least one
         group.
     """
     ends = np.concatenate([[0], np.cumsum(fetches_of_items)])

@@ -28,7 +28,7 @@ from ..simd import prefetch
 from .sample_lists import Entries, Incidence
 
 _ENTRIES_AHEAD = 4
-"""Entries between asking for one thing and for the next that follows from it."""
+"""Entries between the prefetches of two values, the second of which depends on the first."""
 _LINE_SAMPLES = 16
 """Numbers of samples in a cache line."""
 
@@ -145,9 +145,9 @@ BYTES_PER_SAMPLE = 32
 """Memory of the incidence, the queue and the orders built from it, together."""
 _NONE = -1
 _LOOKUPS_AHEAD = 32
-"""Lookups between asking for what one needs and using it."""
+"""Prefetch distance, lookups."""
 _LONE_AHEAD = 8
-"""Lone rows between asking for one thing and for the next that follows from it."""
+"""Lone rows between the prefetches of two values, the second of which depends on the first."""
 
 
 class PeelMemory(NamedTuple):

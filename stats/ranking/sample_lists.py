@@ -18,7 +18,7 @@ from ..simd import prefetch
 _BLOCK_LOOKUPS = 512
 """Lookups whose rows are prefetched together: their lines fit in the L2 cache."""
 _LOOKUPS_AHEAD = 32
-"""Lookups between asking for what one needs and using it."""
+"""Prefetch distance, lookups."""
 
 
 class Incidence(NamedTuple):
