@@ -27,8 +27,8 @@ class TableParts:
     """Runs of rows of an Arrow table.
 
     Args:
-        table: columns named as in the log, others beside them perhaps; list-valued features are lists.
-        schema: that of the log, whatever its format.
+        table: columns named as in the log, and perhaps others; list-valued features are lists.
+        schema: schema of the log, in any format.
         rows_of_part: rows that are parsed together.
 
     Raises:
@@ -201,14 +201,14 @@ class ParquetParts:
     def _finished_names(self, row: int, end: int, finished: Mapping[str, FileEntry]) -> list[str]:
         """Return the names of the parts of rows ``[row, end)`` if all are finished, else none."""
         names = []
-        # The manifest says how many rows each part took, which leads to the next one.
+        # Each part's number of rows, from the manifest, gives the start of the next part.
         while row < end:
             entry = finished.get(self._name(row))
             if entry is None:
                 return []
             names.append(entry.path)
             num_rows = entry.read_facts(ColumnsFacts).num_lines
-            if num_rows < 1:  # a record that somebody edited would lead to itself for ever
+            if num_rows < 1:  # an edited record would never advance
                 raise ManifestError(f"{entry.path} is said to have {num_rows} rows of {self._file.path}")
             row += num_rows
         return names
