@@ -120,7 +120,7 @@ class _Block:
 
 
 def _parse_blocks(file: RawFile, number: int, config: IngestConfig, most: int) -> Iterator[_Block]:
-    """At most so many blocks: from all over a plain file, the first ones of another."""
+    """Read at most ``most`` blocks: evenly from a plain file, the first ones of a compressed file."""
     schema = schema_of(config.schema)
     is_strict = config.max_bad_fraction is None
     parts = open_parts(
@@ -278,7 +278,7 @@ def _training_samples(files: Sequence[float], config: CountConfig) -> float:
 
 
 def _distinct(sample: LogSample, name: str, num_samples: float) -> float:
-    """Categories of one feature among so many samples."""
+    """Return the number of categories of one feature among ``num_samples`` samples."""
     lookups = sample.num_lookups[name]
     return distinct_at(num_samples * lookups / sample.num_sampled, sample.distinct[name], lookups)
 

@@ -46,7 +46,7 @@ def num_tiles_of(num_samples: int) -> int:
 
 
 def most_row_ranges(num_threads: int) -> int:
-    """Return the ranges of distinct rows that are cut for so many threads at most."""
+    """Return the largest number of ranges of distinct rows for ``num_threads`` threads."""
     return 1 if num_threads == 1 else num_threads * _RANGES_PER_THREAD
 
 

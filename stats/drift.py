@@ -102,7 +102,7 @@ def mark_part(
     """
     _mark_from(counts_R, first_row_T, np.ones_like(row_bytes_F), 1, num_parts + part, marks_R)
     scale_F = math.lcm(*row_bytes_F.tolist()) // row_bytes_F
-    # Worth is lookups per byte, as whole numbers; bisect for the least worth whose rows all fit.
+    # Worth is lookups per byte, as integers; bisect for the least worth whose rows all fit.
     low, high = 1, int(counts_R.max(initial=0)) * int(scale_F.max(initial=1)) + 1
     while low < high:
         middle = (low + high) // 2

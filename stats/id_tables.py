@@ -127,7 +127,7 @@ _BLOCK_SAMPLES = np.uint64(64)
 
 
 def id_table_bytes(num_rows: int, category_bytes: int) -> int:
-    """Return the bytes of the hash table of so many categories of 4 or 8 bytes."""
+    """Return the bytes of a hash table of ``num_rows`` categories of 4 or 8 bytes."""
     return _entry_bytes(category_bytes) * capacity_for(num_rows)
 
 

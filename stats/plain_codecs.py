@@ -343,7 +343,7 @@ def _divisor(scale: np.float32) -> np.float32:
 
 @inlined_kernel
 def _rounded(quotient: np.float32, largest: np.float32) -> np.float32:
-    """Round to the nearest whole number, ties to even, within the codes."""
+    """Round to the nearest integer, ties to even, within the codes."""
     return min(max(np.rint(quotient), -largest), largest)
 
 

@@ -269,7 +269,7 @@ def absence(lookups: NDArray[np.float64], num_drawn: float, num_samples: float) 
 
     Error:
         The hypergeometric probability is a product of as many factors as the smaller of the two numbers; all
-        count as the middle one, which is within 0.012 for whole numbers.
+        count as the middle one, which is within 0.012 for integers.
     """
     fewer = np.minimum(lookups, num_drawn)
     more = np.maximum(lookups, num_drawn)

@@ -141,7 +141,7 @@ def columns_for(note: str, width: int) -> tuple[ProgressColumn, ...]:
     """Return the columns of a bar that has this note in a terminal of ``width`` columns."""
     columns: list[ProgressColumn] = [TextColumn("{task.description:<8}")]
     if has_room_for_bar(note, width):
-        # It takes what the other columns leave, and no room of theirs.
+        # It uses only the space that the other columns leave.
         columns.append(BarColumn(bar_width=None, table_column=Column(ratio=1)))
     columns.append(TaskProgressColumn())
     if note:

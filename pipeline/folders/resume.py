@@ -205,7 +205,7 @@ class Continuation:
 def reopen(folder: Path, begun: bytes) -> None:
     """Turn a sealed folder, locked by this run, into one that the run of identity ``begun`` resumes."""
     partial = folder / PARTIAL
-    # First what earlier runs left, or a record of theirs would pass for one of this run.
+    # First remove what earlier runs left, whose records would pass for this run's.
     clear_partial(folder)
     (partial / _FOLDER).mkdir()
     write_synced(partial / BEGUN, begun, sync=False)

@@ -205,7 +205,7 @@ class ColumnsTotals(StageTotals):
     lists: tuple[str, ...] = ()
     """Names of the list-valued features."""
     floats: tuple[str, ...] = ()
-    """Names of the dense features that are floats instead of whole numbers."""
+    """Names of the dense features that are floats instead of integers."""
     untransformed: tuple[str, ...] = ()
     """Names of the dense features that are used without a logarithm."""
     schema: str | None = None

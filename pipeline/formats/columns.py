@@ -45,12 +45,12 @@ def transform_column(
         array: Arrow column of int32, or of float64 where ``is_float``, that starts at offset 0.
         chosen: (num_chosen,), positions of the samples.
         out: (num_chosen,) out; may be strided.
-        is_float: whether the feature is a float instead of a whole number.
+        is_float: whether the feature is a float instead of an integer.
         is_log: whether its transform is log1p(max(x, 0)) and not the value itself.
     """
     values = read_only(values_of(array, np.float64 if is_float else np.int32))
     is_valid = read_only(validity_of(array))
-    if is_log and not is_float:  # small whole numbers have their logarithm in a table
+    if is_log and not is_float:  # a table has the logarithms of small integers
         transform_dense(values, is_valid, chosen, _LOG1P, out)
     else:
         transform_values(values, is_valid, chosen, is_log, out)

@@ -100,7 +100,7 @@ _OTHER_KINDS = {
 """Kinds to try in place of each kind, the plainest first."""
 _EXACT_DIGITS = 15
 _EXACT_POWER = 22
-"""Integers of so many digits and powers of ten up to this one are float64 without rounding."""
+"""Largest digits of an integer and power of ten that are exact in float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +354,7 @@ def other_kind(value: Any, kind: str, *, is_element: bool) -> str | None:
         if other == "integer" and is_text:
             continue
         found = read_column(value, other)
-        # A whole number that fits no kind of integer is a name, and would lose digits as a float.
+        # An integer that fits no integer type is a name, and would lose digits as a float.
         is_name = is_text and kind in ("integer", "unsigned") and other == "float"
         if found.states[0] == GOOD and not (is_name and found.values[0] == np.floor(found.values[0])):
             return other

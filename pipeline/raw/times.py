@@ -69,7 +69,7 @@ def is_temporal(kind: Any) -> bool:
 
 @kernel
 def _read_digits(text: NDArray[np.uint8], first: int, stop: int, num_digits: int) -> int:
-    """Return the number of so many decimal digits from ``first`` on, -1 where there are other bytes."""
+    """Return the number in the decimal digits from ``first`` on, -1 if there are other bytes."""
     if first + num_digits > stop:
         return -1
     value = 0

@@ -279,7 +279,7 @@ class SchemeRow(TypedDict):
 
 
 class RanksRow(TypedDict):
-    """The exchange of so many ranks."""
+    """The exchange between a number of ranks."""
 
     ranks: int
     rank_samples: float

@@ -278,7 +278,7 @@ class StagingPlanner:
     def plan_rest(self) -> Iterator[StepPlans]:
         """Yield the step plans of the batches held back, some at a time: no batch follows in this epoch."""
         while self.num_held_back:
-            # As many steps as have about so many entries, one at least.
+            # Steps with about this number of entries, at least one.
             step = self._next_step
             stop = min(step + _REST_STEPS, self._num_known)
             while stop > step + 1 and self._entry(stop) - self._entry(step) > _REST_ENTRIES:
@@ -388,7 +388,7 @@ class StagingPlanner:
 
 
 def _new_buffers(num_steps: int, num_entries: int, before: HeldSteps | None = None) -> HeldSteps:
-    """Return empty buffers with room for so many steps and entries, twice those of ``before`` at least."""
+    """Return empty buffers for these steps and entries, at least twice as large as ``before``."""
     sizes = (num_steps, num_entries)
     if before is not None:
         sizes = (max(num_steps, before.starts.size), max(num_entries, before.rows.size))

@@ -29,7 +29,7 @@ _SEARCH_STEPS = 100
 
 
 def student_t_probability(t: float, degrees: int) -> float:
-    """Return P(|T| <= t) for Student's distribution with a whole number of degrees of freedom.
+    """Return P(|T| <= t) for Student's distribution with an integer number of degrees of freedom.
 
     Error:
         Rounding only: a finite sum.

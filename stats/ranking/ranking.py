@@ -184,7 +184,7 @@ def order_of_runs(tables: Sequence[Runs], row_bytes: Sequence[int]) -> NDArray[n
     counts = np.concatenate([counts for counts, _ in tables]) if tables else np.zeros(0, np.int64)
     if len(set(row_bytes)) <= 1:
         return np.argsort(-counts, kind="stable")
-    # Lookups per byte times the common multiple of all widths: whole numbers, so no two differ by rounding.
+    # Lookups per byte times the common multiple of all widths: integers, so no two differ by rounding.
     scale = math.lcm(*row_bytes)
     scales = [scale // width for (rows, _), width in zip(tables, row_bytes, strict=True) for _ in rows]
     density = [count * factor for count, factor in zip(counts.tolist(), scales, strict=True)]

@@ -207,7 +207,7 @@ def drift_sentences(drift: Drift) -> list[str]:
 
 
 def _aging_verdict(lost_points: float) -> str:
-    """Return what to do about hot rows that serve so many percentage points less of later parts."""
+    """Return what to do about hot rows that serve ``lost_points`` % less of later parts."""
     if lost_points < 0.5:
         return "they hardly age"
     return "choose them again now and then" if lost_points < 3 else "choose them again often"

@@ -25,7 +25,7 @@ _OUTPUT_CHARACTERS = 4000
 _LEAST_SECONDS = 5.0
 """A part is not begun with less time left."""
 _PATIENCE = 2
-"""A part may take so many times as long where a day is only tried."""
+"""Factor of the time of a part when a day is only tried."""
 
 Status = Literal["ok", "failed", "timeout", "rubbish", "not begun"]
 CHECKING = ("bits", "tests")
@@ -91,7 +91,7 @@ def run_day(
         scratch: folder for temporary files, shared by all parts.
         say: called with a line after each part.
         before: result of an earlier call with these settings, which is added to. A part that left something
-            out does that alone; any other is run anew, and replaces what it found before.
+            out does that alone; any other runs again, and replaces its earlier findings.
     """
     begin = time.monotonic()
     result: dict[str, Any] = before or {
@@ -134,7 +134,7 @@ def failed_parts(result: dict[str, Any]) -> list[str]:
 
 
 def _limit(part: Part, later: Sequence[Part], left: float, settings: DaySettings) -> float:
-    """Return the seconds of a part: its own share, and what those before have left of theirs."""
+    """Return the seconds of a part: its share, and what earlier parts left of their shares."""
     if part.is_extra:
         return part.most_seconds
     # Where everything is only tried, the machine is a slow one, and no part is worth more than another.

@@ -14,7 +14,7 @@ from typing import Any
 _TRACE_CHARACTERS = 2000
 """Characters that are kept of the end of a traceback."""
 _MARGIN = 1.2
-"""A piece of work is begun where there is so many times the time that the one before it took."""
+"""Remaining time at which a piece of work begins, in multiples of the time of the previous piece."""
 
 
 class Records:

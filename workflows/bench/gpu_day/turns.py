@@ -285,7 +285,7 @@ def _rates(turns: Sequence[Turn]) -> list[float]:
 
 
 def _order_of(shards: Shards, seed: int, num_steps: int, *, is_hot_only: bool) -> NDArray[np.int32]:
-    """Return the batches of so many steps, in the order of an epoch; they are repeated where it has fewer."""
+    """Return the batches of ``num_steps`` steps in the order of an epoch, repeated if it has fewer."""
     order = epoch_order(shards.is_hot_only, seed, 0, spread=shards.is_grouped)
     if is_hot_only:
         order = order[shards.is_hot_only[order]]
