@@ -111,7 +111,7 @@ class ExchangeOptions:
 
     @property
     def names_codecs(self) -> bool:
-        """Whether anything is asked to cross in fewer bytes."""
+        """Return whether anything is asked to cross in fewer bytes."""
         return self.exchange != "none"
 
 
@@ -138,7 +138,7 @@ def rank_timeout() -> float:
 
 
 def is_launched() -> bool:
-    """Whether this process was started as one of several ranks.
+    """Return whether this process was started as one of several ranks.
 
     Raises:
         ConfigError: the launcher's number of ranks is none.
@@ -150,7 +150,7 @@ def is_launched() -> bool:
 
 
 def is_first() -> bool:
-    """Whether this process speaks for the run: it is alone, or rank 0."""
+    """Return whether this process speaks for the run: it is alone, or rank 0."""
     return not is_launched() or os.environ.get("RANK") == "0"
 
 

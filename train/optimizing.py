@@ -188,7 +188,7 @@ class Stopping:
 
     @property
     def is_time_over(self) -> bool:
-        """Whether the limit of time has passed, by the clock of this process."""
+        """Return whether the limit of time has passed, by the clock of this process."""
         return self._most_seconds is not None and self.seconds >= self._most_seconds
 
     def note_step(self, step: int, *, is_time_over: bool) -> None:

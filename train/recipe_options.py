@@ -39,7 +39,7 @@ class Interval:
         return self.steps is None and self.seconds is None
 
     def is_due(self, steps: int, seconds: float) -> bool:
-        """Whether it is over, so many steps and seconds after the last time."""
+        """Return whether it is over, so many steps and seconds after the last time."""
         if self.steps is not None:
             return steps >= self.steps
         return self.seconds is not None and seconds >= self.seconds and steps > 0
@@ -174,7 +174,7 @@ class RecipeOptions:
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the weights of the best evaluation are kept."""
+        """Return whether the weights of the best evaluation are kept."""
         return self.keep_best or self.patience is not None
 
     @property

@@ -140,14 +140,14 @@ class RunLog:
         return stopping.best_step == trainer.step
 
     def _is_time_over(self, trainer: Trainer) -> bool:
-        """Whether the run has reached its limit of time, where it has one."""
+        """Return whether the run has reached its limit of time, where it has one."""
         # Ranks ask the clock of the first, so that all of them stop after the same step.
         if trainer.stopping is None or trainer.config.recipe.max_time is None:
             return False
         return first_says(trainer.ranks, trainer.stopping.is_time_over)
 
     def _is_evaluation_due(self, trainer: Trainer) -> bool:
-        """Whether the run is to be evaluated after this step."""
+        """Return whether the run is to be evaluated after this step."""
         every = trainer.config.evaluate_every
         recipe = trainer.config.recipe
         if recipe.evaluate_time is not None:

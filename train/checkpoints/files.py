@@ -179,7 +179,7 @@ class CheckpointRecord(JsonRecord):
 
 
 def record_path(folder: Path, step: int) -> Path:
-    """Where the record of a checkpoint is."""
+    """Return where the record of a checkpoint is."""
     return folder / f"step-{step:09}.json"
 
 

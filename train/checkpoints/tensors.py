@@ -172,7 +172,7 @@ def dense_state(
 
 
 def is_optimizer_state(name: str) -> bool:
-    """Whether a tensor of `tensors` is one of an optimizer."""
+    """Return whether a tensor of `tensors` is one of an optimizer."""
     return name.startswith(_OPTIMIZER)
 
 

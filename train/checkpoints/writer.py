@@ -150,7 +150,7 @@ class CheckpointWriter:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the current checkpoint was given up; parts are dropped."""
+        """Return whether the current checkpoint was given up; parts are dropped."""
         return self._is_lost
 
     def put(self, part: RowsPart, release: Callable[[], None]) -> None:
@@ -333,7 +333,7 @@ class RowsCopy:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether rows of the current checkpoint may still be pending."""
+        """Return whether rows of the current checkpoint may still be pending."""
         return bool(self._left)
 
     def begin(self) -> None:

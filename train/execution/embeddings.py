@@ -515,7 +515,7 @@ class Embeddings:
     def held_ids(
         self, tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
-        """Which rows live in this process, and the ids that these have here.
+        """Return which rows live in this process, and the ids that these have here.
 
         Args:
             tables_N: (N,); table of each row as numbered in the shards, all of one width.

@@ -296,7 +296,7 @@ class StepSource:
             queue.add(width.cold_rows(number, batch))
 
     def _is_staged(self, number: int) -> bool:
-        """Whether a batch needs staging slots."""
+        """Return whether a batch needs staging slots."""
         return not self._is_hot_only(number) or _staging(self._staged[0]).stages_hot_only
 
     def _read_whole(self, number: int) -> ReadBatch:

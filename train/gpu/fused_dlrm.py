@@ -352,7 +352,7 @@ def _rounded(num_inputs: int) -> int:
 
 
 def _starts(shapes: Sequence[tuple[int, int]]) -> list[int]:
-    """Where the parameters of each layer begin in the vector."""
+    """Return where the parameters of each layer begin in the vector."""
     stops = np.cumsum([(inputs + 1) * outputs for inputs, outputs in shapes])
     return [0, *stops[:-1].tolist()]
 

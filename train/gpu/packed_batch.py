@@ -598,12 +598,12 @@ class WidthTensors:
 
     @property
     def has_file(self) -> bool:
-        """Whether the slow tier is a file, whose rows the host moves."""
+        """Return whether the slow tier is a file, whose rows the host moves."""
         return isinstance(self.rows.executor.slow, FileTier)
 
     @property
     def holds_rows(self) -> bool:
-        """Whether rows live on the fast tier."""
+        """Return whether rows live on the fast tier."""
         return self.rows.executor.fast.layout.num_own_slots > 0
 
     def pin_slow(self, device: Device) -> bool:

@@ -79,7 +79,7 @@ class InPlaceSteps:
 
     @staticmethod
     def can_take(step: PlannedStep) -> bool:
-        """Whether one vector per bag crosses of all rows of a step."""
+        """Return whether one vector per bag crosses of all rows of a step."""
         plans = [part.plan.in_place for part in step.parts]
         return all(plan is not None and plan.is_whole and plan.sends == "bags" for plan in plans)
 
@@ -259,7 +259,7 @@ class QueuedSteps:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether steps are recorded as graphs; no more once the device has refused to."""
+        """Return whether steps are recorded as graphs; no more once the device has refused to."""
         return self._recorded.is_recorded
 
     @property

@@ -326,7 +326,7 @@ def _has_triton() -> bool:
 
 
 def _is_interpreted() -> bool:
-    """Whether Triton's interpreter runs its kernels, on the host."""
+    """Return whether Triton's interpreter runs its kernels, on the host."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 

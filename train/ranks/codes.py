@@ -59,7 +59,7 @@ class ChosenExchange:
 
     @property
     def is_exact(self) -> bool:
-        """Whether everything crosses as it is."""
+        """Return whether everything crosses as it is."""
         return self.vectors == self.gradients == self.dense == _EXACT
 
     def to_json(self) -> dict[str, Any]:
@@ -200,7 +200,7 @@ class Coding(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the rows cross as they are."""
+        """Return whether the rows cross as they are."""
         return all(codec.is_exact for codec in self.codecs)
 
 

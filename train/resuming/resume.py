@@ -341,7 +341,7 @@ class RunCheckpoints:
 
     @property
     def is_copying(self) -> bool:
-        """Whether rows of a checkpoint are still to be copied."""
+        """Return whether rows of a checkpoint are still to be copied."""
         return self._captured is not None
 
     def before_update(self, trainer: Trainer, step: PlannedStep) -> None:

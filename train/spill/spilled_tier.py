@@ -37,7 +37,7 @@ class SpilledTier(FileTier):
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a store; a width without cold rows has none."""
+        """Return whether there is a store; a width without cold rows has none."""
         return self._store is not None
 
     def open(self, store: RowStore, restored_U: NDArray[np.int64], next_fetches_U: NDArray[np.int64]) -> None:
