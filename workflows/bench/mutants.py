@@ -27,8 +27,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ("stats", "pipeline", "train")
-LEFT_OUT = ("gpu", "gpu_kernels", "device", "steps")
-"""Folders whose code needs a GPU, or a simulated one in most of its tests."""
+LEFT_OUT = ("gpu", "device.py", "step.py")
+"""Folders and files whose code needs a GPU, or a simulated one in most of its tests."""
 WIDER_TESTS = {
     "stats": ("tests/pipeline/test_preprocess.py",),
     "pipeline": ("tests/pipeline/test_preprocess.py", "tests/system/test_multi_hot.py"),

@@ -21,7 +21,7 @@ import torch
 
 from hotset.train.config import DenseOptimizer, EmbeddingOptimizer
 from hotset.train.data.shards import Shards
-from hotset.train.gpu import twins as dense_twins
+from hotset.train.gpu import twins
 from hotset.train.gpu.twins import TWINS
 from hotset.workflows.bench.gpu_day import kernels
 from hotset.workflows.bench.gpu_day.kernels import Trial
@@ -130,7 +130,7 @@ def try_as_gather_dots(
     def train(shards: Shards, settings: PartSettings, names: str, *arguments: Any) -> Any:
         with monkeypatch.context() as patch:
             if "gather_dots" in names:
-                patch.setattr(dense_twins, "gather_dots", kernel)
+                patch.setattr(twins, "gather_dots", kernel)
             return trained(shards, settings, names, *arguments)
 
     path = settings.scratch / "found.jsonl"
@@ -141,7 +141,7 @@ def try_as_gather_dots(
     return [record["row"]["difference"] for record in records_of(path) if "row" in record]
 
 
-_GATHER_DOTS = dense_twins.gather_dots
+_GATHER_DOTS = twins.gather_dots
 
 
 def add_from_the_last(weights: Any, slots: Any, count: Any, bottom: Any, inputs: torch.Tensor) -> None:
@@ -188,7 +188,7 @@ def test_every_kernel_is_launched_where_it_is_tried(tmp_path: Path, monkeypatch:
         kernels._shards(PartSettings("late", tmp_path, True), dim)
     unused = []
     for name in TWINS:
-        module = importlib.import_module(f"hotset.train.gpu_kernels.{TWINS[name]}")
+        module = importlib.import_module(f"hotset.train.gpu.{TWINS[name]}")
         twin = getattr(module, name)
         launched: list[str] = []
 
