@@ -304,19 +304,26 @@ os.environ["NUMBA_CACHE_DIR"] = "cache"
 sys.path.insert(0, ".")
 from types import ModuleType
 from hotset.workflows import cli
+from hotset.workflows.command_list import Command
 from hotset.workflows.console import progress_bars, say, set_verbosity
 
-def run(command, arguments):
-    import few_kernels
-    set_verbosity(quiet="--quiet" in arguments)
-    with progress_bars() as progress:
-        progress("ingest", 1, 2)
-        few_kernels.run()
-        say("ingest   done")
-    return 0
+class MadeUp(Command):
+    @classmethod
+    def parse(cls, command, arguments):
+        set_verbosity(quiet="--quiet" in arguments)
+        return cls()
 
-sys.modules["hotset.workflows.commands.made_up"] = ModuleType("made_up")
-sys.modules["hotset.workflows.commands.made_up"].run = run
+    def execute(self):
+        import few_kernels
+        with progress_bars() as progress:
+            progress("ingest", 1, 2)
+            few_kernels.run()
+            say("ingest   done")
+        return 0
+
+made_up = ModuleType("made_up")
+made_up.COMMANDS = {"ingest": MadeUp}
+sys.modules["hotset.workflows.commands.made_up"] = made_up
 cli.COMMANDS["ingest"] = ("made_up", "")
 sys.exit(cli.main(["ingest", *sys.argv[1:]]))
 """
