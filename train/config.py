@@ -350,8 +350,8 @@ class TrainConfig:
 
     staging_bytes: ByteSize | None = None
     """Fast memory for cold rows with their optimizer state, in addition to the hot ones; by default as many
-    bytes as the hot rows take, and at least four times those of a batch, so that transfers can run ahead. The
-    placement cache uses the bytes of both; the others but lookahead use none."""
+    bytes as the hot rows take, and at least four times those of a batch. The placement cache uses the bytes
+    of both; the others but lookahead use none."""
 
     slow_bytes: ByteSize | None = None
     """Host memory for embedding rows; the rest go to a spill file while the run trains. lookahead writes each

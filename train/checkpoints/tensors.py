@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from ...pipeline.errors import HotsetError, first_line
 from ...pipeline.folders.checksum import HashedFile, checksum_of_written
@@ -81,6 +80,8 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> tuple[int,
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Read all tensors of a file; raises HotsetError where it is damaged."""
+    from safetensors import SafetensorError, safe_open  # a machine that only measures may lack it
+
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}
@@ -104,6 +105,8 @@ def read_part(path: Path, num_rows: list[int], widths: list[tuple[int, int]]) ->
     Raises:
         HotsetError: it is damaged, or of other tables.
     """
+    from safetensors import SafetensorError, safe_open  # a machine that only measures may lack it
+
     try:
         with safe_open(path, framework="np") as file:
             found = {name: file.get_slice(name).get_dtype() for name in file.keys()}

@@ -37,7 +37,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 
 from ...pipeline.errors import HotsetError, MissingExtraError, first_line, format_byte_size, install_hint
 from ...pipeline.folders.checksum import hash_file
@@ -108,6 +107,8 @@ def explained(path: Path) -> Iterator[None]:
 
     The writer of weights raises other errors.
     """
+    from safetensors import SafetensorError  # a machine that only measures may lack it
+
     try:
         yield
     except (OSError, SafetensorError) as error:

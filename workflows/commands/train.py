@@ -48,7 +48,7 @@ class TrainCommand(Command, ExchangeOptions, CheckpointSettings, TrainConfig):
     """Folder that `preprocess --out` created, or only its shards folder."""
 
     out: Path
-    """New folder for the run: weights, summary and metrics. One that holds an unfinished run with the same
+    """New folder for the run: weights, summary, metrics. One that holds an unfinished run with the same
     settings is resumed."""
 
     recipe_file: RecipeFile = None
