@@ -1,9 +1,8 @@
 """The window of look-ahead: the number of batches known in advance.
 
 Belady's choice is exact once the window reaches the nearest next use that is evicted. So the window grows
-while most steps evict only rows without a known next use, and settles at 1.5 times that reach. Bytes moved
-are then within 0.12 % of planning the whole epoch on logs of 2 to 12 million samples; fixed windows move up
-to 31 % more, multiples of slots over loaded rows up to 4 %.
+while most steps evict only rows without a known next use, and settles at 1.5 times that reach. A window
+of a fixed length, or of a multiple of slots over loaded rows, is too short on large logs.
 """
 
 from __future__ import annotations
