@@ -103,4 +103,4 @@ def test_zsh_reads_its_script(scripts: dict[str, Path]) -> None:
 def test_a_line_of_help_stands_beside_each_name_in_fish(scripts: dict[str, Path]) -> None:
     text = scripts["fish"].read_text()
     assert text.count(" -a train -d 'train a model on shards'") == 1
-    assert " -l out -r -d 'New folder for the run: weights, summary and metrics'" in text
+    assert " -l out -r -d 'New folder for the run: weights, summary, metrics'" in text
