@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ByteSize, ConfigError
+from ...pipeline.folders.totals import VocabularyTotals
 from ...pipeline.generate.generate import GenerateConfig, generate
 from ...pipeline.preprocess import preprocess, remove_from
 from ...stats.lookahead.planner import StagingPlanner, lookahead_planner
@@ -109,13 +110,16 @@ def measure(options: argparse.Namespace) -> Facts:
 
 
 def _packed(log: Path, data: Path, order: Literal["grouped", "original"], batch_size: int) -> Shards:
-    """Return shards of a log; its stages before ``split`` are made once."""
+    """Return shards of a log with a share of hot rows; the stages before ``split`` are made once."""
     recipe = criteo_kaggle()
     pack = replace(recipe.pack, batch_size=batch_size, order=order)
     recipe = replace(recipe, pack=pack)
-    if (data / "shards").exists():
-        remove_from("pack", data)
-    preprocess([log], recipe, data)
+    if (data / "plan").exists():
+        remove_from("split", data)
+    num_rows = VocabularyTotals.of(preprocess([log], recipe, data, until="rank")).num_rows
+    hot_bytes = ByteSize(int(_HOT_SHARE * num_rows) * row_bytes(recipe.split.embedding_dim, "sgd"))
+    split = replace(recipe.split, hot_bytes=hot_bytes, embedding_optimizer="sgd")
+    preprocess([log], replace(recipe, split=split), data)
     return Shards.open(data)
 
 
