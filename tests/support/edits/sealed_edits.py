@@ -36,33 +36,6 @@ def set_key(name: str, key: str, value: Any) -> Edit:
     return edit
 
 
-def set_line(number: int, key: str, value: Any) -> Edit:
-    """Set a value in a line of the log; dots in ``key`` stand between keys."""
-
-    def edit(run: Path) -> None:
-        lines = (run / "metrics.jsonl").read_text().splitlines()
-        whole = parts = json.loads(lines[number])
-        *outer, last = key.split(".")
-        for part in outer:
-            parts = parts[part]
-        parts[last] = value(parts[last]) if callable(value) else value
-        lines[number] = json.dumps(whole)
-        (run / "metrics.jsonl").write_text("\n".join([*lines, ""]))
-
-    return edit
-
-
-def without_line(number: int) -> Edit:
-    """Remove a line of the log."""
-
-    def edit(run: Path) -> None:
-        lines = (run / "metrics.jsonl").read_text().splitlines()
-        del lines[number]
-        (run / "metrics.jsonl").write_text("\n".join([*lines, ""]))
-
-    return edit
-
-
 def of_tensors(name: str, change: Callable[[dict[str, torch.Tensor]], Any]) -> Edit:
     """Change the tensors of a file in place."""
 
