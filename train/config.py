@@ -18,7 +18,7 @@ from ..pipeline.errors import ByteSize, ConfigError, require_at_least, require_a
 from ..pipeline.folders.manifest import JsonRecord, RecordError, require_range
 from ..pipeline.schema.schema import nearest
 from ..stats.published_bounds import BASE, PUBLISHED_LISTS, published_bounds
-from .recipe_options import Interval, RecipeOptions
+from .recipe_options import Interval, RecipeOptions, require_time
 
 FIXED_CODECS = ("none", "fp16", "bf16", "int8")
 """Codecs without a setting."""
@@ -394,22 +394,6 @@ class TrainConfig:
     cross_rank: int | None = None
     """Rank of the matrices of the cross network of dcnv2; by default they are full."""
 
-    cross_structure: Structure | None = None
-    """Whether the deep network of dcnv2 follows the cross network (stacked) or runs in parallel to it
-    (parallel); by default stacked."""
-
-    history_length: int | None = None
-    """Number of elements of a history before the candidate, which is the last element of each list, for tbsm;
-    by default 20. Shorter histories are padded."""
-
-    attention_mlp: tuple[int, ...] | None = None
-    """Widths of the hidden layers of tbsm between the similarities of a history to the candidate and the
-    weights of its elements; none for no layer. By default 15,15."""
-
-    last_mlp: tuple[int, ...] | None = None
-    """Widths of the hidden layers of tbsm between the context of a history with the candidate and the logit;
-    none for no layer. By default 60."""
-
     dropout: float | None = None
     """Share of the outputs of each hidden layer of the top MLP, or of the deep network of dcnv2, that is
     dropped in training, such as 0.2; by default none."""
@@ -423,7 +407,7 @@ class TrainConfig:
 
     model_args: str | None = None
     """Keyword arguments of the constructor of your own class, a JSON object such as '{"hidden": 64}'; by
-    default it gets none."""
+    default it gets none. tbsm takes history_length, attention_widths and last_widths, dcnv2 structure."""
 
     epochs: int = 1
     """Number of passes over the training part."""
@@ -472,9 +456,9 @@ class TrainConfig:
     """Schedule of the fae placement: that of the paper, which switches by test loss, or that of its released
     code, which runs all mixed batches and then all hot-only ones."""
 
-    evaluate_every: int | None = None
-    """Number of batches between evaluations, of the validation part where the log has one; by default the run
-    is evaluated at its end only."""
+    evaluate_every: int | str | None = None
+    """Steps (500) or time (10min) between evaluations, of the validation part where the log has one; by
+    default the run is evaluated at its end only."""
 
     log_every: int = 100
     """Number of batches between two lines of training loss in metrics.jsonl."""
@@ -492,8 +476,13 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         require_choices(self)
-        for name in ("epochs", "log_every", "evaluate_every", "threads", "cache_batches"):
+        for name in ("epochs", "log_every", "threads", "cache_batches"):
             require_at_least(name, getattr(self, name), 1)
+        # A number is of steps, a text a time.
+        if isinstance(self.evaluate_every, str):
+            require_time("evaluate_every", self.evaluate_every)
+        else:
+            require_at_least("evaluate_every", self.evaluate_every, 1)
         # A rate of None is chosen by the optimizer later.
         for name in ("embedding_lr", "dense_lr"):
             rate = getattr(self, name)
@@ -515,7 +504,7 @@ class TrainConfig:
     def _check_model(self) -> None:
         refuse_unknown_model(self.model)
         parse_arguments(self.model_args)
-        for name in ("bottom_mlp", "top_mlp", "attention_mlp", "last_mlp"):
+        for name in ("bottom_mlp", "top_mlp"):
             widths = getattr(self, name) or ()
             require_at_most(f"the number of layers of {name}", len(widths), MOST_LAYERS)
             for width in widths:
@@ -524,8 +513,6 @@ class TrainConfig:
         # Absent options are those of the model that is chosen, and are checked with it.
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
-        require_at_least("history_length", self.history_length, 1)
-        require_at_most("history_length", self.history_length, MOST_HISTORY)
         require_at_least("cross_layers", self.cross_layers, 1)
         require_at_most("cross_layers", self.cross_layers, MOST_LAYERS)
         require_at_least("cross_rank", self.cross_rank, 1)

@@ -25,6 +25,9 @@ from .config import Optimizers
 from .metrics import Scores
 from .recipe_options import RecipeOptions, parse_interval
 
+_PLATEAU_FACTOR = 0.1
+"""Number by which the schedule plateau multiplies the rates: the default of torch's ReduceLROnPlateau."""
+
 
 class DenseUpdate:
     """Sets the learning rate of a step, and clips its gradient.
@@ -135,8 +138,8 @@ class LearningRates:
         ``decay_start``, counted from 1, and keeps its end value.
 
         Source:
-            facebookresearch/dlrm, ``LRPolicyScheduler``, for warm-up and the polynomial, there of degree 2;
-            it keeps the last rate before the end, this one the end; Loshchilov and Hutter, arXiv 1608.03983,
+            facebookresearch/dlrm, ``LRPolicyScheduler``, for warm-up and the polynomial; it keeps the last
+            rate before the end, this one the end; Loshchilov and Hutter, arXiv 1608.03983,
             equation 5, for the cosine; torch's ``ReduceLROnPlateau`` for plateau, there with a threshold.
         """
         options = self._options
@@ -144,7 +147,7 @@ class LearningRates:
         if number < options.warmup_steps:
             return number / options.warmup_steps
         if options.lr_schedule == "plateau":
-            return max(math.pow(options.plateau_factor, self._num_reductions()), options.final_lr)
+            return max(math.pow(_PLATEAU_FACTOR, self._num_reductions()), options.final_lr)
         if options.lr_schedule == "constant" or number <= self._start:
             return 1.0
         left = max(self._num_decay_steps - (number - self._start), 0) / self._num_decay_steps
@@ -153,7 +156,7 @@ class LearningRates:
             return options.final_lr + (1 - options.final_lr) * left
         if options.lr_schedule == "polynomial":
             # DLRM bounds its polynomial from below; the others run to their end value.
-            return max(math.pow(left, options.decay_power), options.final_lr)
+            return max(left * left, options.final_lr)
         return options.final_lr + (1 - options.final_lr) * left
 
 
@@ -213,7 +216,7 @@ class Stopping:
             self.num_without_progress = 0
         else:
             self.num_without_progress += 1
-            self.num_reductions += self.num_without_progress % options.plateau_patience == 0
+            self.num_reductions += 1
         # The first reason found is kept: an evaluation may give several.
         if options.stop_at_auc is not None and scores.auc is not None and scores.auc >= options.stop_at_auc:
             reached = f"AUC {scores.auc:.6f} has reached --stop-at-auc {options.stop_at_auc}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..pipeline.errors import ConfigError, require_at_least, require_choices
@@ -65,11 +65,18 @@ def parse_interval(text: str) -> Interval:
     return Interval(steps=int(match[1]))
 
 
-def is_time(text: str) -> bool:
-    """Return whether ``text`` is a time above 0, and not a number of steps."""
+def require_time(name: str, text: str) -> None:
+    """Raise ConfigError unless ``text`` is a time above 0, and not a number of steps."""
     with suppress(ConfigError):
-        return parse_interval(text).seconds is not None
-    return False
+        if parse_interval(text).seconds is not None:
+            return
+    raise ConfigError(f"{name} must be a time such as 30min or 2h, got {text!r}")
+
+
+def parse_steps_or_time(text: str) -> int | str:
+    """Return ``"500"`` as a number of steps, and a time as it is; raises ConfigError on anything else."""
+    interval = parse_interval(text)
+    return text if interval.steps is None else interval.steps
 
 
 Schedule = Literal["constant", "linear", "cosine", "polynomial", "plateau"]
@@ -80,11 +87,11 @@ class RecipeOptions:
     """Learning rates over the steps, clipping, decay, and when training stops."""
 
     lr_schedule: Schedule = "constant"
-    """Course of the learning rates after warm-up: constant; from --decay-start on a decay that is linear,
-    half a cosine, or polynomial of degree --decay-power, as DLRM's; or plateau, which lowers them whenever
-    the score of the validation part stops improving."""
+    """Course of the learning rates after warm-up: constant; a decay that is linear, half a cosine, or
+    polynomial of degree 2, as DLRM's; or plateau, which divides them by 10 after each evaluation of the
+    validation part without a better score."""
 
-    lr_schedule_of: Literal["all", "dense", "rows"] = "all"
+    lr_schedule_of: Literal["all", "dense", "rows"] = field(default="all", metadata={"no_option": True})
     """Parameters whose learning rate follows warm-up and schedule: all of them, those of the dense layers, or
     the embedding rows; the others keep a constant rate."""
 
@@ -92,20 +99,11 @@ class RecipeOptions:
     """Number of steps over which the learning rates rise in a straight line to their full values; 0 for
     none."""
 
-    decay_start: int | None = None
+    decay_start: int | None = field(default=None, metadata={"no_option": True})
     """Step at which the decay of the learning rates starts; by default the end of warm-up."""
 
     decay_steps: int | None = None
     """Number of steps the decay of the learning rates takes; by default the remaining ones."""
-
-    decay_power: float = 2.0
-    """Degree of the polynomial decay."""
-
-    plateau_factor: float = 0.1
-    """Number by which plateau multiplies the learning rates."""
-
-    plateau_patience: int = 1
-    """Number of evaluations in a row without a better score after which plateau lowers the learning rates."""
 
     final_lr: float = 0.0
     """Least learning rate of a decay, which it ends with, or of plateau, as a share of the full one."""
@@ -127,9 +125,6 @@ class RecipeOptions:
 
     max_time: str | None = None
     """Time after which training stops, such as 30min or 2h, evaluations included."""
-
-    evaluate_time: str | None = None
-    """Time between evaluations, such as 10min, instead of a number of steps."""
 
     patience: int | None = None
     """Number of evaluations of the validation part without a better score after which training stops. The
@@ -154,21 +149,14 @@ class RecipeOptions:
                 raise ConfigError(f"{name} must be from 0 to below 1, got {getattr(self, name)}")
         if not 0 <= self.final_lr <= 1:
             raise ConfigError(f"final_lr must be from 0 to 1, got {self.final_lr}")
-        if not 0 < self.plateau_factor < 1:
-            raise ConfigError(f"plateau_factor must be in (0, 1), got {self.plateau_factor}")
-        require_at_least("plateau_patience", self.plateau_patience, 1)
         require_at_least("max_steps", self.max_steps, 1)
         require_at_least("patience", self.patience, 1)
         if self.stop_at_auc is not None and not 0 < self.stop_at_auc <= 1:
             raise ConfigError(f"stop_at_auc must be above 0 and at most 1, got {self.stop_at_auc}")
-        for name in ("max_time", "evaluate_time"):
-            text = getattr(self, name)
-            if text is not None and not is_time(text):
-                raise ConfigError(f"{name} must be a time such as 30min or 2h, got {text!r}")
-        for name in ("decay_power", "clip_gradient"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name} must be above 0, got {value}")
+        if self.max_time is not None:
+            require_time("max_time", self.max_time)
+        if self.clip_gradient is not None and not 0 < self.clip_gradient < math.inf:
+            raise ConfigError(f"clip_gradient must be above 0, got {self.clip_gradient}")
         # Each option is valid here; whether it has an effect is checked elsewhere.
         self._refuse_unused()
 

@@ -166,7 +166,9 @@ def _known(kind: type, values: object, where: str) -> dict[str, Any]:
 
 
 def _read(value: object, kind: Any, path: str) -> Any:
-    # A size is a plain number in JSON.
+    # A size is a plain number in JSON, and a text may stand for a number.
+    if isinstance(value, str) and str in get_args(kind):
+        return value
     if ByteSize not in get_args(kind):
         return read_value(value, kind, path)
     num_bytes = read_value(value, int | None, path)

@@ -149,12 +149,11 @@ class RunLog:
     def _is_evaluation_due(self, trainer: Trainer) -> bool:
         """Return whether the run is to be evaluated after this step."""
         every = trainer.config.evaluate_every
-        recipe = trainer.config.recipe
-        if recipe.evaluate_time is not None:
-            seconds = parse_interval(recipe.evaluate_time).seconds
+        if isinstance(every, str):
+            seconds = parse_interval(every).seconds
             assert seconds is not None, "the options refuse steps"
             return first_says(trainer.ranks, time.monotonic() - self._last_evaluation[1] >= seconds)
-        if every is None and recipe.needs_validation is not None:
+        if every is None and trainer.config.recipe.needs_validation is not None:
             every = trainer.shards.num_training_batches
         return every is not None and trainer.step % every == 0
 

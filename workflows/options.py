@@ -13,6 +13,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import operator
 import re
 import shutil
 import textwrap
@@ -35,7 +36,7 @@ from typing import (
 
 from ..pipeline.errors import ByteSize, ConfigError, HotsetError, format_byte_size, parse_byte_size
 from ..pipeline.schema.schema import FeatureSettings, format_feature_settings, parse_feature_settings
-from ..train.recipe_options import Interval, parse_interval
+from ..train.recipe_options import Interval, parse_interval, parse_steps_or_time
 from .console import say_error, set_verbosity
 
 T = TypeVar("T")
@@ -101,6 +102,7 @@ _KINDS: dict[Any, tuple[str, Callable[[str], Any]]] = {
     Path: ("PATH", Path),
     ByteSize: ("SIZE", parse_byte_size),
     Interval: ("STEPS|TIME", parse_interval),
+    int | str: ("STEPS|TIME", parse_steps_or_time),
     FeatureSettings: ("FEATURE=N,...", parse_feature_settings),
     tuple[int, ...]: ("INT,...", parse_widths),
 }
@@ -230,7 +232,8 @@ def _resolved(hint: Any) -> tuple[Any, Arg]:
     """Return a type without its annotation and without None, and what the annotation says."""
     kind, arg = get_args(hint)[:2] if get_origin(hint) is Annotated else (hint, Arg())
     if get_origin(kind) in (Union, types.UnionType):
-        (kind,) = (member for member in get_args(kind) if member is not types.NoneType)
+        members = [member for member in get_args(kind) if member is not types.NoneType]
+        kind = functools.reduce(operator.or_, members)
     return kind, arg
 
 

@@ -80,7 +80,6 @@ def test_folders_of_stages_that_are_gone_change_nothing(
         assert printed == without
 
 
-@pytest.mark.xfail(reason="until schedule, schedule --ranks and transpose are deleted", strict=False)
 def test_broken_folders_of_stages_that_are_gone_are_not_looked_at(old: Path) -> None:
     for folder in IGNORED:
         for path in (old / "data" / folder).iterdir():
@@ -163,16 +162,10 @@ DELETED_OF_RUNS: dict[str, tuple[str, Any]] = {
     "--evaluate-time": ("recipe.evaluate_time", 60.0),
 }
 """Of each deleted option of ``train``: where a run records it, and another value."""
+STILL_SETTINGS = ("--kernels", "--lr-schedule-of", "--decay-start")
+"""Options that programs set still."""
 OF_OTHER_MODELS = ("--history-length", "--attention-mlp", "--last-mlp", "--cross-structure")
 """Options of layers that the old run has not."""
-
-
-def until_deleted(cases: dict[str, Any]) -> list[Any]:
-    """Return a case for each option; those of options that are there still may fail."""
-    return [
-        pytest.param(option, marks=pytest.mark.xfail(reason=f"until {option} is deleted", strict=False))
-        for option in cases
-    ]
 
 
 @pytest.mark.parametrize("option", DELETED_SETTINGS)
@@ -191,7 +184,7 @@ def test_a_folder_made_with_a_deleted_option_is_not_continued(
     assert_one_line_names(name if option in STILL_RECORDED else option, capsys)
 
 
-@pytest.mark.parametrize("option", until_deleted(DELETED_OF_RUNS))
+@pytest.mark.parametrize("option", DELETED_OF_RUNS)
 def test_a_run_made_with_a_deleted_option_is_not_resumed(
     option: str, old: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,7 +192,7 @@ def test_a_run_made_with_a_deleted_option_is_not_resumed(
     set_key("config.json", f"config.{name}", value)(old / "unfinished")
     call = ["train", "data", *SMALL, "--checkpoint-every", "6", "--out", "unfinished", "-q"]
     assert main(call) == 1
-    assert_one_line_names(option, capsys)
+    assert_one_line_names(name if option in STILL_SETTINGS else option, capsys)
 
 
 def assert_one_line_names(option: str, capsys: pytest.CaptureFixture[str]) -> None:

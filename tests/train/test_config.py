@@ -173,7 +173,7 @@ def test_a_value_that_no_choice_has_is_refused_with_those_there_are(kind: Any) -
 
 
 def test_choices_that_may_be_left_open_may_be_none() -> None:
-    assert TrainConfig(cross_structure=None, embedding_optimizer=None).cross_structure is None
+    assert TrainConfig(embedding_optimizer=None).embedding_optimizer is None
     settings: dict[str, Any] = {"placement": None}
     with pytest.raises(ConfigError, match=r"placement must be one of all-fast, hybrid, .*, got None"):
         TrainConfig(**settings)

@@ -85,7 +85,10 @@ def scaled(factor: float) -> Callable[[float], float]:
 
 
 def written(name: str, data: bytes) -> Edit:
-    return lambda run: (run / name).write_bytes(data) and None
+    def edit(run: Path) -> None:
+        (run / name).write_bytes(data)
+
+    return edit
 
 
 def swapped_rows(tensors: dict[str, torch.Tensor]) -> None:

@@ -46,6 +46,16 @@ DELETED_OPTIONS = [
     ("preprocess", "--transpose"),
     ("train", "--plan"),
     ("train", "--window"),
+    ("train", "--cross-structure"),
+    ("train", "--history-length"),
+    ("train", "--attention-mlp"),
+    ("train", "--last-mlp"),
+    ("train", "--lr-schedule-of"),
+    ("train", "--decay-start"),
+    ("train", "--decay-power"),
+    ("train", "--plateau-factor"),
+    ("train", "--plateau-patience"),
+    ("train", "--evaluate-time"),
 ]
 """Command and option of each, one a line."""
 NEEDED = {

@@ -260,7 +260,8 @@ class IdReader:
                 raise ShardError(
                     f"a sample has {longest} elements in {table.name}, and the model takes "
                     f"{table.history_length} at most, the candidate among them",
-                    hint=f"train with --history-length {longest - 1}, or shorten the lists of the log",
+                    hint=f"train with --model-args '{{\"history_length\": {longest - 1}}}', "
+                    "or shorten the lists of the log",
                 )
             firsts_BF[:, feature] += table.history_length - lengths_BF[:, feature]
         return firsts_BF

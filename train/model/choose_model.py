@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from ...pipeline.errors import ConfigError
-from ..config import DLRM_NAMES, ModelConfig, TrainConfig
+from ...pipeline.folders.manifest import RecordError
+from ..config import DLRM_NAMES, ModelConfig, TrainConfig, parse_arguments
 from ..run_config import RunConfig
 from .shapes import PRESETS, preset_name, preset_widths
 
-_CROSS_OPTIONS = ("cross_layers", "cross_rank", "cross_structure")
+_CROSS_OPTIONS = ("cross_layers", "cross_rank")
 _MLP_OPTIONS = ("bottom_mlp", "top_mlp")
-_HISTORY_OPTIONS = ("history_length", "attention_mlp", "last_mlp")
+_ARGUMENTS = {"dcnv2": ("structure",), "tbsm": ("history_length", "attention_widths", "last_widths")}
+"""Sizes that few set, which `model_args` holds by their names in `ModelConfig`."""
 _REGULARIZATION = ("dropout", "batch_norm")
 _DEFAULT_CROSS_LAYERS = 3
 """Cross layers of DCN V2; its paper has 2 to 4."""
@@ -32,7 +34,7 @@ def choose_model(config: TrainConfig, embedding_dim: int) -> ModelConfig:
         return _dcn(config, embedding_dim)
     if config.model == "tbsm":
         return _tbsm(config)
-    _refuse_options(config, (*_MLP_OPTIONS, *_CROSS_OPTIONS, *_HISTORY_OPTIONS, *_REGULARIZATION))
+    _refuse_options(config, (*_MLP_OPTIONS, *_CROSS_OPTIONS, *_REGULARIZATION))
     return ModelConfig(
         kind="module", class_name=config.model, arguments=config.model_args, pooling=config.pooling
     )
@@ -52,7 +54,7 @@ def recorded_name(config: TrainConfig, embedding_dim: int) -> str:
 
 
 def _dlrm(config: TrainConfig, embedding_dim: int) -> ModelConfig:
-    _refuse_options(config, (*_CROSS_OPTIONS, *_HISTORY_OPTIONS, "model_args"))
+    _refuse_options(config, (*_CROSS_OPTIONS, "model_args"))
     bottom, top = preset_widths(config.model, embedding_dim)
     return ModelConfig(
         kind="dlrm",
@@ -65,24 +67,23 @@ def _dlrm(config: TrainConfig, embedding_dim: int) -> ModelConfig:
 
 
 def _dcn(config: TrainConfig, embedding_dim: int) -> ModelConfig:
-    _refuse_options(config, (*_HISTORY_OPTIONS, "model_args"))
     # The deep network is as wide as the top MLP of the DLRM that fits these shards.
     deep = PRESETS[preset_name("auto", embedding_dim)].top_widths
-    return ModelConfig(
+    model = ModelConfig(
         kind="dcnv2",
         bottom_widths=config.bottom_mlp or (),
         top_widths=deep if config.top_mlp is None else config.top_mlp,
         cross_layers=_DEFAULT_CROSS_LAYERS if config.cross_layers is None else config.cross_layers,
         cross_rank=config.cross_rank,
-        structure=config.cross_structure or "stacked",
         dropout=config.dropout or 0.0,
         batch_norm=config.batch_norm,
         pooling=config.pooling,
     )
+    return _with_arguments(model, config)
 
 
 def _tbsm(config: TrainConfig) -> ModelConfig:
-    _refuse_options(config, (*_CROSS_OPTIONS, "model_args"))
+    _refuse_options(config, _CROSS_OPTIONS)
     # Its layers are many to a sample and small: neither its paper nor its code regularizes them.
     for name in _REGULARIZATION:
         if getattr(config, name) not in (None, False, 0):
@@ -98,14 +99,28 @@ def _tbsm(config: TrainConfig) -> ModelConfig:
             "the top MLP of tbsm needs a layer, whose width is that of the vector of an element",
             hint="give --top-mlp 15,15, or leave it out",
         )
-    return ModelConfig(
+    model = ModelConfig(
         kind="tbsm",
         bottom_widths=config.bottom_mlp or (),
         top_widths=top,
-        history_length=_HISTORY_LENGTH if config.history_length is None else config.history_length,
-        attention_widths=_ATTENTION_WIDTHS if config.attention_mlp is None else config.attention_mlp,
-        last_widths=_LAST_WIDTHS if config.last_mlp is None else config.last_mlp,
+        history_length=_HISTORY_LENGTH,
+        attention_widths=_ATTENTION_WIDTHS,
+        last_widths=_LAST_WIDTHS,
     )
+    return _with_arguments(model, config)
+
+
+def _with_arguments(model: ModelConfig, config: TrainConfig) -> ModelConfig:
+    """Return a model with the sizes that ``--model-args`` gives it."""
+    given = parse_arguments(config.model_args)
+    for name in given:
+        if name not in _ARGUMENTS[model.kind]:
+            known = ", ".join(_ARGUMENTS[model.kind])
+            raise ConfigError(f"--model-args has {name!r}, and the model {model.kind} takes {known}")
+    try:
+        return ModelConfig.from_json(model.to_json() | given)
+    except RecordError as error:
+        raise ConfigError(f"--model-args: {error}") from error
 
 
 def _refuse_options(config: TrainConfig, names: tuple[str, ...]) -> None:
@@ -120,8 +135,7 @@ def _refuse_options(config: TrainConfig, names: tuple[str, ...]) -> None:
 
 _WHERE_IT_BELONGS = {
     **dict.fromkeys(_CROSS_OPTIONS, "it belongs to --model dcnv2"),
-    **dict.fromkeys(_HISTORY_OPTIONS, "it belongs to --model tbsm"),
     **dict.fromkeys(_MLP_OPTIONS, "give your class its widths in --model-args"),
     **dict.fromkeys(_REGULARIZATION, "give your class such layers: torch.nn.Dropout, torch.nn.BatchNorm1d"),
-    "model_args": "it belongs to a class of your own: --model package.module:Class",
+    "model_args": "it belongs to --model dcnv2, tbsm, or a class of your own: package.module:Class",
 }

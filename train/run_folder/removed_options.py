@@ -10,7 +10,18 @@ from ...pipeline.errors import HotsetError
 
 RENAMED = {"shares": "micro_batches"}
 """Settings of a run by their earlier names."""
-REMOVED: dict[str, object] = {"plan": "auto", "window": 64}
+REMOVED: dict[str, object] = {
+    "plan": "auto",
+    "window": 64,
+    "history_length": None,
+    "attention_mlp": None,
+    "last_mlp": None,
+    "cross_structure": None,
+    "decay_power": 2.0,
+    "plateau_factor": 0.1,
+    "plateau_patience": 1,
+    "evaluate_time": None,
+}
 """Settings that `TrainConfig` and its recipe no longer have, with the values that a run may have had."""
 REMOVED_OF_EXCHANGE: dict[str, tuple[object, ...]] = {
     "decay": ("none", "linear"),

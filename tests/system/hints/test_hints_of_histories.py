@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,18 @@ item = { kind = "integer", list = true }
 shop = { kind = "integer", list = true }
 """
 PREPROCESS = ("--schema", "log.toml", "--batch-size", "16", "--eval-fraction", "0.2", "--workers", "1")
-TRAIN = ("train", "lists", "--threads", "1", "--model", "tbsm", "--history-length", "3", "--out", "new")
+TRAIN = (
+    "train",
+    "lists",
+    "--threads",
+    "1",
+    "--model",
+    "tbsm",
+    "--model-args",
+    '{"history_length": 3}',
+    "--out",
+    "new",
+)
 
 
 def write_log(shell: Shell, *, items: str = "1|2|3|4", shops: str = "5|6|7|8") -> None:
@@ -32,8 +44,8 @@ def write_log(shell: Shell, *, items: str = "1|2|3|4", shops: str = "5|6|7|8") -
 def test_a_history_is_longer_than_the_model_takes(shell: Shell) -> None:
     write_log(shell, items="1|2|3|4|5", shops="5|6|7|8|9")
     hint = shell.refused(*TRAIN)
-    assert hint == "train with --history-length 4, or shorten the lists of the log"
-    shell.works(*TRAIN[:-4], *hint.removeprefix("train with ").split(",")[0].split(), "--out", "other")
+    assert hint == "train with --model-args '{\"history_length\": 4}', or shorten the lists of the log"
+    shell.works(*TRAIN[:-4], *shlex.split(hint.removeprefix("train with ").split(",")[0]), "--out", "other")
 
 
 @follows("train/dense/dense_step.py::HistoryStep._lengths")

@@ -54,7 +54,7 @@ SPEC = ShardSpec(
 )
 FIELDS: dict[str, Any] = {
     "model": "tbsm",
-    "history_length": 5,
+    "model_args": '{"history_length": 5}',
     "embedding_optimizer": "adagrad",
     "staging_bytes": 1_000,
     "prefetch": 2,
@@ -112,7 +112,7 @@ def test_a_history_that_is_too_long_is_refused() -> None:
     reader = IdReader(with_histories(tables, 3), [0, 1])
     with pytest.raises(ShardError, match="4 elements in items, and the model takes 3 at most") as caught:
         reader.read(batch_of([1, 2], [[[1], [1, 2, 3, 4]]]))
-    assert caught.value.hint is not None and "--history-length 3," in caught.value.hint
+    assert caught.value.hint is not None and '{"history_length": 3}' in caught.value.hint
 
 
 def test_histories_of_different_lengths_are_refused() -> None:
@@ -181,7 +181,10 @@ def test_placements_end_with_equal_bits(tmp_path: Path) -> None:
     assert_equal_bits(fae, all_fast)
     # The length of histories is a size of the model.
     with pytest.raises(AssertionError):
-        assert_equal_bits(trained(shards, placement="all-fast", **FIELDS | {"history_length": 6}), all_fast)
+        assert_equal_bits(
+            trained(shards, placement="all-fast", **FIELDS | {"model_args": '{"history_length": 6}'}),
+            all_fast,
+        )
 
 
 def test_the_order_inside_lists_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

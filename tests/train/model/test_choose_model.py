@@ -33,7 +33,8 @@ def test_widths_are_those_given_else_those_of_the_preset(
 
 def test_the_cross_network_has_its_options() -> None:
     assert choose_model(TrainConfig(model="dcnv2"), 4).cross_layers == 3
-    fields: dict[str, Any] = {"cross_layers": 2, "cross_rank": 8, "cross_structure": "parallel"}
+    arguments = '{"structure": "parallel"}'
+    fields: dict[str, Any] = {"cross_layers": 2, "cross_rank": 8, "model_args": arguments}
     found = choose_model(TrainConfig(model="dcnv2", **fields), 4)
     assert (found.cross_layers, found.cross_rank, found.structure) == (2, 8, "parallel")
 
@@ -43,7 +44,10 @@ def test_the_cross_network_has_its_options() -> None:
     [
         ({"cross_rank": 3}, "--cross-rank is no option of the model auto"),
         ({"model": "nets:Net", "top_mlp": (3,)}, "--top-mlp is no option of the model nets:Net"),
-        ({"model": "dcnv2", "model_args": "{}"}, "--model-args is no option of the model dcnv2"),
+        ({"model": "kaggle", "model_args": "{}"}, "--model-args is no option of the model kaggle"),
+        ({"model": "tbsm", "model_args": '{"last": 3}'}, "--model-args has 'last', and the model tbsm takes"),
+        ({"model": "tbsm", "model_args": '{"history_length": 0}'}, "--model-args: history_length is 0"),
+        ({"model": "tbsm", "model_args": '{"last_widths": 6}'}, "--model-args: last_widths is 6"),
         ({"model": "kaggle"}, "model kaggle has embedding_dim 16, the shards have 4"),
     ],
 )

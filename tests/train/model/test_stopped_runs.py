@@ -38,7 +38,7 @@ SPEC = ShardSpec(
 NUM_STEPS = 14
 FIELDS: dict[str, Any] = {
     "model": "tbsm",
-    "history_length": 4,
+    "model_args": '{"history_length": 4}',
     "embedding_optimizer": "adagrad",
     "epochs": 2,
     "staging_bytes": ByteSize(4_000),
@@ -116,8 +116,8 @@ def test_a_run_that_is_killed_twice_ends_with_the_bits_of_an_unbroken_one(
 
 def test_a_run_does_not_go_on_with_another_length_of_histories(data: Path, tmp_path: Path) -> None:
     run_until(data, tmp_path / "out", 9, 2)
-    with pytest.raises(HotsetError, match="history_length"):
-        run_until(data, tmp_path / "out", None, 2, history_length=5)
+    with pytest.raises(HotsetError, match="model_args"):
+        run_until(data, tmp_path / "out", None, 2, model_args='{"history_length": 5}')
 
 
 @pytest.mark.slow
@@ -126,7 +126,12 @@ def test_processes_that_are_killed_end_with_the_bits_of_an_unbroken_run(
 ) -> None:
     """Real kills at random moments, from before the first step to the writing of the results."""
     words = {"epochs": "2", "threads": "1", "embedding-optimizer": "adagrad", "staging-bytes": "4000"}
-    words |= {"model": "tbsm", "history-length": "4", "placement": "lookahead", "checkpoint-every": "2"}
+    words |= {
+        "model": "tbsm",
+        "model-args": '{"history_length": 4}',
+        "placement": "lookahead",
+        "checkpoint-every": "2",
+    }
     words |= {"log-every": "3", "evaluate-every": "5", "out": str(tmp_path / "out")}
     command = [sys.executable, "-m", "hotset", "train", str(data), "-q"]
     command += [word for name, value in words.items() for word in (f"--{name}", value)]

@@ -162,7 +162,7 @@ def test_without_a_number_of_steps_each_epoch_is_evaluated(data: Path, tmp_path:
 
 def test_evaluations_come_by_time_too(data: Path, tmp_path: Path) -> None:
     # Each step takes longer than this.
-    run(data, tmp_path / "run", RecipeOptions(evaluate_time="0.000001s", max_steps=3), evaluate_every=None)
+    run(data, tmp_path / "run", RecipeOptions(max_steps=3), evaluate_every="0.000001s")
     assert list(validations(tmp_path / "run"))[:3] == [1, 2, 3]
 
 
@@ -228,8 +228,8 @@ def test_ranks_stop_and_evaluate_by_the_clock_of_the_first(
         return first_says(ranks, is_time)
 
     monkeypatch.setattr(run_log, "first_says", says)
-    recipe = RecipeOptions(max_time="1h", evaluate_time="1h")
-    config = TrainConfig(recipe=recipe, **FIELDS | {"evaluate_every": None})
+    recipe = RecipeOptions(max_time="1h")
+    config = TrainConfig(recipe=recipe, **FIELDS | {"evaluate_every": "1h"})
     found = train_on_ranks(2, monkeypatch, data, config, tmp_path / "run", checkpoints=OFF)
     assert (found.stopped, found.num_steps) == ("--max-time 1h", 5)
     assert list(validations(tmp_path / "run")) == [1, 2, 3, 4, 5]
@@ -337,7 +337,7 @@ def test_a_changed_file_of_best_weights_is_refused(
 
 
 def test_rates_lowered_on_a_plateau_are_those_of_a_resumed_run(data: Path, tmp_path: Path) -> None:
-    recipe = RecipeOptions(lr_schedule="plateau", plateau_factor=0.3)
+    recipe = RecipeOptions(lr_schedule="plateau")
     plain = run(data, tmp_path / "plain", RecipeOptions(), placement="all-fast", epochs=3)
     unbroken = run(data, tmp_path / "unbroken", recipe, placement="all-fast", epochs=3)
     assert unbroken.auc != plain.auc, "the rates were lowered"
