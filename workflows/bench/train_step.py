@@ -47,8 +47,6 @@ REFERENCE = "torch fp32"
 WARM_UP_STEPS = 3
 """Steps of each turn before the clock starts."""
 _LEAST_STEPS = 4
-_ROUND_SAMPLES = 32_768
-"""Least number of samples that each contestant trains on in one round."""
 Seconds = tuple[float, float]
 """Wall and CPU seconds of all threads."""
 
@@ -61,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     found.add_argument("--model", choices=("dlrm", "dcnv2"), default="dlrm")
     found.add_argument("--rounds", type=int, default=5, help="rounds in which each contestant runs once")
+    found.add_argument("--round-samples", type=int, default=32_768, help="at least, of each round")
     return found
 
 
@@ -71,7 +70,7 @@ def measure(options: argparse.Namespace) -> Facts:
     try:
         with scratch_folder(options) as scratch:
             for shards in _each_shards(options, scratch):
-                contestants = _contestants(shards, options.model)
+                contestants = _contestants(shards, options)
                 for threads in options.threads:
                     setting = {
                         "batch_size": shards.batch_size,
@@ -80,7 +79,9 @@ def measure(options: argparse.Namespace) -> Facts:
                     }
                     tell(", ".join(f"{name} {value:,}" for name, value in setting.items()))
                     turns = {name: partial(run, threads) for name, run in contestants.items()}
-                    records += _records(take_turns(turns, options.rounds), shards, setting)
+                    rounds = take_turns(turns, options.rounds)
+                    num_steps = len(order_of(shards, options.round_samples)) - WARM_UP_STEPS
+                    records += _records(rounds, num_steps * shards.batch_size, setting)
     finally:
         torch.set_num_threads(threads_before)
     return {"contestants": records, "ratios": _ratios(records)}
@@ -92,7 +93,7 @@ def _each_shards(options: argparse.Namespace, scratch: Path) -> Iterator[Shards]
     largest = max(options.batch_sizes)
     # Seven sevenths: the last is for evaluation, and the last batch may be short.
     samples = 2 * (_LEAST_STEPS + WARM_UP_STEPS) * largest
-    generate(GenerateConfig(samples=max(min(samples, 10 * _ROUND_SAMPLES), 9 * largest)), log)
+    generate(GenerateConfig(samples=max(min(samples, 10 * options.round_samples), 9 * largest)), log)
     recipe = criteo_kaggle()
     for dim in options.embedding_dims:
         if (data / "plan").exists():
@@ -106,9 +107,9 @@ def _each_shards(options: argparse.Namespace, scratch: Path) -> Iterator[Shards]
             yield Shards.open(data)
 
 
-def order_of(shards: Shards) -> list[int]:
+def order_of(shards: Shards, round_samples: int) -> list[int]:
     """Return the batches of a round, those of the warm-up first."""
-    num_steps = max(-(-_ROUND_SAMPLES // shards.batch_size), _LEAST_STEPS) + WARM_UP_STEPS
+    num_steps = max(-(-round_samples // shards.batch_size), _LEAST_STEPS) + WARM_UP_STEPS
     # A last batch may be short; the others are all full.
     order: list[int] = epoch_order(
         shards.is_hot_only[: shards.num_training_batches - 1], 0, 0, spread=False
@@ -119,8 +120,8 @@ def order_of(shards: Shards) -> list[int]:
     return (order * -(-num_steps // len(order)))[:num_steps]
 
 
-def _contestants(shards: Shards, model: str) -> dict[str, Callable[[int], Seconds]]:
-    order = order_of(shards)
+def _contestants(shards: Shards, options: argparse.Namespace) -> dict[str, Callable[[int], Seconds]]:
+    model, order = options.model, order_of(shards, options.round_samples)
     # The references read their batches from memory, so that reading costs them nothing.
     batches = [ReferenceBatch.of(shards.training_batch(number)) for number in order]
     config = TrainConfig(
@@ -186,8 +187,7 @@ def _run_hotset(shards: Shards, order: list[int], config: TrainConfig, threads: 
     return time.perf_counter() - begin[0], time.process_time() - begin[1]
 
 
-def _records(rounds: dict[str, list[Seconds]], shards: Shards, setting: Facts) -> list[Facts]:
-    num_samples = (len(order_of(shards)) - WARM_UP_STEPS) * shards.batch_size
+def _records(rounds: dict[str, list[Seconds]], num_samples: int, setting: Facts) -> list[Facts]:
     found = []
     for name, measured in rounds.items():
         wall, cpu = ([1e6 * one[clock] / num_samples for one in measured] for clock in (0, 1))

@@ -53,7 +53,8 @@ def test_a_checkout_of_dlrm_is_needed(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("model", ["dlrm", "dcnv2"])
 def test_train_step(model: str, tmp_path: Path) -> None:
     shape = ("--batch-sizes", 64, "--embedding-dims", 8, "--threads", 1, "--model", model)
-    ratios = {each["name"]: each for each in run("train_step", tmp_path, *shape, "--rounds", 1)["ratios"]}
+    rounds = ("--rounds", 1, "--round-samples", 256)
+    ratios = {each["name"]: each for each in run("train_step", tmp_path, *shape, *rounds)["ratios"]}
     assert ratios["torch fp32"]["wall_ratio"] == 1.0 and ratios["hotset fp32"]["cpu_ratio"] > 0
 
 
