@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import HotsetError, ManifestError
-from ..runtime.remote_objects import RemoteObject
+from ..runtime.tasks import RemoteObject
 from .checksum import checksum_of_written, note_checksum, num_uses, overwritten_file
 from .disk import empty_folder, is_discarded, mark_removed
 from .manifest import MANIFEST, FileEntry, JsonRecord, Manifest, checksum_of

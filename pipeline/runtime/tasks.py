@@ -1,10 +1,12 @@
 """Run independent tasks on workers.
 
-Workers are threads by default, because every kernel releases the GIL. Results are yielded in the order of the
-tasks, whatever order they finish in, and at most two tasks per worker are in flight, so the size of a task
-bounds the memory. When a run ends, by an error, Ctrl-C or a caller that stops reading, no task is still
-running that could write into the folder during the next run. Inside `use_engine` the same tasks run in other
-processes; if one of those is killed, the others repeat its tasks, and write the same bytes.
+Workers are threads by default: kernels release the GIL, tables are held once and nothing is serialized. With
+the engine ``ray`` they are processes of a Ray cluster, which pays off where one machine is too slow; all its
+machines see the folders at the same paths. Whatever the engine, the same tasks write the same bytes.
+
+Results are yielded in the order of the tasks, whatever order they finish in, and at most two tasks per worker
+are in flight, so the size of a task bounds the memory. When a run ends, by an error, Ctrl-C or a caller that
+stops reading, no task is still running that could write into the folder during the next run.
 
 `Resources` holds the workers, memory and progress callback of a call; none of them changes a byte.
 
@@ -17,39 +19,73 @@ those of the caller's thread are dropped when the next stage frees memory.
 from __future__ import annotations
 
 import ctypes
+import io
 import math
 import mmap
+import os
+import pickle
 import threading
-import warnings
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import EngineError, first_line
-from .engines import current_engine
+from ..errors import ConfigError, MissingExtraError, install_hint
 from .limits import usable_cores
-from .remote_objects import RemoteCall, RemoteObject, Reports, apply_reports
 
 if TYPE_CHECKING:
     from .ray_engine import RayEngine
 
-
 Result = TypeVar("Result")
 Task = tuple[Any, ...]
+EngineName = Literal["threads", "ray"]
+ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 _MOST_RESULTS = 8
 """Results per worker that may wait for an earlier one."""
-_MOST_WORKER_FAILURES = 3
-"""Workers that may be killed one after another with no task finished between."""
+_engine: ContextVar[RayEngine | None] = ContextVar("engine", default=None)
+"""Engine of the surrounding `use_engine`, None for threads."""
+
+
+@contextmanager
+def use_engine(name: EngineName) -> Iterator[None]:
+    """Run the tasks of every stage called in the block by engine ``name``; changes no byte.
+
+    Raises:
+        ConfigError: there is no such engine.
+        MissingExtraError: ray is not installed.
+        EngineError: no cluster answers.
+    """
+    if name not in ENGINES:
+        raise ConfigError(f"there is no engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")
+    # The engine starts before the first task, so that a missing cluster is reported first.
+    engine = _start_ray() if name == "ray" else None
+    token = _engine.set(engine)
+    try:
+        yield
+    finally:
+        _engine.reset(token)
+        if engine is not None:
+            engine.close()
+
+
+def _start_ray() -> RayEngine:
+    try:
+        from .ray_engine import RayEngine
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("--engine ray needs ray", hint=install_hint("ray")) from error
+    return RayEngine()
 
 
 def num_workers(workers: int) -> int:
     """Return ``workers``, or if it is 0 the cores the run may use: of this process, or of the cluster."""
-    engine = current_engine()
+    engine = _engine.get()
     if workers > 0:
         return workers
     return engine.num_workers() if engine is not None else usable_cores()
@@ -58,7 +94,32 @@ def num_workers(workers: int) -> int:
 def num_processes(workers: int) -> int:
     """Return how many other processes hold memory for the run."""
     count = num_workers(workers)
-    return count if current_engine() is not None and count > 1 else 0
+    return count if _engine.get() is not None and count > 1 else 0
+
+
+class RemoteObject(ABC):
+    """An object of the run that tasks use in any process: a worker gets a copy, which reports back."""
+
+    @abstractmethod
+    def state_for_worker(self) -> tuple[Any, ...]:
+        """Return the arguments of `in_worker`: plain data that a copy is built from."""
+
+    @classmethod
+    @abstractmethod
+    def in_worker(cls, *state: Any) -> RemoteObject:
+        """Build a copy in a worker."""
+
+    def while_working(self) -> AbstractContextManager[Any]:
+        """Return a context that a copy holds while its task runs."""
+        return nullcontext()
+
+    @abstractmethod
+    def report(self) -> Any:
+        """Return, in a worker, what the main process has to know of the task; plain data."""
+
+    @abstractmethod
+    def apply_report(self, report: Any) -> None:
+        """Apply, in the main process, what a copy reported."""
 
 
 class Advance(RemoteObject):
@@ -69,6 +130,7 @@ class Advance(RemoteObject):
         self._sum = 0
 
     def __call__(self, number: int) -> None:
+        self._sum += number
         self._function(number)
 
     def state_for_worker(self) -> tuple[()]:
@@ -76,18 +138,64 @@ class Advance(RemoteObject):
 
     @classmethod
     def in_worker(cls) -> Advance:
-        copy = cls(lambda number: None)
-        copy._function = copy._add
-        return copy
-
-    def _add(self, number: int) -> None:
-        self._sum += number
+        return cls(lambda number: None)
 
     def report(self) -> int:
         return self._sum
 
     def apply_report(self, report: int) -> None:
         self._function(report)
+
+
+class _CallPickler(pickle.Pickler):
+    """Pickles a call; instead of a `RemoteObject` goes its number and what a copy is built from."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.originals: list[RemoteObject] = []
+
+    def persistent_id(self, value: Any) -> Any:
+        if not isinstance(value, RemoteObject):
+            return None
+        number = next((n for n, known in enumerate(self.originals) if known is value), len(self.originals))
+        if number == len(self.originals):
+            self.originals.append(value)
+        return number, type(value), value.state_for_worker()
+
+
+class _CallUnpickler(pickle.Unpickler):
+    """Unpickles a call in a worker, with one copy of each `RemoteObject`."""
+
+    def __init__(self, packed: bytes) -> None:
+        super().__init__(io.BytesIO(packed))
+        self.copies: dict[int, RemoteObject] = {}
+
+    def persistent_load(self, found: Any) -> RemoteObject:
+        number, kind, state = found
+        if number not in self.copies:
+            self.copies[number] = kind.in_worker(*state)
+        return self.copies[number]
+
+
+def pack_call(function: Callable[..., Any], task: Task) -> tuple[bytes, list[RemoteObject]]:
+    """Return a task as `run_packed` takes it, and the objects that its reports are for, in their order."""
+    file = io.BytesIO()
+    pickler = _CallPickler(file)
+    pickler.dump((function, task))
+    return file.getvalue(), pickler.originals
+
+
+def run_packed(packed: bytes, folder: str) -> tuple[Any, list[Any]]:
+    """In a worker: run one task in the working directory of the main process; return result and reports."""
+    if os.getcwd() != folder:
+        os.chdir(folder)
+    unpickler = _CallUnpickler(packed)
+    function, task = unpickler.load()
+    copies = [unpickler.copies[number] for number in sorted(unpickler.copies)]
+    with ExitStack() as stack:
+        for copy in copies:
+            stack.enter_context(copy.while_working())
+        return function(*task), [copy.report() for copy in copies]
 
 
 def run_tasks(
@@ -108,7 +216,7 @@ def run_tasks(
     Raises:
         EngineError: workers were killed again and again.
     """
-    engine = current_engine()
+    engine = _engine.get()
     count = num_workers(workers)
     # Tasks that share memory stay in this process, whatever engine is in force.
     if engine is not None and shares_memory:
@@ -121,33 +229,17 @@ def run_tasks(
     elif engine is None:
         yield from _run_in_threads(function, tasks, count)
     else:
-        yield from _run_in_processes(function, tasks, count, engine)
+        yield from _run_in_cluster(function, tasks, count, engine)
 
 
 def _run_in_threads(function: Callable[..., Result], tasks: Iterable[Task], count: int) -> Iterator[Result]:
-    """Run tasks in threads of the standard library: joblib polls its own only every 10 ms."""
-    todo = iter(tasks)
     in_order: deque[Future[Result]] = deque()
-    unfinished: set[Future[Result]] = set()
     pool = ThreadPoolExecutor(count)
     is_closed = False
     try:
-        while True:
-            # Submit while fewer than two tasks per worker are unfinished and not too many results wait for a
-            # slow one.
-            unfinished = {future for future in unfinished if not future.done()}
-            while len(unfinished) < 2 * count and len(in_order) < _MOST_RESULTS * count:
-                if (task := next(todo, None)) is None:
-                    break
-                in_order.append(pool.submit(function, *task))
-                unfinished.add(in_order[-1])
-            if not in_order:
-                return
-            # Yield the oldest result if it is there, else sleep until any task ends and submit again.
-            if in_order[0].done():
-                yield in_order.popleft().result()
-            else:
-                wait(unfinished, return_when=FIRST_COMPLETED)
+        submitted = (pool.submit(function, *task) for task in tasks)
+        for future in _finished(submitted, in_order, count):
+            yield future.result()
     except GeneratorExit:
         is_closed = True
         raise
@@ -161,82 +253,52 @@ def _run_in_threads(function: Callable[..., Result], tasks: Iterable[Task], coun
         pool.shutdown(wait=not is_closed)
 
 
-def _run_in_processes(
+def _run_in_cluster(
     function: Callable[..., Result], tasks: Iterable[Task], count: int, engine: RayEngine
 ) -> Iterator[Result]:
-    """Run tasks in other processes; those that a killed worker did not finish are sent again."""
-    run = _RemoteRun(function, iter(tasks))
-    num_failures = 0
-    results: Iterator[tuple[Result, Reports]] = iter(())
+    folder = os.getcwd()
+    in_order: deque[Future[tuple[Result, list[Any]]]] = deque()
+    originals: deque[list[RemoteObject]] = deque()
+
+    def submitted() -> Iterator[Future[tuple[Result, list[Any]]]]:
+        for task in tasks:
+            packed, used = pack_call(function, task)
+            originals.append(used)
+            yield engine.submit(run_packed, packed, folder)
+
+    engine.refuse_too_many(count)
     try:
-        while not run.is_done:
-            try:
-                results = engine.parallel(count)(run.calls())
-                for result, reports in results:
-                    num_failures = 0
-                    apply_reports(reports)
-                    run.in_flight.popleft()
-                    yield result
-                run.is_done = True
-            except engine.worker_failures as failure:
-                # A killed worker breaks the whole pool: start another, which gets the tasks in flight first.
-                num_failures += 1
-                run.cancel()
-                engine.stop()
-                if num_failures == _MOST_WORKER_FAILURES:
-                    raise EngineError(
-                        f"workers were killed {num_failures} times in a row: {first_line(failure)}",
-                        hint="out of memory? fewer --workers need less; the same command resumes the run",
-                    ) from failure
+        for future in _finished(submitted(), in_order, count):
+            result, reports = engine.result(future)
+            for original, report in zip(originals.popleft(), reports, strict=True):
+                original.apply_report(report)
+            yield result
     finally:
         # A task failed or the caller stopped reading: no worker may go on writing.
-        if not run.is_done:
-            run.cancel()
-            _close(results)
-            engine.stop()
+        engine.cancel(in_order)
 
 
-def _close(results: Iterator[Any]) -> None:
-    """Close joblib's generator, which kills the tasks it waits for and would warn of that."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if isinstance(results, Generator):
-            results.close()
-
-
-class _RemoteRun:
-    """The tasks of one `run_tasks` that are sent to other processes."""
-
-    def __init__(self, function: Callable[..., Any], tasks: Iterator[Task]) -> None:
-        self._function = function
-        self._tasks = tasks
-        self._lock = threading.Lock()
-        self._attempt = 0
-        self.in_flight: deque[RemoteCall[Any]] = deque()
-        """Tasks that were sent and whose results are not taken yet."""
-        self.is_done = False
-
-    def calls(self) -> Iterator[tuple[RemoteCall[Any], tuple[()], dict[str, Any]]]:
-        """Yield calls as joblib wants them: those in flight again, then the rest; none once cancelled."""
-        sent = list(self.in_flight)
-        attempt = self._attempt
-        for call in sent:
-            yield call, (), {}
-        while True:
-            # joblib asks from its threads, perhaps even after it gave up: then the attempt has changed, and
-            # the next task belongs to the next attempt.
-            with self._lock:
-                task = next(self._tasks, None) if self._attempt == attempt else None
-                if task is None:
-                    return
-                call = RemoteCall(self._function, task)
-                self.in_flight.append(call)
-            yield call, (), {}
-
-    def cancel(self) -> None:
-        """Send no more tasks in this attempt."""
-        with self._lock:
-            self._attempt += 1
+def _finished(
+    submitted: Iterator[Future[Result]], in_order: deque[Future[Result]], count: int
+) -> Iterator[Future[Result]]:
+    """Yield futures in order as they finish; ``in_order`` holds those that are submitted and not yielded."""
+    unfinished: set[Future[Result]] = set()
+    while True:
+        # Submit while fewer than two tasks per worker are unfinished and not too many results wait for a
+        # slow one.
+        unfinished = {future for future in unfinished if not future.done()}
+        while len(unfinished) < 2 * count and len(in_order) < _MOST_RESULTS * count:
+            if (future := next(submitted, None)) is None:
+                break
+            in_order.append(future)
+            unfinished.add(future)
+        if not in_order:
+            return
+        # Yield the oldest result if it is there, else sleep until any task ends and submit again.
+        if in_order[0].done():
+            yield in_order.popleft()
+        else:
+            wait(unfinished, return_when=FIRST_COMPLETED)
 
 
 ProgressCallback = Callable[[str, int, int], None]

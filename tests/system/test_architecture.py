@@ -193,7 +193,7 @@ def test_every_module_has_a_test_file_or_is_named_in_one() -> None:
 
 
 def test_a_folder_keeps_away_from_what_is_not_its_business() -> None:
-    files = {"io", "json", "os", "pathlib", "shutil", "tempfile", "joblib", "polars", "pyarrow"}
+    files = {"io", "json", "os", "pathlib", "shutil", "tempfile", "polars", "pyarrow"}
     forbidden = {"stats": {"torch", "safetensors", *files}, "pipeline": {"torch", "safetensors"}}
     wrong = []
     for path in MODULES:

@@ -23,8 +23,7 @@ from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess, remove_from
 from hotset.pipeline.raw import part as raw_module
 from hotset.pipeline.raw.raw_file import RawFile
-from hotset.pipeline.runtime.engines import use_engine
-from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.runtime.tasks import Resources, use_engine
 from hotset.pipeline.schema.schema import SCHEMAS
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig

@@ -12,7 +12,7 @@ from hotset.tests.support.logs.criteo_text import draw_samples, text_of
 
 TRAINING = ("torch", "safetensors")
 TABLES = ("polars", "pyarrow.parquet", "pyarrow.compute", "pandas")
-PROCESSES = ("joblib", "ray")
+PROCESSES = ("ray",)
 DRAWING = ("rich.progress", "altair", "vl_convert")
 
 

@@ -27,9 +27,8 @@ from ...pipeline.preprocess import (
     run_stage,
 )
 from ...pipeline.raw.raw_file import RawFile
-from ...pipeline.runtime.engines import use_engine
 from ...pipeline.runtime.memory import default_memory_bytes
-from ...pipeline.runtime.tasks import Resources, num_workers
+from ...pipeline.runtime.tasks import Resources, num_workers, use_engine
 from ...pipeline.stages.ingest import IngestConfig, ingest, ingest_identity, workers_for
 from ...pipeline.stages.other_vocabulary import ID_MAP
 from ...pipeline.stages.preflight import refuse_stage

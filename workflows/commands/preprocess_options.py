@@ -15,7 +15,7 @@ from ...pipeline.errors import ByteSize
 from ...pipeline.folders.manifest import MANIFEST, Manifest
 from ...pipeline.folders.totals import ColumnsSettings
 from ...pipeline.preprocess import PreprocessConfig
-from ...pipeline.runtime.engines import EngineName
+from ...pipeline.runtime.tasks import EngineName
 from ...pipeline.schema.schema_file import setting_of
 from ...pipeline.stages.stage_order import FOLDERS
 from ..command_list import STAGE_INTERRUPTED, Command

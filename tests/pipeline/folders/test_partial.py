@@ -3,8 +3,6 @@
 Small files are written whole or not at all, and system errors become one line with a way out.
 
 Only the workers of the run that holds a folder write into it.
-
-Tests `ray_engine`, too.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -37,8 +34,7 @@ from hotset.pipeline.folders.partial import (
     write_errors_explained,
     write_synced,
 )
-from hotset.pipeline.runtime import remote_objects
-from hotset.pipeline.runtime.remote_objects import RemoteCall, apply_reports
+from hotset.pipeline.runtime.tasks import pack_call, run_packed
 from hotset.tests.support.json_records import AnyRecord
 from hotset.tests.support.processes.kills import HOLDER, Killed, killed, start_holder
 
@@ -217,28 +213,28 @@ def begin(folder: Path) -> Output:
 def test_what_a_copy_finished_is_known_at_home(tmp_path: Path) -> None:
     output = begin(tmp_path / "out")
     for was_there in (False, True):  # the second worker is sent what the first did and could not tell of
-        result, reports = RemoteCall(write, (output, "a.arrow"))()
-        assert result is was_there and not output.has("a.arrow") and len(reports) == 1
-    apply_reports(reports)
+        packed, originals = pack_call(write, (output, "a.arrow"))
+        result, (report,) = run_packed(packed, os.getcwd())
+        assert result is was_there and not output.has("a.arrow") and originals == [output]
+    output.apply_report(report)
     assert output.has("a.arrow") and output.finished["a.arrow"].facts == {"fact": 1}
     assert [entry.path for entry in output.seal(AnyRecord()).files] == ["a.arrow"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.arrow", "manifest.json"]
 
 
 def test_a_copy_of_an_earlier_run_writes_nothing(tmp_path: Path) -> None:
-    early = RemoteCall(write, (begin(tmp_path / "out"), "a.arrow"))
+    early, _ = pack_call(write, (begin(tmp_path / "out"), "a.arrow"))
     output = begin(tmp_path / "out")
     with pytest.raises(ManifestError, match="another run"):
-        early()
+        run_packed(early, os.getcwd())
     assert not (tmp_path / "out" / "a.arrow").exists()
     output.seal(AnyRecord())
     with pytest.raises(ManifestError, match="another run"):
-        early()
+        run_packed(early, os.getcwd())
 
 
 def test_what_killed_workers_left_aside_goes_when_the_run_goes_on(tmp_path: Path) -> None:
-    copy = pickle.loads(pickle.dumps(begin(tmp_path / "out")))
-    remote_objects._copies.clear()
+    copy = Output.in_worker(*begin(tmp_path / "out").state_for_worker())
     # An error would remove the file, but a worker that is killed sees none.
     copy.temporary_path("a.arrow").write_bytes(b"half")
     assert len(list((tmp_path / "out" / PARTIAL).glob("*.aside"))) == 1

@@ -194,10 +194,3 @@ def test_a_system_that_binds_no_process_has_all_its_cores(
 ) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     assert usable_cores(tmp_path) == 8
-
-
-def test_this_machine_has_as_many_as_joblib_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    joblib = pytest.importorskip("joblib")
-    monkeypatch.undo()
-    monkeypatch.delenv("LOKY_MAX_CPU_COUNT", raising=False)
-    assert usable_cores() == joblib.cpu_count()

@@ -19,8 +19,7 @@ import pytest
 
 from hotset.pipeline.errors import ConfigError, EngineError, InputError
 from hotset.pipeline.preprocess import preprocess
-from hotset.pipeline.runtime.engines import use_engine
-from hotset.pipeline.runtime.tasks import Advance, Resources, num_workers, run_tasks
+from hotset.pipeline.runtime.tasks import Advance, Resources, num_workers, run_tasks, use_engine
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of, tree_of
 from hotset.tests.support.preprocess_runs import CONFIG
 from hotset.tests.support.processes.remote_tasks import die_at, fail_at, square, where_at
@@ -104,7 +103,7 @@ def check_results_and_reports() -> None:
 def check_a_killed_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [(number, 7, tmp_path / "mark") for number in range(20)]
     assert list(run_tasks(die_at, tasks, workers=2)) == [number * number for number in range(20)]
-    monkeypatch.setattr("hotset.pipeline.runtime.tasks._MOST_WORKER_FAILURES", 1)
+    monkeypatch.setattr("hotset.pipeline.runtime.ray_engine._MOST_RETRIES", 0)
     with pytest.raises(EngineError, match="killed 1 times in a row") as caught:
         list(run_tasks(die_at, ((number, 3, None) for number in range(20)), workers=2))
     assert caught.value.hint and "resumes the run" in caught.value.hint

@@ -1,9 +1,4 @@
-"""Resources are plain data beside every config: none of them is part of a folder's identity.
-
-Tasks over threads: in order, few in flight, and none at work once the run has ended.
-
-A thread's memory is used again, grows, and is no other thread's.
-"""
+"""Tasks end in order, few in flight, none at work once the run has ended; a thread's buffers are its own."""
 
 from __future__ import annotations
 
@@ -16,23 +11,29 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import wait
 from dataclasses import fields
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hotset.pipeline.errors import MIB, ConfigError, install_hint
 from hotset.pipeline.runtime import tasks
+from hotset.pipeline.runtime.memory import FIXED_BYTES, refuse_small_cap, room_for
 from hotset.pipeline.runtime.tasks import (
     DEFAULT_RESOURCES,
+    ENGINES,
     Resources,
     drop_thread_buffers,
+    num_processes,
     num_workers,
     placed_like_file,
     release_pages,
     run_tasks,
     silent,
     thread_buffer,
+    use_engine,
 )
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.encode import EncodeConfig
@@ -40,6 +41,7 @@ from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
+from hotset.workflows.cli import main
 
 
 def test_defaults_take_every_core_and_show_nothing() -> None:
@@ -233,3 +235,56 @@ def test_memory_begins_as_far_into_a_page_as_a_file(position: int, skipped: int)
     placed = placed_like_file(memory, position)
     assert (placed.ctypes.data - position) % mmap.PAGESIZE == 0
     assert placed.shape[0] > 100 and np.shares_memory(placed[-1:], memory[-1:])
+
+
+class _Cluster:
+    """Stands for an engine of three workers that runs nothing."""
+
+    def num_workers(self) -> int:
+        return 3
+
+
+@pytest.fixture
+def cluster() -> Iterator[None]:
+    """The tasks of a test are those of a cluster."""
+    stand_in: Any = _Cluster()
+    token = tasks._engine.set(stand_in)
+    yield
+    tasks._engine.reset(token)
+
+
+def test_a_cap_counts_what_every_process_costs(monkeypatch: pytest.MonkeyPatch, cluster: None) -> None:
+    monkeypatch.setattr("hotset.pipeline.runtime.memory.anonymous_bytes", lambda: 0)
+    assert num_processes(3) == 3 and num_processes(1) == 0
+    with pytest.raises(ConfigError) as caught:
+        refuse_small_cap("count", Resources(3, 4 * FIXED_BYTES), MIB)
+    assert caught.value.hint == "--memory 641MiB would do; fewer --workers need less"
+    assert room_for("count", Resources(3, 4 * FIXED_BYTES + 9 * MIB), MIB) == 9 * MIB
+
+
+def test_tasks_that_share_arrays_stay_here(cluster: None) -> None:
+    seen: list[int] = []
+    assert num_workers(0) == 3
+    assert list(run_tasks(seen.append, [(1,), (2,)], workers=2, shares_memory=True)) == [None, None]
+    assert sorted(seen) == [1, 2]
+
+
+def test_threads_are_no_other_processes() -> None:
+    with use_engine("threads"):
+        assert num_processes(3) == 0
+    assert ENGINES == ("threads", "ray")
+
+
+def test_an_engine_that_is_none_or_not_there_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("dask", "processes"):
+        with pytest.raises(ConfigError, match=f"no engine '{name}'") as caught:
+            with use_engine(name):  # type: ignore[arg-type]
+                pass
+        assert caught.value.hint == "use one of threads, ray"
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "hotset.pipeline.runtime.ray_engine", raising=False)
+    log = tmp_path / "log.tsv"
+    assert main(["preprocess", str(log), "--out", str(tmp_path / "dir"), "--engine", "ray"]) == 1
+    assert capsys.readouterr().err == f"error: --engine ray needs ray\nhint: {install_hint('ray')}\n"

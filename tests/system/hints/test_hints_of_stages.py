@@ -8,16 +8,18 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from ray.exceptions import WorkerCrashedError
 
 from hotset.pipeline.errors import install_hint, system_fault
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.runtime import engines, limits, ray_engine, tasks
+from hotset.pipeline.runtime import limits, ray_engine, tasks
 from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.pipeline.stages.pack import ShardBatches
@@ -200,17 +202,17 @@ def test_too_little_memory(shell: Shell, workers: list[str]) -> None:
     shell.works(*arguments, enough)
 
 
-@follows("pipeline/runtime/engines.py::use_engine")
+@follows("pipeline/runtime/tasks.py::use_engine")
 def test_an_engine_is_named(shell: Shell) -> None:
     def use(name: Any) -> None:
-        with engines.use_engine(name):
+        with tasks.use_engine(name):
             pass
 
     for name in hint_of(lambda: use("tread")).removeprefix("use one of ").split(", ")[:1]:
         use(name)
 
 
-@follows("pipeline/runtime/engines.py::_start_ray")
+@follows("pipeline/runtime/tasks.py::_start_ray")
 def test_the_extra_of_ray_is_installed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hotset.pipeline.runtime.ray_engine", None)
     hint = shell.refused("preprocess", "log.tsv", "--out", "other", "--engine", "ray")
@@ -231,7 +233,7 @@ def installable(hint: str) -> None:
 @follows(
     "pipeline/runtime/ray_engine.py::_refuse_unreachable",
     "pipeline/runtime/ray_engine.py::RayEngine._connect",
-    "pipeline/runtime/ray_engine.py::RayEngine._start",
+    "pipeline/runtime/ray_engine.py::RayEngine.refuse_too_many",
 )
 def test_a_cluster_that_does_not_answer(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
@@ -244,22 +246,17 @@ def test_a_cluster_that_does_not_answer(shell: Shell, monkeypatch: pytest.Monkey
         raise ConnectionError("no answer")
 
     monkeypatch.setattr("ray.init", fail)
-    engine: Any = SimpleNamespace(num_workers=lambda: 2)
+    engine: Any = SimpleNamespace(_num_workers=2, _tasks={})
     assert "unset it" in hint_of(lambda: ray_engine.RayEngine._connect(engine))
-    assert hint_of(lambda: ray_engine.RayEngine._start(engine, 3)) == "give fewer --workers"
+    assert hint_of(lambda: ray_engine.RayEngine.refuse_too_many(engine, 3)) == "give fewer --workers"
 
 
-@follows("pipeline/runtime/tasks.py::_run_in_processes")
-def test_workers_that_are_killed_again_and_again(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(calls: object) -> None:
-        raise KeyError("killed")
-
-    engine = SimpleNamespace(
-        worker_failures=(KeyError,), parallel=lambda count: killed, stop=lambda: None, num_workers=lambda: 2
-    )
-    with monkeypatch.context() as patched:
-        patched.setattr(tasks, "current_engine", lambda: engine)
-        hint = hint_of(lambda: list(tasks.run_tasks(abs, [(1,), (2,)], workers=2)))
+@follows("pipeline/runtime/ray_engine.py::RayEngine.result")
+def test_workers_that_are_killed_again_and_again(shell: Shell) -> None:
+    killed: Future[None] = Future()
+    killed.set_exception(WorkerCrashedError())
+    engine: Any = SimpleNamespace(_tasks={killed: None})
+    hint = hint_of(lambda: ray_engine.RayEngine.result(engine, killed))
     assert "fewer --workers need less; the same command resumes" in hint
     shell.works("preprocess", "log.tsv", "--out", "other", "--workers", "1")
 

@@ -1,6 +1,6 @@
 """``make gpu-day``: everything a machine with a GPU can tell, in one command of a few minutes.
 
-It needs torch, Numba, NumPy, pyarrow, joblib, xxhash, safetensors and pytest, and no network. The parts are
+It needs torch, Numba, NumPy, pyarrow, xxhash, safetensors and pytest, and no network. The parts are
 in the order of what is asked first, each with a share of the time; ``--only`` runs some of them, and goes on
 with the file of an earlier call.
 """

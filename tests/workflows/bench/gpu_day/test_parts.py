@@ -50,7 +50,7 @@ class Hiding:
 
 sys.meta_path[:] = map(Hiding, sys.meta_path)
 '''
-_OF_THE_IMAGE = ("torch", "triton", "numba", "numpy", "pyarrow", "joblib", "xxhash", "safetensors", "pytest")
+_OF_THE_IMAGE = ("torch", "triton", "numba", "numpy", "pyarrow", "xxhash", "safetensors", "pytest")
 
 
 def packages_beyond_the_image() -> set[str]:
