@@ -304,7 +304,12 @@ def free_port() -> str:
 def time_module(
     module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> tuple[float, float]:
-    """Run ``python -m module``; return the wall and CPU seconds of the whole process, imports included.
+    """Run ``python -m module``; see `time_process`."""
+    return time_process([sys.executable, "-m", module, *arguments], environment)
+
+
+def time_process(words: Sequence[str], environment: Mapping[str, str] | None = None) -> tuple[float, float]:
+    """Run a program; return the wall and CPU seconds of the whole process, imports included.
 
     Raises:
         HotsetError: the process failed; its first line of errors is in the message.
@@ -313,10 +318,7 @@ def time_module(
     with tempfile.TemporaryFile() as errors:
         begin = time.perf_counter()
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            env=os.environ | dict(environment or {}),
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
+            words, env=os.environ | dict(environment or {}), stdout=subprocess.DEVNULL, stderr=errors
         )
         # This call alone gives the CPU seconds of a single child.
         _, status, usage = os.wait4(process.pid, 0)
@@ -325,5 +327,5 @@ def time_module(
         if process.returncode:
             errors.seek(0)
             reason = first_line(Exception(errors.read().decode(errors="replace").strip()))
-            raise HotsetError(f"python -m {module} ended with {process.returncode}: {reason}")
+            raise HotsetError(f"{' '.join(words)} ended with {process.returncode}: {reason}")
     return wall_seconds, usage.ru_utime + usage.ru_stime

@@ -58,6 +58,23 @@ def test_train_step(model: str, tmp_path: Path) -> None:
     assert ratios["torch fp32"]["wall_ratio"] == 1.0 and ratios["hotset fp32"]["cpu_ratio"] > 0
 
 
+@pytest.mark.slow
+def test_checkouts(tmp_path: Path) -> None:
+    log = ("--samples", 1000, "--train-samples", 2000, "--batch-sizes", 64, "--embedding-dims", 8)
+    once = ("--threads", 1, "--placements", "all-fast", "--epochs", 2, "--rounds", 1)
+    other = Path(__file__).resolve().parents[3]
+    found = run("checkouts", tmp_path, "--other", other, *log, *once)
+    assert found["preprocess"]["cpu_ratio"] > 0 and len(found["train"]) == 1
+    assert found["commits"]["this"] == found["commits"]["other"]
+
+
+def test_window(tmp_path: Path) -> None:
+    log = ("--samples", 20000, "--batch-size", 64, "--orders", "original", "--epochs", 1)
+    cases = run("window", tmp_path, *log)["cases"]
+    assert len(cases) == 6 and all(case["batches"] > 100 for case in cases)
+    assert all(case["excess"] < 0.05 for case in cases)
+
+
 def test_placements(tmp_path: Path) -> None:
     log = ("--samples", 8000, "--batch-size", 128, "--shares", 0.1)
     (share,) = run("placements", tmp_path, *log, "--rounds", 1)["shares"]

@@ -1,0 +1,155 @@
+"""This checkout next to another one, command by command: CPU and wall time of whole processes.
+
+Each has its environment in ``.venv``. Both preprocess the same log and train on the same shards, which the
+other one wrote, in turns. The cost of a training sample is the difference between runs of one and of several
+epochs, so that starting a process does not count. A ratio above 1 says that this checkout is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from ...pipeline.errors import ConfigError
+from ...pipeline.generate.generate import GenerateConfig, generate
+from .harness import (
+    Facts,
+    median_ratio,
+    new_parser,
+    run_script,
+    scratch_folder,
+    take_turns,
+    tell,
+    time_process,
+)
+
+_THIS = Path(__file__).resolve().parents[2]
+Seconds = tuple[float, float]
+"""Wall and CPU seconds of all threads."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options of the script."""
+    found = new_parser(__spec__.name if __spec__ else "checkouts", __doc__ or "")
+    found.add_argument("--other", type=Path, required=True, help="checkout with .venv/bin/hotset")
+    found.add_argument("--samples", type=int, default=4_000_000, help="that are preprocessed")
+    found.add_argument("--train-samples", type=int, default=262_144, help="of the log that is trained on")
+    found.add_argument("--batch-sizes", type=int, nargs="+", default=[2048, 16384])
+    found.add_argument("--embedding-dims", type=int, nargs="+", default=[16, 64])
+    found.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    found.add_argument("--placements", nargs="+", default=["all-fast", "lookahead"])
+    found.add_argument("--epochs", type=int, default=3, help="of the longer run; the shorter one has one")
+    found.add_argument("--rounds", type=int, default=5)
+    return found
+
+
+def measure(options: argparse.Namespace) -> Facts:
+    """Preprocess and train with both checkouts, in turns."""
+    checkouts = {"this": _THIS, "other": options.other.resolve()}
+    for checkout in checkouts.values():
+        if not _program(checkout).exists():
+            raise ConfigError(f"{checkout.name} has no .venv/bin/hotset", hint="make env in that checkout")
+    with scratch_folder(options) as scratch:
+        facts: Facts = {"commits": {name: _commit(path) for name, path in checkouts.items()}}
+        if options.samples:
+            facts["preprocess"] = _preprocess(checkouts, options, scratch)
+        facts["train"] = _train(checkouts, options, scratch)
+    return facts
+
+
+def _program(checkout: Path) -> Path:
+    return checkout / ".venv" / "bin" / "hotset"
+
+
+def _commit(checkout: Path) -> str:
+    command = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _hotset(checkout: Path, *words: object) -> Seconds:
+    return time_process([str(_program(checkout)), *map(str, words)])
+
+
+def _preprocess(checkouts: dict[str, Path], options: argparse.Namespace, scratch: Path) -> Facts:
+    log = scratch / "preprocess.tsv"
+    generate(GenerateConfig(samples=options.samples), log)
+
+    def run(checkout: Path) -> Seconds:
+        out = scratch / "out"
+        seconds = _hotset(checkout, "preprocess", "-q", log, "--out", out)
+        subprocess.run(["rm", "-r", str(out)], check=True)
+        return seconds
+
+    turns = {name: partial(run, checkout) for name, checkout in checkouts.items()}
+    # One of each before the clock starts: kernels are compiled, and the log is in memory.
+    take_turns(turns, 1)
+    return {"samples": options.samples} | _ratio(take_turns(turns, options.rounds, is_alternating=True))
+
+
+def _train(checkouts: dict[str, Path], options: argparse.Namespace, scratch: Path) -> list[Facts]:
+    log = scratch / "train.tsv"
+    generate(GenerateConfig(samples=options.train_samples), log)
+    found = []
+    for batch_size, dim in itertools.product(options.batch_sizes, options.embedding_dims):
+        data = scratch / f"{batch_size}-{dim}"
+        words = ("--batch-size", batch_size, "--embedding-dim", dim, "--hot-bytes", "1MiB")
+        _hotset(checkouts["other"], "preprocess", "-q", log, "--out", data, *words)
+        num_samples = (options.epochs - 1) * _num_training_samples(options.train_samples)
+        for threads, placement in itertools.product(options.threads, options.placements):
+            setting = {
+                "batch_size": batch_size,
+                "embedding_dim": dim,
+                "threads": threads,
+                "placement": placement,
+            }
+            tell(", ".join(f"{name} {value}" for name, value in setting.items()))
+            chosen = ("--threads", threads, "--placement", placement)
+            turns: dict[str, Callable[[], Seconds]] = {
+                name: partial(_train_sample, checkout, data, scratch, chosen, options.epochs, num_samples)
+                for name, checkout in checkouts.items()
+            }
+            take_turns(turns, 1)
+            found.append(setting | _ratio(take_turns(turns, options.rounds, is_alternating=True)))
+    return found
+
+
+def _num_training_samples(num_samples: int) -> int:
+    """Return those that Criteo's recipe does not keep for evaluation: six of seven days."""
+    return 6 * num_samples // 7
+
+
+def _train_sample(
+    checkout: Path, data: Path, scratch: Path, chosen: Sequence[object], epochs: int, num_samples: int
+) -> Seconds:
+    """Return the seconds of a training sample: those of the epochs after the first."""
+
+    def run(num_epochs: int) -> Seconds:
+        out = scratch / "run"
+        seconds = _hotset(checkout, "train", "-q", data, "--out", out, "--epochs", num_epochs, *chosen)
+        subprocess.run(["rm", "-r", str(out)], check=True)
+        return seconds
+
+    short, long = run(1), run(epochs)
+    wall, cpu = ((above - below) / num_samples for above, below in zip(long, short, strict=True))
+    return wall, cpu
+
+
+def _ratio(rounds: dict[str, list[Seconds]]) -> Facts:
+    this, other = rounds["this"], rounds["other"]
+    facts: Facts = {}
+    for clock, name in enumerate(("wall", "cpu")):
+        facts[f"{name}_ratio"] = median_ratio([one[clock] for one in other], [one[clock] for one in this])
+        facts[f"{name}_seconds"] = {
+            who: statistics.median(one[clock] for one in measured) for who, measured in rounds.items()
+        }
+    return facts | {"rounds": rounds}
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(parser(), measure))
