@@ -13,7 +13,7 @@ the integers' quantiles, and that cold lookups occur together: 48 / 64 / 73% of 
 hot means a lookup probability of at least 1e-5 / 1e-6 / 1e-7; independent columns would give 9 / 22 / 37%
 and the real log has 48 / 62 / 71%. Not kept are time (trends, repeats of a visitor) and which categories of
 two columns belong together, beyond their ranks. A log of histories ("taobao") is described in
-``history_world``.
+``histories``.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ integers only, so bytes are equal on every machine: about 3 us per sample of 21 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +44,7 @@ class HistoryWorld(NamedTuple):
 
     num_users: int
     history_length: int
+    """Elements before the candidate, at most."""
     item_edges: NDArray[np.int64]
     """(P + 1,); first rank of each piece, and the number of items."""
     item_ends: NDArray[np.uint64]
@@ -194,72 +194,33 @@ def most_bytes(world: HistoryWorld) -> int:
     return 2 + len(str(world.num_users)) + 1 + (world.history_length + 1) * (sum(digits) + 2)
 
 
-HISTORIES = "histories"
-"""The kind of such a profile in its file."""
 _ONE = 1 << 32
 _SHARES = 1 << 10
 _RANKS_PER_OCTAVE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryProfile:
-    """A profile of histories, parsed from its file."""
-
-    num_users: int
-    num_items: int
-    num_categories: int
-    history_length: int
-    """Elements before the candidate, at most."""
-    items: Coverage
-    categories: Coverage
-    num_groups: int
-    """Groups of items; those of a category are in one."""
-    num_interests: int
-    """Groups that a user is interested in."""
-    follow_share: float
-    """Share of the events of a user that are of an interest."""
-    short_share: float
-    """Share of the samples whose history is shorter, of any length from one element on."""
-
-
 def is_of_histories(profile: str) -> bool:
     """Return whether a profile is one of histories; raises ConfigError where there is none of this name."""
-    return bool(profile_facts(profile).get("kind") == HISTORIES)
-
-
-def parse_history_profile(facts: dict[str, Any]) -> HistoryProfile:
-    """Parse the JSON object ``facts`` of a profile."""
-    return HistoryProfile(
-        num_users=facts["users"],
-        num_items=facts["items"],
-        num_categories=facts["categories"],
-        history_length=facts["history_length"],
-        items=_coverage(facts["item_coverage"]),
-        categories=_coverage(facts["category_coverage"]),
-        num_groups=facts["groups"],
-        num_interests=facts["interests"],
-        follow_share=facts["follow_share"],
-        short_share=facts["short_share"],
-    )
+    return bool(profile_facts(profile).get("kind") == "histories")
 
 
 @functools.lru_cache(maxsize=4)
 def history_world_of(profile: str, scale: float = 1) -> HistoryWorld:
     """Return the tables of the profile called ``profile``, cardinalities divided by ``scale``."""
-    found = parse_history_profile(profile_facts(profile))
-    item_edges, item_ends = _pieces(found.items, scale)
-    category_edges, category_ends = _pieces(found.categories, scale)
+    facts = profile_facts(profile)
+    item_edges, item_ends = _pieces(facts["item_coverage"], scale)
+    category_edges, category_ends = _pieces(facts["category_coverage"], scale)
     return HistoryWorld(
-        num_users=scaled_num_rows(found.num_users, scale),
-        history_length=found.history_length,
+        num_users=scaled_num_rows(facts["users"], scale),
+        history_length=facts["history_length"],
         item_edges=item_edges,
         item_ends=item_ends,
         category_edges=category_edges,
         category_ends=category_ends,
-        num_groups=found.num_groups,
-        num_interests=found.num_interests,
-        follow_share=int(found.follow_share * _SHARES),
-        short_share=int(found.short_share * _SHARES),
+        num_groups=facts["groups"],
+        num_interests=facts["interests"],
+        follow_share=int(facts["follow_share"] * _SHARES),
+        short_share=int(facts["short_share"] * _SHARES),
     )
 
 
@@ -268,12 +229,9 @@ def header_of(*, has_label: bool) -> bytes:
     return (b"label," if has_label else b"") + b"user,item,category\n"
 
 
-def _coverage(facts: dict[str, float]) -> Coverage:
-    return Coverage(np.array([int(rank) for rank in facts], np.float64), np.array(list(facts.values())))
-
-
-def _pieces(coverage: Coverage, scale: float) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+def _pieces(shares: dict[str, float], scale: float) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     """Cut ranks into pieces of equally frequent ones; return their edges, and the shares before, in 2^-32."""
+    coverage = Coverage(np.array([int(rank) for rank in shares], np.float64), np.array(list(shares.values())))
     num_rows = scaled_num_rows(coverage.num_values, scale)
     edges = [0]
     while edges[-1] < num_rows:

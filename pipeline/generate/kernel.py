@@ -10,12 +10,10 @@ ones; a rank of -1 is a missing value.
 
 ``log2`` and ``rake`` use only IEEE additions, multiplications and divisions in a fixed order, because a
 library's ``log`` differs in its last bit between machines, and NumPy's ``sum`` in its order.
-``fit_latent_classes`` runs once, when a profile is derived, and makes no such promise.
 """
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +44,7 @@ _LOW_32 = np.uint64(0xFFFFFFFF)
 
 
 class World(NamedTuple):
-    """A profile as the kernels read it; see ``generate_world``.
+    """A profile as the kernels read it; see ``world``.
 
     F columns, K classes, G missing groups of at most L patterns, at most B buckets, P pieces, Q pairs.
     """
@@ -437,60 +435,3 @@ def rake(
             if total > 0.0:
                 for row in range(num_rows):
                     matrix[row, column] *= column_sums[column] / total
-
-
-def fit_latent_classes(
-    levels: NDArray[np.int32],
-    num_levels: NDArray[np.int64],
-    num_classes: int,
-    rng: np.random.Generator,
-    *,
-    num_rounds: int = 200,
-    prior: float = 2.0,
-) -> tuple[NDArray[np.float64], list[NDArray[np.float64]], NDArray[np.float32]]:
-    """Fit a mixture of classes within which the variables are independent, by EM.
-
-    Args:
-        levels: (num_samples, num_variables); the level of each variable, or -1 where it has none.
-        num_levels: (num_variables,).
-        num_classes: number of classes to fit.
-        rng: draws the first memberships.
-        num_rounds: EM steps.
-        prior: samples at the overall shares that each class is given beforehand.
-
-    Returns:
-        (num_classes,) shares of the classes, largest first; for each variable (num_classes, num_levels)
-        shares of its levels among the samples that have one; and (num_samples, num_classes) memberships.
-
-    Error:
-        A local maximum of the likelihood; another ``rng`` may end in another.
-
-    Source:
-        Dempster, Laird and Rubin, J. R. Statist. Soc. B 39 (1977), section 4.3.
-    """
-    # One column for each level of each variable: 1 where the sample has it.
-    offsets = np.concatenate([[0], np.cumsum(num_levels)])
-    num_samples = levels.shape[0]
-    indicators = np.zeros((num_samples, offsets[-1]), np.float32)
-    for variable, first in enumerate(offsets[:-1]):
-        present = levels[:, variable] >= 0
-        indicators[np.flatnonzero(present), first + levels[present, variable]] = 1
-
-    # Start from memberships that are nearly all in one class.
-    members = rng.dirichlet(np.full(num_classes, 0.05), num_samples).astype(np.float32)
-    overall = indicators.sum(axis=0)
-    for _ in range(num_rounds):
-        # M step: shares of the classes, and of levels in each class, the prior pulling to the overall ones.
-        weights = (members.sum(axis=0) + 1e-6) / num_samples
-        shares = (members.T @ indicators).astype(np.float64)
-        for first, last in itertools.pairwise(offsets):
-            part = shares[:, first:last] + prior * overall[first:last] / overall[first:last].sum()
-            shares[:, first:last] = part / part.sum(axis=1, keepdims=True)
-
-        # E step: memberships in proportion to the likelihood, relative to the largest so that none overflows.
-        log_members = indicators @ np.log(shares + 1e-9).T.astype(np.float32) + np.log(weights)
-        members = np.exp(log_members - log_members.max(axis=1, keepdims=True)).astype(np.float32)
-        members /= members.sum(axis=1, keepdims=True)
-    order = np.argsort(-weights, kind="stable")
-    parts = [shares[order, first:last] for first, last in itertools.pairwise(offsets)]
-    return weights[order] / weights.sum(), parts, members[:, order]

@@ -8,10 +8,14 @@ A profile is a small JSON file that holds no sample and no raw value, only share
     classes   the dependence: a mixture of latent classes ("cold visitor", "head of everything", ...). For
               each class the shares, in thousandths, of each missing pattern and of each bucket of ranks
     coupling  columns of one group, within a class, share one uniform variable with this probability
-    click     the planted click model: amplitudes in nats, see ``generate_world``
+    click     the planted model in nats: the ``rate`` of clicks; the amplitude of each ``sparse`` column,
+              full in the first ``head_octaves`` of ranks and beyond them less by 1 / (1 + decay * octaves);
+              for each ``dense`` column [slope per octave of 1 + max(x, 0), further effect per octave of
+              distance from the middle, the middle in octaves, effect of a missing value]; and ``pairs``:
+              two sparse columns that interact, and the deviation of their effect
 
-A profile of histories has other keys: see ``history_world``. ``workflows/make_profile.py`` derives a profile
-from published aggregates and a rank-coded part of a log.
+A profile of histories has other keys: see ``histories``. The profile "criteo-kaggle" was fitted once, by EM,
+to published aggregates of the whole log and a rank-coded part of it.
 
 The class shares are rounded and were fitted to a part of a log, so their marginals are a little off. Raking
 each column's (class, bucket) matrix to the profile's coverage corrects that: the drawn marginals are those of
@@ -108,47 +112,15 @@ class MissingGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class DenseEffect:
-    """The part of a dense column in the click model, in nats; octaves are those of 1 + max(x, 0)."""
-
-    slope: float
-    """Effect per octave."""
-    kink: float
-    """Further effect per octave of distance from the middle."""
-    middle: float
-    """Octaves at which the effect is 0."""
-    missing: float
-    """Effect of a missing value."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClickModel:
-    """The planted click model of a profile; see ``generate_world``."""
-
-    rate: float
-    """Share of samples that are clicks."""
-    head_octaves: float
-    """Octaves of ranks in which the effects of categories are full."""
-    decay: float
-    """Decay of effects beyond: by 1 / (1 + decay * octaves)."""
-    sparse: dict[str, float]
-    """Amplitude of each sparse column's effects (nats)."""
-    dense: dict[str, DenseEffect]
-    """Effects of each dense column."""
-    pairs: tuple[tuple[str, str, float], ...]
-    """Sparse columns that interact, and the deviation of their effect (nats)."""
-
-
-@dataclass(frozen=True, slots=True)
 class Profile:
     """A profile, parsed from its file."""
 
-    name: str
     columns: tuple[Column, ...]
     missing: tuple[MissingGroup, ...]
     class_weights: NDArray[np.float64]
     """(num_classes,), summing to 1."""
-    click: ClickModel
+    click: dict[str, Any]
+    """The planted click model, as the file has it."""
 
 
 def profile_names() -> list[str]:
@@ -189,18 +161,7 @@ def parse_profile(facts: dict[str, Any]) -> Profile:
         for column in facts[kind]
     )
     weights = _normalized(facts["class_weights"])
-    return Profile(facts["name"], columns, missing, weights, _click_model(facts["click"]))
-
-
-def _click_model(facts: dict[str, Any]) -> ClickModel:
-    return ClickModel(
-        rate=facts["rate"],
-        head_octaves=facts["head_octaves"],
-        decay=facts["decay"],
-        sparse=facts["sparse"],
-        dense={name: DenseEffect(*numbers) for name, numbers in facts["dense"].items()},
-        pairs=tuple((left, right, weight) for left, right, weight in facts["pairs"]),
-    )
+    return Profile(columns, missing, weights, facts["click"])
 
 
 def without_missing(
@@ -312,7 +273,7 @@ def compile_world(profile: Profile, scale: float) -> World:
     masks = _stack([_masks(profile, group.patterns) for group in profile.missing], 0)
     group_rows = [_rows_to_u(_raked_groups(profile, index)) for index in range(len(profile.missing))]
     names = [column.name for column in columns]
-    pairs = [(names.index(left), names.index(right)) for left, right, _ in profile.click.pairs]
+    pairs = [(names.index(left), names.index(right)) for left, right, _ in profile.click["pairs"]]
     # Shares become unsigned integers, which a random number of 64 bits is compared with.
     world = World(
         class_ends=_rows_to_u(profile.class_weights[None, :])[0],
@@ -333,14 +294,14 @@ def compile_world(profile: Profile, scale: float) -> World:
         missing_effects=np.array([_missing_effect(profile, column) for column in columns], np.int64),
         pairs=np.array(pairs, np.int64).reshape(-1, 2),
         pair_weights=np.array(
-            [round(weight * 256 * 65536 / _PAIR_DEVIATION) for _, _, weight in profile.click.pairs],
+            [round(weight * 256 * 65536 / _PAIR_DEVIATION) for _, _, weight in profile.click["pairs"]],
             np.int64,
         ),
         sigmoid=sigmoid_table(),
         intercept=0,
     )
     # The intercept is the one number that depends on all others: it sets the mean of the logits.
-    return world._replace(intercept=_fitted_intercept(world, profile.click.rate))
+    return world._replace(intercept=_fitted_intercept(world, profile.click["rate"]))
 
 
 def sigmoid_table() -> NDArray[np.uint64]:
@@ -461,24 +422,24 @@ def piece_ranks(column: Column, scale: float) -> NDArray[np.int64]:
 def _amplitudes(profile: Profile, column: Column, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the amplitudes of effects, times 2^16: full in the head, less for each octave beyond it."""
     click = profile.click
-    octaves = np.maximum(log2(ranks.astype(np.float64) + 1.0) - click.head_octaves, 0.0)
-    decay = 1.0 / (1.0 + click.decay * octaves)
-    return _to_fixed(click.sparse.get(column.name, 0.0) * decay)
+    octaves = np.maximum(log2(ranks.astype(np.float64) + 1.0) - click["head_octaves"], 0.0)
+    decay = 1.0 / (1.0 + click["decay"] * octaves)
+    return _to_fixed(click["sparse"].get(column.name, 0.0) * decay)
 
 
 def _dense_effects(profile: Profile, column: Column, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return effects of dense values: a slope per octave of 1 + max(x, 0), and a kink at the middle."""
-    model = profile.click.dense[column.name]
-    octaves = log2(np.maximum(ranks + column.smallest, 0).astype(np.float64) + 1.0) - model.middle
-    nats = model.slope * octaves + model.kink * np.abs(octaves)
+    slope, kink, middle, _ = profile.click["dense"][column.name]
+    octaves = log2(np.maximum(ranks + column.smallest, 0).astype(np.float64) + 1.0) - middle
+    nats = slope * octaves + kink * np.abs(octaves)
     effects: NDArray[np.int64] = np.rint(nats * 256.0).astype(np.int64)
     return effects
 
 
 def _missing_effect(profile: Profile, column: Column) -> int:
     if column.is_dense:
-        return round(float(profile.click.dense[column.name].missing) * 256)
-    return int(_to_fixed(np.array([profile.click.sparse.get(column.name, 0.0)]))[0])
+        return round(float(profile.click["dense"][column.name][-1]) * 256)
+    return int(_to_fixed(np.array([profile.click["sparse"].get(column.name, 0.0)]))[0])
 
 
 def _to_fixed(nats: NDArray[np.float64]) -> NDArray[np.int64]:

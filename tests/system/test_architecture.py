@@ -32,7 +32,7 @@ FLOORS = {
         "command_list recipe_file report",
         "options",
         "console",
-        "bus_errors drawn_shards make_profile progress_columns recipes",
+        "bus_errors drawn_shards progress_columns recipes",
     ),
     "train": (
         "fit",

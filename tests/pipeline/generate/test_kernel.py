@@ -1,6 +1,6 @@
 """The kernels that draw and write samples against plain Python on unbounded integers.
 
-Logarithms, interpolation, raking and latent classes against their obvious forms.
+Logarithms, interpolation and raking against their obvious forms.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from hotset.pipeline.generate.kernel import (
     _write_integer,
     category_value,
     draw_samples,
-    fit_latent_classes,
     interpolate,
     log2,
     rake,
@@ -218,16 +217,3 @@ def test_raking_leaves_rows_and_columns_of_zeros_alone() -> None:
     matrix = np.array([[0.0, 0.0], [0.0, 2.0]])
     rake(matrix, np.array([0.0, 1.0]), np.array([0.0, 1.0]), 3)
     np.testing.assert_array_equal(matrix, [[0, 0], [0, 1]])
-
-
-def test_two_clear_classes_are_found(rng: np.random.Generator) -> None:
-    num_samples = 4000
-    latent = rng.random(num_samples) < 0.3
-    likely = np.where(latent[:, None], 0.9, 0.1) * np.ones((1, 8))
-    levels = (rng.random((num_samples, 8)) < likely).astype(np.int32)
-    levels[rng.random((num_samples, 8)) < 0.2] = -1  # absent levels say nothing
-    weights, parts, members = fit_latent_classes(levels, np.full(8, 2), 2, rng, num_rounds=100)
-    np.testing.assert_allclose(weights, [0.7, 0.3], atol=0.03)
-    for shares in parts:
-        np.testing.assert_allclose(shares[:, 1], [0.1, 0.9], atol=0.05)
-    assert np.mean((members[:, 1] > 0.5) == latent) > 0.97
