@@ -57,7 +57,7 @@ from .coverage import (
     hot_tables,
     unique_rows_by_batch_size,
 )
-from .default_runs import MAX_LOOKUPS, DefaultRuns, default_runs
+from .default_runs import MAX_LOOKUPS, default_runs
 from .drift import Drift, drift
 from .folder import Inspected, Provenance, find_leaks, provenance, read_shards
 from .log import LogSeries, log_series
@@ -233,7 +233,7 @@ class Series(TypedDict, total=False):
     coverage: list[CoverageRow]
     hot_samples: list[OrderRow]
     miss_ratios: MissRatios
-    default_runs: DefaultRuns
+    default_runs: dict[str, Any]
     unique_rows: list[UniqueRowsRow]
     drift: Drift
     hot_tables: list[HotTableRow]

@@ -13,7 +13,6 @@ from rich.table import Table
 
 from ...pipeline.errors import ConfigError, format_byte_size, require_at_least
 from ...pipeline.runtime.tasks import Resources
-from ...pipeline.statistics.default_runs import DefaultRuns
 from ...pipeline.statistics.drift import Drift
 from ...pipeline.statistics.folder import Inspected
 from ...pipeline.statistics.frequencies import QUICK, SERIES, Statistics, frequency_statistics
@@ -141,7 +140,7 @@ def _show_log(log: LogSeries, console: Console) -> None:
         _print_table("Dense features", log_tables.dense(log), console)
 
 
-def _show_default_runs(found: DefaultRuns, console: Console) -> None:
+def _show_default_runs(found: dict[str, Any], console: Console) -> None:
     if found["placements"]:
         _print_table("Bytes that the placements move by default", log_tables.default_runs(found), console)
         print_line(console, log_tables.describe_default_runs(found))

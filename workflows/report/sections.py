@@ -10,10 +10,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ...pipeline.errors import format_byte_size
 from ...pipeline.statistics.coverage import HotTableRow
-from ...pipeline.statistics.default_runs import DefaultRuns
 from ...pipeline.statistics.drift import PairShare
 from ...pipeline.statistics.folder import Provenance
 from ...pipeline.statistics.frequencies import CategoryRow, Statistics
@@ -80,7 +80,7 @@ def provenance_section(provenance: Provenance) -> Section:
     return Section("provenance", "Provenance", text, None, [prints], [shown], [command])
 
 
-def default_runs_sections(found: DefaultRuns) -> Iterator[Section]:
+def default_runs_sections(found: dict[str, Any]) -> Iterator[Section]:
     """Yield what the placements move with the settings that training has by default."""
     if not found["placements"]:
         return

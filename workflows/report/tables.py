@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ...pipeline.errors import format_byte_size
 from ...pipeline.statistics.coverage import CoverageRow, HotTableRow, OrderRow, UniqueRowsRow
-from ...pipeline.statistics.default_runs import DefaultRuns
 from ...pipeline.statistics.drift import Drift, PairShare, PartShare, ServedShare
 from ...pipeline.statistics.frequencies import SERIES, CategoryRow, FeatureRow, Statistics
 from ...pipeline.statistics.log import LabelCounts, LogSeries
@@ -388,7 +387,7 @@ def shown(category: str, most: int = 32) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def default_runs(found: DefaultRuns) -> TextTable:
+def default_runs(found: dict[str, Any]) -> TextTable:
     """Return what each placement moves with the settings that training has by default."""
     cells = [
         [
@@ -405,7 +404,7 @@ def default_runs(found: DefaultRuns) -> TextTable:
     return TextTable([*columns, "rows initialized on first use", "transfers shortened"], cells)
 
 
-def describe_default_runs(found: DefaultRuns) -> str:
+def describe_default_runs(found: dict[str, Any]) -> str:
     """Return the settings that `default_runs` were simulated with."""
     settings = found["settings"]
     # Where only the first batches of an epoch were simulated, that is said.
