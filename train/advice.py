@@ -32,9 +32,9 @@ from ..pipeline.folders.whole_file import whole_file
 from ..pipeline.runtime.tasks import DEFAULT_RESOURCES, Resources
 from ..pipeline.schema.schema import nearest
 from ..pipeline.stages.pack import PackConfig
-from ..pipeline.stages.row_order import HotOrder
+from ..pipeline.stages.row_order import HotOrder, read_tables
 from ..pipeline.statistics.coverage import count_hot_samples
-from ..pipeline.statistics.folder import packed_batch_size, read_row_counts
+from ..pipeline.statistics.folder import packed_batch_size
 from ..stats.lookahead.planner import MOST_PREFETCH
 from ..stats.ranking.ranking import MAX_BUDGETS
 from ..stats.step_times import (
@@ -234,7 +234,7 @@ def read_workload(
             f"{plan.folder} has the tables {', '.join(planned)}, {vocabulary.folder} has {', '.join(ranked)}",
             hint=hint_to_verify(plan.folder),
         )
-    counts = read_row_counts(vocabulary)
+    counts = read_tables(vocabulary, "count")
     num_train = VocabularyTotals.of(vocabulary).num_train_samples
     dim = PlanSettings.of(plan).embedding_dim
     num_dense = len(ColumnsTotals.of(columns).dense)

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,32 +33,23 @@ from ..schema.schema import FeatureSettings
 from ..stages.hot_curve import HotCurve, Levels, hot_curves, levels_of_tables
 from ..stages.rank import PEEL_FLOOR, RankConfig, counted_samples, rank_tables
 from ..stages.row_order import peel_order, read_tables
-from .folder import Inspected
+from .folder import Inspected, Row
 from .traffic import choose_samples, largest_key
 
 POINTS_PER_DECADE = 6
 SMALLEST_BUDGET = 1 << 14
 
 
-class CoverageRow(TypedDict):
-    """The lookups that the most looked-up rows of a table serve."""
-
-    table: str
-    num_rows: int
-    lookup_share: float
-    """Share of the table's lookups, in [0, 1]."""
-
-
-def coverage(names: Sequence[str], counts: Sequence[NDArray[np.int64]]) -> list[CoverageRow]:
+def coverage(inspected: Inspected) -> list[Row]:
     """Per table and number of its most looked-up rows: table, num_rows, lookup_share in [0, 1]."""
-    found: list[CoverageRow] = []
-    for name, count in zip(names, counts, strict=True):
+    found: list[Row] = []
+    for table, count in zip(inspected.tables, inspected.counts, strict=True):
         # Sorting millions of counts is what takes time here, and by frequency they fall already.
         falling = count if bool((count[1:] <= count[:-1]).all()) else np.sort(count)[::-1]
         points = coverage_points(falling.shape[0], POINTS_PER_DECADE)
         shares = top_shares(falling, points)
         found += [
-            {"table": name, "num_rows": rows, "lookup_share": share}
+            {"table": table.name, "num_rows": rows, "lookup_share": share}
             for rows, share in zip(points, shares, strict=True)
         ]
     return found
@@ -75,22 +65,7 @@ def budgets_up_to(num_bytes: int, also: Sequence[int] = ()) -> list[int]:
     return sorted(sizes)
 
 
-class HotTableRow(TypedDict):
-    """A table's share of the plan's fast memory, and what it gives for it, see `hot_tables`."""
-
-    table: str
-    num_rows: int
-    num_hot_rows: int
-    hot_bytes: int
-    hot_bytes_share: float | None
-    lookup_share: float | None
-    hot_lookup_share: float | None
-    cold_lookup_share: float | None
-    oov_share: float | None
-    evaluation_oov_share: float | None
-
-
-def hot_tables(inspected: Inspected) -> list[HotTableRow]:
+def hot_tables(inspected: Inspected) -> list[Row]:
     """Per table what it takes of the plan's fast memory, and what it gives; shares are in [0, 1].
 
     Returns:
@@ -251,31 +226,7 @@ def _draw_ids(
 BUDGETS = tuple(int(size) for size in (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB))
 
 
-class BudgetRow(TypedDict):
-    """The rows and samples that a budget makes hot."""
-
-    bytes: int
-    num_hot_rows: int
-    hot_lookup_share: float
-    """Share of the training lookups, in [0, 1]."""
-    hot_sample_share: float
-    """Share of the training samples that are fully hot, in [0, 1]."""
-
-
-class ListedBudgetRow(BudgetRow):
-    """A budget of the list that the terminal shows."""
-
-    is_chosen: bool
-    """Whether it is the plan's."""
-
-
-class OrderRow(BudgetRow):
-    """The rows and samples that a budget makes hot under one order of rows."""
-
-    order: str
-
-
-def budgets(inspected: Inspected) -> list[ListedBudgetRow]:
+def budgets(inspected: Inspected) -> list[Row]:
     """Per budget: bytes, num_hot_rows, hot_lookup_share, hot_sample_share, is_chosen (by the plan)."""
     chosen = PlanSettings.of(inspected.plan).hot_bytes
     sizes = sorted({*BUDGETS, chosen})
@@ -285,7 +236,7 @@ def budgets(inspected: Inspected) -> list[ListedBudgetRow]:
     ]
 
 
-def hot_by_budget(inspected: Inspected, sizes: Sequence[int]) -> list[BudgetRow]:
+def hot_by_budget(inspected: Inspected, sizes: Sequence[int]) -> list[Row]:
     """Count what is hot under each of the budgets, which rise: bytes, num_hot_rows, shares in [0, 1]."""
     num_hot, num_rows = _prefixes(inspected, sizes)
     (curve,) = _curves(inspected, [levels_of_tables(num_hot, inspected.tables)], len(sizes))
@@ -310,7 +261,7 @@ def _curves(inspected: Inspected, orders: list[Levels], num_budgets: int) -> lis
 
 def _as_rows(
     inspected: Inspected, sizes: Sequence[int], curve: HotCurve, num_rows: Sequence[int]
-) -> list[BudgetRow]:
+) -> list[Row]:
     num_lookups = max(1, curve.num_lookups)
     return [
         {
@@ -323,7 +274,7 @@ def _as_rows(
     ]
 
 
-def hot_samples(inspected: Inspected) -> list[OrderRow]:
+def hot_samples(inspected: Inspected) -> list[Row]:
     """Per order and budget: order, and what `hot_by_budget` says.
 
     The first order is that of the folder's ids; the others are ``frequency``, ``peel`` where `peeled_levels`
@@ -382,20 +333,7 @@ def count_hot_samples(
 _MAX_FILES = 16
 
 
-BatchFigure = Literal["num_lookups", "expected", "measured"]
-"""Figures of a `UniqueRowsRow`."""
-
-
-class UniqueRowsRow(TypedDict):
-    """Distinct rows of a batch of one size."""
-
-    batch_size: int
-    expected: float
-    measured: float
-    num_lookups: int
-
-
-def unique_rows_by_batch_size(folder: Path, batch_sizes: Sequence[int]) -> list[UniqueRowsRow]:
+def unique_rows_by_batch_size(folder: Path, batch_sizes: Sequence[int]) -> list[Row]:
     """Expected and measured different rows of a batch of each size, all one-hot tables together.
 
     Measured over consecutive training samples in log order, in at most 16 files spread over the log; a size
@@ -418,7 +356,7 @@ def unique_rows_by_batch_size(folder: Path, batch_sizes: Sequence[int]) -> list[
     parts = [(first, entry) for first, entry in samples.parts() if first < num_train]
     # Spread over the log instead of the first files: what is looked up changes from day to day.
     chosen = parts[:: -(-len(parts) // _MAX_FILES)]
-    found: list[UniqueRowsRow] = []
+    found: list[Row] = []
     for size in batch_sizes:
         measured = [_measure(samples, entry, num_train - first, bases, size) for first, entry in chosen]
         of_files = [one for one in measured if one is not None]

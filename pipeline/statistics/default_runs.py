@@ -66,12 +66,13 @@ def default_runs(inspected: Inspected) -> dict[str, Any]:
         return {"settings": {}, "placements": []}
     # The distinct rows are read once, and every placement is counted on them.
     epoch = _read_epoch(shards, inspected)
+    vector_bytes = epoch.num_samples * epoch.vector_bytes
     dedup_bytes = sum(4 * group.cold.embedding_dim * group.rows.rows.size for group in epoch.groups)
     # Vectors up and gradients down: one per bag, or one per distinct row of a batch.
     placements = [
         epoch.moved("all-fast", epoch.row_bytes([group.num_rows for group in epoch.groups])),
-        epoch.moved("hybrid", 0, *[epoch.num_samples * epoch.vector_bytes] * 2),
-        epoch.moved("hybrid-dedup", 0, *[dedup_bytes] * 2),
+        epoch.moved("hybrid", 0, vector_bytes, vector_bytes),
+        epoch.moved("hybrid-dedup", 0, dedup_bytes, dedup_bytes),
         _lookahead(epoch),
     ]
     # fae needs the whole epoch, and the cache the counts of the whole training part.
@@ -146,7 +147,12 @@ class _Epoch:
         return sum(group.row_bytes * number for group, number in zip(self.groups, num_rows, strict=True))
 
     def moved(
-        self, placement: str, fast_bytes: int, to_fast: int = 0, to_slow: int = 0, *staged: RowTraffic
+        self,
+        placement: str,
+        fast_bytes: int,
+        to_fast: int = 0,
+        to_slow: int = 0,
+        staged: Sequence[RowTraffic] = (),
     ) -> dict[str, Any]:
         """Return the row of a placement, from its bytes and what each group's planner counted."""
         return {
@@ -175,7 +181,7 @@ class _Epoch:
             found.append(traffic)
         to_fast = self.row_bytes([traffic.rows_to_fast for traffic in found])
         to_slow = self.row_bytes([traffic.rows_to_slow for traffic in found])
-        return self.moved(placement, fast_bytes, to_fast, to_slow, *found)
+        return self.moved(placement, fast_bytes, to_fast, to_slow, found)
 
 
 def _settings(shards: Manifest, epoch: _Epoch) -> dict[str, Any]:
@@ -200,7 +206,7 @@ def _settings(shards: Manifest, epoch: _Epoch) -> dict[str, Any]:
     }
 
 
-_Batches = dict[int, tuple[NDArray[np.int32], NDArray[np.int32]]]
+_Batches = dict[int, tuple[NDArray[Any], NDArray[Any]]]
 """Distinct rows and their lookups, by number of the batch."""
 
 
@@ -215,10 +221,10 @@ def _read_epoch(shards: Manifest, inspected: Inspected) -> _Epoch:
     kinds = []
     samples = []
     for entry, found in files:
-        numbers = np.arange(found.num_batches)
-        kinds.append(np.isin(numbers, found.hot_only_batches or ()) | (found.kind == "hot_only"))
+        places = np.arange(found.num_batches)
+        kinds.append(np.isin(places, found.hot_only_batches or ()) | (found.kind == "hot_only"))
         # The last batch of a file may be short.
-        samples.append(np.minimum(packed.batch_size, entry.num_samples - numbers * packed.batch_size))
+        samples.append(np.minimum(packed.batch_size, entry.num_samples - places * packed.batch_size))
     is_hot_only = np.concatenate(kinds)
     # So many batches of the epoch's order that their lookups stay within the limit.
     order = epoch_order(is_hot_only, SEED, 0, spread=packed.is_grouped)
@@ -233,10 +239,10 @@ def _read_epoch(shards: Manifest, inspected: Inspected) -> _Epoch:
     numbers_of_task = []
     tasks = []
     for (entry, _), first, end in zip(files, firsts, firsts[1:], strict=False):
-        numbers = np.sort(chosen[(chosen >= first) & (chosen < end)])
-        if numbers.size:
-            numbers_of_task.append(numbers.tolist())
-            tasks.append((entry, (numbers - first).tolist(), shards, widths))
+        numbers = np.sort(chosen[(chosen >= first) & (chosen < end)]).tolist()
+        if numbers:
+            numbers_of_task.append(numbers)
+            tasks.append((entry, [number - first for number in numbers], shards, widths))
     batches: list[_Batches] = [{} for _ in widths]
     found_of_tasks = run_tasks(read_batches, tasks, workers=inspected.resources.workers)
     for done, (numbers, (_, parts)) in enumerate(zip(numbers_of_task, found_of_tasks, strict=True), 1):

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Literal, SupportsInt, TypedDict
+from typing import Any, SupportsInt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,13 +29,13 @@ from ...stats.drift import (
 )
 from ..errors import ConfigError
 from ..folders.manifest import Manifest
-from ..folders.totals import ColumnsTotals, PlanTotals
+from ..folders.totals import ColumnsTotals, PlanSettings, PlanTotals
 from ..formats.ids import TableLookups, read_lookups
-from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, run_tasks
+from ..runtime.tasks import Resources, num_workers, run_tasks
+from .folder import Inspected, Row
 
 DEFAULT_PARTS = 6
 """Where the log is one file; with the usual seventh for evaluation all parts are as long."""
-AGED = ("hot_lookup_share", "hot_sample_share", "unseen_lookup_share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,67 +115,12 @@ def _cut(name: str, first: int, stop: int, num_train: int) -> Iterator[LogPart]:
     yield LogPart(f"{name} (evaluation)" if is_both else name, middle, stop, False)
 
 
-class DriftPart(TypedDict):
-    """A part of the log under the plan's hot rows, see `drift`."""
-
-    name: str
-    is_training: bool
-    num_samples: int
-    num_hot_rows: int | None
-    plan_hot_lookup_share: float
-    plan_hot_sample_share: float
-    no_id_share: float
-
-
-PartShare = Literal["plan_hot_lookup_share", "plan_hot_sample_share", "no_id_share"]
-"""Shares of a `DriftPart`."""
-ServedShare = Literal["hot_lookup_share", "hot_sample_share", "unseen_lookup_share"]
-"""Shares of `ServedShares`."""
-PairShare = Literal["common_rows_share", "hot_lookup_share", "hot_sample_share", "unseen_lookup_share"]
-"""Shares of a `DriftPair`."""
-
-
-class ServedShares(TypedDict):
-    """The lookups and samples that hot rows serve."""
-
-    hot_lookup_share: float
-    hot_sample_share: float
-    unseen_lookup_share: float
-
-
-class DriftPair(ServedShares):
-    """The lookups and samples that the hot rows of one part serve in another."""
-
-    chosen_on: str
-    serves: str
-    age: int
-    common_rows_share: float | None
-
-
-class DriftAge(ServedShares):
-    """The lookups and samples that hot rows of one age serve in the mean."""
-
-    age: int
-
-
-class Drift(TypedDict):
-    """The aging of hot rows, see `drift`."""
-
-    budget_bytes: int
-    parts: list[DriftPart]
-    pairs: list[DriftPair]
-    by_age: list[DriftAge]
-
-
-def drift(
-    folder: Path, budget_bytes: int, resources: Resources = DEFAULT_RESOURCES, *, num_parts: int | None = None
-) -> Drift:
+def drift(inspected: Inspected, budget_bytes: int | None = None) -> dict[str, Any]:
     """Measure how the hot set that each training part would choose serves every part.
 
     Args:
-        folder: preprocessed as far as its plan.
-        budget_bytes: of all hot rows of a part, with the plan's row widths.
-        num_parts: see `parts_of_log`.
+        inspected: a folder.
+        budget_bytes: of all hot rows of a part, with the plan's row widths; None: the plan's.
 
     Returns:
         ``budget_bytes``; ``parts``: name, is_training, num_samples, num_hot_rows (None for evaluation), and
@@ -189,16 +133,16 @@ def drift(
     Raises:
         ConfigError: the log cannot be cut so.
     """
-    samples = Manifest.read(folder / "samples")
-    plan = Manifest.read(folder / "plan")
-    columns = Manifest.read(folder / "columns")
-    parts = parts_of_log(columns, PlanTotals.of(plan).num_train_samples, num_parts)
-    run = _Drift(samples, plan, parts, budget_bytes)
-    num_hot = run.mark(resources)
+    if budget_bytes is None:
+        budget_bytes = PlanSettings.of(inspected.plan).hot_bytes
+    num_train = PlanTotals.of(inspected.plan).num_train_samples
+    parts = parts_of_log(Manifest.read(inspected.folder / "columns"), num_train, inspected.num_parts)
+    run = _Drift(inspected.samples, inspected.plan, parts, budget_bytes)
+    num_hot = run.mark(inspected.resources)
     # First pass: what each part would keep hot. Second pass: every hot set on every part, by the marks.
     common_SS = np.zeros((run.num_sets + 1, run.num_sets + 1), np.int64)
     count_common(run.marks_R, run.num_sets + 1, common_SS)
-    judged = run.judge(resources)
+    judged = run.judge(inspected.resources)
     return {
         "budget_bytes": budget_bytes,
         "parts": [_part(part, judged, number, num_hot) for number, part in enumerate(parts)],
@@ -324,7 +268,7 @@ def _share(part: SupportsInt, whole: SupportsInt) -> float:
     return int(part) / int(whole) if whole else 0.0
 
 
-def _part(part: LogPart, judged: _Judged, number: int, num_hot: list[int]) -> DriftPart:
+def _part(part: LogPart, judged: _Judged, number: int, num_hot: list[int]) -> Row:
     lookups = judged.lookups[number]
     # The plan is the last hot set.
     plan = (-1, number)
@@ -341,7 +285,7 @@ def _part(part: LogPart, judged: _Judged, number: int, num_hot: list[int]) -> Dr
 
 def _pairs(
     parts: list[LogPart], judged: _Judged, num_hot: list[int], common_SS: NDArray[np.int64]
-) -> Iterator[DriftPair]:
+) -> Iterator[Row]:
     for s, number in np.ndindex(len(num_hot), len(parts)):
         lookups = judged.lookups[number]
         is_training = parts[number].is_training
@@ -357,7 +301,7 @@ def _pairs(
         }
 
 
-def _by_age(judged: _Judged) -> list[DriftAge]:
+def _by_age(judged: _Judged) -> list[Row]:
     # The plan's set, the last, has no age: only the parts' own sets are averaged.
     # Served and total: lookups, samples, and lookups of unseen rows.
     served = (

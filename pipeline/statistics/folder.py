@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,9 @@ from ..folders.totals import (
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources
 from ..stages.row_order import HotOrder, read_tables
 from ..stages.stage_order import FOLDERS
+
+Row = dict[str, Any]
+"""A row of a series, plain data."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Inspected:
     @cached_property
     def counts(self) -> list[NDArray[np.int64]]:
         """Per table (num_rows,), lookups of each row in the training part, in the order of ids."""
-        return read_row_counts(self.vocabulary)
+        return read_tables(self.vocabulary, "count")
 
     @cached_property
     def num_lookups(self) -> int:
@@ -119,36 +122,7 @@ def packed_batch_size(folder: Path) -> int | None:
     return None if shards is None else ShardSettings.of(shards).batch_size
 
 
-def read_row_counts(vocabulary: Manifest) -> list[NDArray[np.int64]]:
-    """Per table (num_rows,), lookups of each row in the training part, in the order of ids; mapped."""
-    return read_tables(vocabulary, "count")
-
-
-class RawLogRow(TypedDict):
-    """A raw file of the log."""
-
-    name: str
-    bytes: int
-    samples: int
-    train_samples: int
-
-
-class Provenance(TypedDict):
-    """The logs, settings and fingerprints that make the same folder again, see `provenance`."""
-
-    hotset: str
-    schema: str
-    logs: list[RawLogRow]
-    bad_lines: dict[str, int]
-    is_adopted: bool
-    settings: dict[str, dict[str, Any]]
-    """By stage its settings, whose values are of any type that a manifest can hold."""
-    fingerprints: dict[str, str]
-    command: NotRequired[str]
-    """The command that makes the folder, where a command line was there to word it."""
-
-
-def provenance(folder: Path) -> Provenance:
+def provenance(folder: Path) -> dict[str, Any]:
     """Return what a reader needs to make the same folder again, and to distinguish two reports.
 
     Args:

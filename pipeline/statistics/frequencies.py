@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,43 +44,19 @@ from ..formats.ids import read_lookups
 from ..formats.tables import multi_hot
 from ..runtime.memory import available_bytes
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
-from ..stages.pack import PackConfig
-from .coverage import (
-    CoverageRow,
-    HotTableRow,
-    ListedBudgetRow,
-    OrderRow,
-    UniqueRowsRow,
-    budgets,
-    coverage,
-    hot_samples,
-    hot_tables,
-    unique_rows_by_batch_size,
-)
+from .coverage import budgets, coverage, hot_samples, hot_tables, unique_rows_by_batch_size
 from .default_runs import MAX_LOOKUPS, default_runs
-from .drift import Drift, drift
-from .folder import Inspected, Provenance, find_leaks, provenance, read_shards
-from .log import LogSeries, log_series
+from .drift import drift
+from .folder import Inspected, Row, find_leaks, provenance, read_shards
+from .log import log_series
 from .table_rows import open_table
-from .traffic import MissRatios, miss_ratios
+from .traffic import miss_ratios
 
 NUM_CATEGORIES = 8
 """Categories of a table."""
 
 
-class CategoryRow(TypedDict):
-    """A category with many lookups, see `top_categories`."""
-
-    table: str
-    id: int
-    category: str
-    num_lookups: int
-    lookup_share: float
-    is_hot: bool | None
-    label_rate: float | None
-
-
-def top_categories(inspected: Inspected) -> list[CategoryRow]:
+def top_categories(inspected: Inspected) -> list[Row]:
     """The categories of each table with the most lookups, from the most to the least.
 
     Returns:
@@ -94,7 +70,7 @@ def top_categories(inspected: Inspected) -> list[CategoryRow]:
     most = [most_frequent(counts, NUM_CATEGORIES) for counts in inspected.counts]
     chosen = [ids[counts[ids] > 0] for ids, counts in zip(most, inspected.counts, strict=True)]
     rates = _label_rates(inspected, chosen)
-    found: list[CategoryRow] = []
+    found: list[Row] = []
     for table, ids, rates_of_ids in zip(inspected.tables, chosen, rates, strict=True):
         rows = open_table(inspected.folder, table.name).rows(ids.tolist())
         found += [
@@ -167,93 +143,13 @@ _LOOKUP_BYTES = 16
 these two add up to 349 MiB."""
 
 
-class FeatureRow(TypedDict):
-    """Skew of the lookups of a table over its rows."""
-
-    name: str
-    num_rows: int
-    num_lookups: int
-    top_share: dict[str, float]
-    """By number of the most looked-up rows their share of the lookups, in [0, 1]."""
-    rows_for_share: dict[str, int]
-    """By share of the lookups the rows that serve it."""
-
-
-class SampleCounts(TypedDict):
-    """Samples by kind."""
-
-    hot: int
-    mixed: int
-    evaluation: int
-    evaluation_hot: int
-
-
-class BatchCounts(TypedDict):
-    """Batches by kind, and their size."""
-
-    hot_only: int
-    mixed: int
-    evaluation: int
-    batch_size: int
-
-
-class OovCounts(TypedDict):
-    """Lookups of the out-of-vocabulary rows."""
-
-    oov_train: int
-    oov_evaluation: int
-    evaluation_share: float | None
-
-
-class Totals(TypedDict):
-    """The figures of a folder that accompany its series."""
-
-    provenance: Provenance
-    num_samples: int
-    num_train_samples: int
-    num_features: int
-    num_rows: int
-    embedding_dim: int
-    row_bytes: int
-    samples: SampleCounts
-    mode: str
-    num_hot_rows: int
-    calibration: dict[str, Any] | None
-    """The plan's record of FAE's sampling, as its manifest has it."""
-    batches: BatchCounts | None
-    oov: OovCounts
-    warnings: list[str]
-
-
-class Series(TypedDict, total=False):
-    """The requested series."""
-
-    features: list[FeatureRow]
-    budgets: list[ListedBudgetRow]
-    coverage: list[CoverageRow]
-    hot_samples: list[OrderRow]
-    miss_ratios: MissRatios
-    default_runs: dict[str, Any]
-    unique_rows: list[UniqueRowsRow]
-    drift: Drift
-    hot_tables: list[HotTableRow]
-    log: LogSeries
-    categories: list[CategoryRow]
-
-
-class Statistics(Totals, Series):
-    """The access frequencies of a folder, plain data for JSON, Parquet and the report."""
-
-    left_out: list[str]
-
-
 def frequency_statistics(
     folder: Path,
     resources: Resources = DEFAULT_RESOURCES,
     *,
     series: Sequence[str] | None = None,
     num_parts: int | None = None,
-) -> Statistics:
+) -> dict[str, Any]:
     """Access frequencies of the training part of a preprocessed folder.
 
     Args:
@@ -262,8 +158,11 @@ def frequency_statistics(
         num_parts: parts of the training part whose hot sets are compared; None takes raw files, or 6.
 
     Returns:
-        Totals; ``warnings`` and ``left_out``, a line each; ``batches``: hot_only and mixed, None before they
-        are packed; and each series under its name, see `SERIES`.
+        ``provenance``, see there; num_samples, num_train_samples, num_features, num_rows, embedding_dim,
+        row_bytes, mode, num_hot_rows; ``samples``: hot, mixed, evaluation, evaluation_hot; ``calibration``,
+        the plan's record of FAE's sampling, or None; ``batches``: hot_only, mixed, evaluation, batch_size, None
+        before they are packed; ``oov``: oov_train, oov_evaluation, evaluation_share; ``warnings`` and
+        ``left_out``, a line each; and each series under its name, see `SERIES`.
 
     Raises:
         ConfigError: there is no such series.
@@ -282,7 +181,7 @@ def frequency_statistics(
             _refuse_little_memory(inspected)
         found = {name: SERIES[name](inspected) for name in SERIES if name in wanted}
         totals = _totals(inspected)
-        return cast(Statistics, {**totals, "left_out": inspected.left_out, **found})
+        return {**totals, "left_out": inspected.left_out, **found}
     # Our own errors are some of DAMAGE's types, and name their file already.
     except HotsetError:
         raise
@@ -312,7 +211,7 @@ def _refuse_little_memory(inspected: Inspected) -> None:
         )
 
 
-def _totals(inspected: Inspected) -> Totals:
+def _totals(inspected: Inspected) -> dict[str, Any]:
     plan = inspected.plan
     totals = PlanTotals.of(plan)
     settings = PlanSettings.of(plan)
@@ -340,12 +239,12 @@ def _totals(inspected: Inspected) -> Totals:
     }
 
 
-def features(inspected: Inspected) -> list[FeatureRow]:
+def features(inspected: Inspected) -> list[Row]:
     """Per table: name, num_rows, num_lookups, top_share (of lookups, by number of rows), rows_for_share."""
     return [_feature(table, count) for table, count in zip(inspected.tables, inspected.counts, strict=True)]
 
 
-def _feature(table: VocabularyTable, counts: NDArray[np.int64]) -> FeatureRow:
+def _feature(table: VocabularyTable, counts: NDArray[np.int64]) -> Row:
     counts = falling(counts)
     rows = rows_for_shares(counts, SHARES)
     return {
@@ -357,22 +256,7 @@ def _feature(table: VocabularyTable, counts: NDArray[np.int64]) -> FeatureRow:
     }
 
 
-def _coverage(inspected: Inspected) -> list[CoverageRow]:
-    return coverage([table.name for table in inspected.tables], inspected.counts)
-
-
-def _miss_ratios(inspected: Inspected) -> MissRatios:
-    batches = _batches(inspected.folder)
-    return miss_ratios(
-        inspected.vocabulary,
-        inspected.samples,
-        batches["batch_size"] if batches else PackConfig().batch_size,
-        PlanTotals.of(inspected.plan).row_bytes,
-        inspected.resources,
-    )
-
-
-def _unique_rows(inspected: Inspected) -> list[UniqueRowsRow]:
+def _unique_rows(inspected: Inspected) -> list[Row]:
     if not inspected.num_train:
         inspected.left_out.append("distinct rows per batch: the log has no training samples")
         return []
@@ -383,16 +267,7 @@ def _unique_rows(inspected: Inspected) -> list[UniqueRowsRow]:
     return unique_rows_by_batch_size(inspected.folder, BATCH_SIZES)
 
 
-def _drift(inspected: Inspected) -> Drift:
-    return drift(
-        inspected.folder,
-        PlanSettings.of(inspected.plan).hot_bytes,
-        inspected.resources,
-        num_parts=inspected.num_parts,
-    )
-
-
-def _batches(folder: Path) -> BatchCounts | None:
+def _batches(folder: Path) -> dict[str, Any] | None:
     shards = read_shards(folder)
     if shards is None:
         return None
@@ -405,7 +280,7 @@ def _batches(folder: Path) -> BatchCounts | None:
     }
 
 
-def _oov(inspected: Inspected) -> OovCounts:
+def _oov(inspected: Inspected) -> dict[str, Any]:
     """Lookups of the oov rows; their share of the evaluation's is None where lists make those uncounted."""
     tables = SamplesTotals.of(inspected.samples).tables
     num_evaluation = inspected.samples.num_samples - inspected.num_train
@@ -422,12 +297,12 @@ def _oov(inspected: Inspected) -> OovCounts:
 SERIES: dict[str, Callable[[Inspected], object]] = {
     "features": features,
     "budgets": budgets,
-    "coverage": _coverage,
+    "coverage": coverage,
     "hot_samples": hot_samples,
-    "miss_ratios": _miss_ratios,
+    "miss_ratios": miss_ratios,
     "default_runs": default_runs,
     "unique_rows": _unique_rows,
-    "drift": _drift,
+    "drift": drift,
     "hot_tables": hot_tables,
     "log": log_series,
     "categories": top_categories,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,82 +23,14 @@ from ..formats.arrow_files import read_batch, validity_of, values_of
 from ..formats.tables import offsets_of
 from ..runtime.tasks import run_tasks, thread_buffer
 from .drift import LogPart, parts_of_log
-from .folder import Inspected
+from .folder import Inspected, Row
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 KINDS = ("hot", "mixed", "evaluation")
 """Kinds of samples, by number."""
 
 
-class LabelCounts(TypedDict):
-    """Samples and how many of them were clicked; None where the log has no labels."""
-
-    num_samples: int
-    num_clicks: int | None
-    label_rate: float | None
-
-
-class LabelRow(LabelCounts):
-    """Labels of one kind of samples: hot, mixed or evaluation."""
-
-    kind: str
-
-
-class PartRow(LabelCounts):
-    """Labels of one part of the log."""
-
-    part: str
-    is_training: bool
-
-
-class MissingRow(TypedDict):
-    """Frequency of missing values of a feature, see `log`."""
-
-    feature: str
-    type: str
-    missing_share: float | None
-    evaluation_missing_share: float | None
-    label_rate_missing: float | None
-    label_rate_present: float | None
-
-
-class DenseRow(TypedDict):
-    """The values of a dense feature, see `log`."""
-
-    feature: str
-    type: str
-    transform: str
-    num_values: int
-    missing_share: float | None
-    zero_share: float | None
-    negative_share: float | None
-    clamped_share: float | None
-    min: float | None
-    max: float | None
-    mean: float | None
-    quantiles: dict[str, float | None]
-
-
-class DenseBinRow(TypedDict):
-    """The values of a dense feature between two powers of two."""
-
-    feature: str
-    low: float
-    high: float
-    num_values: int
-
-
-class LogSeries(TypedDict):
-    """Labels and values as the log has them, see `log`."""
-
-    labels: list[LabelRow]
-    parts: list[PartRow]
-    missing: list[MissingRow]
-    dense: list[DenseRow]
-    dense_bins: list[DenseBinRow]
-
-
-def log_series(inspected: Inspected) -> LogSeries:
+def log_series(inspected: Inspected) -> dict[str, Any]:
     """Labels and values as the log has them; shares and label rates are in [0, 1], None of nothing.
 
     Returns:
@@ -265,7 +197,7 @@ def _as_bools(bitmap: NDArray[np.uint8], length: int) -> NDArray[np.bool_]:
     return np.unpackbits(bitmap, count=length, bitorder="little").astype(np.bool_)
 
 
-def _label_row(num_samples: int, num_clicks: int) -> LabelCounts:
+def _label_row(num_samples: int, num_clicks: int) -> Row:
     """Return samples, clicks and label rate; ``num_clicks`` is -1 where the log has no labels."""
     if num_clicks < 0:
         return {"num_samples": num_samples, "num_clicks": None, "label_rate": None}
@@ -280,7 +212,7 @@ def _share(part: float, whole: int) -> float | None:
     return float(part) / whole if whole else None
 
 
-def _missing(log: ColumnsTotals, sums: _Sums) -> Iterator[MissingRow]:
+def _missing(log: ColumnsTotals, sums: _Sums) -> Iterator[Row]:
     # Rates are of training samples: the evaluation part is not looked at before it is scored.
     num_train = int(sums.kinds[:2].sum())
     clicks = int(sums.labels[:2].sum())
@@ -298,7 +230,7 @@ def _missing(log: ColumnsTotals, sums: _Sums) -> Iterator[MissingRow]:
         }
 
 
-def _dense(log: ColumnsTotals, name: str, of: ValueSummary, sums: _Sums) -> DenseRow:
+def _dense(log: ColumnsTotals, name: str, of: ValueSummary, sums: _Sums) -> Row:
     num_values, num_zero, num_negative = of.counts.tolist()
     # Only log1p makes negative values 0; other features keep them.
     transform = "none" if name in log.untransformed else "log1p"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NotRequired, TypedDict
 
 import numpy as np
 import xxhash
@@ -22,36 +21,12 @@ from ..formats.columns import texts_of_table
 from ..formats.tables import table_named
 from ..schema.schema import schema_named
 from ..schema.schema_file import schema_of
+from .folder import Row
 
 MISSING = "(missing)"
 """Name of the row of missing values; `--category` takes it."""
 OOV = "(oov)"
 """Name of the row of out-of-vocabulary categories; `--category` takes it."""
-
-
-class TableRow(TypedDict):
-    """One row of a table, see `TableRows.rows`."""
-
-    id: int
-    category: str
-    count: int
-    share: float
-    cumulative_share: float
-    is_hot: bool | None
-    asked: NotRequired[str]
-    """The requested category."""
-    is_known: NotRequired[bool]
-    """Whether the row is that category's own."""
-
-
-class TableHead(TypedDict):
-    """Some rows of a table, and the figures they are shares of."""
-
-    feature: str
-    kind: str
-    num_rows: int
-    num_lookups: int
-    rows: list[TableRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +46,7 @@ class TableRows:
     texts: dict[int, str] = field(default_factory=dict)
     """By id, the texts of the most frequent categories."""
 
-    def rows(self, ids: list[int]) -> list[TableRow]:
+    def rows(self, ids: list[int]) -> list[Row]:
         """Each row's id, category, count, share of the table's lookups, and that of the rows up to it.
 
         Shares are in [0, 1]; ``is_hot`` is None before there is a plan.
@@ -100,11 +75,11 @@ class TableRows:
             return " ".join(names)
         return self.texts.get(row) or format_category(int(self.categories[row]), self.kind)
 
-    def head(self, top: int) -> list[TableRow]:
+    def head(self, top: int) -> list[Row]:
         """The rows of the first ``top`` ids, which are the most important ones."""
         return self.rows(list(range(min(top, self.counts.shape[0]))))
 
-    def by_id(self, row: int) -> TableRow:
+    def by_id(self, row: int) -> Row:
         """The row with one id; raises ConfigError where the table has none."""
         num_rows = self.counts.shape[0]
         if not 0 <= row < num_rows:
@@ -113,7 +88,7 @@ class TableRows:
             )
         return self.rows([row])[0]
 
-    def by_category(self, text: str) -> TableRow:
+    def by_category(self, text: str) -> Row:
         """The row that looks up ``text`` use; ``is_known`` says whether it is the category's own.
 
         Raises:

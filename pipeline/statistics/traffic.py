@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,12 +34,12 @@ from ...stats.lookahead.step_plans import RowStream
 from ...stats.shuffle import keys_and_kinds
 from ..errors import ConfigError
 from ..folders.manifest import FileEntry, Manifest
-from ..folders.totals import SamplesTotals, VocabularyTotals
+from ..folders.totals import PlanTotals, SamplesTotals
 from ..formats.ids import ONE_EACH, read_lookups
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
 from ..stages.pack import PackConfig
 from ..stages.row_order import read_tables
-from .folder import Inspected, packed_batch_size
+from .folder import Inspected, Row, packed_batch_size
 
 MAX_LOOKUPS = 1 << 23
 """Most lookups of a trace: 64 MiB of row numbers, and as much again while they are put in order."""
@@ -153,44 +153,16 @@ NUM_BATCHES = 32
 NUM_SIZES = 7
 
 
-class MissRatioRow(TypedDict):
-    """The rows that one policy loads again with one number of slots."""
-
-    policy: str
-    num_slots: int
-    bytes: int
-    num_refetched: int
-    refetched_share: float
-
-
-class MissRatios(TypedDict):
-    """The policies over one trace, see `planner`."""
-
-    batch_size: int
-    num_batches: int
-    prefetch: int
-    num_needed: int
-    num_first_uses: int
-    curve: list[MissRatioRow]
-
-
 def miss_ratios(
-    vocabulary: Manifest,
-    samples: Manifest,
-    batch_size: int,
-    row_bytes: int,
-    resources: Resources = DEFAULT_RESOURCES,
-    *,
-    seed: int = 0,
-    num_batches: int = NUM_BATCHES,
-) -> MissRatios:
+    inspected: Inspected, *, batch_size: int | None = None, seed: int = 0, num_batches: int = NUM_BATCHES
+) -> dict[str, Any]:
     """Count the rows loaded under each policy and size of a fast tier without pinned rows.
 
+    A slot has the bytes of the plan's rows; tables of other widths count as this wide.
+
     Args:
-        vocabulary: places of rows in the order of importance.
-        samples: written by `encode`.
-        batch_size: of the simulated training.
-        row_bytes: of a slot; tables of other widths count as this wide.
+        inspected: gives the places of rows in the order of importance, and the samples.
+        batch_size: of the simulated training; None: that of the shards.
         seed: of the shuffle.
         num_batches: length of the trace; 32 batches of 2,048 take about 10 s CPU.
 
@@ -200,10 +172,12 @@ def miss_ratios(
         refetched_share (of those needed, in [0, 1]; a first use is initialized in its slot). The curve is
         empty where there is no whole batch.
     """
-    train = VocabularyTotals.of(vocabulary).num_train_samples
-    drawn = draw_trace(samples, train, num_batches * batch_size, resources, seed=seed)
+    resources = inspected.resources
+    batch_size = batch_size or packed_batch_size(inspected.folder) or PackConfig().batch_size
+    num_wanted = num_batches * batch_size
+    drawn = draw_trace(inspected.samples, inspected.num_train, num_wanted, resources, seed=seed)
     starts = drawn.batch_starts(batch_size)
-    found: MissRatios = {
+    found: dict[str, Any] = {
         "batch_size": batch_size,
         "num_batches": starts.shape[0] - 1,
         "prefetch": 0,
@@ -218,8 +192,9 @@ def miss_ratios(
     # Number the rows that occur from 0, so that simulations need no room for the others.
     rows, keys = np.unique(stream.rows, return_inverse=True)
     sizes = slots_to_try(int(np.diff(stream.offsets).max()), rows.shape[0], NUM_SIZES)
-    sweep = CacheSweep(RowStream(stream.offsets, keys), _places(vocabulary, rows), sizes[-1])
+    sweep = CacheSweep(RowStream(stream.offsets, keys), _places(inspected.vocabulary, rows), sizes[-1])
     curve = found["curve"]
+    row_bytes = PlanTotals.of(inspected.plan).row_bytes
     # Results are in the order of POLICIES, each with one number for each size.
     for fetches in run_tasks(
         _run, [(sweep, policy, sizes) for policy in POLICIES], workers=resources.workers
@@ -267,36 +242,7 @@ _MOST_ROWS = 2**31 - 1
 """Rows are numbered by int32."""
 
 
-class SchemeRow(TypedDict):
-    """The rows that one rank receives in a step, vectors and gradients, the mean over ranks and steps."""
-
-    scheme: str
-    expected_of_epoch: float | None
-    """Expected over the whole training part; None: there is no formula for the scheme."""
-    expected: float | None
-    """Expected over the samples that were counted."""
-    counted: float
-
-
-class RanksRow(TypedDict):
-    """The exchange between a number of ranks."""
-
-    ranks: int
-    rank_samples: float
-    """Samples that each rank computes per step."""
-    schemes: list[SchemeRow]
-
-
-class RankStatistics(TypedDict):
-    """The exchange by the number of ranks, and what was counted."""
-
-    batch_size: int
-    num_samples: int
-    num_train_samples: int
-    ranks: list[RanksRow]
-
-
-def exchange_of_ranks(inspected: Inspected, ranks: Sequence[int]) -> RankStatistics:
+def exchange_of_ranks(inspected: Inspected, ranks: Sequence[int]) -> dict[str, Any]:
     """Return what crosses between so many ranks.
 
     Raises:
@@ -317,7 +263,7 @@ def exchange_of_ranks(inspected: Inspected, ranks: Sequence[int]) -> RankStatist
         raise ConfigError("--ranks: the log has no training samples")
     # For the whole epoch rows are expected by its counts; what is counted is the trace, which may be shorter.
     counts = np.concatenate([np.empty(0, np.int64), *inspected.counts])
-    found: list[RanksRow] = []
+    found: list[Row] = []
     for number, num_ranks in enumerate(ranks):
         inspected.resources.progress("ranks", number, len(ranks))
         epoch = _epoch_of(trace, num_rows, batch_size, num_ranks)
@@ -370,7 +316,7 @@ def _expected(
     return {name.replace("_", " "): found / per_rank for name, found in expected.items()}
 
 
-def _row(epoch: RankedEpoch, of_epoch: dict[str, float], batch_size: int) -> RanksRow:
+def _row(epoch: RankedEpoch, of_epoch: dict[str, float], batch_size: int) -> Row:
     found = count_exchange(epoch)
     # From the plainest scheme to the least that any could send.
     counted = {

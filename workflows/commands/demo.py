@@ -23,7 +23,7 @@ from ...pipeline.raw.part import iterate_blocks
 from ...pipeline.raw.raw_file import RawFile
 from ...pipeline.runtime.tasks import Resources
 from ...pipeline.schema.schema_file import setting_of
-from ...pipeline.statistics.frequencies import QUICK, Statistics, frequency_statistics
+from ...pipeline.statistics.frequencies import QUICK, frequency_statistics
 from ...stats.ranking.row_bytes import row_bytes
 from ...train.config import TrainConfig
 from ..command_list import STAGE_INTERRUPTED, Command
@@ -244,7 +244,7 @@ def _preprocess(log: Path, options: DemoCommand, show: Callable[[str], None]) ->
     return [{"stage": report.stage, "seconds": report.seconds} for report in reports.values()]
 
 
-def _explain(runs: list[dict[str, Any]], statistics: Statistics) -> str:
+def _explain(runs: list[dict[str, Any]], statistics: dict[str, Any]) -> str:
     """Return what was gained, in sentences."""
     fast, fae, lookahead = runs
     # The figures of the plan's budget, not of one of the round budgets.

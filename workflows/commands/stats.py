@@ -13,12 +13,10 @@ from rich.table import Table
 
 from ...pipeline.errors import ConfigError, format_byte_size, require_at_least
 from ...pipeline.runtime.tasks import Resources
-from ...pipeline.statistics.drift import Drift
 from ...pipeline.statistics.folder import Inspected
-from ...pipeline.statistics.frequencies import QUICK, SERIES, Statistics, frequency_statistics
-from ...pipeline.statistics.log import LogSeries
-from ...pipeline.statistics.table_rows import TableHead, open_table
-from ...pipeline.statistics.traffic import RankStatistics, exchange_of_ranks
+from ...pipeline.statistics.frequencies import QUICK, SERIES, frequency_statistics
+from ...pipeline.statistics.table_rows import open_table
+from ...pipeline.statistics.traffic import exchange_of_ranks
 from ..command_list import Command
 from ..console import plain_table, print_json, print_line, print_table, progress_bars, say, stdout_console
 from ..options import Dir
@@ -29,7 +27,7 @@ from ..report.write import check_html, check_parquet, write_html, write_parquet
 from .describe_stages import explain_all_hot
 
 
-def show_statistics(statistics: Statistics, console: Console) -> None:
+def show_statistics(statistics: dict[str, Any], console: Console) -> None:
     """Print what `frequency_statistics` returned: series by series, then the split and any warning."""
     # Most series are a title and a table of cells; the others have a separate function.
     # In the order of the series, whatever order they were computed in.
@@ -60,7 +58,7 @@ def show_statistics(statistics: Statistics, console: Console) -> None:
         print_line(console, f"Warning: {warning}.", style="bold yellow")
 
 
-def show_rows(found: TableHead, console: Console) -> None:
+def show_rows(found: dict[str, Any], console: Console) -> None:
     """Print rows of one table, as `TableRows.rows` returns them."""
     # The title says what the shares are shares of.
     rows = f"{found['num_rows']:,} rows"
@@ -90,7 +88,7 @@ def _table(title: str, *columns: str) -> Table:
     return plain_table(title, columns, texts=("feature",))
 
 
-def _show_budgets(statistics: Statistics, console: Console) -> None:
+def _show_budgets(statistics: dict[str, Any], console: Console) -> None:
     dim = statistics["embedding_dim"]
     width = statistics["row_bytes"]
     table = _table(
@@ -122,14 +120,14 @@ _SHOWN: dict[str, tuple[str, Callable[[Any], tables.TextTable]]] = {
 }
 
 
-def _show_drift(drift: Drift, console: Console) -> None:
+def _show_drift(drift: dict[str, Any], console: Console) -> None:
     _print_table("Parts of the log", tables.drift_parts(drift), console)
     budget = format_byte_size(drift["budget_bytes"])
     title = f"Hot rows of {budget} by age"
     _print_table(title, tables.drift_by_age(drift), console)
 
 
-def _show_log(log: LogSeries, console: Console) -> None:
+def _show_log(log: dict[str, Any], console: Console) -> None:
     """Print labels, missing values and dense features; nothing of a log whose columns were discarded."""
     if not log["labels"]:
         return
@@ -146,7 +144,7 @@ def _show_default_runs(found: dict[str, Any], console: Console) -> None:
         print_line(console, log_tables.describe_default_runs(found))
 
 
-def show_ranks(found: RankStatistics, console: Console) -> None:
+def show_ranks(found: dict[str, Any], console: Console) -> None:
     """Print what crosses between ranks, a table for each number of them."""
     is_whole = found["num_samples"] == found["num_train_samples"]
     for row in found["ranks"]:
@@ -179,7 +177,7 @@ def _print_table(title: str, cells: tables.TextTable, console: Console) -> None:
     print_table(console, table)
 
 
-def _show_split(statistics: Statistics, console: Console) -> None:
+def _show_split(statistics: dict[str, Any], console: Console) -> None:
     samples = statistics["samples"]
     batches = statistics["batches"]
     line = (
@@ -205,7 +203,7 @@ def _show_split(statistics: Statistics, console: Console) -> None:
         print_line(console, f"{share:.2%} of the evaluation lookups fall on the out-of-vocabulary row.")
 
 
-def _describe_calibration(statistics: Statistics, facts: dict[str, Any]) -> str:
+def _describe_calibration(statistics: dict[str, Any], facts: dict[str, Any]) -> str:
     """Return what FAE's sampling chose, what it estimated, and what exact counts would achieve."""
     num_train = max(1, statistics["num_train_samples"])
     found = statistics["samples"]["hot"] / num_train
@@ -345,7 +343,7 @@ def _show_table(options: StatsCommand, feature: str) -> int:
         rows = [table.by_category(options.category)]
     else:
         rows = table.head(options.top or _TOP)
-    found: TableHead = {
+    found: dict[str, Any] = {
         "feature": feature,
         "kind": table.kind,
         "num_rows": table.counts.shape[0],

@@ -11,14 +11,12 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import altair as alt
 
 from ...pipeline.errors import format_byte_size
-from ...pipeline.statistics.coverage import BatchFigure, BudgetRow, CoverageRow, OrderRow, UniqueRowsRow
-from ...pipeline.statistics.drift import DriftAge, ServedShare
-from ...pipeline.statistics.log import DenseRow
-from ...pipeline.statistics.traffic import MissRatios
+from ...pipeline.statistics.folder import Row
 from ...train.advice import MemoryOption
 from .charts import (
     BLUE,
@@ -44,9 +42,7 @@ from .tables import short_number
 _ALL_TABLES = "all tables together"
 
 
-def coverage_chart(
-    rows: Sequence[CoverageRow], named: Sequence[str], all_tables: Sequence[BudgetRow]
-) -> ChartSpec:
+def coverage_chart(rows: Sequence[Row], named: Sequence[str], all_tables: Sequence[Row]) -> ChartSpec:
     """Return the share of lookups that the top rows of each table serve.
 
     Args:
@@ -86,9 +82,9 @@ def coverage_chart(
     return chart_spec(layers, "Share of lookups by number of top rows, per table")
 
 
-def unique_rows_chart(rows: Sequence[UniqueRowsRow]) -> ChartSpec:
+def unique_rows_chart(rows: Sequence[Row]) -> ChartSpec:
     """Return the distinct rows per batch, expected and measured, by batch size."""
-    lines: dict[str, BatchFigure] = {"lookups": "num_lookups", "distinct rows, expected": "expected"}
+    lines: dict[str, str] = {"lookups": "num_lookups", "distinct rows, expected": "expected"}
     name = "distinct rows, measured"
     colors = {"lookups": INK, "distinct rows, expected": BLUE, name: ORANGE}
     # Computed figures are drawn as lines, those counted in batches as points.
@@ -119,7 +115,7 @@ def unique_rows_chart(rows: Sequence[UniqueRowsRow]) -> ChartSpec:
     return chart_spec(layers, "Distinct rows per batch by batch size")
 
 
-def _batch_point(row: UniqueRowsRow, name: str, key: BatchFigure) -> ChartRow:
+def _batch_point(row: Row, name: str, key: str) -> ChartRow:
     return {
         "x": row["batch_size"],
         "y": row[key],
@@ -129,9 +125,9 @@ def _batch_point(row: UniqueRowsRow, name: str, key: BatchFigure) -> ChartRow:
     }
 
 
-def drift_chart(by_age: Sequence[DriftAge]) -> ChartSpec:
+def drift_chart(by_age: Sequence[Row]) -> ChartSpec:
     """Return the shares that the hot rows of one part serve in later parts, by the parts in between."""
-    lines: dict[str, ServedShare] = {
+    lines: dict[str, str] = {
         "hot lookups": "hot_lookup_share",
         "fully hot samples": "hot_sample_share",
         "lookups of unseen rows": "unseen_lookup_share",
@@ -182,7 +178,7 @@ _PLACEMENT_COLORS = {
 
 
 def hot_samples_chart(
-    rows: Sequence[OrderRow], plan_bytes: int, *, published_row_bytes: int | None = None
+    rows: Sequence[Row], plan_bytes: int, *, published_row_bytes: int | None = None
 ) -> ChartSpec:
     """Return fully hot samples by budget for each order; hot lookups of the first order are dashed.
 
@@ -242,7 +238,7 @@ def published_points(row_bytes: int | None) -> list[tuple[float, float]]:
     return [(num_bytes * row_bytes / PUBLISHED_ROW_BYTES, share) for num_bytes, share in PUBLISHED]
 
 
-def miss_ratios_chart(found: MissRatios) -> ChartSpec:
+def miss_ratios_chart(found: dict[str, Any]) -> ChartSpec:
     """Return the share of rows that each policy loads again, by slots; ``found`` is `planner`."""
     # Bytes on the axis, not slots: tables of several widths share them.
     points: list[ChartRow] = [
@@ -375,7 +371,7 @@ def bar_chart(bars: Sequence[Bar], title: str, description: str) -> ChartSpec:
     return chart_spec(layers, description, _ROW_HEIGHT * max(1, len(bars)))
 
 
-def dense_chart(dense: Sequence[DenseRow]) -> ChartSpec:
+def dense_chart(dense: Sequence[Row]) -> ChartSpec:
     """Return the range of each dense feature: 1% to 99%, the middle half, and the median.
 
     Args:
@@ -408,7 +404,7 @@ def dense_chart(dense: Sequence[DenseRow]) -> ChartSpec:
     return chart_spec(layers, "Range of each dense feature", _ROW_HEIGHT * max(1, len(rows)))
 
 
-def _range(row: DenseRow) -> ChartRow:
+def _range(row: Row) -> ChartRow:
     quantiles = row["quantiles"]
     shown = {"1%": "0.01", "25%": "0.25", "median": "0.5", "75%": "0.75", "99%": "0.99"}
     return {

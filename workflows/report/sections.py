@@ -13,11 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...pipeline.errors import format_byte_size
-from ...pipeline.statistics.coverage import HotTableRow
-from ...pipeline.statistics.drift import PairShare
-from ...pipeline.statistics.folder import Provenance
-from ...pipeline.statistics.frequencies import CategoryRow, Statistics
-from ...pipeline.statistics.log import LogSeries
+from ...pipeline.statistics.folder import Row
 from ...stats.curves import where_doubling_stops_paying
 from ...train.advice import PlacementAdvice
 from . import tables
@@ -54,7 +50,7 @@ _MOST_BARS = 60
 """Rows of a chart; of a log with more features it has the first ones by size, and the table all."""
 
 
-def provenance_section(provenance: Provenance) -> Section:
+def provenance_section(provenance: dict[str, Any]) -> Section:
     """Return the logs, the settings and the command of the folder."""
     logs = [
         [log["name"], format_byte_size(log["bytes"]), f"{log['samples']:,}", f"{log['train_samples']:,}"]
@@ -102,7 +98,7 @@ def default_runs_sections(found: dict[str, Any]) -> Iterator[Section]:
     yield Section("default-runs", "What do the placements move?", text, chart, [tables.default_runs(found)])
 
 
-def hot_tables_section(rows: Sequence[HotTableRow]) -> Section:
+def hot_tables_section(rows: Sequence[Row]) -> Section:
     """Return which tables take the plan's fast memory."""
     largest = tables.by_hot_bytes(rows)
     bars = [
@@ -132,7 +128,7 @@ def hot_tables_section(rows: Sequence[HotTableRow]) -> Section:
     return Section("hot-tables", "Which tables use the hot rows?", text, chart, [tables.hot_tables(rows)])
 
 
-def log_sections(log: LogSeries) -> Iterator[Section]:
+def log_sections(log: dict[str, Any]) -> Iterator[Section]:
     """Yield labels, missing values and dense features; nothing of a log whose columns were discarded."""
     if not log["labels"]:
         return
@@ -142,7 +138,7 @@ def log_sections(log: LogSeries) -> Iterator[Section]:
         yield _dense(log)
 
 
-def _labels(log: LogSeries) -> Iterator[Section]:
+def _labels(log: dict[str, Any]) -> Iterator[Section]:
     # In a log without labels no part has a rate, and there is nothing to show.
     parts = [row for row in log["parts"] if row["label_rate"] is not None]
     if not parts:
@@ -169,7 +165,7 @@ def _labels(log: LogSeries) -> Iterator[Section]:
     )
 
 
-def _missing(log: LogSeries) -> Section:
+def _missing(log: dict[str, Any]) -> Section:
     rows = log["missing"]
     # A table with all features is below; the chart shows those that lack most.
     lacking = [row for row in rows if row["missing_share"]]
@@ -203,7 +199,7 @@ def _missing(log: LogSeries) -> Section:
     return Section("missing", "Which values are missing?", text, chart, [tables.missing(log)])
 
 
-def _dense(log: LogSeries) -> Section:
+def _dense(log: dict[str, Any]) -> Section:
     rows = log["dense"]
 
     chart = partial(dense_chart, rows[:_MOST_BARS])
@@ -224,7 +220,7 @@ def _dense(log: LogSeries) -> Section:
     return Section("dense", "Dense features", text, chart, [tables.dense_bins(log)], shown)
 
 
-def categories_section(rows: Sequence[CategoryRow], folder: Path) -> Section:
+def categories_section(rows: Sequence[Row], folder: Path) -> Section:
     """Return the top categories of each table by name."""
     text = (
         "The most looked-up categories of each table in the training part, as the log writes them, with "
@@ -238,7 +234,7 @@ _NEARLY_EQUAL = 1.1
 """Ratio of two budgets up to which another one is not worth a command."""
 
 
-def advise_reader(folder: Path, statistics: Statistics, advice: PlacementAdvice | None) -> list[Advice]:
+def advise_reader(folder: Path, statistics: dict[str, Any], advice: PlacementAdvice | None) -> list[Advice]:
     """Return what to do, most important first.
 
     Args:
@@ -260,12 +256,12 @@ def advise_reader(folder: Path, statistics: Statistics, advice: PlacementAdvice 
     return [one for one in found if one.sentences]
 
 
-def _can_rebuild(statistics: Statistics) -> bool:
+def _can_rebuild(statistics: dict[str, Any]) -> bool:
     # `pack` reads columns/, whose labels are a part of the statistics unless it was discarded.
     return bool(statistics["log"]["labels"])
 
 
-def _budget_commands(folder: Path, statistics: Statistics) -> list[str]:
+def _budget_commands(folder: Path, statistics: dict[str, Any]) -> list[str]:
     """Return how to get the budget from which more stops paying, and peeled rows where they are better."""
     if not _can_rebuild(statistics) or statistics["mode"] != "budget":
         # Commands are offered only where this folder can be rebuilt by them.
@@ -291,7 +287,7 @@ def _budget_commands(folder: Path, statistics: Statistics) -> list[str]:
     return lines
 
 
-def _training_commands(folder: Path, statistics: Statistics, advice: PlacementAdvice) -> list[str]:
+def _training_commands(folder: Path, statistics: dict[str, Any], advice: PlacementAdvice) -> list[str]:
     """Return how to train with the placement and the memory that are enough."""
     enough = advice["enough"]
     option = next(option for option in advice["options"] if option["fast_bytes"] == enough["fast_bytes"])
@@ -319,7 +315,7 @@ _NUM_NAMED_TABLES = 4
 """Tables that the coverage chart names."""
 
 
-def build_page(folder: Path, statistics: Statistics, advice: PlacementAdvice | None) -> Page:
+def build_page(folder: Path, statistics: dict[str, Any], advice: PlacementAdvice | None) -> Page:
     """Return the report of a folder.
 
     Args:
@@ -347,7 +343,7 @@ def build_page(folder: Path, statistics: Statistics, advice: PlacementAdvice | N
     return Page(name, _facts(statistics), advise_reader(folder, statistics, advice), notes, sections)
 
 
-def _facts(statistics: Statistics) -> list[tuple[str, str]]:
+def _facts(statistics: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the figures at the head of the page."""
     # Left out where the log has no labels.
     rate = label_rate(statistics["log"])
@@ -362,7 +358,7 @@ def _facts(statistics: Statistics) -> list[tuple[str, str]]:
     ]
 
 
-def _hot_samples(statistics: Statistics) -> Section:
+def _hot_samples(statistics: dict[str, Any]) -> Section:
     plan_bytes = next(row["bytes"] for row in statistics["budgets"] if row["is_chosen"])
     rows = statistics["hot_samples"]
     text = (
@@ -424,7 +420,7 @@ def _memory(advice: PlacementAdvice) -> Section:
     return Section("memory", "What uses the fast memory?", text, None, [every], [fastest])
 
 
-def _coverage(statistics: Statistics) -> Section:
+def _coverage(statistics: dict[str, Any]) -> Section:
     features = statistics["features"]
     needing_most = sorted(features, key=lambda feature: -feature["rows_for_share"]["0.9"])
     names = [feature["name"] for feature in needing_most[:_NUM_NAMED_TABLES]]
@@ -437,7 +433,7 @@ def _coverage(statistics: Statistics) -> Section:
     return Section("coverage", "Lookup distribution", text, chart, [tables.features(features)])
 
 
-def _policies(statistics: Statistics) -> Iterator[Section]:
+def _policies(statistics: dict[str, Any]) -> Iterator[Section]:
     # Without batches nothing was simulated.
     found = statistics["miss_ratios"]
     if not found["curve"]:
@@ -458,7 +454,7 @@ def _policies(statistics: Statistics) -> Iterator[Section]:
     yield Section("policies", "Refetched rows by cache policy", text, chart, [tables.miss_ratios(found)])
 
 
-def _unique_rows(statistics: Statistics) -> Section:
+def _unique_rows(statistics: dict[str, Any]) -> Section:
     rows = statistics["unique_rows"]
     text = (
         "A batch looks up most rows more than once, but has to transfer each of them only once. The blue "
@@ -471,7 +467,7 @@ def _unique_rows(statistics: Statistics) -> Section:
     return Section("unique-rows", title, text, chart if rows else None, [tables.unique_rows(rows)])
 
 
-def _drift(statistics: Statistics) -> Section:
+def _drift(statistics: dict[str, Any]) -> Section:
     drift = statistics["drift"]
     text = (
         f"Each training part chooses {format_byte_size(drift['budget_bytes'])} of rows, those it looks up "
@@ -482,7 +478,7 @@ def _drift(statistics: Statistics) -> Section:
     shown = [tables.drift_parts(drift)]
     # With one part there is nothing to compare, and too wide a matrix cannot be read.
     if 1 < len(drift["by_age"]) <= _MOST_PARTS:
-        titles: dict[PairShare, str] = {
+        titles: dict[str, str] = {
             "hot_lookup_share": "Share of each part's lookups that hot rows chosen on another part serve",
             "common_rows_share": "Share of each part's hot rows that another part would have chosen too",
         }

@@ -14,12 +14,7 @@ from typing import Any
 from ...pipeline.errors import GIB, KIB, MIB, ByteSize, exact_byte_size, format_byte_size
 from ...pipeline.schema.schema import FeatureSettings, format_feature_settings
 from ...pipeline.schema.schema_file import is_fingerprint
-from ...pipeline.statistics.coverage import OrderRow
-from ...pipeline.statistics.drift import Drift
-from ...pipeline.statistics.folder import Provenance
-from ...pipeline.statistics.frequencies import Statistics
-from ...pipeline.statistics.log import LogSeries
-from ...pipeline.statistics.traffic import MissRatios
+from ...pipeline.statistics.folder import Row
 from ...stats.curves import (
     first_to_reach,
     gain_of_doubling,
@@ -54,21 +49,21 @@ def rounded(number: float) -> str:
     return f"{float(f'{number:.2g}'):g}"
 
 
-def order_of(statistics: Statistics, order: str | None = None) -> list[OrderRow]:
+def order_of(statistics: dict[str, Any], order: str | None = None) -> list[Row]:
     """Return the rows of the series ``hot_samples`` that are of one order; by default the folder's own."""
     rows = statistics["hot_samples"]
     wanted = rows[0]["order"] if order is None else order
     return [row for row in rows if row["order"] == wanted]
 
 
-def label_rate(log: LogSeries) -> float | None:
+def label_rate(log: dict[str, Any]) -> float | None:
     """Return the share of the training samples that are clicked; None where it is not known."""
     rows = [row for row in log["labels"] if row["kind"] != "evaluation" and row["num_clicks"] is not None]
     num_samples = sum(row["num_samples"] for row in rows)
     return sum(row["num_clicks"] or 0 for row in rows) / num_samples if num_samples else None
 
 
-def budget_sentences(statistics: Statistics) -> list[str]:
+def budget_sentences(statistics: dict[str, Any]) -> list[str]:
     """Return how much fast memory hot rows need, and what the plan's budget achieves."""
     curve = order_of(statistics)
     sizes = [row["bytes"] for row in curve]
@@ -120,7 +115,7 @@ def _stop_sentence(sizes: Sequence[int], samples: Sequence[float]) -> str:
     )
 
 
-def _peel_sentences(statistics: Statistics) -> list[str]:
+def _peel_sentences(statistics: dict[str, Any]) -> list[str]:
     """Return what peeling would achieve with the plan's budget, where that is clearly more."""
     share = peel_share(statistics)
     if share is None:
@@ -131,7 +126,7 @@ def _peel_sentences(statistics: Statistics) -> list[str]:
     ]
 
 
-def peel_share(statistics: Statistics) -> float | None:
+def peel_share(statistics: dict[str, Any]) -> float | None:
     """Return the plan's fully hot samples with peeled rows; None if they are not clearly more."""
     chosen = next(row for row in statistics["budgets"] if row["is_chosen"])
     peeled = order_of(statistics, "peel")
@@ -162,7 +157,7 @@ def placement_sentence(advice: PlacementAdvice) -> str:
     )
 
 
-def policy_sentences(found: MissRatios) -> list[str]:
+def policy_sentences(found: dict[str, Any]) -> list[str]:
     """Return how far the policies are apart, at a size at which look-ahead still refetches something."""
     curve = found["curve"]
     shares = {(row["policy"], row["num_slots"]): row["refetched_share"] for row in curve}
@@ -183,7 +178,7 @@ def policy_sentences(found: MissRatios) -> list[str]:
     ]
 
 
-def drift_sentences(drift: Drift) -> list[str]:
+def drift_sentences(drift: dict[str, Any]) -> list[str]:
     """Return how fast hot rows age, and how many evaluation lookups have no row."""
     by_age = drift["by_age"]
     sentences = []
@@ -228,7 +223,7 @@ def size_option(num_bytes: int) -> str:
     return f"{num_bytes}"
 
 
-def preprocess_command(provenance: Provenance, folder: Path) -> str:
+def preprocess_command(provenance: dict[str, Any], folder: Path) -> str:
     """Return the command that writes ``folder`` again, run where its logs are.
 
     Args:
@@ -249,7 +244,7 @@ def preprocess_command(provenance: Provenance, folder: Path) -> str:
     return _line("preprocess", *logs, *options, "--out", str(folder))
 
 
-def stage_options(provenance: Provenance, stage: str, **other: str | None) -> list[str]:
+def stage_options(provenance: dict[str, Any], stage: str, **other: str | None) -> list[str]:
     """Return the options by which a stage's settings differ from the defaults of its schema.
 
     Args:
@@ -278,7 +273,7 @@ def stage_options(provenance: Provenance, stage: str, **other: str | None) -> li
 
 
 def rebuild_commands(
-    provenance: Provenance, folder: Path, *, first: str = "split", **other: str | None
+    provenance: dict[str, Any], folder: Path, *, first: str = "split", **other: str | None
 ) -> list[str]:
     """Return the commands that run the stages from ``first`` on with other settings of that stage."""
     lines = []

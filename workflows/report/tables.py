@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from ...pipeline.errors import format_byte_size
-from ...pipeline.statistics.coverage import CoverageRow, HotTableRow, OrderRow, UniqueRowsRow
-from ...pipeline.statistics.drift import Drift, PairShare, PartShare, ServedShare
-from ...pipeline.statistics.frequencies import SERIES, CategoryRow, FeatureRow, Statistics
-from ...pipeline.statistics.log import LabelCounts, LogSeries
-from ...pipeline.statistics.traffic import MissRatios
+from ...pipeline.statistics.frequencies import SERIES
 from ...train.advice import PlacementAdvice
 from .sentences import percent, rounded
 
 if TYPE_CHECKING:
     import polars as pl
 
+
+from ...pipeline.statistics.folder import Row
 
 USES = ("hot", "staging", "dense", "activations", "inputs", "transfers")
 """Uses of fast memory, in the order of the columns."""
@@ -41,7 +39,7 @@ class TextTable:
     """First columns that are text."""
 
 
-def features(rows: Sequence[FeatureRow]) -> TextTable:
+def features(rows: Sequence[Row]) -> TextTable:
     """Return how unevenly the lookups of each table are distributed over its rows."""
     columns = ["table", "rows", "top 1", "top 10", "top 100", "top 1000"]
     cells = [
@@ -56,13 +54,13 @@ def features(rows: Sequence[FeatureRow]) -> TextTable:
     return TextTable([*columns, "rows for 80%", "for 90%", "for 95%", "for 99%"], cells)
 
 
-def coverage(rows: Sequence[CoverageRow]) -> TextTable:
+def coverage(rows: Sequence[Row]) -> TextTable:
     """Return the share of lookups that the top rows of each table serve."""
     cells = [[row["table"], f"{row['num_rows']:,}", percent(row["lookup_share"])] for row in rows]
     return TextTable(["table", "top rows", "lookups"], cells)
 
 
-def hot_samples(rows: Sequence[OrderRow]) -> TextTable:
+def hot_samples(rows: Sequence[Row]) -> TextTable:
     """Return what each budget makes hot under each order of rows."""
     cells = [
         [
@@ -77,7 +75,7 @@ def hot_samples(rows: Sequence[OrderRow]) -> TextTable:
     return TextTable(["order", "memory", "hot rows", "hot lookups", "fully hot samples"], cells)
 
 
-def miss_ratios(found: MissRatios) -> TextTable:
+def miss_ratios(found: dict[str, Any]) -> TextTable:
     """Return the rows that each policy loads again."""
     cells = [
         [
@@ -92,7 +90,7 @@ def miss_ratios(found: MissRatios) -> TextTable:
     return TextTable(["policy", "fast memory", "slots", "refetched rows", "share of rows needed"], cells)
 
 
-def unique_rows(rows: Sequence[UniqueRowsRow]) -> TextTable:
+def unique_rows(rows: Sequence[Row]) -> TextTable:
     """Return the distinct rows per batch, expected and measured, by batch size."""
     cells = [
         [
@@ -107,16 +105,16 @@ def unique_rows(rows: Sequence[UniqueRowsRow]) -> TextTable:
     return TextTable(["batch size", "lookups", "expected", "measured", "difference"], cells)
 
 
-_AGED: dict[str, ServedShare] = {
+_AGED: dict[str, str] = {
     "hot lookups": "hot_lookup_share",
     "fully hot samples": "hot_sample_share",
     "lookups of unseen rows": "unseen_lookup_share",
 }
 
 
-def drift_parts(drift: Drift) -> TextTable:
+def drift_parts(drift: dict[str, Any]) -> TextTable:
     """Return what the plan's hot rows serve in each part of the log."""
-    shares: dict[str, PartShare] = {
+    shares: dict[str, str] = {
         "hot lookups under the plan": "plan_hot_lookup_share",
         "fully hot samples under the plan": "plan_hot_sample_share",
         "out-of-vocabulary lookups": "no_id_share",
@@ -128,13 +126,13 @@ def drift_parts(drift: Drift) -> TextTable:
     return TextTable(["part", "samples", *shares], cells)
 
 
-def drift_by_age(drift: Drift) -> TextTable:
+def drift_by_age(drift: dict[str, Any]) -> TextTable:
     """Return what hot rows serve as they age."""
     cells = [[f"{row['age']}", *(percent(row[key]) for key in _AGED.values())] for row in drift["by_age"]]
     return TextTable(["age (parts)", *_AGED], cells)
 
 
-def drift_matrix(drift: Drift, key: PairShare, title: str) -> TextTable:
+def drift_matrix(drift: dict[str, Any], key: str, title: str) -> TextTable:
     """Return one share of `drift_pairs` as a matrix: a row for each hot set, a column for each part.
 
     Shades run from the least share shown to the greatest, but over at least ten percentage points, so that
@@ -160,9 +158,9 @@ def _shade(share: float | None, low: float, width: float) -> float:
     return 0.0 if share is None else _LEAST_SHADE + (1 - _LEAST_SHADE) * (share - low) / width
 
 
-def drift_pairs(drift: Drift) -> TextTable:
+def drift_pairs(drift: dict[str, Any]) -> TextTable:
     """Return what the hot rows of each part serve in each other part."""
-    shares: dict[str, PairShare] = {"rows in common": "common_rows_share", **_AGED}
+    shares: dict[str, str] = {"rows in common": "common_rows_share", **_AGED}
     cells = [
         [pair["chosen_on"], pair["serves"], *(percent(pair[key]) for key in shares.values())]
         for pair in drift["pairs"]
@@ -221,7 +219,7 @@ def memory(advice: PlacementAdvice, *, only_fastest: bool) -> TextTable:
     return TextTable(["fast memory", "placement", *USES, "sum"], cells)
 
 
-def series_frames(statistics: Statistics) -> Iterator[tuple[str, pl.DataFrame]]:
+def series_frames(statistics: dict[str, Any]) -> Iterator[tuple[str, pl.DataFrame]]:
     """Yield each series by name; a series of several tables is named ``SERIES_TABLE``."""
     # Polars takes 0.2 s to import, which other outputs do without.
     import polars as pl
@@ -230,7 +228,7 @@ def series_frames(statistics: Statistics) -> Iterator[tuple[str, pl.DataFrame]]:
         yield name, pl.DataFrame([_flat(row) for row in rows], infer_schema_length=None)
 
 
-def _named_tables(statistics: Statistics) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def _named_tables(statistics: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield each series and its rows; a series of several tables is named ``SERIES_TABLE``."""
     series = cast(Mapping[str, Any], statistics)
     for name in SERIES:
@@ -259,14 +257,14 @@ _FEW_CATEGORIES = 5
 """Categories of a table that are shown."""
 
 
-def labels(log: LogSeries) -> TextTable:
+def labels(log: dict[str, Any]) -> TextTable:
     """Return the label rates of hot, mixed and evaluation samples."""
     names = {"hot": "fully hot", "mixed": "mixed", "evaluation": "evaluation"}
     cells = [[names[row["kind"]], *_label_cells(row)] for row in log["labels"]]
     return TextTable(["samples", "number", "clicks", "label rate"], cells)
 
 
-def parts(log: LogSeries) -> TextTable:
+def parts(log: dict[str, Any]) -> TextTable:
     """Return the label rate of each part of the log."""
     cells = [
         [row["part"], *_label_cells(row), "" if row["is_training"] else "evaluation"] for row in log["parts"]
@@ -274,12 +272,12 @@ def parts(log: LogSeries) -> TextTable:
     return TextTable(["part", "samples", "clicks", "label rate", ""], cells)
 
 
-def _label_cells(row: LabelCounts) -> list[str]:
+def _label_cells(row: Row) -> list[str]:
     clicks = row["num_clicks"]
     return [f"{row['num_samples']:,}", "" if clicks is None else f"{clicks:,}", percent(row["label_rate"], 2)]
 
 
-def missing(log: LogSeries) -> TextTable:
+def missing(log: dict[str, Any]) -> TextTable:
     """Return how often each feature has no value, and how the samples without one were labeled."""
     cells = [
         [
@@ -296,7 +294,7 @@ def missing(log: LogSeries) -> TextTable:
     return TextTable(columns, cells)
 
 
-def dense(log: LogSeries) -> TextTable:
+def dense(log: dict[str, Any]) -> TextTable:
     """Return the values of each dense feature, and what its transform does to them."""
     cells = [
         [
@@ -316,7 +314,7 @@ def dense(log: LogSeries) -> TextTable:
     return TextTable([*columns, "least", "mean", "5%", "median", "95%", "greatest"], cells)
 
 
-def dense_bins(log: LogSeries) -> TextTable:
+def dense_bins(log: dict[str, Any]) -> TextTable:
     """Return the values of each dense feature by powers of two."""
     cells = [
         [row["feature"], short_number(row["low"]), short_number(row["high"]), f"{row['num_values']:,}"]
@@ -335,7 +333,7 @@ def short_number(value: float | None) -> str:
     return f"{value:.3g}"
 
 
-def hot_tables(rows: Sequence[HotTableRow]) -> TextTable:
+def hot_tables(rows: Sequence[Row]) -> TextTable:
     """Return what each table takes of the hot budget, the largest first, and which lookups still miss it."""
     cells = [
         [
@@ -355,12 +353,12 @@ def hot_tables(rows: Sequence[HotTableRow]) -> TextTable:
     return TextTable([*columns, "hot lookups", "of all cold lookups", "evaluation lookups of oov"], cells)
 
 
-def by_hot_bytes(rows: Sequence[HotTableRow]) -> list[HotTableRow]:
+def by_hot_bytes(rows: Sequence[Row]) -> list[Row]:
     """Return tables from the one with the most hot bytes to the one with the fewest."""
     return sorted(rows, key=lambda row: -int(row["hot_bytes"]))
 
 
-def categories(rows: Sequence[CategoryRow]) -> TextTable:
+def categories(rows: Sequence[Row]) -> TextTable:
     """Return the top categories of each table."""
     cells = []
     # A table has a name in its first line alone, and only its most frequent categories are printed.

@@ -7,6 +7,7 @@ import io
 import os
 import resource
 from pathlib import Path
+from typing import Any
 
 from ...pipeline.errors import (
     GIB,
@@ -19,7 +20,6 @@ from ...pipeline.errors import (
 )
 from ...pipeline.folders.whole_file import whole_file
 from ...pipeline.runtime.tasks import Resources
-from ...pipeline.statistics.frequencies import Statistics
 from ...stats.step_times import Machine
 from ...train.advice import AdviceConfig, advise
 from .tables import series_frames
@@ -68,7 +68,7 @@ def _not_written(folder: Path, reason: str) -> ConfigError:
     return ConfigError(f"{folder} cannot be written: {reason}", hint="give another --parquet FOLDER")
 
 
-def write_html(folder: Path, statistics: Statistics, out: Path, *, workers: int = 0) -> None:
+def write_html(folder: Path, statistics: dict[str, Any], out: Path, *, workers: int = 0) -> None:
     """Write the report of ``folder`` to ``out`` atomically: the file is never there in part.
 
     Args:
@@ -97,7 +97,7 @@ def write_html(folder: Path, statistics: Statistics, out: Path, *, workers: int 
         file.write(page.encode(errors="replace"))
 
 
-def write_parquet(statistics: Statistics, folder: Path) -> list[Path]:
+def write_parquet(statistics: dict[str, Any], folder: Path) -> list[Path]:
     """Write every series as ``folder/NAME.parquet`` and return the files, each of which appears whole.
 
     Raises:

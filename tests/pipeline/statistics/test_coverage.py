@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from hotset.pipeline.statistics.coverage import SMALLEST_BUDGET, budgets_up_to, coverage
+from hotset.pipeline.statistics.folder import Inspected
 
 
 @pytest.mark.parametrize("is_shuffled", [False, True])
@@ -16,7 +19,8 @@ def test_shares_are_those_of_the_most_looked_up_rows_whatever_the_order_of_ids(
 ) -> None:
     counts = np.sort(rng.zipf(1.3, 500).clip(max=10**6).astype(np.int64))[::-1].copy()
     given = rng.permutation(counts) if is_shuffled else counts
-    found = coverage(["C1"], [given])
+    inspected = SimpleNamespace(tables=[SimpleNamespace(name="C1")], counts=[given])
+    found = coverage(cast(Inspected, inspected))
     assert found[0]["num_rows"] == 1 and found[-1]["num_rows"] == 500
     for point in found:
         assert point["table"] == "C1"

@@ -19,6 +19,7 @@ from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.statistics.drift import drift, parts_of_log
+from hotset.pipeline.statistics.folder import Inspected
 from hotset.pipeline.statistics.frequencies import frequency_statistics
 from hotset.stats.drift import MAX_PARTS
 from hotset.tests.support.logs.criteo_text import Sample, draw_samples, text_of
@@ -46,6 +47,13 @@ def pair(found: Any, chosen_on: str, serves: str) -> dict[str, Any]:
     return row
 
 
+def drift_of(
+    folder: Path, budget_bytes: int, num_parts: int | None = None, resources: Resources | None = None
+) -> Any:
+    inspected = Inspected.open(folder, resources or Resources(workers=1), num_parts=num_parts)
+    return drift(inspected, budget_bytes)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_with_room_for_all_rows_a_part_serves_what_it_saw(
     tmp_path: Path, log: list[Sample], workers: int
@@ -53,7 +61,7 @@ def test_with_room_for_all_rows_a_part_serves_what_it_saw(
     run_to("split", tmp_path, log, CONFIG)
     told: list[tuple[str, int, int]] = []
     resources = Resources(workers=workers, progress=lambda *call: told.append(call))
-    found = drift(tmp_path, 2**30, resources, num_parts=3)
+    found = drift_of(tmp_path, 2**30, 3, resources=resources)
     # In samples: those of training are read twice.
     assert told[0] == ("drift", 50, 350) and told[-1] == ("drift", 350, 350) and told == sorted(told)
     parts = {f"part {p + 1}": lookups_of(log[50 * p : 50 * p + 50]) for p in range(3)}
@@ -84,7 +92,7 @@ def test_with_room_for_all_rows_a_part_serves_what_it_saw(
 
 def test_a_budget_takes_the_rows_with_the_most_lookups(tmp_path: Path, log: list[Sample]) -> None:
     run_to("split", tmp_path, log, CONFIG)
-    found = drift(tmp_path, 64 * 30, Resources(workers=1), num_parts=2)
+    found = drift_of(tmp_path, 64 * 30, 2)
     counts = Counter(row for sample in lookups_of(log[:75]) for row in sample)
     served = sum(count for _, count in counts.most_common(30))
     assert pair(found, "part 1", "part 1")["hot_lookup_share"] == pytest.approx(served / (75 * 26))
@@ -93,7 +101,7 @@ def test_a_budget_takes_the_rows_with_the_most_lookups(tmp_path: Path, log: list
 
 def test_the_plans_own_hot_rows_are_shown_for_each_part(tmp_path: Path, log: list[Sample]) -> None:
     plan = run_to("split", tmp_path, log, CONFIG)
-    found = drift(tmp_path, 64 * 30, Resources(workers=1), num_parts=1)
+    found = drift_of(tmp_path, 64 * 30, 1)
     shares = [part["plan_hot_sample_share"] for part in found["parts"]]
     samples = plan.totals["samples"]
     assert shares == [samples["hot"] / 150, samples["evaluation_hot"] / 50]
@@ -102,7 +110,7 @@ def test_the_plans_own_hot_rows_are_shown_for_each_part(tmp_path: Path, log: lis
 def test_the_oov_row_is_nobodys_own(tmp_path: Path, log: list[Sample]) -> None:
     config = PreprocessConfig(count=CountConfig(eval_fraction=0), rank=RankConfig(min_count=3))
     run_to("split", tmp_path, log, config)
-    found = drift(tmp_path, 2**30, Resources(workers=1), num_parts=1)
+    found = drift_of(tmp_path, 2**30, 1)
     counts = Counter(row for sample in lookups_of(log) for row in sample)
     rare = sum(count for count in counts.values() if count < 3)
     (row,) = found["pairs"]
@@ -116,7 +124,7 @@ def test_raw_files_are_parts_and_one_may_be_of_both_kinds(tmp_path: Path, log: l
         (tmp_path / f"day{day}").write_bytes(text_of(log[60 * day : 60 * day + 60]))
     days = [str(tmp_path / f"day{day}") for day in range(3)]
     assert main(["preprocess", *days, "--eval-fraction", "0.5", "--out", str(tmp_path / "out")]) == 0
-    found = drift(tmp_path / "out", 2**20, Resources(workers=1))
+    found = drift_of(tmp_path / "out", 2**20)
     sizes = {part["name"]: (part["num_samples"], part["is_training"]) for part in found["parts"]}
     assert sizes == {
         "day0": (60, True),
@@ -124,12 +132,12 @@ def test_raw_files_are_parts_and_one_may_be_of_both_kinds(tmp_path: Path, log: l
         "day1 (evaluation)": (30, False),
         "day2": (60, False),
     }
-    assert drift(tmp_path / "out", 2**20, num_parts=9)["by_age"][-1]["age"] == 9
+    assert drift_of(tmp_path / "out", 2**20, 9)["by_age"][-1]["age"] == 9
     for wrong in (0, 91):
         with pytest.raises(ConfigError, match=f"{wrong} parts of 90 training samples"):
-            drift(tmp_path / "out", 2**20, num_parts=wrong)
+            drift_of(tmp_path / "out", 2**20, wrong)
     with pytest.raises(ConfigError, match="40 parts for training"):
-        drift(tmp_path / "out", 2**20, num_parts=40)
+        drift_of(tmp_path / "out", 2**20, 40)
 
 
 @pytest.mark.parametrize("num_files", [31, 258])
@@ -150,7 +158,7 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path, log: list[Sample]) -> 
         (tmp_path / day / "log").write_bytes(text_of(log[:40]))
     days = [str(tmp_path / day / "log") for day in ("mon", "tue")]
     assert main(["preprocess", *days, "--eval-fraction", "0", "--out", str(tmp_path / "out")]) == 0
-    found = drift(tmp_path / "out", 2**20, Resources(workers=1))
+    found = drift_of(tmp_path / "out", 2**20)
     assert [part["name"] for part in found["parts"]] == ["log (1)", "log (2)"]
     assert {pair["hot_lookup_share"] for pair in found["pairs"]} == {1.0}
 
@@ -163,7 +171,7 @@ def test_a_log_with_adopted_ids_chooses_nothing(
     (tmp_path / "next").write_bytes(text_of(log[150:]))
     words = ["preprocess", str(tmp_path / "next"), "--like", str(tmp_path / "model")]
     assert main([*words, "--out", str(tmp_path / "out")]) == 0
-    found = drift(tmp_path / "out", 2**20, Resources(workers=1))
+    found = drift_of(tmp_path / "out", 2**20)
     assert found["pairs"] == found["by_age"] == []
     (part,) = found["parts"]
     assert part["num_samples"] == 50 and part["no_id_share"] > 0

@@ -1,8 +1,4 @@
-"""Series of a preprocessed folder, against walks over categories.
-
-Tests `coverage`, `coverage`, `coverage`,
-`folder`, `traffic` and `coverage`, too.
-"""
+"""Series of a preprocessed folder, against walks over categories; tests `coverage` and `traffic`, too."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.pipeline.statistics.coverage import budgets_up_to, coverage
+from hotset.pipeline.statistics.coverage import budgets_up_to
 from hotset.pipeline.statistics.frequencies import QUICK, SERIES, frequency_statistics
 from hotset.stats.curves import coverage_points
 from hotset.tests.support.logs.criteo_text import Sample, draw_samples
@@ -139,12 +135,6 @@ def test_misses_shrink_with_slots(log: list[Sample], tmp_path: Path) -> None:
         again = [row["num_refetched"] for row in found["curve"] if row["policy"] == policy]
         assert again == sorted(again, reverse=True) and again[-1] == 0
         assert again[0] <= found["num_needed"] - found["num_first_uses"]
-
-
-def test_coverage_rises_to_all_lookups() -> None:
-    rows = coverage(["a", "b"], [np.array([5, 4, 1]), np.array([1, 8, 1, 0])])
-    assert [row["lookup_share"] for row in rows if row["table"] == "a"] == [0.5, 0.9, 1]
-    assert [row["lookup_share"] for row in rows if row["table"] == "b"] == [0.8, 0.9, 1, 1]
 
 
 def test_points_of_curves() -> None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.statistics import traffic
 from hotset.pipeline.statistics import traffic as module
 from hotset.pipeline.statistics.folder import Inspected
-from hotset.pipeline.statistics.traffic import MissRatios, Trace, draw_trace, exchange_of_ranks, miss_ratios
+from hotset.pipeline.statistics.traffic import Trace, draw_trace, exchange_of_ranks, miss_ratios
 from hotset.stats.id_tables import mix64_pair
 from hotset.tests.support.logs.criteo_text import draw_samples
 from hotset.tests.support.naive.naive_exchange import least_messages
@@ -145,15 +145,13 @@ BATCH_SIZE, ROW_BYTES, NUM_TRAIN = 16, 128, 120
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("log")
     config = PreprocessConfig(count=CountConfig(eval_fraction=0.2))
-    run_to("encode", folder, draw_samples(150, np.random.default_rng(4)), config)
+    run_to("split", folder, draw_samples(150, np.random.default_rng(4)), config)
     return folder
 
 
-def series(folder: Path, batch_size: int = BATCH_SIZE, workers: int = 1) -> MissRatios:
-    vocabulary, samples = Manifest.read(folder / "vocabulary"), Manifest.read(folder / "samples")
-    return miss_ratios(
-        vocabulary, samples, batch_size, ROW_BYTES, Resources(workers=workers), seed=3, num_batches=5
-    )
+def series(folder: Path, batch_size: int = BATCH_SIZE, workers: int = 1) -> dict[str, Any]:
+    inspected = Inspected.open(folder, Resources(workers=workers))
+    return miss_ratios(inspected, batch_size=batch_size, seed=3, num_batches=5)
 
 
 def batches_of(folder: Path) -> list[list[int]]:
