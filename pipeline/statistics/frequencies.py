@@ -160,8 +160,8 @@ def frequency_statistics(
     Returns:
         ``provenance``, see there; num_samples, num_train_samples, num_features, num_rows, embedding_dim,
         row_bytes, mode, num_hot_rows; ``samples``: hot, mixed, evaluation, evaluation_hot; ``calibration``,
-        the plan's record of FAE's sampling, or None; ``batches``: hot_only, mixed, evaluation, batch_size, None
-        before they are packed; ``oov``: oov_train, oov_evaluation, evaluation_share; ``warnings`` and
+        the plan's record of FAE's sampling, or None; ``batches``: hot_only, mixed, evaluation, batch_size, or
+        None before they are packed; ``oov``: oov_train, oov_evaluation, evaluation_share; ``warnings`` and
         ``left_out``, a line each; and each series under its name, see `SERIES`.
 
     Raises:

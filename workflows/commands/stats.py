@@ -2,54 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from ...pipeline.errors import ConfigError, format_byte_size, require_at_least
 from ...pipeline.runtime.tasks import Resources
 from ...pipeline.statistics.folder import Inspected
-from ...pipeline.statistics.frequencies import QUICK, SERIES, frequency_statistics
+from ...pipeline.statistics.frequencies import QUICK, frequency_statistics
 from ...pipeline.statistics.table_rows import open_table
 from ...pipeline.statistics.traffic import exchange_of_ranks
 from ..command_list import Command
 from ..console import plain_table, print_json, print_line, print_table, progress_bars, say, stdout_console
 from ..options import Dir
-from ..report import tables
-from ..report import tables as log_tables
 from ..report.sentences import preprocess_command
+from ..report.tables import CHOSEN, TextTable, describe_default_runs, named_tables, text_table
 from ..report.write import check_html, check_parquet, write_html, write_parquet
 from .describe_stages import explain_all_hot
+
+_TITLES = {
+    "features": "Lookups of {num_train_samples:,} training samples",
+    "budgets": "What fast memory buys (dim {embedding_dim}, {row_bytes} bytes per row, {num_rows:,} rows)",
+    "coverage": "Share of lookups served by the most looked-up rows of each table",
+    "hot_samples": "Fully hot samples by memory for hot rows and order of rows",
+    "miss_ratios_curve": "Refetched rows by cache policy",
+    "default_runs_placements": "Bytes that the placements move by default",
+    "unique_rows": "Distinct rows per batch",
+    "drift_parts": "Parts of the log",
+    "drift_by_age": "Hot rows of {budget} by age",
+    "hot_tables": "Hot rows by table",
+    "log_labels": "Labels",
+    "log_parts": "Labels by part of the log",
+    "log_missing": "Missing values",
+    "log_dense": "Dense features",
+    "categories": "Top categories of each table",
+}
+"""Titles of the tables that the terminal shows."""
 
 
 def show_statistics(statistics: dict[str, Any], console: Console) -> None:
     """Print what `frequency_statistics` returned: series by series, then the split and any warning."""
-    # Most series are a title and a table of cells; the others have a separate function.
-    # In the order of the series, whatever order they were computed in.
-    found: Mapping[str, object] = statistics
-    for name in SERIES:
-        if name not in found:
+    budget = format_byte_size(statistics["drift"]["budget_bytes"]) if "drift" in statistics else ""
+    for name, rows in named_tables(statistics):
+        # A series that could not be found out has no rows; the lines at the end say why.
+        if name not in _TITLES or not rows:
             continue
-        match name:
-            case "features":
-                title = f"Lookups of {statistics['num_train_samples']:,} training samples"
-                _print_table(title, tables.features(statistics["features"]), console)
-            case "budgets":
-                _show_budgets(statistics, console)
-            case "drift":
-                _show_drift(statistics["drift"], console)
-            case "log":
-                _show_log(statistics["log"], console)
-            case "default_runs":
-                _show_default_runs(statistics["default_runs"], console)
-            case _:
-                title, table = _SHOWN[name]
-                _print_table(title, table(found[name]), console)
+        if name == "budgets":
+            num_rows = max(1, statistics["num_rows"])
+            rows = [row | {"row_share": row["num_hot_rows"] / num_rows} for row in rows]
+        _print_table(text_table(name, rows, _TITLES[name].format(**statistics, budget=budget)), console)
+        if name == "default_runs_placements":
+            print_line(console, describe_default_runs(statistics["default_runs"]))
     # The split of the log and what was left out are last, below the figures they qualify.
     _show_split(statistics, console)
     for line in statistics["left_out"]:
@@ -61,17 +68,8 @@ def show_statistics(statistics: dict[str, Any], console: Console) -> None:
 def show_rows(found: dict[str, Any], console: Console) -> None:
     """Print rows of one table, as `TableRows.rows` returns them."""
     # The title says what the shares are shares of.
-    rows = f"{found['num_rows']:,} rows"
-    lookups = f"{found['num_lookups']:,} lookups"
-    table = _table(
-        f"{found['feature']} ({found['kind']}): {rows}, {lookups}",
-        "id", "category", "lookups", "share", "up to here", "",
-    )  # fmt: skip
-    for row in found["rows"]:
-        shares = [f"{row[key]:.4%}" for key in ("share", "cumulative_share")]
-        hot = "hot" if row["is_hot"] else ""
-        table.add_row(f"{row['id']:,}", _shown(row["category"]), f"{row['count']:,}", *shares, hot)
-    console.print(table)
+    title = "{feature} ({kind}): {num_rows:,} rows, {num_lookups:,} lookups".format(**found)
+    _print_table(text_table("rows_of_table", found["rows"], title), console)
     # A category outside the vocabulary is shown as the row that its lookups use.
     for row in found["rows"]:
         if not row.get("is_known", True):
@@ -79,86 +77,25 @@ def show_rows(found: dict[str, Any], console: Console) -> None:
             print_line(console, asked)
 
 
-def _shown(category: str) -> str:
-    """Return a category as one line of printable characters, with its brackets escaped."""
-    return escape("".join(letter if letter.isprintable() else " " for letter in category))
-
-
-def _table(title: str, *columns: str) -> Table:
-    return plain_table(title, columns, texts=("feature",))
-
-
-def _show_budgets(statistics: dict[str, Any], console: Console) -> None:
-    dim = statistics["embedding_dim"]
-    width = statistics["row_bytes"]
-    table = _table(
-        f"What fast memory buys (dim {dim}, {width} bytes per row, {statistics['num_rows']:,} rows)",
-        "hot bytes", "hot rows", "of all rows", "hot lookups", "fully hot samples", "",
-    )  # fmt: skip
-    # The budget of the plan is among round ones, marked.
-    for budget in statistics["budgets"]:
-        share = budget["num_hot_rows"] / max(1, statistics["num_rows"])
-        table.add_row(
-            format_byte_size(budget["bytes"]),
-            f"{budget['num_hot_rows']:,}",
-            f"{share:.2%}",
-            f"{budget['hot_lookup_share']:.1%}",
-            f"{budget['hot_sample_share']:.1%}",
-            "<- chosen" if budget["is_chosen"] else "",
-            style="bold" if budget["is_chosen"] else None,
-        )
+def _print_table(cells: TextTable, console: Console) -> None:
+    table = plain_table(cells.title, cells.columns, texts=cells.columns[: cells.num_texts])
+    for row in cells.rows:
+        table.add_row(*map(escape, row), style="bold" if row[-1] == CHOSEN else None)
     print_table(console, table)
-
-
-_SHOWN: dict[str, tuple[str, Callable[[Any], tables.TextTable]]] = {
-    "coverage": ("Share of lookups served by the most looked-up rows of each table", tables.coverage),
-    "hot_samples": ("Fully hot samples by memory for hot rows and order of rows", tables.hot_samples),
-    "miss_ratios": ("Refetched rows by cache policy", tables.miss_ratios),
-    "unique_rows": ("Distinct rows per batch", tables.unique_rows),
-    "hot_tables": ("Hot rows by table", log_tables.hot_tables),
-    "categories": ("Top categories of each table", log_tables.categories),
-}
-
-
-def _show_drift(drift: dict[str, Any], console: Console) -> None:
-    _print_table("Parts of the log", tables.drift_parts(drift), console)
-    budget = format_byte_size(drift["budget_bytes"])
-    title = f"Hot rows of {budget} by age"
-    _print_table(title, tables.drift_by_age(drift), console)
-
-
-def _show_log(log: dict[str, Any], console: Console) -> None:
-    """Print labels, missing values and dense features; nothing of a log whose columns were discarded."""
-    if not log["labels"]:
-        return
-    _print_table("Labels", log_tables.labels(log), console)
-    _print_table("Labels by part of the log", log_tables.parts(log), console)
-    _print_table("Missing values", log_tables.missing(log), console)
-    if log["dense"]:
-        _print_table("Dense features", log_tables.dense(log), console)
-
-
-def _show_default_runs(found: dict[str, Any], console: Console) -> None:
-    if found["placements"]:
-        _print_table("Bytes that the placements move by default", log_tables.default_runs(found), console)
-        print_line(console, log_tables.describe_default_runs(found))
 
 
 def show_ranks(found: dict[str, Any], console: Console) -> None:
     """Print what crosses between ranks, a table for each number of them."""
     is_whole = found["num_samples"] == found["num_train_samples"]
     for row in found["ranks"]:
-        columns = ["scheme", "expected", "counted"]
-        if not is_whole:
-            columns += ["expected, whole epoch"]
         samples = f"{row['rank_samples']:,.0f} samples each on average"
         title = f"{row['ranks']} ranks, {samples}: rows to a rank in a step"
-        table = _table(title, *columns)
-        table.columns[0].justify = "left"
+        columns = {"expected": "expected", "counted": "counted"}
+        if not is_whole:
+            columns["expected, whole epoch"] = "expected_of_epoch"
+        table = plain_table(title, ["scheme", *columns], texts=["scheme"])
         for scheme in row["schemes"]:
-            figures = [scheme["expected"], scheme["counted"]]
-            if not is_whole:
-                figures.append(scheme["expected_of_epoch"])
+            figures = [scheme[key] for key in columns.values()]
             table.add_row(scheme["scheme"], *("-" if each is None else f"{each:,.0f}" for each in figures))
         print_table(console, table)
     print_line(
@@ -166,15 +103,6 @@ def show_ranks(found: dict[str, Any], console: Console) -> None:
         f"Vectors and gradients together, in batches of {found['batch_size']:,}. Counted in the first "
         f"{found['num_samples']:,} of {found['num_train_samples']:,} samples in the shuffled order.",
     )
-
-
-def _print_table(title: str, cells: tables.TextTable, console: Console) -> None:
-    table = _table(title, *cells.columns)
-    for column in table.columns[: cells.num_texts]:
-        column.justify = "left"
-    for row in cells.rows:
-        table.add_row(*map(escape, row))
-    print_table(console, table)
 
 
 def _show_split(statistics: dict[str, Any], console: Console) -> None:

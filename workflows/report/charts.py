@@ -1,7 +1,8 @@
-"""Axes, lines with a legend, and Vega-Lite JSON for charts.
+"""The charts of the report, drawn by Vega-Lite.
 
-Colors are CSS variables of the page, so one drawing serves the light and the dark theme; the palette is Okabe
-and Ito's, which color-blind readers can distinguish. Numbers in tooltips are formatted here, as text.
+A chart shows rows of a table (`tables.COLUMNS`), and the cells of a row are the tooltip of its marks. Colors
+are CSS variables of the page, so one drawing serves the light and the dark theme; the palette is Okabe and
+Ito's, which color-blind readers can distinguish.
 """
 
 from __future__ import annotations
@@ -14,8 +15,14 @@ from typing import Any
 import altair as alt
 from altair.utils import schemapi
 
+from ...pipeline.statistics.folder import Row
+from ...train.advice import PlacementAdvice
+from .tables import COLUMNS, advice_rows, cells_of
+
 HEIGHT = 320
 """Height of a plot (pixels)."""
+_ROW_HEIGHT = 19
+"""Height of a bar with the room around it (pixels)."""
 BLUE, ORANGE, GREEN, PURPLE, INK, GREY = (
     f"var(--{name})" for name in ("blue", "orange", "green", "purple", "ink", "faint")
 )
@@ -28,11 +35,11 @@ _BYTES = (
     + " : datum.value + ' B'"
 )
 """A Vega expression that writes a number of bytes in the largest unit it reaches."""
+_NUMBER = "abs(datum.value) < 1 ? format(datum.value, '~g') : format(datum.value, '~s')"
+_MOST_TICKS = 7
 
 ChartSpec = dict[str, Any]
 """A chart as Vega-Lite has it."""
-ChartRow = dict[str, Any]
-"""A point of a chart: what is drawn under x, y and name, and what its tooltip shows."""
 
 
 def chart_spec(layers: Sequence[alt.Chart], description: str, height: float = HEIGHT) -> ChartSpec:
@@ -73,13 +80,13 @@ def _config() -> dict[str, Any]:
     }
 
 
-def percent_axis(title: str, top: float = 1.0) -> alt.Y:
-    """Return a y axis of shares from 0 to ``top``, labeled in percent."""
-    scale = alt.Scale(domain=[0, top], nice=False)
+def _percent_axis(title: str, domain: Sequence[float] | None = (0, 1)) -> alt.Y:
+    """Return a y axis of shares, labeled in percent; without ``domain`` it ends beyond the data."""
+    scale = alt.Scale(domain=domain, nice=False) if domain else alt.Scale(zero=True, nice=True)
     return alt.Y("y:Q", title=title, scale=scale, axis=alt.Axis(format="~%", tickCount=6))
 
 
-def byte_axis(title: str, sizes: Sequence[float]) -> alt.X:
+def _byte_axis(title: str, sizes: Sequence[float]) -> alt.X:
     """Return a logarithmic x axis over ``sizes``, labeled in KiB, MiB and so on."""
     low = min(sizes)
     high = max(sizes)
@@ -103,70 +110,384 @@ def _byte_ticks(low: float, high: float) -> list[int]:
     return [size for size in range(math.ceil(low / step) * step, int(high) + 1, step)]
 
 
-def nice_top(shares: Sequence[float]) -> float:
-    """Return the top of a percent axis: the next of 5%, 10%, 20%, 30%, …"""
-    most = max(shares, default=0)
-    return next((top for top in (0.05, *(k / 10 for k in range(1, 10))) if most <= top), 1.0)
-
-
-def color_by_name(colors: Mapping[str, str], hidden: Collection[str] = ()) -> alt.Color:
+def _color(colors: Mapping[str, str], hidden: Collection[str] = ()) -> alt.Color:
     """Return the color of each name, with a legend above the plot of all that are not hidden."""
     values = [name for name in colors if name not in hidden]
     # A phone has room for one name in a row.
     columns = alt.ExprRef("width < 480 ? 1 : 3")
-    legend = alt.Legend(
-        title=None, orient="top", columns=columns, values=values, labelLimit=0, symbolOpacity=1
-    )
+    legend = None
+    if len(values) > 1:
+        legend = alt.Legend(
+            title=None, orient="top", columns=columns, values=values, labelLimit=0, symbolOpacity=1
+        )
     scale = alt.Scale(domain=list(colors), range=list(colors.values()))
     return alt.Color("name:N", scale=scale, legend=legend)
 
 
-def line_layers(
-    rows: list[ChartRow],
+def _mark(table: str, row: Row, name: str, **places: Any) -> Row:
+    """Return the data of one mark: its name, its places, and the cells of its row in ``table``."""
+    headings = [heading for heading, _, _ in COLUMNS[table]]
+    return {"name": name, **places, **dict(zip(headings, cells_of(table, row), strict=True))}
+
+
+def _tooltip(table: str) -> list[alt.Tooltip]:
+    return [alt.Tooltip(field=heading, type="nominal") for heading, _, _ in COLUMNS[table] if heading]
+
+
+def _lines(
+    table: str,
+    points: list[Row],
     axes: tuple[alt.X, alt.Y],
     color: alt.Color,
     *,
-    tooltips: Sequence[str],
     dashed: Sequence[str] = (),
     thin: Sequence[str] = (),
-    with_dots: bool = True,
+    has_dots: bool = True,
 ) -> list[alt.Chart]:
-    """Return the layers of some lines: strokes, dots, tooltips.
-
-    Args:
-        rows: a point each: x, y, the line's name, and the texts of the tooltip.
-        axes: x and y of the plot.
-        color: of the names, as `color_by_name` returns it.
-        tooltips: keys of ``rows`` that a tooltip lists.
-        dashed: lines drawn dashed.
-        thin: lines drawn thin.
-        with_dots: draw the points of the lines too.
-    """
-    base = alt.Chart(alt.Data(values=rows)).encode(x=axes[0], y=axes[1], detail="name:N", color=color)
+    """Return lines through ``points``, each a `_mark` with x and y, and what a pointer can hit."""
+    base = alt.Chart(alt.Data(values=points)).encode(x=axes[0], y=axes[1], detail="name:N", color=color)
     is_thin = alt.FieldOneOfPredicate(field="name", oneOf=list(thin))
     is_dashed = alt.FieldOneOfPredicate(field="name", oneOf=list(dashed))
-    line = base.mark_line().encode(
+    lines = base.mark_line(point={"filled": True, "size": 36} if has_dots else False).encode(
         strokeWidth=alt.condition(is_thin, alt.value(1), alt.value(2.25)),
         strokeDash=alt.condition(is_dashed, alt.value([5, 4]), alt.value([1, 0])),
     )
-    dots = base.mark_point(filled=True, size=36, opacity=0.9 if with_dots else 0)
     # Wide and invisible, so that the pointer need not be exact. (Vega-Lite's "nearest" loses tooltips.)
-    targets = base.mark_point(filled=True, size=450, opacity=0).encode(
-        tooltip=[alt.Tooltip(f"{key}:N") for key in tooltips]
-    )
-    return [line, dots, targets]
+    targets = base.mark_point(filled=True, size=450, opacity=0).encode(tooltip=_tooltip(table))
+    return [lines, targets]
 
 
-def point_layer(
-    rows: list[ChartRow], axes: tuple[alt.X, alt.Y], color: alt.Color, tooltips: Sequence[str], **mark: Any
+def _points(
+    points: list[Row], axes: tuple[alt.X, alt.Y], color: alt.Color, tooltip: list[alt.Tooltip], **mark: Any
 ) -> alt.Chart:
     """Return points that belong to no line; ``mark`` sets their shape and size."""
-    base = alt.Chart(alt.Data(values=rows)).encode(x=axes[0], y=axes[1], color=color)
-    shown = [alt.Tooltip(f"{key}:N") for key in tooltips]
-    return base.mark_point(filled=True, opacity=1, **mark).encode(tooltip=shown)
+    base = alt.Chart(alt.Data(values=points)).encode(x=axes[0], y=axes[1], color=color, tooltip=tooltip)
+    return base.mark_point(filled=True, opacity=1, **mark)
 
 
-def budget_line(num_bytes: int, x: alt.X, name: str, color: alt.Color) -> alt.Chart:
-    """Return a vertical line at a budget."""
-    base = alt.Chart(alt.Data(values=[{"x": num_bytes, "name": name}])).encode(x=x, color=color)
-    return base.mark_rule(strokeDash=[2, 3])
+_ALL_TABLES = "all tables together"
+
+
+def coverage_chart(rows: Sequence[Row], named: Sequence[str], all_tables: Sequence[Row]) -> ChartSpec:
+    """Return the share of lookups that the top rows of each table serve.
+
+    Args:
+        rows: the series ``coverage``.
+        named: tables drawn in color and with their names, at most four; the others are thin and grey.
+        all_tables: rows of the series ``hot_samples``, for the line of all tables together.
+    """
+    # Named tables get colors, as far as there are any; all others are grey.
+    palette = dict(zip(named, (BLUE, ORANGE, GREEN, PURPLE), strict=False))
+    others = [name for name in dict.fromkeys(row["table"] for row in rows) if name not in palette]
+    # Later lines cover earlier ones, so the grey ones are first.
+    colors = {name: GREY for name in others} | palette | {_ALL_TABLES: INK}
+    together = [
+        {"table": _ALL_TABLES, "num_rows": row["num_hot_rows"], "lookup_share": row["hot_lookup_share"]}
+        for row in all_tables
+        if row["num_hot_rows"]
+    ]
+    points = [
+        _mark("coverage", row, row["table"], x=row["num_rows"], y=row["lookup_share"])
+        for row in [*rows, *together]
+    ]
+    # Powers of ten within the data: ticks beyond the longest line would only widen the chart.
+    most = max(point["x"] for point in points)
+    axis = alt.Axis(format="~s", values=[10**k for k in range(10) if 10**k <= most], grid=False)
+    scale = alt.Scale(type="log", domain=[1, most], nice=False)
+    x = alt.X("x:Q", title="top rows (those with the most lookups)", scale=scale, axis=axis)
+    color = _color(colors, hidden=others)
+    axes = (x, _percent_axis("share of lookups"))
+    layers = _lines("coverage", points, axes, color, thin=others, has_dots=False)
+    return chart_spec(layers, "Share of lookups by number of top rows, per table")
+
+
+def unique_rows_chart(rows: Sequence[Row]) -> ChartSpec:
+    """Return the distinct rows per batch, expected and measured, by batch size."""
+    # Computed figures are drawn as lines, those counted in batches as points.
+    lines = {"lookups": "num_lookups", "distinct rows, expected": "expected"}
+    counted = "distinct rows, measured"
+    table = "unique_rows"
+    points, measured = (
+        [
+            _mark(table, row, name, x=row["batch_size"], y=row[key])
+            for row in rows
+            for name, key in keys.items()
+        ]
+        for keys in (lines, {counted: "measured"})
+    )
+    # Both axes are logarithmic: equal factors of rows then have equal lengths.
+    sizes = [row["batch_size"] for row in rows]
+    x = alt.X(
+        "x:Q",
+        title="batch size (samples)",
+        scale=alt.Scale(type="log", base=2, domain=[min(sizes), max(sizes)], nice=False),
+        axis=alt.Axis(values=sizes, grid=False, format=",", labelOverlap="greedy", labelSeparation=8),
+    )
+    y = alt.Y(
+        "y:Q", title="rows", scale=alt.Scale(type="log", nice=True), axis=alt.Axis(format="~s", tickCount=6)
+    )
+    color = _color(dict(zip([*lines, counted], (INK, BLUE, ORANGE), strict=True)))
+    layers = _lines(table, points, (x, y), color, has_dots=False)
+    layers.append(_points(measured, (x, y), color, _tooltip(table), size=55))
+    return chart_spec(layers, "Distinct rows per batch by batch size")
+
+
+def drift_chart(by_age: Sequence[Row]) -> ChartSpec:
+    """Return the shares that the hot rows of one part serve in later parts, by the parts in between."""
+    lines = {
+        "hot lookups": "hot_lookup_share",
+        "fully hot samples": "hot_sample_share",
+        "lookups of unseen rows": "unseen_lookup_share",
+    }
+    points = [
+        _mark("drift_by_age", row, name, x=row["age"], y=row[key])
+        for row in by_age
+        for name, key in lines.items()
+    ]
+    # The age of a part is its distance from the part that chose the hot rows.
+    axis = alt.Axis(values=[row["age"] for row in by_age], format="d", grid=False)
+    title = "age of the hot rows (parts of the log)"
+    x = alt.X("x:Q", title=title, scale=alt.Scale(domain=[0, by_age[-1]["age"]]), axis=axis)
+    color = _color(dict(zip(lines, (INK, BLUE, ORANGE), strict=True)))
+    layers = _lines("drift_by_age", points, (x, _percent_axis("share")), color)
+    return chart_spec(layers, "What hot rows serve as they age")
+
+
+PUBLISHED = ((4_000_000, 0.51), (20_000_000, 0.65), (140_000_000, 0.76))
+"""FAE's Kaggle points: bytes of hot rows, fully hot samples (PVLDB 15(1), figure 5)."""
+PUBLISHED_ROW_BYTES = 64
+"""Bytes of a row there: dim 16, without optimizer state."""
+_FAE = "FAE, full log"
+_PLAN = "the plan"
+_ORDERS = {
+    "frequency": ("exact counts", BLUE),
+    "peel": ("peeled", GREEN),
+    "sampled": ("sampled counts", ORANGE),
+    "fae": ("FAE's code, 5% sample", ORANGE),
+}
+"""By order of rows its name and color."""
+_POLICY_COLORS = {"lookahead": BLUE, "dataset": GREEN, "static": ORANGE, "lfu": PURPLE, "lru": INK}
+_PLACEMENT_COLORS = {
+    "lookahead": BLUE,
+    "cache": GREEN,
+    "fae": ORANGE,
+    "hybrid-dedup": PURPLE,
+    "hybrid": GREY,
+    "all-fast": INK,
+}
+
+
+def hot_samples_chart(
+    rows: Sequence[Row], plan_bytes: int, *, published_row_bytes: int | None = None
+) -> ChartSpec:
+    """Return fully hot samples by budget for each order; hot lookups of the first order are dashed.
+
+    Args:
+        rows: the series ``hot_samples``.
+        plan_bytes: the plan's budget, marked by a vertical line; one of more than all rows at their size.
+        published_row_bytes: bytes of a row; FAE's published points are shown at as many rows of this size.
+            None leaves them out.
+    """
+    orders = list(dict.fromkeys(row["order"] for row in rows))
+    names = {order: f"fully hot, {_ORDERS.get(order, (order,))[0]}" for order in orders}
+    lookups = "hot lookups"
+    table = "hot_samples"
+    # One line for each order of rows, and the hot lookups of the first order.
+    points = [
+        _mark(table, row, names[row["order"]], x=row["bytes"], y=row["hot_sample_share"]) for row in rows
+    ]
+    points += [
+        _mark(table, row, lookups, x=row["bytes"], y=row["hot_lookup_share"])
+        for row in rows
+        if row["order"] == orders[0]
+    ]
+    sizes = [row["bytes"] for row in rows]
+    axes = (_byte_axis("fast memory for hot rows", sizes), _percent_axis("share"))
+    # Published figures are shown where the axis reaches anyway, and never stretch it.
+    published = [
+        {"name": _FAE, "x": x, "y": y} for x, y in published_points(published_row_bytes) if x <= max(sizes)
+    ]
+    colors = {lookups: INK} | {name: _ORDERS.get(order, ("", PURPLE))[1] for order, name in names.items()}
+    color = _color(colors | {_PLAN: GREY} | ({_FAE: PURPLE} if published else {}))
+    # A plan outside the axis is marked at its end, since beyond the last size every row is hot anyway: a line
+    # outside would shrink the whole chart to nothing.
+    plan = {"name": _PLAN, "x": min(max(plan_bytes, min(sizes)), max(sizes))}
+    tooltip = [alt.Tooltip("name:N"), alt.Tooltip("y:Q", title="fully hot samples", format=".0%")]
+    layers = [
+        alt.Chart(alt.Data(values=[plan])).mark_rule(strokeDash=[2, 3]).encode(x=axes[0], color=color),
+        *_lines(table, points, axes, color, dashed=[lookups], has_dots=False),
+        _points(published, axes, color, tooltip, shape="diamond", size=80),
+    ]
+    return chart_spec(layers, "Share of fully hot samples by fast memory")
+
+
+def published_points(row_bytes: int | None) -> list[tuple[float, float]]:
+    """Return FAE's points at the bytes that as many rows of ``row_bytes`` take; none for None."""
+    if row_bytes is None:
+        return []
+    return [(num_bytes * row_bytes / PUBLISHED_ROW_BYTES, share) for num_bytes, share in PUBLISHED]
+
+
+def miss_ratios_chart(curve: Sequence[Row]) -> ChartSpec:
+    """Return the share of rows that each policy loads again, by slots; ``curve`` is of ``miss_ratios``."""
+    table = "miss_ratios_curve"
+    # Bytes on the axis, not slots: tables of several widths share them.
+    points = [_mark(table, row, row["policy"], x=row["bytes"], y=row["refetched_share"]) for row in curve]
+    x = _byte_axis("fast memory, all used for slots", [point["x"] for point in points])
+    y = _percent_axis("refetched share of the rows a batch needs", domain=None)
+    layers = _lines(table, points, (x, y), _color_of(points, _POLICY_COLORS), dashed=["lru"])
+    return chart_spec(layers, "Refetched rows by policy and fast memory")
+
+
+def _color_of(points: Sequence[Row], colors: Mapping[str, str]) -> alt.Color:
+    """Return the colors of the names that occur, in their usual order."""
+    present = {point["name"] for point in points}
+    return _color({name: color for name, color in colors.items() if name in present})
+
+
+def placements_chart(advice: PlacementAdvice) -> ChartSpec:
+    """Return the predicted speed of each placement by fast memory."""
+    table = "placements"
+    points = [
+        _mark(table, row, row["placement"], x=row["fast_bytes"], y=row["batch_size"] / row["step_seconds"])
+        for row in advice_rows(advice)
+    ]
+    x = _byte_axis("fast memory, all uses together", [point["x"] for point in points])
+    y = alt.Y(
+        "y:Q",
+        title="samples per second (predicted)",
+        scale=alt.Scale(domain=[0, 1.05 * max(point["y"] for point in points)], nice=False),
+        axis=alt.Axis(format="~s", tickCount=6),
+    )
+    color = _color_of(points, _PLACEMENT_COLORS)
+    # all-fast has one size, at which others are as fast: a mark that stands out below their dots.
+    alone = [point for point in points if [other["name"] for other in points].count(point["name"]) == 1]
+    layers = [
+        _points(alone, (x, y), color, _tooltip(table), shape="diamond", size=190),
+        *_lines(table, points, (x, y), color),
+    ]
+    return chart_spec(layers, "Predicted speed by placement and fast memory")
+
+
+_VALUE_ROOM = 1.3
+"""Length of the axis beyond the longest bar, where a text stands at its end."""
+
+
+def bar_chart(
+    table: str,
+    description: str,
+    colors: Mapping[str, str],
+    bars: Sequence[tuple[Row, str, float]],
+    marks: Sequence[tuple[Row, str, float]] = (),
+    *,
+    heading: str | None = None,
+    title: str | None = None,
+) -> ChartSpec:
+    """Return horizontal bars from 0, and perhaps marks across them.
+
+    Args:
+        table: the table that has the rows; its first column names them.
+        description: description of the chart, for readers who do not see it.
+        colors: by name in the legend.
+        bars: rows from the top to the bottom, each with its name in the legend and its value.
+        marks: likewise.
+        heading: the column whose cells stand at the end of the bars; None: an axis of percent instead.
+        title: title of the axis of values.
+    """
+    drawn, marked = (
+        [_mark(table, row, name, value=value, label=cells_of(table, row)[0]) for row, name, value in each]
+        for each in (bars, marks)
+    )
+    # Never 0, so that a chart of empty bars still has a scale.
+    most = max([1e-12, *(row["value"] for row in [*drawn, *marked])])
+    if heading is None:
+        axis = alt.Axis(format="~%", tickCount=6)
+    else:
+        most *= _VALUE_ROOM
+        axis = alt.Axis(labels=False, ticks=False, grid=False, domain=False)
+    x = alt.X("value:Q", title=title, scale=alt.Scale(domain=[0, most], nice=heading is None), axis=axis)
+    y = _names([row["label"] for row in drawn])
+    base, across = (
+        alt.Chart(alt.Data(values=each)).encode(x=x, y=y, color=_color(colors), tooltip=_tooltip(table))
+        for each in (drawn, marked)
+    )
+    layers = [base.mark_bar(height=_ROW_HEIGHT * 0.62)]
+    if heading is not None:
+        text = alt.Text(field=heading, type="nominal")
+        ink = alt.value("var(--ink)")
+        layers.append(base.mark_text(align="left", dx=5, fontSize=12).encode(text=text, color=ink))
+    if marks:
+        layers.append(across.mark_tick(opacity=1, thickness=3, height=_ROW_HEIGHT * 0.85))
+    return chart_spec(layers, description, _ROW_HEIGHT * max(1, len(bars)))
+
+
+def dense_chart(dense: Sequence[Row]) -> ChartSpec:
+    """Return the range of each dense feature: 1% to 99%, the middle half, and the median.
+
+    Args:
+        dense: rows of dense features in the series ``log``; those without a value are left out.
+    """
+    places = {"low": "0.01", "from": "0.25", "middle": "0.5", "to": "0.75", "high": "0.99"}
+    rows = [
+        _mark("log_dense", row, row["feature"], **{key: row["quantiles"][at] for key, at in places.items()})
+        for row in dense
+        if row["num_values"]
+    ]
+    low = min((row["low"] for row in rows), default=0)
+    high = max((row["high"] for row in rows), default=1)
+    # Logarithmic on both sides of 0, since dense values span decades and may be 0 or negative. Linear around
+    # it: up to 1, less for small values.
+    largest = max((abs(row[key]) for row in rows for key in places), default=1.0) or 1.0
+    scale = alt.Scale(
+        type="symlog",
+        constant=1.0 if largest >= 10 else max(largest / 100, 1e-6),
+        domain=[min(low, 0), high if high > 0 or low < 0 else 1],
+        nice=False,
+    )
+    ticks = _powers(low, high, most=_MOST_TICKS)
+    axis = alt.Axis(values=ticks, labelExpr=_NUMBER, labelOverlap="greedy", labelSeparation=6)
+    x = alt.X("low:Q", title="value (logarithmic)", scale=scale, axis=axis)
+    y = _names([row["name"] for row in rows], field="name")
+    base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, tooltip=_tooltip("log_dense"))
+    # A rule from the 1st to the 99th percentile, a bar over the middle half, a point at the median.
+    layers = [
+        base.mark_rule(color=BLUE, strokeWidth=1.5).encode(x2="high:Q"),
+        base.mark_bar(color=BLUE, height=_ROW_HEIGHT * 0.5).encode(x=alt.X("from:Q"), x2="to:Q"),
+        base.mark_point(filled=True, color=ORANGE, size=55, opacity=1).encode(x=alt.X("middle:Q")),
+    ]
+    return chart_spec(layers, "Range of each dense feature", _ROW_HEIGHT * max(1, len(rows)))
+
+
+def _powers(low: float, high: float, most: int) -> list[float]:
+    """Return 0 and powers of ten between both ends, fewer if there are many.
+
+    They begin at 1, or where both ends are below 10 at a tenth of the last one.
+    """
+    # Both sides begin at the same power: one close to 0 on one side alone would be drawn at 0.
+    ends = [end for end in (high, -low) if end > 0]
+    first = min(0, max((_last_power(end) for end in ends), default=0) - 1)
+    positive, negative = (
+        [10.0**power for power in range(first, _last_power(end) + 1)] if end > 0 else []
+        for end in (high, -low)
+    )
+    step = max(1, -(-(len(positive) + len(negative)) // most))
+    return [*(-value for value in negative[::step][::-1]), 0.0, *positive[::step]]
+
+
+def _last_power(end: float) -> int:
+    """Return the exponent of the last power of ten up to ``end``."""
+    return math.floor(math.log10(end) + 1e-9)
+
+
+def _names(names: Sequence[str], field: str = "label") -> alt.Y:
+    # Names that are too long are cut by the chart itself, so that the whole name remains in the tooltip.
+    axis = alt.Axis(
+        title=None,
+        ticks=False,
+        domain=False,
+        labelColor="var(--ink)",
+        labelPadding=7,
+        labelLimit=120,
+        labelOverlap=False,
+    )
+    return alt.Y(f"{field}:N", sort=list(names), scale=alt.Scale(padding=0), axis=axis)

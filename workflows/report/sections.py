@@ -7,7 +7,7 @@ at the top: sentences computed from the statistics, and the commands that follow
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ from ...pipeline.statistics.folder import Row
 from ...stats.curves import where_doubling_stops_paying
 from ...train.advice import PlacementAdvice
 from . import tables
-from .chart_kinds import (
+from .charts import (
+    BLUE,
+    ORANGE,
     PUBLISHED,
     PUBLISHED_ROW_BYTES,
-    Bar,
+    ChartSpec,
     bar_chart,
     coverage_chart,
     dense_chart,
@@ -44,7 +46,7 @@ from .sentences import (
     rebuild_commands,
     size_option,
 )
-from .tables import TextTable
+from .tables import TextTable, drift_matrix, text_table
 
 _MOST_BARS = 60
 """Rows of a chart; of a log with more features it has the first ones by size, and the table all."""
@@ -78,54 +80,48 @@ def provenance_section(provenance: dict[str, Any]) -> Section:
 
 def default_runs_sections(found: dict[str, Any]) -> Iterator[Section]:
     """Yield what the placements move with the settings that training has by default."""
-    if not found["placements"]:
+    rows = found["placements"]
+    if not rows:
         return
-    bars = []
-    for row in found["placements"]:
-        # Both ways together decide the order; each way is in the tooltip.
-        to_fast, to_slow = row["bytes_to_fast_per_sample"], row["bytes_to_slow_per_sample"]
-        text = f"{to_fast + to_slow:,.0f} B"
-        tooltip = {
-            "to the fast tier": f"{to_fast:,.0f} B",
-            "to the slow tier": f"{to_slow:,.0f} B",
-            "fast memory for rows": format_byte_size(row["fast_bytes"]),
-        }
-        bars.append(Bar(row["placement"], to_fast + to_slow, text, tooltip=tooltip))
-
     title = "bytes per sample, both ways together"
-    chart = partial(bar_chart, bars, title, "Bytes that each placement moves")
+    bars = [(row, title, row["bytes_to_fast_per_sample"] + row["bytes_to_slow_per_sample"]) for row in rows]
+    table = "default_runs_placements"
+    description = "Bytes that each placement moves"
+    chart = partial(
+        bar_chart, table, description, {title: BLUE}, bars, heading="both per sample", title=title
+    )
     text = tables.describe_default_runs(found)
-    yield Section("default-runs", "What do the placements move?", text, chart, [tables.default_runs(found)])
+    yield Section("default-runs", "What do the placements move?", text, chart, [text_table(table, rows)])
 
 
 def hot_tables_section(rows: Sequence[Row]) -> Section:
     """Return which tables take the plan's fast memory."""
-    largest = tables.by_hot_bytes(rows)
-    bars = [
-        Bar(
-            row["table"],
-            row["hot_bytes_share"] or 0.0,
-            f"{percent(row['hot_bytes_share'])} · {percent(row['cold_lookup_share'])}",
-            row["cold_lookup_share"],
-            {
-                "hot rows": f"{row['num_hot_rows']:,} of {row['num_rows']:,}",
-                "hot bytes": format_byte_size(row["hot_bytes"]),
-                "hot lookups": percent(row["hot_lookup_share"]),
-                "of all cold lookups": percent(row["cold_lookup_share"]),
-            },
-        )
-        for row in largest[:_MOST_BARS]
-    ]
-
-    title = "share of the hot bytes (bar) and of all cold lookups (mark)"
-    chart = partial(bar_chart, bars, title, "Share of the hot bytes by table")
+    largest = tables.by_hot_bytes(rows)[:_MOST_BARS]
+    chart = _bars_and_marks(
+        "hot_tables",
+        "Share of the hot bytes by table",
+        largest,
+        {"share of the hot bytes": "hot_bytes_share", "share of all cold lookups": "cold_lookup_share"},
+    )
     # The reading is explained in words, because the chart holds two shares of different wholes.
     text = (
         "Bars show each table's share of the plan's hot bytes, marks its share of the lookups that still hit "
         "cold rows. A table with a long bar and a mark far out would use more; one with a short bar and a "
         "mark near 0 has all it needs."
     )
-    return Section("hot-tables", "Which tables use the hot rows?", text, chart, [tables.hot_tables(rows)])
+    numbers = text_table("hot_tables", rows)
+    return Section("hot-tables", "Which tables use the hot rows?", text, chart, [numbers])
+
+
+def _bars_and_marks(
+    table: str, description: str, rows: Sequence[Row], shares: dict[str, str]
+) -> Callable[[], ChartSpec]:
+    """Return a chart with one share of each row as a bar and another as a mark; ``shares`` has their keys."""
+    bars, marks = (
+        [(row, name, row[key] or 0.0) for row in rows if row[key] is not None or name in list(shares)[:1]]
+        for name, key in shares.items()
+    )
+    return partial(bar_chart, table, description, dict(zip(shares, (BLUE, ORANGE), strict=True)), bars, marks)
 
 
 def log_sections(log: dict[str, Any]) -> Iterator[Section]:
@@ -144,59 +140,42 @@ def _labels(log: dict[str, Any]) -> Iterator[Section]:
     if not parts:
         return
     bars = [
-        Bar(
-            row["part"],
-            row["label_rate"] or 0.0,
-            percent(row["label_rate"], 2),
-            tooltip={"samples": f"{row['num_samples']:,}", "clicks": f"{row['num_clicks']:,}"},
-            color="var(--blue)" if row["is_training"] else "var(--orange)",
-        )
+        (row, "training" if row["is_training"] else "evaluation", row["label_rate"])
         for row in parts[:_MOST_BARS]
     ]
-
-    chart = partial(bar_chart, bars, "label rate", "Label rate of each part of the log")
+    colors = {"training": BLUE, "evaluation": ORANGE}
+    description = "Label rate of each part of the log"
+    chart = partial(bar_chart, "log_parts", description, colors, bars, heading="label rate")
     text = (
-        "The share of clicked samples (label 1) in each part of the log, in the order of the log; parts for "
-        "evaluation are orange. Below, the same of fully hot, mixed and evaluation samples: if hot and mixed "
-        "ones differ, a model that trains on one kind first sees another log."
+        "The share of clicked samples (label 1) in each part of the log, in the order of the log. Below, the "
+        "same of fully hot, mixed and evaluation samples: if hot and mixed ones differ, a model that trains "
+        "on one kind first sees another log."
     )
-    yield Section(
-        "labels", "How often is the label 1?", text, chart, [tables.parts(log)], [tables.labels(log)]
-    )
+    numbers, shown = (text_table(f"log_{name}", log[name]) for name in ("parts", "labels"))
+    yield Section("labels", "How often is the label 1?", text, chart, [numbers], [shown])
 
 
 def _missing(log: dict[str, Any]) -> Section:
     rows = log["missing"]
+    title = "Which values are missing?"
+    numbers = text_table("log_missing", rows)
     # A table with all features is below; the chart shows those that lack most.
     lacking = [row for row in rows if row["missing_share"]]
-    most_first = sorted(lacking, key=lambda row: -(row["missing_share"] or 0.0))[:_MOST_BARS]
-    bars = [
-        Bar(
-            row["feature"],
-            row["missing_share"] or 0.0,
-            " · ".join(filter(None, map(percent, (row["missing_share"], row["evaluation_missing_share"])))),
-            row["evaluation_missing_share"],
-            {
-                "in evaluation": percent(row["evaluation_missing_share"]),
-                "label rate if missing": percent(row["label_rate_missing"]),
-                "if present": percent(row["label_rate_present"]),
-            },
-        )
-        for row in most_first
-    ]
-
-    title = "share of samples without a value: training (bar), evaluation (mark)"
-    chart = partial(bar_chart, bars, title, "Missing values by feature")
-    num_whole = len(rows) - len(lacking)
-    if not bars:
+    if not lacking:
         text = "Every feature has a value in every training sample."
-        return Section("missing", "Which values are missing?", text, None, [tables.missing(log)])
-    text = (
-        f"{num_whole} of {len(rows)} features have a value in every training sample. Bars show the share of "
-        "training samples without one, marks that of evaluation samples. The table compares the label rates: "
-        "where they differ, that a value is missing says something by itself."
+        return Section("missing", title, text, None, [numbers])
+    chart = _bars_and_marks(
+        "log_missing",
+        "Missing values by feature",
+        sorted(lacking, key=lambda row: -row["missing_share"])[:_MOST_BARS],
+        {"training samples without a value": "missing_share", "evaluation": "evaluation_missing_share"},
     )
-    return Section("missing", "Which values are missing?", text, chart, [tables.missing(log)])
+    text = (
+        f"{len(rows) - len(lacking)} of {len(rows)} features have a value in every training sample. Bars "
+        "show the share of training samples without one, marks that of evaluation samples. The table "
+        "compares the label rates: where they differ, that a value is missing says something by itself."
+    )
+    return Section("missing", title, text, chart, [numbers])
 
 
 def _dense(log: dict[str, Any]) -> Section:
@@ -216,8 +195,10 @@ def _dense(log: dict[str, Any]) -> Section:
         )
     else:
         text += "No value is made 0 by a transform."
-    shown = [tables.dense(log)]
-    return Section("dense", "Dense features", text, chart, [tables.dense_bins(log)], shown)
+    shown = [text_table("log_dense", rows)]
+    return Section(
+        "dense", "Dense features", text, chart, [text_table("log_dense_bins", log["dense_bins"])], shown
+    )
 
 
 def categories_section(rows: Sequence[Row], folder: Path) -> Section:
@@ -227,7 +208,9 @@ def categories_section(rows: Sequence[Row], folder: Path) -> Section:
         "their share of the table's lookups and the label rate of their samples. More of one table:"
     )
     command = shlex.join(["hotset", "stats", str(folder), "--feature", rows[0]["table"], "--top", "100"])
-    return Section("categories", "Top categories", text, None, [], [tables.categories(rows)], [command])
+    return Section(
+        "categories", "Top categories", text, None, [], [text_table("categories", rows)], [command]
+    )
 
 
 _NEARLY_EQUAL = 1.1
@@ -385,7 +368,7 @@ def _hot_samples(statistics: dict[str, Any]) -> Section:
 
     chart = partial(hot_samples_chart, rows, plan_bytes, published_row_bytes=row_bytes)
     title = "How much fast memory do hot rows need?"
-    return Section("hot-samples", title, text, chart, [tables.hot_samples(rows)])
+    return Section("hot-samples", title, text, chart, [text_table("hot_samples", rows)])
 
 
 def _placements(advice: PlacementAdvice, folder: Path) -> Section:
@@ -404,9 +387,17 @@ def _placements(advice: PlacementAdvice, folder: Path) -> Section:
         f"--teraflops {machine['flops'] / 1e12:g}"
     )
 
-    chart = partial(placements_chart, advice["options"], batch_size)
+    chart = partial(placements_chart, advice)
     title = "Which placement, with how much fast memory?"
-    return Section("placements", title, text, chart, [tables.placements(advice)], [], [command])
+    return Section(
+        "placements",
+        title,
+        text,
+        chart,
+        [text_table("placements", tables.advice_rows(advice))],
+        [],
+        [command],
+    )
 
 
 def _memory(advice: PlacementAdvice) -> Section:
@@ -415,8 +406,8 @@ def _memory(advice: PlacementAdvice) -> Section:
         "optimizer state; dense parameters with gradients and optimizer state; activations and inputs of "
         "the batches in flight; and buffers for transfers."
     )
-    every = tables.memory(advice, only_fastest=False)
-    fastest = tables.memory(advice, only_fastest=True)
+    every = text_table("memory", tables.advice_rows(advice, with_too_large=True))
+    fastest = text_table("memory", tables.advice_rows(advice, only_fastest=True))
     return Section("memory", "What uses the fast memory?", text, None, [every], [fastest])
 
 
@@ -430,7 +421,7 @@ def _coverage(statistics: dict[str, Any]) -> Section:
     )
 
     chart = partial(coverage_chart, statistics["coverage"], names, order_of(statistics))
-    return Section("coverage", "Lookup distribution", text, chart, [tables.features(features)])
+    return Section("coverage", "Lookup distribution", text, chart, [text_table("features", features)])
 
 
 def _policies(statistics: dict[str, Any]) -> Iterator[Section]:
@@ -450,8 +441,9 @@ def _policies(statistics: dict[str, Any]) -> Iterator[Section]:
         "permanently, and lfu and lru decide by past use."
     )
 
-    chart = partial(miss_ratios_chart, found)
-    yield Section("policies", "Refetched rows by cache policy", text, chart, [tables.miss_ratios(found)])
+    chart = partial(miss_ratios_chart, found["curve"])
+    numbers = text_table("miss_ratios_curve", found["curve"])
+    yield Section("policies", "Refetched rows by cache policy", text, chart, [numbers])
 
 
 def _unique_rows(statistics: dict[str, Any]) -> Section:
@@ -464,7 +456,7 @@ def _unique_rows(statistics: dict[str, Any]) -> Section:
 
     chart = partial(unique_rows_chart, rows)
     title = "Distinct rows per batch"
-    return Section("unique-rows", title, text, chart if rows else None, [tables.unique_rows(rows)])
+    return Section("unique-rows", title, text, chart if rows else None, [text_table("unique_rows", rows)])
 
 
 def _drift(statistics: dict[str, Any]) -> Section:
@@ -475,14 +467,14 @@ def _drift(statistics: dict[str, Any]) -> Section:
     )
 
     chart = partial(drift_chart, drift["by_age"])
-    shown = [tables.drift_parts(drift)]
+    shown = [text_table("drift_parts", drift["parts"])]
     # With one part there is nothing to compare, and too wide a matrix cannot be read.
     if 1 < len(drift["by_age"]) <= _MOST_PARTS:
         titles: dict[str, str] = {
             "hot_lookup_share": "Share of each part's lookups that hot rows chosen on another part serve",
             "common_rows_share": "Share of each part's hot rows that another part would have chosen too",
         }
-        shown += [tables.drift_matrix(drift, key, title) for key, title in titles.items()]
+        shown += [drift_matrix(drift, key, title) for key, title in titles.items()]
     has_ages = len(drift["by_age"]) > 1
-    table = tables.drift_pairs(drift)
+    table = text_table("drift_pairs", drift["pairs"])
     return Section("drift", "How hot rows age", text, chart if has_ages else None, [table], shown)

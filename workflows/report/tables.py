@@ -1,12 +1,18 @@
-"""The series of the statistics as text tables and Polars frames."""
+"""The series of the statistics as text tables and Polars frames.
+
+A series is rows of plain data. `COLUMNS` has the columns of each that people see: in the terminal, the report
+and the tooltips of its charts. Files and JSON have all of the data.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ...pipeline.errors import format_byte_size
+from ...pipeline.statistics.folder import Row
 from ...pipeline.statistics.frequencies import SERIES
 from ...train.advice import PlacementAdvice
 from .sentences import percent, rounded
@@ -14,12 +20,8 @@ from .sentences import percent, rounded
 if TYPE_CHECKING:
     import polars as pl
 
-
-from ...pipeline.statistics.folder import Row
-
-USES = ("hot", "staging", "dense", "activations", "inputs", "transfers")
-"""Uses of fast memory, in the order of the columns."""
-
+_FEW_CATEGORIES = 5
+"""Categories of a table that are shown."""
 _LEAST_SHADE = 0.15
 """Shade of the least share of a matrix."""
 _LEAST_SHADED_WIDTH = 0.1
@@ -39,101 +41,302 @@ class TextTable:
     """First columns that are text."""
 
 
-def features(rows: Sequence[Row]) -> TextTable:
-    """Return how unevenly the lookups of each table are distributed over its rows."""
-    columns = ["table", "rows", "top 1", "top 10", "top 100", "top 1000"]
-    cells = [
-        [
-            row["name"],
-            f"{row['num_rows']:,}",
-            *(percent(share) for share in row["top_share"].values()),
-            *(f"{needed:,}" for needed in row["rows_for_share"].values()),
-        ]
-        for row in rows
-    ]
-    return TextTable([*columns, "rows for 80%", "for 90%", "for 95%", "for 99%"], cells)
+def count(number: int | None) -> str:
+    """Return a number with its thousands marked; nothing for None."""
+    return "" if number is None else f"{number:,}"
 
 
-def coverage(rows: Sequence[Row]) -> TextTable:
-    """Return the share of lookups that the top rows of each table serve."""
-    cells = [[row["table"], f"{row['num_rows']:,}", percent(row["lookup_share"])] for row in rows]
-    return TextTable(["table", "top rows", "lookups"], cells)
+def _whole(number: float) -> str:
+    return f"{number:,.0f}"
 
 
-def hot_samples(rows: Sequence[Row]) -> TextTable:
-    """Return what each budget makes hot under each order of rows."""
-    cells = [
-        [
-            row["order"],
-            format_byte_size(row["bytes"]),
-            f"{row['num_hot_rows']:,}",
-            percent(row["hot_lookup_share"]),
-            percent(row["hot_sample_share"]),
-        ]
-        for row in rows
-    ]
-    return TextTable(["order", "memory", "hot rows", "hot lookups", "fully hot samples"], cells)
+def _percent_2(share: float | None) -> str:
+    return percent(share, 2)
 
 
-def miss_ratios(found: dict[str, Any]) -> TextTable:
-    """Return the rows that each policy loads again."""
-    cells = [
-        [
-            row["policy"],
-            format_byte_size(row["bytes"]),
-            f"{row['num_slots']:,}",
-            f"{row['num_refetched']:,}",
-            percent(row["refetched_share"]),
-        ]
-        for row in found["curve"]
-    ]
-    return TextTable(["policy", "fast memory", "slots", "refetched rows", "share of rows needed"], cells)
+def _percent_4(share: float) -> str:
+    return percent(share, 4)
 
 
-def unique_rows(rows: Sequence[Row]) -> TextTable:
-    """Return the distinct rows per batch, expected and measured, by batch size."""
-    cells = [
-        [
-            f"{row['batch_size']:,}",
-            f"{row['num_lookups']:,}",
-            f"{row['expected']:,.0f}",
-            f"{row['measured']:,.0f}",
-            f"{100 * (row['measured'] / row['expected'] - 1):+.1f}%",
-        ]
-        for row in rows
-    ]
-    return TextTable(["batch size", "lookups", "expected", "measured", "difference"], cells)
+def _difference(found: float, expected: float) -> str:
+    return f"{100 * (found / expected - 1):+.1f}%"
 
 
-_AGED: dict[str, str] = {
-    "hot lookups": "hot_lookup_share",
-    "fully hot samples": "hot_sample_share",
-    "lookups of unseen rows": "unseen_lookup_share",
+def _sum_of_bytes(*numbers: float) -> str:
+    return f"{sum(numbers):,.0f} B"
+
+
+def _speed(batch_size: int, step_seconds: float) -> str:
+    return rounded(batch_size / step_seconds)
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _hot(is_hot: bool | None) -> str:
+    return "hot" if is_hot else ""
+
+
+def _kind(kind: str) -> str:
+    return "fully hot" if kind == "hot" else kind
+
+
+def _part(is_training: bool) -> str:
+    return "" if is_training else "evaluation"
+
+
+CHOSEN = "<- chosen"
+"""The mark of the plan's budget."""
+
+
+def _chosen(is_chosen: bool) -> str:
+    return CHOSEN if is_chosen else ""
+
+
+def _printable(category: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in category)
+
+
+def shown(category: str, most: int = 32) -> str:
+    """Return a category as one line of printable characters, cut off where it is long."""
+    text = _printable(category)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def short_number(value: float | None) -> str:
+    """Return a number with three digits or so, large ones by thousands: 1234567 as ``1.23 M``."""
+    if value is None:
+        return ""
+    for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(value) >= 0.9995 * unit and abs(value) < 1e13:
+            return f"{value / unit:.3g}{name}"
+    return f"{value:.3g}"
+
+
+def predicted_seconds(seconds: float) -> str:
+    """Return a predicted time in microseconds, with two digits."""
+    return f"{float(f'{1e6 * seconds:.2g}'):,.0f} µs"
+
+
+def predicted_bytes(num_bytes: float) -> str:
+    """Return predicted bytes with two digits."""
+    # Two digits of the number as it is printed, so rounded in its own unit.
+    unit = 1024 ** (max(0, int(num_bytes).bit_length() - 1) // 10)
+    return format_byte_size(float(f"{num_bytes / unit:.2g}") * unit)
+
+
+_SERVED = (
+    ("hot lookups", "hot_lookup_share", percent),
+    ("fully hot samples", "hot_sample_share", percent),
+    ("lookups of unseen rows", "unseen_lookup_share", percent),
+)
+_LABELS = (
+    ("clicks", "num_clicks", count),
+    ("label rate", "label_rate", _percent_2),
+)
+_FAST = (("fast memory", "fast_bytes", format_byte_size), ("placement", "placement", str))
+USES = ("hot", "staging", "dense", "activations", "inputs", "transfers")
+"""Uses of fast memory, in the order of the columns."""
+
+COLUMNS: dict[str, Sequence[tuple[str, str, Callable[..., str]]]] = {
+    "features": (
+        ("table", "name", str),
+        ("rows", "num_rows", count),
+        *((f"top {k}", f"top_share_{k}", percent) for k in (1, 10, 100, 1000)),
+        ("rows for 80%", "rows_for_share_0.8", count),
+        *((f"for {k}%", f"rows_for_share_{k / 100:g}", count) for k in (90, 95, 99)),
+    ),
+    "budgets": (
+        ("hot bytes", "bytes", format_byte_size),
+        ("hot rows", "num_hot_rows", count),
+        ("of all rows", "row_share", _percent_2),
+        ("hot lookups", "hot_lookup_share", percent),
+        ("fully hot samples", "hot_sample_share", percent),
+        ("", "is_chosen", _chosen),
+    ),
+    "coverage": (
+        ("table", "table", str),
+        ("top rows", "num_rows", count),
+        ("lookups", "lookup_share", percent),
+    ),
+    "hot_samples": (
+        ("order", "order", str),
+        ("memory", "bytes", format_byte_size),
+        ("hot rows", "num_hot_rows", count),
+        ("hot lookups", "hot_lookup_share", percent),
+        ("fully hot samples", "hot_sample_share", percent),
+    ),
+    "miss_ratios_curve": (
+        ("policy", "policy", str),
+        ("fast memory", "bytes", format_byte_size),
+        ("slots", "num_slots", count),
+        ("refetched rows", "num_refetched", count),
+        ("share of rows needed", "refetched_share", percent),
+    ),
+    "default_runs_placements": (
+        ("placement", "placement", str),
+        ("fast memory for rows", "fast_bytes", format_byte_size),
+        ("to fast", "bytes_to_fast", format_byte_size),
+        ("to slow", "bytes_to_slow", format_byte_size),
+        ("both per sample", "bytes_to_fast_per_sample bytes_to_slow_per_sample", _sum_of_bytes),
+        ("rows initialized on first use", "rows_initialized", count),
+        ("transfers shortened", "shortened", count),
+    ),
+    "unique_rows": (
+        ("batch size", "batch_size", count),
+        ("lookups", "num_lookups", count),
+        ("expected", "expected", _whole),
+        ("measured", "measured", _whole),
+        ("difference", "measured expected", _difference),
+    ),
+    "drift_parts": (
+        ("part", "name", str),
+        ("samples", "num_samples", count),
+        ("hot lookups under the plan", "plan_hot_lookup_share", percent),
+        ("fully hot samples under the plan", "plan_hot_sample_share", percent),
+        ("out-of-vocabulary lookups", "no_id_share", percent),
+    ),
+    "drift_pairs": (
+        ("chosen on", "chosen_on", str),
+        ("serves", "serves", str),
+        ("rows in common", "common_rows_share", percent),
+        *_SERVED,
+    ),
+    "drift_by_age": (("age (parts)", "age", count), *_SERVED),
+    "hot_tables": (
+        ("table", "table", str),
+        ("rows", "num_rows", count),
+        ("hot rows", "num_hot_rows", count),
+        ("hot bytes", "hot_bytes", format_byte_size),
+        ("of the budget", "hot_bytes_share", percent),
+        ("of all lookups", "lookup_share", percent),
+        ("hot lookups", "hot_lookup_share", percent),
+        ("of all cold lookups", "cold_lookup_share", percent),
+        ("evaluation lookups of oov", "evaluation_oov_share", percent),
+    ),
+    "log_labels": (("samples", "kind", _kind), ("number", "num_samples", count), *_LABELS),
+    "log_parts": (
+        ("part", "part", str),
+        ("samples", "num_samples", count),
+        *_LABELS,
+        ("", "is_training", _part),
+    ),
+    "log_missing": (
+        ("feature", "feature", str),
+        ("type", "type", str),
+        ("missing", "missing_share", percent),
+        ("in evaluation", "evaluation_missing_share", percent),
+        ("label rate if missing", "label_rate_missing", percent),
+        ("if present", "label_rate_present", percent),
+    ),
+    "log_dense": (
+        ("feature", "feature", str),
+        ("transform", "transform", str),
+        ("missing", "missing_share", percent),
+        ("zero", "zero_share", percent),
+        ("negative", "negative_share", percent),
+        ("made 0", "clamped_share", percent),
+        ("least", "min", short_number),
+        ("mean", "mean", short_number),
+        ("5%", "quantiles_0.05", short_number),
+        ("median", "quantiles_0.5", short_number),
+        ("95%", "quantiles_0.95", short_number),
+        ("greatest", "max", short_number),
+    ),
+    "log_dense_bins": (
+        ("feature", "feature", str),
+        ("from", "low", short_number),
+        ("to", "high", short_number),
+        ("values", "num_values", count),
+    ),
+    "categories": (
+        ("table", "table", str),
+        ("category", "category", shown),
+        ("lookups", "num_lookups", count),
+        ("share", "lookup_share", percent),
+        ("label rate", "label_rate", percent),
+        ("", "is_hot", _hot),
+    ),
+    "rows_of_table": (
+        ("id", "id", count),
+        ("category", "category", _printable),
+        ("lookups", "count", count),
+        ("share", "share", _percent_4),
+        ("up to here", "cumulative_share", _percent_4),
+        ("", "is_hot", _hot),
+    ),
+    "placements": (
+        *_FAST,
+        ("samples/s", "batch_size step_seconds", _speed),
+        ("step", "step_seconds", predicted_seconds),
+        ("to fast per step", "to_fast_bytes", predicted_bytes),
+        ("to slow per step", "to_slow_bytes", predicted_bytes),
+        ("prefetch", "prefetch", _text),
+        ("needs", "memory_bytes", format_byte_size),
+    ),
+    "memory": (
+        *_FAST,
+        *((use, f"memory_{use}", format_byte_size) for use in USES),
+        ("sum", "memory_bytes", format_byte_size),
+    ),
 }
+"""By table its columns: the heading, the keys of a flat row, and how their values are written."""
 
 
-def drift_parts(drift: dict[str, Any]) -> TextTable:
-    """Return what the plan's hot rows serve in each part of the log."""
-    shares: dict[str, str] = {
-        "hot lookups under the plan": "plan_hot_lookup_share",
-        "fully hot samples under the plan": "plan_hot_sample_share",
-        "out-of-vocabulary lookups": "no_id_share",
-    }
-    cells = [
-        [part["name"], f"{part['num_samples']:,}", *(percent(part[key]) for key in shares.values())]
-        for part in drift["parts"]
+_TEXTS = (str, shown, _kind)
+
+
+def text_table(name: str, rows: Sequence[Row], title: str = "") -> TextTable:
+    """Return rows as a table with the columns that `COLUMNS` has under ``name``."""
+    columns = COLUMNS[name]
+    if name == "hot_tables":
+        rows = by_hot_bytes(rows)
+    if name == "categories":
+        rows = _first_categories(rows)
+    num_texts = next(place for place, (*_, write) in enumerate(columns) if write not in _TEXTS)
+    headings = [heading for heading, _, _ in columns]
+    return TextTable(headings, [cells_of(name, row) for row in rows], title, num_texts=num_texts)
+
+
+def cells_of(name: str, row: Row) -> list[str]:
+    """Return the cells of one row of the table ``name``."""
+    flat = _flat(row)
+    return [write(*(flat[key] for key in keys.split())) for _, keys, write in COLUMNS[name]]
+
+
+def by_hot_bytes(rows: Sequence[Row]) -> list[Row]:
+    """Return tables from the one with the most hot bytes to the one with the fewest."""
+    return sorted(rows, key=lambda row: -int(row["hot_bytes"]))
+
+
+def _first_categories(rows: Sequence[Row]) -> list[Row]:
+    """Return the most frequent categories of each table, which has its name in the first line alone."""
+    places: Counter[str] = Counter()
+    found = []
+    for row in rows:
+        places[row["table"]] += 1
+        if places[row["table"]] <= _FEW_CATEGORIES:
+            found.append(row if places[row["table"]] == 1 else row | {"table": ""})
+    return found
+
+
+def advice_rows(
+    advice: PlacementAdvice, *, only_fastest: bool = False, with_too_large: bool = False
+) -> list[Row]:
+    """Return the placements of each size of fast memory, the fastest first, as rows of ``placements``."""
+    return [
+        {**one, "fast_bytes": option["fast_bytes"], "batch_size": advice["workload"]["batch_size"]}
+        for option in advice["options"]
+        for one in [
+            *option["placements"][: 1 if only_fastest else None],
+            *(option["too_large"] if with_too_large else []),
+        ]
     ]
-    return TextTable(["part", "samples", *shares], cells)
-
-
-def drift_by_age(drift: dict[str, Any]) -> TextTable:
-    """Return what hot rows serve as they age."""
-    cells = [[f"{row['age']}", *(percent(row[key]) for key in _AGED.values())] for row in drift["by_age"]]
-    return TextTable(["age (parts)", *_AGED], cells)
 
 
 def drift_matrix(drift: dict[str, Any], key: str, title: str) -> TextTable:
-    """Return one share of `drift_pairs` as a matrix: a row for each hot set, a column for each part.
+    """Return one share of the pairs of drift as a matrix: a row for each hot set, a column for each part.
 
     Shades run from the least share shown to the greatest, but over at least ten percentage points, so that
     equal shades mean equal shares and small differences look small.
@@ -158,252 +361,8 @@ def _shade(share: float | None, low: float, width: float) -> float:
     return 0.0 if share is None else _LEAST_SHADE + (1 - _LEAST_SHADE) * (share - low) / width
 
 
-def drift_pairs(drift: dict[str, Any]) -> TextTable:
-    """Return what the hot rows of each part serve in each other part."""
-    shares: dict[str, str] = {"rows in common": "common_rows_share", **_AGED}
-    cells = [
-        [pair["chosen_on"], pair["serves"], *(percent(pair[key]) for key in shares.values())]
-        for pair in drift["pairs"]
-    ]
-    return TextTable(["chosen on", "serves", *shares], cells)
-
-
-def placements(advice: PlacementAdvice) -> TextTable:
-    """Return the predicted steps of every placement that fits each size."""
-    batch = advice["workload"]["batch_size"]
-    cells = [
-        [
-            format_byte_size(option["fast_bytes"]),
-            one["placement"],
-            rounded(batch / one["step_seconds"]),
-            predicted_seconds(one["step_seconds"]),
-            predicted_bytes(one["to_fast_bytes"]),
-            predicted_bytes(one["to_slow_bytes"]),
-            "" if one["prefetch"] is None else str(one["prefetch"]),
-            format_byte_size(one["memory_bytes"]),
-        ]
-        for option in advice["options"]
-        for one in option["placements"]
-    ]
-    columns = ["fast memory", "placement", "samples/s", "step", "to fast per step", "to slow per step"]
-    return TextTable([*columns, "prefetch", "needs"], cells)
-
-
-def predicted_seconds(seconds: float) -> str:
-    """Return a predicted time in microseconds, with two digits."""
-    return f"{float(f'{1e6 * seconds:.2g}'):,.0f} µs"
-
-
-def predicted_bytes(num_bytes: float) -> str:
-    """Return predicted bytes with two digits."""
-    # Two digits of the number as it is printed, so rounded in its own unit.
-    unit = 1024 ** (max(0, int(num_bytes).bit_length() - 1) // 10)
-    return format_byte_size(float(f"{num_bytes / unit:.2g}") * unit)
-
-
-def memory(advice: PlacementAdvice, *, only_fastest: bool) -> TextTable:
-    """Return bytes by use, of the fastest placement that fits each size or of all, even those too large."""
-    # The placements of a size are sorted by speed, the fastest first.
-    cells = [
-        [
-            format_byte_size(option["fast_bytes"]),
-            one["placement"],
-            *(format_byte_size(one["memory"][use]) for use in USES),
-            format_byte_size(one["memory_bytes"]),
-        ]
-        for option in advice["options"]
-        for one in (
-            option["placements"][:1] if only_fastest else [*option["placements"], *option["too_large"]]
-        )
-    ]
-    return TextTable(["fast memory", "placement", *USES, "sum"], cells)
-
-
-def series_frames(statistics: dict[str, Any]) -> Iterator[tuple[str, pl.DataFrame]]:
-    """Yield each series by name; a series of several tables is named ``SERIES_TABLE``."""
-    # Polars takes 0.2 s to import, which other outputs do without.
-    import polars as pl
-
-    for name, rows in _named_tables(statistics):
-        yield name, pl.DataFrame([_flat(row) for row in rows], infer_schema_length=None)
-
-
-def _named_tables(statistics: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield each series and its rows; a series of several tables is named ``SERIES_TABLE``."""
-    series = cast(Mapping[str, Any], statistics)
-    for name in SERIES:
-        found = series.get(name, {})
-        if isinstance(found, list):
-            yield name, found
-            continue
-        for key, rows in found.items():
-            # Single figures have no table; --json has them.
-            if isinstance(rows, list):
-                yield f"{name}_{key}", rows
-
-
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row without nesting: ``{"top_share": {"1": 0.5}}`` -> ``{"top_share_1": 0.5}``."""
-    flat: dict[str, Any] = {}
-    for key, cell in row.items():
-        if isinstance(cell, dict):
-            flat |= {f"{key}_{inner_key}": inner for inner_key, inner in cell.items()}
-        else:
-            flat[key] = cell
-    return flat
-
-
-_FEW_CATEGORIES = 5
-"""Categories of a table that are shown."""
-
-
-def labels(log: dict[str, Any]) -> TextTable:
-    """Return the label rates of hot, mixed and evaluation samples."""
-    names = {"hot": "fully hot", "mixed": "mixed", "evaluation": "evaluation"}
-    cells = [[names[row["kind"]], *_label_cells(row)] for row in log["labels"]]
-    return TextTable(["samples", "number", "clicks", "label rate"], cells)
-
-
-def parts(log: dict[str, Any]) -> TextTable:
-    """Return the label rate of each part of the log."""
-    cells = [
-        [row["part"], *_label_cells(row), "" if row["is_training"] else "evaluation"] for row in log["parts"]
-    ]
-    return TextTable(["part", "samples", "clicks", "label rate", ""], cells)
-
-
-def _label_cells(row: Row) -> list[str]:
-    clicks = row["num_clicks"]
-    return [f"{row['num_samples']:,}", "" if clicks is None else f"{clicks:,}", percent(row["label_rate"], 2)]
-
-
-def missing(log: dict[str, Any]) -> TextTable:
-    """Return how often each feature has no value, and how the samples without one were labeled."""
-    cells = [
-        [
-            row["feature"],
-            row["type"],
-            percent(row["missing_share"]),
-            percent(row["evaluation_missing_share"]),
-            percent(row["label_rate_missing"]),
-            percent(row["label_rate_present"]),
-        ]
-        for row in log["missing"]
-    ]
-    columns = ["feature", "type", "missing", "in evaluation", "label rate if missing", "if present"]
-    return TextTable(columns, cells)
-
-
-def dense(log: dict[str, Any]) -> TextTable:
-    """Return the values of each dense feature, and what its transform does to them."""
-    cells = [
-        [
-            row["feature"],
-            row["transform"],
-            percent(row["missing_share"]),
-            percent(row["zero_share"]),
-            percent(row["negative_share"]),
-            percent(row["clamped_share"]),
-            *(short_number(row[key]) for key in ("min", "mean")),
-            *(short_number(row["quantiles"][share]) for share in ("0.05", "0.5", "0.95")),
-            short_number(row["max"]),
-        ]
-        for row in log["dense"]
-    ]
-    columns = ["feature", "transform", "missing", "zero", "negative", "made 0"]
-    return TextTable([*columns, "least", "mean", "5%", "median", "95%", "greatest"], cells)
-
-
-def dense_bins(log: dict[str, Any]) -> TextTable:
-    """Return the values of each dense feature by powers of two."""
-    cells = [
-        [row["feature"], short_number(row["low"]), short_number(row["high"]), f"{row['num_values']:,}"]
-        for row in log["dense_bins"]
-    ]
-    return TextTable(["feature", "from", "to", "values"], cells)
-
-
-def short_number(value: float | None) -> str:
-    """Return a number with three digits or so, large ones by thousands: 1234567 as ``1.23 M``."""
-    if value is None:
-        return ""
-    for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if abs(value) >= 0.9995 * unit and abs(value) < 1e13:
-            return f"{value / unit:.3g}{name}"
-    return f"{value:.3g}"
-
-
-def hot_tables(rows: Sequence[Row]) -> TextTable:
-    """Return what each table takes of the hot budget, the largest first, and which lookups still miss it."""
-    cells = [
-        [
-            row["table"],
-            f"{row['num_rows']:,}",
-            f"{row['num_hot_rows']:,}",
-            format_byte_size(row["hot_bytes"]),
-            percent(row["hot_bytes_share"]),
-            percent(row["lookup_share"]),
-            percent(row["hot_lookup_share"]),
-            percent(row["cold_lookup_share"]),
-            percent(row["evaluation_oov_share"]),
-        ]
-        for row in by_hot_bytes(rows)
-    ]
-    columns = ["table", "rows", "hot rows", "hot bytes", "of the budget", "of all lookups"]
-    return TextTable([*columns, "hot lookups", "of all cold lookups", "evaluation lookups of oov"], cells)
-
-
-def by_hot_bytes(rows: Sequence[Row]) -> list[Row]:
-    """Return tables from the one with the most hot bytes to the one with the fewest."""
-    return sorted(rows, key=lambda row: -int(row["hot_bytes"]))
-
-
-def categories(rows: Sequence[Row]) -> TextTable:
-    """Return the top categories of each table."""
-    cells = []
-    # A table has a name in its first line alone, and only its most frequent categories are printed.
-    places: dict[str, int] = {}
-    for row in rows:
-        place = places[row["table"]] = places.get(row["table"], 0) + 1
-        if place <= _FEW_CATEGORIES:
-            cells.append(
-                [
-                    row["table"] if place == 1 else "",
-                    shown(row["category"]),
-                    f"{row['num_lookups']:,}",
-                    percent(row["lookup_share"]),
-                    percent(row["label_rate"]),
-                    "hot" if row["is_hot"] else "",
-                ]
-            )
-    return TextTable(["table", "category", "lookups", "share", "label rate", ""], cells, num_texts=2)
-
-
-def shown(category: str, most: int = 32) -> str:
-    """Return a category as one line of printable characters, cut off where it is long."""
-    text = "".join(letter if letter.isprintable() else " " for letter in category)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def default_runs(found: dict[str, Any]) -> TextTable:
-    """Return what each placement moves with the settings that training has by default."""
-    cells = [
-        [
-            row["placement"],
-            format_byte_size(row["fast_bytes"]),
-            *(format_byte_size(row[key]) for key in ("bytes_to_fast", "bytes_to_slow")),
-            f"{row['bytes_to_fast_per_sample'] + row['bytes_to_slow_per_sample']:,.0f} B",
-            f"{row['rows_initialized']:,}",
-            f"{row['shortened']:,}",
-        ]
-        for row in found["placements"]
-    ]
-    columns = ["placement", "fast memory for rows", "to fast", "to slow", "both per sample"]
-    return TextTable([*columns, "rows initialized on first use", "transfers shortened"], cells)
-
-
 def describe_default_runs(found: dict[str, Any]) -> str:
-    """Return the settings that `default_runs` were simulated with."""
+    """Return the settings that default runs were simulated with."""
     settings = found["settings"]
     # Where only the first batches of an epoch were simulated, that is said.
     batches = f"{settings['num_batches']:,}"
@@ -420,3 +379,36 @@ def describe_default_runs(found: dict[str, Any]) -> str:
         f"{settings['cache_policy']} in {settings['cache_slots']:,} slots; fae: the fewest switches, as with "
         "--fae-variant code. A run counts the same bytes."
     )
+
+
+def series_frames(statistics: Mapping[str, Any]) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Yield each series by name; a series of several tables is named ``SERIES_TABLE``."""
+    # Polars takes 0.2 s to import, which other outputs do without.
+    import polars as pl
+
+    for name, rows in named_tables(statistics):
+        yield name, pl.DataFrame([_flat(row) for row in rows], infer_schema_length=None)
+
+
+def named_tables(statistics: Mapping[str, Any]) -> Iterator[tuple[str, list[Row]]]:
+    """Yield each series and its rows; a series of several tables is named ``SERIES_TABLE``."""
+    for name in SERIES:
+        found = statistics.get(name, {})
+        if isinstance(found, list):
+            yield name, found
+            continue
+        for key, rows in found.items():
+            # Single figures have no table; --json has them.
+            if isinstance(rows, list):
+                yield f"{name}_{key}", rows
+
+
+def _flat(row: Mapping[str, Any]) -> Row:
+    """Return a row without nesting: ``{"top_share": {"1": 0.5}}`` -> ``{"top_share_1": 0.5}``."""
+    flat: Row = {}
+    for key, cell in row.items():
+        if isinstance(cell, dict):
+            flat |= {f"{key}_{inner_key}": inner for inner_key, inner in cell.items()}
+        else:
+            flat[key] = cell
+    return flat

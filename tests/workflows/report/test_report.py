@@ -34,11 +34,11 @@ from hotset.tests.support.browser import Seen, open_page
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv
 from hotset.train.advice import AdviceConfig, advise
 from hotset.workflows.cli import main
-from hotset.workflows.report import tables as series_tables
-from hotset.workflows.report.chart_kinds import _powers, published_points
+from hotset.workflows.report.charts import _powers, published_points
 from hotset.workflows.report.page import _commands
 from hotset.workflows.report.sections import advise_reader, build_page
 from hotset.workflows.report.sentences import budget_sentences, drift_sentences, preprocess_command
+from hotset.workflows.report.tables import advice_rows, text_table
 from hotset.workflows.report.write import write_html, write_parquet
 
 SECTIONS = (
@@ -318,7 +318,7 @@ def test_powers_of_ten_are_between_the_ends(low: float, high: float, most: int, 
 
 def test_predictions_have_two_digits(folder: Path) -> None:
     advice = advise(folder / "<data>", AdviceConfig(), Machine())
-    for row in series_tables.placements(advice).rows:
+    for row in text_table("placements", advice_rows(advice)).rows:
         speed, step, *moved = row[2:6]
         for text in (speed, step, *moved):
             digits = re.sub(r"[^0-9.]", "", text).replace(".", "").strip("0")

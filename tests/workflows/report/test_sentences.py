@@ -15,7 +15,6 @@ import pytest
 from hotset.pipeline.errors import GIB, MIB, parse_byte_size
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.statistics.folder import provenance
-from hotset.pipeline.statistics.traffic import MissRatios
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
 from hotset.tests.support.logs.list_logs import KINDS
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_parquet
@@ -162,7 +161,7 @@ def test_sentences_tell_where_more_memory_stops_paying_off() -> None:
     assert "every row fits" in budget_sentences(whole)[2]
 
 
-def trace_of(curve: Any) -> MissRatios:
+def trace_of(curve: Any) -> dict[str, Any]:
     return {
         "batch_size": 1,
         "num_batches": 1,

@@ -41,7 +41,7 @@ def test_a_category_is_one_line_of_a_bounded_length() -> None:
 def test_only_the_first_categories_of_each_table_are_shown() -> None:
     row = {"num_lookups": 5, "lookup_share": 0.5, "label_rate": None, "is_hot": True}
     rows: Any = [row | {"table": table, "category": f"{n}"} for table in "ab" for n in range(8)]
-    cells = tables.categories(rows).rows
+    cells = tables.text_table("categories", rows).rows
     assert [line[:2] for line in cells] == [
         [table if n == 0 else "", f"{n}"] for table in "ab" for n in range(5)
     ]

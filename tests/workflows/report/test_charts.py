@@ -1,4 +1,4 @@
-"""Charts over fast memory (`chart_kinds`)."""
+"""Charts over fast memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from hotset.pipeline.statistics.coverage import OrderRow
-from hotset.workflows.report.chart_kinds import hot_samples_chart
+from hotset.workflows.report.charts import hot_samples_chart
 
 _SIZES = (16_384, 65_536, 262_144, 1_646_000)
 
@@ -29,7 +28,7 @@ def chart_of(plan_bytes: int) -> dict[str, Any]:
     """The chart of fully hot samples over four budgets."""
     pytest.importorskip("altair")
     rows = [
-        OrderRow(
+        dict(
             order="frequency",
             bytes=num_bytes,
             num_hot_rows=num_bytes // 128,
