@@ -1,11 +1,4 @@
-"""The report as a whole: the page in a real browser, and the series as Parquet.
-
-Also the tests of the parts of the page: report_page, report_sections, chart_layers, access_charts and
-memory_charts.
-
-Tests `chart_kinds`, `chart_kinds`, `charts`, `sections`, `chart_kinds`, `sections`,
-`page`, `sections` and `write`, too.
-"""
+"""The report as a whole: the page in a real browser, the series as Parquet, and the parts of the page."""
 
 from __future__ import annotations
 
