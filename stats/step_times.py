@@ -6,18 +6,10 @@ at its first rate, and an expectation over the order of training for rows that a
 1.02 times what runs count). The machine is four numbers. Its times are for comparison, not absolute: they
 leave out kernels that do not scale with the batch, which shifts all placements alike.
 
-A codec pays if its work takes less time than it saves. A message of ``raw`` bytes takes
-
-    bytes / bandwidth + encode + decode
-
-seconds in a codec that makes ``bytes`` of them. The delay of the link is the same for all. A codec of ratio
-CR that encodes Tc and decodes Td bytes per second pays below the bandwidth
-
-    (1 - 1 / CR) / (1 / Tc + 1 / Td)
+A codec pays if its work takes less time than it saves; the delay of the link is the same for all.
 
 Source:
-    The cost model of Feng et al., SC'24, arXiv 2407.04272. By its figures, Huffman codes with a ratio of 10
-    at 60 and 40 GB/s do not pay above 21.6 GB/s.
+    The cost model of Feng et al., SC'24, arXiv 2407.04272.
 """
 
 from __future__ import annotations
@@ -122,8 +114,8 @@ def predict(workload: Workload, machine: Machine, budget: Budget) -> list[Predic
     all-fast is among them whatever its size: a prediction states the memory it needs, and the caller leaves
     out what does not fit.
     """
-    placements = (_all_fast, _lookahead, _cache, _fae, _hybrid_dedup, _hybrid)
-    predictions = [predict_one(workload, machine, budget) for predict_one in placements]
+    of = _Predictor(workload, machine, budget)
+    predictions = [of.all_fast(), of.lookahead(), of.cache(), of.fae(), of.hybrid_dedup(), of.hybrid()]
     # Batches are read during the steps before theirs, so only a slow loader holds up a step.
     if machine.loader_samples_per_second is not None:
         least = workload.batch_size / machine.loader_samples_per_second
@@ -146,132 +138,13 @@ def compute_seconds(workload: Workload, machine: Machine) -> float:
     return machine.step_seconds + workload.batch_size * workload.flops_per_sample / machine.flops
 
 
-def _prediction(
-    placement: str,
-    workload: Workload,
-    budget: Budget,
-    seconds: float,
-    compute: float,
-    up: float,
-    down: float,
-    *,
-    hot: int,
-    staging: int = 0,
-    transfers: float = 0.0,
-    prefetch: int | None = None,
-    initialized: float = 0.0,
-) -> Prediction:
-    memory = {
-        "hot": hot,
-        "staging": staging,
-        "dense": workload.dense_bytes,
-        "activations": workload.batch_size * workload.activation_bytes,
-        "inputs": (2 + (prefetch or 0)) * workload.batch_size * workload.input_bytes,
-        "transfers": int(transfers),
-    }
-    return Prediction(
-        placement=placement,
-        hot_bytes=budget.hot_bytes,
-        step_seconds=seconds,
-        compute_seconds=compute,
-        to_fast_bytes=up,
-        to_slow_bytes=down,
-        memory=memory,
-        initialized_bytes=initialized,
-        prefetch=prefetch,
-    )
-
-
-def _all_fast(workload: Workload, machine: Machine, budget: Budget) -> Prediction:
-    compute = compute_seconds(workload, machine)
-    every = workload.num_rows * workload.row_bytes
-    return _prediction("all-fast", workload, budget, compute, compute, 0.0, 0.0, hot=every)
-
-
-def _hybrid(workload: Workload, machine: Machine, budget: Budget) -> Prediction:
-    compute = compute_seconds(workload, machine)
-    vectors = workload.batch_size * workload.rates.lookups_per_sample
-    seconds, moved = _in_place(workload, machine, vectors, _unique(workload))
-    return _prediction(
-        "hybrid", workload, budget, compute + seconds, compute, moved, moved, hot=0, transfers=2 * moved
-    )
-
-
-def _hybrid_dedup(workload: Workload, machine: Machine, budget: Budget) -> Prediction:
-    compute = compute_seconds(workload, machine)
-    unique = _unique(workload)
-    seconds, moved = _in_place(workload, machine, unique, unique)
-    return _prediction(
-        "hybrid-dedup", workload, budget, compute + seconds, compute, moved, moved, hot=0, transfers=2 * moved
-    )
-
-
-def _fae(workload: Workload, machine: Machine, budget: Budget) -> Prediction:
-    """Hot-only batches as all-fast, mixed ones as hybrid, four copies of the hot rows an epoch (R = 50%)."""
-    compute = compute_seconds(workload, machine)
-    # The rows of mixed batches stay on the host: their vectors and gradients cross the link.
-    hot_share = budget.hot_sample_share
-    vectors = workload.batch_size * workload.rates.lookups_per_sample
-    seconds, moved = _in_place(workload, machine, vectors, _unique(workload))
-    hot_bytes = budget.num_hot_rows * workload.row_bytes
-    # Every switch copies all hot rows; as many switches as R = 50% makes, spread over the steps.
-    copied = 2 * hot_bytes / max(1.0, workload.steps_per_epoch)
-    mean_moved = (1 - hot_share) * moved + copied
-    switch = 2 * copied / machine.link_bytes_per_second
-    total = compute + (1 - hot_share) * seconds + switch
-    return _prediction(
-        "fae", workload, budget, total, compute, mean_moved, mean_moved, hot=hot_bytes, transfers=2 * moved
-    )
-
-
-def _cache(workload: Workload, machine: Machine, budget: Budget) -> Prediction:
-    """A cache of all slots that keeps the most frequent rows; a batch waits for its misses."""
-    compute = compute_seconds(workload, machine)
-    # The cache has hot rows and staging in one area, and refetches what falls out of it.
-    slots = (budget.hot_bytes + budget.staging_bytes) // workload.row_bytes
-    uses = _uses(workload)
-    num_passes = uses.num_passes(slots)
-    moved = _moved(uses, uses.cache_loads(slots), num_passes, workload.row_bytes)
-    seconds = (
-        moved.link_bytes / machine.link_bytes_per_second + moved.num_bytes / machine.host_bytes_per_second
-    )
-    return _prediction(
-        "cache", workload, budget, compute + seconds, compute, moved.to_fast, moved.to_slow,
-        initialized=moved.initialized, hot=budget.hot_bytes, staging=budget.staging_bytes,
-        transfers=moved.num_bytes,
-    )  # fmt: skip
-
-
-def _lookahead(workload: Workload, machine: Machine, budget: Budget) -> Prediction:
-    """Rows are loaded ahead of their batch and stay where they are needed again soon enough."""
-    compute = compute_seconds(workload, machine)
-    mixed_share = 1 - budget.hot_sample_share
-    uses = _cold_uses(workload, budget)
-    slots = budget.staging_bytes // workload.row_bytes
-    prefetch = _prefetch(uses, budget, workload.row_bytes)
-    num_passes = uses.num_passes(slots)
-    moved = _moved(uses, uses.lookahead_loads(slots, prefetch), num_passes, workload.row_bytes)
-    transfer = max(
-        moved.link_bytes / machine.link_bytes_per_second, moved.num_bytes / machine.host_bytes_per_second
-    )
-    # Transfers overlap with the computation if there is room to be a step ahead.
-    mixed_seconds = max(compute, transfer) if prefetch else compute + transfer
-    total = compute + mixed_share * (mixed_seconds - compute)
-    return _prediction(
-        "lookahead", workload, budget, total, compute,
-        mixed_share * moved.to_fast, mixed_share * moved.to_slow,
-        initialized=mixed_share * moved.initialized, hot=budget.num_hot_rows * workload.row_bytes,
-        staging=budget.staging_bytes, transfers=moved.num_bytes, prefetch=prefetch,
-    )  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class _Moved:
     """Bytes of rows that a batch moves, the mean over the batches of an epoch."""
 
     to_fast: float
     to_slow: float
-    initialized: float
+    initialized: float = 0.0
     """Bytes of rows at their first use."""
 
     @property
@@ -284,15 +157,142 @@ class _Moved:
         """Bytes of the busier direction: the link carries both simultaneously."""
         return max(self.to_fast, self.to_slow)
 
+    def times(self, share: float) -> _Moved:
+        """Return what is moved where only a share of the batches moves anything."""
+        return _Moved(share * self.to_fast, share * self.to_slow, share * self.initialized)
 
-def _moved(uses: EpochUses, num_loads: float, num_passes: int, row_bytes: int) -> _Moved:
-    """Return what ``num_loads`` loads of an epoch move.
 
-    A first use is not loaded, in any of the passes of its batch; the last pass writes the row back.
-    """
-    loaded = num_loads * row_bytes / uses.num_batches
-    initialized = num_passes * uses.num_first_uses * row_bytes / uses.num_batches
-    return _Moved(max(0.0, loaded - initialized), loaded / num_passes, initialized)
+@dataclass(frozen=True, slots=True)
+class _Predictor:
+    """Predicts each placement for one log, machine and budget."""
+
+    workload: Workload
+    machine: Machine
+    budget: Budget
+
+    def all_fast(self) -> Prediction:
+        every = self.workload.num_rows * self.workload.row_bytes
+        return self._prediction("all-fast", self._compute, _Moved(0.0, 0.0), hot=every)
+
+    def hybrid(self) -> Prediction:
+        return self._without_hot_rows("hybrid", self._num_lookups)
+
+    def hybrid_dedup(self) -> Prediction:
+        return self._without_hot_rows("hybrid-dedup", self._unique_rows)
+
+    def fae(self) -> Prediction:
+        """Hot-only batches as all-fast, mixed ones as hybrid, four copies of the hot rows an epoch (R = 50%)."""
+        # The rows of mixed batches stay on the host: their vectors and gradients cross the link.
+        mixed_share = 1 - self.budget.hot_sample_share
+        seconds, vectors = self._in_place(self._num_lookups)
+        hot_bytes = self.budget.num_hot_rows * self.workload.row_bytes
+        # Every switch copies all hot rows; as many switches as R = 50% makes, spread over the steps.
+        copied = 2 * hot_bytes / max(1.0, self.workload.steps_per_epoch)
+        switch = 2 * copied / self.machine.link_bytes_per_second
+        total = self._compute + mixed_share * seconds + switch
+        mean = mixed_share * vectors + copied
+        return self._prediction("fae", total, _Moved(mean, mean), hot=hot_bytes, transfers=2 * vectors)
+
+    def cache(self) -> Prediction:
+        """A cache of all slots that keeps the most frequent rows; a batch waits for its misses."""
+        # The cache has hot rows and staging in one area, and refetches what falls out of it.
+        budget, machine = self.budget, self.machine
+        slots = (budget.hot_bytes + budget.staging_bytes) // self.workload.row_bytes
+        uses = _uses(self.workload)
+        moved = self._moved(uses, uses.cache_loads(slots), uses.num_passes(slots))
+        link_seconds = moved.link_bytes / machine.link_bytes_per_second
+        seconds = link_seconds + moved.num_bytes / machine.host_bytes_per_second
+        return self._prediction(
+            "cache", self._compute + seconds, moved,
+            hot=budget.hot_bytes, staging=budget.staging_bytes, transfers=moved.num_bytes,
+        )  # fmt: skip
+
+    def lookahead(self) -> Prediction:
+        """Rows are loaded ahead of their batch and stay where they are needed again soon enough."""
+        budget, machine, compute = self.budget, self.machine, self._compute
+        uses = _cold_uses(self.workload, budget)
+        slots = budget.staging_bytes // self.workload.row_bytes
+        prefetch = _prefetch(uses, budget, self.workload.row_bytes)
+        moved = self._moved(uses, uses.lookahead_loads(slots, prefetch), uses.num_passes(slots))
+        link_seconds = moved.link_bytes / machine.link_bytes_per_second
+        transfer = max(link_seconds, moved.num_bytes / machine.host_bytes_per_second)
+        # Transfers overlap with the computation if there is room to be a step ahead.
+        mixed_seconds = max(compute, transfer) if prefetch else compute + transfer
+        mixed_share = 1 - budget.hot_sample_share
+        return self._prediction(
+            "lookahead", compute + mixed_share * (mixed_seconds - compute), moved.times(mixed_share),
+            hot=budget.num_hot_rows * self.workload.row_bytes, staging=budget.staging_bytes,
+            transfers=moved.num_bytes, prefetch=prefetch,
+        )  # fmt: skip
+
+    @property
+    def _compute(self) -> float:
+        return compute_seconds(self.workload, self.machine)
+
+    @property
+    def _num_lookups(self) -> float:
+        return self.workload.batch_size * self.workload.rates.lookups_per_sample
+
+    @property
+    def _unique_rows(self) -> float:
+        """Expected distinct rows of a batch."""
+        return _uses(self.workload).rows_per_batch
+
+    def _prediction(
+        self,
+        placement: str,
+        seconds: float,
+        moved: _Moved,
+        *,
+        hot: int,
+        staging: int = 0,
+        transfers: float = 0.0,
+        prefetch: int | None = None,
+    ) -> Prediction:
+        workload = self.workload
+        memory = {
+            "hot": hot,
+            "staging": staging,
+            "dense": workload.dense_bytes,
+            "activations": workload.batch_size * workload.activation_bytes,
+            "inputs": (2 + (prefetch or 0)) * workload.batch_size * workload.input_bytes,
+            "transfers": int(transfers),
+        }
+        return Prediction(
+            placement=placement,
+            hot_bytes=self.budget.hot_bytes,
+            step_seconds=seconds,
+            compute_seconds=self._compute,
+            to_fast_bytes=moved.to_fast,
+            to_slow_bytes=moved.to_slow,
+            memory=memory,
+            initialized_bytes=moved.initialized,
+            prefetch=prefetch,
+        )
+
+    def _without_hot_rows(self, placement: str, num_vectors: float) -> Prediction:
+        seconds, moved = self._in_place(num_vectors)
+        return self._prediction(
+            placement, self._compute + seconds, _Moved(moved, moved), hot=0, transfers=2 * moved
+        )
+
+    def _in_place(self, num_vectors: float) -> tuple[float, float]:
+        """Return the seconds, and the bytes each way, of sending vectors and receiving gradients."""
+        moved = num_vectors * self.workload.vector_bytes
+        # Rows stay on the host: read for the lookup, read and written for the update.
+        host = moved + 2 * self._unique_rows * self.workload.row_bytes
+        link_seconds = 2 * moved / self.machine.link_bytes_per_second
+        return link_seconds + host / self.machine.host_bytes_per_second, moved
+
+    def _moved(self, uses: EpochUses, num_loads: float, num_passes: int) -> _Moved:
+        """Return what ``num_loads`` loads of an epoch move.
+
+        A first use is not loaded, in any of the passes of its batch; the last pass writes the row back.
+        """
+        row_bytes = self.workload.row_bytes
+        loaded = num_loads * row_bytes / uses.num_batches
+        initialized = num_passes * uses.num_first_uses * row_bytes / uses.num_batches
+        return _Moved(max(0.0, loaded - initialized), loaded / num_passes, initialized)
 
 
 def _uses(workload: Workload) -> EpochUses:
@@ -302,7 +302,7 @@ def _uses(workload: Workload) -> EpochUses:
 def _cold_uses(workload: Workload, budget: Budget) -> EpochUses:
     """Return the uses of cold rows, which the mixed batches have."""
     mixed_share = 1 - budget.hot_sample_share
-    cold = workload.rates.split(budget.num_hot_rows)[1]
+    cold = workload.rates.beyond(budget.num_hot_rows)
     # Cold lookups all fall into mixed samples, so there they are denser.
     mixed = AccessRates(np.minimum(cold.rates / max(1e-12, mixed_share), 1.0), cold.num_rows)
     return EpochUses.of_rates(mixed, mixed_share * workload.num_train_samples, workload.batch_size)
@@ -313,19 +313,6 @@ def _prefetch(uses: EpochUses, budget: Budget, row_bytes: int) -> int:
     most = min(uses.num_first_uses, buffer_rows(uses.rows_per_batch, _OVERFLOW_PROBABILITY))
     width = WidthSizes(budget.num_hot_rows, uses.num_first_uses, row_bytes, most)
     return deepest_prefetch([width], budget.staging_bytes)
-
-
-def _unique(workload: Workload) -> float:
-    """Return the expected distinct rows of a batch."""
-    return _uses(workload).rows_per_batch
-
-
-def _in_place(workload: Workload, machine: Machine, vectors: float, rows: float) -> tuple[float, float]:
-    """Return the seconds, and the bytes each way, of sending vectors and receiving gradients; rows stay."""
-    moved = vectors * workload.vector_bytes
-    # Read for the lookup, read and written for the update.
-    host = moved + 2 * rows * workload.row_bytes
-    return 2 * moved / machine.link_bytes_per_second + host / machine.host_bytes_per_second, moved
 
 
 LEAST_GAIN = 0.05
@@ -359,8 +346,3 @@ def worthwhile_codec(costs: Mapping[str, CodecCost], bytes_per_second: float, ex
     quickest = min(costs, key=lambda name: costs[name].seconds_at(bytes_per_second))
     limit = (1 + LEAST_GAIN) * costs[quickest].seconds_at(bytes_per_second)
     return quickest if costs[exact].seconds_at(bytes_per_second) >= limit else exact
-
-
-def break_even_bandwidth(ratio: float, encoded_per_second: float, decoded_per_second: float) -> float:
-    """Return the bandwidth above which a codec costs more time than it saves, in the unit of the speeds."""
-    return (1 - 1 / ratio) / (1 / encoded_per_second + 1 / decoded_per_second)

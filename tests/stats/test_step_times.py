@@ -1,8 +1,6 @@
 """A codec is used where it saves time, and refused where the link is quicker than the codec.
 
 Predicted steps: what must hold whatever the log, the machine and the budget.
-
-Tests `workload`, too.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from hotset.stats.step_times import (
     Machine,
     Prediction,
     Workload,
-    break_even_bandwidth,
     compute_seconds,
     predict,
     where_more_stops_paying,
@@ -40,11 +37,8 @@ def costs(ratio: float, encoded: float, decoded: float) -> dict[str, CodecCost]:
     return {"none": CodecCost(1, 0), "coded": CodecCost(1 / ratio, 1 / encoded + 1 / decoded)}
 
 
-@pytest.mark.parametrize(("codec", "published"), [(HUFFMAN, 21.6), (VECTOR_LZ, 38.0)])
-def test_published_codecs_do_not_pay_on_a_fast_network(
-    codec: tuple[float, float, float], published: float
-) -> None:
-    assert break_even_bandwidth(*codec) == pytest.approx(published, rel=0.003)
+@pytest.mark.parametrize("codec", [HUFFMAN, VECTOR_LZ])
+def test_published_codecs_do_not_pay_on_a_fast_network(codec: tuple[float, float, float]) -> None:
     assert worthwhile_codec(costs(*codec), 4) == "coded"
     assert worthwhile_codec(costs(*codec), 50) == "none"
 
