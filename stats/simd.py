@@ -13,14 +13,16 @@ wait.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import create_struct_proxy, get_or_insert_function
-from numba.extending import intrinsic, models, overload, register_model
+from numba.core.typing import signature
+from numba.extending import lower_builtin, models, register_model, type_callable
 from numpy.typing import NDArray
 
 WIDTH: Final = 16
@@ -149,237 +151,6 @@ def _folded(left: Float16x, right: Float16x, first: Sequence[int], distance: int
     return joined[numbers] + joined[numbers + distance]
 
 
-class _ValueType(types.Type):  # type: ignore[misc]
-    def __init__(self) -> None:
-        # The name distinguishes this type in the signatures of compiled kernels.
-        super().__init__("float32 x 16")
-
-
-_value_type = _ValueType()
-
-
-@register_model(_ValueType)
-class _ValueModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _VALUE)
-
-
-def _pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    # Of the array's parts only the address of its data is used: positions are not checked.
-    data = create_struct_proxy(signature.args[0])(context, builder, value=arguments[0]).data
-    return builder.bitcast(builder.gep(data, [arguments[1]]), _VALUE.as_pointer())
-
-
-def _lanes(numbers: Sequence[int]) -> Any:
-    return ir.Constant(ir.VectorType(_INT, len(numbers)), list(numbers))
-
-
-def _repeated(builder: Any, number: Any) -> Any:
-    """Return a value of sixteen times a number."""
-    nothing = ir.Constant(_VALUE, ir.Undefined)
-    first = builder.insert_element(nothing, number, _INT(0))
-    return builder.shuffle_vector(first, nothing, _lanes([0] * WIDTH))
-
-
-@intrinsic
-def _load(_: Any, array: Any, position: Any) -> Any:
-    # A value may begin at any number, so only the alignment of a float32 is promised.
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        found = builder.load(_pointer(context, builder, signature, arguments))
-        found.align = _FLOAT_BYTES
-        return found
-
-    return _value_type(array, types.uint64), generate
-
-
-@intrinsic
-def _store(_: Any, array: Any, position: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        written = builder.store(arguments[2], _pointer(context, builder, signature, arguments))
-        written.align = _FLOAT_BYTES
-        return context.get_dummy_value()
-
-    return types.void(array, types.uint64, value), generate
-
-
-@intrinsic
-def _store_quarters(_: Any, array: Any, first: Any, second: Any, third: Any, fourth: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = create_struct_proxy(signature.args[0])(context, builder, value=arguments[0]).data
-        for quarter, position in enumerate(arguments[1:5]):
-            numbers = range(_QUARTER * quarter, _QUARTER * (quarter + 1))
-            part = builder.shuffle_vector(arguments[5], arguments[5], _lanes(numbers))
-            pointer = builder.bitcast(builder.gep(data, [position]), part.type.as_pointer())
-            builder.store(part, pointer).align = _FLOAT_BYTES
-        return context.get_dummy_value()
-
-    return types.void(array, types.uint64, types.uint64, types.uint64, types.uint64, value), generate
-
-
-@intrinsic
-def _zeros(_: Any) -> Any:
-    def generate(*_: Any) -> Any:
-        return ir.Constant(_VALUE, [0.0] * WIDTH)
-
-    return _value_type(), generate
-
-
-@intrinsic
-def _multiply_add(_: Any, left: Any, right: Any, start: Any) -> Any:
-    def generate(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        # One number is repeated sixteen times; a value is unchanged.
-        factor = arguments[0]
-        if signature.args[0] is types.float32:
-            factor = _repeated(builder, factor)
-        # A fused multiply-add by name: the compiler would not fuse a product and a sum by itself.
-        kind = ir.FunctionType(_VALUE, [_VALUE] * 3)
-        function = get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDTH}f32")
-        return builder.call(function, [factor, *arguments[1:]])
-
-    return _value_type(left, right, start), generate
-
-
-@intrinsic
-def _subtract_product(_: Any, start: Any, factor: Any, value: Any) -> Any:
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        # Two instructions, which the compiler leaves apart without fast math.
-        product = builder.fmul(_repeated(builder, arguments[1]), arguments[2])
-        return builder.fsub(arguments[0], product)
-
-    return _value_type(start, types.float32, value), generate
-
-
-@intrinsic
-def _add(_: Any, left: Any, right: Any) -> Any:
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        return builder.fadd(*arguments)
-
-    return _value_type(left, right), generate
-
-
-@intrinsic
-def _keep_where_positive(_: Any, value: Any, other: Any) -> Any:
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        zero = ir.Constant(_VALUE, [0.0] * WIDTH)
-        # An ordered comparison: it does not hold for NaN.
-        return builder.select(builder.fcmp_ordered("<=", arguments[1], zero), zero, arguments[0])
-
-    return _value_type(value, other), generate
-
-
-def _generate_folded(builder: Any, arguments: Any, first: Sequence[int], distance: int) -> Any:
-    found = builder.shuffle_vector(*arguments, _lanes(first))
-    others = builder.shuffle_vector(*arguments, _lanes([each + distance for each in first]))
-    return builder.fadd(found, others)
-
-
-@intrinsic
-def _split_neighbors(_: Any, value: Any) -> Any:
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        return builder.shuffle_vector(arguments[0], arguments[0], _lanes(_SPLIT))
-
-    return _value_type(value), generate
-
-
-@intrinsic
-def _add_halves(_: Any, left: Any, right: Any) -> Any:
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        return _generate_folded(builder, arguments, *_HALVES)
-
-    return _value_type(left, right), generate
-
-
-@intrinsic
-def _add_in_turns(_: Any, left: Any, right: Any) -> Any:
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        return _generate_folded(builder, arguments, *_IN_TURNS)
-
-    return _value_type(left, right), generate
-
-
-@intrinsic
-def _add_quarters(_: Any, left: Any, right: Any) -> Any:
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        return _generate_folded(builder, arguments, *_QUARTERS)
-
-    return _value_type(left, right), generate
-
-
-@intrinsic
-def _add_pairs(_: Any, left: Any, right: Any) -> Any:
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        return _generate_folded(builder, arguments, *_PAIRS)
-
-    return _value_type(left, right), generate
-
-
-@overload(load, inline="always", strict=False)
-def _overload_load(array: Any, position: Any) -> Any:
-    return lambda array, position: _load(array, position)
-
-
-@overload(store, inline="always", strict=False)
-def _overload_store(array: Any, position: Any, value: Any) -> Any:
-    return lambda array, position, value: _store(array, position, value)
-
-
-@overload(store_quarters, inline="always", strict=False)
-def _overload_store_quarters(array: Any, first: Any, second: Any, third: Any, fourth: Any, value: Any) -> Any:
-    return lambda array, first, second, third, fourth, value: _store_quarters(
-        array, first, second, third, fourth, value
-    )
-
-
-@overload(zeros, inline="always", strict=False)
-def _overload_zeros() -> Any:
-    return lambda: _zeros()
-
-
-@overload(multiply_add, inline="always", strict=False)
-def _overload_multiply_add(left: Any, right: Any, start: Any) -> Any:
-    return lambda left, right, start: _multiply_add(left, right, start)
-
-
-@overload(subtract_product, inline="always", strict=False)
-def _overload_subtract_product(start: Any, factor: Any, value: Any) -> Any:
-    return lambda start, factor, value: _subtract_product(start, factor, value)
-
-
-@overload(add, inline="always", strict=False)
-def _overload_add(left: Any, right: Any) -> Any:
-    return lambda left, right: _add(left, right)
-
-
-@overload(keep_where_positive, inline="always", strict=False)
-def _overload_keep_where_positive(value: Any, other: Any) -> Any:
-    return lambda value, other: _keep_where_positive(value, other)
-
-
-@overload(split_neighbors, inline="always", strict=False)
-def _overload_split_neighbors(value: Any) -> Any:
-    return lambda value: _split_neighbors(value)
-
-
-@overload(add_halves, inline="always", strict=False)
-def _overload_add_halves(left: Any, right: Any) -> Any:
-    return lambda left, right: _add_halves(left, right)
-
-
-@overload(add_in_turns, inline="always", strict=False)
-def _overload_add_in_turns(left: Any, right: Any) -> Any:
-    return lambda left, right: _add_in_turns(left, right)
-
-
-@overload(add_quarters, inline="always", strict=False)
-def _overload_add_quarters(left: Any, right: Any) -> Any:
-    return lambda left, right: _add_quarters(left, right)
-
-
-@overload(add_pairs, inline="always", strict=False)
-def _overload_add_pairs(left: Any, right: Any) -> Any:
-    return lambda left, right: _add_pairs(left, right)
-
-
 AHEAD: Final = np.uint64(128)
 """Lookups between asking and reading. On tables of 16 MiB: 18 ns per lookup without, 10 at 16 ahead, 6 at
 64 and more."""
@@ -393,27 +164,142 @@ def prefetch(array: NDArray[Any], position: np.uint64) -> None:
     """
 
 
-@intrinsic
-def _prefetch_compiled(_: Any, array: Any, position: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = create_struct_proxy(signature.args[0])(context, builder, value=arguments[0]).data
-        byte_pointer = ir.IntType(8).as_pointer()
-        flag = ir.IntType(32)
-        pointer = builder.bitcast(builder.gep(data, [arguments[1]]), byte_pointer)
-        kind = ir.FunctionType(ir.VoidType(), [byte_pointer, flag, flag, flag])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [byte_pointer], kind)
-        to_read = flag(0)
-        keep = flag(3)
-        is_data = flag(1)
-        builder.call(function, [pointer, to_read, keep, is_data])
-        return context.get_dummy_value()
-
-    return types.void(array, types.uint64), generate
+class _ValueType(types.Type):  # type: ignore[misc]
+    def __init__(self) -> None:
+        # The name distinguishes this type in the signatures of compiled kernels.
+        super().__init__("float32 x 16")
 
 
-@overload(prefetch, inline="always")
-def _prefetch_overload(array: Any, position: Any) -> Any:
-    def ask(array: Any, position: Any) -> Any:
-        return _prefetch_compiled(array, position)
+_value = _ValueType()
+register_model(_ValueType)(lambda manager, kind: models.PrimitiveModel(manager, kind, _VALUE))
 
-    return ask
+
+def _written_for(function: Callable[..., Any], result: Any, *kinds: Any) -> Any:
+    """Let kernels call a function above: what is decorated writes the instructions.
+
+    Args:
+        function: the one that runs where nothing is compiled.
+        result: Numba's type of what it returns.
+        kinds: the types that its arguments are converted to; None keeps the type.
+    """
+
+    def typed(*given: Any) -> Any:
+        return signature(result, *(kind or each for kind, each in zip(kinds, given, strict=True)))
+
+    typed.pysig = inspect.signature(function)  # type: ignore[attr-defined]
+    type_callable(function)(lambda _: typed)
+    return lower_builtin(function, *[types.Any] * len(kinds))
+
+
+def _address(context: Any, builder: Any, array_type: Any, array: Any, position: Any) -> Any:
+    # Of the array's parts only the address of its data is used: positions are not checked.
+    return builder.gep(create_struct_proxy(array_type)(context, builder, value=array).data, [position])
+
+
+def _lanes(numbers: Sequence[int]) -> Any:
+    return ir.Constant(ir.VectorType(_INT, len(numbers)), list(numbers))
+
+
+def _repeated(builder: Any, number: Any) -> Any:
+    """Return a value of sixteen times a number."""
+    nothing = ir.Constant(_VALUE, ir.Undefined)
+    first = builder.insert_element(nothing, number, _INT(0))
+    return builder.shuffle_vector(first, nothing, _lanes([0] * WIDTH))
+
+
+@_written_for(load, _value, None, types.uint64)
+def _load(context: Any, builder: Any, given: Any, arguments: Any) -> Any:
+    address = _address(context, builder, given.args[0], *arguments)
+    found = builder.load(builder.bitcast(address, _VALUE.as_pointer()))
+    # A value may begin at any number, so only the alignment of a float32 is promised.
+    found.align = _FLOAT_BYTES
+    return found
+
+
+@_written_for(store, types.void, None, types.uint64, _value)
+def _store(context: Any, builder: Any, given: Any, arguments: Any) -> Any:
+    _store_part(context, builder, given.args[0], arguments[0], arguments[1], arguments[2])
+    return context.get_dummy_value()
+
+
+@_written_for(store_quarters, types.void, None, *[types.uint64] * 4, _value)
+def _store_quarters(context: Any, builder: Any, given: Any, arguments: Any) -> Any:
+    array, *positions, value = arguments
+    for quarter, position in enumerate(positions):
+        lanes = _lanes(range(_QUARTER * quarter, _QUARTER * (quarter + 1)))
+        part = builder.shuffle_vector(value, value, lanes)
+        _store_part(context, builder, given.args[0], array, position, part)
+    return context.get_dummy_value()
+
+
+def _store_part(
+    context: Any, builder: Any, array_type: Any, array: Any, position: Any, numbers: Any
+) -> None:
+    address = _address(context, builder, array_type, array, position)
+    builder.store(numbers, builder.bitcast(address, numbers.type.as_pointer())).align = _FLOAT_BYTES
+
+
+@_written_for(zeros, _value)
+def _zeros(*_: Any) -> Any:
+    return ir.Constant(_VALUE, [0.0] * WIDTH)
+
+
+@_written_for(multiply_add, _value, None, _value, _value)
+def _multiply_add(_: Any, builder: Any, given: Any, arguments: Any) -> Any:
+    # One number is repeated sixteen times; a value is unchanged.
+    factor = arguments[0]
+    if given.args[0] is types.float32:
+        factor = _repeated(builder, factor)
+    # A fused multiply-add by name: the compiler would not fuse a product and a sum by itself.
+    kind = ir.FunctionType(_VALUE, [_VALUE] * 3)
+    function = get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDTH}f32")
+    return builder.call(function, [factor, *arguments[1:]])
+
+
+@_written_for(subtract_product, _value, _value, types.float32, _value)
+def _subtract_product(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+    # Two instructions, which the compiler leaves apart without fast math.
+    product = builder.fmul(_repeated(builder, arguments[1]), arguments[2])
+    return builder.fsub(arguments[0], product)
+
+
+@_written_for(add, _value, _value, _value)
+def _add(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+    return builder.fadd(*arguments)
+
+
+@_written_for(keep_where_positive, _value, _value, _value)
+def _keep_where_positive(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+    zero = ir.Constant(_VALUE, [0.0] * WIDTH)
+    # An ordered comparison: it does not hold for NaN.
+    return builder.select(builder.fcmp_ordered("<=", arguments[1], zero), zero, arguments[0])
+
+
+@_written_for(split_neighbors, _value, _value)
+def _split_neighbors(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+    return builder.shuffle_vector(arguments[0], arguments[0], _lanes(_SPLIT))
+
+
+def _write_folded(function: Callable[..., Any], first: Sequence[int], distance: int) -> None:
+    @_written_for(function, _value, _value, _value)
+    def _fold(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        found = builder.shuffle_vector(*arguments, _lanes(first))
+        others = builder.shuffle_vector(*arguments, _lanes([each + distance for each in first]))
+        return builder.fadd(found, others)
+
+
+_write_folded(add_halves, *_HALVES)
+_write_folded(add_in_turns, *_IN_TURNS)
+_write_folded(add_quarters, *_QUARTERS)
+_write_folded(add_pairs, *_PAIRS)
+
+
+@_written_for(prefetch, types.void, None, types.uint64)
+def _prefetch(context: Any, builder: Any, given: Any, arguments: Any) -> Any:
+    byte_pointer = ir.IntType(8).as_pointer()
+    pointer = builder.bitcast(_address(context, builder, given.args[0], *arguments), byte_pointer)
+    kind = ir.FunctionType(ir.VoidType(), [byte_pointer, _INT, _INT, _INT])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [byte_pointer], kind)
+    to_read, keep, is_data = _INT(0), _INT(3), _INT(1)
+    builder.call(function, [pointer, to_read, keep, is_data])
+    return context.get_dummy_value()
