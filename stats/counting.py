@@ -27,21 +27,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .id_tables import (
-    ENTRY_BITS,
     HALF,
     LOW_HALF,
-    MULTIPLIER,
-    entry_of,
+    ask_for,
+    entry_at,
     is_valid_at,
     most_used,
-    probe_short,
+    probe,
+    put,
     shift_of,
 )
 from .kernel import kernel, read_only
-from .simd import AHEAD, prefetch
+from .simd import AHEAD
 
-_LARGE = 1 << 13
-"""Entries beyond which a table is not expected in the cache."""
+_ONE = np.uint64(1)
+_LARGE = 1 << 15
+"""Words beyond which a table is not expected in the cache."""
 
 
 @kernel
@@ -55,14 +56,14 @@ def count_run(
     num_used: int,
     max_used: int,
 ) -> tuple[np.uint64, int]:
-    """Count ``values[first:stop]`` into ``table``, in place, until it holds ``max_used`` entries.
+    """Count ``values[first:stop]`` into ``table``, in place, until ``max_used`` entries or a count are full.
 
     Args:
         values: (num_values,), categories, uint32 or uint64, none of them missing.
         first: the first value to count.
         stop: end of the values to count, exclusive.
         num_values: length of ``values``.
-        table: (capacity, 2); category and its count so far.
+        table: (capacity,) of short entries or (capacity, 2).
         shift: `shift_of` the table.
         num_used: used entries.
         max_used: below the capacity, or probing would never end.
@@ -71,23 +72,27 @@ def count_run(
         Where it stopped, and the used entries. Exact.
     """
     # Known before the loop: the compiler makes one without what is not needed.
-    is_large = table.shape[0] > _LARGE and num_values > AHEAD
+    is_large = table.size > _LARGE and num_values > AHEAD
     is_near_full = num_used + np.int64(stop - first) > max_used
     last_ahead = num_values - AHEAD
     for i in range(first, stop):
         # Prefetch the line of a later lookup; small tables are in the cache anyway.
         if is_large and i < last_ahead:
-            prefetch(table, ((np.uint64(values[i + AHEAD]) * MULTIPLIER) >> shift) << ENTRY_BITS)
+            ask_for(np.uint64(values[i + AHEAD]), table, shift)
         category = np.uint64(values[i])
-        entry = entry_of(category, table, shift)
-        count = table[entry, 1]
-        # A full table is handed back with the place in the chunk, where the caller goes on after growing it.
-        if is_near_full and count == 0 and num_used == max_used:
+        entry, count = probe(category, table, shift)
+        # A full table is handed back with the place in the chunk, where the caller goes on after growing it,
+        # and so is a full count: one more would carry into the category.
+        if (table.ndim == 1 and count == LOW_HALF) or (is_near_full and count == 0 and num_used == max_used):
             return np.uint64(i), num_used
-        if count == 0:
-            table[entry, 0] = category
-            num_used += 1
-        table[entry, 1] = count + np.uint64(1)
+        if table.ndim == 1:
+            # No branch on whether the category is new: of a known one the upper half stays as it is.
+            table[entry] = (table[entry] | (category << HALF)) + _ONE
+        else:
+            if count == 0:
+                table[entry, 0] = category
+            table[entry, 1] = count + _ONE
+        num_used += int(count == 0)
     return stop, num_used
 
 
@@ -95,103 +100,25 @@ def count_run(
 def copy_entries(source: NDArray[np.uint64], target: NDArray[np.uint64]) -> None:
     """Insert every taken entry of ``source`` into the larger, empty ``target``."""
     shift = shift_of(target)
-    num_entries = source.shape[0]
-    ahead = np.int64(AHEAD)
+    num_entries = np.uint64(source.shape[0])
     for i in range(num_entries):
-        if i + ahead < num_entries:
-            prefetch(target, ((source[i + ahead, 0] * MULTIPLIER) >> shift) << ENTRY_BITS)
-        if source[i, 1] != 0:
-            entry = entry_of(source[i, 0], target, shift)
-            target[entry, 0] = source[i, 0]
-            target[entry, 1] = source[i, 1]
+        if i + AHEAD < num_entries:
+            later, _ = entry_at(i + AHEAD, source)
+            ask_for(later, target, shift)
+        category, count = entry_at(i, source)
+        if count != 0:
+            entry, _ = probe(category, target, shift)
+            put(entry, category, count, target)
 
 
 @kernel
 def compact_entries(table: NDArray[np.uint64]) -> int:
     """Move the taken entries of ``table`` to its front, in place, and return how many there are."""
     num_taken = 0
-    for i in range(table.shape[0]):
-        if table[i, 1] != 0:
-            table[num_taken, 0] = table[i, 0]
-            table[num_taken, 1] = table[i, 1]
-            num_taken += 1
-    return num_taken
-
-
-_ONE = np.uint64(1)
-_LARGE_OF_PACKED_COUNTS = 1 << 15
-"""Entries beyond which a table is not expected in the cache."""
-
-
-@kernel
-def count_short_run(
-    values: NDArray[np.uint32],
-    first: np.uint64,
-    stop: np.uint64,
-    num_values: np.uint64,
-    table: NDArray[np.uint64],
-    shift: np.uint64,
-    num_used: int,
-    max_used: int,
-) -> tuple[np.uint64, int]:
-    """Count ``values[first:stop]`` into ``table``, in place, until ``max_used`` entries or a count are full.
-
-    Args:
-        values: (num_values,), categories, none of them missing.
-        first: the first value to count.
-        stop: end of the values to count, exclusive.
-        num_values: length of ``values``.
-        table: (capacity,).
-        shift: `shift_of` the table.
-        num_used: used entries.
-        max_used: below the capacity, or probing would never end.
-
-    Returns:
-        Where it stopped, and the used entries. Exact.
-    """
-    mask = np.uint64(table.shape[0] - 1)
-    # Known before the loop: the compiler makes one without what is not needed.
-    is_large = table.shape[0] > _LARGE_OF_PACKED_COUNTS and num_values > AHEAD
-    is_near_full = num_used + np.int64(stop - first) > max_used
-    last_ahead = num_values - AHEAD
-    for i in range(first, stop):
-        # Prefetch the line of a later lookup; small tables are in the cache anyway.
-        if is_large and i < last_ahead:
-            prefetch(table, (np.uint64(values[i + AHEAD]) * MULTIPLIER) >> shift)
-        category = np.uint64(values[i])
-        entry, found = probe_short(category, table, shift, mask)
-        # A full table is handed back with the place in the chunk, where the caller goes on after growing it,
-        # and so is a full count: one more would carry into the category.
-        if (found & LOW_HALF) == LOW_HALF or (is_near_full and found == 0 and num_used == max_used):
-            return np.uint64(i), num_used
-        # No branch on whether the category is new: of a known one the upper half stays as it is.
-        table[entry] = (found | (category << HALF)) + _ONE
-        num_used += int(found == 0)
-    return stop, num_used
-
-
-@kernel
-def copy_short_entries(source: NDArray[np.uint64], target: NDArray[np.uint64]) -> None:
-    """Insert every taken entry of ``source`` into the larger, empty ``target``."""
-    shift = shift_of(target)
-    mask = np.uint64(target.shape[0] - 1)
-    num_entries = source.shape[0]
-    ahead = np.int64(AHEAD)
-    for i in range(num_entries):
-        if i + ahead < num_entries:
-            prefetch(target, ((source[i + ahead] >> HALF) * MULTIPLIER) >> shift)
-        if source[i] != 0:
-            entry, _ = probe_short(source[i] >> HALF, target, shift, mask)
-            target[entry] = source[i]
-
-
-@kernel
-def compact_short_entries(table: NDArray[np.uint64]) -> int:
-    """Move the taken entries of ``table`` to its front, in place, and return how many there are."""
-    num_taken = 0
-    for i in range(table.shape[0]):
-        if table[i] != 0:
-            table[num_taken] = table[i]
+    for i in range(np.uint64(table.shape[0])):
+        category, count = entry_at(i, table)
+        if count != 0:
+            put(np.uint64(num_taken), category, count, table)
             num_taken += 1
     return num_taken
 
@@ -313,7 +240,9 @@ def _add(
         # As far as the table cannot get full, or a block.
         while first < num_lookups:
             stop = min(first + max(np.uint64(max_used - num_used), BLOCK), num_lookups)
-            stopped, num_used = _count(categories, first, stop, num_lookups, table, shift, num_used, max_used)
+            stopped, num_used = count_run(
+                categories, first, stop, num_lookups, table, shift, num_used, max_used
+            )
             if stopped != stop:
                 return int(np.int64(stopped)), num_used, 0
             first = stop
@@ -328,7 +257,9 @@ def _add(
         num_taken = take_valid(categories, is_valid, first, next_first, taken, num_taken)
         num_kept = min(num_taken, AHEAD) if next_first < num_lookups else np.uint64(0)
         num_here = num_taken - num_kept
-        stopped, num_used = _count(taken, np.uint64(0), num_here, num_taken, table, shift, num_used, max_used)
+        stopped, num_used = count_run(
+            taken, np.uint64(0), num_here, num_taken, table, shift, num_used, max_used
+        )
         num_counted += stopped
         if stopped != num_here:
             place = place_of(is_valid, np.uint64(start), num_counted)
@@ -337,24 +268,6 @@ def _add(
         num_taken = num_kept
         first = next_first
     return categories.shape[0], num_used, categories.shape[0] - start - int(np.int64(num_counted))
-
-
-@kernel
-def _count(
-    values: NDArray[Any],
-    first: np.uint64,
-    stop: np.uint64,
-    num_values: np.uint64,
-    table: NDArray[np.uint64],
-    shift: np.uint64,
-    num_used: int,
-    max_used: int,
-) -> tuple[np.uint64, int]:
-    """Count ``values[first:stop]``, none of them missing; returns where it stopped, and entries taken."""
-    # The compiler knows how many dimensions the table has, and leaves the other line out.
-    if table.ndim == 1:
-        return count_short_run(values, first, stop, num_values, table, shift, num_used, max_used)
-    return count_run(values, first, stop, num_values, table, shift, num_used, max_used)
 
 
 SMALLEST_ENTRIES = 1 << 12
@@ -424,7 +337,7 @@ class CategoryCounter:
         """Move to a table four times as large, or twice where it is large already."""
         factor = 4 if self._table.shape[0] < _LARGE_ENTRIES else 2
         grown = np.zeros((factor * self._table.shape[0], *self._table.shape[1:]), np.uint64)
-        (copy_short_entries if self._is_short else copy_entries)(self._table, grown)
+        copy_entries(self._table, grown)
         self._table = grown
 
     def take(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
@@ -432,15 +345,15 @@ class CategoryCounter:
 
         Missing lookups are left out, and ``num_missing`` keeps its value.
         """
+        taken = self._table[: compact_entries(self._table)]
         if self._is_short:
             # The category is the upper half of a word, so words sort by category.
-            words = self._table[: compact_short_entries(self._table)]
+            words = taken
             words.sort()
             categories = words >> HALF
             words &= LOW_HALF
             counts = words.view(np.int64)  # in place: the words are half of the table
         else:
-            taken = self._table[: compact_entries(self._table)]
             order = np.argsort(taken[:, 0])
             categories = taken[order, 0]
             counts = taken[order, 1].view(np.int64)

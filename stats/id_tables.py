@@ -47,8 +47,6 @@ def mix64_pair(seed: np.uint64, position: np.uint64) -> np.uint64:
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: Fibonacci hashing takes the top bits
 HALF = np.uint64(32)
 LOW_HALF = np.uint64(2**32 - 1)
-ENTRY_BITS = np.uint64(1)
-"""log2 of the words of an entry that is not short."""
 MAX_LOAD: Final = 0.7
 """Share of the entries of a large table that may be taken, where four of ten lookups take a second probe."""
 _SMALL_LOAD: Final = 0.2
@@ -70,14 +68,10 @@ def capacity_for(num_entries: int) -> int:
     return capacity
 
 
-def new_table(num_entries: int) -> NDArray[np.uint64]:
+def new_table(num_entries: int, *, is_short: bool = False) -> NDArray[np.uint64]:
     """Return an empty table in which ``num_entries`` may be taken."""
-    return np.zeros((capacity_for(num_entries), 2), np.uint64)
-
-
-def new_short_table(num_entries: int) -> NDArray[np.uint64]:
-    """Return an empty short table in which ``num_entries`` may be taken."""
-    return np.zeros(capacity_for(num_entries), np.uint64)
+    capacity = capacity_for(num_entries)
+    return np.zeros(capacity if is_short else (capacity, 2), np.uint64)
 
 
 @kernel
@@ -89,31 +83,51 @@ def shift_of(table: NDArray[np.uint64]) -> np.uint64:
     return np.uint64(64 - bits)
 
 
+# The compiler knows how many dimensions a table of these kernels has, and leaves the other line out.
+
+
 @kernel
-def entry_of(category: np.uint64, table: NDArray[np.uint64], shift: np.uint64) -> np.uint64:
-    """Return the entry that holds ``category``, or the free one it would take."""
+def ask_for(category: np.uint64, table: NDArray[np.uint64], shift: np.uint64) -> None:
+    """Prefetch the first entry that ``category`` may have."""
+    entry = (category * MULTIPLIER) >> shift
+    if table.ndim == 1:
+        prefetch(table, entry)
+    else:
+        prefetch(table, entry << np.uint64(1))
+
+
+@kernel
+def probe(category: np.uint64, table: NDArray[np.uint64], shift: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """Return the entry that holds ``category``, or the free one it would take, and its number."""
     mask = np.uint64(table.shape[0] - 1)
     entry = (category * MULTIPLIER) >> shift
+    if table.ndim == 1:
+        word = table[entry]
+        while word != 0 and (word >> HALF) != category:
+            entry = (entry + np.uint64(1)) & mask
+            word = table[entry]
+        return entry, word & LOW_HALF
     while table[entry, 1] != 0 and table[entry, 0] != category:
         entry = (entry + np.uint64(1)) & mask
-    return entry
+    return entry, table[entry, 1]
 
 
-@inlined_kernel
-def probe_short(
-    category: np.uint64, table: NDArray[np.uint64], shift: np.uint64, mask: np.uint64
-) -> tuple[np.uint64, np.uint64]:
-    """Return the entry of ``category`` in a short table, or its free one, and the word.
+@kernel
+def entry_at(entry: np.uint64, table: NDArray[np.uint64]) -> tuple[np.uint64, np.uint64]:
+    """Return the category and the number of an entry."""
+    if table.ndim == 1:
+        return table[entry] >> HALF, table[entry] & LOW_HALF
+    return table[entry, 0], table[entry, 1]
 
-    ``mask`` is the capacity less one.
-    """
-    # Probe until the upper half is the category, or the entry is free.
-    entry = (category * MULTIPLIER) >> shift
-    found = table[entry]
-    while found != 0 and (found >> HALF) != category:
-        entry = (entry + np.uint64(1)) & mask
-        found = table[entry]
-    return entry, found
+
+@kernel
+def put(entry: np.uint64, category: np.uint64, number: np.uint64, table: NDArray[np.uint64]) -> None:
+    """Write category and number to an entry."""
+    if table.ndim == 1:
+        table[entry] = (category << HALF) | number
+    else:
+        table[entry, 0] = category
+        table[entry, 1] = number
 
 
 @kernel
@@ -153,11 +167,29 @@ def build_id_table(
         missing_id: id of a missing category.
         oov_id: id of an unknown category.
     """
-    is_short = categories.dtype.itemsize == 4
-    categories = read_only(categories)
-    table = (new_short_table if is_short else new_table)(categories.shape[0])
-    (insert_short_ids if is_short else insert_long_ids)(categories, first_id, missing_id, oov_id, table)
+    table = new_table(categories.shape[0], is_short=categories.dtype.itemsize == 4)
+    _insert_ids(read_only(categories), first_id, missing_id, oov_id, table)
     return table
+
+
+@kernel
+def _insert_ids(
+    categories: NDArray[np.uint32], first_id: int, missing_id: int, oov_id: int, table: NDArray[np.uint64]
+) -> None:
+    """Map categories to ids in the empty ``table``; see `build_id_table`."""
+    shift = shift_of(table)
+    num_rows = categories.shape[0]
+    ahead = np.int64(AHEAD)
+    for i in range(num_rows):
+        # Prefetch the line of a later row, because the table does not fit in a cache.
+        if i + ahead < num_rows:
+            ask_for(np.uint64(categories[i + ahead]), table, shift)
+        # These two rows have no category.
+        if first_id + i != missing_id and first_id + i != oov_id:
+            category = np.uint64(categories[i])
+            entry, _ = probe(category, table, shift)
+            # One more than the id, since 0 marks a free entry.
+            put(entry, category, np.uint64(first_id + i + 1), table)
 
 
 def find_ids(
@@ -176,72 +208,13 @@ def find_ids(
         table: as `build_id_table` returned it.
         missing_id: id of a missing category.
         oov_id: id of a category that is not in the table.
-        ids: (num_lookups,) out.
+        ids: (num_lookups,) out; may be strided.
     """
-    find = find_short_ids if table.ndim == 1 else find_long_ids
-    find(read_only(categories), read_only(is_valid), table, missing_id, oov_id, ids)
+    _find_ids(read_only(categories), read_only(is_valid), table, missing_id, oov_id, ids)
 
 
 @kernel
-def insert_long_ids(
-    categories: NDArray[np.uint32],
-    first_id: int,
-    missing_id: int,
-    oov_id: int,
-    table: NDArray[np.uint64],
-) -> None:
-    """Map ``categories[i]`` to ``first_id + i`` in the empty ``table``, but for the rows of missing and oov.
-
-    Categories are inserted by id, hottest first, so that hot ones are found at their first probe.
-
-    Args:
-        categories: (num_rows,), uint32 or uint64, distinct where they count.
-        first_id: id of the first of them.
-        missing_id: id of a missing category.
-        oov_id: id of an unknown category.
-        table: (capacity, 2).
-    """
-    shift = shift_of(table)
-    num_rows = categories.shape[0]
-    ahead = np.int64(AHEAD)
-    for i in range(num_rows):
-        # Prefetch the line of a later row, because the table does not fit in a cache.
-        if i + ahead < num_rows:
-            prefetch(table, ((np.uint64(categories[i + ahead]) * MULTIPLIER) >> shift) << ENTRY_BITS)
-        # These two rows have no category.
-        if first_id + i != missing_id and first_id + i != oov_id:
-            category = np.uint64(categories[i])
-            entry = entry_of(category, table, shift)
-            table[entry, 0] = category
-            # One more than the id, since 0 marks a free entry.
-            table[entry, 1] = np.uint64(first_id + i + 1)
-
-
-@kernel
-def insert_short_ids(
-    categories: NDArray[np.uint32],
-    first_id: int,
-    missing_id: int,
-    oov_id: int,
-    table: NDArray[np.uint64],
-) -> None:
-    """`insert_long_ids` for categories of 32 bits into a short table, (capacity,)."""
-    shift = shift_of(table)
-    mask = np.uint64(table.shape[0] - 1)
-    num_rows = categories.shape[0]
-    ahead = np.int64(AHEAD)
-    for i in range(num_rows):
-        if i + ahead < num_rows:
-            prefetch(table, (np.uint64(categories[i + ahead]) * MULTIPLIER) >> shift)
-        if first_id + i != missing_id and first_id + i != oov_id:
-            category = np.uint64(categories[i])
-            entry, _ = probe_short(category, table, shift, mask)
-            # Category and id share a word; one more than the id, since 0 marks a free entry.
-            table[entry] = (category << HALF) | np.uint64(first_id + i + 1)
-
-
-@kernel
-def find_long_ids(
+def _find_ids(
     categories: NDArray[np.uint32],
     is_valid: NDArray[np.uint8],
     table: NDArray[np.uint64],
@@ -249,47 +222,15 @@ def find_long_ids(
     oov_id: int,
     ids: NDArray[np.int32],
 ) -> None:
-    """Write the id of each category to ``ids``.
-
-    Args:
-        categories: (num_lookups,), uint32 or uint64.
-        is_valid: Arrow validity bitmap of ``categories``, or length 0 where none is missing.
-        table: as `insert_long_ids` left it.
-        missing_id: id of a missing category.
-        oov_id: id of a category that is not in the table.
-        ids: (num_lookups,) out.
-    """
+    """See `find_ids`."""
     shift = shift_of(table)
     num_lookups = np.uint64(categories.shape[0])
     has_nulls = is_valid.shape[0] > 0
     for i in range(num_lookups):
         if i + AHEAD < num_lookups:
-            prefetch(table, ((np.uint64(categories[i + AHEAD]) * MULTIPLIER) >> shift) << ENTRY_BITS)
-        entry = entry_of(np.uint64(categories[i]), table, shift)
-        number = np.int64(table[entry, 1])  # id + 1, 0 in a free entry
-        row = number - 1 if number > 0 else oov_id
-        ids[i] = row if not has_nulls or is_valid_at(is_valid, i) else missing_id
-
-
-@kernel
-def find_short_ids(
-    categories: NDArray[np.uint32],
-    is_valid: NDArray[np.uint8],
-    table: NDArray[np.uint64],
-    missing_id: int,
-    oov_id: int,
-    ids: NDArray[np.int32],
-) -> None:
-    """`find_long_ids` for categories of 32 bits in a short table, as `insert_short_ids` left it."""
-    shift = shift_of(table)
-    mask = np.uint64(table.shape[0] - 1)
-    has_nulls = is_valid.shape[0] > 0
-    num_lookups = np.uint64(categories.shape[0])
-    for i in range(num_lookups):
-        if i + AHEAD < num_lookups:
-            prefetch(table, (np.uint64(categories[i + AHEAD]) * MULTIPLIER) >> shift)
-        _, found = probe_short(np.uint64(categories[i]), table, shift, mask)
-        row = np.int64(found & LOW_HALF) - 1 if found != 0 else oov_id
+            ask_for(np.uint64(categories[i + AHEAD]), table, shift)
+        _, number = probe(np.uint64(categories[i]), table, shift)
+        row = np.int64(number) - 1 if number != 0 else oov_id
         ids[i] = row if not has_nulls or is_valid_at(is_valid, i) else missing_id
 
 

@@ -232,9 +232,7 @@ def _store_quarters(context: Any, builder: Any, given: Any, arguments: Any) -> A
     return context.get_dummy_value()
 
 
-def _store_part(
-    context: Any, builder: Any, array_type: Any, array: Any, position: Any, numbers: Any
-) -> None:
+def _store_part(context: Any, builder: Any, array_type: Any, array: Any, position: Any, numbers: Any) -> None:
     address = _address(context, builder, array_type, array, position)
     builder.store(numbers, builder.bitcast(address, numbers.type.as_pointer())).align = _FLOAT_BYTES
 

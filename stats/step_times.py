@@ -181,7 +181,7 @@ class _Predictor:
         return self._without_hot_rows("hybrid-dedup", self._unique_rows)
 
     def fae(self) -> Prediction:
-        """Hot-only batches as all-fast, mixed ones as hybrid, four copies of the hot rows an epoch (R = 50%)."""
+        """Hot-only batches as all-fast, mixed ones as hybrid, four copies of hot rows an epoch (R = 50%)."""
         # The rows of mixed batches stay on the host: their vectors and gradients cross the link.
         mixed_share = 1 - self.budget.hot_sample_share
         seconds, vectors = self._in_place(self._num_lookups)

@@ -17,7 +17,6 @@ wherever in a block it is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ from hotset.stats.counting import (
     place_of,
     take_valid,
 )
-from hotset.stats.id_tables import HALF, LOW_HALF, MAX_LOAD, most_used, new_short_table, new_table
+from hotset.stats.id_tables import HALF, LOW_HALF, MAX_LOAD, most_used, new_table
 from hotset.stats.kernel import read_only
 from hotset.tests.support.hashed_categories import ALL_VALID, COLLIDING, bitmap, entries_of
 
@@ -199,10 +198,11 @@ def test_counting_goes_on_where_it_stopped(dtype: type, rng: np.random.Generator
     assert num_used == len(set(categories.tolist())) and num_missing == 0
 
 
-def test_taken_entries_move_to_the_front(rng: np.random.Generator) -> None:
-    table = np.zeros((500, 2), np.uint64)
+@pytest.mark.parametrize("words", [(), (2,)])
+def test_taken_entries_move_to_the_front(words: tuple[int, ...], rng: np.random.Generator) -> None:
+    table = np.zeros((500, *words), np.uint64)
     rows = np.flatnonzero(rng.random(500) < 0.4)
-    table[rows] = rng.integers(1, 2**63, (rows.shape[0], 2)).astype(np.uint64)
+    table[rows] = rng.integers(1, 2**63, (rows.shape[0], *words)).astype(np.uint64)
     wanted = table[rows].copy()
     assert compact_entries(table) == rows.shape[0]
     np.testing.assert_array_equal(table[: rows.shape[0]], wanted)
@@ -289,11 +289,9 @@ def test_a_place_is_that_of_a_lookup_that_is_there(is_there: list[bool], start: 
 
 
 @pytest.mark.parametrize("share_missing", [0.0, 0.3, 0.95])
-@pytest.mark.parametrize(
-    ("new", "dtype"), [(new_short_table, np.uint32), (new_table, np.uint32), (new_table, np.uint64)]
-)
+@pytest.mark.parametrize(("is_short", "dtype"), [(True, np.uint32), (False, np.uint32), (False, np.uint64)])
 def test_a_full_table_stops_at_the_lookup_that_finds_no_room(
-    new: Callable[..., Any], dtype: type, share_missing: float
+    is_short: bool, dtype: type, share_missing: float
 ) -> None:
     rng = np.random.default_rng(17)
     num_lookups = 3 * _BLOCK + 70
@@ -304,7 +302,7 @@ def test_a_full_table_stops_at_the_lookup_that_finds_no_room(
         num_distinct = len({int(c) for c, there in zip(categories, is_there, strict=True) if there})
         # No room, some, all but one, just enough, and more.
         for room in (0, 1, num_distinct // 2, num_distinct - 1, num_distinct, num_distinct + 400):
-            table = new(1500)
+            table = new_table(1500, is_short=is_short)
             known: dict[int, int] = {}
             wanted = counted_one_by_one(categories.tolist(), is_there, start, known, max(room, 0))
             found = add_counts(read_only(categories), is_valid, start, table, 0, max(room, 0))
@@ -315,7 +313,7 @@ def test_a_full_table_stops_at_the_lookup_that_finds_no_room(
 def test_a_full_count_stops_in_the_middle_of_a_block() -> None:
     categories = np.full(2 * _BLOCK, 5, np.uint32)
     is_there = [i % 3 != 1 for i in range(2 * _BLOCK)]
-    table = new_short_table(1)
+    table = new_table(1, is_short=True)
     add_counts(read_only(categories[:1]), ALL_VALID, 0, table, 0, 8)
     table[table != 0] += np.uint64(2**32 - 2 - 300)  # room for 300 more
     stopped, num_used, num_missing = add_counts(read_only(categories), bitmap(is_there), 0, table, 1, 8)
@@ -326,11 +324,12 @@ def test_a_full_count_stops_in_the_middle_of_a_block() -> None:
 
 @pytest.mark.parametrize("has_missing", [False, True])
 @pytest.mark.parametrize("num_lookups", [1, 7, _BLOCK, _BLOCK + 1])
-@pytest.mark.parametrize(("new", "dtype"), [(new_short_table, np.uint32), (new_table, np.uint64)])
+@pytest.mark.parametrize(("is_short", "dtype"), [(True, np.uint32), (False, np.uint64)])
 def test_room_for_all_new_categories_but_one_is_too_little(
-    new: Callable[..., Any], dtype: type, num_lookups: int, has_missing: bool
+    is_short: bool, dtype: type, num_lookups: int, has_missing: bool
 ) -> None:
     categories: NDArray[Any] = read_only(np.arange(num_lookups, dtype=dtype))
     is_valid = bitmap([True] * num_lookups) if has_missing else ALL_VALID
     for room in (num_lookups - 1, num_lookups):
-        assert add_counts(categories, is_valid, 0, new(2000), 0, room) == (room, room, 0)
+        table = new_table(2000, is_short=is_short)
+        assert add_counts(categories, is_valid, 0, table, 0, room) == (room, room, 0)

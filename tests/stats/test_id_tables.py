@@ -16,79 +16,36 @@ from numpy.typing import NDArray
 from hotset.stats.id_tables import (
     build_id_table,
     find_ids,
-    find_long_ids,
-    find_short_ids,
     id_table_bytes,
-    insert_long_ids,
-    insert_short_ids,
     mix64,
     mix64_pair,
     most_rows_within,
-    new_short_table,
-    new_table,
     settle_unknown,
 )
-from hotset.stats.kernel import read_only
 from hotset.tests.support.hashed_categories import ALL_VALID, COLLIDING, bitmap, entries_of
 
-_SHORT = st.sampled_from([0, 1, 5, 2**31, 2**32 - 1, *((number << 27) + 1 for number in range(12))])
+_SHORT = [0, 1, 5, 2**31, 2**32 - 1, *((number << 27) + 1 for number in range(12))]
+_LONG = [0, 5, 6, 2**32 - 1, *COLLIDING, 2**64 - 1]
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    rows=st.lists(st.sampled_from([0, 5, 2**32 - 1, *COLLIDING]), max_size=14, unique=True),
-    missing_id=st.integers(-1, 14),
-    oov_id=st.integers(-1, 14),
-    lookups=st.lists(
-        st.tuples(st.sampled_from([0, 5, 6, 2**32 - 1, *COLLIDING, 2**64 - 1]), st.booleans()), max_size=40
-    ),
-)
-def test_ids_agree_with_a_dictionary(
-    rows: list[int], missing_id: int, oov_id: int, lookups: list[tuple[int, bool]]
-) -> None:
-    table = new_table(len(rows))
-    categories = np.array(rows, np.uint64)
-    insert_long_ids(categories, 0, missing_id, oov_id, table)
-    ids = {category: i for i, category in enumerate(rows) if i not in (missing_id, oov_id)}
-    assert entries_of(table) == {category: i + 1 for category, i in ids.items()}
-    matrix = np.full((len(lookups), 3), -7, np.int32)
-    wanted = [ids.get(category, 101) if valid else 100 for category, valid in lookups]
-    looked_up = np.array([category for category, _ in lookups], np.uint64)
-    is_valid = bitmap([valid for _, valid in lookups]) if lookups else ALL_VALID
-    find_long_ids(read_only(looked_up), is_valid, table, 100, 101, matrix[:, 1])
-    assert matrix[:, 1].tolist() == wanted
-    assert (matrix[:, ::2] == -7).all()
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    rows=st.lists(_SHORT, max_size=14, unique=True),
-    first_id=st.sampled_from([0, 7, 2**31 - 20]),
-    missing=st.integers(-1, 14),
-    oov=st.integers(-1, 14),
-    lookups=st.lists(st.tuples(_SHORT, st.booleans()), max_size=40),
-)
-def test_short_tables_agree_with_a_dictionary(
-    rows: list[int], first_id: int, missing: int, oov: int, lookups: list[tuple[int, bool]]
-) -> None:
-    table = new_short_table(len(rows))
-    insert_short_ids(np.array(rows, np.uint32), first_id, first_id + missing, first_id + oov, table)
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), is_short=st.booleans(), first_id=st.sampled_from([0, 7, 2**31 - 20]))
+def test_ids_agree_with_a_dictionary(data: st.DataObject, is_short: bool, first_id: int) -> None:
+    some = st.sampled_from(_SHORT if is_short else _LONG)
+    rows = data.draw(st.lists(some, max_size=14, unique=True))
+    missing, oov = data.draw(st.integers(-1, 14)), data.draw(st.integers(-1, 14))
+    lookups = data.draw(st.lists(st.tuples(some, st.booleans()), max_size=40))
+    dtype = np.uint32 if is_short else np.uint64
+    table = build_id_table(np.array(rows, dtype), first_id, first_id + missing, first_id + oov)
     ids = {category: first_id + i for i, category in enumerate(rows) if i not in (missing, oov)}
-    looked_up = np.array([category for category, _ in lookups], np.uint32)
+    if not is_short:
+        assert entries_of(table) == {category: number + 1 for category, number in ids.items()}
+    looked_up: NDArray[Any] = np.array([category for category, _ in lookups], dtype)
     is_valid = bitmap([valid for _, valid in lookups]) if lookups else ALL_VALID
-    found = np.empty(len(lookups), np.int32)
-    find_short_ids(read_only(looked_up), is_valid, table, 100, -1, found)
-    assert found.tolist() == [ids.get(category, -1) if valid else 100 for category, valid in lookups]
-
-
-def test_ids_of_uint32_without_missing_values(rng: np.random.Generator) -> None:
-    categories = rng.choice(2**32, 5000, replace=False).astype(np.uint32)
-    table = new_table(categories.shape[0])
-    insert_long_ids(categories, 0, -1, -1, table)
-    order = rng.permutation(categories.shape[0])
-    ids = np.empty(categories.shape[0], np.int32)
-    find_long_ids(read_only(categories[order]), ALL_VALID, table, -1, -2, ids)
-    np.testing.assert_array_equal(ids, order)
+    matrix = np.full((len(lookups), 3), -7, np.int32)
+    find_ids(looked_up, is_valid, table, 100, -1, matrix[:, 1])
+    assert matrix[:, 1].tolist() == [ids.get(category, -1) if valid else 100 for category, valid in lookups]
+    assert (matrix[:, ::2] == -7).all()
 
 
 @pytest.mark.parametrize("shape", [(3, 0), (1, 1), (4, 50), (26, 64), (3, 200)])

@@ -14,14 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hotset.stats.counting import add_counts
-from hotset.stats.id_tables import (
-    find_long_ids,
-    find_short_ids,
-    insert_long_ids,
-    insert_short_ids,
-    new_short_table,
-    new_table,
-)
+from hotset.stats.id_tables import build_id_table, find_ids, new_table
 from hotset.stats.kernel import inlined_kernel, kernel
 from hotset.stats.simd import (
     AHEAD,
@@ -58,14 +51,12 @@ def test_asking_ahead_ends_with_the_lookups(num_lookups: int, rng: np.random.Gen
     rows = np.unique(valid)
     ids = {category: i for i, category in enumerate(rows.tolist())}
     wanted = [ids[category] if category in valid else -5 for category in categories.tolist()]
-    long = new_table(rows.shape[0])
-    short = new_short_table(rows.shape[0])
-    insert_long_ids(rows, 0, -1, -1, long)
-    insert_short_ids(rows, 0, -1, -1, short)
-    found = np.empty((2, num_lookups), np.int32)
-    find_long_ids(categories, ALL_VALID, long, -1, -5, found[0])
-    find_short_ids(categories, ALL_VALID, short, -1, -5, found[1])
-    assert found[0].tolist() == wanted and found[1].tolist() == wanted
+    for dtype in (np.uint32, np.uint64):
+        found = np.empty(num_lookups, np.int32)
+        find_ids(
+            categories.astype(dtype), ALL_VALID, build_id_table(rows.astype(dtype), 0, -1, -1), -1, -5, found
+        )
+        assert found.tolist() == wanted
 
 
 def test_asking_changes_nothing() -> None:

@@ -36,7 +36,7 @@ from ...pipeline.stages.row_order import HotOrder
 from ...pipeline.stages.split import calibrate
 from ...stats.batch_rows import find_distinct
 from ...stats.counting import add_counts
-from ...stats.id_tables import new_short_table, new_table
+from ...stats.id_tables import new_table
 from ...stats.kernel import read_only
 from ...stats.lookahead.planner import StagingPlanner, cache_planner, lookahead_planner
 from ...stats.lookahead.step_plans import RowStream, next_uses
@@ -203,8 +203,8 @@ def _counting(lookups: NDArray[np.int64], rng: np.random.Generator) -> list[Comp
 
 
 def _count(categories: NDArray[Any], is_valid: NDArray[np.uint8], num_used: int) -> None:
-    new = new_short_table if categories.dtype == np.uint32 else new_table
-    counted, found, _ = add_counts(categories, is_valid, 0, new(num_used), 0, num_used + 1)
+    table = new_table(num_used, is_short=categories.dtype == np.uint32)
+    counted, found, _ = add_counts(categories, is_valid, 0, table, 0, num_used + 1)
     assert counted == categories.size and found == num_used, "a count needs more than 32 bits"
 
 
