@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 
 from ...stats.id_tables import build_id_table, find_ids
 from ...stats.kernel import read_only
-from ...stats.ranking import sample_lists
+from ...stats.ranking import peeling
 from ...stats.ranking.fae_sampling import add_drawn, draw_samples, number_by_appearance
-from ...stats.ranking.peeling import BYTES_PER_LOOKUP, BYTES_PER_ROW, BYTES_PER_SAMPLE, PeelMemory, peel
+from ...stats.ranking.peeling import BYTES_PER_LOOKUP, BYTES_PER_ROW, BYTES_PER_SAMPLE, Incidence, peel
 from ...stats.ranking.ranking import (
     RankedRuns,
     expand_runs,
@@ -46,7 +46,6 @@ from ...stats.ranking.ranking import (
     runs_by_density,
     runs_of,
 )
-from ...stats.ranking.sample_lists import Entries, Incidence
 from ..errors import ConfigError, ManifestError, hint_to_verify
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output
@@ -490,7 +489,7 @@ def _incidence(
     # The same lookups the other way round: the rows of each sample.
     sample_starts = np.zeros(len(counted) + 1, np.int64)
     sample_rows = np.empty(int((ends - starts[:-1]).sum()), np.int32)
-    sample_lists.list_rows(starts, ends, row_samples, sample_starts, sample_rows)
+    peeling.list_rows(starts, ends, row_samples, sample_starts, sample_rows)
     return Incidence(starts, ends, row_samples, sample_starts, sample_rows)
 
 
@@ -515,21 +514,18 @@ def _append_table(
     del places
     for first, offsets, ids in table.iterate_lookups(columns, counted, opened):
         ids, offsets = read_only(ids), read_only(offsets)
-        if not sample_lists.append_samples(ids, offsets, first, first_id, rows, starts, ends, row_samples):
+        if not peeling.append_samples(ids, offsets, first, first_id, rows, starts, ends, row_samples):
             raise ManifestError(
                 f"{table.counts.folder} counts fewer lookups of {table.name} than {columns.folder} has",
                 hint=hint_to_verify(columns.folder),
             )
 
 
-def _entries(found: Incidence) -> Entries:
+def _entries(found: Incidence) -> NDArray[np.int32]:
     """Return the order in which rows enter the peeling."""
-    num_rows = found.row_ends.shape[0]
-    rows = np.empty(num_rows, np.int32)
-    lone_samples = np.empty(num_rows, np.uint32)
-    num_samples = found.sample_starts.shape[0] - 1
-    num_lone = sample_lists.entry_order(*found[:3], num_samples, rows, lone_samples)
-    return Entries(rows, lone_samples[:num_lone])
+    order = np.empty(found.row_ends.shape[0], np.int32)
+    peeling.entry_order(*found[:3], found.sample_starts.shape[0] - 1, order)
+    return order
 
 
 def _widths(
@@ -566,7 +562,7 @@ def _never_worse(
     found: Incidence,
     width_of_row: NDArray[np.uint8],
     widths: NDArray[np.int64],
-    entries: Entries,
+    entries: NDArray[np.int32],
     budgets: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], list[int]]:
     """Return the new position of each row, and the numbers of first rows kept as those by frequency."""
@@ -575,14 +571,13 @@ def _never_worse(
     ends = _ends(width_of_row, widths)
     reached = np.searchsorted(ends, budgets, side="right")
     wanted = np.empty_like(budgets)
-    sample_lists.hot_samples_of_prefixes(found.sample_starts, found.sample_rows, reached, wanted)
+    peeling.hot_samples_of_prefixes(found.sample_starts, found.sample_rows, reached, wanted)
     # With a cut at every row the order is that by frequency, so the loop ends there at the latest.
     cuts = {0, num_rows}
     order = np.empty(num_rows, np.int32)
     hot = np.empty_like(budgets)
     peeled: set[tuple[int, int]] = set()
-    num_entries = num_rows + found.sample_rows.shape[0]
-    memory = PeelMemory(np.empty(num_rows, np.int32), np.empty(num_entries, np.int32))
+    workspace = np.empty(2 * num_rows + found.sample_rows.shape[0], np.int32)
     while True:
         # Peel each part between cuts by itself, unless it was before; the row dropped first is the least
         # important one.
@@ -591,7 +586,7 @@ def _never_worse(
             own = slice(*np.searchsorted(budgets, [before, whole]))
             dropped = np.empty(stop - first, np.int32)
             arguments = (width_of_row, widths, entries, first, stop, budgets[own] - before)
-            peel(found, *arguments, memory, dropped, hot[own])
+            peel(found, *arguments, workspace, dropped, hot[own])
             order[first:stop] = dropped[::-1]
             peeled.add((first, stop))
         # Where some budget does worse than by frequency, its hot set becomes a cut, and its part is peeled

@@ -7,11 +7,12 @@ level (clipping them there, as code for k-cores does, loses points).
 
 There is a queue for each width and worth. A row joins a queue when it reaches that worth, and its entry
 stays, stale, when it leaves: no neighbor has to be found, and rows still come out in order. A row's worth
-only falls, so every queue has its place from the start.
+only falls, so every queue has its place from the start. Every step of a row towards its end takes 4 bytes per
+lookup.
 
-Most rows of a log have one sample. If all rows have one width, a separate pass drops these lone rows,
-following the list of their samples. It reads neither their worth nor their lists, and the remaining worths
-fit in the caches. Every step of a row towards its end takes 4 bytes per lookup.
+Rows are numbered by their place in the order by frequency (by lookups per byte where widths differ), without
+those that are certainly hot. The rows of each sample and the samples of each row take 8 bytes per lookup. The
+lists are filled in blocks whose memory is prefetched.
 
 Source: greedy peeling for densest sub-hypergraphs; Charikar, APPROX 2000, with the weights of a knapsack.
 """
@@ -25,15 +26,232 @@ from numpy.typing import NDArray
 
 from ..kernel import inlined_kernel, kernel
 from ..simd import prefetch
-from .sample_lists import Entries, Incidence
 
+BYTES_PER_LOOKUP = 12
+BYTES_PER_ROW = 80
+BYTES_PER_SAMPLE = 32
+"""Memory of the incidence, the queue and the orders built from it, together."""
+_BLOCK_LOOKUPS = 512
+"""Lookups whose rows are prefetched together: their lines fit in the L2 cache."""
+_LOOKUPS_AHEAD = 32
+"""Prefetch distance, lookups."""
 _ENTRIES_AHEAD = 4
 """Entries between the prefetches of two values, the second of which depends on the first."""
 _LINE_SAMPLES = 16
 """Numbers of samples in a cache line."""
+_NONE = -1
+"""Worth of a row that is dropped, or never will be."""
 
 
-class RowQueues(NamedTuple):
+class Incidence(NamedTuple):
+    """Which rows each sample looks up, both ways; see `append_samples` and `list_rows`."""
+
+    row_starts: NDArray[np.int64]
+    """(num_rows + 1,), where the samples of each row begin."""
+    row_ends: NDArray[np.int64]
+    """(num_rows,), where they end."""
+    row_samples: NDArray[np.uint32]
+    """(num_lookups,); the samples of each row, ascending."""
+    sample_starts: NDArray[np.int64]
+    """(num_samples + 1,), where the rows of each sample begin."""
+    sample_rows: NDArray[np.int32]
+    """(num_lookups,); the rows of each sample, ascending."""
+
+
+@kernel
+def append_samples(
+    ids: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+    first_sample: int,
+    first_id: int,
+    rows: NDArray[np.int32],
+    row_starts: NDArray[np.int64],
+    row_ends: NDArray[np.int64],
+    row_samples: NDArray[np.uint32],
+) -> bool:
+    """Append the number of each sample to the lists of the rows it looks up, once a row.
+
+    Args:
+        ids: (num_lookups,), of one table.
+        offsets: (num_samples + 1,); sample i has the lookups from ``offsets[i]`` to ``offsets[i + 1]``.
+        first_sample: number of the first sample; calls come in the order of samples.
+        first_id: smaller ids are certainly hot, and left out.
+        rows: (num_ids - first_id,), number of each other id's row.
+        row_starts: (num_rows + 1,), where the list of each row begins.
+        row_ends: (num_rows,), where it ends; moved.
+        row_samples: (num_lookups of all rows,), lists of samples, written.
+
+    Returns:
+        False where a list would grow into the next; it and what follows are left unwritten.
+    """
+    # In blocks: first the lookups of rows that may be dropped, without a branch for each, then what they
+    # need from memory, one thing after another, and the lists last.
+    kept_rows = np.empty(_BLOCK_LOOKUPS, np.int32)
+    kept_samples = np.empty(_BLOCK_LOOKUPS, np.uint32)
+    sample = 0
+    for first in range(offsets[0], offsets[-1], _BLOCK_LOOKUPS):
+        stop = min(first + _BLOCK_LOOKUPS, offsets[-1])
+        num_kept = 0
+        for j in range(first, stop):
+            while offsets[sample + 1] <= j:
+                sample += 1
+            kept_rows[num_kept] = ids[j] - first_id
+            kept_samples[num_kept] = first_sample + sample
+            num_kept += ids[j] >= first_id
+        for k in range(num_kept):
+            prefetch(rows, np.uint64(kept_rows[k]))
+        for k in range(num_kept):
+            row = rows[kept_rows[k]]
+            kept_rows[k] = row
+            prefetch(row_starts, np.uint64(row))
+            prefetch(row_ends, np.uint64(row))
+        for k in range(num_kept):
+            prefetch(row_samples, np.uint64(row_ends[kept_rows[k]]))
+        for k in range(num_kept):
+            row = kept_rows[k]
+            end = row_ends[row]
+            if end > row_starts[row] and row_samples[end - 1] == kept_samples[k]:
+                continue  # looked up twice by one sample
+            # The room was counted before; more lookups than that mean another log.
+            if end >= row_starts[row + 1]:
+                return False
+            row_samples[end] = kept_samples[k]
+            row_ends[row] = end + 1
+    return True
+
+
+@kernel
+def list_rows(
+    row_starts: NDArray[np.int64],
+    row_ends: NDArray[np.int64],
+    row_samples: NDArray[np.uint32],
+    sample_starts: NDArray[np.int64],
+    sample_rows: NDArray[np.int32],
+) -> None:
+    """List the rows of each sample, from the samples of each row.
+
+    Args:
+        row_starts: (num_rows + 1,); see `append_samples`.
+        row_ends: (num_rows,).
+        row_samples: (num_lookups,).
+        sample_starts: (num_samples + 1,) zeros; out, where the list of each sample begins.
+        sample_rows: (num_lookups,) out, rows ascending in each sample.
+    """
+    # Count the rows of each sample, then sum up: the running sums are where the lists end. The memory between
+    # two lists is undefined, and may be prefetched, but is never used.
+    num_lookups = row_samples.shape[0]
+    num_samples = sample_starts.shape[0] - 1
+    for row in range(row_ends.shape[0]):
+        for k in range(row_starts[row], row_ends[row]):
+            if k + 2 * _LOOKUPS_AHEAD < num_lookups:
+                prefetch(sample_starts, np.uint64(row_samples[k + 2 * _LOOKUPS_AHEAD]))
+            sample_starts[row_samples[k]] += 1
+    total = 0
+    for sample in range(sample_starts.shape[0]):
+        total += sample_starts[sample]
+        sample_starts[sample] = total
+    for row in range(row_ends.shape[0] - 1, -1, -1):  # from the back, so that ends become starts
+        for k in range(row_starts[row], row_ends[row]):
+            if k >= 2 * _LOOKUPS_AHEAD:
+                prefetch(sample_starts, np.uint64(row_samples[k - 2 * _LOOKUPS_AHEAD]))
+                later = row_samples[k - _LOOKUPS_AHEAD]
+                if later < num_samples:
+                    prefetch(sample_rows, np.uint64(sample_starts[later]))
+            sample = row_samples[k]
+            sample_starts[sample] -= 1
+            sample_rows[sample_starts[sample]] = row
+
+
+@kernel
+def entry_order(
+    row_starts: NDArray[np.int64],
+    row_ends: NDArray[np.int64],
+    row_samples: NDArray[np.uint32],
+    num_samples: int,
+    order: NDArray[np.int32],
+) -> None:
+    """Write the order in which rows enter the queue, which breaks its ties.
+
+    Rows of a single sample, the lone ones, are first, those whose sample has most of them before the others
+    (one sample is lost, many rows are freed); then all other rows. Otherwise the least looked-up row is
+    first.
+
+    Args:
+        row_starts: (num_rows + 1,); see `append_samples`.
+        row_ends: (num_rows,).
+        row_samples: (num_lookups,).
+        num_samples: samples of the log.
+        order: (num_rows,) out.
+    """
+    num_rows = row_ends.shape[0]
+    # How many rows of each sample have no other sample.
+    lone = np.zeros(num_samples, np.int32)
+    for row in range(num_rows):
+        _ask_for_sample(row + _LOOKUPS_AHEAD, row_starts, row_samples, lone)
+        if row_ends[row] - row_starts[row] == 1:
+            lone[row_samples[row_starts[row]]] += 1
+    most = 0
+    for sample in range(num_samples):
+        most = max(most, lone[sample])
+    # A counting sort by it, falling: the rows with most, most - 1, ... 1 in their sample, then all others.
+    starts = np.zeros(most + 2, np.int64)
+    for row in range(num_rows):
+        _ask_for_sample(row + _LOOKUPS_AHEAD, row_starts, row_samples, lone)
+        is_lone = row_ends[row] - row_starts[row] == 1
+        starts[most + 1 - lone[row_samples[row_starts[row]]] if is_lone else most + 1] += 1
+    total = 0
+    for rest in range(most + 2):
+        length = starts[rest]
+        starts[rest] = total
+        total += length
+    for row in range(num_rows - 1, -1, -1):
+        _ask_for_sample(row - _LOOKUPS_AHEAD, row_starts, row_samples, lone)
+        is_lone = row_ends[row] - row_starts[row] == 1
+        rest = most + 1 - lone[row_samples[row_starts[row]]] if is_lone else most + 1
+        order[starts[rest]] = row
+        starts[rest] += 1
+
+
+@inlined_kernel
+def _ask_for_sample(
+    row: int, row_starts: NDArray[np.int64], row_samples: NDArray[np.uint32], lone: NDArray[np.int32]
+) -> None:
+    """Prefetch the entry in ``lone`` of a row's first sample, if the row exists."""
+    if 0 <= row < row_starts.shape[0] and row_starts[row] < row_samples.shape[0]:
+        prefetch(lone, np.uint64(row_samples[row_starts[row]]))
+
+
+@kernel
+def hot_samples_of_prefixes(
+    sample_starts: NDArray[np.int64],
+    sample_rows: NDArray[np.int32],
+    num_rows_of: NDArray[np.int64],
+    hot_samples: NDArray[np.int64],
+) -> None:
+    """Count the fully hot samples under several prefixes of the rows by number, each hot as a whole. Exact.
+
+    Args:
+        sample_starts: (num_samples + 1,); see `list_rows`.
+        sample_rows: (num_lookups,).
+        num_rows_of: (num_prefixes,), rows of each prefix, rising.
+        hot_samples: (num_prefixes,) out.
+    """
+    hot_samples[:] = 0
+    for sample in range(sample_starts.shape[0] - 1):
+        # A sample is fully hot under a prefix that ends after its last row, which is the largest.
+        needed = np.int64(0)
+        stop = sample_starts[sample + 1]
+        if stop > sample_starts[sample]:
+            needed = np.int64(sample_rows[stop - 1]) + 1
+        smallest = np.searchsorted(num_rows_of, needed)
+        if smallest < hot_samples.shape[0]:
+            hot_samples[smallest] += 1
+    # What a prefix serves, every longer one serves too.
+    for prefix in range(1, hot_samples.shape[0]):
+        hot_samples[prefix] += hot_samples[prefix - 1]
+
+
+class _Queues(NamedTuple):
     """The rows that are left, in a queue for each width and worth."""
 
     worth: NDArray[np.int32]
@@ -52,7 +270,7 @@ class RowQueues(NamedTuple):
 
 
 @kernel
-def begin_queues(queues: RowQueues, first_row: int, stop_row: int) -> None:
+def _begin_queues(queues: _Queues, first_row: int, stop_row: int) -> None:
     """Write where each queue begins to its head and its tail.
 
     A queue has room for the rows that ever reach its worth: those that have it or more at the start, and
@@ -72,7 +290,7 @@ def begin_queues(queues: RowQueues, first_row: int, stop_row: int) -> None:
 
 
 @inlined_kernel
-def next_width(
+def _next_width(
     worth: NDArray[np.int32],
     widths: NDArray[np.int64],
     queued: NDArray[np.int32],
@@ -110,14 +328,16 @@ def next_width(
 
 
 @inlined_kernel
-def append_row(row: int, left: int, width: int, queues: RowQueues) -> None:
+def _append_row(row: int, left: int, queues: _Queues) -> None:
     """Append ``row`` to the rows of its width that have ``left`` samples."""
+    width = queues.width_of_row[row]
     queues.queued[queues.tails[width, left]] = row
     queues.tails[width, left] += 1
+    queues.levels[width] = min(queues.levels[width], left)
 
 
 @inlined_kernel
-def ask_for_entries(
+def _ask_for_entries(
     queued: NDArray[np.int32],
     head: int,
     tail: int,
@@ -139,55 +359,16 @@ def ask_for_entries(
     prefetch(row_samples, np.uint64(start + _LINE_SAMPLES))
 
 
-BYTES_PER_LOOKUP = 12
-BYTES_PER_ROW = 80
-BYTES_PER_SAMPLE = 32
-"""Memory of the incidence, the queue and the orders built from it, together."""
-_NONE = -1
-_LOOKUPS_AHEAD = 32
-"""Prefetch distance, lookups."""
-_LONE_AHEAD = 8
-"""Lone rows between the prefetches of two values, the second of which depends on the first."""
-
-
-class PeelMemory(NamedTuple):
-    """Workspace of peeling, allocated by the caller, because NumPy requests large pages for it."""
-
-    worth: NDArray[np.int32]
-    """(num_rows,)."""
-    queued: NDArray[np.int32]
-    """(num_lookups + num_rows,)."""
-
-
-class _Rows(NamedTuple):
-    """The rows that may be dropped, by their numbers."""
-
-    first: int
-    stop: int
-    first_tail: int
-    """From here on rows have one sample at most, and no worth: they go with their sample."""
-    num_lone: int
-    """Entries that are lone rows, which are dropped in a separate pass."""
-
-
-class _Outputs(NamedTuple):
-    """The arrays that peeling writes, see `peel`."""
-
-    dropped: NDArray[np.int32]
-    budgets: NDArray[np.int64]
-    hot_samples: NDArray[np.int64]
-
-
 @kernel
 def peel(
     incidence: Incidence,
     width_of_row: NDArray[np.uint8],
     widths: NDArray[np.int64],
-    entries: Entries,
+    entries: NDArray[np.int32],
     first_row: int,
     stop_row: int,
     budgets: NDArray[np.int64],
-    memory: PeelMemory,
+    workspace: NDArray[np.int32],
     dropped: NDArray[np.int32],
     hot_samples: NDArray[np.int64],
 ) -> None:
@@ -203,54 +384,37 @@ def peel(
         incidence: of rows and samples.
         width_of_row: (num_rows,), positions in ``widths``.
         widths: (num_widths,), bytes of a row; products with numbers of samples fit int64.
-        entries: each row once.
+        entries: (num_rows,), see `entry_order`.
         first_row: the first row that may be dropped.
         stop_row: the first row that is dropped before the start.
         budgets: (num_budgets,), bytes of these rows that may stay, rising, fewer than all of them have.
-        memory: workspace.
+        workspace: (2 * num_rows + num_lookups,); of the caller, because NumPy requests large pages for it.
         dropped: (stop_row - first_row,) out.
         hot_samples: (num_budgets,) out, samples none of whose rows is dropped once what is left of these rows
             fits in the budget.
     """
+    num_rows = incidence.row_ends.shape[0]
     num_samples = incidence.sample_starts.shape[0] - 1
-    has_one_width = widths.shape[0] == 1
-    num_lone = entries.lone_samples.shape[0] if has_one_width else 0
-    first_tail = _first_tail(incidence) if num_lone > 0 else incidence.row_ends.shape[0]
-    rows = _Rows(first_row, stop_row, first_tail, num_lone)
-    outputs = _Outputs(dropped, budgets, hot_samples)
-
     # Samples with a row that is dropped before the start are lost from the start. They take a bit each,
     # since the access is random: those of a million samples fit in the L2 cache.
     lost = np.zeros(num_samples // 8 + 1, np.uint8)
     num_lost = _lose_with_gone_rows(incidence, stop_row, lost)
-    most = _count_left(incidence, rows, lost, num_lost, memory.worth)
-
-    # All rows join the queues, but those that nothing depends on.
+    worth = workspace[:num_rows]
+    most = _count_left(incidence, first_row, stop_row, lost, num_lost, worth)
     heads = np.zeros((widths.shape[0], most + 1), np.int64)
     tails = np.zeros((widths.shape[0], most + 1), np.int64)
     levels = np.zeros(widths.shape[0], np.int64)
-    queues = RowQueues(memory.worth, width_of_row, widths, memory.queued, heads, tails, levels)
-    begin_queues(queues, first_row, min(stop_row, first_tail))
-    number = _queue_rows(entries, rows, lost, queues, dropped)
-
-    # The remaining lone rows have a worth of 1, and reached it before any other row.
-    budget = budgets.shape[0] - 1
-    if has_one_width:
-        bytes_left = (dropped.shape[0] - number) * widths[0]
-        budget = _tell_hot(budget, bytes_left, num_samples - num_lost, outputs)
-    number, num_lost, budget = _drop_lone_rows(
-        incidence, entries, rows, lost, queues, outputs, number, num_lost, budget
-    )
-    _drop_by_worth(incidence, rows, lost, queues, outputs, number, num_lost, budget)
-
-
-@kernel
-def _first_tail(incidence: Incidence) -> int:
-    """Return the first row from which on all have one sample at most."""
-    row: int = incidence.row_ends.shape[0]
-    while row > 0 and incidence.row_ends[row - 1] - incidence.row_starts[row - 1] <= 1:
-        row -= 1
-    return row
+    queues = _Queues(worth, width_of_row, widths, workspace[num_rows:], heads, tails, levels)
+    _begin_queues(queues, first_row, stop_row)
+    bytes_left = 0
+    for i in range(num_rows):
+        if i + _LOOKUPS_AHEAD < num_rows:
+            prefetch(worth, np.uint64(entries[i + _LOOKUPS_AHEAD]))
+        row = entries[i]
+        if first_row <= row < stop_row:
+            _append_row(row, worth[row], queues)
+            bytes_left += widths[width_of_row[row]]
+    _drop_by_worth(incidence, lost, queues, num_samples - num_lost, bytes_left, budgets, dropped, hot_samples)
 
 
 @kernel
@@ -270,14 +434,19 @@ def _lose_with_gone_rows(incidence: Incidence, stop_row: int, lost: NDArray[np.u
 
 @kernel
 def _count_left(
-    incidence: Incidence, rows: _Rows, lost: NDArray[np.uint8], num_lost: int, worth: NDArray[np.int32]
+    incidence: Incidence,
+    first_row: int,
+    stop_row: int,
+    lost: NDArray[np.uint8],
+    num_lost: int,
+    worth: NDArray[np.int32],
 ) -> int:
     """Write the worth of each row, the number of its samples that are left; return the most of any row."""
     row_starts = incidence.row_starts
     row_ends = incidence.row_ends
-    worth[: rows.first_tail] = _NONE
+    worth[:] = _NONE
     most = 0
-    for row in range(rows.first, min(rows.stop, rows.first_tail)):
+    for row in range(first_row, stop_row):
         left = row_ends[row] - row_starts[row]
         if num_lost > 0:
             for k in range(row_starts[row], row_ends[row]):
@@ -288,108 +457,35 @@ def _count_left(
 
 
 @kernel
-def _queue_rows(
-    entries: Entries, rows: _Rows, lost: NDArray[np.uint8], queues: RowQueues, dropped: NDArray[np.int32]
-) -> int:
-    """Add rows to their queues in the order of their entries; return how many are dropped instead."""
-    worth = queues.worth
-    has_one_width = queues.widths.shape[0] == 1
-    num_rows = entries.rows.shape[0]
-    number = 0
-    for i in range(num_rows):
-        if i + _LOOKUPS_AHEAD < num_rows and entries.rows[i + _LOOKUPS_AHEAD] < rows.first_tail:
-            prefetch(worth, np.uint64(entries.rows[i + _LOOKUPS_AHEAD]))
-        row = entries.rows[i]
-        if not rows.first <= row < rows.stop:
-            continue
-        left = worth[row] if row < rows.first_tail else 0
-        if i < rows.num_lone:
-            left = 0 if _is_lost(entries.lone_samples[i], lost) else 1
-        if left == 0 and has_one_width:
-            # Nothing else is worth as little, and nothing depends on it.
-            dropped[number] = row
-            number += 1
-            if row < rows.first_tail:
-                worth[row] = _NONE
-        elif i >= rows.num_lone:
-            append_row(row, left, queues.width_of_row[row], queues)
-    return number
-
-
-@kernel
-def _drop_lone_rows(
+def _drop_by_worth(
     incidence: Incidence,
-    entries: Entries,
-    rows: _Rows,
     lost: NDArray[np.uint8],
-    queues: RowQueues,
-    outputs: _Outputs,
-    number: int,
-    num_lost: int,
-    budget: int,
-) -> tuple[int, int, int]:
-    """Drop the lone rows that are left, each with its sample.
+    queues: _Queues,
+    num_hot: int,
+    bytes_left: int,
+    budgets: NDArray[np.int64],
+    dropped: NDArray[np.int32],
+    hot_samples: NDArray[np.int64],
+) -> None:
+    """Drop all rows that are queued, that of least worth first.
 
     Args:
         incidence: as for `peel`.
-        entries: the lone ones first.
-        rows: that may be dropped.
         lost: bits of samples, updated.
-        queues: of the other rows, updated; of one width.
-        outputs: written.
-        number: rows that are dropped.
-        num_lost: samples that are lost.
-        budget: the next one to be met.
-
-    Returns:
-        The last three once they are dropped.
+        queues: updated.
+        num_hot: samples that are not lost.
+        bytes_left: bytes of the rows queued.
+        budgets: as for `peel`, and so what follows.
     """
-    dropped = outputs.dropped
-    num_samples = incidence.sample_starts.shape[0] - 1
-    for i in range(rows.num_lone):
-        _ask_ahead_of_lone(i, entries.lone_samples, rows, lost, incidence, queues.worth)
-        sample = entries.lone_samples[i]
-        row = entries.rows[i]
-        if not rows.first <= row < rows.stop or _is_lost(sample, lost):
-            continue  # of another part, or dropped with its sample
-        if row < rows.first_tail:
-            queues.worth[row] = _NONE
-        dropped[number] = row
-        lost[sample >> 3] |= _bit_of(sample)
-        num_lost += 1
-        number = _lose_rows(sample, row, rows, incidence, queues, dropped, number + 1)
-        # If several rows are dropped together, none of them has a sample left.
-        bytes_left = (dropped.shape[0] - number) * queues.widths[0]
-        budget = _tell_hot(budget, bytes_left, num_samples - num_lost, outputs)
-    return number, num_lost, budget
-
-
-@kernel
-def _drop_by_worth(
-    incidence: Incidence,
-    rows: _Rows,
-    lost: NDArray[np.uint8],
-    queues: RowQueues,
-    outputs: _Outputs,
-    number: int,
-    num_lost: int,
-    budget: int,
-) -> None:
-    """Drop all rows that are left, that of least worth first; arguments as for `_drop_lone_rows`."""
     row_starts, row_ends, row_samples, sample_starts, sample_rows = incidence
     worth, width_of_row, widths, queued, heads, tails, levels = queues
-    dropped = outputs.dropped
-    num_samples = sample_starts.shape[0] - 1
-    has_one_width = widths.shape[0] == 1
     left_samples = np.empty(heads.shape[1], np.uint32)
-    bytes_left = 0
-    if not has_one_width:
-        for row in range(rows.first, rows.stop):
-            bytes_left += widths[width_of_row[row]]
+    budget = budgets.shape[0] - 1
+    number = 0
     while number < dropped.shape[0]:
-        width = next_width(worth, widths, queued, heads, tails, levels)
+        width = _next_width(worth, widths, queued, heads, tails, levels)
         head = heads[width, levels[width]]
-        ask_for_entries(queued, head, tails[width, levels[width]], worth, row_starts, row_ends, row_samples)
+        _ask_for_entries(queued, head, tails[width, levels[width]], worth, row_starts, row_ends, row_samples)
         row = queued[head]
         heads[width, levels[width]] = head + 1
         left = worth[row]
@@ -410,25 +506,15 @@ def _drop_by_worth(
         for n in range(left):
             prefetch(sample_rows, np.uint64(sample_starts[left_samples[n]]))
         for n in range(left):
-            sample = left_samples[n]
-            lost[sample >> 3] |= _bit_of(sample)
-            number = _lose_rows(sample, row, rows, incidence, queues, dropped, number)
-        num_lost += left
-        # What is left of the samples is hot under each budget that is met by now.
-        for n in range(first_dropped, 0 if has_one_width else number):
+            lost[left_samples[n] >> 3] |= _bit_of(left_samples[n])
+            number = _lose_rows(left_samples[n], sample_starts, sample_rows, queues, dropped, number)
+        num_hot -= left
+        for n in range(first_dropped, number):
             bytes_left -= widths[width_of_row[dropped[n]]]
-        if has_one_width:
-            bytes_left = (dropped.shape[0] - number) * widths[0]
-        budget = _tell_hot(budget, bytes_left, num_samples - num_lost, outputs)
-
-
-@inlined_kernel
-def _tell_hot(budget: int, bytes_left: int, num_hot: int, outputs: _Outputs) -> int:
-    """Write the hot samples of the budgets that are met now, the largest first; return the next one."""
-    while budget >= 0 and bytes_left <= outputs.budgets[budget]:
-        outputs.hot_samples[budget] = num_hot
-        budget -= 1
-    return budget
+        # What is left of the samples is hot under each budget that is met by now, the largest first.
+        while budget >= 0 and bytes_left <= budgets[budget]:
+            hot_samples[budget] = num_hot
+            budget -= 1
 
 
 @inlined_kernel
@@ -447,73 +533,29 @@ def _is_lost(sample: int, lost: NDArray[np.uint8]) -> bool:
 @inlined_kernel
 def _lose_rows(
     sample: int,
-    row: int,
-    rows: _Rows,
-    incidence: Incidence,
-    queues: RowQueues,
+    sample_starts: NDArray[np.int64],
+    sample_rows: NDArray[np.int32],
+    queues: _Queues,
     dropped: NDArray[np.int32],
     number: int,
 ) -> int:
-    """Remove a sample lost with ``row`` from its other rows; return the number of dropped rows.
+    """Remove a lost sample from its rows; return the number of dropped rows.
 
     A row that loses its last sample is dropped. The rows of a sample ascend.
     """
-    sample_starts = incidence.sample_starts
-    sample_rows = incidence.sample_rows
     worth = queues.worth
     # They are scattered: prefetch all of them before the first is needed.
     for j in range(sample_starts[sample], sample_starts[sample + 1]):
-        if sample_rows[j] < rows.first_tail:
-            prefetch(worth, np.uint64(sample_rows[j]))
+        prefetch(worth, np.uint64(sample_rows[j]))
     for j in range(sample_starts[sample], sample_starts[sample + 1]):
-        other = sample_rows[j]
-        left = 0
-        if other < rows.first_tail:
-            left = worth[other] - 1
-            if left < 0:
-                continue  # dropped, or never to be
-            worth[other] = left if left > 0 else _NONE
-        elif other < rows.first or other == row:
-            continue
+        row = sample_rows[j]
+        left = worth[row] - 1
+        if left < 0:
+            continue  # dropped, or never to be
+        worth[row] = left if left > 0 else _NONE
         if left > 0:
-            width = 0 if queues.widths.shape[0] == 1 else queues.width_of_row[other]
-            append_row(other, left, width, queues)
-            queues.levels[width] = min(queues.levels[width], left)
+            _append_row(row, left, queues)
         else:
-            dropped[number] = other
+            dropped[number] = row
             number += 1
     return number
-
-
-@inlined_kernel
-def _ask_for_rows(
-    sample: int, lost: NDArray[np.uint8], sample_starts: NDArray[np.int64], sample_rows: NDArray[np.int32]
-) -> None:
-    """Prefetch the rows of a sample that is not lost."""
-    if not _is_lost(sample, lost):
-        prefetch(sample_rows, np.uint64(sample_starts[sample]))
-
-
-@inlined_kernel
-def _ask_ahead_of_lone(
-    i: int,
-    lone_samples: NDArray[np.uint32],
-    rows: _Rows,
-    lost: NDArray[np.uint8],
-    incidence: Incidence,
-    worth: NDArray[np.int32],
-) -> None:
-    """Prefetch what the next lone rows need, in stages, as each address depends on a load."""
-    if i + 3 * _LONE_AHEAD >= rows.num_lone:
-        return
-    sample_starts = incidence.sample_starts
-    sample_rows = incidence.sample_rows
-    sample = lone_samples[i + 3 * _LONE_AHEAD]
-    if not _is_lost(sample, lost):
-        prefetch(sample_starts, np.uint64(sample))
-    _ask_for_rows(lone_samples[i + 2 * _LONE_AHEAD], lost, sample_starts, sample_rows)
-    sample = lone_samples[i + _LONE_AHEAD]
-    if not _is_lost(sample, lost):
-        for j in range(sample_starts[sample], sample_starts[sample + 1]):
-            if sample_rows[j] < rows.first_tail:
-                prefetch(worth, np.uint64(sample_rows[j]))

@@ -44,7 +44,7 @@ from hotset.pipeline.stages.row_order import (
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.verify import verify
 from hotset.stats.ranking.fae_sampling import draw_samples as draw_times
-from hotset.stats.ranking.sample_lists import Incidence
+from hotset.stats.ranking.peeling import Incidence
 from hotset.tests.support.logs.criteo_text import NUM_SPARSE, SCHEMA, Sample, draw_samples, tree_of
 from hotset.tests.support.naive.naive_peel import Samples, naive_peel
 from hotset.tests.support.naive.naive_stages import (

@@ -1,7 +1,4 @@
-"""Peeling against a slow twin, against every possible hot set, and against frequency.
-
-Tests `sample_lists` and `peeling`, too.
-"""
+"""Peeling against a slow twin, against every possible hot set, and against frequency."""
 
 from __future__ import annotations
 
@@ -12,16 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from hotset.stats.kernel import read_only
-from hotset.stats.ranking import sample_lists
-from hotset.stats.ranking.peeling import PeelMemory, peel
-from hotset.stats.ranking.sample_lists import (
-    Entries,
+from hotset.stats.ranking import peeling
+from hotset.stats.ranking.peeling import (
     append_samples,
     entry_order,
     hot_samples_of_prefixes,
     list_rows,
+    peel,
 )
 from hotset.tests.support.naive.naive_peel import Samples, naive_entries, naive_peel
 
@@ -42,13 +39,12 @@ class Incidence:
         self.sample_starts = np.zeros(len(samples) + 1, np.int64)
         self.sample_rows = np.zeros(int((self.row_ends - self.row_starts[:-1]).sum()), np.int32)
         list_rows(*lists, self.sample_starts, self.sample_rows)
-        self.lists = sample_lists.Incidence(*lists, self.sample_starts, self.sample_rows)
+        self.lists = peeling.Incidence(*lists, self.sample_starts, self.sample_rows)
 
-    def entries(self) -> Entries:
+    def entries(self) -> NDArray[np.int32]:
         order = np.zeros(self.row_ends.shape[0], np.int32)
-        lone_samples = np.zeros(self.row_ends.shape[0], np.uint32)
-        num_lone = entry_order(*self.lists[:3], self.sample_starts.shape[0] - 1, order, lone_samples)
-        return Entries(order, lone_samples[:num_lone])
+        entry_order(*self.lists[:3], self.sample_starts.shape[0] - 1, order)
+        return order
 
     def dropped(
         self, width_of_row: Sequence[int], widths: Sequence[int], first: int, stop: int | None = None
@@ -70,12 +66,10 @@ class Incidence:
         numbers = np.array(widths, np.int64)
         of_row = np.array(width_of_row, np.uint8)
         # Whatever the memory holds is written before it is read.
-        memory = PeelMemory(
-            *(np.full(size, 7, np.int32) for size in (num_rows, num_rows + self.sample_rows.size))
-        )
+        workspace = np.full(2 * num_rows + self.sample_rows.size, 7, np.int32)
         bounds = np.array(budgets, np.int64)
         hot = np.full(len(budgets), -1)
-        peel(self.lists, of_row, numbers, self.entries(), first, stop, bounds, memory, dropped, hot)
+        peel(self.lists, of_row, numbers, self.entries(), first, stop, bounds, workspace, dropped, hot)
         return dropped.tolist(), hot.tolist()
 
 
@@ -110,11 +104,7 @@ def test_rows_are_dropped_as_by_the_twin(
     width_of_row = data.draw(st.lists(st.integers(0, 2), min_size=num_rows, max_size=num_rows))
     first, stop = sorted(data.draw(st.integers(0, num_rows)) for _ in range(2))
     found = Incidence(samples, num_rows)
-    entries = found.entries()
-    assert entries.rows.tolist() == naive_entries(samples, num_rows)
-    seen = [{sample for sample, rows in enumerate(samples) if row in rows} for row in range(num_rows)]
-    lone = [min(seen[row]) for row in entries.rows.tolist() if len(seen[row]) == 1]
-    assert entries.lone_samples.tolist() == lone
+    assert found.entries().tolist() == naive_entries(samples, num_rows)
     for one_or_all in (widths, widths[:1]):
         width_of_row = [width % len(one_or_all) for width in width_of_row]
         wanted = naive_peel(samples, width_of_row, one_or_all, first, stop)

@@ -116,7 +116,7 @@ def test_counts_that_are_not_of_these_columns(shell: Shell, monkeypatch: pytest.
     arguments = ["rank", "data", "--rank-by", "peel", "--redo"]
     with monkeypatch.context() as patched:
         patched.setattr("hotset.pipeline.stages.rank.PEEL_FLOOR", 0)
-        patched.setattr("hotset.stats.ranking.sample_lists.append_samples", lambda *_: False)
+        patched.setattr("hotset.stats.ranking.peeling.append_samples", lambda *_: False)
         hint = shell.refused(*arguments)
     shell.obey(hint)
 
