@@ -68,9 +68,9 @@ FLOORS = {
         "drift exchange_volume lookahead",
         "batch_work codecs exchange ranking traffic",
         "batch_rows counting plain_codecs shuffle",
-        "count_merging curves id_tables metrics value_summary",
+        "curves id_tables metrics value_summary",
         "kernel",
-        "compile_notice published_bounds simd",
+        "compile_notice count_merging published_bounds simd",
     ),
 }
 """Rooms of each folder, and modules at its root: one imports from floors below, never from its own."""
