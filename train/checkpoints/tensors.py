@@ -1,10 +1,12 @@
-"""Safetensors files of a checkpoint, hashed on writing and checked on reading.
+"""Safetensors files, written one tensor after the other and checked on reading.
 
-The safetensors library joins all tensors to one string before it writes them; here they are written one after
-the other, during training, so that only the copy of the changed rows takes memory.
+The safetensors library joins all tensors to one string before it writes them, and reads through a map of the
+file: one that another program cuts short kills the process. Here a tensor is written and read at a time, so
+that a model may be larger than memory. The format is 8 bytes of length, a JSON header and the tensors one
+after the other; here in the order of their names, so the bytes depend on names and values alone.
 
-The dense layers and their optimizers are stored as named tensors, whatever number of optimizers they are
-split between:
+The dense layers of a checkpoint and their optimizers are stored as named tensors, whatever number of
+optimizers they are split between:
 
     model.NAME           parameter or buffer of the model
     optimizer.NAME KEY   state of the optimizer of parameter NAME, by torch's name (exp_avg, step, ...)
@@ -16,6 +18,9 @@ Source:
 from __future__ import annotations
 
 import json
+import math
+import os
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,19 +34,156 @@ from ...pipeline.folders.checksum import HashedFile, checksum_of_written
 from ..execution.row_parts import RowsPart
 
 _ALIGNMENT = 8
-_DTYPES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "float16": "F16",
+_LENGTH_BYTES = 8
+_MOST_HEADER_BYTES = 100_000_000
+"""A longer header is refused, as the library refuses it."""
+_METADATA = "__metadata__"
+"""Key of the header that names no tensor."""
+_MOST_READ = 1 << 30
+"""Bytes that are read at a time: Linux reads at most 2 GiB."""
+TYPE_NAMES = {
     "float32": "F32",
     "float64": "F64",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
 }
-_PART = {"tables": "I32", "ids": "I32", "weights": "F32", "state": "F32"}
-"""Tensors of a part of all rows."""
+"""Number types of tensors as NumPy and torch call them, and as the header does."""
+_DTYPES = {text: np.dtype(name) for name, text in TYPE_NAMES.items()}
+_PART = {"tables": "int32", "ids": "int32", "weights": "float32", "state": "float32"}
+"""Tensors of a part of all rows, and their types."""
+
+
+def header_of(described: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
+    """Return the length and the header of a file, which come before its tensors in the order of their names.
+
+    Args:
+        described: type (as in `TYPE_NAMES`) and shape of each tensor.
+    """
+    header = {}
+    end = 0
+    for name in sorted(described):
+        kind, shape = described[name]
+        start = end
+        end += np.dtype(kind).itemsize * math.prod(shape)
+        header[name] = {"dtype": TYPE_NAMES[kind], "shape": list(shape), "data_offsets": [start, end]}
+    # Blanks after the header align the values, as the format allows.
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+class TensorFile:
+    """An open file of tensors, whose header was checked against its size.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: the header is no description of the tensors, which fill the file without gaps.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
+        # The length of the header is bounded before it is read: the file may be anything.
+        num_bytes = os.fstat(self._descriptor).st_size
+        length = int.from_bytes(self._read_at(0, _LENGTH_BYTES).tobytes(), "little")
+        if length > min(num_bytes - _LENGTH_BYTES, _MOST_HEADER_BYTES):
+            raise ValueError(f"its header of {length} bytes does not fit")
+        text = self._read_at(_LENGTH_BYTES, length).tobytes()
+        self._first_byte = _LENGTH_BYTES + length
+        self._starts, self.shapes, self.dtypes = _read_header(text, num_bytes - self._first_byte)
+
+    def array(self, name: str) -> NDArray[Any]:
+        """Read a tensor; raises HotsetError where the file was cut short meanwhile."""
+        shape = self.shapes[name]
+        return self.values(name, 0, math.prod(shape)).reshape(shape)
+
+    def values(self, name: str, first: int, count: int) -> NDArray[Any]:
+        """Read some values of a tensor, which are in its bounds, as `array` does."""
+        dtype = self.dtypes[name]
+        position = self._first_byte + self._starts[name] + dtype.itemsize * first
+        try:
+            found = self._read_at(position, dtype.itemsize * count)
+            # A byte that is neither 0 nor 1 is no truth value, whatever torch takes it for.
+            if dtype == np.bool_ and found.max(initial=0) > 1:
+                raise ValueError(f"{name} holds a truth value of {found.max()}")
+            return found.view(dtype)
+        except (OSError, ValueError) as error:
+            raise HotsetError(f"{self._path} cannot be read: {first_line(error)}") from error
+
+    def _read_at(self, position: int, num_bytes: int) -> NDArray[np.uint8]:
+        found = np.empty(num_bytes, np.uint8)
+        num_read = 0
+        while num_read < num_bytes:
+            # The system reads 2 GiB at a time at most, and may read less.
+            window = found[num_read : num_read + _MOST_READ]
+            count = os.preadv(self._descriptor, [window.data], position + num_read)
+            if count == 0:
+                raise ValueError(f"it ends after {position + num_read} bytes")
+            num_read += count
+        return found
+
+
+def _read_header(
+    text: bytes, num_bytes: int
+) -> tuple[dict[str, int], dict[str, tuple[int, ...]], dict[str, np.dtype[Any]]]:
+    """Return the first byte, the shape and the type of each tensor of a header.
+
+    Args:
+        text: the header, JSON.
+        num_bytes: bytes of all tensors, which must fill them without gaps.
+
+    Raises:
+        ValueError: the header is no such description of tensors.
+    """
+    header = json.loads(text, object_pairs_hook=_refuse_repeated_keys)
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    # Keys under this name are for people; the rest must describe a tensor each.
+    tensors = {name: found for name, found in header.items() if name != _METADATA}
+    starts = {}
+    shapes = {}
+    dtypes = {}
+    end_of = {}
+    for name, found in tensors.items():
+        if not isinstance(found, dict) or found.keys() != {"dtype", "shape", "data_offsets"}:
+            raise ValueError(f"its header does not describe {name}")
+        if found["dtype"] not in list(_DTYPES):
+            raise ValueError(f"{name} holds {found['dtype']}, want one of {', '.join(_DTYPES)}")
+        dtypes[name] = _DTYPES[found["dtype"]]
+        # Numbers are checked before anything is computed with them: a bool or a huge one would pass as a
+        # size.
+        shape = found["shape"]
+        offsets = found["data_offsets"]
+        numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
+        if any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
+            raise ValueError(f"its header does not describe {name}")
+        # The bytes that the offsets span must be those of the shape.
+        if len(offsets) != 2 or offsets[1] - offsets[0] != dtypes[name].itemsize * math.prod(shape):
+            raise ValueError(f"its header gives {name} another size than its shape {shape} takes")
+        starts[name], end_of[name] = offsets
+        shapes[name] = tuple(shape)
+    # Tensors follow each other without a gap, so none overlaps another or goes beyond the end.
+    end = 0
+    for name in sorted(starts, key=lambda each: (starts[each], end_of[each])):
+        if starts[name] != end:
+            raise ValueError(f"{name} does not follow the tensor before it")
+        end = end_of[name]
+    if end != num_bytes:
+        raise ValueError(f"it holds {num_bytes} bytes of tensors, its header says {end}")
+    return starts, shapes, dtypes
+
+
+def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("its header has a key twice")
+    return found
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> tuple[int, str]:
@@ -50,23 +192,8 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> tuple[int, s
     Raises:
         OSError: the disk is full or does not work.
     """
-    # The header comes first: offsets follow from the sizes alone.
-    header: dict[str, Any] = {}
-    end = 0
-    for name in sorted(arrays):
-        array = arrays[name]
-        offsets = [end, end + array.nbytes]
-        header[name] = {
-            "dtype": _DTYPES[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": offsets,
-        }
-        end += array.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    # Blanks after the header align the values, as the format of safetensors allows.
-    text += b" " * (-len(text) % _ALIGNMENT)
     with HashedFile(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(header_of({name: (array.dtype.name, array.shape) for name, array in arrays.items()}))
         for name in sorted(arrays):
             if arrays[name].nbytes:
                 file.write(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8))
@@ -80,13 +207,11 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> tuple[int,
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Read all tensors of a file; raises HotsetError where it is damaged."""
-    from safetensors import SafetensorError, safe_open  # a machine that only measures may lack it
-
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        file = TensorFile(path)
+    except (OSError, ValueError, RecursionError) as error:
         raise HotsetError(f"{path} is damaged: {first_line(error)}") from error
+    return {name: torch.from_numpy(file.array(name)) for name in file.shapes}
 
 
 def write_part(path: Path, part: RowsPart) -> tuple[int, str]:
@@ -105,16 +230,14 @@ def read_part(path: Path, num_rows: list[int], widths: list[tuple[int, int]]) ->
     Raises:
         HotsetError: it is damaged, or of other tables.
     """
-    from safetensors import SafetensorError, safe_open  # a machine that only measures may lack it
-
     try:
-        with safe_open(path, framework="np") as file:
-            found = {name: file.get_slice(name).get_dtype() for name in file.keys()}
-            if found != _PART:
-                raise ValueError(f"it holds {found}")
-            tables_N, ids_N, weights_ND, state_NW = (file.get_tensor(name) for name in _PART)
+        file = TensorFile(path)
+        found = {name: dtype.name for name, dtype in file.dtypes.items()}
+        if found != _PART:
+            raise ValueError(f"it holds {found}")
+        tables_N, ids_N, weights_ND, state_NW = map(file.array, _PART)
         _refuse_nonsense(tables_N, ids_N, weights_ND, state_NW, num_rows, widths)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise HotsetError(f"{path} is damaged: {first_line(error)}") from error
     return RowsPart(tables_N, ids_N, weights_ND, state_NW)
 

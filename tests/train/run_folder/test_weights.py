@@ -77,7 +77,7 @@ def _header(**changed: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        (_header(dtype="F16"), "a holds F16, want F32"),
+        (_header(dtype="BF16"), "a holds BF16, want one of F32, F64"),
         (_header(shape=[2, 3]), "another size than its shape"),
         (_header(shape=[-2, -2]), "does not describe a"),
         (_header(shape=[True, 4]), "does not describe a"),
