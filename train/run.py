@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -35,7 +35,7 @@ from .ranks.codes import ChosenExchange, chosen_by
 from .ranks.messages import NotFiniteRowError
 from .ranks.ranks import Ranks, agree, joined_ranks, refuse_other_settings_of_ranks
 from .resuming.best_weights import BestWeights
-from .resuming.rank_checkpoints import SAVED_ERRORS, RankFolder, SavedErrors
+from .resuming.rank_checkpoints import SAVED_ERRORS, RankCheckpoints, RankFolder, SavedErrors
 from .resuming.resume import Checkpoint, Interrupted, Interrupts, RunCheckpoints, restore, table_sizes
 from .resuming.source_run import SourceRun, open_source, optimizer_states
 from .run_folder.files import (
@@ -54,9 +54,6 @@ from .run_folder.files import (
 )
 from .run_folder.reader import read_manifest, refuse_changed_files
 from .run_log import RunLog, TrainProgress, TrainSummary, no_progress, summarize
-
-if TYPE_CHECKING:
-    from .resuming.rank_checkpoints import RankCheckpoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +237,7 @@ def begin_run(
     checkpoint: Checkpoint | None,
     settings: CheckpointSettings,
     tensorboard: Path | None,
-) -> tuple[RunFolder, RunCheckpoints | RankCheckpoints | None]:
+) -> tuple[RunFolder, RunCheckpoints | None]:
     """Begin or resume a run's folder, with room for its files.
 
     The room is for weights and checkpoints.
@@ -248,22 +245,19 @@ def begin_run(
     if checkpoint is not None:
         restore(trainer, checkpoint)
     ranks = trainer.ranks
-    is_saved = not settings.checkpoint_every.is_off
-    last_step = checkpoint.record.state.step if checkpoint else None
-    if ranks.num_ranks > 1:
-        from .resuming.rank_checkpoints import RankCheckpoints
-    if ranks.rank:
-        return RankFolder(out), RankCheckpoints(trainer, None, last_step) if is_saved else None
     try:
-        folder, saved = _begin_folder(trainer, out, description, checkpoint, settings)
-        if tensorboard is not None:
+        folder = RankFolder(out) if ranks.rank else _begin_folder(trainer, out, description, checkpoint)
+        if tensorboard is not None and ranks.rank == 0:
             folder.tensorboard = TensorboardEvents(tensorboard, folder.metrics)
-        if ranks.num_ranks > 1 and saved is not None:
-            return folder, RankCheckpoints(trainer, saved, last_step)
-        return folder, saved
+        if settings.checkpoint_every.is_off:
+            return folder, None
+        kind = RankCheckpoints if ranks.num_ranks > 1 else RunCheckpoints
+        run = checksum_of(settings_of(description))
+        last = checkpoint.record if checkpoint else None
+        return folder, kind(out / CHECKPOINTS, run, settings, trainer, last)
     except HotsetError:
         # A disk without room for the run leaves nothing of it.
-        if checkpoint is None:
+        if checkpoint is None and ranks.rank == 0:
             remove_begun(out)
         raise
 
@@ -273,8 +267,7 @@ def _begin_folder(
     out: Path,
     description: dict[str, Any],
     checkpoint: Checkpoint | None,
-    settings: CheckpointSettings,
-) -> tuple[RunFolder, RunCheckpoints | None]:
+) -> RunFolder:
     # The room for the results is taken before the first step.
     weight_bytes = trainer.weights().num_bytes + optimizer_states(trainer).num_bytes
     if checkpoint is None:
@@ -285,12 +278,7 @@ def _begin_folder(
     origin = ShardOrigin.of(trainer.shards)
     if origin is not None:
         folder.keep_vocabulary(origin.vocabulary)
-    saved = None
-    if not settings.checkpoint_every.is_off:
-        run = checksum_of(settings_of(description))
-        last = checkpoint.record if checkpoint else None
-        saved = RunCheckpoints(out / CHECKPOINTS, run, settings, trainer, last)
-    return folder, saved
+    return folder
 
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
@@ -31,10 +31,6 @@ from .recipe_options import parse_interval
 from .resuming.best_weights import BestWeights
 from .resuming.resume import Interrupted, Interrupts, RunCheckpoints, file_bytes
 from .run_folder.files import RunFolder
-
-if TYPE_CHECKING:
-    from .resuming.rank_checkpoints import RankCheckpoints
-
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +52,7 @@ class RunLog:
         self,
         folder: RunFolder,
         progress: TrainProgress,
-        saved: RunCheckpoints | RankCheckpoints | None,
+        saved: RunCheckpoints | None,
         interrupts: Interrupts,
         best: BestWeights | None,
         *,
@@ -206,7 +202,7 @@ class RunLog:
             last = self._saved.last_written
         self._refuse(trainer, fault, last)
 
-    def _settle(self, trainer: Trainer, saved: RunCheckpoints | RankCheckpoints) -> None:
+    def _settle(self, trainer: Trainer, saved: RunCheckpoints) -> None:
         """Note how the last checkpoint ended; raises HotsetError where weights are not finite."""
         try:
             saved.settle(trainer)

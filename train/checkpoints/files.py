@@ -139,7 +139,7 @@ _log = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints in that of the run."""
-_VERSION = 1
+RECORD_VERSION = 1
 _RECORD_NAME = re.compile(r"step-(\d{9,18})\.json")
 _FILE_NAME = re.compile(r"(dense|rows)-\d{9,18}(-[0-9]+)?\.safetensors")
 _MOST_RECORD_BYTES = 2**30
@@ -224,8 +224,8 @@ def read_record(path: Path) -> CheckpointRecord:
         checksum = parts.pop("checksum", None)
         if checksum != checksum_of(parts):
             raise ValueError(f"its checksum is {checksum!r}, want {checksum_of(parts)!r}")
-        if parts.get("version") != _VERSION:
-            raise ValueError(f"it is of version {parts.get('version')!r}, want {_VERSION}")
+        if parts.get("version") != RECORD_VERSION:
+            raise ValueError(f"it is of version {parts.get('version')!r}, want {RECORD_VERSION}")
         record = CheckpointRecord.from_json(parts)
         # A record under another name is a copy that someone renamed.
         if record_path(path.parent, record.state.step) != path:
@@ -259,13 +259,6 @@ def _refuse_no_file(path: Path) -> None:
     """
     if not stat.S_ISREG(path.lstat().st_mode):
         raise ValueError("it is not a plain file")
-
-
-def new_record(
-    run: str, state: RunState, dense: FileRecord, rows: tuple[FileRecord, ...]
-) -> CheckpointRecord:
-    """Return the record of a checkpoint that this version writes."""
-    return CheckpointRecord(version=_VERSION, run=run, state=state, dense=dense, rows=rows)
 
 
 def newest_whole(folder: Path, run: str | None = None) -> CheckpointRecord | None:

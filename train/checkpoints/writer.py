@@ -16,14 +16,14 @@ Shapes: N rows in a part, D floats of a row, W floats of its state.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -39,13 +39,13 @@ from ..rows.tiers import FileTier, Tier
 from ..spill.spilled_tier import SpilledTier
 from ..threads import WorkThreads
 from .files import (
+    RECORD_VERSION,
     CheckpointRecord,
     FileRecord,
     ReservedRoom,
     RunState,
     is_worth_merging,
     merge_parts,
-    new_record,
     remove_others,
     write_record,
 )
@@ -76,10 +76,6 @@ class TableSizes:
     num_rows: list[int]
     widths: list[tuple[int, int]]
     """Floats of a row, and of its state."""
-
-
-_Part = tuple[RowsPart, Callable[[], None]]
-"""Rows, and what to call once they are written."""
 
 
 class CheckpointWriter:
@@ -114,23 +110,20 @@ class CheckpointWriter:
         self._last_step = last.state.step if last else -1
         self._most_waiting = most_waiting
         self._room = room
+        # One thread, which writes parts in their order and seals the checkpoint after the last one.
         self._pool = ThreadPoolExecutor(1, "checkpoint")
-        # One condition guards the parts that wait; every change of it notifies both threads.
-        self._state = threading.Condition()
-        self._waiting: deque[_Part | None] = deque()
-        self._num_waiting_bytes = 0
-        self._is_lost = False
-        """Whether the thread has given up the current checkpoint, so that parts are dropped."""
+        self._unwritten: deque[tuple[int, Future[None]]] = deque()
+        """Bytes of each part that is perhaps not written yet, and its writing."""
+        self.is_busy = False
+        """Whether a checkpoint is being written, or its result was not fetched yet."""
+        self._is_dropped = False
+        """Whether training ended while parts were put: they make no checkpoint."""
+        self._error: BaseException | None = None
+        """Why a part of the current checkpoint was not written; the later parts are dropped."""
         self._new: list[FileRecord] = []
         self._step = 0
         self._start = 0.0
-        self._parts: Future[None] | None = None
         self._end: Future[Written] | None = None
-
-    @property
-    def is_busy(self) -> bool:
-        """Return whether a checkpoint is being written, or its result was not fetched yet."""
-        return self._parts is not None
 
     def begin(self, step: int) -> None:
         """Begin a checkpoint; parts of rows and `finish` follow."""
@@ -138,35 +131,35 @@ class CheckpointWriter:
         self._step = step
         self._start = time.perf_counter()
         self._new = []
-        self._is_lost = False
-        # A checkpoint that was given up leaves the mark of its end here.
-        self._waiting.clear()
-        self._parts = self._pool.submit(self._write_parts)
+        self._error = None
+        self.is_busy = True
 
     @property
     def is_ready(self) -> bool:
         """Return whether no part waits to be written, so the next is wanted."""
-        return not self._waiting
+        self._forget_written()
+        return len(self._unwritten) < 2
 
     @property
     def is_lost(self) -> bool:
         """Return whether the current checkpoint was given up; parts are dropped."""
-        return self._is_lost
+        return self._is_dropped or self._error is not None
 
     def put(self, part: RowsPart, release: Callable[[], None]) -> None:
         """Add rows; wait where too many are waiting already.
 
         ``release`` is called once they are written.
         """
-        with self._state:
-            most = self._most_waiting - part.num_bytes
-            self._state.wait_for(
-                lambda: self._is_lost or not self._waiting or self._num_waiting_bytes <= most
-            )
-            if not self._is_lost:
-                self._waiting.append((part, release))
-                self._num_waiting_bytes += part.num_bytes
-                self._state.notify_all()
+        # The first of them is being written, the others wait.
+        most = self._most_waiting - part.num_bytes
+        while not self.is_ready and sum(size for size, _ in islice(self._unwritten, 1, None)) > most:
+            wait([self._unwritten[0][1]])
+        if not self.is_lost:
+            self._unwritten.append((part.num_bytes, self._pool.submit(self._write, part, release)))
+
+    def _forget_written(self) -> None:
+        while self._unwritten and self._unwritten[0][1].done():
+            self._unwritten.popleft()
 
     def finish(self, state: RunState, tensors: Mapping[str, torch.Tensor], num_used: int) -> None:
         """Add what is no row, and let the thread seal the checkpoint.
@@ -174,57 +167,38 @@ class CheckpointWriter:
         Args:
             num_used: rows that were ever changed.
         """
-        with self._state:
-            self._waiting.append(None)
-            self._state.notify_all()
         self._end = self._pool.submit(self._seal, state, tensors, num_used)
 
-    def result(self, *, wait: bool = False) -> Written | None:
+    def result(self, *, waits: bool = False) -> Written | None:
         """Return the result of the last checkpoint once, or None.
 
         None if it is not done, or its result was fetched before.
         """
-        if self._end is None or not (wait or self._end.done()):
+        if self._end is None or not (waits or self._end.done()):
             return None
         written = self._end.result()
         self._end = None
-        self._parts = None
+        self.is_busy = False
         return written
 
     def close(self) -> None:
         """Let the current checkpoint end, and stop the thread."""
-        with self._state:
-            if self._parts is not None and self._end is None:
-                # Training ended by an error while parts were put: they make no checkpoint.
-                self._is_lost = True
-                self._waiting.append(None)
-            self._state.notify_all()
+        self._is_dropped = self._end is None
         self._pool.shutdown()
 
-    def _write_parts(self) -> None:
-        """Write parts until there is no further one; after an error they are dropped."""
+    def _write(self, part: RowsPart, release: Callable[[], None]) -> None:
+        """Write a part, unless one before it failed."""
+        if self.is_lost:
+            return
         try:
-            while (taken := self._take()) is not None:
-                part, release = taken
-                self._refuse_not_finite(part)
-                self._new.append(self._write_part(part, len(self._new)))
-                release()
-        except BaseException:
-            with self._state:
-                self._is_lost = True
-                self._waiting.clear()
-                self._num_waiting_bytes = 0
-                self._state.notify_all()
-            raise
-
-    def _take(self) -> _Part | None:
-        with self._state:
-            self._state.wait_for(lambda: self._waiting)
-            taken = self._waiting.popleft()
-            if taken is not None:
-                self._num_waiting_bytes -= taken[0].num_bytes
-            self._state.notify_all()
-            return taken
+            if not (np.isfinite(part.weights_ND).all() and np.isfinite(part.state_NW).all()):
+                raise NotFiniteError(
+                    f"embedding rows hold values that are not finite after step {self._step}"
+                )
+            self._new.append(self._write_part(part, len(self._new)))
+            release()
+        except BaseException as error:
+            self._error = error
 
     def _write_part(self, part: RowsPart, number: int) -> FileRecord:
         name = f"rows-{self._step:09}-{number:05}.safetensors"
@@ -235,8 +209,8 @@ class CheckpointWriter:
     def _seal(self, state: RunState, tensors: Mapping[str, torch.Tensor], num_used: int) -> Written:
         """Write dense layers and the record, unless a part failed."""
         try:
-            assert self._parts is not None
-            self._parts.result()
+            if self._error is not None:
+                raise self._error
             # Rows were checked as they came; dense layers are small enough to be checked here.
             for name, tensor in tensors.items():
                 if tensor.is_floating_point() and not torch.isfinite(tensor).all():
@@ -249,7 +223,10 @@ class CheckpointWriter:
             # Many small files of changed rows are read at every resumption, so they are merged now and then.
             if is_worth_merging(rows, num_used):
                 rows = self._merged(rows)
-            write_record(self._folder, new_record(self._run, state, dense, rows))
+            write_record(
+                self._folder,
+                CheckpointRecord(version=RECORD_VERSION, run=self._run, state=state, dense=dense, rows=rows),
+            )
             self._rows = rows
             self._last_step = self._step
             remove_others(self._folder, self._keep, self._last_step)
@@ -269,15 +246,8 @@ class CheckpointWriter:
         parts = merge_parts(self._folder, rows, self._tables.num_rows, self._tables.widths)
         return tuple(self._write_part(part, number) for number, part in enumerate(parts, len(self._new)))
 
-    def _refuse_not_finite(self, part: RowsPart) -> None:
-        if not (np.isfinite(part.weights_ND).all() and np.isfinite(part.state_NW).all()):
-            raise NotFiniteError(f"embedding rows hold values that are not finite after step {self._step}")
-
     def _seconds(self) -> float:
         return time.perf_counter() - self._start
-
-
-# ruff: noqa: N815  (arrays carry shape suffixes)
 
 
 _PIECE_ROWS = 1 << 14
@@ -291,28 +261,20 @@ _Copy = Callable[[NDArray[np.int64], int, RowsPart], None]
 """Writes names, weights and states of some rows, the first of which has the given number."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Buffers:
-    """Memory of the rows of one part."""
+def _empty_part(num_rows: int, dim: int, state_width: int) -> RowsPart:
+    """Return memory for the rows of a part."""
+    return RowsPart(
+        np.empty(num_rows, np.int32),
+        np.empty(num_rows, np.int32),
+        np.empty((num_rows, dim), np.float32),
+        np.empty((num_rows, state_width), np.float32),
+    )
 
-    tables_N: NDArray[np.int32]
-    ids_N: NDArray[np.int32]
-    weights_ND: NDArray[np.float32]
-    state_NW: NDArray[np.float32]
 
-    @classmethod
-    def empty(cls, num_rows: int, dim: int, state_width: int) -> _Buffers:
-        return cls(
-            np.empty(num_rows, np.int32),
-            np.empty(num_rows, np.int32),
-            np.empty((num_rows, dim), np.float32),
-            np.empty((num_rows, state_width), np.float32),
-        )
-
-    def part(self, first: int, stop: int) -> RowsPart:
-        """Some of the rows."""
-        own = slice(first, stop)
-        return RowsPart(self.tables_N[own], self.ids_N[own], self.weights_ND[own], self.state_NW[own])
+def _cut(part: RowsPart, first: int, stop: int) -> RowsPart:
+    """Return some rows of a part, which share its memory."""
+    own = slice(first, stop)
+    return RowsPart(part.tables_N[own], part.ids_N[own], part.weights_ND[own], part.state_NW[own])
 
 
 class RowsCopy:
@@ -377,8 +339,8 @@ class _WidthCopy:
         self._dims = width.embedding_dim, self._fast.state_SW.shape[1]
         # A part takes as much memory whatever the width of its rows.
         self._capacity = max(part_bytes // (8 + 4 * sum(self._dims)), 1)
-        self._spare: deque[_Buffers] = deque(maxlen=_MOST_SPARE)
-        self._open: _Buffers | None = None
+        self._spare: deque[RowsPart] = deque(maxlen=_MOST_SPARE)
+        self._open: RowsPart | None = None
         self._count = 0
         """Rows in the open part."""
         self._warm_up()
@@ -413,29 +375,27 @@ class _WidthCopy:
         while done < rows_N.size:
             # A part that was put is written by another thread, so the next one fills other memory.
             if self._open is None:
-                self._open = self._spare.popleft() if self._spare else self._new_buffers()
+                memory = self._spare.popleft() if self._spare else None
+                self._open = memory or _empty_part(self._capacity, *self._dims)
             own_N = rows_N[done : done + self._capacity - self._count]
-            copy(own_N, done, self._open.part(self._count, self._count + own_N.size))
+            copy(own_N, done, _cut(self._open, self._count, self._count + own_N.size))
             done += own_N.size
             self._count += own_N.size
             if self._count == self._capacity:
                 self._put_open()
 
-    def _new_buffers(self) -> _Buffers:
-        return _Buffers.empty(self._capacity, *self._dims)
-
     def _put_open(self) -> None:
         if self._open is None or self._count == 0:
             return
-        buffers = self._open
+        memory = self._open
         self._open = None
-        self._put(buffers.part(0, self._count), partial(self._spare.append, buffers))
+        self._put(_cut(memory, 0, self._count), partial(self._spare.append, memory))
         self._count = 0
 
     def _warm_up(self) -> None:
         """Compile the kernels on no rows, before the first checkpoint needs them."""
         no_rows_N = np.empty(0, np.int64)
-        nothing = _Buffers.empty(0, *self._dims).part(0, 0)
+        nothing = _empty_part(0, *self._dims)
         self._name(no_rows_N, nothing.tables_N, nothing.ids_N)
         for tier in (self._fast, self._slow):
             layout = tier.layout
@@ -512,11 +472,7 @@ class _WidthCopy:
             is_wanted_N = self._changed.is_being_saved(self._changed.layout.slots_of_rows(tables_N, ids_N))
             if is_wanted_N.any():
                 part = RowsPart(self._tables_T[tables_N], ids_N.astype(np.int32), weights_ND, state_NW)
-                self._put(part.chosen(is_wanted_N), _keep_nothing)
-
-
-def _keep_nothing() -> None:
-    """Let the memory of a part go: it is not used again."""
+                self._put(part.chosen(is_wanted_N), lambda: None)
 
 
 def _copy_found(

@@ -20,7 +20,8 @@ import torch
 
 from ...pipeline.errors import MIB, SaidElsewhereError
 from ...pipeline.folders.manifest import Manifest
-from ..checkpoints.writer import NotFiniteError, RowsCopy
+from ..checkpoints.files import CheckpointRecord
+from ..checkpoints.writer import NotFiniteError, RowsCopy, Written
 from ..execution.ranked_embeddings import RankedEmbeddings
 from ..execution.row_parts import RowsPart, settle
 from ..loop import Trainer
@@ -28,7 +29,7 @@ from ..ranks.codes import WidthErrors
 from ..ranks.ranks import Message, Ranks, first_says, wait_for_first
 from ..run_folder.files import RunFolder
 from ..run_folder.weights import Weights
-from .resume import RunCheckpoints
+from .resume import RunCheckpoints, most_waiting, num_used_rows
 
 SAVED_ERRORS = "exchange_errors"
 """Name of this part among those of a run."""
@@ -81,21 +82,29 @@ class SavedErrors:
     def _bring(self, name: str, own: torch.Tensor) -> None:
         ranks = self._ranks
         row_bytes = own.element_size() * (own.shape[1] if own.dim() > 1 else 1)
-        counts = [int(each) for each in ranks.gather(torch.tensor([own.shape[0]]))]
-        into = [row_bytes * count if rank and not ranks.rank else 0 for rank, count in enumerate(counts)]
-        out = [own.nbytes if rank == 0 and ranks.rank else 0 for rank in range(ranks.num_ranks)]
-        data = (
-            own.contiguous().reshape(-1).view(torch.uint8)
-            if ranks.rank
-            else torch.empty(0, dtype=torch.uint8)
-        )
-        received = Message.unset(into)
-        ranks.exchange(Message(data, tuple(out)), received).wait()
-        if ranks.rank:
-            return
-        for rank, part in enumerate(received.parts()):
+        counts = ranks.gather(torch.tensor([own.shape[0]]))
+        data = own.contiguous().reshape(-1).view(torch.uint8)
+        received = _sent_to_first(ranks, data, [row_bytes * int(count) for count in counts])
+        for rank, part in enumerate(received):
             found = part.clone().view(own.dtype).reshape(-1, *own.shape[1:]) if rank else own.clone()
             self._state[f"rank {rank} {name}"] = found
+
+
+def _sent_to_first(ranks: Ranks, data: torch.Tensor, num_bytes: Sequence[int]) -> list[torch.Tensor]:
+    """Return at rank 0 the bytes of each rank, none of its own; nothing elsewhere.
+
+    Args:
+        data: bytes of this rank.
+        num_bytes: of each rank.
+    """
+    # All messages go to rank 0, whose own part needs none.
+    if ranks.rank == 0:
+        data = torch.empty(0, dtype=torch.uint8)
+    out = (data.numel(), *[0] * (ranks.num_ranks - 1))
+    into = (0, *num_bytes[1:]) if ranks.rank == 0 else (0,) * ranks.num_ranks
+    received = Message.unset(into)
+    ranks.exchange(Message(data, out), received).wait()
+    return [] if ranks.rank else list(received.parts())
 
 
 _PART_BYTES = 16 * MIB
@@ -103,27 +112,20 @@ _NAME_BYTES = 4
 _WHOLE, _LOST, _NOT_FINITE = range(3)
 
 
-class RankCheckpoints:
-    """The checkpoints of a run, as one of its ranks takes part.
+class RankCheckpoints(RunCheckpoints):
+    """The checkpoints of a run, as one of its ranks takes part; rank 0 alone has a writer."""
 
-    Args:
-        trainer: the run.
-        written: at rank 0 what writes them; None elsewhere.
-        last_step: of the checkpoint that the run was resumed from.
-    """
-
-    def __init__(self, trainer: Trainer, written: RunCheckpoints | None, last_step: int | None) -> None:
+    def _prepare(self, folder: Path, run: str, trainer: Trainer, last: CheckpointRecord | None) -> None:
         self._ranks = trainer.ranks
-        self._written = written
-        self.last_written = last_step
-        """Step of the newest checkpoint that is whole."""
         self._error: NotFiniteError | None = None
         """Why the last one was refused, at rank 0."""
+        if self._ranks.rank == 0:
+            limit = trainer.config.slow_bytes
+            self._writer = self._new_writer(folder, run, trainer, last, most_waiting(_PART_BYTES, limit))
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is due, by the clock of rank 0."""
-        own = self._written is not None and self._written.is_due(step)
-        return first_says(self._ranks, own)
+        return first_says(self._ranks, self._ranks.rank == 0 and super().is_due(step))
 
     def take(self, trainer: Trainer, metrics: Iterable[str], *, is_logged: bool = True) -> None:
         """Write a checkpoint of the run as it is now.
@@ -132,23 +134,21 @@ class RankCheckpoints:
             NotFiniteError: weights are not finite.
             SaidElsewhereError: the same, at other ranks than the first.
         """
-        # Rows that were ever changed, at all ranks together.
-        embeddings = trainer.embeddings
-        assert isinstance(embeddings, RankedEmbeddings)
         errors = trainer.resumables.get(SAVED_ERRORS)
         if isinstance(errors, SavedErrors):
             errors.bring_together()
-        own = sum(width.changed.num_used for width in embeddings.widths if width.changed)
-        num_used = sum(int(each) for each in self._ranks.gather(torch.tensor([own])))
+        # Rows that were ever changed, at all ranks together.
+        num_used = sum(int(each) for each in self._ranks.gather(torch.tensor([num_used_rows(trainer)])))
         # Rank 0 writes what all ranks send, and the others wait for it however long that takes.
-        if self._written is not None:
-            self._written.begin_parts(trainer, metrics, num_used, is_logged=is_logged)
+        if self._ranks.rank == 0:
+            with self._standing_still(trainer):
+                self._begin(trainer, metrics, num_used, is_logged=is_logged)
         for parts in _brought_parts(trainer):
             wait_for_first(self._ranks, partial(self._put, trainer, parts))
         # Every rank learns what became of it, and counts its rows as saved or changed.
         outcome = wait_for_first(self._ranks, partial(self._end, trainer))
-        if self._written is None:
-            settle(embeddings, is_lost=outcome != _WHOLE)
+        if self._ranks.rank:
+            settle(trainer.embeddings, is_lost=outcome != _WHOLE)
         if self._error is not None:
             raise self._error
         if outcome == _NOT_FINITE:
@@ -158,36 +158,31 @@ class RankCheckpoints:
 
     def _put(self, trainer: Trainer, parts: Sequence[RowsPart]) -> int:
         """Hand rows of all ranks to the writer, at rank 0."""
-        assert self._written is not None
-        self._written.put_parts(trainer, parts)
+        with self._standing_still(trainer):
+            for part in parts:
+                self._writer.put(part, lambda: None)
         return 0
 
     def _end(self, trainer: Trainer) -> int:
         """Return how the writing of the checkpoint ended, at rank 0."""
-        assert self._written is not None
         try:
-            self._written.end_parts(trainer)
+            self._finish()
+            super().settle(trainer, wait=True)
         except NotFiniteError as error:
             self._error = error
             return _NOT_FINITE
-        return _WHOLE if self._written.last_written == trainer.step else _LOST
-
-    def save_last(self, trainer: Trainer, metrics: Iterable[str], *, is_logged: bool) -> bool:
-        """Write a checkpoint of the last step if missing; return whether one exists."""
-        if self.last_written != trainer.step:
-            self.take(trainer, metrics, is_logged=is_logged)
-        return self.last_written == trainer.step
+        return _WHOLE if self.last_written == trainer.step else _LOST
 
     def go_on(self, trainer: Trainer, *, to_end: bool = False) -> None:
         """Nothing is left to be copied once a checkpoint was taken."""
 
-    def settle(self, trainer: Trainer, *, wait: bool = False) -> None:
+    def settle(self, trainer: Trainer, *, wait: bool = False) -> Written | None:
         """A checkpoint is whole or lost once it was taken."""
 
     def close(self) -> None:
         """Stop the writer."""
-        if self._written is not None:
-            self._written.close()
+        if self._ranks.rank == 0:
+            super().close()
 
 
 def _brought_parts(trainer: Trainer) -> Iterator[list[RowsPart]]:
@@ -219,28 +214,11 @@ def _brought_parts(trainer: Trainer) -> Iterator[list[RowsPart]]:
         sizes = [(int(count), widths[int(width)]) for count, width in found]
         if not any(count for count, _ in sizes):
             return
+        num_bytes = [count * (2 * _NAME_BYTES + 4 * sum(width)) for count, width in sizes]
+        data = torch.empty(0, dtype=torch.uint8) if own is None else _packed(own)
+        received = zip(_sent_to_first(ranks, data, num_bytes), sizes, strict=False)
         parts = [own] if ranks.rank == 0 and own is not None else []
-        yield parts + _exchanged(trainer, own, sizes)
-
-
-def _exchanged(
-    trainer: Trainer, own: RowsPart | None, sizes: list[tuple[int, tuple[int, int]]]
-) -> list[RowsPart]:
-    """Return the parts of the other ranks, at rank 0."""
-    # All messages go to rank 0, whose own part needs none.
-    ranks = trainer.ranks
-    num_bytes = [count * (2 * _NAME_BYTES + 4 * sum(width)) for count, width in sizes]
-    is_sent = ranks.rank and own is not None
-    data = _packed(own) if is_sent and own is not None else torch.empty(0, dtype=torch.uint8)
-    out = tuple(data.numel() if rank == 0 else 0 for rank in range(ranks.num_ranks))
-    into = tuple(num_bytes[rank] if rank and ranks.rank == 0 else 0 for rank in range(ranks.num_ranks))
-    received = Message.unset(into)
-    ranks.exchange(Message(data, out), received).wait()
-    return [
-        _unpacked(part, count, width)
-        for part, (count, width) in zip(received.parts(), sizes, strict=True)
-        if part.numel()
-    ]
+        yield parts + [_unpacked(part, *size) for part, size in received if part.numel()]
 
 
 def _packed(part: RowsPart) -> torch.Tensor:

@@ -59,20 +59,6 @@ def table_sizes(shards: Shards, config: TrainConfig) -> TableSizes:
     )
 
 
-class RowFiles:
-    """The rows of a checkpoint, read from its files each time they are iterated."""
-
-    def __init__(self, folder: Path, record: CheckpointRecord, sizes: TableSizes) -> None:
-        self._folder = folder
-        self._record = record
-        self._sizes = sizes
-
-    def __call__(self) -> Iterable[RowsPart]:
-        # The newest first: of a row in several files the last one has its value.
-        for entry in reversed(self._record.rows):
-            yield read_part(self._folder / entry.path, self._sizes.num_rows, self._sizes.widths)
-
-
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A checkpoint that is whole, read but for its rows."""
@@ -80,16 +66,22 @@ class Checkpoint:
     folder: Path
     record: CheckpointRecord
     tensors: Mapping[str, torch.Tensor]
-    rows: RowFiles
+    sizes: TableSizes
 
     @classmethod
     def open(cls, folder: Path, record: CheckpointRecord, sizes: TableSizes) -> Checkpoint:
         """Read a checkpoint; raises HotsetError where it is damaged."""
         refuse_damaged_files(folder, record)
         tensors = read_tensors(folder / record.dense.path)
-        found = cls(folder, record, tensors, RowFiles(folder, record, sizes))
+        found = cls(folder, record, tensors, sizes)
         found._refuse_nonsense()
         return found
+
+    def rows(self) -> Iterator[RowsPart]:
+        """Read the rows from their files, each time they are iterated."""
+        # The newest first: of a row in several files the last one has its value.
+        for entry in reversed(self.record.rows):
+            yield read_part(self.folder / entry.path, self.sizes.num_rows, self.sizes.widths)
 
     @property
     def start(self) -> RunStart:
@@ -257,37 +249,43 @@ class RunCheckpoints:
         last: CheckpointRecord | None = None,
     ) -> None:
         self._settings = settings
-        sizes = table_sizes(trainer.shards, trainer.config)
-        limit = trainer.config.slow_bytes
+        self._last_step = last.state.step if last else 0
+        self._last_time = time.monotonic()
+        self.last_written = last.state.step if last else None
+        """Step of the newest checkpoint that is whole."""
+        self._captured: tuple[RunState, dict[str, torch.Tensor], int] | None = None
+        """The record of the current checkpoint, kept until its rows are copied."""
+        self.stall_seconds = 0.0
+        """Seconds that training paused for the last checkpoint, in total."""
+        self.longest_stall_seconds = 0.0
+        """The longest single pause for it."""
+        self._prepare(folder, run, trainer, last)
+
+    def _prepare(self, folder: Path, run: str, trainer: Trainer, last: CheckpointRecord | None) -> None:
+        """Start the writer, and watch the steps."""
         # Under a limit of memory, a part that waits to be written takes a fixed share of it.
-        self._part_bytes = (
-            _PART_BYTES
-            if limit is None
-            else min(max(limit // _PARTS_IN_LIMIT, _LEAST_PART_BYTES), _PART_BYTES)
-        )
+        limit = trainer.config.slow_bytes
+        part_bytes = _PART_BYTES
+        if limit is not None:
+            part_bytes = min(max(limit // _PARTS_IN_LIMIT, _LEAST_PART_BYTES), _PART_BYTES)
+        self._writer = self._new_writer(folder, run, trainer, last, most_waiting(part_bytes, limit))
+        self._copy = RowsCopy(trainer.embeddings, part_bytes, trainer.threads, self._writer.put)
+        trainer.before_update = partial(self.before_update, trainer)
+
+    def _new_writer(
+        self, folder: Path, run: str, trainer: Trainer, last: CheckpointRecord | None, most_waiting: int
+    ) -> CheckpointWriter:
         # The room is taken before the first step, so that a disk that is too small stops the run now.
         try:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise HotsetError(f"{folder} cannot be written: {error.strerror}") from error
         # Dense layers are small compared with the rows; their optimizers keep up to twice as much.
+        sizes = table_sizes(trainer.shards, trainer.config)
         dense = 3 * sum(4 * tensor.numel() for tensor in trainer.model.state_dict().values())
         room = ReservedRoom(folder, dense + _bytes_of_all_rows(sizes))
-        self._writer = CheckpointWriter(
-            folder, run, settings.keep_checkpoints, sizes, last, self._most_waiting(limit), room
-        )
-        self._last_step = last.state.step if last else 0
-        self._last_time = time.monotonic()
-        self.last_written = last.state.step if last else None
-        """Step of the newest checkpoint that is whole."""
-        self._copy = RowsCopy(trainer.embeddings, self._part_bytes, trainer.threads, self._writer.put)
-        trainer.before_update = partial(self.before_update, trainer)
-        self._captured: tuple[RunState, dict[str, torch.Tensor], int] | None = None
-        """The record of the current checkpoint, kept until its rows are copied."""
-        self.stall_seconds: list[float] = []
-        """Seconds that training paused for each checkpoint, in total."""
-        self.longest_stall_seconds: list[float] = []
-        """The longest single pause for each checkpoint."""
+        keep = self._settings.keep_checkpoints
+        return CheckpointWriter(folder, run, keep, sizes, last, most_waiting, room)
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is due; none while one is being written."""
@@ -298,46 +296,23 @@ class RunCheckpoints:
 
     def take(self, trainer: Trainer, metrics: Iterable[str], *, is_logged: bool = True) -> None:
         """Begin a checkpoint; `before_update` and `go_on` copy its rows."""
-        self.stall_seconds.append(0.0)
-        self.longest_stall_seconds.append(0.0)
         with self._standing_still(trainer):
-            self._writer.begin(trainer.step)
+            self._begin(trainer, metrics, num_used_rows(trainer), is_logged=is_logged)
             self._copy.begin()
-            num_used = sum(width.changed.num_used for width in trainer.embeddings.widths if width.changed)
-            self._captured = (*capture(trainer, metrics, is_logged=is_logged), num_used)
             self._copy_part()
-        self._last_step = trainer.step
-        self._last_time = time.monotonic()
 
-    def begin_parts(
-        self, trainer: Trainer, metrics: Iterable[str], num_used: int, *, is_logged: bool = True
-    ) -> None:
-        """Begin a checkpoint of rows that are copied elsewhere: `put_parts` and `end_parts` follow.
+    def _begin(self, trainer: Trainer, metrics: Iterable[str], num_used: int, *, is_logged: bool) -> None:
+        """Begin a checkpoint, whose rows follow.
 
         Args:
             num_used: rows that were ever changed.
         """
-        self.stall_seconds.append(0.0)
-        self.longest_stall_seconds.append(0.0)
-        with self._standing_still(trainer):
-            self._writer.begin(trainer.step)
-            self._captured = (*capture(trainer, metrics, is_logged=is_logged), num_used)
-
-    def put_parts(self, trainer: Trainer, parts: Iterable[RowsPart]) -> None:
-        """Add rows that changed since the last checkpoint, whose memory is not used again."""
-        with self._standing_still(trainer):
-            for part in parts:
-                self._writer.put(part, lambda: None)
-
-    def end_parts(self, trainer: Trainer) -> Written | None:
-        """Wait until the checkpoint is written; as `settle`."""
-        assert self._captured is not None, "begin_parts comes first"
-        with self._standing_still(trainer):
-            self._writer.finish(*self._captured)
-            self._captured = None
+        self.stall_seconds = 0.0
+        self.longest_stall_seconds = 0.0
+        self._writer.begin(trainer.step)
+        self._captured = (*capture(trainer, metrics, is_logged=is_logged), num_used)
         self._last_step = trainer.step
         self._last_time = time.monotonic()
-        return self.settle(trainer, wait=True)
 
     @property
     def is_copying(self) -> bool:
@@ -360,13 +335,17 @@ class RunCheckpoints:
 
     def _copy_part(self) -> None:
         """Copy a part, and let the checkpoint be sealed after the last one."""
-        assert self._captured is not None
         if self._writer.is_lost:
             self._copy.give_up()
         self._copy.copy_part()
         if not self._copy.is_under_way:
-            self._writer.finish(*self._captured)
-            self._captured = None
+            self._finish()
+
+    def _finish(self) -> None:
+        """Let the checkpoint be sealed, whose rows are all with the writer."""
+        assert self._captured is not None, "a checkpoint was begun"
+        self._writer.finish(*self._captured)
+        self._captured = None
 
     @contextmanager
     def _standing_still(self, trainer: Trainer) -> Iterator[None]:
@@ -375,8 +354,8 @@ class RunCheckpoints:
         with trainer.meter.during("checkpoint"):
             yield
         seconds = time.perf_counter() - start
-        self.stall_seconds[-1] += seconds
-        self.longest_stall_seconds[-1] = max(self.longest_stall_seconds[-1], seconds)
+        self.stall_seconds += seconds
+        self.longest_stall_seconds = max(self.longest_stall_seconds, seconds)
 
     def settle(self, trainer: Trainer, *, wait: bool = False) -> Written | None:
         """Note how the last checkpoint ended, if it has; warn where it failed.
@@ -386,7 +365,7 @@ class RunCheckpoints:
         """
         if wait:
             self.go_on(trainer, to_end=True)
-        written = self._writer.result(wait=wait)
+        written = self._writer.result(waits=wait)
         if written is None:
             return None
         # Rows of a checkpoint that was lost count as changed still, so the next one has them.
@@ -395,9 +374,7 @@ class RunCheckpoints:
             raise written.error
         if written.error is not None:
             kept = (
-                f"that of step {self.last_written} is kept"
-                if self.last_written is not None
-                else "there is none"
+                "there is none" if self.last_written is None else f"that of step {self.last_written} is kept"
             )
             reason = getattr(written.error, "strerror", None) or first_line(written.error)
             _log.warning(
@@ -413,8 +390,8 @@ class RunCheckpoints:
                 written.step,
                 written.num_bytes,
                 written.seconds,
-                1000 * self.stall_seconds[-1],
-                1000 * self.longest_stall_seconds[-1],
+                1000 * self.stall_seconds,
+                1000 * self.longest_stall_seconds,
             )
         return written
 
@@ -430,14 +407,20 @@ class RunCheckpoints:
         """Let the checkpoint under way end, and stop the writer."""
         self._writer.close()
 
-    def _most_waiting(self, limit: int | None) -> int:
-        """Return how many bytes of copies may wait to be written.
 
-        That is a quarter of the memory there is, or of its limit.
-        """
-        free = available_bytes()
-        most = GIB if free is None else free // 4
-        return max(self._part_bytes, most if limit is None else min(most, limit // 4))
+def num_used_rows(trainer: Trainer) -> int:
+    """Return how many rows of this process were ever changed."""
+    return sum(width.changed.num_used for width in trainer.embeddings.widths if width.changed)
+
+
+def most_waiting(part_bytes: int, limit: int | None) -> int:
+    """Return how many bytes of copies may wait to be written.
+
+    That is a quarter of the memory there is, or of its limit.
+    """
+    free = available_bytes()
+    most = GIB if free is None else free // 4
+    return max(part_bytes, most if limit is None else min(most, limit // 4))
 
 
 def _bytes_of_all_rows(sizes: TableSizes) -> int:

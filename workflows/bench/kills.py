@@ -330,10 +330,10 @@ def measure_stall(num_rows: int, scratch: Path) -> Facts:
             while saved.is_copying:
                 saved.go_on(trainer)
                 time.sleep(0.005)
-            found[name].append(1000 * saved.stall_seconds[-1])
+            found[name].append(1000 * saved.stall_seconds)
             written = saved.settle(trainer, wait=True)
             assert written is not None and written.error is None
-        longest.append(1000 * saved.longest_stall_seconds[-1])
+        longest.append(1000 * saved.longest_stall_seconds)
         begin = time.perf_counter()
         for width in trainer.embeddings.widths:
             width.executor.fast.weights_SD.clone()

@@ -69,13 +69,8 @@ def train(
         trainer.resumables[SAVED_ERRORS] = SavedErrors(ranks, trainer.coded.errors)
     if checkpoint:
         restore(trainer, checkpoint)
-    written = None if ranks.rank else RunCheckpoints(folder, "run", SETTINGS, trainer, record)
-    saved: RankCheckpoints | RunCheckpoints
-    if ranks.num_ranks == 1:
-        assert written is not None
-        saved = written
-    else:
-        saved = RankCheckpoints(trainer, written, record.state.step if record else None)
+    kind = RunCheckpoints if ranks.num_ranks == 1 else RankCheckpoints
+    saved = kind(folder, "run", SETTINGS, trainer, record)
 
     def after_step(trainer: Trainer, _: Batch, __: torch.Tensor) -> None:
         if saved.is_due(trainer.step):
