@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -27,7 +28,7 @@ from .placements.choose_placement import num_planned_steps
 from .placements.fae import ShuffleScheduler
 from .ranks.codes import CodedExchange
 from .ranks.ranks import OneRank, Ranks
-from .run_folder.weights import Weights, dtypes_of
+from .run_folder.weights import Weights
 from .step import PreparedStep, StepRunner
 from .threads import PLACES_AT_A_TIME, BackgroundIterator, Readers, WorkThreads
 
@@ -126,20 +127,12 @@ class Trainer:
 
     def weights(self) -> Weights:
         """Return dense layers and tables by name, copied to the host on access."""
-        # Dense tensors are there already, tables are put together one at a time while they are written.
         dense = {f"{DENSE_PREFIX}{name}": tensor for name, tensor in self.model.state_dict().items()}
-        numbers = {table.name: number for number, table in enumerate(self.shards.tables)}
-        shapes: dict[str, tuple[int, ...]] = {name: tuple(tensor.shape) for name, tensor in dense.items()}
-        for table in self.shards.tables:
-            shapes[table.name] = (table.num_rows, table.embedding_dim)
-
-        def tensor_of(name: str) -> torch.Tensor:
-            return dense[name].cpu() if name in dense else self.embeddings.table(numbers[name])
-
-        def parts_of(name: str) -> Iterator[torch.Tensor]:
-            return iter([dense[name].cpu()]) if name in dense else self.embeddings.table_parts(numbers[name])
-
-        return Weights(shapes, tensor_of, parts_of, dtypes=dtypes_of(dense))
+        tables = {
+            table.name: ((table.num_rows, table.embedding_dim), partial(self.embeddings.table_parts, number))
+            for number, table in enumerate(self.shards.tables)
+        }
+        return Weights.of_run(dense, tables)
 
 
 def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tensor], None]) -> None:

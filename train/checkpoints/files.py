@@ -49,7 +49,7 @@ class ReservedRoom:
         folder: where it lies.
         num_bytes: to reserve.
         what: the files it is for, for the message.
-        way_out: the option that does without them, for the hint.
+        way_out: the option that does without them, for the hint; empty where there is none.
 
     Raises:
         HotsetError: the disk is too small.
@@ -72,7 +72,7 @@ class ReservedRoom:
         except OSError as error:
             raise HotsetError(
                 f"{folder} has no room for {format_byte_size(num_bytes)} of {what}: {error.strerror}",
-                hint=f"write --out to a larger disk, or {way_out}",
+                hint="write --out to a larger disk" + (f", or {way_out}" if way_out else ""),
             ) from error
         weakref.finalize(self, os.close, self._file)
 

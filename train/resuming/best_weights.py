@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ...pipeline.errors import HotsetError
 from ...pipeline.folders.checksum import hash_file
@@ -175,26 +174,15 @@ def newest_weights(trainer: Trainer) -> Weights:
 
     No transfer may run.
     """
-    whole = trainer.weights()
-    numbers = {table.name: number for number, table in enumerate(trainer.shards.tables)}
-
     # A row may be in a slot, in its own tier, or just evicted.
-    def parts_of(name: str) -> Iterator[torch.Tensor]:
-        if name in numbers:
-            yield from trainer.embeddings.newest_parts(numbers[name])
-        else:
-            yield whole[name]
-
-    # Read whole tensors where they are small enough.
-    def tensor_of(name: str) -> torch.Tensor:
-        return torch.cat(list(parts_of(name)))
-
-    return Weights(
-        whole.shapes,
-        tensor_of,
-        parts_of,
-        dtypes={name: tensor.dtype for name, tensor in trainer.model.state_dict(prefix=DENSE_PREFIX).items()},
-    )
+    tables = {
+        table.name: (
+            (table.num_rows, table.embedding_dim),
+            partial(trainer.embeddings.newest_parts, number),
+        )
+        for number, table in enumerate(trainer.shards.tables)
+    }
+    return Weights.of_run(trainer.model.state_dict(prefix=DENSE_PREFIX), tables)
 
 
 def _set_weights(trainer: Trainer, weights: Weights) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -331,23 +332,12 @@ def optimizer_states(trainer: Trainer) -> Weights:
         for name, tensor in dense_state(trainer.model, trainer.dense_optimizers).items()
         if is_optimizer_state(name)
     }
-    shapes: dict[str, tuple[int, ...]] = {name: tuple(tensor.shape) for name, tensor in dense.items()}
     # A table has states only where the optimizer of its rows keeps any.
-    sizes = table_sizes(trainer.shards, trainer.config)
-    numbers = {}
-    for number, table in enumerate(trainer.shards.tables):
-        width = sizes.widths[number][1]
-        if width:
-            shapes[table.name] = (table.num_rows, width)
-            numbers[table.name] = number
-
+    widths = table_sizes(trainer.shards, trainer.config).widths
+    tables = {
+        table.name: ((table.num_rows, width), partial(trainer.embeddings.table_parts, number, state=True))
+        for number, (table, (_, width)) in enumerate(zip(trainer.shards.tables, widths, strict=True))
+        if width
+    }
     # The last step has written all rows back, so tables are read where they live.
-    def tensor_of(name: str) -> torch.Tensor:
-        return dense[name] if name in dense else trainer.embeddings.table(numbers[name], state=True)
-
-    def parts_of(name: str) -> Iterator[torch.Tensor]:
-        if name in dense:
-            return iter([dense[name]])
-        return trainer.embeddings.table_parts(numbers[name], state=True)
-
-    return Weights(shapes, tensor_of, parts_of)
+    return Weights.of_run(dense, tables)

@@ -27,8 +27,6 @@ import os
 import shlex
 import shutil
 import stat
-import tempfile
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -38,11 +36,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...pipeline.errors import HotsetError, MissingExtraError, first_line, format_byte_size, install_hint
+from ...pipeline.errors import HotsetError, MissingExtraError, first_line, install_hint
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.manifest import MANIFEST, FileEntry, Manifest, checksum_of
 from ...pipeline.folders.whole_file import link_folder
-from ..checkpoints.files import CHECKPOINTS
+from ..checkpoints.files import CHECKPOINTS, ReservedRoom
 from ..config import MOST_MICRO_BATCHES, TrainConfig
 from ..data.batch_order import BATCH_ORDER
 from ..data.shards import ShardOrigin, Shards, vocabulary_of
@@ -381,15 +379,13 @@ def _numbers(entry: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 class RunFolder:
     """The folder of a run while it is written."""
 
-    def __init__(self, path: Path, reserved: int | None = None) -> None:
+    def __init__(self, path: Path, weight_bytes: int = 0) -> None:
         self.path = path
+        self._room = ReservedRoom(path, weight_bytes, "weights", way_out="") if weight_bytes else None
         self.metrics: list[str] = []
         """Lines of the metrics so far."""
         self.tensorboard: TensorboardEvents | None = None
         """Where the metrics go for TensorBoard too."""
-        self._free_reserved: Callable[[], object] = lambda: None
-        if reserved is not None:
-            self._free_reserved = weakref.finalize(self, os.close, reserved)
 
     @classmethod
     def begin(cls, path: Path, config: Mapping[str, Any], *, weight_bytes: int = 0) -> RunFolder:
@@ -400,7 +396,7 @@ class RunFolder:
         """
         refuse_occupied(path)
         make_folder(path)
-        folder = cls(path, _reserve(path, weight_bytes) if weight_bytes else None)
+        folder = cls(path, weight_bytes)
         folder._write_aside(CONFIG, lambda aside: aside.write_text(_to_json(config)))
         return folder
 
@@ -411,7 +407,7 @@ class RunFolder:
         Raises:
             HotsetError: the folder cannot be written, or its disk is too small.
         """
-        folder = cls(path, _reserve(path, weight_bytes) if weight_bytes else None)
+        folder = cls(path, weight_bytes)
         folder.metrics = list(metrics)
         text = "".join(f"{line}\n" for line in folder.metrics)
         folder._write_aside(METRICS, lambda aside: aside.write_text(text))
@@ -436,7 +432,7 @@ class RunFolder:
     def save_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Write all weights, float32 tensors on the host."""
         whole = weights if isinstance(weights, Weights) else Weights.of(weights)
-        self._free_reserved()
+        self._room = None
         self._write_aside(WEIGHTS, lambda aside: write_weights(aside, whole))
 
     def save_states(self, states: Weights) -> None:
@@ -496,23 +492,6 @@ class RunFolder:
         with explained(self.path / name):
             write(aside)
             os.replace(aside, self.path / name)
-
-
-def _reserve(folder: Path, num_bytes: int) -> int:
-    """Reserve disk space by a nameless file; return its descriptor.
-
-    The file is gone with the process.
-    """
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, num_bytes)
-            return os.dup(file.fileno())
-    except OSError as error:
-        raise HotsetError(
-            f"{folder} has no room for {format_byte_size(num_bytes)} of weights: {error.strerror}",
-            hint="write --out to a larger disk",
-        ) from error
-    return file
 
 
 def _to_json(values: Mapping[str, Any]) -> str:

@@ -17,6 +17,9 @@ from ...pipeline.errors import HotsetError, first_line
 from ...pipeline.schema.schema import DENSE_PREFIX
 from ..checkpoints.tensors import TYPE_NAMES, TensorFile, header_of
 
+TableParts = Callable[[], Iterator[torch.Tensor]]
+"""Yields the rows of a table in id order, in parts."""
+
 
 class Weights(Mapping[str, torch.Tensor]):
     """Host tensors by name, each built on access.
@@ -72,6 +75,29 @@ class Weights(Mapping[str, torch.Tensor]):
         """Wrap tensors that exist already."""
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         return cls(shapes, tensors.__getitem__, dtypes=dtypes_of(tensors))
+
+    @classmethod
+    def of_run(
+        cls, dense: Mapping[str, torch.Tensor], tables: Mapping[str, tuple[tuple[int, int], TableParts]]
+    ) -> Weights:
+        """Name the dense tensors and tables of a run; tables are read in parts while they are written.
+
+        Args:
+            dense: on any device.
+            tables: shape of each table, and what yields its rows in id order.
+        """
+        shapes = {name: tuple(tensor.shape) for name, tensor in dense.items()}
+
+        def parts_of(name: str) -> Iterator[torch.Tensor]:
+            return iter([dense[name].cpu()]) if name in dense else tables[name][1]()
+
+        # A table in one part is not copied.
+        def tensor_of(name: str) -> torch.Tensor:
+            first, *others = parts_of(name)
+            return torch.cat([first, *others]) if others else first
+
+        own = {name: shape for name, (shape, _) in tables.items()}
+        return cls(shapes | own, tensor_of, parts_of, dtypes=dtypes_of(dense))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self.shapes:

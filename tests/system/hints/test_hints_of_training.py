@@ -246,11 +246,11 @@ def test_damaged_weights_are_trained_again(shell: Shell) -> None:
     shell.works("evaluate", "run", "data")
 
 
-@follows("train/run_folder/files.py::_reserve", "train/run_folder/files.py::explained")
+@follows("train/run_folder/files.py::explained")
 def test_a_disk_without_room_for_a_run(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("os.posix_fallocate", full_disk)
-        assert "larger disk" in hint_of(lambda: run_writer._reserve(Path("run"), 100))
+        assert hint_of(lambda: run_writer.RunFolder(Path("run"), 100)) == "write --out to a larger disk"
 
     def write() -> None:
         with run_files.explained(Path("run/metrics.jsonl")):

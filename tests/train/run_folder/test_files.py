@@ -140,7 +140,7 @@ def test_room_for_the_weights_is_taken_before_training_and_given_back(
     folder = RunFolder.begin(tmp_path / "run", CONFIG, weight_bytes=400)
     assert taken == [400] and sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.json"]
     folder.save_weights({"a": torch.zeros(100)})
-    assert not folder._free_reserved.alive  # type: ignore[attr-defined]
+    assert folder._room is None
 
 
 def test_a_disk_too_small_for_the_weights_is_refused_before_training(
