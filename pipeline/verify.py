@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,31 +38,21 @@ from .stages.preflight import refuse_full_disk
 from .stages.rank import RankConfig
 from .stages.split import SplitConfig
 from .stages.stage_order import FOLDERS, inputs_of
-from .verify_files import check_columns
 
 _Build = Callable[[Path], Manifest]
 """Runs a stage again into a folder."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rebuilding:
-    """The inputs and resources that stages are run again with."""
-
-    resources: Resources
-    scratch: Path | None = None
-    """Folder for the temporary folders; None uses the system's."""
-    raw: Sequence[Path] = ()
-    """The logs, if columns are parsed again, too."""
-    other_vocabulary: Path | None = None
-    """Folder with the vocabulary that was adopted, or that an id map starts from."""
-
-
-def faults_of_rebuilt(manifests: Mapping[str, Manifest], rebuilding: Rebuilding) -> Iterator[str]:
+def _faults_of_rebuilt(
+    manifests: Mapping[str, Manifest], resources: Resources, raw: Sequence[Path], other: Path | None
+) -> Iterator[str]:
     """Find what differs from what the stages write; a stage whose inputs are not there is left out.
 
     Args:
         manifests: by the name of the folder; each one's files are whole, and made from the others.
-        rebuilding: what to run stages with.
+        resources: what stages run with.
+        raw: the logs, if columns are parsed again, too.
+        other: folder with the vocabulary that was adopted, or that an id map starts from.
 
     Raises:
         ConfigError: there is too little disk for a stage.
@@ -71,12 +61,12 @@ def faults_of_rebuilt(manifests: Mapping[str, Manifest], rebuilding: Rebuilding)
     for done, (name, made) in enumerate(manifests.items(), 1):
         # A stage trusts its inputs: it is run only on folders without faults, and those it was made from.
         if all(_is_input(source, manifests) and source.get("name") not in faulty for source in made.inputs):
-            faults = list(_faults_of(made, manifests, rebuilding))
+            faults = list(_compare(made, manifests, resources, raw, other))
             faulty |= {name} if faults else set()
             yield from faults
         else:
             faulty.add(name)
-        rebuilding.resources.progress("rebuild", done, len(manifests))
+        resources.progress("rebuild", done, len(manifests))
 
 
 def _is_input(source: Mapping[str, Any], manifests: Mapping[str, Manifest]) -> bool:
@@ -85,24 +75,45 @@ def _is_input(source: Mapping[str, Any], manifests: Mapping[str, Manifest]) -> b
     return beside is None or beside.fingerprint == source.get("fingerprint")
 
 
-def _faults_of(made: Manifest, manifests: Mapping[str, Manifest], rebuilding: Rebuilding) -> Iterator[str]:
+def _compare(
+    made: Manifest,
+    manifests: Mapping[str, Manifest],
+    resources: Resources,
+    raw: Sequence[Path],
+    other: Path | None,
+) -> Iterator[str]:
     try:
-        build = _build_of(made, manifests, rebuilding)
+        build = _build_of(made, manifests, replace(resources, progress=silent), raw, other)
     except (HotsetError, *DAMAGE) as error:
         yield f"{made.folder} cannot be built again: {first_line(error)}"
-    else:
-        yield from _compare(made, build, rebuilding.scratch) if build is not None else ()
+        return
+    if build is None:
+        return
+    # The copy needs as much space as the folder; check before it begins.
+    num_bytes = sum(entry.num_bytes for entry in made.files)
+    with temporary_folder("verify") as folder:
+        refuse_full_disk({made.folder.name: num_bytes}, folder, "TMPDIR, or --no-rebuild")
+        try:
+            yield from _differences(made, build(folder / made.folder.name))
+        except MemoryCapError:  # the cap is at fault, and not the folder
+            raise
+        except (HotsetError, *DAMAGE) as error:
+            yield f"{made.folder} cannot be built again from what it was made from: {first_line(error)}"
 
 
-def _build_of(made: Manifest, manifests: Mapping[str, Manifest], rebuilding: Rebuilding) -> _Build | None:
+def _build_of(
+    made: Manifest,
+    manifests: Mapping[str, Manifest],
+    resources: Resources,
+    raw: Sequence[Path],
+    other: Path | None,
+) -> _Build | None:
     """Return how to build a folder again; None if one of its inputs is missing."""
-    resources = replace(rebuilding.resources, progress=silent)
     # Only `ingest` reads raw files, which must then be given.
     if made.stage == "ingest":
-        raw = rebuilding.raw
         return (lambda out: ingest(raw, _ingest_config(made), out, resources)) if raw else None
     if made.stage in ("adopt", "map-ids"):
-        return _build_from_other_vocabulary(made, manifests, rebuilding.other_vocabulary, resources)
+        return _build_from_other_vocabulary(made, manifests, other, resources)
     config = _CONFIGS[made.stage](made)
     # All other stages are built from the folders next to them, which are already checked.
     names = inputs_of(made.stage, config)
@@ -156,20 +167,6 @@ _CONFIGS: dict[str, Callable[[Manifest], Any]] = {
 """The config that each folder was made with, from its manifest."""
 
 
-def _compare(made: Manifest, build: _Build, scratch: Path | None) -> Iterator[str]:
-    # The copy needs as much space as the folder; check before it begins.
-    num_bytes = sum(entry.num_bytes for entry in made.files)
-    with temporary_folder("verify", scratch) as folder:
-        refuse_full_disk({made.folder.name: num_bytes}, folder, "--scratch, or --no-rebuild")
-        try:
-            rebuilt = build(folder / made.folder.name)
-            yield from _differences(made, rebuilt)
-        except MemoryCapError:  # the cap is at fault, and not the folder
-            raise
-        except (HotsetError, *DAMAGE) as error:
-            yield f"{made.folder} cannot be built again from what it was made from: {first_line(error)}"
-
-
 def _differences(made: Manifest, rebuilt: Manifest) -> Iterator[str]:
     """Find what one folder has and the other not: files, their rows and facts, totals."""
     manifest = made.folder / MANIFEST
@@ -211,24 +208,17 @@ def _first_difference(found: Path, wanted: Path) -> str | None:
     for number in range(sizes[0]):
         batches = [reader.get_batch(number) for reader in readers]
         for name in schemas[0].names:
-            columns = [batch.column(name) for batch in batches]
-            if not columns[0].equals(columns[1]):
-                row = _first_unequal_row(*columns)
+            ours, theirs = (batch.column(name) for batch in batches)
+            if not ours.equals(theirs):
+                row = _first_unequal_row(ours, theirs)
                 return f"{name} in row {row} of record batch {number} is another value"
     return None
 
 
-def _first_unequal_row(found: pa.Array, wanted: pa.Array) -> int:
-    """Return the first row in which two arrays differ, by halving the rows before which they are equal."""
-    low = 0
-    high = min(len(found), len(wanted))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if found.slice(low, middle - low).equals(wanted.slice(low, middle - low)):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def _first_unequal_row(ours: pa.Array, theirs: pa.Array) -> int:
+    rows = range(min(len(ours), len(theirs)))
+    unequal = (row for row in rows if not ours.slice(row, 1).equals(theirs.slice(row, 1)))
+    return next(unequal, len(rows))
 
 
 STAGE_FOLDERS = {name: stage for stage, name in FOLDERS.items()} | {ID_MAP: "map-ids"}
@@ -241,7 +231,6 @@ def verify(
     *,
     raw: Sequence[Path] = (),
     rebuild: bool = True,
-    scratch: Path | None = None,
     other_vocabulary: Path | None = None,
 ) -> list[str]:
     """Check every stage folder inside ``folder``; return the faults, a line each, in order.
@@ -249,8 +238,7 @@ def verify(
     Args:
         folder: all or some of the folders that `preprocess` makes, or the folder of one stage.
         raw: the logs it was made from, to be hashed and parsed again; empty checks none.
-        rebuild: run each stage again and compare what it writes.
-        scratch: folder in which one stage at a time is run again; None uses the system's temporary folder.
+        rebuild: run each stage again in the system's temporary folder, and compare what it writes.
         other_vocabulary: folder whose vocabulary was adopted, or from whose ids ``id_map`` maps; without it
             neither is built again.
         resources: progress reports the bytes of the files that are checked.
@@ -306,7 +294,7 @@ def verify(
         faults += _check_raw(manifests["columns"], raw) if raw and "columns" in manifests else []
     # Running the stages again takes longest and needs complete inputs, so it is last.
     if rebuild and not faults:
-        faults += faults_of_rebuilt(there, Rebuilding(resources, scratch, raw, other_vocabulary))
+        faults += _faults_of_rebuilt(there, resources, raw, other_vocabulary)
     return chain + faults
 
 
@@ -337,21 +325,15 @@ def _check_file(entry: FileEntry, manifest: Manifest, manifests: dict[str, Manif
         if checksum != entry.xxh3_128:
             return [f"{path} is damaged: its checksum is {checksum}, want {entry.xxh3_128}"]
         note_checksum(path, checksum)
-        check = _CHECKS.get(manifest.stage)
-        return [f"{path}: {fault}" for fault in check(entry, manifest, manifests)] if check else []
+        # An id map often cannot be built again, without the old vocabulary.
+        faults = check_id_map(entry, manifest, manifests) if manifest.stage == "map-ids" else ()
+        return [f"{path}: {fault}" for fault in faults]
     except ManifestError as error:
         fault = str(error)
         return [fault if str(manifest.folder) in fault else f"{manifest.folder / entry.path}: {fault}"]
     except DAMAGE as error:
         refuse_system_fault(manifest.folder, error)
         return [f"{manifest.folder / entry.path} is not what {MANIFEST} says: {first_line(error)}"]
-
-
-_CHECKS: dict[str, Callable[[FileEntry, Manifest, dict[str, Manifest]], Iterator[str]]] = {
-    "ingest": check_columns,
-    "map-ids": check_id_map,
-}
-"""Checks of files that often cannot be built again, without their log or the old vocabulary."""
 
 
 def _check_sums(manifests: dict[str, Manifest]) -> Iterator[str]:

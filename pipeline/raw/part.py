@@ -6,27 +6,21 @@ Block k of a file holds the lines that *start* in bytes [k * block_bytes, (k + 1
 uncompressed text, so plain and compressed copies of a log give the same blocks, with any number of workers.
 Any thread reads a plain file at any block. Compressed files are decompressed once, in order, in parallel with
 the parsers: zstd at 1.6 GB/s, gzip at 0.44 GB/s, which then bounds `ingest` (1.8 M samples/s of Criteo's).
-
-Raw logs can be checked against a list as ``md5sum`` prints it, because publishers of click logs give MD5. It
-finds damaged and mixed-up files; it is no defence against an adversary.
 """
 
 from __future__ import annotations
 
-import hashlib
 import mmap
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ..errors import KIB, InputError, first_line, format_byte_size
+from ..errors import KIB, InputError, format_byte_size
 from ..folders.manifest import FileEntry
 from ..runtime.tasks import placed_like_file, thread_buffer
 from .column_values import DistinctTexts
@@ -334,53 +328,3 @@ def _after_newline(text: NDArray[np.uint8], start: int, stop: int) -> int | None
 def _no_lines() -> Block:
     """Return the block of a range in which no line starts."""
     return Block(np.zeros(PADDING_BYTES, np.uint8), 0)
-
-
-_LINE = re.compile(r"([0-9a-fA-F]{32})[ \t]+\*?(.+)")
-
-
-def read_md5_list(path: Path) -> dict[str, str]:
-    """Return the checksum of each file, by its name without folders.
-
-    Raises:
-        InputError: the list cannot be read, a line of it is no checksum and file, or files of one name in
-            different folders have different checksums.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {first_line(error)}") from error
-    found: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        match = _LINE.fullmatch(line.strip())
-        if match is None:
-            raise InputError(f"{path}, line {number}: want a checksum and a file, got {line[:80]!r}")
-        name = Path(match[2]).name
-        checksum = match[1].lower()
-        if found.setdefault(name, checksum) != checksum:
-            raise InputError(f"{path}, line {number}: a second checksum of {name}")
-    return found
-
-
-def md5_faults(raw: Sequence[Path], listed: Path) -> list[str]:
-    """Return the raw logs that differ from a list of checksums; each is read once.
-
-    Raises:
-        InputError: a file or the list cannot be read.
-    """
-    wanted = read_md5_list(listed)
-    faults = []
-    for path in raw:
-        if path.name not in wanted:
-            faults.append(f"{listed} has no checksum of {path.name}")
-            continue
-        try:
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror}") from error
-        if found != wanted[path.name]:
-            faults.append(f"{path} has the md5 {found}, want {wanted[path.name]} of {listed}")
-    return faults

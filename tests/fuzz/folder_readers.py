@@ -184,7 +184,7 @@ def faults_of_dir(root: Path, out: Path, *, rebuild: bool = False) -> list[str]:
     """Check DIR; where ``rebuild``, run every stage again, that of the log included."""
     raw = [root / "log.parquet"] if rebuild else []
     other = root / "old" if rebuild else None
-    return verify(root / "dir", ONE, raw=raw, rebuild=rebuild, scratch=out, other_vocabulary=other)
+    return verify(root / "dir", ONE, raw=raw, rebuild=rebuild, other_vocabulary=other)
 
 
 def faults_of_run(name: str, root: Path, out: Path) -> list[str]:
@@ -192,10 +192,9 @@ def faults_of_run(name: str, root: Path, out: Path) -> list[str]:
     return verify_run(root / name)
 
 
-def faults_of(made: Path, root: Path, scratch: Path) -> list[str]:
+def faults_of(made: Path, root: Path) -> list[str]:
     """Check another DIR that was made from the same log."""
-    scratch.mkdir()
-    return verify(made, ONE, raw=[root / "log.parquet"], scratch=scratch)
+    return verify(made, ONE, raw=[root / "log.parquet"])
 
 
 def recipe_of_file(root: Path, out: Path) -> list[str]:

@@ -250,7 +250,7 @@ class Crafter:
         if name in BEGUN_STAGES:
             # What was left unfinished is checked as the sealed folder that it became.
             self._read(name)
-            faults = readers.faults_of(self._scratch / "dir", self.root, self._scratch / "rebuilt")
+            faults = readers.faults_of(self._scratch / "dir", self.root)
             return "other" if faults else "a resumed folder holds other data, and verify finds no fault"
         if not is_resealed:
             return "other results from a file whose checksum is not that of its manifest"

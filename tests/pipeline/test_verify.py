@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -373,9 +374,10 @@ def test_a_disk_without_room_is_refused_and_nothing_is_left(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "free_bytes", lambda _: 10)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(ConfigError, match="of disk") as refused:
-        verify(made / "dir", WORKERS, scratch=tmp_path)
-    assert "--scratch" in str(refused.value.hint)
+        verify(made / "dir", WORKERS)
+    assert "TMPDIR" in str(refused.value.hint)
     assert list(tmp_path.iterdir()) == []
 
 

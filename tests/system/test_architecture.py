@@ -56,7 +56,7 @@ FLOORS = {
     "pipeline": (
         "dry_run verify",
         "estimate export preprocess statistics",
-        "cold_batches stages verify_files",
+        "cold_batches stages",
         "formats infer_schema",
         "generate raw",
         "folders",

@@ -1,6 +1,6 @@
 """A day more: adding logs to a folder ends in the bytes of a run over all of them, even when killed.
 
-Tests `count`, `verify_files` and `log_parts`, too.
+Tests `count` and `log_parts`, too.
 """
 
 from __future__ import annotations

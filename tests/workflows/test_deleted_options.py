@@ -46,6 +46,8 @@ DELETED_OPTIONS = [
     ("preprocess", "--transpose"),
     ("train", "--plan"),
     ("train", "--window"),
+    ("verify", "--md5sums"),
+    ("verify", "--scratch"),
     ("train", "--cross-structure"),
     ("train", "--history-length"),
     ("train", "--attention-mlp"),
@@ -67,6 +69,7 @@ NEEDED = {
     "ingest": ("log", "--out", "data"),
     "pack": ("data",),
     "rank": ("data",),
+    "verify": ("data",),
 }
 """Arguments that a command needs before it looks at options."""
 

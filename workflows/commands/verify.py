@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ...pipeline.errors import ByteSize, ConfigError
 from ...pipeline.folders.disk import is_discarded
-from ...pipeline.raw.part import md5_faults
 from ...pipeline.runtime.limits import TORCH_BYTES, refuse_few_addresses
 from ...pipeline.runtime.tasks import Resources
 from ...pipeline.verify import STAGE_FOLDERS, verify
@@ -27,18 +26,11 @@ class VerifyCommand(Command):
     inputs: tuple[Path, ...] = ()
     """Raw logs that DIR was written from, in order: these are hashed and parsed again, too."""
 
-    md5sums: Path | None = None
-    """List of the raw logs' checksums, as md5sum prints it: --inputs are compared with it."""
-
     rebuild: bool = field(
         default=True,
         metadata={"help": "Check files, sums and ranges only, without running the stages again."},
     )
     """Whether each stage is run again and compared."""
-
-    scratch: Path | None = None
-    """Folder with room for the largest stage, in which stages are run again. Default: the system's temporary
-    folder."""
 
     other_vocabulary: Path | None = None
     """Folder that was given to --like, or whose ids id_map maps; needed to check such a vocabulary or map in
@@ -64,19 +56,12 @@ class VerifyCommand(Command):
             return _verify_run(self)
         if self.shards is not None:
             raise ConfigError(f"--shards are those of a training run, and {self.dir} is none")
-        # Published logs are distinguished from damaged ones before they are parsed.
-        published: list[str] = []
-        if self.md5sums is not None:
-            if not self.inputs:
-                raise ConfigError("md5sums are of raw logs: name them by --inputs")
-            published = md5_faults(self.inputs, self.md5sums)
         with progress_bars() as progress:
-            faults = published + verify(
+            faults = verify(
                 self.dir,
                 Resources(workers=self.workers, memory_bytes=self.memory, progress=progress),
                 raw=self.inputs,
                 rebuild=self.rebuild,
-                scratch=self.scratch,
                 other_vocabulary=self.other_vocabulary,
             )
         # A check that could not be made is reported, so that no fault found does not read as all is well.
@@ -96,7 +81,7 @@ def _verify_run(options: VerifyCommand) -> int:
     refuse_few_addresses("hotset verify", TORCH_BYTES)
     from ...train.verify_run import verify_run
 
-    for name in ("inputs", "md5sums", "scratch", "other_vocabulary"):
+    for name in ("inputs", "other_vocabulary"):
         if getattr(options, name):
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(

@@ -1,7 +1,5 @@
 """Texts of the most frequent categories, against a naive twin, and as a user meets them.
 
-Tests `verify_files`, too.
-
 The file of predictions appears whole, in row groups of a million, or not at all.
 """
 

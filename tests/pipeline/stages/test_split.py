@@ -1,8 +1,6 @@
 """FAE's modes through every stage: sampled order, thresholds, hot rows, and what they lose.
 
 Hot rows under a byte budget, and the tag of every sample.
-
-Tests `verify_files`, too.
 """
 
 from __future__ import annotations
