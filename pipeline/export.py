@@ -17,11 +17,11 @@ without hotset.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,7 @@ import pyarrow.csv
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from ..stats.curves import ZipfFit, falling, fit_zipf
+from ..stats.curves import falling, fit_zipf
 from ..stats.traffic import presence
 from .errors import ConfigError, ManifestError, ShardError, hint_to_rewrite
 from .folders.disk import new_folder, paths_in
@@ -48,15 +48,12 @@ _ROW_GROUP = 1 << 17
 """Samples of a row group of Parquet: large enough for columns to compress, small enough to be read ahead."""
 
 
-class BatchWriter(Protocol):
-    """Takes record batches in order."""
-
-    def __call__(self, batch: Any, /) -> None:
-        """Write one batch."""
+_Write = Callable[[Any], None]
+"""Writes one record batch."""
 
 
 @contextmanager
-def parquet_writer(path: Path, schema: Any) -> Iterator[BatchWriter]:
+def parquet_writer(path: Path, schema: Any) -> Iterator[_Write]:
     """Open a Parquet file, compressed by zstd, whose row groups gather many batches."""
     waiting: list[Any] = []
 
@@ -77,13 +74,14 @@ def parquet_writer(path: Path, schema: Any) -> Iterator[BatchWriter]:
 
 
 @contextmanager
-def csv_writer(path: Path, schema: Any) -> Iterator[BatchWriter]:
+def csv_writer(path: Path, schema: Any) -> Iterator[_Write]:
     """Open a CSV file with a header; the elements of a list are joined by `LIST_SEPARATOR`.
 
     Raises:
         ConfigError: a list is empty, which CSV cannot distinguish from a missing one.
     """
-    flat = pa.schema([(field.name, _flat_type(field.type)) for field in schema])
+    types = [pa.string() if pa.types.is_list(field.type) else field.type for field in schema]
+    flat = pa.schema(list(zip(schema.names, types, strict=True)))
     with pa.csv.CSVWriter(path, flat) as writer:
 
         def write(batch: Any) -> None:
@@ -91,10 +89,6 @@ def csv_writer(path: Path, schema: Any) -> Iterator[BatchWriter]:
             writer.write_batch(pa.record_batch(columns, schema=flat))
 
         yield write
-
-
-def _flat_type(kind: Any) -> Any:
-    return pa.string() if pa.types.is_list(kind) else kind
 
 
 def _flat(column: Any, name: str) -> Any:
@@ -249,46 +243,53 @@ def _alternating(first: Sequence[_Position], second: Sequence[_Position]) -> lis
     return [(first, second)[which][index] for _, which, index in sorted(places)]
 
 
-COLUMN_MAP = "columns.json"
-
-
 def write_column_map(shards: NamedBatches, out: Path) -> None:
-    """Write the label, the dense features and the tables into ``out``.
+    """Write ``columns.json``: the label, the dense features and the tables.
 
     Each table has its column, whether the column holds lists, its number of rows (all ids are smaller), and
     the ids of oov and of missing values.
     """
     totals = shards.totals
-    tables = [
-        {
-            "column": table.name,
-            "is_list": table.is_multi_hot,
-            "num_rows": table.num_rows,
-            "oov_id": table.oov_id,
-            "missing_id": table.missing_id,
-        }
-        for table in totals.tables
-    ]
     # Columns by their part in training, which their names do not show.
     found = {
         "label": LABEL if totals.has_label else None,
         "dense": list(totals.dense),
-        "tables": tables,
+        "tables": [
+            {
+                "column": table.name,
+                "is_list": table.is_multi_hot,
+                "num_rows": table.num_rows,
+                "oov_id": table.oov_id,
+                "missing_id": table.missing_id,
+            }
+            for table in totals.tables
+        ],
         "samples": shards.num_samples,
     }
-    (out / COLUMN_MAP).write_text(json.dumps(found, indent=2) + "\n")
+    (out / "columns.json").write_text(json.dumps(found, indent=2) + "\n")
 
 
-FEATURE_MAP = "feature_map.json"
 FIRST_ID = 1
+"""First id of FuxiCTR's tables, after that of the padding."""
 
 
 def write_feature_map(shards: NamedBatches, out: Path, data_set: str) -> None:
-    """Write the map of the data set ``data_set`` into ``out``."""
+    """Write ``feature_map.json`` of the data set ``data_set``, as FuxiCTR reads it."""
     totals = shards.totals
     # The features have the order of the columns.
     features: list[dict[str, Any]] = [{name: {"source": "", "type": "numeric"}} for name in totals.dense]
-    features += [{table.name: _categorical(table)} for table in totals.tables]
+    features += [
+        {
+            table.name: {
+                "source": "",
+                "type": "categorical",
+                "padding_idx": 0,
+                "oov_idx": table.oov_id + FIRST_ID,
+                "vocab_size": table.num_rows + FIRST_ID,
+            }
+        }
+        for table in totals.tables
+    ]
     # Every table has one row more than in the shards, that of the padding.
     found = {
         "dataset_id": data_set,
@@ -298,17 +299,7 @@ def write_feature_map(shards: NamedBatches, out: Path, data_set: str) -> None:
         "labels": [LABEL],
         "features": features,
     }
-    (out / FEATURE_MAP).write_text(json.dumps(found, indent=4) + "\n")
-
-
-def _categorical(table: PlannedTable) -> dict[str, Any]:
-    return {
-        "source": "",
-        "type": "categorical",
-        "padding_idx": 0,
-        "oov_idx": table.oov_id + FIRST_ID,
-        "vocab_size": table.num_rows + FIRST_ID,
-    }
+    (out / "feature_map.json").write_text(json.dumps(found, indent=4) + "\n")
 
 
 PLANNER_FILE = "planner.json"
@@ -390,7 +381,16 @@ def write_planner_files(shards: Manifest, out: Path) -> None:
             "pooling_factor": pooling_factor,
             "load_factor": table.num_hot / table.num_rows,
             **cache_statistics(lookups, batch_size * pooling_factor),
-            "fbgemm": _distribution(fit, table.num_rows, int(lookups.sum())),
+            # A fit by the names that FBGEMM has, and its errors.
+            "fbgemm": {
+                "heavy_hitters": list(fit.heavy_hitters),
+                "zipf_q": fit.q,
+                "zipf_s": fit.s,
+                "max_index": table.num_rows - 1,
+                "num_indices": int(lookups.sum()),
+                "fit_error": fit.error,
+                "worst_coverage_error": fit.worst_coverage_error,
+            },
         }
     found = {"batch_size": batch_size, "samples": num_samples, "tables": tables}
     (out / PLANNER_FILE).write_text(json.dumps(found, indent=1) + "\n")
@@ -428,37 +428,9 @@ def cache_statistics(counts: NDArray[np.int64], lookups_per_batch: float) -> dic
     }
 
 
-def _distribution(fit: ZipfFit, num_rows: int, num_lookups: int) -> dict[str, Any]:
-    """Return a fit by the names that FBGEMM has, and its errors."""
-    return {
-        "heavy_hitters": list(fit.heavy_hitters),
-        "zipf_q": fit.q,
-        "zipf_s": fit.s,
-        "max_index": num_rows - 1,
-        "num_indices": num_lookups,
-        "fit_error": fit.error,
-        "worst_coverage_error": fit.worst_coverage_error,
-    }
-
-
 ExportFormat = Literal["parquet", "csv", "fuxictr", "torchrec"]
 """Files of named columns, Parquet with FuxiCTR's feature map, or Parquet with the inputs of TorchRec's
 planner."""
-_WRITERS = {
-    "parquet": parquet_writer,
-    "csv": csv_writer,
-    "fuxictr": parquet_writer,
-    "torchrec": parquet_writer,
-}
-_SUFFIX = {"parquet": "parquet", "csv": "csv", "fuxictr": "parquet", "torchrec": "parquet"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportedFile:
-    """A file that was written."""
-
-    name: str
-    num_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -467,7 +439,8 @@ class ExportedShards:
 
     num_samples: dict[Split, int]
     """Samples of each split that is not empty."""
-    files: tuple[ExportedFile, ...]
+    files: list[dict[str, Any]]
+    """``name`` and ``num_bytes`` of each."""
 
 
 def export_shards(
@@ -502,7 +475,7 @@ def export_shards(
             write_column_map(batches, folder)
         if to == "torchrec":
             write_planner_files(shards, folder)
-    files = tuple(ExportedFile(name=path.name, num_bytes=path.stat().st_size) for path in paths_in(out))
+    files = [{"name": path.name, "num_bytes": path.stat().st_size} for path in paths_in(out)]
     return ExportedShards(num_samples={split: batches.num_samples[split] for split in splits}, files=files)
 
 
@@ -522,9 +495,9 @@ def _written(
     """Write all files of samples; yields the samples of each batch as it is written."""
     # One file for each part, batch by batch, so that memory does not grow with the log.
     for split in splits:
-        path = folder / f"{split}.{_SUFFIX[to]}"
-        opened: AbstractContextManager[BatchWriter] = _WRITERS[to](path, batches.schema)
-        with write_errors_explained(path), opened as write:
+        path = folder / f"{split}.{'csv' if to == 'csv' else 'parquet'}"
+        writer = csv_writer if to == "csv" else parquet_writer
+        with write_errors_explained(path), writer(path, batches.schema) as write:
             for batch in batches.batches(split, workers):
                 write(batch)
                 yield len(batch)

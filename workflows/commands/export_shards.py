@@ -47,7 +47,7 @@ class ExportShardsCommand(Command):
             print_json({"out": str(self.out)} | asdict(exported))
             return 0
         for file in exported.files:
-            print_line(stdout_console(), f"{self.out / file.name}: {format_byte_size(file.num_bytes)}")
+            print_line(stdout_console(), f"{self.out / file['name']}: {format_byte_size(file['num_bytes'])}")
         counted = ", ".join(f"{count:,} in {split}" for split, count in exported.num_samples.items())
         print_line(stdout_console(), f"samples: {counted}")
         return 0
