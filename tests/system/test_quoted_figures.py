@@ -193,6 +193,22 @@ def fuxictr(result: Result) -> list[str]:
     return [f"{result['mean_auc'][name]:.4f}" for name in ("FuxiCTR", "hotset")]
 
 
+def window(result: Result) -> list[str]:
+    """Return samples of logs, the worst excess of all results, and the worst CPU time by batch size."""
+    names = ("window", "window-12m", "window-45m")
+    cases = [case for name in names for case in read_result(name)["cases"]]
+    costs = {
+        size: [case["planning_microseconds"] for case in cases if case.get("batch_size") == size]
+        for size in (128, 2048)
+    }
+    return [
+        *(f"{samples / 1e6:.0f}" for samples in result["settings"]["samples"]),
+        f"{100 * max(case['excess'] for case in cases):.2f}%",
+        *(f"{max(found):.2f}" for found in costs.values()),
+        *(f"{size:,}" for size in costs),
+    ]
+
+
 def placements(result: Result) -> list[str]:
     """Bytes both ways together, and speeds by CPU time over that of all-fast."""
     (share,) = result["shares"]
@@ -368,6 +384,9 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "placements-2m-dim64": placements,
     "placements-plan-2m": placement_plans,
     "placements-plan-2m-original": placement_plans,
+    "window": window,
+    "window-12m": window,
+    "window-45m": window,
     "fuzz": fuzz,
     "host-steps": host_steps,
     "kills": kills,
@@ -403,7 +422,11 @@ def results_in(text: str) -> list[str]:
 
 
 def figures_of(name: str) -> list[str]:
-    return QUOTED[name](json.loads((ROOT / f"workflows/results/{name}.json").read_text()))
+    return QUOTED[name](read_result(name))
+
+
+def read_result(name: str) -> Result:
+    return json.loads((ROOT / f"workflows/results/{name}.json").read_text())
 
 
 def numbers_in(text: str) -> list[str]:
