@@ -3,9 +3,9 @@
 Reads a few MiB of the raw logs to see how much text and how many samples they hold and how fast they parse.
 
 Bytes follow from the formats and from this sample of the log; the number of distinct categories is
-extrapolated. Seconds are the costs below, measured on a generated log of 500,000 samples on one core, scaled
-by how fast this machine parses and counts the sample now. On generated logs of 0.06 to 3 M samples folders
-were within 1% of the estimate, counts and vocabulary within 12%.
+extrapolated. On generated logs of 0.06 to 3 M samples folders were within 1% of the estimate, counts and
+vocabulary within 12%. Parsing is timed here; the seconds of other stages are the costs below, measured on one
+core with a generated log of 500,000 samples.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..stats.counting import CategoryCounter, distinct_at
+from ..stats.counting import distinct_at
 from ..stats.id_tables import id_table_bytes
+from ..stats.ranking import peeling
 from .errors import KIB, MIB, ByteSize, InputError
-from .formats.arrow_files import NO_NULLS, values_of
+from .formats.arrow_files import values_of
+from .preprocess import PreprocessConfig
 from .raw.log_parts import open_parts
 from .raw.raw_file import RawFile
-from .schema.schema import Schema
+from .schema.schema import Schema, numbers_of
 from .schema.schema_file import schema_of
 from .stages.count import CountConfig, spans_of
 from .stages.ingest import IngestConfig, hint_for
-from .stages.pack import PackConfig, samples_per_file
+from .stages.pack import samples_per_file
 from .stages.shuffle import RowLayout
 
 _BLOCK_BYTES = ByteSize(MIB)
@@ -187,8 +188,10 @@ _ROW_SECONDS = 110e-9
 """Time of `rank` per row."""
 _WORD_SECONDS = 6.5e-9
 """Time of `pack` per value of a shard."""
-_YARDSTICK_SECONDS = 0.0038
-"""Time of the yardstick on the machine that the costs were measured on."""
+_ORDER_SECONDS = {"frequency": 0.0, "peel": 1.0e-6, "sampled": 4e-7}
+"""Time of `rank` to order rows by other than their counts, per training sample of 26 lookups."""
+_PEELED_LOOKUPS = 0.25
+"""Share of lookups above the floor of peeling, in generated Kaggle logs of 2 M samples."""
 _PART_OVERHEAD = 6_000
 """Bytes of an Arrow file without its values: names, types and positions of about forty columns."""
 _COPY_OVERHEAD = 1_000
@@ -209,60 +212,54 @@ class Estimate:
     """Memory that each stage would hold without a cap, in addition to that of every process (bytes)."""
 
 
-def estimate_run(
-    sample: LogSample,
-    ingest: IngestConfig,
-    count: CountConfig,
-    pack: PackConfig,
-    min_counts: Sequence[int],
-    *,
-    workers: int,
-) -> Estimate:
+def estimate_run(sample: LogSample, config: PreprocessConfig, *, workers: int) -> Estimate:
     """Estimate bytes, seconds and memory of every stage.
 
     Args:
         sample: sample of all logs.
-        min_counts: the smallest count of an id, for each sparse feature.
+        config: resolved settings.
         workers: number of threads.
     """
-    schema = schema_of(ingest.schema)
+    schema = schema_of(config.ingest.schema)
     samples = sum(sample.samples)
-    has_label = ingest.label and schema.label is not None
-    num_train = _training_samples(sample.samples, count)
+    has_label = config.ingest.label and schema.label is not None
+    num_train = _training_samples(sample.samples, config.count)
     samples_of_files = [int(number) for number in sample.samples]
-    spans = spans_of(int(num_train), count.count_last, samples_of_files) if num_train >= 1 else []
+    spans = spans_of(int(num_train), config.count.count_last, samples_of_files) if num_train >= 1 else []
     lengths = [span.stop - span.first for span in spans]
     # Distinct categories are those counted; rows only those frequent enough, and one each for missing and
     # oov.
+    rank = config.rank
+    min_counts = numbers_of("feature_min_counts", rank.feature_min_counts, schema.sparse, rank.min_count)
     distinct = {name: _distinct(sample, name, sum(lengths)) for name in schema.sparse}
-    rows = {
-        name: _distinct(sample, name, sum(lengths) / least) + 2
-        for name, least in zip(schema.sparse, min_counts, strict=True)
-    }
+    rows = {name: _distinct(sample, name, sum(lengths) / least) + 2 for name, least in min_counts.items()}
     # A window of several files has the counts of each file and their sum.
     days = lengths if len(lengths) > 1 else []
     num_ids = len(schema.one_hot) + sample.list_lookups
-    num_parts = sum(max(1.0, size / ingest.block_bytes) for size in sample.text_bytes)
+    num_parts = sum(max(1.0, size / config.ingest.block_bytes) for size in sample.text_bytes)
     width = {name: sample.category_bytes[name] + 8 for name in schema.sparse}
+    row_bytes = 8.1 + (16 if rank.rank_by == "sampled" else 0)
     shard_bytes = 4 * (has_label + len(schema.dense) + num_ids + len(schema.lists)) + 0.2
-    num_files = samples * shard_bytes / max(1, 4 * _words(schema) * samples_per_file(pack, _words(schema)))
+    words = _words(schema)
+    num_files = samples * shard_bytes / max(1, 4 * words * samples_per_file(config.pack, words))
     folders = {
         "ingest": samples * sample.column_bytes + num_parts * _PART_OVERHEAD,
         "count": sum(width[name] * distinct[name] for name in schema.sparse)
         + sum(width[name] * _distinct(sample, name, length) for name in schema.sparse for length in days)
         + _COPY_OVERHEAD * len(schema.sparse) * (1 + len(days)),
-        "rank": sum((width[name] + 8.1) * rows[name] + _COPY_OVERHEAD for name in schema.sparse),
+        "rank": sum((width[name] + row_bytes) * rows[name] + _COPY_OVERHEAD for name in schema.sparse),
         "encode": samples * 4 * (num_ids + len(schema.lists)) + num_parts * _COPY_OVERHEAD,
         "split": samples + num_parts * _COPY_OVERHEAD,
-        "pack": samples * shard_bytes + _COPY_OVERHEAD * (samples / pack.batch_size + num_files + 3),
+        "pack": samples * shard_bytes + _COPY_OVERHEAD * (samples / config.pack.batch_size + num_files + 3),
     }
+    num_rows = sum(rows.values())
     return Estimate(
         samples,
         num_train,
-        sum(rows.values()),
+        num_rows,
         folders,
-        _core_seconds(sample, sum(lengths), samples, num_ids, sum(rows.values()), schema),
-        _memory(sample, schema, distinct, rows, samples, ingest, workers),
+        _core_seconds(sample, sum(lengths), num_ids, num_rows, config),
+        _memory(sample, distinct, rows, num_train, config, workers),
     )
 
 
@@ -288,53 +285,52 @@ def _words(schema: Schema) -> int:
 
 
 def _core_seconds(
-    sample: LogSample, num_counted: float, samples: float, num_ids: float, num_rows: float, schema: Schema
+    sample: LogSample, num_counted: float, num_ids: float, num_rows: float, config: PreprocessConfig
 ) -> dict[str, float]:
-    slowness = yardstick_seconds() / _YARDSTICK_SECONDS
+    schema = schema_of(config.ingest.schema)
+    samples = sum(sample.samples)
+    ordering = _ORDER_SECONDS[config.rank.rank_by] * num_counted
     return {
         "ingest": sum(sample.text_bytes) * sample.parse_seconds * 1.3,  # writing the columns is a third more
-        "count": slowness * _LOOKUP_SECONDS["count"] * num_counted * num_ids,
-        "rank": slowness * _ROW_SECONDS * num_rows,
-        "encode": slowness * _LOOKUP_SECONDS["encode"] * samples * num_ids,
-        "split": slowness * _LOOKUP_SECONDS["split"] * samples * num_ids,
-        "pack": slowness * _WORD_SECONDS * samples * (_words(schema) - len(schema.sparse) + num_ids),
+        "count": _LOOKUP_SECONDS["count"] * num_counted * num_ids,
+        "rank": _ROW_SECONDS * num_rows + ordering,
+        "encode": _LOOKUP_SECONDS["encode"] * samples * num_ids,
+        "split": _LOOKUP_SECONDS["split"] * samples * num_ids,
+        "pack": _WORD_SECONDS * samples * (_words(schema) - len(schema.sparse) + num_ids),
     }
-
-
-@cache
-def yardstick_seconds() -> float:
-    """Seconds that this machine takes to count a million skewed lookups, at best of three; measured once."""
-    categories = (np.random.default_rng(0).zipf(1.2, 1 << 20) % 2**32).astype(np.uint32)
-    # The best of three: the first call compiles, and others may be interrupted.
-    best = float("inf")
-    for _ in range(3):
-        counter = CategoryCounter()
-        started = time.perf_counter()
-        counter.add(categories, NO_NULLS)
-        best = min(best, time.perf_counter() - started)
-    return best
 
 
 def _memory(
     sample: LogSample,
-    schema: Schema,
     distinct: dict[str, float],
     rows: dict[str, float],
-    samples: float,
-    ingest: IngestConfig,
+    num_train: float,
+    config: PreprocessConfig,
     workers: int,
 ) -> dict[str, float]:
     """Return the most that each stage holds; the stages' `needed_bytes` is the least."""
+    schema = schema_of(config.ingest.schema)
+    samples = sum(sample.samples)
+    block_bytes = config.ingest.block_bytes
     # A part has as many samples as a block has lines, on average.
-    part_samples = min(samples, ingest.block_bytes * samples / max(1.0, sum(sample.text_bytes)))
+    part_samples = min(samples, block_bytes * samples / max(1.0, sum(sample.text_bytes)))
     part = part_samples * max(sample.column_bytes, 4.0 * _words(schema))
-    largest: Any = max(rows.values(), default=0)
+    # Orders other than by frequency hold the rows of all tables, and lists of samples.
+    num_rows = sum(rows.values())
+    num_peeled = _PEELED_LOOKUPS * len(schema.sparse) * num_train
+    ordering = {
+        "frequency": 0.0,
+        "peel": peeling.BYTES_PER_ROW * num_rows
+        + peeling.BYTES_PER_SAMPLE * num_train
+        + peeling.BYTES_PER_LOOKUP * num_peeled,
+        "sampled": 24 * num_rows + num_train,
+    }
+    tables = (id_table_bytes(int(rows[name]), sample.category_bytes[name]) for name in schema.sparse)
     return {
-        "ingest": workers * (2 * ingest.block_bytes + part),
+        "ingest": workers * (2 * block_bytes + part),
         "count": sum(4 * 16 * max(4096.0, number) for number in distinct.values()),
-        "rank": workers * 28 * largest,
-        "encode": sum(id_table_bytes(int(rows[name]), sample.category_bytes[name]) for name in schema.sparse)
-        + workers * part,
+        "rank": workers * 28 * max(rows.values(), default=0.0) + ordering[config.rank.rank_by],
+        "encode": sum(tables) + workers * part,
         "split": workers * part_samples,
         "pack": samples * (4 * _words(schema) + 8) + workers * part,
     }

@@ -1,47 +1,94 @@
-"""Raw logs to shards: run the stages in order, except sealed ones."""
+"""Raw logs to shards: run the stages in order, except sealed ones.
+
+Disk and memory caps of all stages are checked before the first one starts. A stage that refuses in the middle
+of a run names the memory that is enough for that stage alone, and a user who follows its hint may meet the
+refusal of the next one.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigError
-from .folders.disk import DISCARDABLE, discard_files, folder_exists, remove_folders
+from .errors import MIB, STAGE_OF, ConfigError, format_byte_size
+from .folders.disk import (
+    DISCARDABLE,
+    bytes_in,
+    discard_files,
+    folder_exists,
+    free_bytes,
+    is_discarded,
+    refuse_discarded,
+    remove_folders,
+    rename_folder,
+)
 from .folders.manifest import Manifest, is_sealed
+from .folders.resume import FolderState, refuse_other_config
+from .formats.ids import PartSize, largest_part
 from .raw.raw_file import RawFile
-from .runtime.memory import refuse_small_caps
+from .runtime.memory import StageNeed, need_of, need_of_worker, refuse_small_caps
 from .runtime.tasks import DEFAULT_RESOURCES, Resources
 from .schema.schema import FeatureSettings, numbers_of
 from .schema.schema_file import schema_of
-from .stages.count import CountConfig, count
-from .stages.encode import EncodeConfig, encode
+from .stages import count as count_stage
+from .stages import encode as encode_stage
+from .stages import ingest as ingest_stage
+from .stages import other_vocabulary
+from .stages import pack as pack_stage
+from .stages import rank as rank_stage
+from .stages import split as split_stage
+from .stages.count import CountConfig
+from .stages.encode import EncodeConfig
 from .stages.ingest import IngestConfig, ingest, ingest_identity
-from .stages.other_vocabulary import ID_MAP, adopt, map_ids
-from .stages.pack import PackConfig, pack
-from .stages.preflight import disk_needed, memory_needs, refuse_full_disk, refuse_stage, refuse_without_inputs
-from .stages.rank import RankConfig, rank
-from .stages.split import SplitConfig, row_widths, split
-from .stages.stage_order import (
-    FOLDERS,
-    INPUTS,
-    OLD_VOCABULARY,
-    folders_beside,
-    inputs_of,
-    refuse_extension,
-    remove_stale,
-    stages_from,
-)
+from .stages.pack import PackConfig
+from .stages.rank import RankConfig
+from .stages.shuffle import RowLayout
+from .stages.split import SplitConfig, row_widths
 
-_STAGES: dict[str, Callable[..., Manifest]] = {
-    "count": count,
-    "rank": rank,
-    "encode": encode,
-    "split": split,
-    "pack": pack,
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+FOLDERS = {stage: folder for folder, stage in STAGE_OF.items()}
+"""Stages of `preprocess` in order, and the folder each writes inside DIR."""
+
+INPUTS = {
+    "count": ("columns",),
+    "rank": ("counts",),
+    "encode": ("columns", "vocabulary"),
+    "split": ("vocabulary", "samples"),
+    "pack": ("columns", "samples", "plan"),
 }
-"""The stages of `preprocess` after `ingest`."""
+"""Folders each stage after `ingest` reads with its default settings."""
+
+_RUNS: dict[str, Callable[..., Manifest]] = {
+    "count": count_stage.count,
+    "rank": rank_stage.rank,
+    "encode": encode_stage.encode,
+    "split": split_stage.split,
+    "pack": pack_stage.pack,
+}
+_REFUSALS: dict[str, Callable[..., object]] = {
+    "count": count_stage.refuse_count,
+    "rank": rank_stage.refuse_rank,
+    "encode": encode_stage.refuse_encode,
+    "split": split_stage.refuse_split,
+    "pack": pack_stage.refuse_pack,
+}
+"""What raises HotsetError where a stage would refuse, before it writes anything."""
+_VERSIONS = {
+    "count": count_stage.VERSION,
+    "encode": encode_stage.VERSION,
+    "split": split_stage.VERSION,
+    "pack": pack_stage.VERSION,
+}
+
+OLD_VOCABULARY = "old_vocabulary"
+"""Folder of the previous vocabulary in an extension, until its ids are mapped."""
+BESIDE = {other_vocabulary.ID_MAP: "vocabulary"}
+"""Folders that no stage reads, and the folder that each is removed with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +107,55 @@ class PreprocessConfig:
     """Choose the hot rows within a byte budget."""
     pack: PackConfig = field(default_factory=PackConfig)
     """Shuffle the samples and write them as batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage with its settings and the folders that it reads."""
+
+    name: str
+    """Name among FOLDERS."""
+    made_by: str
+    """Name of the stage in the manifest: `adopt` writes a vocabulary, too."""
+    version: int
+    config: DataclassInstance
+    """Settings, as the manifest has them."""
+    inputs: tuple[str, ...]
+    """Names of the folders that it reads."""
+    others: tuple[dict[str, Any], ...] = ()
+    """Inputs from elsewhere: raw files, or a model's vocabulary."""
+
+    def run(self, inputs: Mapping[str, Manifest], out: Path, resources: Resources) -> Manifest:
+        """Run a stage after `ingest` into ``out``, wherever it is, from the folders that it reads."""
+        return _RUNS[self.name](self.config, out=out, resources=resources, **inputs)
+
+
+def later_stage(name: str, config: Any) -> Stage:
+    """Return a stage after `ingest`; orders other than by frequency read columns, too."""
+    if isinstance(config, RankConfig):
+        columns = () if config.rank_by == "frequency" else ("columns",)
+        return Stage(name, name, rank_stage.version_of(config), config, INPUTS[name] + columns)
+    return Stage(name, name, _VERSIONS[name], config, INPUTS[name])
+
+
+def stages_of(raw: Sequence[Path], config: PreprocessConfig, like: Path | None = None) -> list[Stage]:
+    """Return the stages that turn logs into shards, in order.
+
+    Args:
+        raw: logs, in order.
+        config: resolved settings.
+        like: a folder whose vocabulary provides the ids; then nothing is counted.
+    """
+    files = [RawFile.inspect(path) for path in raw]
+    logs = tuple({"name": file.path.name, "bytes": file.num_bytes} for file in files)
+    stages = [Stage("ingest", "ingest", ingest_stage.VERSION, ingest_identity(config.ingest), (), logs)]
+    stages += [later_stage(name, getattr(config, name)) for name in INPUTS]
+    if like is None:
+        return stages
+    adopted = other_vocabulary.AdoptConfig()
+    model = ({"name": "model", "fingerprint": Manifest.read(like / "vocabulary").fingerprint},)
+    adopt = Stage("rank", "adopt", other_vocabulary.VERSION, adopted, ("columns",), model)
+    return [adopt if stage.name == "rank" else stage for stage in stages if stage.name != "count"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,32 +204,30 @@ def preprocess(
         HotsetError: the disk is too small or a stage cannot keep within the cap, before anything is written;
             or a stage refused its inputs; ``out`` stays resumable.
     """
-    config = settled(config)
+    config = resolved(config)
     # Everything that can be refused is refused before the first folder is touched.
     check_resources(raw, config, out, resources, extend=extend)
     if extend:
         refuse_extension(out, {"ingest": ingest_identity(config.ingest), "count": config.count})
-    for stage in FOLDERS:
-        if like is not None and stage == "count":
-            continue
+    for stage in stages_of(raw, config, like):
         started = time.perf_counter()
         # Compared with the fingerprint afterwards, it shows whether the stage had work to do.
-        before = _fingerprint_of(out / FOLDERS[stage])
-        if stage == "ingest":
+        before = Manifest.read_sealed(out / FOLDERS[stage.name])
+        if stage.name == "ingest":
             made = ingest(raw, config.ingest, out / "columns", resources, extend=extend)
             if extend:  # what was made from fewer logs goes before the next stage looks at it
                 on_removed(remove_stale(out, keep_vocabulary=True))
             num_samples = made.num_samples
-        elif stage == "rank" and like is not None:
+        elif like is not None and stage.name == "rank":
             model_columns, model = (Manifest.read(like / name) for name in ("columns", "vocabulary"))
-            made = adopt(made, model_columns, model, out / "vocabulary", resources)
+            made = other_vocabulary.adopt(made, model_columns, model, out / "vocabulary", resources)
         else:
-            made = run_stage(stage, getattr(config, stage), out, resources)
-        if stage == "rank" and folder_exists(out / OLD_VOCABULARY):
+            made = run_stage(stage.name, stage.config, out, resources)
+        if stage.name == "rank" and folder_exists(out / OLD_VOCABULARY):
             _map_old_ids(made, out, resources)
-        was_sealed = made.fingerprint == before
+        was_sealed = before is not None and made.fingerprint == before.fingerprint
         on_stage(StageReport(made.stage, made, time.perf_counter() - started, num_samples, was_sealed))
-        if stage == until:
+        if stage.name == until:
             break
     # Discard last: every stage above may need the files.
     if shards_only:
@@ -142,77 +236,48 @@ def preprocess(
     return made
 
 
-def _fingerprint_of(folder: Path) -> str | None:
-    return Manifest.read(folder).fingerprint if is_sealed(folder) else None
-
-
 def _map_old_ids(new: Manifest, out: Path, resources: Resources) -> None:
     """Map the ids of the vocabulary that an extension set aside, then remove it."""
     old = Manifest.read(out / OLD_VOCABULARY)
-    map_ids(old, new, out / ID_MAP, resources)
+    other_vocabulary.map_ids(old, new, out / other_vocabulary.ID_MAP, resources)
     remove_folders([old.folder])
 
 
-def check_resources(
-    raw: Sequence[Path],
-    config: PreprocessConfig,
-    out: Path,
-    resources: Resources,
-    *,
-    extend: bool = False,
-    redo: str | None = None,
-) -> None:
-    """Raise ConfigError if a setting names no feature, or the disk or the memory cap is too small.
+def run_stage(name: str, config: Any, folder: Path, resources: Resources = DEFAULT_RESOURCES) -> Manifest:
+    """Run one stage after `ingest` inside ``folder``, from the folders of the stages before it."""
+    stage = later_stage(name, config)
+    # A finished stage reads only manifests, which a discarded folder still has.
+    if not is_sealed(folder / FOLDERS[name]):
+        refuse_without_inputs(name, folder, stage.inputs)
+    return stage.run(_read_inputs(stage, folder), folder / FOLDERS[name], resources)
+
+
+def refuse_stage(name: str, config: Any, folder: Path, resources: Resources = DEFAULT_RESOURCES) -> None:
+    """Raise HotsetError where a stage after `ingest` would refuse its inputs, settings or memory.
 
     Args:
-        raw: logs, in order.
-        config: settings of every stage.
-        out: the folder that is DIR elsewhere.
-        resources: the cap, and the workers.
-        extend: read only the logs after those that ``out`` was made from.
-        redo: the stage to remove before the run, with all later ones.
+        name: name of the stage.
+        config: its settings.
+        folder: the folder called DIR in help texts, with the folders that the stage reads.
+        resources: workers, and the memory cap.
     """
-    config = settled(config)
-    # What the stage to redo reads is there already, so its own settings can be tried before it is removed.
-    if redo in INPUTS and all(is_sealed(out / name) for name in inputs_of(redo, getattr(config, redo))):
-        refuse_stage(redo, getattr(config, redo), out, resources)
-    schema = schema_of(config.ingest.schema)
-    numbers_of("feature_min_counts", config.rank.feature_min_counts, schema.sparse, config.rank.min_count)
-    numbers_of("feature_dims", config.split.feature_dims, schema.sparse, config.split.embedding_dim)
-    refuse_full_disk(disk_needed(raw, out, is_columnar=schema.format == "parquet", extend=extend), out)
-    if resources.memory_bytes is None:
-        return
-    # One refusal for all stages: its hint must be enough for the later ones, too.
-    is_read = extend or redo == "ingest" or not is_sealed(out / "columns")
-    files = [RawFile.inspect(path) for path in raw] if is_read else []
-    configs = (config.ingest, config.pack)
-    refuse_small_caps(resources, memory_needs(files, configs, out, resources))
+    stage = later_stage(name, config)
+    refuse_without_inputs(name, folder, stage.inputs)
+    _REFUSALS[name](config, resources=resources, **_read_inputs(stage, folder))
 
 
-def run_stage(stage: str, config: object, folder: Path, resources: Resources = DEFAULT_RESOURCES) -> Manifest:
-    """Run one stage after `ingest` inside ``folder``, from the folders of the stages before it."""
-    # A finished stage reads only manifests, which a discarded folder still has.
-    if not is_sealed(folder / FOLDERS[stage]):
-        refuse_without_inputs(stage, folder, inputs_of(stage, config))
-    inputs = [Manifest.read(folder / name) for name in inputs_of(stage, config)]
-    return build_stage(stage, config, inputs, folder / FOLDERS[stage], resources)
+def _read_inputs(stage: Stage, folder: Path) -> dict[str, Manifest]:
+    return {name: Manifest.read(folder / name) for name in stage.inputs}
 
 
-def build_stage(
-    stage: str,
-    config: object,
-    inputs: Sequence[Manifest],
-    out: Path,
-    resources: Resources = DEFAULT_RESOURCES,
-) -> Manifest:
-    """Run one stage after `ingest` into ``out``, wherever it is, from the folders that `inputs_of` names."""
-    # What a stage reads only with some settings is passed by the name of its folder.
-    num_always = len(INPUTS[stage])
-    more = dict(zip(inputs_of(stage, config)[num_always:], inputs[num_always:], strict=True))
-    return _STAGES[stage](config, *inputs[:num_always], out, resources, **more)
+def refuse_without_inputs(stage: str, folder: Path, names: Iterable[str]) -> None:
+    """Raise ManifestError if a folder that ``stage`` would read was discarded."""
+    redo = "ingest" if is_discarded(folder / "columns") else "encode"
+    for name in names:
+        refuse_discarded(folder / name, stage, redo)
 
 
-def settled(config: PreprocessConfig) -> PreprocessConfig:
+def resolved(config: PreprocessConfig) -> PreprocessConfig:
     """Return ``config`` with what `rank` must know of `split`: FAE ranks by a sample, peeling by widths."""
     rank = config.rank
     split = config.split
@@ -241,14 +306,221 @@ def remove_from(stage: str, folder: Path) -> list[Path]:
     """
     if stage not in FOLDERS:
         raise ConfigError(f"there is no stage {stage!r}", hint=f"use one of {', '.join(FOLDERS)}")
-    rebuilt_stages = stages_from(stage)
+    stages = list(FOLDERS)
+    rebuilt_stages = stages[stages.index(stage) :]
     rebuilt = {FOLDERS[name] for name in rebuilt_stages}
     for name in rebuilt_stages:
         # Folders that are rebuilt in this run may be discarded; those that stay must have their files.
-        kept = [source for source in INPUTS.get(name, ()) if source not in rebuilt]
-        refuse_without_inputs(name, folder, kept)
+        refuse_without_inputs(name, folder, {*INPUTS.get(name, ())} - rebuilt)
     # The last stage first, so that an interruption leaves no folder without those it was made from.
-    doomed = [folder / FOLDERS[name] for name in rebuilt_stages] + folders_beside(folder, rebuilt)
+    doomed = [folder / FOLDERS[name] for name in rebuilt_stages] + _folders_beside(folder, rebuilt)
     removed = [path for path in reversed(doomed) if folder_exists(path)]
     remove_folders(removed)
     return removed
+
+
+def _folders_beside(folder: Path, names: Iterable[str]) -> list[Path]:
+    """Return folders of `BESIDE` inside ``folder`` that are removed with one of ``names``."""
+    names = set(names)
+    return [
+        folder / name for name, other in BESIDE.items() if other in names and folder_exists(folder / name)
+    ]
+
+
+def stale_folders(folder: Path) -> list[Path]:
+    """Return the folders inside ``folder`` whose inputs are not the folders now next to them.
+
+    Counts that can be continued are not among them, but what was made from them is.
+    """
+    stale: list[Path] = []
+    outdated: set[str] = set()
+    for stage, name in FOLDERS.items():
+        path = folder / name
+        state = FolderState.read(path)
+        if state.is_removed:  # a kill interrupted the removal
+            stale.append(path)
+            continue
+        identity = state.sealed or state.begun
+        if stage == "ingest" or identity is None:
+            continue
+        # A folder is outdated if one it was made from is another now, or is outdated and will be another.
+        made_from = [made for made in identity["inputs"] if "name" in made]
+        if any(_is_other(folder / made["name"], made, outdated) for made in made_from):
+            outdated.add(name)
+            # Counts add up, so old ones are continued; but only those that a run finished once.
+            can_continue = state.sealed is not None or state.before is not None
+            if stage != "count" or not can_continue:
+                stale.append(path)
+    return stale + _folders_beside(folder, [path.name for path in stale])
+
+
+def _is_other(path: Path, made: dict[str, Any], outdated: set[str]) -> bool:
+    if path.name not in STAGE_OF:
+        return False  # the model's folder inside another DIR
+    if path.name in outdated or not is_sealed(path):
+        return True
+    return Manifest.read(path).fingerprint != made.get("fingerprint")
+
+
+def remove_stale(folder: Path, *, keep_vocabulary: bool = False) -> list[Path]:
+    """Remove what `stale_folders` finds, the last stage first; return what was removed.
+
+    With ``keep_vocabulary`` a finished one is set aside as OLD_VOCABULARY, unless an older one is there.
+    """
+    # Last stage first: a folder must never outlive what it was made from.
+    doomed = stale_folders(folder)[::-1]
+    vocabulary = folder / "vocabulary"
+    is_kept = keep_vocabulary and vocabulary in doomed and is_sealed(vocabulary)
+    if is_kept and not folder_exists(folder / OLD_VOCABULARY):
+        rename_folder(vocabulary, OLD_VOCABULARY)
+        doomed.remove(vocabulary)
+    remove_folders(doomed)
+    return doomed
+
+
+def refuse_extension(folder: Path, configs: Mapping[str, DataclassInstance]) -> None:
+    """Raise ManifestError if a log cannot be added to ``folder``, before anything is changed.
+
+    Args:
+        folder: DIR.
+        configs: of the stages that continue from what they wrote, `ingest` and `count`.
+    """
+    refuse_discarded(folder / "columns", "--extend", "ingest")
+    for stage, config in configs.items():
+        if is_sealed(folder / FOLDERS[stage]):
+            refuse_other_config(Manifest.read(folder / FOLDERS[stage]), stage, config)
+
+
+DISK_FACTORS = {
+    "columns": 0.70,
+    "counts": 0.10,
+    "vocabulary": 0.17,
+    "samples": 0.45,
+    "plan": 0.01,
+    "shards": 0.70,
+}
+"""Bytes of each folder for a byte of plain Criteo text, measured on generated logs of 0.2 to 4 M samples
+(0.66, 0.09, 0.16, 0.43, 0.004 and 0.66 at the most: 2.0 together) and rounded up. What `count` and `encode`
+spill where memory is short is removed before the next folders are written, which are larger: the sum at the
+end is the most there is at any moment (measured at a cap that spills)."""
+COMPRESSION = 3.0
+"""Bytes of text for a byte of a compressed log; gzip makes 2.5 of Criteo's."""
+_LIST_ELEMENT_BYTES = 8
+"""Bytes of a block for each element of a list: a value of Parquet, and about as much text."""
+
+
+def check_resources(
+    raw: Sequence[Path],
+    config: PreprocessConfig,
+    out: Path,
+    resources: Resources,
+    *,
+    extend: bool = False,
+    redo: str | None = None,
+) -> None:
+    """Raise ConfigError if a setting names no feature, or the disk or the memory cap is too small.
+
+    Args:
+        raw: logs, in order.
+        config: settings of every stage.
+        out: the folder that is DIR elsewhere.
+        resources: the cap, and the workers.
+        extend: read only the logs after those that ``out`` was made from.
+        redo: the stage to remove before the run, with all later ones.
+    """
+    config = resolved(config)
+    # What the stage to redo reads is there already, so its own settings can be tried before it is removed.
+    if redo in INPUTS:
+        stage = later_stage(redo, getattr(config, redo))
+        if all(is_sealed(out / name) for name in stage.inputs):
+            refuse_stage(redo, stage.config, out, resources)
+    schema = schema_of(config.ingest.schema)
+    numbers_of("feature_min_counts", config.rank.feature_min_counts, schema.sparse, config.rank.min_count)
+    numbers_of("feature_dims", config.split.feature_dims, schema.sparse, config.split.embedding_dim)
+    refuse_full_disk(disk_needed(raw, out, is_columnar=schema.format == "parquet", extend=extend), out)
+    if resources.memory_bytes is None:
+        return
+    # One refusal for all stages: its hint must be enough for the later ones, too.
+    is_read = extend or redo == "ingest" or not is_sealed(out / "columns")
+    files = [RawFile.inspect(path) for path in raw] if is_read else []
+    refuse_small_caps(resources, _memory_needs(files, config, out, resources))
+
+
+def disk_needed(
+    raw: Sequence[Path], out: Path, *, is_columnar: bool = False, extend: bool = False
+) -> dict[str, int]:
+    """Return the estimated bytes that each folder inside ``out`` still needs; sealed ones need none.
+
+    Args:
+        raw: existing logs.
+        out: the folder called DIR in help texts.
+        is_columnar: the logs are Parquet, compressed inside.
+        extend: sealed folders of fewer logs grow too.
+    """
+    text_bytes = 0.0
+    for path in raw:
+        file = RawFile.inspect(path)
+        text_bytes += file.num_bytes * (COMPRESSION if file.compression or is_columnar else 1)
+    columns = out / "columns"
+    # With more logs than before, sealed folders grow or are rebuilt, so none of them counts as done.
+    grows = extend and is_sealed(columns) and len(Manifest.read(columns).inputs) < len(raw)
+    return {
+        name: 0
+        if is_sealed(out / name) and not grows
+        else max(0, int(factor * text_bytes) - bytes_in(out / name))
+        for name, factor in DISK_FACTORS.items()
+    }
+
+
+def refuse_full_disk(needed: Mapping[str, int], out: Path, option: str = "--out") -> None:
+    """Raise ConfigError if ``needed`` is more than the file system of ``out`` has free."""
+    total = sum(needed.values())
+    free = free_bytes(out)
+    if total <= free:
+        return
+    parts = ", ".join(f"{name} {format_byte_size(size)}" for name, size in needed.items() if size >= MIB)
+    raise ConfigError(
+        f"{out} needs about {format_byte_size(total)} of disk ({parts}), {format_byte_size(free)} are free",
+        hint=f"free {format_byte_size(total - free)} more there, or give another {option}",
+    )
+
+
+def _memory_needs(
+    files: Sequence[RawFile], config: PreprocessConfig, out: Path, resources: Resources
+) -> list[StageNeed]:
+    """Return what each stage needs, as far as it follows from the logs to read and settings.
+
+    What follows only from counts and samples is not in it: the rows of `rank` by another order than frequency
+    and of FAE's modes of `split`, and the lists of one file of `pack`.
+    """
+    schema = schema_of(config.ingest.schema)
+    part = _largest_part(files, config.ingest, out)
+    layout = RowLayout(len(schema.dense), len(schema.lists), len(schema.one_hot))
+    width = layout.width + part.num_list_lookups // max(1, part.num_samples)
+    workers = resources.workers
+    needs = {
+        "count": count_stage.needed_bytes(len(schema.sparse), workers),
+        "rank": rank_stage.needed_bytes(workers),
+        "encode": encode_stage.needed_bytes(part, len(schema.one_hot), workers),
+        "pack": pack_stage.needed_bytes(config.pack, width, part.num_samples, workers),
+    }
+    found = [need_of(stage, resources, needed) for stage, needed in needs.items()]
+    if files:
+        worker_bytes = ingest_stage.needed_bytes(files, config.ingest)
+        found.append(need_of_worker("ingest", resources, worker_bytes, option="--block-bytes"))
+    return found
+
+
+def _largest_part(files: Sequence[RawFile], config: IngestConfig, out: Path) -> PartSize:
+    """Return the size of the largest part of existing columns and of logs to read."""
+    schema = schema_of(config.schema)
+    # The size of existing parts is known; that of others is estimated from the first lines of their file.
+    parts = [PartSize(1)]
+    if is_sealed(out / "columns"):
+        columns = Manifest.read(out / "columns")
+        parts.append(largest_part(columns, columns.files))
+    num_elements = config.block_bytes // _LIST_ELEMENT_BYTES if schema.lists else 0
+    for file in files:
+        samples = ingest_stage.samples_of_block(file, schema, config.block_bytes, has_label=config.label)
+        parts.append(PartSize(samples, num_elements))
+    return PartSize(max(part.num_samples for part in parts), max(part.num_list_lookups for part in parts))

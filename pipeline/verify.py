@@ -25,7 +25,7 @@ from .folders.disk import MARK, folder_exists, is_discarded, paths_in, temporary
 from .folders.manifest import MANIFEST, FileEntry, Manifest, is_sealed
 from .folders.totals import TOTALS_OF_STAGE, ColumnsSettings, ColumnsTotals
 from .formats.arrow_files import DAMAGE, open_mapped
-from .preprocess import build_stage
+from .preprocess import FOLDERS, later_stage, refuse_full_disk
 from .raw.part import iterate_blocks
 from .raw.raw_file import RawFile
 from .runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks, silent
@@ -34,10 +34,8 @@ from .stages.encode import EncodeConfig
 from .stages.ingest import IngestConfig, ingest
 from .stages.other_vocabulary import ID_MAP, adopt, check_id_map, map_ids
 from .stages.pack import PackConfig
-from .stages.preflight import refuse_full_disk
 from .stages.rank import RankConfig
 from .stages.split import SplitConfig
-from .stages.stage_order import FOLDERS, inputs_of
 
 _Build = Callable[[Path], Manifest]
 """Runs a stage again into a folder."""
@@ -116,11 +114,11 @@ def _build_of(
         return _build_from_other_vocabulary(made, manifests, other, resources)
     config = _CONFIGS[made.stage](made)
     # All other stages are built from the folders next to them, which are already checked.
-    names = inputs_of(made.stage, config)
-    if any(name not in manifests for name in names):
+    stage = later_stage(made.stage, config)
+    if any(name not in manifests for name in stage.inputs):
         return None
-    inputs = [manifests[name] for name in names]
-    return lambda out: build_stage(made.stage, config, inputs, out, resources)
+    inputs = {name: manifests[name] for name in stage.inputs}
+    return lambda out: stage.run(inputs, out, resources)
 
 
 def _build_from_other_vocabulary(

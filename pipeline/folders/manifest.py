@@ -291,20 +291,6 @@ class Manifest:
         return cls.read(folder) if is_sealed(folder) else None
 
     @classmethod
-    def read_if_begun(cls, folder: Path) -> Manifest | None:
-        """Read the manifest of a folder; None if the folder is missing or empty.
-
-        Raises:
-            ManifestError: as `read`: also where a folder was begun and not finished, or lost its manifest.
-        """
-        if not folder.is_dir() or not any(folder.iterdir()):
-            return None
-        # Writing it again works with any settings, and for a damaged folder, too.
-        if not is_sealed(folder):
-            raise ManifestError(f"{folder} is unfinished: it has no {MANIFEST}", hint=hint_to_rewrite(folder))
-        return cls.read(folder)
-
-    @classmethod
     def _parse(cls, folder: Path, text: bytes) -> Manifest:
         parts = json.loads(text)
         # The checksum first: an error after it was written that way, and is no damage of the disk.

@@ -32,7 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import HotsetError, ManifestError
+from ..errors import ManifestError
 from ..runtime.tasks import RemoteObject
 from .checksum import checksum_of_written, note_checksum, num_uses, overwritten_file
 from .disk import empty_folder, is_discarded, mark_removed
@@ -54,15 +54,9 @@ from .partial import (
 )
 from .resume import (
     Continuation,
-    Extend,
-    ExtendFrom,
+    Decision,
     FolderState,
-    Fresh,
-    GoBack,
-    Refused,
-    Resume,
     RunIdentity,
-    Sealed,
     decide,
     drop_added,
     go_back,
@@ -140,36 +134,30 @@ class Output(RemoteObject):
 
     def _begin(self, continuation: Continuation | None) -> None:
         state = FolderState.read(self.folder)
-        decision = decide(state, self._identity, continuation)
-        if state.is_unfinished or isinstance(decision, Extend):
-            # Decide again under the lock: another run may have sealed or changed the folder since.
+        decision = None if state.is_unfinished else decide(state, self._identity, continuation)
+        if decision is None or decision is Decision.EXTEND_SEALED:
+            # Decided under the lock: another run may have sealed or changed the folder since.
             self._lock()
             decision = decide(FolderState.read(self.folder), self._identity, continuation)
+        _log.info("%s: %s", self.folder, decision.value)
         match decision:
-            case Refused(error):
-                raise error
-            case Sealed():
-                self._read_sealed()
-            case GoBack():
+            case Decision.SEALED:
+                return self._read_sealed()
+            case Decision.GO_BACK:
                 self._start_generation()
-                before = read_before(self.folder)
-                assert before is not None
-                go_back(self.folder, before)
-                self._read_sealed()
-            case Extend(source):
-                # Put the folder into a state that an interrupted run could have left, then resume
-                # it.
-                self._prepare_extension(source)
-                self._resume(continuation)
-            case Fresh():
-                self._resume(continuation, starts_fresh=True)
-            case Resume():
-                self._resume(continuation)
-        if self.sealed is not None:
-            _log.info("%s is finished", self.folder)
-        else:
-            name = type(decision).__name__.lower()
-            _log.info("%s: %s, %s files are finished", self.folder, name, len(self.finished))
+                go_back(self.folder)
+                return self._read_sealed()
+            # Put the folder into a state that an interrupted run could have left, then resume it.
+            case Decision.EXTEND_SEALED:
+                sealed = Manifest.read(self.folder)
+                for entry in sealed.files:
+                    sealed.checked_path(entry)
+                reopen(self.folder, json.dumps(self._identity).encode())
+            case Decision.EXTEND_BEFORE:
+                self._start_generation()
+                drop_added(self.folder)
+        self._resume(continuation, starts_fresh=decision is Decision.FRESH)
+        _log.info("%s: %s files are finished", self.folder, len(self.finished))
 
     def _lock(self) -> None:
         lock = FolderLock.take(self._partial / LOCK, self.folder)
@@ -186,20 +174,7 @@ class Output(RemoteObject):
         shutil.rmtree(self._partial, ignore_errors=True)
         self.sealed = sealed
 
-    def _prepare_extension(self, source: ExtendFrom) -> None:
-        # A sealed folder is opened again; one that was begun before keeps what it has.
-        if source is ExtendFrom.SEALED:
-            sealed = Manifest.read(self.folder)
-            for entry in sealed.files:
-                sealed.checked_path(entry)
-            reopen(self.folder, json.dumps(self._identity).encode())
-        elif source is ExtendFrom.BEFORE:
-            self._start_generation()
-            before = read_before(self.folder)
-            assert before is not None
-            drop_added(self.folder, before)
-
-    def _resume(self, continuation: Continuation | None, *, starts_fresh: bool = False) -> None:
+    def _resume(self, continuation: Continuation | None, *, starts_fresh: bool) -> None:
         """Make an unfinished folder this run's."""
         self._start_generation()
         if starts_fresh and (self._partial / BEGUN).exists():
@@ -216,11 +191,9 @@ class Output(RemoteObject):
             if entry is not None:
                 self.finished[entry.path] = entry
         before = read_before(self.folder)
-        if before is not None and continuation is not None:
-            self._continue_from(before, keeps_files=continuation.keeps_files)
-
-    def _continue_from(self, before: Manifest, *, keeps_files: bool) -> None:
-        if keeps_files:
+        if before is None or continuation is None:
+            return
+        if continuation.keeps_files:
             self.finished = {entry.path: entry for entry in before.files} | self.finished
         else:
             set_aside(self.folder, before, self.has)
@@ -358,23 +331,6 @@ class Output(RemoteObject):
                 f"{self.folder / entry.path} would be written twice, with different contents",
                 hint="rename one of the features whose names lead to that file",
             )
-
-    @contextmanager
-    def withdrawn_on_failure(self) -> Iterator[None]:
-        """Withdraw where the block raises HotsetError; no task of it may be running then."""
-        try:
-            yield
-        except HotsetError:
-            self.withdraw()
-            raise
-
-    def withdraw(self) -> None:
-        """Remove the folder if no file in it is finished, so that a refused run leaves nothing."""
-        if self.sealed is None and not self.finished and self.before is None:
-            shutil.rmtree(self._partial, ignore_errors=True)
-            with suppress(OSError):  # it holds what this run did not write
-                self.folder.rmdir()
-            self._unlock()
 
     def _refuse_overwritten_inputs(self) -> None:
         """Raise ManifestError where another program wrote to a file that this run has mapped."""

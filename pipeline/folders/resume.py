@@ -99,36 +99,32 @@ def starts_with(found: Inputs, wanted: Inputs) -> bool:
     return len(found) < len(wanted) and wanted[: len(found)] == found
 
 
-def describe_difference(folder: Path, found: RunIdentity, wanted: RunIdentity) -> ManifestError | None:
-    """Return the error that names the first difference between two runs; None if they are equal."""
+def refuse_difference(folder: Path, found: RunIdentity, wanted: RunIdentity) -> None:
+    """Raise ManifestError that names the first difference between two runs, unless they are equal."""
     if found == wanted:
-        return None
+        return
     # Settings first: they are what a user most often changed, and the easiest to undo.
-    other_config = _describe_other_config(folder, found, wanted["stage"], wanted["config"])
-    if other_config is not None:
-        return other_config
     stage = wanted["stage"]
+    _refuse_other_config(folder, found, stage, wanted["config"])
     hint = _hint(stage)
     # Equal settings and inputs leave the version of the stage.
     if found["inputs"] == wanted["inputs"]:
-        return ManifestError(f"{folder} was written by another version of hotset", hint=hint)
+        raise ManifestError(f"{folder} was written by another version of hotset", hint=hint)
     # Logs may grow at their end: that is no other input, but an extension.
     if stage == "ingest" and starts_with(found["inputs"], wanted["inputs"]):
         num_new = len(wanted["inputs"]) - len(found["inputs"])
-        return ManifestError(
+        raise ManifestError(
             f"{folder} was made from the first {len(found['inputs'])} of these {len(wanted['inputs'])} files",
             hint=f"give --extend, which adds the {num_new} behind them and rebuilds what follows; or {hint}",
         )
     difference = _describe_other_inputs(found["inputs"], wanted["inputs"])
-    return ManifestError(f"{folder} was written from other inputs: {difference}", hint=hint)
+    raise ManifestError(f"{folder} was written from other inputs: {difference}", hint=hint)
 
 
 def refuse_other_config(sealed: Manifest, stage: str, config: DataclassInstance) -> None:
     """Raise ManifestError if a folder was made by another stage or with other settings than ``config``."""
     wanted: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    error = _describe_other_config(sealed.folder, identity_of_manifest(sealed), stage, wanted)
-    if error is not None:
-        raise error
+    _refuse_other_config(sealed.folder, identity_of_manifest(sealed), stage, wanted)
 
 
 def _hint(stage: str) -> str:
@@ -137,25 +133,19 @@ def _hint(stage: str) -> str:
     return f"use another folder, or give --redo {stage}, which deletes it and what follows first"
 
 
-def _describe_other_config(
-    folder: Path, found: RunIdentity, stage: str, config: dict[str, Any]
-) -> ManifestError | None:
+def _refuse_other_config(folder: Path, found: RunIdentity, stage: str, config: dict[str, Any]) -> None:
     hint = _hint(stage)
     # What a folder of an older version or of other tools holds need not be complete: hence `get`.
     if found.get("stage") != stage:
-        return ManifestError(f"{folder} holds stage {found.get('stage')!r}, want {stage!r}", hint=hint)
-    try:
-        refuse_removed(folder, stage, found["config"], hint)
-    except ManifestError as error:
-        return error
+        raise ManifestError(f"{folder} holds stage {found.get('stage')!r}, want {stage!r}", hint=hint)
+    refuse_removed(folder, stage, found["config"], hint)
     # A setting that one of the two leaves out is None there.
     for name, setting in (dict.fromkeys(found["config"]) | config).items():
         before = found["config"].get(name)
         if before != setting:
             was = _spelled(name, before)
             now = _spelled(name, setting)
-            return ManifestError(f"{folder} was written with {name} = {was}, now {now}", hint=hint)
-    return None
+            raise ManifestError(f"{folder} was written with {name} = {was}, now {now}", hint=hint)
 
 
 def _spelled(name: str, setting: object) -> str:
@@ -229,23 +219,30 @@ def set_aside(folder: Path, before: Manifest, is_recorded: Callable[[str], bool]
             os.replace(path, aside)
 
 
-def go_back(folder: Path, before: Manifest) -> None:
+def go_back(folder: Path) -> None:
     """Seal a reopened folder as it was; what was added is removed."""
     # Restore the manifest last: before that, a kill leaves a folder that is still reopened.
-    drop_added(folder, before)
+    before = drop_added(folder)
     for entry in before.files:
         if (before.folder / entry.path).exists():
             os.replace(before.folder / entry.path, folder / entry.path)
     os.replace(folder / PARTIAL / BEFORE, folder / MANIFEST)
 
 
-def drop_added(folder: Path, before: Manifest) -> None:
-    """Remove what was written since a folder was reopened, records first: none may outlive its file."""
+def drop_added(folder: Path) -> Manifest:
+    """Remove what was written since a folder was reopened, records first: none may outlive its file.
+
+    Returns:
+        The manifest that it was sealed with.
+    """
+    before = read_before(folder)
+    assert before is not None
     clear_partial(folder, BEGUN, _FOLDER)
     kept = {entry.path for entry in before.files}
     for path in folder.iterdir():
         if path.name not in kept and path.name != PARTIAL:
             path.unlink()
+    return before
 
 
 def clear_partial(folder: Path, *kept: str) -> None:
@@ -306,49 +303,16 @@ class FolderState:
         return self.sealed is None and not self.is_foreign
 
 
-@dataclass(frozen=True, slots=True)
-class Fresh:
-    """Write the folder from the start, after removing what earlier runs left."""
+class Decision(Enum):
+    """What a run does with a folder."""
 
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Keep the files that an equal run finished, and write the others."""
-
-
-class ExtendFrom(Enum):
-    """Which files an extension continues from."""
-
-    SEALED = "the finished folder, which is reopened"
-    BEGUN = "the unfinished folder, as it is"
-    BEFORE = "the folder before it was reopened: what was added since goes"
-
-
-@dataclass(frozen=True, slots=True)
-class Extend:
-    """Continue from the files of a run with fewer inputs."""
-
-    source: ExtendFrom
-
-
-@dataclass(frozen=True, slots=True)
-class GoBack:
-    """Seal a reopened folder as it was: the run wants the inputs of before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sealed:
-    """Only read the folder: an equal run has finished it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Leave the folder as it is and raise ``error``."""
-
-    error: ManifestError
-
-
-Decision = Fresh | Resume | Extend | GoBack | Sealed | Refused
+    SEALED = "is finished by an equal run, and only read"
+    FRESH = "write it from the start, after removing what earlier runs left"
+    RESUME = "keep the files that an equal run finished, and write the others"
+    EXTEND_SEALED = "reopen the finished folder of a run with fewer inputs, and continue from its files"
+    EXTEND_BEGUN = "continue from the unfinished folder of a run with fewer inputs"
+    EXTEND_BEFORE = "continue from the folder before it was reopened: what was added since goes"
+    GO_BACK = "seal a reopened folder as it was: the run wants the inputs of before"
 
 
 def decide(state: FolderState, wanted: RunIdentity, continuation: Continuation | None = None) -> Decision:
@@ -358,23 +322,26 @@ def decide(state: FolderState, wanted: RunIdentity, continuation: Continuation |
     and nothing else, differ from those found in the way the stage allows.
 
         found                                    wanted                          decision
-        ---------------------------------------  ------------------------------  ---------------
-        finished                                 the same                        Sealed
-        finished                                 continued                       Extend(SEALED)
-        finished                                 another                         Refused
-        files, but no trace of a run             anything                        Refused
-        nothing, or marked for removal           anything                        Fresh
-        reopened                                 the same as before reopening    GoBack
-        begun                                    the same                        Resume
-        begun, by a stage that keeps its files   continued                       Extend(BEGUN)
-        reopened                                 continued from before           Extend(BEFORE)
-        begun, but no file is finished           another                         Fresh
-        begun                                    another                         Refused
+        ---------------------------------------  ------------------------------  -------------
+        finished                                 the same                        SEALED
+        finished                                 continued                       EXTEND_SEALED
+        finished                                 another                         refused
+        files, but no trace of a run             anything                        refused
+        nothing, or marked for removal           anything                        FRESH
+        reopened                                 the same as before reopening    GO_BACK
+        begun                                    the same                        RESUME
+        begun, by a stage that keeps its files   continued                       EXTEND_BEGUN
+        reopened                                 continued from before           EXTEND_BEFORE
+        begun, but no file is finished           another                         FRESH
+        begun                                    another                         refused
 
     Args:
         state: what the folder holds.
         wanted: identity of the run.
         continuation: how the stage continues from fewer inputs, if it can.
+
+    Raises:
+        ManifestError: the folder is refused, and left as it is.
     """
 
     def continues(found: RunIdentity | None) -> bool:
@@ -382,32 +349,26 @@ def decide(state: FolderState, wanted: RunIdentity, continuation: Continuation |
 
     if state.sealed is not None:
         if continues(state.sealed):
-            return Extend(ExtendFrom.SEALED)
-        return _refuse_unless_equal(state.folder, state.sealed, wanted) or Sealed()
+            return Decision.EXTEND_SEALED
+        refuse_difference(state.folder, state.sealed, wanted)
+        return Decision.SEALED
     if state.is_foreign:
-        return Refused(
-            ManifestError(
-                f"{state.folder} is not empty and was not begun by this stage",
-                hint="use another folder, or remove this one",
-            )
+        raise ManifestError(
+            f"{state.folder} is not empty and was not begun by this stage",
+            hint="use another folder, or remove this one",
         )
     if state.is_removed or (state.begun is None and state.before is None):
-        return Fresh()
+        return Decision.FRESH
     # Before what a run began: giving up an extension must always be possible.
     if state.before == wanted:
-        return GoBack()
+        return Decision.GO_BACK
     if state.begun is None or state.begun == wanted:
-        return Resume()
+        return Decision.RESUME
     if continuation is not None and continuation.keeps_files and continues(state.begun):
-        return Extend(ExtendFrom.BEGUN)
+        return Decision.EXTEND_BEGUN
     if continues(state.before):
-        return Extend(ExtendFrom.BEFORE)
-    if state.is_empty:
-        # Nothing is lost: a user who gives other settings after a refusal need not remove anything.
-        return Fresh()
-    return _refuse_unless_equal(state.folder, state.begun, wanted) or Resume()
-
-
-def _refuse_unless_equal(folder: Path, found: RunIdentity, wanted: RunIdentity) -> Refused | None:
-    error = describe_difference(folder, found, wanted)
-    return Refused(error) if error is not None else None
+        return Decision.EXTEND_BEFORE
+    # Nothing is lost: a user who gives other settings after a refusal need not remove anything.
+    if not state.is_empty:
+        refuse_difference(state.folder, state.begun, wanted)
+    return Decision.FRESH

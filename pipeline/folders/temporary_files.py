@@ -47,45 +47,10 @@ def array_in(room_bytes: int, output: Output, shape: Sequence[int], dtype: DType
     num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     if num_bytes <= max(room_bytes, 0) or num_bytes == 0:
         return np.zeros(shape, dtype)
-    with spill_errors_explained(output), _nameless_file(output) as file:
+    with spill_errors_explained(output), tempfile.TemporaryFile(dir=output.folder / PARTIAL) as file:
         # All blocks are allocated now: writing to a mapped page that finds no block kills the process.
         os.posix_fallocate(file.fileno(), 0, num_bytes)
         return np.asarray(np.memmap(file, dtype, "r+", shape=tuple(shape)))
-
-
-class AppendedArray:
-    """An unnamed array on disk that one task appends to and then maps."""
-
-    def __init__(self, output: Output, dtype: DTypeLike) -> None:
-        self._output = output
-        self._dtype = np.dtype(dtype)
-        with spill_errors_explained(output):
-            self._file = _nameless_file(output)
-
-    def append(self, values: NDArray[Any]) -> None:
-        """Append ``values``.
-
-        Raises:
-            ManifestError: the device is full.
-        """
-        with spill_errors_explained(self._output):
-            self._file.write(values.data)
-
-    def map(self) -> NDArray[Any]:
-        """Return all values, read-only, and close the file; the mapping keeps what it needs."""
-        with spill_errors_explained(self._output), self._file:
-            self._file.flush()
-            if self._file.tell() == 0:  # an empty file cannot be mapped
-                return np.empty(0, self._dtype)
-            return np.asarray(np.memmap(self._file, self._dtype, "r"))
-
-    def close(self) -> None:
-        """Drop the file, unless it is mapped."""
-        self._file.close()
-
-
-def _nameless_file(output: Output) -> Any:
-    return tempfile.TemporaryFile(dir=output.folder / PARTIAL)
 
 
 class RunsFile:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import __version__
-from ..errors import ManifestError, hint_to_rewrite
+from ..errors import STAGE_OF, ManifestError, hint_to_rewrite
 from ..folders.disk import is_discarded, refuse_discarded
 from ..folders.manifest import Manifest, is_sealed
 from ..folders.totals import (
@@ -35,7 +35,6 @@ from ..folders.totals import (
 )
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources
 from ..stages.row_order import HotOrder, read_tables
-from ..stages.stage_order import FOLDERS
 
 Row = dict[str, Any]
 """A row of a series, plain data."""
@@ -141,7 +140,7 @@ def provenance(folder: Path) -> dict[str, Any]:
     trained = [found.num_train_samples for found in log.training_logs(num_train)]
     # Unfinished stages have no origin.
     stages = {
-        stage: Manifest.read(folder / name) for stage, name in FOLDERS.items() if is_sealed(folder / name)
+        stage: Manifest.read(folder / name) for name, stage in STAGE_OF.items() if is_sealed(folder / name)
     }
     return {
         "hotset": __version__,
@@ -158,7 +157,7 @@ def provenance(folder: Path) -> dict[str, Any]:
         "bad_lines": dict(log.bad_lines),
         "is_adopted": vocabulary.stage == "adopt",
         "settings": {stage: dict(manifest.config) for stage, manifest in stages.items()},
-        "fingerprints": {FOLDERS[stage]: manifest.fingerprint for stage, manifest in stages.items()},
+        "fingerprints": {manifest.folder.name: manifest.fingerprint for manifest in stages.values()},
     }
 
 

@@ -19,12 +19,11 @@ from hotset.pipeline.errors import ByteSize, HotsetError, SaidElsewhereError
 from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.folders.totals import VocabularyTotals
-from hotset.pipeline.preprocess import PreprocessConfig, preprocess, run_stage
+from hotset.pipeline.preprocess import INPUTS, PreprocessConfig, preprocess, run_stage
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema_file import setting_of
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.stages.other_vocabulary import adopt, map_ids
-from hotset.pipeline.stages.stage_order import INPUTS
 from hotset.pipeline.statistics.frequencies import frequency_statistics
 from hotset.pipeline.statistics.table_rows import open_table
 from hotset.pipeline.verify import verify

@@ -35,9 +35,8 @@ from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest, checksum_of
 from hotset.pipeline.formats.arrow_files import read_batch
 from hotset.pipeline.formats.columns import read_texts
-from hotset.pipeline.preprocess import PreprocessConfig, preprocess, run_stage
+from hotset.pipeline.preprocess import FOLDERS, INPUTS, PreprocessConfig, preprocess, run_stage
 from hotset.pipeline.runtime.tasks import Resources
-from hotset.pipeline.stages.stage_order import FOLDERS, INPUTS
 from hotset.pipeline.statistics.frequencies import frequency_statistics
 from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of

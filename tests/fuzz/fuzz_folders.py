@@ -38,7 +38,7 @@ from hotset.pipeline.errors import HotsetError
 from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import MANIFEST, checksum_of
 from hotset.pipeline.folders.partial import BEGUN, PARTIAL
-from hotset.pipeline.stages.stage_order import INPUTS
+from hotset.pipeline.preprocess import INPUTS
 from hotset.tests.fuzz import folder_readers as readers
 from hotset.tests.fuzz.crafted_files import edit_bytes, edit_json, edit_values
 from hotset.tests.fuzz.whole_folders import BEGUN_STAGES, make_folders, write_log

@@ -14,7 +14,7 @@ import numpy as np
 from hotset.pipeline.errors import ByteSize
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.output import Output
-from hotset.pipeline.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.preprocess import FOLDERS, PreprocessConfig, preprocess
 from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.schema.schema_file import setting_of
 from hotset.pipeline.stages.count import CountConfig
@@ -23,7 +23,6 @@ from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.tests.fuzz import folder_readers as readers
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_parquet
 from hotset.train.run import train

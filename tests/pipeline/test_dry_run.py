@@ -31,8 +31,7 @@ from hotset.pipeline.dry_run import (
     NOT_REACHED,
     REFUSED,
     RESUMES,
-    StageRun,
-    StageState,
+    StagePlan,
     plan_run,
     stage_states,
 )
@@ -42,7 +41,14 @@ from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.output import Output, input_of
 from hotset.pipeline.folders.partial import PARTIAL
 from hotset.pipeline.generate.generate import generate_chunk
-from hotset.pipeline.preprocess import PreprocessConfig, StageReport, preprocess, remove_from
+from hotset.pipeline.preprocess import (
+    FOLDERS,
+    PreprocessConfig,
+    Stage,
+    StageReport,
+    preprocess,
+    remove_from,
+)
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.stages.count import CountConfig
@@ -50,7 +56,6 @@ from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.tests.support.json_records import AnyRecord
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of, tree_of
 from hotset.tests.support.preprocess_runs import CONFIG, copy_of
@@ -86,7 +91,7 @@ def check(raw: list[Path], config: PreprocessConfig, out: Path, **how: Any) -> l
     before = stamps(out.parent)
     plan = plan_run(raw, config, out, Resources(workers=1), **how)
     assert stamps(out.parent) == before
-    states = [stage.state.state for stage in plan.stages]
+    states = [stage.state for stage in plan.stages]
     reports: list[StageReport] = []
     refusal = None
     try:
@@ -303,10 +308,10 @@ def test_bytes_told_are_near_those_that_come_out(
     preprocess(raw, config, tmp_path / "dir", Resources(workers=2))
     assert abs(plan.estimate.num_samples / NUM_SAMPLES - 1) < 0.05
     for stage in plan.stages:
-        made = bytes_in(stage.state.folder)
-        bound = 1.3 if stage.state.stage in ("count", "rank", "split") else 1.1
-        assert 1 / bound < stage.new_bytes / made < bound, (stage.state.stage, stage.new_bytes, made)
-    total = sum(bytes_in(stage.state.folder) for stage in plan.stages)
+        made = bytes_in(stage.folder)
+        bound = 1.3 if stage.stage in ("count", "rank", "split") else 1.1
+        assert 1 / bound < stage.new_bytes / made < bound, (stage.stage, stage.new_bytes, made)
+    total = sum(bytes_in(stage.folder) for stage in plan.stages)
     assert 0.92 < plan.disk_needed / total < 1.08
     assert not (tmp_path / "dir" / "columns" / PARTIAL).exists()
 
@@ -320,33 +325,32 @@ class Settings:
 
 LOGS = ({"name": "day0", "bytes": 9}, {"name": "day1", "bytes": 9})
 RUNS = [
-    StageRun("ingest", "ingest", 1, Settings(), (), LOGS[:1]),
-    StageRun("rank", "rank", 1, Settings(), ("columns",)),
-    StageRun("encode", "encode", 1, Settings(), ("columns", "vocabulary")),
+    Stage("ingest", "ingest", 1, Settings(), (), LOGS[:1]),
+    Stage("rank", "rank", 1, Settings(), ("columns",)),
+    Stage("encode", "encode", 1, Settings(), ("columns", "vocabulary")),
 ]
-FOLDER_OF = {"ingest": "columns", "rank": "vocabulary", "encode": "samples"}
 
 
-def begin(out: Path, run: StageRun) -> Output:
+def begin(out: Path, run: Stage) -> Output:
     inputs = [input_of(Manifest.read(out / name)) for name in run.inputs] + list(run.others)
-    return Output.begin(run.made_by, run.version, run.config, inputs, out / FOLDER_OF[run.stage])
+    return Output.begin(run.made_by, run.version, run.config, inputs, out / FOLDERS[run.name])
 
 
-def seal(out: Path, *runs: StageRun) -> None:
+def seal(out: Path, *runs: Stage) -> None:
     """Write the folders of some stages, one file each."""
     for run in runs:
         output = begin(out, run)
         with output.writing("a.arrow", 1) as path:
-            path.write_bytes(run.stage.encode())
+            path.write_bytes(run.name.encode())
         output.seal(AnyRecord(samples=1))
 
 
-def states_of(out: Path, runs: list[StageRun], **options: object) -> list[str]:
+def states_of(out: Path, runs: list[Stage], **options: object) -> list[str]:
     return [state.state for state in stage_states(out, runs, **options)]  # type: ignore[arg-type]
 
 
-def with_level(level: int, *stages: str) -> list[StageRun]:
-    return [replace(run, config=Settings(level=level)) if run.stage in stages else run for run in RUNS]
+def with_level(level: int, *stages: str) -> list[Stage]:
+    return [replace(run, config=Settings(level=level)) if run.name in stages else run for run in RUNS]
 
 
 def test_a_folder_that_does_not_exist_will_be_built(tmp_path: Path) -> None:
@@ -420,7 +424,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "columns").mkdir()
     (tmp_path / "columns" / "note").touch()
     assert stage_states(tmp_path, RUNS[:1]) == [
-        StageState(
+        StagePlan(
             "ingest",
             tmp_path / "columns",
             REFUSED,

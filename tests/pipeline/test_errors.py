@@ -28,7 +28,7 @@ from hotset.pipeline.errors import (
     require_at_least,
     system_fault,
 )
-from hotset.pipeline.stages.stage_order import FOLDERS
+from hotset.pipeline.preprocess import FOLDERS
 
 SYSTEM = {
     "too many open files": OSError(errno.EMFILE, "Too many open files"),

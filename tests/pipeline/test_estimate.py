@@ -15,11 +15,13 @@ import pytest
 from hotset.pipeline import estimate as module
 from hotset.pipeline.errors import ByteSize, InputError
 from hotset.pipeline.estimate import Estimate, LogSample, estimate_run, sample_log
+from hotset.pipeline.preprocess import PreprocessConfig
 from hotset.pipeline.raw.log_parts import open_parts
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
+from hotset.pipeline.stages.rank import RankConfig
 from hotset.tests.support.logs.criteo_text import SCHEMA, draw_samples, text_of
 from hotset.tests.support.logs.list_logs import KINDS
 from hotset.tests.support.logs.other_logs import draw_log, naive_columns, schema_text, write_parquet
@@ -38,23 +40,15 @@ SAMPLE = LogSample(
 )
 
 
-@pytest.fixture(autouse=True)
-def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine as fast as the one that the costs were measured on."""
-    monkeypatch.setattr(module, "yardstick_seconds", lambda: module._YARDSTICK_SECONDS)
-
-
 def estimated(
     sample: LogSample = SAMPLE, count: CountConfig | None = None, *, min_count: int = 1, workers: int = 1
 ) -> Estimate:
-    return estimate_run(
-        sample,
-        IngestConfig(),
-        count or CountConfig(eval_fraction=0.25),
-        PackConfig(batch_size=100),
-        [min_count] * len(SCHEMA.sparse),
-        workers=workers,
+    config = PreprocessConfig(
+        count=count or CountConfig(eval_fraction=0.25),
+        rank=RankConfig(min_count=min_count),
+        pack=PackConfig(batch_size=100),
     )
+    return estimate_run(sample, config, workers=workers)
 
 
 def test_every_stage_has_bytes_seconds_and_memory() -> None:
@@ -106,15 +100,6 @@ def test_more_workers_hold_more_and_take_no_more_core_seconds() -> None:
     one, four = estimated(), estimated(workers=4)
     assert four.memory_bytes["ingest"] == pytest.approx(4 * one.memory_bytes["ingest"])
     assert four.core_seconds == one.core_seconds
-
-
-def test_a_slower_machine_takes_longer_where_it_was_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = estimated()
-    monkeypatch.setattr(module, "yardstick_seconds", lambda: 3 * module._YARDSTICK_SECONDS)
-    slow = estimated()
-    assert slow.core_seconds["ingest"] == fast.core_seconds["ingest"], "parsing was timed on this machine"
-    for stage in STAGES[1:]:
-        assert slow.core_seconds[stage] == pytest.approx(3 * fast.core_seconds[stage])
 
 
 CONFIG = IngestConfig()

@@ -24,7 +24,6 @@ from hotset.pipeline.folders.manifest import MANIFEST, Manifest, checksum_of
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.runtime.tasks import Resources
-from hotset.pipeline.stages import preflight
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.other_vocabulary import map_ids
@@ -373,7 +372,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_checked(made: Path, tmp_path: Path)
 def test_a_disk_without_room_is_refused_and_nothing_is_left(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "free_bytes", lambda _: 10)
+    monkeypatch.setattr("hotset.pipeline.preprocess.free_bytes", lambda _: 10)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(ConfigError, match="of disk") as refused:
         verify(made / "dir", WORKERS)

@@ -11,13 +11,12 @@ from typing import Any
 from hotset.pipeline.errors import ByteSize
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats import arrow_files
-from hotset.pipeline.preprocess import PreprocessConfig
+from hotset.pipeline.preprocess import FOLDERS, PreprocessConfig
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.tests.support.logs.criteo_text import Sample
 from hotset.tests.support.naive.naive_stages import (
     batches_of,

@@ -54,8 +54,9 @@ FLOORS = {
         "data device metrics recipe_options threads",
     ),
     "pipeline": (
-        "dry_run verify",
-        "estimate export preprocess statistics",
+        "dry_run",
+        "estimate verify",
+        "export preprocess statistics",
         "cold_batches stages",
         "formats infer_schema",
         "generate raw",

@@ -20,7 +20,7 @@ from hotset.pipeline.dry_run import FINISHED, plan_run
 from hotset.pipeline.errors import ByteSize, InputError, ManifestError
 from hotset.pipeline.folders.disk import discard_files
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.preprocess import PreprocessConfig, preprocess, remove_from
+from hotset.pipeline.preprocess import FOLDERS, PreprocessConfig, preprocess, remove_from
 from hotset.pipeline.raw import part as raw_module
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.runtime.tasks import Resources, use_engine
@@ -29,7 +29,6 @@ from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.rank import RankConfig
-from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.criteo_text import SCHEMA, Sample, draw_samples, few_features, text_of, tree_of
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv, write_parquet
@@ -359,7 +358,7 @@ def test_days_with_lists_and_texts_are_added(
     )
     for number in (2, 3):
         preprocess(raw[:number], config, tmp_path / "dir", Resources(workers=2), extend=True)
-    assert all(stage.state.state == FINISHED for stage in plan_run(raw, config, tmp_path / "dir").stages)
+    assert all(stage.state == FINISHED for stage in plan_run(raw, config, tmp_path / "dir").stages)
     preprocess(raw, config, tmp_path / "scratch", Resources(workers=1))
     assert data_of(tmp_path / "dir") == data_of(tmp_path / "scratch")
     assert verify(tmp_path / "dir", raw=raw) == []

@@ -20,9 +20,8 @@ from hotset.pipeline.errors import HotsetError, InputError, ManifestError
 from hotset.pipeline.folders.disk import remove_folders
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.partial import BEGUN, PARTIAL, REMOVED, durable_files
-from hotset.pipeline.preprocess import StageReport, preprocess, remove_from
+from hotset.pipeline.preprocess import FOLDERS, INPUTS, StageReport, preprocess, remove_from
 from hotset.pipeline.runtime.tasks import Resources
-from hotset.pipeline.stages.stage_order import FOLDERS, INPUTS
 from hotset.tests.support.logs.criteo_text import draw_samples, few_features, text_of, tree_of
 from hotset.tests.support.preprocess_runs import CONFIG_OF_FEW as CONFIG
 from hotset.tests.support.preprocess_runs import copy_of

@@ -1,4 +1,8 @@
-"""``hotset preprocess``, its stages one by one, and ``--dry-run`` as a table."""
+"""``hotset preprocess``, its stages one by one, and ``--dry-run`` as a table.
+
+The defaults of options depend on the log: a schema's recipe sets them, and ``--like DIR`` takes those of
+another folder. So each parser here finds the defaults first and then parses once.
+"""
 
 from __future__ import annotations
 
@@ -6,48 +10,225 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline.dry_run import MAKING, REFUSED, RunPlan
-from ...pipeline.errors import format_byte_size
+from ...pipeline.errors import ByteSize, format_byte_size
 from ...pipeline.folders.manifest import MANIFEST, Manifest, is_sealed
 from ...pipeline.folders.partial import durable_files
-from ...pipeline.folders.totals import ShardsTotals
+from ...pipeline.folders.totals import ColumnsSettings, ShardsTotals
 from ...pipeline.preprocess import (
+    FOLDERS,
     PreprocessConfig,
     StageReport,
     check_resources,
     preprocess,
+    refuse_extension,
+    refuse_stage,
     remove_from,
+    remove_stale,
     run_stage,
 )
 from ...pipeline.raw.raw_file import RawFile
 from ...pipeline.runtime.memory import default_memory_bytes
-from ...pipeline.runtime.tasks import Resources, num_workers, use_engine
+from ...pipeline.runtime.tasks import EngineName, Resources, num_workers, use_engine
+from ...pipeline.schema.schema_file import setting_of
 from ...pipeline.stages.ingest import IngestConfig, ingest, ingest_identity, workers_for
 from ...pipeline.stages.other_vocabulary import ID_MAP
-from ...pipeline.stages.preflight import refuse_stage
-from ...pipeline.stages.stage_order import FOLDERS, refuse_extension, remove_stale
-from ..command_list import Command
+from ..command_list import STAGE_INTERRUPTED, Command
 from ..console import message_width, print_json, print_line, progress_bars, say, stdout_console
-from ..options import command_options, config_of, field_docstrings
-from .describe_stages import describe_id_map, describe_shards, describe_stage, explain_all_hot
-from .preprocess_options import (
-    IngestOptions,
-    PreprocessOptions,
-    RunOptions,
-    StageOptions,
-    parse_ingest,
-    parse_preprocess,
-    parse_stage,
+from ..options import (
+    Arg,
+    Dir,
+    RecipeFile,
+    command_options,
+    config_of,
+    field_docstrings,
+    find_options,
+    parse_options,
+    values_of,
 )
+from ..recipe_file import with_recipe
+from ..recipes import DEFAULT_SCHEMA, recipe_for, recipe_like
+from .describe_stages import describe_id_map, describe_shards, describe_stage, explain_all_hot
+
+if TYPE_CHECKING:
+    from ...pipeline.dry_run import RunPlan
 
 _log = logging.getLogger(__name__)
+
+Raw = Annotated[tuple[Path, ...], Arg("RAW", is_positional=True)]
+StageName = Annotated[str | None, Arg("STAGE")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options that say how the stages run."""
+
+    workers: int = 0
+    """Number of threads, or of processes of the Ray cluster; 0 takes every core."""
+
+    engine: EngineName = "threads"
+    """Kind of the workers: threads, or processes of the Ray cluster that RAY_ADDRESS names (without
+    RAY_ADDRESS, of one started here)."""
+
+    memory: ByteSize | None = None
+    """Limit on the anonymous resident memory of all processes together. Default: a quarter of the machine's
+    memory."""
+
+    durable: bool = False
+    """Sync every file to the device, so that finished files survive a power cut too."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreprocessCommand(Command, PreprocessConfig):
+    """Turn raw logs into shards, resuming what is unfinished."""
+
+    on_interrupt = STAGE_INTERRUPTED
+    main_options = {  # noqa: RUF012
+        "log": ("schema", "on_bad_line", "eval_fraction"),
+        "rows": ("hot_bytes", "embedding_dim", "embedding_optimizer", "min_count", "rank_by"),
+        "batches": ("batch_size", "order", "seed"),
+        "this run": ("dry_run", "redo", "extend", "like", "recipe_file"),
+        "machine and output": ("workers", "memory", "json"),
+    }
+
+    raw: Raw
+    """Logs, in order: text (plain, gzip or zstd) or Parquet."""
+
+    out: Path
+    """Folder for all stages; other commands call it DIR."""
+
+    dry_run: bool = False
+    """Report what the run would do, stage by stage, with bytes, seconds, disk and memory; write nothing."""
+
+    redo: StageName = None
+    """Delete this stage and the later ones, then run."""
+
+    extend: bool = False
+    """Add the last of these logs to a DIR that was written from the first ones. Only the new logs are read
+    and counted; ids and everything that depends on them are rebuilt. DIR/id_map then says which id each row
+    of the old vocabulary has now, so that a trained model can continue."""
+
+    like: Path | None = None
+    """Take ids, hot rows and batch size from this DIR instead of counting. All samples are then for
+    evaluation, which needs labels."""
+
+    shards_only: bool = False
+    """Remove the files of columns/ and samples/ at the end. To try another setting on DIR, the log must then
+    be parsed again."""
+
+    recipe_file: RecipeFile = None
+    """Recipe with options in its table [preprocess]; options on the command line take precedence.
+    `hotset recipe` prints one."""
+
+    run: RunOptions = field(default_factory=RunOptions)
+    """The same for every stage. None of these changes a byte of the output."""
+
+    @classmethod
+    def parse(cls, command: str, arguments: Sequence[str]) -> PreprocessCommand:
+        """Parse the arguments of ``hotset preprocess``; ``--like`` and ``--schema`` set the defaults."""
+        arguments = with_recipe("preprocess", arguments)
+        found, others = find_options(arguments, "--like", "--schema")
+        # These two decide the defaults of all other options, so they are read before those.
+        schema = setting_of(found["--schema"]) if "--schema" in found else None
+        like = Path(found["--like"]) if "--like" in found else None
+        recipe = recipe_for(schema or DEFAULT_SCHEMA) if like is None else recipe_like(like, schema)
+        stages = {stage: getattr(recipe, stage) for stage in FOLDERS}
+        return parse_options(cls, others, command="preprocess", defaults={"like": like, **stages})
+
+    def execute(self) -> int:
+        """Run ``hotset preprocess``."""
+        return _preprocess(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestCommand(Command):
+    """Options of ingest besides those of its config."""
+
+    on_interrupt = STAGE_INTERRUPTED
+
+    raw: Raw
+    """Logs, in order: text (plain, gzip or zstd) or Parquet."""
+
+    out: Path
+    """Folder for all stages; other commands call it DIR."""
+
+    redo: bool = False
+    """Delete this stage and the later ones, then run."""
+
+    extend: bool = False
+    """Add the last of these logs to columns that were written from the first ones, and delete the folders
+    that must be rebuilt."""
+
+    run: RunOptions = field(default_factory=RunOptions)
+    """The same for every stage. None of these changes a byte of the output."""
+
+    @classmethod
+    def parse(cls, command: str, arguments: Sequence[str]) -> Any:
+        """Parse the arguments of ``hotset ingest``."""
+        found, others = find_options(_with_bare_redo("ingest", arguments), "--schema")
+        recipe = recipe_for(setting_of(found.get("--schema", DEFAULT_SCHEMA)))
+        return parse_options(cls, others, command="ingest", defaults=values_of(recipe.ingest))
+
+    def execute(self) -> int:
+        """Run ``hotset ingest``."""
+        return _ingest(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageCommand(Command):
+    """Options of a later stage besides those of its config."""
+
+    on_interrupt = STAGE_INTERRUPTED
+    stage: ClassVar[str]
+    config_type: ClassVar[type]
+
+    dir: Dir
+    """Folder of all stages, as `preprocess --out` or `ingest --out` created it."""
+
+    redo: bool = False
+    """Delete this stage and the later ones, then run."""
+
+    run: RunOptions = field(default_factory=RunOptions)
+    """The same for every stage. None of these changes a byte of the output."""
+
+    @classmethod
+    def parse(cls, command: str, arguments: Sequence[str]) -> Any:
+        """Parse the arguments of the stage."""
+        arguments = _with_bare_redo(cls.stage, arguments)
+        default = getattr(_recipe_in(arguments), cls.stage)
+        return parse_options(cls, arguments, command=cls.stage, defaults=values_of(default))
+
+    def execute(self) -> int:
+        """Run the stage."""
+        return _stage(self.stage, config_of(self.config_type, self), self)
+
+
+def _with_bare_redo(stage: str, arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a single stage, whose name after ``--redo`` is redundant."""
+    joined = [argument.replace(f"--redo={stage}", "--redo") for argument in arguments]
+    return [
+        argument
+        for before, argument in zip(["", *joined], joined, strict=False)
+        if (before, argument) != ("--redo", stage)
+    ]
+
+
+def _recipe_in(arguments: Sequence[str]) -> PreprocessConfig:
+    """Return the recipe for the log in DIR, the only one of a stage's arguments that is a folder."""
+    for argument in arguments:
+        columns = Path(argument) / "columns"
+        if (columns / MANIFEST).exists():
+            return recipe_for(ColumnsSettings.of(Manifest.read(columns)).schema)
+    return recipe_for(DEFAULT_SCHEMA)
 
 
 @contextmanager
@@ -62,53 +243,6 @@ def _running(options: RunOptions) -> Iterator[Resources]:
             format_byte_size(resources.memory_bytes or default_memory_bytes()),
         )
         yield resources
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreprocessCommand(PreprocessOptions):
-    """Turn raw logs into shards, resuming what is unfinished."""
-
-    @classmethod
-    def parse(cls, command: str, arguments: Sequence[str]) -> PreprocessCommand:
-        """Parse the arguments of ``hotset preprocess``."""
-        return parse_preprocess(cls, arguments)
-
-    def execute(self) -> int:
-        """Run ``hotset preprocess``."""
-        return _preprocess(self)
-
-
-class IngestCommand(IngestOptions):
-    """Parse raw logs, check every field, and write columns."""
-
-    @classmethod
-    def parse(cls, command: str, arguments: Sequence[str]) -> Any:
-        """Parse the arguments of ``hotset ingest``."""
-        return parse_ingest(cls, arguments)
-
-    def execute(self) -> int:
-        """Run ``hotset ingest``."""
-        return _ingest(self)
-
-
-class StageCommand(StageOptions):
-    """One stage after ingest."""
-
-    stage: ClassVar[str]
-    config_type: ClassVar[type]
-
-    @classmethod
-    def parse(cls, command: str, arguments: Sequence[str]) -> Any:
-        """Parse the arguments of the stage."""
-        return parse_stage(cls, cls.stage, arguments)
-
-    def chosen(self) -> tuple[str, Any]:
-        """Return the stage to run and its settings."""
-        return self.stage, config_of(self.config_type, self)
-
-    def execute(self) -> int:
-        """Run the stage."""
-        return _stage(self)
 
 
 def _preprocess(options: PreprocessCommand) -> int:
@@ -166,8 +300,6 @@ def _dry_run(options: PreprocessCommand) -> int:
     # A run starts sooner without what estimates one.
     from ...pipeline.dry_run import plan_run
 
-    pass
-
     # The plan follows the same rules as the run: both call `decide` on a folder's state.
     plan = plan_run(
         options.raw,
@@ -213,8 +345,7 @@ def _ingest(options: Any) -> int:
     return _finish("ingest", columns, seconds, as_json=options.run.json, was_sealed=was_sealed)
 
 
-def _stage(options: Any) -> int:
-    stage, config = options.chosen()
+def _stage(stage: str, config: Any, options: Any) -> int:
     with _running(options.run) as resources:
         # The stage and what follows it go first; then it runs as if it had never been there.
         if options.redo:
@@ -272,6 +403,8 @@ for _field in fields(PreprocessConfig):
 
 def show_plan(plan: RunPlan, console: Console) -> None:
     """Print what each stage would do, and the disk and memory that the run needs."""
+    from ...pipeline.dry_run import REFUSED
+
     table = Table(box=None, pad_edge=False)
     for name in ("stage", "folder", "bytes", "seconds", "state"):
         # Folders and reasons wrap where the terminal is narrow, so that no number is cut.
@@ -283,16 +416,13 @@ def show_plan(plan: RunPlan, console: Console) -> None:
             overflow="fold",
         )
     for stage in plan.stages:
-        state = stage.state
         # Finished stages cost nothing, and a column of zeros would hide which ones do.
-        is_work = state.state in MAKING
-        why = f" ({state.why})" if state.why and state.state != REFUSED else ""
         table.add_row(
-            state.stage,
-            str(state.folder),
-            format_byte_size(stage.new_bytes) if is_work else "",
-            f"{stage.seconds:.1f}" if is_work else "",
-            state.state + why,
+            stage.stage,
+            str(stage.folder),
+            format_byte_size(stage.new_bytes) if stage.has_work else "",
+            f"{stage.seconds:.1f}" if stage.has_work else "",
+            stage.state if stage.state == REFUSED or not stage.why else f"{stage.state} ({stage.why})",
         )
     console.print(table)
     # Below the table the run as a whole.

@@ -22,7 +22,7 @@ from ..console import print_json
 from ..options import Arg, config_of
 from ..recipe_file import TABLES, arguments_of, read_recipe, write_recipe
 from ..recipes import setting_in
-from .preprocess_options import PreprocessOptions, parse_preprocess
+from .preprocess import PreprocessCommand
 from .train import TrainCommand
 
 _CONFIG = "config.json"
@@ -82,7 +82,8 @@ def _config_from(table: str, arguments: Sequence[str]) -> Any:
     """Return the config of a table of options as they are typed."""
     if table == "preprocess":
         return config_of(
-            PreprocessConfig, parse_preprocess(PreprocessOptions, [*arguments, _STAND_IN, "--out", _STAND_IN])
+            PreprocessConfig,
+            PreprocessCommand.parse("preprocess", [*arguments, _STAND_IN, "--out", _STAND_IN]),
         )
     return config_of(TrainConfig, TrainCommand.parse("train", [*arguments, _STAND_IN, "--out", _STAND_IN]))
 

@@ -280,17 +280,6 @@ def test_a_file_that_did_not_fit_gives_its_room_back(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize("finishes", [False, True])
-def test_a_failed_run_is_withdrawn_unless_a_file_is_finished(tmp_path: Path, finishes: bool) -> None:
-    output = Output.begin("stage", 2, Config(), INPUTS, tmp_path / "out")
-    with pytest.raises(ManifestError, match="full"), output.withdrawn_on_failure():
-        if finishes:
-            with output.writing("a.arrow", 1) as path:
-                path.write_bytes(b"whole")
-        raise ManifestError("full")
-    assert (tmp_path / "out/a.arrow").exists() == (tmp_path / "out").exists() == finishes
-
-
 @pytest.mark.parametrize("num_bytes", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1])
 def test_files_are_hashed_block_by_block(tmp_path: Path, num_bytes: int) -> None:
     text = bytes(range(256)) * (num_bytes // 256 + 1)
@@ -314,22 +303,6 @@ def test_one_name_is_not_written_twice(tmp_path: Path) -> None:
     entry = output.report()[0] | {"xxh3_128": "0" * 32}
     with pytest.raises(ManifestError, match=r"a\.arrow would be written twice"):
         output.apply_report([entry])
-
-
-def test_a_folder_without_a_finished_file_is_withdrawn_as_a_whole(tmp_path: Path) -> None:
-    Output.begin("stage", 2, Config(), INPUTS, tmp_path / "out").withdraw()
-    assert not (tmp_path / "out").exists()
-    output = Output.begin("stage", 2, Config(), INPUTS, tmp_path / "out")
-    with output.writing("a.arrow", 1) as path:
-        path.write_bytes(b"a")
-    output.withdraw()
-    # One file is finished: the next run resumes.
-    assert (tmp_path / "out" / PARTIAL / "a.arrow.json").exists()
-    del output
-    made = run(tmp_path / "out")
-    made_again = Output.begin("stage", 2, Config(), INPUTS, tmp_path / "out")
-    made_again.withdraw()
-    assert Manifest.read(tmp_path / "out") == made
 
 
 def test_a_file_of_an_earlier_run_at_the_same_place_spoils_nothing(tmp_path: Path) -> None:

@@ -15,9 +15,8 @@ import pytest
 
 from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.removed_options import REMOVED, without_removed
-from hotset.pipeline.preprocess import preprocess
+from hotset.pipeline.preprocess import FOLDERS, preprocess
 from hotset.pipeline.runtime.tasks import Resources
-from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
 from hotset.tests.support.preprocess_runs import CONFIG, copy_of

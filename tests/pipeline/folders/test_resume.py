@@ -22,24 +22,17 @@ from hotset.pipeline.folders.resume import (
     BEFORE,
     Continuation,
     Decision,
-    Extend,
-    ExtendFrom,
     FolderState,
-    Fresh,
-    GoBack,
-    Refused,
-    Resume,
     RunIdentity,
-    Sealed,
     clear_partial,
     decide,
-    describe_difference,
     drop_added,
     go_back,
     identity_of_manifest,
     identity_of_run,
     read_before,
     read_begun,
+    refuse_difference,
     refuse_other_config,
     reopen,
     set_aside,
@@ -69,42 +62,43 @@ OTHER = run_of(2, level=2)
 @pytest.mark.parametrize(
     ("state", "wanted", "continuation", "decision"),
     [
-        (FolderState(FOLDER, sealed=TWO), TWO, None, Sealed()),
-        (FolderState(FOLDER, sealed=TWO), TWO, KEEPS, Sealed()),
-        (FolderState(FOLDER, sealed=TWO), THREE, KEEPS, Extend(ExtendFrom.SEALED)),
-        (FolderState(FOLDER, sealed=TWO), THREE, SETS_ASIDE, Extend(ExtendFrom.SEALED)),
+        (FolderState(FOLDER, sealed=TWO), TWO, None, Decision.SEALED),
+        (FolderState(FOLDER, sealed=TWO), TWO, KEEPS, Decision.SEALED),
+        (FolderState(FOLDER, sealed=TWO), THREE, KEEPS, Decision.EXTEND_SEALED),
+        (FolderState(FOLDER, sealed=TWO), THREE, SETS_ASIDE, Decision.EXTEND_SEALED),
         (FolderState(FOLDER, sealed=TWO), THREE, UNWANTED, "first 2 of these 3 files"),
         (FolderState(FOLDER, sealed=TWO), run_of(3, level=2), KEEPS, "level = 1, now 2"),
         (FolderState(FOLDER, sealed=TWO), run_of(2, version=2), KEEPS, "another version"),
         (FolderState(FOLDER, sealed=THREE), TWO, KEEPS, "3 of them, now 2"),
         (FolderState(FOLDER, is_foreign=True), TWO, KEEPS, "not empty"),
-        (FolderState(FOLDER), TWO, None, Fresh()),
-        (FolderState(FOLDER, is_removed=True), OTHER, None, Fresh()),
-        (FolderState(FOLDER, begun=TWO), TWO, None, Resume()),
+        (FolderState(FOLDER), TWO, None, Decision.FRESH),
+        (FolderState(FOLDER, is_removed=True), OTHER, None, Decision.FRESH),
+        (FolderState(FOLDER, begun=TWO), TWO, None, Decision.RESUME),
         (FolderState(FOLDER, begun=TWO), OTHER, None, "level = 1, now 2"),
-        (FolderState(FOLDER, begun=TWO, is_empty=True), OTHER, None, Fresh()),
-        (FolderState(FOLDER, begun=TWO, is_empty=True), TWO, None, Resume()),
-        (FolderState(FOLDER, begun=TWO, is_empty=True), THREE, KEEPS, Extend(ExtendFrom.BEGUN)),
-        (FolderState(FOLDER, begun=TWO), THREE, KEEPS, Extend(ExtendFrom.BEGUN)),
+        (FolderState(FOLDER, begun=TWO, is_empty=True), OTHER, None, Decision.FRESH),
+        (FolderState(FOLDER, begun=TWO, is_empty=True), TWO, None, Decision.RESUME),
+        (FolderState(FOLDER, begun=TWO, is_empty=True), THREE, KEEPS, Decision.EXTEND_BEGUN),
+        (FolderState(FOLDER, begun=TWO), THREE, KEEPS, Decision.EXTEND_BEGUN),
         (FolderState(FOLDER, begun=TWO), THREE, SETS_ASIDE, "first 2 of these 3 files"),
         (FolderState(FOLDER, begun=TWO), THREE, UNWANTED, "first 2 of these 3 files"),
-        (FolderState(FOLDER, begun=THREE, before=TWO), TWO, UNWANTED, GoBack()),
-        (FolderState(FOLDER, begun=THREE, before=TWO), THREE, UNWANTED, Resume()),
-        (FolderState(FOLDER, begun=OTHER, before=TWO), THREE, KEEPS, Extend(ExtendFrom.BEFORE)),
-        (FolderState(FOLDER, begun=TWO, before=run_of(1)), THREE, KEEPS, Extend(ExtendFrom.BEGUN)),
-        (FolderState(FOLDER, begun=TWO, before=run_of(1)), THREE, SETS_ASIDE, Extend(ExtendFrom.BEFORE)),
+        (FolderState(FOLDER, begun=THREE, before=TWO), TWO, UNWANTED, Decision.GO_BACK),
+        (FolderState(FOLDER, begun=THREE, before=TWO), THREE, UNWANTED, Decision.RESUME),
+        (FolderState(FOLDER, begun=OTHER, before=TWO), THREE, KEEPS, Decision.EXTEND_BEFORE),
+        (FolderState(FOLDER, begun=TWO, before=run_of(1)), THREE, KEEPS, Decision.EXTEND_BEGUN),
+        (FolderState(FOLDER, begun=TWO, before=run_of(1)), THREE, SETS_ASIDE, Decision.EXTEND_BEFORE),
         (FolderState(FOLDER, begun=THREE, before=TWO), OTHER, KEEPS, "level = 1, now 2"),
-        (FolderState(FOLDER, before=TWO), THREE, KEEPS, Resume()),
+        (FolderState(FOLDER, before=TWO), THREE, KEEPS, Decision.RESUME),
     ],
 )
 def test_a_state_and_a_run_have_one_decision(
     state: FolderState, wanted: RunIdentity, continuation: Continuation | None, decision: Decision | str
 ) -> None:
-    found = decide(state, wanted, continuation)
     if isinstance(decision, str):
-        assert isinstance(found, Refused) and decision in str(found.error) and found.error.hint
+        with pytest.raises(ManifestError, match=decision) as caught:
+            decide(state, wanted, continuation)
+        assert caught.value.hint
     else:
-        assert found == decision
+        assert decide(state, wanted, continuation) is decision
 
 
 RUNS = [run_of(1), TWO, THREE, OTHER, run_of(2, version=2)]
@@ -121,29 +115,33 @@ STATES = [
 @pytest.mark.parametrize("continuation", [None, KEEPS, SETS_ASIDE, UNWANTED])
 def test_what_holds_of_every_state(continuation: Continuation | None) -> None:
     for state, wanted in product(STATES, RUNS):
-        decision = decide(state, wanted, continuation)
-        # Files are only kept, as they are or to be extended, if a run like the wanted one wrote them.
-        if isinstance(decision, Sealed):
-            assert state.sealed == wanted
-        if isinstance(decision, Resume):
-            assert state.begun == wanted
-        if isinstance(decision, GoBack):
-            assert state.before == wanted
-        if isinstance(decision, Extend):
-            assert continuation is not None and continuation.is_wanted
-            found = {
-                ExtendFrom.SEALED: state.sealed,
-                ExtendFrom.BEGUN: state.begun,
-                ExtendFrom.BEFORE: state.before,
-            }[decision.source]
-            assert found is not None and starts_with(found["inputs"], wanted["inputs"])
-            assert found["config"] == wanted["config"] and found["version"] == wanted["version"]
         # Nothing of another run is overwritten, and a run that may write is never refused.
-        if isinstance(decision, Fresh):
+        try:
+            decision = decide(state, wanted, continuation)
+        except ManifestError:
+            assert wanted not in (state.sealed, state.begun, state.before)
+            continue
+        if decision is Decision.FRESH:
             assert (state.begun is None or state.is_empty) and state.before is None
             assert not state.is_foreign
-        if isinstance(decision, Refused):
-            assert wanted not in (state.sealed, state.begun, state.before)
+            continue
+        # Files are only kept, as they are or to be extended, if a run like the wanted one wrote them.
+        equal = {
+            Decision.SEALED: state.sealed,
+            Decision.RESUME: state.begun,
+            Decision.GO_BACK: state.before,
+        }
+        if decision in equal:
+            assert equal[decision] == wanted
+            continue
+        assert continuation is not None and continuation.is_wanted
+        found = {
+            Decision.EXTEND_SEALED: state.sealed,
+            Decision.EXTEND_BEGUN: state.begun,
+            Decision.EXTEND_BEFORE: state.before,
+        }[decision]
+        assert found is not None and starts_with(found["inputs"], wanted["inputs"])
+        assert found["config"] == wanted["config"] and found["version"] == wanted["version"]
 
 
 def write_json(path: Path, content: object) -> None:
@@ -217,9 +215,7 @@ def test_killed_while_reopening_the_folder_is_sealed_as_it_was_or_reopened(
     if (folder / MANIFEST).exists():
         assert {name: (folder / name).read_bytes() for name in wanted} == wanted
     else:
-        before = read_before(folder)
-        assert before is not None
-        go_back(folder, before)
+        go_back(folder)
         assert {name: (folder / name).read_bytes() for name in wanted} == wanted
 
 
@@ -253,18 +249,16 @@ def test_going_back_seals_the_same_bytes_and_drops_what_was_added(folder: Path, 
         set_aside(folder, before, lambda name: False)
     (folder / "c.arrow").write_bytes(b"added")
     (folder / PARTIAL / "c.arrow.json").write_text("its record")
-    go_back(folder, before)
+    go_back(folder)
     assert {name: text for name, text in tree_of(folder).items() if not name.startswith(PARTIAL)} == wanted
 
 
 def test_no_record_outlives_the_file_it_describes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reopen(folder, b"{}")
-    before = read_before(folder)
-    assert before is not None
     (folder / "c.arrow").write_bytes(b"added")
     (folder / PARTIAL / "c.arrow.json").write_text("its record")
     with killed(2, monkeypatch), pytest.raises(Killed):
-        drop_added(folder, before)
+        drop_added(folder)
     assert not (folder / PARTIAL / "c.arrow.json").exists() and (folder / "c.arrow").exists()
 
 
@@ -308,7 +302,7 @@ def test_a_lock_survives_reopening(folder: Path) -> None:
     lock.release()
 
 
-LOGS_OF_RUN_IDENTITY = [{"name": f"day{number}", "bytes": 9 + number} for number in range(3)]
+SIZED_LOGS = [{"name": f"day{number}", "bytes": 9 + number} for number in range(3)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -320,20 +314,20 @@ class Settings:
     is_strict: bool = True
 
 
-def run_of_of_run_identity(
+def ingest_of(
     num_logs: int = 2, *, stage: str = "ingest", version: int = 1, **settings: object
 ) -> RunIdentity:
-    return identity_of_run(stage, version, Settings(**settings), LOGS_OF_RUN_IDENTITY[:num_logs])  # type: ignore[arg-type]
+    return identity_of_run(stage, version, Settings(**settings), SIZED_LOGS[:num_logs])  # type: ignore[arg-type]
 
 
 def seal(folder: Path) -> Manifest:
-    output = Output.begin("ingest", 1, Settings(), LOGS_OF_RUN_IDENTITY[:2], folder)
+    output = Output.begin("ingest", 1, Settings(), SIZED_LOGS[:2], folder)
     return output.seal(AnyRecord(samples=0))
 
 
 def test_an_identity_is_what_the_manifest_gives_back(tmp_path: Path) -> None:
-    assert identity_of_manifest(seal(tmp_path / "out")) == run_of_of_run_identity()
-    assert run_of_of_run_identity()["config"] == {
+    assert identity_of_manifest(seal(tmp_path / "out")) == ingest_of()
+    assert ingest_of()["config"] == {
         "block_bytes": 8 * MIB,
         "names": ["a", "b"],
         "is_strict": True,
@@ -341,57 +335,57 @@ def test_an_identity_is_what_the_manifest_gives_back(tmp_path: Path) -> None:
 
 
 def test_equal_runs_have_no_difference() -> None:
-    assert describe_difference(FOLDER, run_of_of_run_identity(), run_of_of_run_identity()) is None
+    refuse_difference(FOLDER, ingest_of(), ingest_of())
 
 
 @pytest.mark.parametrize(
     ("found", "wanted", "message", "hint"),
     [
         (
-            run_of_of_run_identity(stage="count"),
-            run_of_of_run_identity(),
+            ingest_of(stage="count"),
+            ingest_of(),
             "holds stage 'count', want 'ingest'",
             "--redo ingest",
         ),
         (
-            run_of_of_run_identity(),
-            run_of_of_run_identity(is_strict=False),
+            ingest_of(),
+            ingest_of(is_strict=False),
             "is_strict = True, now False",
             "--redo ingest",
         ),
         (
-            run_of_of_run_identity(),
-            run_of_of_run_identity(block_bytes=1000),
+            ingest_of(),
+            ingest_of(block_bytes=1000),
             "block_bytes = 8MiB, now 1000",
             "use another folder",
         ),
         (
-            run_of_of_run_identity(),
-            run_of_of_run_identity(version=2),
+            ingest_of(),
+            ingest_of(version=2),
             "another version of hotset",
             "--redo ingest",
         ),
         (
-            run_of_of_run_identity(2),
-            run_of_of_run_identity(3),
+            ingest_of(2),
+            ingest_of(3),
             "first 2 of these 3 files",
             "--extend, which adds the 1 behind them",
         ),
         (
-            run_of_of_run_identity(3),
-            run_of_of_run_identity(2),
+            ingest_of(3),
+            ingest_of(2),
             "other inputs: 3 of them, now 2",
             "--redo ingest",
         ),
         (
-            run_of_of_run_identity(2, stage="x"),
-            run_of_of_run_identity(3, stage="x"),
+            ingest_of(2, stage="x"),
+            ingest_of(3, stage="x"),
             "other inputs: 2 of them, now 3",
             "--redo x",
         ),
         (
-            run_of_of_run_identity(stage="map-ids"),
-            run_of_of_run_identity(1, stage="map-ids"),
+            ingest_of(stage="map-ids"),
+            ingest_of(1, stage="map-ids"),
             "2 of them, now 1",
             "--redo to write it again",
         ),
@@ -400,9 +394,9 @@ def test_equal_runs_have_no_difference() -> None:
 def test_the_first_difference_is_named_with_a_way_out(
     found: RunIdentity, wanted: RunIdentity, message: str, hint: str
 ) -> None:
-    error = describe_difference(FOLDER, found, wanted)
-    assert error is not None and str(FOLDER) in str(error)
-    assert message in str(error) and error.hint is not None and hint in error.hint
+    with pytest.raises(ManifestError, match=message) as caught:
+        refuse_difference(FOLDER, found, wanted)
+    assert str(FOLDER) in str(caught.value) and caught.value.hint is not None and hint in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -414,15 +408,17 @@ def test_the_first_difference_is_named_with_a_way_out(
     ],
 )
 def test_the_input_that_differs_is_named(changed: dict[str, object], message: str) -> None:
-    wanted = run_of_of_run_identity()
-    wanted["inputs"] = [LOGS_OF_RUN_IDENTITY[0], changed]
-    assert message in str(describe_difference(FOLDER, run_of_of_run_identity(), wanted))
+    wanted = ingest_of()
+    wanted["inputs"] = [SIZED_LOGS[0], changed]
+    with pytest.raises(ManifestError, match=message):
+        refuse_difference(FOLDER, ingest_of(), wanted)
 
 
 def test_a_setting_that_an_older_version_did_not_have_counts_as_none() -> None:
-    found = run_of_of_run_identity()
+    found = ingest_of()
     del found["config"]["is_strict"]
-    assert "is_strict = none, now True" in str(describe_difference(FOLDER, found, run_of_of_run_identity()))
+    with pytest.raises(ManifestError, match="is_strict = none, now True"):
+        refuse_difference(FOLDER, found, ingest_of())
 
 
 @pytest.mark.parametrize(
@@ -431,8 +427,8 @@ def test_a_setting_that_an_older_version_did_not_have_counts_as_none() -> None:
 def test_inputs_continue_others_only_with_more_behind_them(
     num_found: int, num_wanted: int, continues: bool
 ) -> None:
-    assert starts_with(LOGS_OF_RUN_IDENTITY[:num_found], LOGS_OF_RUN_IDENTITY[:num_wanted]) is continues
-    assert not starts_with(LOGS_OF_RUN_IDENTITY[1:2], LOGS_OF_RUN_IDENTITY)
+    assert starts_with(SIZED_LOGS[:num_found], SIZED_LOGS[:num_wanted]) is continues
+    assert not starts_with(SIZED_LOGS[1:2], SIZED_LOGS)
 
 
 def test_only_another_config_is_refused_where_inputs_may_differ(tmp_path: Path) -> None:

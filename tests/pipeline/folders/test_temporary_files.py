@@ -12,7 +12,6 @@ import pytest
 from hotset.pipeline.errors import MIB, ManifestError
 from hotset.pipeline.folders.output import Output
 from hotset.pipeline.folders.temporary_files import (
-    AppendedArray,
     ArrayFile,
     RunsFile,
     array_in,
@@ -70,18 +69,6 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ManifestError, match="has no space for spill files: No space left") as caught:
         array_in(0, output, (10,), np.int64)
     assert "--memory" in str(caught.value.hint)
-
-
-def test_appended_values_are_mapped_as_one_array_and_leave_no_name(tmp_path: Path) -> None:
-    output = output_in(tmp_path / "counts")
-    before = names_in(tmp_path / "counts")
-    array = AppendedArray(output, np.int32)
-    array.append(np.arange(3, dtype=np.int32))
-    array.append(np.empty(0, np.int32))
-    array.append(np.arange(3, 5, dtype=np.int32))
-    assert names_in(tmp_path / "counts") == before
-    assert array.map().tolist() == [0, 1, 2, 3, 4]
-    assert AppendedArray(output, np.int32).map().shape == (0,)
 
 
 def test_runs_overwrite_what_a_killed_run_left_and_outlive_their_file(tmp_path: Path) -> None:

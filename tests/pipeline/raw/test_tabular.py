@@ -20,13 +20,12 @@ import pytest
 from hotset.pipeline.errors import ByteSize, InputError, ManifestError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.formats.arrow_files import read_batch, write_batch
-from hotset.pipeline.preprocess import PreprocessConfig, run_stage
+from hotset.pipeline.preprocess import FOLDERS, PreprocessConfig, run_stage
 from hotset.pipeline.raw.parquet_parts import ParquetParts
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema_file import read_schema
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.criteo_text import tree_of
 from hotset.tests.support.logs.other_logs import (

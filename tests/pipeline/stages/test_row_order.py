@@ -22,7 +22,7 @@ from hotset.pipeline.errors import MIB, ByteSize, ConfigError, ManifestError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.output import Output
 from hotset.pipeline.formats.arrow_files import OpenedParts, read_file
-from hotset.pipeline.preprocess import PreprocessConfig, run_stage, settled
+from hotset.pipeline.preprocess import PreprocessConfig, resolved, run_stage
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.stages import row_order as module
@@ -209,7 +209,7 @@ def test_it_never_makes_fewer_samples_hot_than_frequency(
     found, summed = {}, {}
     for order in ("frequency", "peel"):
         (tmp_path / order).mkdir()
-        config = settled(replace(config_of(rank_by=order), split=split))
+        config = resolved(replace(config_of(rank_by=order), split=split))
         assert bool(config.rank.peel_row_bytes) == (bool(dims) and order == "peel")
         run_to("encode", tmp_path / order, peeled_log, config)
         found[order] = hot_samples_by_budget(tmp_path / order, row_bytes, budgets)

@@ -16,7 +16,7 @@ import pytest
 
 from hotset.pipeline.errors import MIB, ByteSize, ConfigError, ManifestError, MemoryCapError
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.preprocess import PreprocessConfig, run_stage, settled
+from hotset.pipeline.preprocess import PreprocessConfig, resolved, run_stage
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.stages.count import CountConfig
@@ -41,7 +41,7 @@ def samples() -> list[Sample]:
 
 
 def config_of(mode: Any, hot_bytes: int = 64 * 40) -> PreprocessConfig:
-    return settled(
+    return resolved(
         PreprocessConfig(
             count=CountConfig(eval_fraction=0.4),
             rank=RankConfig(sampling_rate=RATE, sampling_seed=SEED, min_count=2),
@@ -218,7 +218,7 @@ def test_other_vocabularies_and_small_budgets_are_refused(tmp_path: Path, sample
         run_stage("split", config.split, tmp_path / "sampled")
     assert not (tmp_path / "sampled" / "plan").exists() and not (tmp_path / "plan").exists()
     with pytest.raises(ConfigError, match="mode fae-code does not work with rank_by peel"):
-        settled(PreprocessConfig(rank=RankConfig(rank_by="peel"), split=SplitConfig(mode="fae-code")))
+        resolved(PreprocessConfig(rank=RankConfig(rank_by="peel"), split=SplitConfig(mode="fae-code")))
 
 
 @pytest.mark.parametrize("changes", [{"sampling_rate": 0.0}, {"sampling_rate": 1.1}, {"sampling_seed": -1}])

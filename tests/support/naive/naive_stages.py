@@ -14,11 +14,10 @@ import pyarrow as pa
 from hotset.pipeline.errors import ByteSize
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats.arrow_files import read_batch
-from hotset.pipeline.preprocess import PreprocessConfig, run_stage
+from hotset.pipeline.preprocess import FOLDERS, PreprocessConfig, run_stage
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import schema_named
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
-from hotset.pipeline.stages.stage_order import FOLDERS
 from hotset.stats.id_tables import mix64_pair
 from hotset.tests.support.logs.criteo_text import Sample, text_of
 

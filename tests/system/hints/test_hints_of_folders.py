@@ -245,7 +245,7 @@ def test_half_a_record_of_an_unfinished_run(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("is_single", [False, True])
-@follows("pipeline/folders/resume.py::_describe_other_config#2")
+@follows("pipeline/folders/resume.py::_refuse_other_config#2")
 def test_other_settings_are_taken_with_redo(is_single: bool, shell: Shell) -> None:
     arguments = ["rank", "data"] if is_single else ["preprocess", "log.tsv", "--out", "data"]
     hint = shell.refused(*arguments, "--min-count", "2")
@@ -254,21 +254,21 @@ def test_other_settings_are_taken_with_redo(is_single: bool, shell: Shell) -> No
     assert not is_single or not Path("data/shards").exists()
 
 
-@follows("pipeline/folders/resume.py::_describe_other_config")
+@follows("pipeline/folders/resume.py::_refuse_other_config")
 def test_a_folder_of_another_stage(shell: Shell) -> None:
     change_manifest(Path("data/vocabulary"), stage="count")
     assert "--redo rank" in shell.refused("preprocess", "log.tsv", "--out", "data")
     shell.works("preprocess", "log.tsv", "--out", "data", "--redo", "rank")
 
 
-@follows("pipeline/folders/resume.py::describe_difference")
+@follows("pipeline/folders/resume.py::refuse_difference")
 def test_a_folder_of_another_version(shell: Shell) -> None:
     change_manifest(Path("data/vocabulary"), version=999)
     assert "--redo rank" in shell.refused("rank", "data")
     shell.works("rank", "data", "--redo", "rank")
 
 
-@follows("pipeline/folders/resume.py::describe_difference#2")
+@follows("pipeline/folders/resume.py::refuse_difference#2")
 def test_a_longer_log_is_added_with_extend(shell: Shell) -> None:
     shutil.copy("log.tsv", "more.tsv")
     arguments = ["preprocess", "log.tsv", "more.tsv", "--out", "data", "--hot-bytes", "64KiB"]
@@ -276,7 +276,7 @@ def test_a_longer_log_is_added_with_extend(shell: Shell) -> None:
     shell.works(*arguments, "--extend")
 
 
-@follows("pipeline/folders/resume.py::describe_difference#3")
+@follows("pipeline/folders/resume.py::refuse_difference#3")
 def test_another_log_is_taken_with_redo(shell: Shell) -> None:
     shutil.copy("log.tsv", "other.tsv")
     arguments = ["preprocess", "other.tsv", "--out", "data"]

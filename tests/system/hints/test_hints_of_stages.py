@@ -57,7 +57,7 @@ def test_an_order_that_is_none_is_written_again(shell: Shell) -> None:
     shell.obey(hint_of(lambda: _appearances(vocabulary, table, np.array([5, 5]))))  # type: ignore[arg-type]
 
 
-@follows("pipeline/preprocess.py::settled")
+@follows("pipeline/preprocess.py::resolved")
 def test_fae_and_another_order(shell: Shell) -> None:
     arguments = ["preprocess", "log.tsv", "--out", "other", "--mode", "fae-code", "--rank-by"]
     assert shell.refused(*arguments, "peel") == "use --rank-by sampled"
@@ -181,10 +181,10 @@ def test_maps_between_other_schemas(shell: Shell) -> None:
     map_ids(data, data, Path("map"))
 
 
-@follows("pipeline/stages/preflight.py::refuse_full_disk")
+@follows("pipeline/preprocess.py::refuse_full_disk")
 def test_a_disk_without_room(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("hotset.pipeline.stages.preflight.free_bytes", lambda _: 1000)
+        patched.setattr("hotset.pipeline.preprocess.free_bytes", lambda _: 1000)
         hint = shell.refused("preprocess", "log.tsv", "--out", "other")
     assert hint.startswith("free ") and hint.endswith(" more there, or give another --out")
     shell.works("preprocess", "log.tsv", "--out", "another")

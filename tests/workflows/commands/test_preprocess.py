@@ -1,4 +1,4 @@
-"""``hotset preprocess`` and its stages (`preprocess_options`, `schedule_commands`).
+"""``hotset preprocess`` and its stages.
 
 The table of a dry run: work to do has numbers, what is finished has none.
 """
@@ -170,27 +170,27 @@ def test_each_stage_to_do_has_its_bytes_and_seconds(plan: RunPlan, tmp_path: Pat
     lines = shown(plan)
     assert lines[0].split() == ["stage", "folder", "bytes", "seconds", "state"]
     for stage, line in zip(plan.stages, lines[1:7], strict=True):
-        assert stage.state.state == MADE
-        words = [stage.state.stage, str(stage.state.folder), *format_byte_size(stage.new_bytes).split()]
+        assert stage.state == MADE
+        words = [stage.stage, str(stage.folder), *format_byte_size(stage.new_bytes).split()]
         assert line.split()[:4] == words and MADE in line
         assert f"{stage.seconds:.1f}" in line
 
 
 def test_a_finished_stage_has_no_numbers_and_a_reason_stands_behind_the_state(plan: RunPlan) -> None:
     first, second, *others = plan.stages
-    finished = replace(first, state=replace(first.state, state=FINISHED, why=""))
-    again = replace(second, state=replace(second.state, why="its log has grown"))
+    finished = replace(first, state=FINISHED, why="")
+    again = replace(second, why="its log has grown")
     lines = shown(replace(plan, stages=[finished, again, *others]))
-    assert lines[1].split() == [first.state.stage, str(first.state.folder), FINISHED]
+    assert lines[1].split() == [first.stage, str(first.folder), FINISHED]
     assert lines[2].rstrip().endswith(f"{MADE} (its log has grown)")
 
 
 def test_why_a_stage_is_refused_is_left_to_the_error(plan: RunPlan) -> None:
     """The command prints the refusal as its error and hint: the table says only where it is."""
     first, *others = plan.stages
-    refused = replace(first, state=replace(first.state, state=REFUSED, why="written with seed = 1"))
+    refused = replace(first, state=REFUSED, why="written with seed = 1")
     lines = shown(replace(plan, stages=[refused, *others], refusal=ConfigError("written with seed = 1")))
-    assert lines[1].split() == [first.state.stage, str(first.state.folder), REFUSED]
+    assert lines[1].split() == [first.stage, str(first.folder), REFUSED]
 
 
 def test_sums_and_limits_stand_below(plan: RunPlan) -> None:
@@ -206,7 +206,7 @@ def test_sums_and_limits_stand_below(plan: RunPlan) -> None:
 @pytest.mark.parametrize("columns", [60, 80])
 def test_long_folders_wrap_and_no_number_is_cut(plan: RunPlan, columns: int) -> None:
     first = plan.stages[0]
-    long = replace(first, state=replace(first.state, folder=Path("/a/rather/long/" * 9), why="a reason " * 9))
+    long = replace(first, folder=Path("/a/rather/long/" * 9), why="a reason " * 9)
     console = Console(file=StringIO(), width=columns)
     show_plan(replace(plan, stages=[long]), console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
