@@ -7,8 +7,10 @@ they cannot provide is refused.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,43 +21,73 @@ from ..pipeline.runtime.limits import refuse_few_addresses
 from ..pipeline.runtime.tasks import num_workers
 from ..stats.ranking.row_bytes import row_bytes
 from .config import TrainConfig
-from .data.batch import BatchShares
+from .data.batch import BatchShares, EmbeddingTable, IdReader
 from .data.shards import Shards
 from .dense.gradients import choose_dense_dtype, cpu_features
-from .device import CudaDevice, Device
-from .execution.embeddings import Embeddings, TierTools, build_widths
+from .execution.embeddings import Embeddings, RowWidth
+from .execution.executor import Executor
 from .execution.row_parts import RowsSource
-from .gpu.simulated_device import LateDevice
+from .metrics import Meter
+from .model.shapes import tables_by_width
 from .placements.choose_placement import build_placements, spills, with_staging
+from .placements.placements import Placement
+from .rows.backends import RowMover, mover_of
+from .rows.changed_rows import ChangedRows
 from .rows.optimizers import RowOptimizer
+from .rows.tiers import FileTier, HostMemory, InitialValues, Tier, refuse_more_rows_than_memory
+from .threads import WorkThreads
+
+if TYPE_CHECKING:
+    from .device import Device
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowTools(TierTools):
-    """The tools that build the rows of a run."""
+class RowTools:
+    """What the rows of a run are laid out and moved with."""
 
+    device: torch.device
+    meter: Meter
+    threads: WorkThreads
     shares: BatchShares
-    verbs: Device | None
-    """Verbs of the device that transfers are queued on; None: a thread of the host runs them."""
-    folder: Path
+    """Micro-batches, whose gradients are summed separately."""
+    host: HostMemory | None = None
+    marks_rows: bool = False
+    """Whether rows that steps change are marked, for checkpoints."""
+    device_api: Device | None = None
+    """Device that transfers are queued on; None: a thread of the host runs them."""
+    folder: Path = Path()
     """Folder of plans that are too large for memory."""
 
 
 def build_embeddings(shards: Shards, config: TrainConfig, tools: RowTools) -> Embeddings:
     """Build the tiers of the placement, with the initial value of every row."""
-    widths = build_widths(
-        shards.tables,
-        build_placements(config, shards),
-        optimizer_of(shards, config),
-        config.seed,
-        tools,
-        shares=tools.shares,
-    )
-    embeddings = Embeddings(len(shards.tables), widths, tools.verbs)
+    placements = build_placements(config, shards)
+    optimizer = optimizer_of(shards, config)
+    widths = build_widths(shards.tables, placements, optimizer, config.seed, tools)
+    embeddings = Embeddings(len(shards.tables), widths)
+    prepare_transfers(embeddings, config, tools)
     embeddings.initialize()
     return embeddings
+
+
+def prepare_transfers(embeddings: Embeddings, config: TrainConfig, tools: RowTools) -> None:
+    """Queue transfers on the device of a run, if it has one, and copy hot rows for ``fae``."""
+    if tools.device_api is not None:
+        from .gpu.transfers import QueuedTransfers
+
+        embeddings.transfers = QueuedTransfers(embeddings.run_transfers, tools.device_api)
+    if config.placement == "fae":
+        from .placements.fae import Fae, HotCopies, HotRows
+
+        groups = []
+        for width in embeddings.widths:
+            assert isinstance(width.placement, Fae)
+            groups.append(
+                HotRows(width.placement, width.executor.fast, width.executor.slow, width.executor.traffic)
+            )
+        embeddings.hot_copies = HotCopies(groups, embeddings.transfers_paused)
 
 
 def optimizer_of(shards: Shards, config: TrainConfig) -> RowOptimizer:
@@ -87,25 +119,123 @@ def _warn_of_row_bytes(shards: Shards, optimizer: RowOptimizer) -> None:
         )
 
 
-LATE = "late"
+def build_widths(
+    tables: Sequence[EmbeddingTable],
+    placements: Mapping[int, Placement],
+    optimizer: RowOptimizer,
+    seed: int,
+    tools: RowTools,
+    *,
+    slow_tiers: Mapping[int, FileTier] | None = None,
+    initial_values: Mapping[int, InitialValues] | None = None,
+) -> list[RowWidth]:
+    """Lay out the tiers of each table group by its placement.
+
+    Their rows are not yet set.
+
+    Args:
+        placements: by width.
+        slow_tiers: slow tiers in a file, by width, which take no memory for their rows.
+        initial_values: by width, where the rows of a table are some of a larger one.
+
+    Raises:
+        HotsetError: the rows do not fit in host memory.
+    """
+    if slow_tiers is None:
+        _refuse_more_rows_than_memory(placements, optimizer, tools.device, tools.host)
+    widths = []
+    # Rows of one width share two tiers and a plan; a row of another width would not fit in their slots.
+    for dim, chosen in tables_by_width([table.embedding_dim for table in tables]).items():
+        placement = placements[dim]
+        fast, slow, mover = _build_tiers(placement, dim, optimizer, tools, (slow_tiers or {}).get(dim))
+        initial = (initial_values or {}).get(dim) or InitialValues.of(seed, chosen, placement.num_rows)
+        executor = Executor(fast, slow, optimizer, initial, tools.meter, tools.threads, tools.shares, mover)
+        changed = _changed_rows(placement, tools.host) if tools.marks_rows else None
+        widths.append(RowWidth(dim, chosen, IdReader(tables, chosen), placement, executor, changed))
+    return widths
+
+
+def _build_tiers(
+    placement: Placement,
+    embedding_dim: int,
+    optimizer: RowOptimizer,
+    tools: RowTools,
+    slow: Tier | None,
+) -> tuple[Tier, Tier, RowMover]:
+    """Build the fast and the slow tier of a placement, rows not set, and what moves rows between them.
+
+    The slow tier may be given.
+    """
+    state_width = optimizer.state_width(embedding_dim)
+    num_staging = placement.num_staging_slots
+    device = str(tools.device)
+    fast = Tier(placement.fast, embedding_dim, state_width, num_staging=num_staging, device=device)
+    if slow is None and tools.host is not None and tools.host.is_planned:
+        from .spill.spilled_tier import SpilledTier, SpillMover
+
+        spilled = SpilledTier(placement.slow, embedding_dim, state_width)
+        return fast, spilled, SpillMover(fast, spilled)
+    slow = slow or Tier(placement.slow, embedding_dim, state_width, host=tools.host)
+    return fast, slow, mover_of(fast, slow)
+
+
+def _changed_rows(placement: Placement, host: HostMemory | None) -> ChangedRows:
+    """Build the marks of changed rows of a table group.
+
+    They are a mapped file where rows must keep to a limit of memory.
+    """
+    if host is None or host.left_bytes is None:
+        return ChangedRows(placement.num_rows)
+    from .spill.run_plan import mapped_zeros
+
+    return ChangedRows(placement.num_rows, mapped_zeros(host.folder, sum(placement.num_rows), np.uint8))
+
+
+def _refuse_more_rows_than_memory(
+    placements: Mapping[int, Placement],
+    optimizer: RowOptimizer,
+    device: torch.device,
+    host: HostMemory | None,
+) -> None:
+    """Raise HotsetError if the tiers of all groups exceed host memory."""
+    num_rows = 0
+    fast_bytes = 0
+    slow_bytes = 0
+    # Count all tiers in host memory; on a GPU the fast tier is not.
+    for dim, placement in placements.items():
+        fast = placement.fast.num_own_slots + placement.num_staging_slots
+        num_rows += sum(placement.num_rows)
+        fast_bytes += fast * optimizer.row_bytes(dim) if device.type == "cpu" else 0
+        slow_bytes += placement.slow.num_own_slots * optimizer.row_bytes(dim)
+    memory = host or HostMemory(None, Path(), may_spill=False)
+    refuse_more_rows_than_memory(num_rows, fast_bytes, slow_bytes, memory)
+
+
+SIMULATED = "late"
 """Name of the simulated device, which computes on the host; ``late:7`` has the order of seed 7."""
 
 _TORCH_BYTES = 192 * MIB
 """Addresses that torch takes when layers are computed first; with 100 MiB less training aborted."""
 
 
-def open_verbs(name: str) -> Device | None:
+def open_device_api(name: str) -> Device | None:
     """Open the device ``name`` for queued steps; None for the host."""
-    if _is_late(name):
+    if _is_simulated(name):
+        from .gpu.simulated_device import LateDevice
+
         return LateDevice(int(name.partition(":")[2] or 0))
     device = open_device(name)
-    return CudaDevice(device) if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    from .device import CudaDevice
+
+    return CudaDevice(device)
 
 
 def open_device(name: str) -> torch.device:
     """The torch device ``name``; raises ConfigError where this machine has no such device."""
     # The simulated device computes on the host.
-    if _is_late(name):
+    if _is_simulated(name):
         return torch.device("cpu")
     # The device must be one that torch knows, that training runs on, and that this machine has.
     try:
@@ -130,9 +260,9 @@ def open_device(name: str) -> torch.device:
     return device
 
 
-def _is_late(name: str) -> bool:
+def _is_simulated(name: str) -> bool:
     kind, colon, seed = name.partition(":")
-    return kind == LATE and (not colon or seed.isdecimal())
+    return kind == SIMULATED and (not colon or seed.isdecimal())
 
 
 def set_threads(threads: int | None) -> int:

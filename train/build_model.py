@@ -33,11 +33,9 @@ from .data.batch import BatchShares, EmbeddingTable
 from .dense.dense_step import DenseStep, HistoryStep, MeanPooling, build_dense_step
 from .dense.gradients import BuildSums, DenseDtype
 from .dense.graph_step import set_mode
-from .model.dcn import Dcn
 from .model.dense_model import DenseModel
 from .model.dlrm import Dlrm
 from .model.shapes import DcnShape, ModelInputs, shape_of_widths, tables_by_width
-from .model.tbsm import Tbsm, TbsmShape
 from .threads import WorkThreads
 
 ModelSource = Callable[..., nn.Module] | nn.Module
@@ -329,8 +327,12 @@ def build_model(
         shape = shape_of_widths(config.bottom_widths, config.top_widths, *sizes)
         return Dlrm(replace(shape, dropout=config.dropout, batch_norm=config.batch_norm), seed)
     if config.kind == "dcnv2":
+        from .model.dcn import Dcn
+
         return Dcn(DcnShape(inputs.num_dense, inputs.table_dims, config), seed)
     if config.kind == "tbsm":
+        from .model.tbsm import Tbsm, TbsmShape
+
         are_histories = tuple(table.is_multi_hot for table in inputs.tables)
         dims = (inputs.embedding_dim, inputs.table_dims)
         return Tbsm(TbsmShape(inputs.num_dense, *dims, are_histories, config), seed)

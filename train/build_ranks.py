@@ -19,18 +19,25 @@ import numpy as np
 from ..stats.codecs import codec_of
 from ..stats.plain_codecs import RowMessage, shape_of
 from ..stats.step_times import CodecCost, worthwhile_codec
-from .build_embeddings import RowTools, optimizer_of
-from .config import AUTO, ExchangeOptions, TrainConfig
+from .build_embeddings import RowTools, build_widths, optimizer_of, prepare_transfers
+from .config import AUTO, ChosenExchange, ExchangeOptions, ExchangePrediction, TrainConfig
 from .data.batch import BatchShares, IdReader
 from .data.shards import Shards
-from .execution.embeddings import RowWidth, build_widths
+from .execution.embeddings import RowWidth
 from .execution.ranked_embeddings import RankedEmbeddings, RankedWidth
 from .loop import Trainer
 from .model.shapes import tables_by_width
 from .placements.choose_placement import build_placements
-from .ranks.codes import ChosenExchange, CodedExchange, ExchangePrediction, Kind
+from .ranks.codes import CodedExchange, Kind
 from .ranks.exchange import ExchangeReader, HeldRows, RankReader, choose_owners
-from .ranks.ranks import FINGERPRINT_BYTES, Ranks, agree, measure_link, refuse_other_plans, slowest
+from .ranks.ranks import (
+    FINGERPRINT_BYTES,
+    Ranks,
+    measure_link,
+    raise_on_any_rank,
+    refuse_other_plans,
+    slowest,
+)
 from .rows.optimizers import RowOptimizer
 from .rows.tiers import InitialValues
 
@@ -50,7 +57,8 @@ def build_ranked_embeddings(
     optimizer = optimizer_of(shards, config)
     # Owners are a function of the shards and the options, so every rank finds the same ones. What one rank
     # refuses all refuse, before any waits for it.
-    held = agree(ranks, partial(_hold_rows, shards, tools.shares))
+    with raise_on_any_rank(ranks):
+        held = _hold_rows(shards, tools.shares)
     # Ranks that read other batches would wait for messages that nobody sends.
     owners = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
     owners.update(b"".join(of_width.owners_K.tobytes() for of_width in held.values()))
@@ -65,6 +73,7 @@ def build_ranked_embeddings(
         initial = _initial_values(shards, config.seed, width.tables)
         ranked.append(RankedWidth(**kept, shares=tools.shares, exchange=exchange, initial=initial))
     embeddings = RankedEmbeddings(shards.tables, ranked, ranks, tools.shares, optimizer, tools.threads, coded)
+    prepare_transfers(embeddings, config, tools)
     embeddings.initialize()
     return embeddings
 
@@ -120,7 +129,7 @@ class _Volume(NamedTuple):
 
 
 def choose_exchange(trainer: Trainer, options: ExchangeOptions) -> ChosenExchange:
-    """Measure for about two seconds, and return the codecs to use.
+    """Measure for about two seconds; return the codecs that save time.
 
     Every rank calls this, and all get the same.
 
@@ -128,7 +137,7 @@ def choose_exchange(trainer: Trainer, options: ExchangeOptions) -> ChosenExchang
         trainer: of the run, before its first step; what it sends from then on is not changed here.
         options: of the exchange, which leave the codecs open.
     """
-    assert options.exchange == AUTO, "nothing is left open"
+    assert options.exchange == AUTO and trainer.coded is not None, "nothing is left open"
     link = measure_link(trainer.ranks)
     volumes = _volumes(trainer)
     open_kinds: dict[Kind, tuple[str, ...]] = {

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from ..pipeline.errors import ByteSize, ConfigError, require_at_least, require_at_most, require_choices
@@ -20,7 +20,8 @@ from ..pipeline.schema.schema import nearest
 from ..stats.published_bounds import BASE, PUBLISHED_LISTS, published_bounds
 from .recipe_options import Interval, RecipeOptions, require_time
 
-FIXED_CODECS = ("none", "fp16", "bf16", "int8")
+EXACT_CODEC = "none"
+FIXED_CODECS = (EXACT_CODEC, "fp16", "bf16", "int8")
 """Codecs without a setting."""
 AUTO = "auto"
 """Name of the choice that is left to a measurement."""
@@ -113,6 +114,47 @@ class ExchangeOptions:
     def names_codecs(self) -> bool:
         """Return whether anything is asked to cross in fewer bytes."""
         return self.exchange != "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenExchange:
+    """Codecs by the names that options take; none of them is left open."""
+
+    vectors: str = EXACT_CODEC
+    gradients: str = EXACT_CODEC
+    dense: str = EXACT_CODEC
+    early_steps: int = 0
+    """Steps in which bounds are looser."""
+    feedback: bool = False
+    """Whether the error of a hot row's gradient is added to its next one."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Return whether everything crosses as it is."""
+        return self.vectors == self.gradients == self.dense == EXACT_CODEC
+
+    def to_json(self) -> dict[str, Any]:
+        """The choice as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> ChosenExchange:
+        """Read a recorded choice, which may stand among other settings."""
+        return cls(**{field.name: found[field.name] for field in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangePrediction:
+    """The measurement by which codecs were chosen."""
+
+    delay_seconds: float
+    """Seconds of a small message."""
+    bytes_per_second: float
+    """Bandwidth of the link of the slowest rank, each way."""
+    seconds_per_step: float
+    """Seconds of a step for the exchange in the chosen codecs."""
+    seconds_by_codec: Mapping[str, Mapping[str, float]]
+    """Seconds of a step without the delay, of each kind in each codec that was tried."""
 
 
 TIMEOUT_VARIABLE = "HOTSET_RANK_TIMEOUT"

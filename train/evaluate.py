@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from ..pipeline.errors import HotsetError, ShardError, format_byte_size
 from ..pipeline.runtime.memory import available_bytes
 from ..pipeline.schema.schema import DENSE_PREFIX
-from .build_embeddings import open_device, set_threads
+from .build_embeddings import RowTools, build_widths, open_device, set_threads
 from .build_model import ModelSource, build_model, build_step
 from .data.batch import Batch, BatchShares, EmbeddingTable, with_histories
 from .data.shards import EvaluationPart, Part, Shards
 from .dense.dense_step import DenseStep
-from .execution.embeddings import Embeddings, TierTools, build_widths
+from .execution.embeddings import Embeddings
 from .metrics import Meter, Quality, RunQuality, ScoreCounter
 from .model.choose_model import recorded_model
 from .model.shapes import ModelInputs, tables_by_width
@@ -41,7 +41,6 @@ from .run_folder.reader import (
     refuse_not_finite,
     refuse_other_weights,
 )
-from .run_folder.saved_rows import SavedTier
 from .run_folder.weights import Weights
 from .threads import WorkThreads
 
@@ -212,7 +211,7 @@ class LoadedModel:
         model.load_state_dict(
             {name: read_finite(run, weights, f"{DENSE_PREFIX}{name}") for name in model.state_dict()}
         )
-        tools = TierTools(device=device, meter=meter, threads=workers)
+        tools = RowTools(device=device, meter=meter, threads=workers, shares=BatchShares(batch_size))
         # All rows in memory where they fit, because reading them for each batch is far slower.
         num_bytes = sum(4 * table.num_rows * table.embedding_dim for table in tables)
         room = _room_for_rows(num_bytes) if slow_bytes is None else slow_bytes
@@ -243,7 +242,7 @@ def _rows_in_memory(
     run: Path,
     weights: Weights,
     tables: Sequence[EmbeddingTable],
-    tools: TierTools,
+    tools: RowTools,
 ) -> Embeddings:
     chosen = tables_by_width([table.embedding_dim for table in tables])
     placements = {dim: AllFast([tables[number] for number in numbers]) for dim, numbers in chosen.items()}
@@ -258,9 +257,11 @@ def _rows_in_file(
     run: Path,
     weights: Weights,
     tables: Sequence[EmbeddingTable],
-    tools: TierTools,
+    tools: RowTools,
     room_bytes: int,
 ) -> Embeddings:
+    from .run_folder.saved_rows import SavedTier
+
     # Rows are checked while they are read in parts: they may not fit in memory together.
     for table in tables:
         refuse_not_finite(run, weights, table.name)

@@ -1,13 +1,17 @@
-"""The training loop, which shows every step by name."""
+"""The training loop: batch, rows, forward, backward, rows, dense layers, log.
+
+`run.train` builds a `Trainer` and runs `train_steps`. `StepSource` reads, plans and loads ahead in another
+thread; `HostSteps` shows the work of a step; on a GPU `gpu.queued_steps` queues the same work.
+"""
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,22 +21,21 @@ from .config import Optimizers, TrainConfig
 from .data.batch import Batch
 from .data.batch_order import BatchOrder
 from .data.shards import Shards
-from .dense.dense_step import DenseStep
 from .evaluate import Predictor
-from .execution.embeddings import Embeddings, PlannedStep
+from .execution.embeddings import Embeddings
 from .execution.step_source import StepSource
 from .metrics import Meter
 from .model.dense_model import DenseModel
-from .optimizing import LearningRates, Stopping
+from .optimizing import LearningRates, StepRates, Stopping
 from .placements.choose_placement import num_planned_steps
-from .placements.fae import ShuffleScheduler
-from .ranks.codes import CodedExchange
 from .ranks.ranks import OneRank, Ranks
+from .rows.step_plan import PlannedStep
 from .run_folder.weights import Weights
-from .step import PreparedStep, StepRunner
-from .threads import PLACES_AT_A_TIME, BackgroundIterator, Readers, WorkThreads
+from .step import StepParts, StepRunner
+from .threads import PLACES_AT_A_TIME, BackgroundIterator, WorkThreads
 
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from .ranks.codes import CodedExchange
 
 MOST_STEPS_AHEAD = 12
 """Steps that are read ahead for the sake of transfers, at most; a larger prefetch depth has what it needs."""
@@ -40,50 +43,42 @@ MOST_STEPS_AHEAD = 12
 
 @dataclass(slots=True)
 class Trainer:
-    """Everything a run holds in memory."""
+    """A run in memory."""
 
     config: TrainConfig
+    """Resolved."""
     shards: Shards
     model: DenseModel
-    dense: DenseStep
-    """Passes the model forward and backward."""
     dense_optimizers: tuple[torch.optim.Optimizer, ...]
     """Those of the parameters, each of a part of them."""
     embeddings: Embeddings
     order: BatchOrder
     step_source: StepSource
+    runner: StepRunner
+    """Runs the steps."""
+    rates: LearningRates
+    stopping: Stopping
+    """Decides whether the run stops before its last step."""
     predictor: Predictor
     meter: Meter
-    scheduler: ShuffleScheduler | None
-    """Scheduler of the placement ``fae``; None for the others."""
-    device: torch.device
     threads: WorkThreads
     """Threads of the step."""
-    runner: StepRunner
-    """Takes the steps."""
-    rates: LearningRates
-    readers: Readers = field(default_factory=Readers)
-    """Threads that read and pack ahead of a device; none for the host."""
+    ranks: Ranks = field(default_factory=OneRank)
+    """The ranks that share the run."""
+    coded: CodedExchange | None = None
+    """Codecs and counts of what crosses between several ranks."""
+    before_step: list[Callable[[PlannedStep], None]] = field(default_factory=list)
+    """Work before a step changes rows: FAE's copies, and rows that a checkpoint has yet to save."""
+    resumables: dict[str, Resumable] = field(default_factory=dict)
+    """Other parts of the run whose state checkpoints keep, by name."""
     step: int = 0
     num_samples: int = 0
-    numbers: list[int] = field(default_factory=list)
-    """Number of the training batch of each step so far."""
+    batch_numbers: list[int] = field(default_factory=list)
+    """Training batch of each step so far."""
     losses: list[torch.Tensor] = field(default_factory=list)
     """Loss sum of each batch since the last line of the log, kept on the device."""
     unlogged_samples: int = 0
     """Samples that those losses cover."""
-    resumables: dict[str, Resumable] = field(default_factory=dict)
-    """Other parts of the run whose state checkpoints keep, by name."""
-    stopping: Stopping | None = None
-    """Decides when the run stops before its last step; None: never."""
-    before_update: Callable[[PlannedStep], None] | None = None
-    """Copies the rows of a checkpoint under way that a step is about to change; None: there are none."""
-    earlier_file_bytes: tuple[int, int] = (0, 0)
-    """Bytes that processes of the run before this one read from their spill files, and wrote."""
-    ranks: Ranks = field(default_factory=OneRank)
-    """The ranks that share the run."""
-    coded: CodedExchange = field(default_factory=lambda: CodedExchange(0, 0))
-    """Codecs and counts of what crosses between them."""
 
     @property
     def num_steps(self) -> int:
@@ -100,31 +95,6 @@ class Trainer:
         """The optimizers and learning rates of the run."""
         return self.config.optimizers(self.shards.embedding_optimizer)
 
-    def steps(self) -> Generator[PreparedStep]:
-        """The training steps in the order of the run, each timed from here on."""
-        steps = self._prepared_steps()
-        # An order that depends on the run (fae) cannot be read ahead.
-        num_ahead = num_steps_ahead(self.config, self.shards.mixed_share) + self.readers.num_threads
-        # The loop of a device is the busiest thread: it wakes the one that reads ahead now and then.
-        at_a_time = 1 if self.runner.is_at_once else PLACES_AT_A_TIME
-        ahead = None
-        if self.order.is_known:
-            ahead = BackgroundIterator(steps, num_ahead + at_a_time - 1, "steps", at_a_time)
-        known = ahead or steps
-        try:
-            for step in known:
-                self.meter.enter("hot_only" if step.step.batch.is_hot_only else "mixed")
-                self.numbers.append(step.step.number)
-                yield step
-        finally:
-            if ahead:
-                ahead.close()
-
-    def _prepared_steps(self) -> Generator[PreparedStep]:
-        with self.readers, closing(self.step_source.steps(self.order.epochs())) as steps:
-            for step in steps:
-                yield self.runner.prepare(step)
-
     def weights(self) -> Weights:
         """Return dense layers and tables by name, copied to the host on access."""
         dense = {f"{DENSE_PREFIX}{name}": tensor for name, tensor in self.model.state_dict().items()}
@@ -136,42 +106,82 @@ class Trainer:
 
 
 def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tensor], None]) -> None:
-    """Train on every batch of the run, then write all rows back; see `taken_steps`."""
-    with closing(taken_steps(trainer)) as taken:
-        for batch, loss_sum in taken:
+    """Train on every batch of the run, then write all rows back; see `train_steps`."""
+    with closing(train_steps(trainer)) as steps:
+        for batch, loss_sum in steps:
             after_step(trainer, batch, loss_sum)
 
 
-def taken_steps(trainer: Trainer) -> Generator[tuple[Batch, torch.Tensor]]:
-    """Train on every batch, then write all rows back; yield batch and loss.
+def train_steps(trainer: Trainer) -> Generator[tuple[Batch, torch.Tensor]]:
+    """Train on every batch, then write all rows back; yield each batch with its loss.
 
-    The loss of a batch is summed over its samples and divided by the nominal batch size, so that a short
-    last batch takes a small step. Whoever takes these steps may let others run between two of them, and
-    closes the generator where it wants no more.
+    The loss is the sum over the samples, in nats. Its gradient is divided by the nominal batch size, so that
+    a short last batch takes a small step. Close the generator to stop early.
     """
-    with closing(trainer.embeddings), closing(trainer.steps()) as steps:
+    embeddings, meter = trainer.embeddings, trainer.meter
+    with closing(embeddings), closing(read_ahead(trainer)) as steps:
         for step in steps:
-            if trainer.before_update is not None:
-                trainer.before_update(step.step)
+            meter.enter("hot_only" if step.batch.is_hot_only else "mixed")
+            trainer.batch_numbers.append(step.number)
+            for prepare in trainer.before_step:
+                prepare(step)
             loss_sum = trainer.runner.train(step, trainer.step, trainer.rates.of_step(trainer.step))
             trainer.step += 1
-            trainer.num_samples += step.step.num_samples
-            trainer.unlogged_samples += step.step.num_samples
-            yield step.step.batch, loss_sum
-            # The step that met the condition is the last one. After the last planned one the steps end by
-            # themselves, once what is staged has been sent back.
-            is_stopped = trainer.stopping is not None and trainer.stopping.reason is not None
-            if is_stopped and trainer.step < trainer.num_planned_steps:
+            trainer.num_samples += step.num_samples
+            trainer.unlogged_samples += step.num_samples
+            yield step.batch, loss_sum
+            # After the last planned step the source ends by itself, once what is staged has been sent back.
+            if trainer.stopping.reason is not None and trainer.step < trainer.num_planned_steps:
                 break
-        # Clocked as part of training: a placement is not done before its rows are back.
-        trainer.meter.enter("flush")
-        # A run that stops early leaves plans and transfers that nobody will need.
+        # Timed as part of training: a placement is not done before its rows are back.
+        meter.enter("flush")
         if trainer.step < trainer.num_planned_steps:
             steps.close()  # nothing is read and planned ahead any more
-            trainer.embeddings.stop()
+            embeddings.stop()
         else:
-            trainer.embeddings.finish()
-        trainer.meter.enter(None)
+            embeddings.finish()
+        meter.enter(None)
+
+
+class HostSteps:
+    """Runs each step synchronously on the host."""
+
+    is_synchronous = True
+    mover_name: str | None = None
+
+    def __init__(self, parts: StepParts) -> None:
+        self._parts = parts
+        self.mover_rows_per_second: Mapping[str, float] = {}
+
+    def prepare(self, step: PlannedStep) -> PlannedStep:
+        return step
+
+    def train(self, step: PlannedStep, number: int, rates: StepRates) -> torch.Tensor:
+        parts = self._parts
+        parts.embeddings.wait_for_rows(step)
+        embeddings = parts.embeddings.look_up(step)
+        loss_sum = parts.dense.train(step.batch, embeddings, number)  # forward and backward: leaves gradients
+        parts.prepare_dense(rates.dense)
+        # Embedding rows by our optimizer, dense layers by torch's, in parallel.
+        update_rows = partial(parts.embeddings.update, step, embeddings, rates.rows)
+        parts.threads.run_all(update_rows, *parts.step_dense)
+        return loss_sum
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+
+def read_ahead(trainer: Trainer) -> BackgroundIterator[PlannedStep] | Generator[PlannedStep]:
+    """Return the steps of the run, read and planned in another thread where the order is known."""
+    steps = trainer.step_source.steps(trainer.order.epochs(), trainer.runner.prepare)
+    if not trainer.order.is_known:  # fae decides by the test loss
+        return steps
+    num_ahead = (
+        num_steps_ahead(trainer.config, trainer.shards.mixed_share) + trainer.step_source.readers.num_threads
+    )
+    # The loop of a device is the busiest thread: it wakes the one that reads ahead now and then.
+    at_a_time = 1 if trainer.runner.is_synchronous else PLACES_AT_A_TIME
+    return BackgroundIterator(steps, num_ahead + at_a_time - 1, "steps", at_a_time)
 
 
 def num_steps_ahead(config: TrainConfig, mixed_share: float = 1.0) -> int:

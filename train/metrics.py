@@ -47,6 +47,7 @@ class Meter:
         self.bytes_to_slow: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         # The loop and the transfer thread both count bytes; the clock is the loop's alone.
         self._lock = threading.Lock()
+        self.device = device
         self._on_gpu = device.type == "cuda"
         self._kind: Kind | None = None
         self._start: _Instant = 0.0

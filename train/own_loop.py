@@ -33,14 +33,21 @@ from torch import nn
 from ..pipeline.errors import MIB, ConfigError, parse_byte_size
 from ..pipeline.runtime.tasks import num_workers
 from ..stats.batch_rows import first_stray_lookup
-from .build_embeddings import RowTools, build_embeddings, open_device, open_verbs, resolve
+from .build_embeddings import (
+    RowTools,
+    build_embeddings,
+    open_device,
+    open_device_api,
+    prepare_transfers,
+    resolve,
+)
 from .config import PlacementName, TrainConfig, is_launched
 from .data.batch import Batch, BatchShares, EmbeddingTable, FeatureBags
 from .data.dataset import offsets_name
 from .data.shards import Shards, with_hot_bytes
 from .device import Device
 from .execution.embeddings import Embeddings as Rows
-from .execution.embeddings import PlannedStep, RowWidth
+from .execution.embeddings import RowWidth
 from .execution.row_parts import changed_of
 from .execution.step_source import StepSource
 from .gpu.packed_batch import WidthTensors
@@ -49,6 +56,7 @@ from .gpu.twins import choose_kernels
 from .loop import num_steps_ahead
 from .metrics import Meter
 from .model.shapes import ModelInputs
+from .rows.step_plan import PlannedStep
 from .rows.tiers import HostMemory
 from .threads import BackgroundIterator, WorkThreads
 
@@ -147,12 +155,12 @@ class LoopDevice:
     """The host, or a device that moves rows in a separate stream.
 
     Args:
-        verbs: device API of a GPU; None: the host.
+        device_api: that of a GPU; None: the host.
         num_threads: threads of the loop, some of which gather rows.
     """
 
-    def __init__(self, verbs: Device | None, num_threads: int) -> None:
-        self._verbs = verbs
+    def __init__(self, device_api: Device | None, num_threads: int) -> None:
+        self._device_api = device_api
         self._num_threads = num_threads
         self._mover: ThreadMover | None = None
         """The threads that move rows, once there are any to move."""
@@ -162,21 +170,16 @@ class LoopDevice:
 
         No transfer of them may be sent yet.
         """
-        if self._verbs is None or not any(map(_has_staging_slots, rows.widths)):
+        device = self._device_api
+        if device is None or not any(map(_has_staging_slots, rows.widths)):
             return rows
         if self._mover is None:
-            self._mover = self._new_mover(self._verbs, rows.widths)
+            tensors = [WidthTensors.of(width, device) for width in rows.widths]
+            kernels = choose_kernels(device.torch_device)
+            self._mover = ThreadMover(device, kernels, tensors, self._num_threads)
         # Puts its own transfers in the place of those that wait for steps to be queued.
-        MovesByThreads(self._mover, self._verbs, rows)
+        MovesByThreads(self._mover, device, rows)
         return rows
-
-    def renewed(self, rows: Rows) -> Rows:
-        """Return the same tiers with new transfers: those that were stopped stay so."""
-        return self.take_over(Rows(sum(len(width.tables) for width in rows.widths), rows.widths, self._verbs))
-
-    def _new_mover(self, verbs: Device, widths: Sequence[RowWidth]) -> ThreadMover:
-        tensors = [WidthTensors.of(width, verbs) for width in widths]
-        return ThreadMover(verbs, choose_kernels(verbs.torch_device), tensors, self._num_threads)
 
 
 def _has_staging_slots(width: RowWidth) -> bool:
@@ -267,20 +270,20 @@ class Embeddings(nn.Module):
         self._inputs = ModelInputs.of(shards)
         # One rank computes the whole batch.
         torch_device = open_device(device)
-        verbs = open_verbs(device)
+        device_api = open_device_api(device)
         threads = WorkThreads(config.threads or num_workers(0))
-        tools = RowTools(
+        self._tools = RowTools(
             shares=BatchShares(shards.batch_size, 1, 0, 1),
             device=torch_device,
-            verbs=verbs,
+            device_api=device_api,
             meter=Meter(torch_device),
             threads=threads,
             host=HostMemory(None, Path(tempfile.gettempdir()), may_spill=False),
             marks_rows=True,
             folder=Path(tempfile.gettempdir()),
         )
-        self._device = LoopDevice(verbs, threads.num_threads)
-        self._rows = self._device.take_over(build_embeddings(shards, self._config, tools))
+        self._device = LoopDevice(device_api, threads.num_threads)
+        self._rows = self._device.take_over(build_embeddings(shards, self._config, self._tools))
         self._current: _Current | None = None
         """Batch that is trained on now, or that `read_ahead` has yielded."""
         self._is_reading = False
@@ -353,7 +356,7 @@ class Embeddings(nn.Module):
         current = self._current_of(batch)
         # A batch that is looked up twice has one place for its gradients.
         if not current.leaves:
-            self._rows.wait_for_rows(current.step)
+            self._load(current.step)
             with torch.no_grad():
                 found = [emb_BFd.clone() for emb_BFd in self._rows.look_up(current.step)]
             current.leaves = [emb_BFd.requires_grad_() for emb_BFd in found]
@@ -413,17 +416,26 @@ class Embeddings(nn.Module):
         if not current.is_done:
             # Its rows were loaded, and hot rows copied, for the batches that follow, too.
             if not current.leaves:
-                self._rows.wait_for_rows(current.step)
+                self._load(current.step)
             self._rows.mark_updated(current.step)
         if not self._is_reading:
             self._bring_home()
+
+    def _load(self, step: PlannedStep) -> None:
+        """Return once the rows of a step are where it needs them."""
+        if self._rows.hot_copies is not None:
+            self._rows.hot_copies.before_step(step)
+        self._rows.wait_for_rows(step)
 
     def _bring_home(self) -> None:
         """Write all rows back, and forget plans of batches that never come."""
         self._rows.stop()
         for width in self._rows.widths:
             width.executor.staged.forget()
-        self._rows = self._device.renewed(self._rows)
+        # The same tiers with new transfers: those that were stopped stay so.
+        rows = Rows(len(self._tables), self._rows.widths)
+        prepare_transfers(rows, self._config, self._tools)
+        self._rows = self._device.take_over(rows)
 
     def _source(self, held: Mapping[int, tuple[object, Batch]], *, is_fresh: bool) -> StepSource:
         """Return a source of the steps of some batches.

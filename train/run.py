@@ -1,7 +1,8 @@
 """Trains on shards, from a config to a run folder.
 
 Everything that a run begins with is read and checked before its folder is touched; a new run starts from
-initial values, a resumed one from its last checkpoint.
+initial values, a resumed one from its last checkpoint. `train` reads from top to bottom: open and resolve,
+resume, build, run the loop, write. On several ranks each phase ends with a barrier, which all pass or none.
 """
 
 from __future__ import annotations
@@ -9,13 +10,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any, cast
 
 from .. import __version__
 from ..pipeline.errors import KIB, HotsetError
@@ -25,17 +23,28 @@ from .build_embeddings import RunStart, resolve, set_threads
 from .build_model import ModelSource
 from .checkpoints.files import CHECKPOINTS, newest_whole
 from .checkpoints.tensors import restore_dense
-from .config import AUTO, CheckpointSettings, ExchangeOptions, TrainConfig, rank_timeout
+from .config import (
+    AUTO,
+    CheckpointSettings,
+    ChosenExchange,
+    ExchangeOptions,
+    TrainConfig,
+    rank_timeout,
+)
 from .data.batch_order import BATCH_ORDER, BatchOrder, RecordedOrder
 from .data.shards import ShardOrigin, Shards, with_hot_bytes
 from .dense.gradients import cpu_features, warn_of_slow_bf16
-from .loop import Trainer, run_steps
+from .loop import Trainer, train_steps
+from .metrics import RunQuality
 from .model.choose_model import choose_model
-from .ranks.codes import ChosenExchange, chosen_by
-from .ranks.messages import NotFiniteRowError
-from .ranks.ranks import Ranks, agree, joined_ranks, refuse_other_settings_of_ranks
-from .resuming.best_weights import BestWeights
-from .resuming.rank_checkpoints import SAVED_ERRORS, RankCheckpoints, RankFolder, SavedErrors
+from .ranks.ranks import (
+    NotFiniteRowError,
+    Ranks,
+    first_says,
+    joined_ranks,
+    raise_on_any_rank,
+    refuse_other_settings_of_ranks,
+)
 from .resuming.resume import Checkpoint, Interrupted, Interrupts, RunCheckpoints, restore, table_sizes
 from .resuming.source_run import SourceRun, open_source, optimizer_states
 from .run_folder.files import (
@@ -55,6 +64,155 @@ from .run_folder.files import (
 from .run_folder.reader import read_manifest, refuse_changed_files
 from .run_log import RunLog, TrainProgress, TrainSummary, no_progress, summarize
 
+if TYPE_CHECKING:
+    from .resuming.best_weights import BestWeights
+
+_log = logging.getLogger(__name__)
+
+
+def train(
+    shards: Path,
+    config: TrainConfig,
+    out: Path,
+    *,
+    replay: Path | None = None,
+    slow_dir: Path | None = None,
+    model_source: ModelSource | None = None,
+    checkpoints: CheckpointSettings | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    init_from: Path | None = None,
+    tensorboard: Path | None = None,
+    rank_options: ExchangeOptions | None = None,
+    progress: TrainProgress = no_progress,
+) -> TrainSummary:
+    """Train on ``shards`` and write the run to ``out``.
+
+    ``shards`` is a shards folder, or the folder that holds it. Where ``out`` holds an unfinished run with
+    these settings, it is resumed from its last checkpoint, and ends with the bits of a run that was never
+    interrupted.
+
+    Args:
+        replay: a finished run whose batch order is used instead of the placement's own.
+        slow_dir: folder of the spill file of rows beyond ``slow_bytes``; None: ``out``.
+        model_source: makes the module of a user; None imports the class that ``config.model`` names.
+        checkpoints: how often the run is saved; None: as `CheckpointSettings` has it.
+        init_from: a run whose weights and states this one starts with; a finished one, or the last checkpoint
+            of another.
+        tensorboard: folder of a file that TensorBoard reads, with the lines of ``metrics.jsonl``; None: there
+            is none.
+        provenance: what made the run, as plain data for its summary; decides nothing.
+        rank_options: of a run on several ranks, where torchrun or a similar launcher started the process.
+        progress: called after every step with the samples so far, the mean loss of the last logged steps and
+            the last AUC.
+
+    Raises:
+        HotsetError: shards that cannot be used, a config that does not fit them; ``out`` holds something
+            else, a finished run, or one with other settings.
+        Interrupted: Ctrl-C or SIGTERM, after the last step was saved.
+    """
+    request = RunRequest(
+        shards=shards,
+        config=config,
+        out=out,
+        replay=replay,
+        slow_dir=slow_dir,
+        init_from=init_from,
+        rank_options=rank_options or ExchangeOptions(),
+        model_source=model_source,
+        checkpoints=checkpoints or CheckpointSettings(),
+        provenance=provenance,
+        tensorboard=tensorboard,
+        progress=progress,
+    )
+    with joined_ranks(rank_timeout()) as ranks:
+        # Rank 0 alone writes to the folder, so it knows whether there is a run to resume.
+        is_resumed = first_says(ranks, ranks.rank == 0 and is_unfinished(out))
+        # Everything that can be refused is refused before the first file is written.
+        with raise_on_any_rank(ranks):
+            start = prepare_run(request, ranks, is_resumed=is_resumed)
+        description = start.description
+        if ranks.num_ranks > 1:
+            with raise_on_any_rank(ranks):
+                refuse_other_settings_of_ranks(ranks, compared_by_ranks(start, request.rank_options))
+        with claimed(out) if ranks.rank == 0 else nullcontext():
+            # Before anything is built on it, all ranks have found the same checkpoint.
+            with raise_on_any_rank(ranks):
+                checkpoint = find_checkpoint(start, out, ranks, is_resumed=is_resumed)
+            step = checkpoint.record.state.step if checkpoint else None
+            with raise_on_any_rank(ranks):
+                refuse_other_settings_of_ranks(ranks, {"checkpoint": step})
+            with raise_on_any_rank(ranks):
+                trainer = build_run(start, request, ranks, checkpoint)
+            if start.leaves_codecs_open:
+                from .build_ranks import choose_exchange
+
+                assert trainer.coded is not None
+                trainer.coded.use(choose_exchange(trainer, request.rank_options))
+                description = description | coding_of(trainer.coded.chosen, ranks)
+            _report_settings(trainer, start.threads)
+            # Every rank begins, or none: a folder that one of them cannot write stops them all.
+            with raise_on_any_rank(ranks):
+                folder, saved = begin_run(trainer, request, description, checkpoint)
+            best = cast("BestWeights | None", trainer.resumables.get("best_weights"))
+            log = RunLog(folder, progress, saved, Interrupts(), best, has_ranks=ranks.num_ranks > 1)
+            quality, is_last = _train(trainer, log, saved, checkpoint)
+            summary = summarize(trainer, start.threads, out, quality)
+            return _write_results(trainer, folder, replace(summary, provenance=provenance), is_last=is_last)
+
+
+def _train(
+    trainer: Trainer,
+    log: RunLog,
+    saved: RunCheckpoints | None,
+    checkpoint: Checkpoint | None,
+) -> tuple[RunQuality, bool]:
+    """Train what is left of a run, and score it; return whether its weights are the last step's."""
+    try:
+        # Signals are noted from here on, and obeyed between two steps.
+        with log.interrupts.noted():
+            # An evaluation that was due when the checkpoint was written is made first, as the unbroken run
+            # did.
+            if checkpoint is not None and not checkpoint.record.state.is_logged:
+                log.evaluate(trainer)
+            if trainer.stopping.reason is None:
+                with closing(train_steps(trainer)) as steps:
+                    for batch, loss_sum in steps:
+                        log(trainer, batch, loss_sum)
+            if saved is not None:
+                saved.go_on(trainer, to_end=True)
+            log.log_loss(trainer)
+            is_last = log.choose_weights(trainer)
+            return trainer.predictor.score_run(progress=log.evaluating), is_last
+    except NotFiniteRowError as error:
+        log.refuse_divergence(trainer, str(error))
+    except Interrupted:
+        log.save_last(trainer)
+        raise
+    finally:
+        if saved is not None:
+            saved.close()
+
+
+def _write_results(
+    trainer: Trainer, folder: RunFolder, summary: TrainSummary, *, is_last: bool
+) -> TrainSummary:
+    """Write the files of a run in the order of their names; the manifest comes last and ends the run."""
+    _warn_of_passes(trainer)
+    if summary.validation is not None:
+        folder.log({"step": trainer.step, "validation": summary.validation.to_dict()})
+    folder.log({"step": trainer.step, "evaluation": summary.of_test()})
+    folder.save_weights(trainer.weights())
+    # States go with the weights of the last step alone.
+    if is_last:
+        folder.save_states(optimizer_states(trainer))
+    folder.save_batch_order(trainer.batch_numbers)
+    if (best := trainer.resumables.get("best_weights")) is not None:
+        cast("BestWeights", best).remove()
+    # A signal that comes now is too late: the run is sealed, and nothing would remove its checkpoints later.
+    with Interrupts().noted():
+        folder.finish(summary.to_dict())
+    return summary
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
@@ -67,6 +225,11 @@ class RunRequest:
     slow_dir: Path | None
     init_from: Path | None
     rank_options: ExchangeOptions
+    model_source: ModelSource | None
+    checkpoints: CheckpointSettings
+    provenance: Mapping[str, Any] | None
+    tensorboard: Path | None
+    progress: TrainProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +279,8 @@ def prepare_run(request: RunRequest, ranks: Ranks, *, is_resumed: bool) -> Prepa
     exchange = ChosenExchange()
     leaves_codecs_open = ranks.num_ranks > 1 and options.exchange == AUTO
     if ranks.num_ranks > 1:
+        from .ranks.codes import chosen_by
+
         exchange = chosen_by(options, config.epochs * opened.num_training_batches)
     elif options.names_codecs:
         _log.warning("one process sends nothing: --exchange changes nothing in this run")
@@ -196,12 +361,11 @@ def build_run(
     start: PreparedRun,
     request: RunRequest,
     ranks: Ranks,
-    settings: CheckpointSettings,
-    model_source: ModelSource | None,
     checkpoint: Checkpoint | None,
 ) -> Trainer:
     """Build the trainer of a run, with the rows of its checkpoint."""
     out = request.out
+    settings = request.checkpoints
     source = start.source
     # Rows come from the checkpoint if there is one, else from the run to start with, else they are initial.
     rows = RunStart(source.rows, is_fresh=False) if source else None
@@ -212,7 +376,7 @@ def build_run(
         start.config,
         start.order,
         spill_folder=request.slow_dir or out,
-        model_source=model_source,
+        model_source=request.model_source,
         start=rows,
         tracks_changes=not settings.checkpoint_every.is_off,
         ranks=ranks,
@@ -221,9 +385,13 @@ def build_run(
     # A checkpoint has the dense layers too, and they are restored with it.
     if source is not None and checkpoint is None:
         restore_dense(trainer.model, trainer.dense_optimizers, source.dense, source.where)
-    if trainer.coded.errors is not None:
+    if trainer.coded is not None and trainer.coded.errors is not None:
+        from .resuming.rank_checkpoints import SAVED_ERRORS, SavedErrors
+
         trainer.resumables[SAVED_ERRORS] = SavedErrors(ranks, trainer.coded.errors)
     if start.config.recipe.keeps_best:
+        from .resuming.best_weights import BestWeights
+
         best = BestWeights(out, settings.keep_checkpoints, ranks)
         best.reserve(trainer.weights().num_bytes)
         trainer.resumables["best_weights"] = best
@@ -231,12 +399,7 @@ def build_run(
 
 
 def begin_run(
-    trainer: Trainer,
-    out: Path,
-    description: dict[str, Any],
-    checkpoint: Checkpoint | None,
-    settings: CheckpointSettings,
-    tensorboard: Path | None,
+    trainer: Trainer, request: RunRequest, description: dict[str, Any], checkpoint: Checkpoint | None
 ) -> tuple[RunFolder, RunCheckpoints | None]:
     """Begin or resume a run's folder, with room for its files.
 
@@ -245,205 +408,59 @@ def begin_run(
     if checkpoint is not None:
         restore(trainer, checkpoint)
     ranks = trainer.ranks
+    kind = RunCheckpoints
     try:
-        folder = RankFolder(out) if ranks.rank else _begin_folder(trainer, out, description, checkpoint)
-        if tensorboard is not None and ranks.rank == 0:
-            folder.tensorboard = TensorboardEvents(tensorboard, folder.metrics)
-        if settings.checkpoint_every.is_off:
+        if ranks.num_ranks > 1:
+            from .resuming.rank_checkpoints import RankCheckpoints, RankFolder
+
+            kind = RankCheckpoints
+        folder = _begin_folder(trainer, request, description, checkpoint) if not ranks.rank else None
+        folder = folder or RankFolder(request.out)
+        if request.checkpoints.checkpoint_every.is_off:
             return folder, None
-        kind = RankCheckpoints if ranks.num_ranks > 1 else RunCheckpoints
         run = checksum_of(settings_of(description))
         last = checkpoint.record if checkpoint else None
-        return folder, kind(out / CHECKPOINTS, run, settings, trainer, last)
+        return folder, kind(request.out / CHECKPOINTS, run, request.checkpoints, trainer, last)
     except HotsetError:
         # A disk without room for the run leaves nothing of it.
         if checkpoint is None and ranks.rank == 0:
-            remove_begun(out)
+            remove_begun(request.out)
         raise
 
 
 def _begin_folder(
-    trainer: Trainer,
-    out: Path,
-    description: dict[str, Any],
-    checkpoint: Checkpoint | None,
+    trainer: Trainer, request: RunRequest, description: dict[str, Any], checkpoint: Checkpoint | None
 ) -> RunFolder:
     # The room for the results is taken before the first step.
     weight_bytes = trainer.weights().num_bytes + optimizer_states(trainer).num_bytes
     if checkpoint is None:
-        folder = RunFolder.begin(out, description, weight_bytes=weight_bytes)
+        folder = RunFolder.begin(request.out, description, weight_bytes=weight_bytes)
     else:
-        folder = RunFolder.resume(out, checkpoint.record.state.metrics, weight_bytes=weight_bytes)
+        metrics = checkpoint.record.state.metrics
+        folder = RunFolder.resume(request.out, metrics, weight_bytes=weight_bytes)
     # The vocabulary is kept in the run, so that the run alone can predict.
     origin = ShardOrigin.of(trainer.shards)
     if origin is not None:
         folder.keep_vocabulary(origin.vocabulary)
+    if request.tensorboard is not None:
+        folder.tensorboard = TensorboardEvents(request.tensorboard, folder.metrics)
     return folder
 
 
-_log = logging.getLogger(__name__)
-
-
-def train(
-    shards: Path,
-    config: TrainConfig,
-    out: Path,
-    *,
-    replay: Path | None = None,
-    slow_dir: Path | None = None,
-    model_source: ModelSource | None = None,
-    checkpoints: CheckpointSettings | None = None,
-    provenance: Mapping[str, Any] | None = None,
-    init_from: Path | None = None,
-    tensorboard: Path | None = None,
-    rank_options: ExchangeOptions | None = None,
-    progress: TrainProgress = no_progress,
-) -> TrainSummary:
-    """Train on ``shards`` and write the run to ``out``.
-
-    ``shards`` is a shards folder, or the folder that holds it. Where ``out`` holds an unfinished run with
-    these settings, it is resumed from its last checkpoint, and ends with the bits of a run that was never
-    interrupted.
-
-    Args:
-        replay: a finished run whose batch order is used instead of the placement's own.
-        slow_dir: folder of the spill file of rows beyond ``slow_bytes``; None: ``out``.
-        model_source: makes the module of a user; None imports the class that ``config.model`` names.
-        checkpoints: how often the run is saved; None: as `CheckpointSettings` has it.
-        init_from: a run whose weights and states this one starts with; a finished one, or the last checkpoint
-            of another.
-        tensorboard: folder of a file that TensorBoard reads, with the lines of ``metrics.jsonl``; None: there
-            is none.
-        provenance: what made the run, as plain data for its summary; decides nothing.
-        rank_options: of a run on several ranks, where torchrun or a similar launcher started the process.
-        progress: called after every step with the samples so far, the mean loss of the last logged steps and
-            the last AUC.
-
-    Raises:
-        HotsetError: shards that cannot be used, a config that does not fit them; ``out`` holds something
-            else, a finished run, or one with other settings.
-        Interrupted: Ctrl-C or SIGTERM, after the last step was saved.
-    """
-    request = RunRequest(
-        shards=shards,
-        config=config,
-        out=out,
-        replay=replay,
-        slow_dir=slow_dir,
-        init_from=init_from,
-        rank_options=rank_options or ExchangeOptions(),
-    )
-    with joined_ranks(rank_timeout()) as ranks:
-        # Rank 0 alone writes to the folder, so it knows whether there is a run to resume.
-        is_resumed = bool(ranks.gather(torch.tensor([ranks.rank == 0 and is_unfinished(out)]))[0])
-        # Everything that can be refused is refused before the first file is written.
-        start = agree(ranks, partial(prepare_run, request, ranks, is_resumed=is_resumed))
-        if ranks.num_ranks > 1:
-            compared = compared_by_ranks(start, request.rank_options)
-            agree(ranks, partial(refuse_other_settings_of_ranks, ranks, compared))
-        with claimed(out) if ranks.rank == 0 else nullcontext():
-            settings = checkpoints or CheckpointSettings()
-            # Before anything is built on it, all ranks have found the same checkpoint.
-            checkpoint = agree(ranks, partial(find_checkpoint, start, out, ranks, is_resumed=is_resumed))
-            step = checkpoint.record.state.step if checkpoint else None
-            agree(ranks, partial(refuse_other_settings_of_ranks, ranks, {"checkpoint": step}))
-            build = partial(build_run, start, request, ranks, settings, model_source, checkpoint)
-            trainer = agree(ranks, build)
-            description = start.description
-            if start.leaves_codecs_open:
-                from .build_ranks import choose_exchange
-
-                trainer.coded.use(choose_exchange(trainer, request.rank_options))
-                description = description | coding_of(trainer.coded.chosen, ranks)
-            extras = RunExtras(provenance, tensorboard, progress)
-            return _run(trainer, out, description, checkpoint, settings, start.threads, extras)
-
-
-@dataclass(frozen=True, slots=True)
-class RunExtras:
-    """The arguments of a run that change no weight."""
-
-    provenance: Mapping[str, Any] | None
-    """The command and the machine that made the run."""
-    tensorboard: Path | None
-    """Folder of a file that TensorBoard reads."""
-    progress: TrainProgress
-
-
-def _run(
-    trainer: Trainer,
-    out: Path,
-    description: dict[str, Any],
-    checkpoint: Checkpoint | None,
-    settings: CheckpointSettings,
-    threads: int,
-    extras: RunExtras,
-) -> TrainSummary:
-    """Train what is left of a run, and write its results."""
+def _report_settings(trainer: Trainer, threads: int) -> None:
+    """Log the settings that the shards decided where the user did not."""
+    config = trainer.config
+    chosen = asdict(trainer.optimizers)
+    chosen |= {"staging_bytes": config.staging_bytes, "prefetch": config.prefetch}
     _log.info(
         "%s on %s with %s threads: %s",
-        trainer.config.placement,
-        trainer.device,
+        config.placement,
+        trainer.meter.device,
         threads,
-        ", ".join(f"{name} {setting}" for name, setting in _chosen(trainer).items()),
+        ", ".join(f"{name} {setting}" for name, setting in chosen.items()),
     )
-    if trainer.device.type == "cpu":
-        warn_of_slow_bf16(trainer.dense.dtype, cpu_features())
-    ranks = trainer.ranks
-    begin = partial(begin_run, trainer, out, description, checkpoint, settings, extras.tensorboard)
-    # Every rank begins, or none: a folder that one of them cannot write stops them all.
-    folder, saved = agree(ranks, begin)
-    best = trainer.resumables.get("best_weights")
-    assert best is None or isinstance(best, BestWeights)
-    interrupts = Interrupts()
-    log = RunLog(folder, extras.progress, saved, interrupts, best, has_ranks=ranks.num_ranks > 1)
-    try:
-        # Signals are noted from here on, and obeyed between two steps.
-        with interrupts.noted():
-            # An evaluation that was due when the checkpoint was written is made first, as the unbroken run
-            # did.
-            if checkpoint is not None and not checkpoint.record.state.is_logged:
-                log.evaluate(trainer)
-            if trainer.stopping is None or trainer.stopping.reason is None:
-                run_steps(trainer, log)
-            if saved is not None:
-                saved.go_on(trainer, to_end=True)
-            log.log_loss(trainer)
-            is_last = log.choose_weights(trainer)
-            quality = trainer.predictor.score_run(progress=log.evaluating)
-    except NotFiniteRowError as error:
-        log.refuse_divergence(trainer, str(error))
-    except Interrupted:
-        log.save_last(trainer)
-        raise
-    finally:
-        if saved is not None:
-            saved.close()
-    _warn_of_passes(trainer)
-
-    # Results in the order of their names in the folder; the manifest comes last and ends the run.
-    summary = replace(summarize(trainer, threads, out, quality), provenance=extras.provenance)
-    if quality.validation is not None:
-        folder.log({"step": trainer.step, "validation": quality.validation.to_dict()})
-    folder.log({"step": trainer.step, "evaluation": quality.of_test()})
-    folder.save_weights(trainer.weights())
-    # States go with the weights of the last step alone.
-    if is_last:
-        folder.save_states(optimizer_states(trainer))
-    folder.save_batch_order(trainer.numbers)
-    if best is not None:
-        best.remove()
-    # A signal that comes now is too late: the run is sealed, and nothing would remove its checkpoints later.
-    with Interrupts().noted():
-        folder.finish(summary.to_dict())
-    return summary
-
-
-def _chosen(trainer: Trainer) -> dict[str, Any]:
-    """The settings that the shards decided where the user did not."""
-    return asdict(trainer.optimizers) | {
-        name: getattr(trainer.config, name) for name in ("staging_bytes", "prefetch")
-    }
+    if trainer.meter.device.type == "cpu" and config.dense_dtype == "bf16":
+        warn_of_slow_bf16(config.dense_dtype, cpu_features())
 
 
 def _warn_of_passes(trainer: Trainer) -> None:

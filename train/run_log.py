@@ -14,23 +14,24 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
 from ..pipeline.errors import HotsetError
 from .checkpoints.writer import NotFiniteError
 from .data.batch import Batch
-from .execution.executor import Way
-from .gpu.queued_steps import QueuedSteps
 from .loop import Trainer
 from .metrics import Kind, RunQuality
-from .ranks.codes import ExchangePrediction
 from .ranks.ranks import OneRank, Ranks, first_says
 from .recipe_options import parse_interval
-from .resuming.best_weights import BestWeights
-from .resuming.resume import Interrupted, Interrupts, RunCheckpoints, file_bytes
+from .resuming.resume import Interrupted, Interrupts, RunCheckpoints
 from .run_folder.files import RunFolder
+
+if TYPE_CHECKING:
+    from .config import ExchangePrediction
+    from .resuming.best_weights import BestWeights
+    from .rows.tiers import Way
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class RunLog:
         self._folder = folder
         self._progress = progress
         self._saved = saved
-        self._interrupts = interrupts
+        self.interrupts = interrupts
         self._is_logged = True
         """Whether the evaluation that is due after the last step was made."""
         self._loss: float | None = None
@@ -78,20 +79,25 @@ class RunLog:
     def __call__(self, trainer: Trainer, batch: Batch, loss_sum: torch.Tensor) -> None:
         trainer.losses.append(loss_sum)
         # A loss on the host can be looked at without waiting for a device.
-        if trainer.runner.is_at_once and loss_sum.device.type == "cpu" and not math.isfinite(float(loss_sum)):
+        if (
+            trainer.runner.is_synchronous
+            and loss_sum.device.type == "cpu"
+            and not math.isfinite(float(loss_sum))
+        ):
             self.refuse_divergence(trainer, f"the training loss is {float(loss_sum)} at step {trainer.step}")
         # First the log, then the evaluation, then the checkpoint: each contains what came before it.
         if trainer.step % trainer.config.log_every == 0:
             self.log_loss(trainer)
         # Until the first line the progress shows the mean so far, where it is there without waiting.
-        elif self._first_losses is not None and trainer.runner.is_at_once and loss_sum.device.type == "cpu":
+        elif (
+            self._first_losses is not None and trainer.runner.is_synchronous and loss_sum.device.type == "cpu"
+        ):
             self._first_losses = self._first_losses or sum(map(float, trainer.losses[:-1]))
             self._first_losses += float(loss_sum)
             self._loss = self._first_losses / trainer.unlogged_samples
         if self._is_evaluation_due(trainer):
             self.evaluate(trainer)
-        if trainer.stopping is not None:
-            trainer.stopping.note_step(trainer.step, is_time_over=self._is_time_over(trainer))
+        trainer.stopping.note_step(trainer.step, is_time_over=self._is_time_over(trainer))
         # A checkpoint of a loss that is no number would be one to resume a broken run from.
         if self._saved is not None:
             self._saved.go_on(trainer)
@@ -111,7 +117,7 @@ class RunLog:
         name = "validation" if part == "validation" else "evaluation"
         self._folder.log({"step": trainer.step, name: quality.to_dict()})
         # The best weights are saved before the evaluation counts as made: a resumed run makes it again.
-        if part == "validation" and trainer.stopping is not None:
+        if part == "validation":
             is_best = trainer.stopping.note_evaluation(trainer.step, quality)
             if is_best and self._best is not None:
                 with trainer.meter.during("checkpoint"):
@@ -124,13 +130,13 @@ class RunLog:
     def choose_weights(self, trainer: Trainer) -> bool:
         """Set the run to its final weights; return whether these are the last step's."""
         stopping = trainer.stopping
-        if stopping is not None and stopping.reason is not None:
+        if stopping.reason is not None:
             _log.info("stopped at step %s of %s: %s", trainer.step, trainer.num_steps, stopping.reason)
         if self._best is None:
             return True
         if self._last_evaluation[0] != trainer.step:
             self.evaluate(trainer)
-        if not self._best.load(trainer) or stopping is None:
+        if not self._best.load(trainer):
             return True
         _log.info("the weights are those of step %s", stopping.best_step)
         return stopping.best_step == trainer.step
@@ -138,7 +144,7 @@ class RunLog:
     def _is_time_over(self, trainer: Trainer) -> bool:
         """Return whether the run has reached its limit of time, where it has one."""
         # Ranks ask the clock of the first, so that all of them stop after the same step.
-        if trainer.stopping is None or trainer.config.recipe.max_time is None:
+        if trainer.config.recipe.max_time is None:
             return False
         return first_says(trainer.ranks, trainer.stopping.is_time_over)
 
@@ -236,7 +242,7 @@ class RunLog:
 
         All ranks stop after the same step.
         """
-        own = self._interrupts.number or 0
+        own = self.interrupts.number or 0
         number = max(int(each) for each in ranks.gather(torch.tensor([own])))
         if number:
             raise Interrupted(number)
@@ -371,9 +377,9 @@ def summarize(trainer: Trainer, threads: int, out: Path, quality: RunQuality) ->
         transfers=summarize_transfers(trainer),
         exchange=_summarize_exchange(trainer),
         threads=threads,
-        best_step=trainer.stopping.best_step if trainer.stopping else None,
-        stopped=trainer.stopping.reason if trainer.stopping else None,
-        test_losses=list(trainer.scheduler.losses) if trainer.scheduler else [],
+        best_step=trainer.stopping.best_step,
+        stopped=trainer.stopping.reason,
+        test_losses=list(trainer.order.test_losses),
     )
 
 
@@ -381,7 +387,7 @@ def _summarize_exchange(trainer: Trainer) -> ExchangeSummary | None:
     """Bring together what all ranks have sent; every rank calls this."""
     ranks = trainer.ranks
     coded = trainer.coded
-    if ranks.num_ranks == 1:
+    if coded is None:
         return None
     counts = coded.counts
     # Whole numbers and seconds cross apart, since a tensor has one type.
@@ -405,9 +411,7 @@ def summarize_transfers(trainer: Trainer) -> TransferSummary:
     source = trainer.step_source
     prefetch = trainer.config.prefetch
     assert prefetch is not None, "build_trainer chooses it"
-    read, written = file_bytes(trainer)
-    runner = trainer.runner
-    moves = runner.moves if isinstance(runner, QueuedSteps) else None
+    read, written = trainer.embeddings.file_bytes()
     # The share of the transfers' time in which batches did not wait for them.
     hidden = 1 - thread.stall_seconds / thread.busy_seconds if thread.busy_seconds else 1.0
     return TransferSummary(
@@ -419,8 +423,8 @@ def summarize_transfers(trainer: Trainer) -> TransferSummary:
         shortened=source.num_shortened,
         split=source.num_split,
         prefetch=prefetch,
-        mover=moves.name if moves else None,
-        mover_rows_per_second=dict(moves.rows_per_second) if moves else {},
+        mover=trainer.runner.mover_name,
+        mover_rows_per_second=dict(trainer.runner.mover_rows_per_second),
         file_bytes_read=read,
         file_bytes_written=written,
     )

@@ -37,11 +37,11 @@ from ..train.build import build_trainer
 from ..train.build_embeddings import set_threads
 from ..train.config import PlacementName, TrainConfig
 from ..train.data.shards import Shards
-from ..train.loop import taken_steps
+from ..train.loop import train_steps
 from ..train.model.shapes import DlrmShape
 from .console import plain_table, print_line, print_table
 from .drawn_shards import DrawnShards
-from .library import describe_machine
+from .machine import describe_machine
 
 OPTIMIZER = "rowwise-adagrad"
 """Optimizer of the rows of every cell."""
@@ -283,7 +283,7 @@ def run_cell(cell: Cell, threads: int, folder: Path) -> CellRun:
         threads=threads,
     )
     ends = []
-    with closing(taken_steps(build_trainer(Shards.open(folder), config))) as steps:
+    with closing(train_steps(build_trainer(Shards.open(folder), config))) as steps:
         for _ in steps:
             ends.append(time.perf_counter())
     # From the end of one step to that of the next: what a step waits for its batch counts.

@@ -26,13 +26,11 @@ BENCH = ROOT / "workflows" / "bench"
 TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
 FLOORS = {
     "workflows": (
-        "commands",
-        "bench characterise",
-        "cli library",
+        "cli commands library",
         "command_list recipe_file report",
-        "options",
-        "console",
-        "bus_errors drawn_shards progress_columns recipes",
+        "characterise options",
+        "bench console",
+        "bus_errors drawn_shards machine progress_columns recipes",
     ),
     "train": (
         "fit",
@@ -43,13 +41,13 @@ FLOORS = {
         "evaluate",
         "build_embeddings",
         "gpu run_folder",
-        "checkpoints step",
+        "checkpoints spill step",
         "execution",
         "placements",
         "build_model ranks",
         "advice dense",
         "model",
-        "optimizing run_config spill",
+        "optimizing run_config",
         "config rows",
         "data device metrics recipe_options threads",
     ),

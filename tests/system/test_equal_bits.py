@@ -28,13 +28,13 @@ from hotset.tests.support.trained_models import (
     trained,
 )
 from hotset.train.data.shards import Shards
-from hotset.train.execution.embeddings import Embeddings, PlannedStep
+from hotset.train.execution.embeddings import Embeddings
 from hotset.train.execution.executor import Executor
 from hotset.train.execution.transfers import TransferThread
 from hotset.train.loop import Trainer
 from hotset.train.metrics import Kind
 from hotset.train.recipe_options import RecipeOptions
-from hotset.train.rows.step_plan import Transfer
+from hotset.train.rows.step_plan import PlannedStep, Transfer
 from hotset.workflows.recipes import small_real_sample
 
 
@@ -108,8 +108,8 @@ def check_placements(
             assert_equal_bits(trained(shards, **placement, **fields), all_fast)
         fae = trained(shards, placement="fae", **fields)
         for placement in ({"placement": "all-fast"}, STAGING[0]):
-            assert_equal_bits(trained(shards, fae.numbers, **placement, **fields), fae)
-        assert_equal_bits(trained(shards, all_fast.numbers, placement="fae", **fields), all_fast)
+            assert_equal_bits(trained(shards, fae.batch_numbers, **placement, **fields), fae)
+        assert_equal_bits(trained(shards, all_fast.batch_numbers, placement="fae", **fields), all_fast)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,9 @@ def test_placements_end_with_equal_bits_under_a_recipe(optimizer: Any, tmp_path:
     fields: dict[str, Any] = FIELDS | {"embedding_optimizer": optimizer, "embedding_lr": 0.1}
     all_fast = trained(shards, placement="all-fast", recipe=recipe, **fields)
     for placement in (*STATELESS, *STAGING, {"placement": "fae"}):
-        assert_equal_bits(trained(shards, all_fast.numbers, recipe=recipe, **placement, **fields), all_fast)
+        assert_equal_bits(
+            trained(shards, all_fast.batch_numbers, recipe=recipe, **placement, **fields), all_fast
+        )
     # Each option matters.
     for changes in (
         {"warmup_steps": 6},
@@ -191,7 +193,7 @@ def losses_of_all_fast(shards: Shards, all_fast: Trainer) -> dict[bool, list[flo
     """What evaluation on the way finds, in the order of the run and in that order replayed."""
     found: dict[bool, list[float | None]] = {False: [], True: []}
     for is_replayed, losses in found.items():
-        order = all_fast.numbers if is_replayed else None
+        order = all_fast.batch_numbers if is_replayed else None
         trained(shards, order, after_step=evaluating(losses), placement="all-fast", **FIELDS)
         assert len(losses) > 5
     return found
@@ -230,7 +232,7 @@ def test_evaluation_on_the_way_of_a_replayed_order_sees_the_newest_rows(
 ) -> None:
     """A known order is planned ahead of the batch being computed, and so of the evaluation after it."""
     found: list[float | None] = []
-    order = all_fast.numbers
+    order = all_fast.batch_numbers
     trainer = trained(shards, order, after_step=evaluating(found), placement=placement, **FIELDS)
     assert found == losses_of_all_fast[True]
     assert_equal_bits(trainer, all_fast)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hotset.pipeline.errors import ConfigError
-from hotset.train.build import keep_products_of_float32
 from hotset.train.build_embeddings import open_device
+from hotset.train.gpu.build import keep_products_of_float32
 
 
 @pytest.mark.parametrize("name", ["tpu9", "meta"])

@@ -23,8 +23,14 @@ from hotset.train import build_ranks as module
 from hotset.train import run
 from hotset.train import run as begin_run
 from hotset.train.build import build_trainer
-from hotset.train.config import CheckpointSettings, ExchangeOptions, TrainConfig
-from hotset.train.ranks.codes import ChosenExchange, CodedExchange, ExchangePrediction, chosen_by
+from hotset.train.config import (
+    CheckpointSettings,
+    ChosenExchange,
+    ExchangeOptions,
+    ExchangePrediction,
+    TrainConfig,
+)
+from hotset.train.ranks.codes import CodedExchange, chosen_by
 from hotset.train.ranks.ranks import LinkSpeed, OneRank, RankError, Ranks
 from hotset.train.recipe_options import parse_interval
 from hotset.train.run_log import TrainSummary

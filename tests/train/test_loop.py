@@ -24,7 +24,7 @@ def test_two_equal_runs_end_with_equal_bits_and_seeds_differ(tmp_path: Path) -> 
     shards = Shards.open(write_shards(tmp_path / "shards"))
     first, again, other = (trained(shards, seed=seed) for seed in (1, 1, 2))
     assert_equal_bits(first, again)
-    assert first.numbers != other.numbers
+    assert first.batch_numbers != other.batch_numbers
     assert not torch.equal(first.weights()["C3"], other.weights()["C3"])
 
 
@@ -68,7 +68,7 @@ def test_fae_counts_its_copies(tmp_path: Path) -> None:
     assert trainer.meter.bytes_to_fast["switch"] == trainer.meter.bytes_to_slow["switch"] == 2 * hot_bytes
     assert trainer.meter.bytes_to_fast["mixed"] == 2 * 150 * 3 * 4 * 4
     assert trainer.meter.bytes_to_fast["hot_only"] == trainer.meter.bytes_to_fast["evaluation"] == 0
-    assert trainer.scheduler is not None and trainer.scheduler.losses == []
+    assert trainer.order.test_losses == []
 
 
 def test_hybrid_moves_a_vector_a_lookup_each_way(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import hotset
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.tests.support.logs.other_logs import Log, schema_text, write_csv
-from hotset.workflows.library import describe_machine
+from hotset.workflows.machine import describe_machine
 
 
 @pytest.fixture(scope="module")

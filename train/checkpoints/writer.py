@@ -32,11 +32,11 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import HotsetError
 from ...stats.batch_rows import locate_named_rows, name_rows
-from ..execution.embeddings import Embeddings, PlannedStep, RowWidth
+from ..execution.embeddings import Embeddings, RowWidth
 from ..execution.row_parts import RowsPart, changed_of
 from ..rows.kernels import copy_found_rows
+from ..rows.step_plan import PlannedStep
 from ..rows.tiers import FileTier, Tier
-from ..spill.spilled_tier import SpilledTier
 from ..threads import WorkThreads
 from .files import (
     RECORD_VERSION,
@@ -406,7 +406,7 @@ class _WidthCopy:
     def _copy_own(self, rows_N: NDArray[np.int64], _: int, target: RowsPart) -> None:
         """Copy rows from their own slots, in all threads."""
         # Rows with a place on both tiers (fae) have their newest value on the one that is read last.
-        is_fast_newest = self.width.executor.is_replica_current
+        is_fast_newest = self._slow.is_stale
         tiers = (self._slow, self._fast) if is_fast_newest else (self._fast, self._slow)
 
         # Pieces of fixed size, so that threads share the work evenly.
@@ -464,10 +464,9 @@ class _WidthCopy:
             slots_N = self._fast.layout.slots_of_rows(*self._changed.layout.rows_at(rows_N))
             self.add_pending(rows_N[slots_N >= 0])
         slow = self._slow
-        if not isinstance(slow, SpilledTier) or not slow.is_open:
-            return
-        # The others are in the store, which is read once from its start to its end.
-        for stored_N, weights_ND, state_NW in slow.store.newest():
+        assert isinstance(slow, FileTier), "other tiers are copied by slots"
+        # The others are in the file, which is read once from its start to its end.
+        for stored_N, weights_ND, state_NW in slow.stored_rows():
             tables_N, ids_N = slow.layout.rows_at(stored_N)
             is_wanted_N = self._changed.is_being_saved(self._changed.layout.slots_of_rows(tables_N, ids_N))
             if is_wanted_N.any():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +25,10 @@ class BatchOrder(Protocol):
     is_known: bool
     """Whether the order is known before training, so that batches may be read and planned ahead."""
 
+    @property
+    def test_losses(self) -> Sequence[float]:
+        """Losses by which the order was decided so far, nats per sample; none where it is known."""
+
     def epochs(self) -> Iterator[Iterable[int]]:
         """Batch numbers, epoch by epoch."""
 
@@ -36,6 +40,7 @@ class SeededOrder:
     """
 
     is_known = True
+    test_losses: Sequence[float] = ()
 
     def __init__(
         self, is_hot_only: NDArray[np.bool_], seed: int, num_epochs: int, *, is_grouped: bool
@@ -59,6 +64,7 @@ class RecordedOrder:
     """
 
     is_known = True
+    test_losses: Sequence[float] = ()
 
     def __init__(self, numbers: NDArray[np.int32], num_epochs: int = 1) -> None:
         self._numbers = numbers
@@ -84,6 +90,7 @@ class CutOrder:
     """The first steps of an order that is known."""
 
     is_known = True
+    test_losses: Sequence[float] = ()
 
     def __init__(self, order: BatchOrder, num_steps: int) -> None:
         assert order.is_known, "an order that is decided as it goes has no end to cut at"
@@ -112,6 +119,10 @@ class ResumedOrder:
         self.is_known = order.is_known
         self._order = order
         self._done = done
+
+    @property
+    def test_losses(self) -> Sequence[float]:
+        return self._order.test_losses
 
     def epochs(self) -> Iterator[Iterable[int]]:
         """Batch numbers not trained on yet, epoch by epoch.

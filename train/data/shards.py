@@ -42,7 +42,6 @@ from ...pipeline.folders.totals import ColumnsTotals, ShardSettings, ShardsTotal
 from ...pipeline.formats.arrow_files import DAMAGE
 from ...pipeline.runtime.tasks import run_tasks
 from ...pipeline.schema.schema import check_name
-from ...pipeline.stages.row_order import HotOrder
 from ...stats.batch_rows import first_stray_lookup
 from ...stats.ranking.ranking import tag_hot_samples
 from ...stats.ranking.row_bytes import row_bytes
@@ -368,6 +367,8 @@ def with_hot_bytes(shards: Shards, hot_bytes: int, embedding_optimizer: str) -> 
         raise ConfigError(f"{folder} is not the vocabulary of {shards.manifest.folder}")
     # Hot rows are prefixes: the same order cut at another budget.
     sizes = [row_bytes(table.embedding_dim, embedding_optimizer) for table in shards.tables]
+    from ...pipeline.stages.row_order import HotOrder
+
     num_hot, _ = HotOrder(vocabulary, sizes).num_hot(hot_bytes)
     return shards.with_hot_rows(num_hot)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import torch
@@ -19,12 +19,10 @@ from numpy.typing import NDArray
 from ...pipeline.errors import HotsetError
 from ...stats.batch_work import MOST_TILE_SAMPLES
 from ..data.batch import Batch, BatchShares, EmbeddingTable
-from ..model.dcn import Dcn
 from ..model.dense_model import DenseModel
 from ..model.dlrm import Dlrm
 from ..model.shapes import tables_by_width
 from ..threads import WorkThreads, one_torch_thread
-from .dcn_tile import DcnTile
 from .gradients import (
     BatchTiles,
     BuildSums,
@@ -38,6 +36,9 @@ from .gradients import (
 from .graph_step import GraphStep, GraphTiles
 from .linear import choose_library
 from .tiles import Bf16Mlp, Bf16Product, DenseTile, Fp32Mlp, Fp32Product, Layer, MlpTiles, ProductTiles
+
+if TYPE_CHECKING:
+    from ..model.dcn import Dcn
 
 
 class DenseStep(Protocol):
@@ -114,8 +115,8 @@ def build_dense_step(
         build_sums: of the gradients of several ranks, which are on the host.
     """
     if next(model.parameters()).device.type == "cpu" and model.is_per_sample:
-        if isinstance(model, Dlrm | Dcn) and model.is_plain:
-            return TiledStep(model, shares, threads, dtype, build_sums)
+        if model.is_plain:
+            return TiledStep(cast("Dlrm | Dcn", model), shares, threads, dtype, build_sums)
         return GraphTiles(model, shares, threads, dtype, seed, build_sums)
     assert build_sums is None, "several ranks compute samples by themselves, on the host"
     return GraphStep(model, shares, seed, dtype)
@@ -172,9 +173,11 @@ class TiledStep:
             return Fp32Product(name, self._weights, library)
 
         def build_tile() -> StepTile:
-            if isinstance(model, Dcn):
-                return DcnTile(model.shape, self._weights, build_mlp, build_product, MOST_TILE_SAMPLES)
-            return DenseTile(model.shape, self._weights, build_mlp, MOST_TILE_SAMPLES)
+            if isinstance(model, Dlrm):
+                return DenseTile(model.shape, self._weights, build_mlp, MOST_TILE_SAMPLES)
+            from .dcn_tile import DcnTile
+
+            return DcnTile(model.shape, self._weights, build_mlp, build_product, MOST_TILE_SAMPLES)
 
         self._build_tile = build_tile
         # A workspace for each worker, and gradients for each tile: tiles run in any order and are added in

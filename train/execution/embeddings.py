@@ -5,8 +5,8 @@ the model joins their embeddings (`model.Projections`).
 
 The path of a transfer:
     1. `StepSource`, running ahead, plans a batch and hands its transfers, one per group, to `send`.
-    2. `send` queues them as one item of the transfer thread, which calls `_run_transfers` in time.
-    3. `_run_transfers` lets the executor of each group move its rows.
+    2. `send` queues them as one item of the transfer thread, which calls `run_transfers` in time.
+    3. `run_transfers` lets the executor of each group move its rows.
     4. The loop calls `wait_for_rows` before the lookups of the batch, which waits for that item, and `update`
        at the end, which marks the batch as computed and so frees the items that wait for it.
 
@@ -19,8 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -28,24 +27,19 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB
 from ...stats.batch_rows import LookupsByRow
-from ..data.batch import Batch, BatchIds, BatchShares, EmbeddingTable, IdReader
-from ..device import Device, Event
-from ..metrics import Kind, Meter
-from ..model.shapes import tables_by_width
-from ..placements.placements import ColdRows, Placement, StagingPlacement
+from ..data.batch import Batch, BatchIds, IdReader
+from ..metrics import Kind
+from ..placements.placements import Placement
 from ..rows.changed_rows import ChangedRows
-from ..rows.optimizers import RowOptimizer
-from ..rows.step_plan import NOTHING_TO_MOVE, StepPlan, Transfer
-from ..rows.tiers import FileTier, HostMemory, InitialValues, Tier, refuse_more_rows_than_memory
-from ..spill.row_store import SpillTraffic
-from ..spill.run_plan import mapped_zeros
-from ..spill.spilled_tier import SpilledTier
-from ..threads import WorkThreads
-from .executor import Executor, Way
-from .transfers import QueuedTransfers, TransferThread
+from ..rows.step_plan import PlannedStep, StepPlan, Transfer, WidthStep
+from ..rows.tiers import FileTier, Way
+from .executor import Executor
+from .transfers import Transfers, TransferThread
 
 if TYPE_CHECKING:
-    from ..ranks.exchange import WidthExchange
+    from ..device import Event
+    from ..placements.fae import HotCopies
+    from ..placements.staging import ColdRows, StagingPlacement
 
 
 class WidthLookups(NamedTuple):
@@ -53,8 +47,8 @@ class WidthLookups(NamedTuple):
 
     ids: BatchIds
     by_row: LookupsByRow
-    exchange: WidthExchange | None = None
-    """Which of their rows other ranks look up, where there are several."""
+    exchange: Any = None
+    """`ranks.exchange.WidthExchange`: which of their rows other ranks look up, where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +72,9 @@ class RowWidth:
         ids = self.reader.read(batch)
         return WidthLookups(ids, self.reader.by_row(ids))
 
-    def cold_rows(self, number: int, batch: Batch) -> ColdRows:
-        """Return the rows of a batch that need staging slots, for planning.
-
-        Batches come in their order.
-        """
-        assert isinstance(self.placement, StagingPlacement)
-        return self.placement.find_cold_rows(self.reader.read(batch))
+    def cold_rows(self, batch: Batch) -> ColdRows:
+        """Return the rows of a batch that need staging slots, for planning."""
+        return cast("StagingPlacement", self.placement).find_cold_rows(self.reader.read(batch))
 
     def newest_rows(self, position: int, first: int, stop: int) -> torch.Tensor:
         """Return the newest weights of some rows of a table, (stop - first, D).
@@ -103,137 +93,6 @@ class RowWidth:
         )
         assert is_copied_N.all(), "rows are in memory"
         return weights_ND
-
-
-@dataclass(frozen=True, slots=True)
-class WidthStep:
-    """The part of a step that concerns one table group."""
-
-    ids: BatchIds
-    lookups: LookupsByRow
-    """The same lookups by row."""
-    plan: StepPlan
-    exchange: WidthExchange | None = None
-    """Exchange between ranks, where there are several."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """One batch with its step plans."""
-
-    number: int
-    """Which of the training or evaluation batches this is."""
-    batch: Batch
-    """The samples that are computed here: all of the batch, or those of this rank."""
-    num_samples: int
-    """Samples of the batch, those of all ranks."""
-    parts: tuple[WidthStep, ...]
-    """One per table group."""
-    item: int | None = None
-    """The item of the transfer thread that loads its rows; None where it needs none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierTools:
-    """The parts of a run that tiers are laid out and moved with."""
-
-    device: torch.device
-    meter: Meter
-    threads: WorkThreads
-    host: HostMemory | None = None
-    marks_rows: bool = False
-    """Whether rows that steps change are marked, for checkpoints."""
-
-
-def build_widths(
-    tables: Sequence[EmbeddingTable],
-    placements: Mapping[int, Placement],
-    optimizer: RowOptimizer,
-    seed: int,
-    tools: TierTools,
-    *,
-    shares: BatchShares | None = None,
-    slow_tiers: Mapping[int, FileTier] | None = None,
-    initial_values: Mapping[int, InitialValues] | None = None,
-) -> list[RowWidth]:
-    """Lay out the tiers of each table group by its placement.
-
-    Their rows are not yet set.
-
-    Args:
-        placements: by width.
-        shares: micro-batches, whose gradients are summed separately; None: the batch is one.
-        slow_tiers: slow tiers in a file, by width, which take no memory for their rows.
-        initial_values: by width, where the rows of a table are some of a larger one.
-
-    Raises:
-        HotsetError: the rows do not fit in host memory.
-    """
-    if slow_tiers is None:
-        _refuse_more_rows_than_memory(placements, optimizer, tools.device, tools.host)
-    widths = []
-    # Rows of one width share two tiers and a plan; a row of another width would not fit in their slots.
-    for dim, chosen in tables_by_width([table.embedding_dim for table in tables]).items():
-        placement = placements[dim]
-        fast, slow = _build_tiers(placement, dim, optimizer, tools, (slow_tiers or {}).get(dim))
-        initial = (initial_values or {}).get(dim) or InitialValues.of(seed, chosen, placement.num_rows)
-        executor = Executor(fast, slow, optimizer, initial, tools.meter, tools.threads, shares)
-        changed = _changed_rows(placement, tools.host) if tools.marks_rows else None
-        widths.append(RowWidth(dim, chosen, IdReader(tables, chosen), placement, executor, changed))
-    return widths
-
-
-def _build_tiers(
-    placement: Placement,
-    embedding_dim: int,
-    optimizer: RowOptimizer,
-    tools: TierTools,
-    slow: Tier | None,
-) -> tuple[Tier, Tier]:
-    """Build the fast and the slow tier of a placement, rows not set.
-
-    The slow tier may be given.
-    """
-    state_width = optimizer.state_width(embedding_dim)
-    num_staging = placement.num_staging_slots
-    device = str(tools.device)
-    fast = Tier(placement.fast, embedding_dim, state_width, num_staging=num_staging, device=device)
-    if slow is not None:
-        return fast, slow
-    if tools.host is not None and tools.host.is_planned:
-        return fast, SpilledTier(placement.slow, embedding_dim, state_width)
-    return fast, Tier(placement.slow, embedding_dim, state_width, host=tools.host)
-
-
-def _changed_rows(placement: Placement, host: HostMemory | None) -> ChangedRows:
-    """Build the marks of changed rows of a table group.
-
-    They are a mapped file where rows must keep to a limit of memory.
-    """
-    is_limited = host is not None and host.left_bytes is not None
-    num_rows = sum(placement.num_rows)
-    marks_R = mapped_zeros(host.folder, num_rows, np.uint8) if host is not None and is_limited else None
-    return ChangedRows(placement.num_rows, marks_R)
-
-
-def _refuse_more_rows_than_memory(
-    placements: Mapping[int, Placement],
-    optimizer: RowOptimizer,
-    device: torch.device,
-    host: HostMemory | None,
-) -> None:
-    """Raise HotsetError if the tiers of all groups exceed host memory."""
-    num_rows = 0
-    fast_bytes = 0
-    slow_bytes = 0
-    # Count all tiers in host memory; on a GPU the fast tier is not.
-    for dim, placement in placements.items():
-        fast = placement.fast.num_own_slots + placement.num_staging_slots
-        num_rows += sum(placement.num_rows)
-        fast_bytes += fast * optimizer.row_bytes(dim) if device.type == "cpu" else 0
-        slow_bytes += placement.slow.num_own_slots * optimizer.row_bytes(dim)
-    memory = host or HostMemory(None, Path(), may_spill=False)
-    refuse_more_rows_than_memory(num_rows, fast_bytes, slow_bytes, memory)
 
 
 def group_evaluation_batches(
@@ -273,20 +132,21 @@ def _most_read(width: RowWidth) -> int:
 _PART_BYTES = 8 * MIB
 """Bytes of newest rows that are copied at a time."""
 
-_Work = tuple[tuple[Transfer | None, ...], Kind]
+Work = tuple[tuple[Transfer | None, ...], Kind]
 """One transfer per width, and the kind of work they count as."""
 
 
 class Embeddings:
     """Every row of a model and what moves them."""
 
-    def __init__(self, num_tables: int, widths: Sequence[RowWidth], verbs: Device | None = None) -> None:
+    def __init__(self, num_tables: int, widths: Sequence[RowWidth]) -> None:
         self.widths = tuple(widths)
-        self.transfers: TransferThread[_Work] | QueuedTransfers[_Work] = (
-            TransferThread(self._run_transfers)
-            if verbs is None
-            else QueuedTransfers(self._run_transfers, verbs)
-        )
+        self.transfers: Transfers[Work] = TransferThread(self.run_transfers)
+        """Runs the transfers; a device has others, which are set before the first one is sent."""
+        self.hot_copies: HotCopies | None = None
+        """Copies of hot rows between the tiers, of the placement ``fae``."""
+        self.earlier_file_bytes = 0, 0
+        """Bytes that earlier processes of the run read from spill files, and wrote."""
         self._sent: deque[tuple[int, Sequence[Transfer | None]]] = deque()
         """Items whose batches are not computed."""
         # The width of each table, and the table's position among the tables of that width.
@@ -294,11 +154,6 @@ class Embeddings:
             table: (width, position) for width in self.widths for position, table in enumerate(width.tables)
         }
         assert sorted(self._position_of) == list(range(num_tables))
-
-    def queue_transfers_in(self, transfers: TransferThread[_Work]) -> None:
-        """Let other transfers run those of the run, of which none is sent yet."""
-        assert self.transfers.num_items == 0, "transfers cannot change hands"
-        self.transfers = transfers
 
     def initialize(self) -> None:
         """Give every row its initial values, and compile the kernels of a run."""
@@ -309,15 +164,14 @@ class Embeddings:
     def plan(self, number: int, batch: Batch, lookups: Sequence[WidthLookups]) -> PlannedStep:
         """The next training step; its lookups are given by width."""
         plans = [width.placement.plan(is_hot_only=batch.is_hot_only) for width in self.widths]
-        return self._step(number, batch, plans, lookups)
+        return self.step(number, batch, plans, lookups)
 
     def plan_evaluation(self, number: int, batch: Batch) -> PlannedStep:
         """A step that reads the newest weights and moves no row for good."""
         plans = [
-            width.placement.plan_evaluation(is_replica_current=width.executor.is_replica_current)
-            for width in self.widths
+            width.placement.plan_evaluation(is_stale=width.executor.slow.is_stale) for width in self.widths
         ]
-        return self._step(number, batch, plans, [width.read(number, batch) for width in self.widths])
+        return self.step(number, batch, plans, [width.read(number, batch) for width in self.widths])
 
     def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
         """Steps of evaluation batches in order; valid inside `rows_written_back`.
@@ -341,19 +195,20 @@ class Embeddings:
             for width in filed:
                 width.executor.read_rows(np.empty(0, np.int64))
 
-    def hot_step(self, number: int, batch: Batch, lookups: Sequence[WidthLookups]) -> PlannedStep:
-        """Return a step whose lookups are all of rows on the fast tier."""
-        # No placement is asked: what it has planned for other batches stays as it is.
-        return self._step(number, batch, [NOTHING_TO_MOVE] * len(self.widths), lookups)
-
-    def _step(
-        self, number: int, batch: Batch, plans: Sequence[StepPlan], lookups: Sequence[WidthLookups]
+    def step(
+        self,
+        number: int,
+        batch: Batch,
+        plans: Sequence[StepPlan],
+        lookups: Sequence[WidthLookups],
+        item: int | None = None,
     ) -> PlannedStep:
+        """Put together a step from its plans and lookups by width, and the item of its transfers."""
         parts = tuple(
             WidthStep(read.ids, read.by_row, plan, read.exchange)
             for read, plan in zip(lookups, plans, strict=True)
         )
-        return PlannedStep(number, self.own_part(batch), batch.num_samples, parts)
+        return PlannedStep(number, self.own_part(batch), batch.num_samples, parts, item)
 
     def own_part(self, batch: Batch) -> Batch:
         """The samples of a training batch that are computed here."""
@@ -367,13 +222,11 @@ class Embeddings:
 
     def wait_for_rows(self, step: PlannedStep) -> None:
         """Return once the rows of the step are where it needs them."""
-        # FAE's copies are no transfers: they run in the loop and are timed as switches.
-        for width, part in zip(self.widths, step.parts, strict=True):
-            width.executor.copy_hot(part.plan)
         if step.item is not None:
             self.transfers.wait_for(step.item)
 
-    def _run_transfers(self, work: _Work) -> None:
+    def run_transfers(self, work: Work) -> None:
+        """Move the rows of an item, one transfer per table group."""
         transfers, kind = work
         for width, transfer in zip(self.widths, transfers, strict=True):
             if transfer is not None:
@@ -445,18 +298,18 @@ class Embeddings:
         """Write every row back after the last step."""
         # The flush is among the transfers drained; what is left is FAE's last switch.
         self.transfers.drain()
+        if self.hot_copies is not None:
+            self.hot_copies.finish()
         for width in self.widths:
-            width.executor.copy_hot(width.placement.plan_finish())
-            if isinstance(width.executor.slow, SpilledTier):
-                width.executor.slow.finish()
+            width.executor.slow.finish()
 
     def stop(self) -> None:
         """Write every row back where a run ends early; no step may follow."""
         # Items that wait for batches which do not come are forgotten.
         self.transfers.close()
         with self.rows_written_back():
-            for width in self.widths:
-                width.executor.copy_hot(width.placement.plan_finish())
+            if self.hot_copies is not None:
+                self.hot_copies.finish()
 
     def rows_by_table(self) -> list[dict[Way, int]]:
         """Rows and vectors of each table moved each way, and rows initialized; evaluation apart."""
@@ -523,10 +376,10 @@ class Embeddings:
         """
         return np.ones(ids_N.size, np.bool_), ids_N
 
-    def spill_traffic(self) -> list[SpillTraffic]:
-        """Return how much each store of cold rows has read and written."""
-        tiers = (width.executor.slow for width in self.widths)
-        return [tier.store.traffic for tier in tiers if isinstance(tier, SpilledTier) and tier.is_open]
+    def file_bytes(self) -> tuple[int, int]:
+        """Return the bytes that the run has read from spill files, and written to them."""
+        counts = [self.earlier_file_bytes, *(width.executor.slow.file_bytes for width in self.widths)]
+        return sum(read for read, _ in counts), sum(written for _, written in counts)
 
     def close(self) -> None:
         """Stop the transfers, and let the device finish what it was given.

@@ -18,7 +18,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from typing import Literal
 
 import numpy as np
 import torch
@@ -27,54 +26,12 @@ from numpy.typing import NDArray
 from ...stats.batch_rows import LookupsByRow, group_lookups, of_matrix
 from ..data.batch import BatchIds, BatchShares
 from ..metrics import Kind, Meter
-from ..placements.fae import Replicator
 from ..rows.backends import NumbaRows, RowBackend, RowMover, backend_of, initialize_rows, mover_of
 from ..rows.kernels import copy_found_rows, copy_rows
 from ..rows.optimizers import RowOptimizer
 from ..rows.step_plan import InPlace, Moves, SplitBatch, StepPlan, Transfer
-from ..rows.tiers import FileTier, InitialValues, Layout, Tier
-from ..spill.spilled_tier import SpilledTier, SpillMover
+from ..rows.tiers import FileTier, InitialValues, Tier, TrafficCounter, Way
 from ..threads import WorkThreads
-
-Way = Literal["to_fast", "to_slow", "made"]
-"""How a row came where it is needed; "made" rows got their initial values in place of a fetch. These are keys
-of the run's summary."""
-WAYS: tuple[Way, ...] = ("to_fast", "to_slow", "made")
-
-
-class TrafficCounter:
-    """The counts of one executor; for one thread at a time.
-
-    Args:
-        meter: that of the run.
-        slow: layout of the slow tier, whose slots name the rows.
-    """
-
-    def __init__(self, meter: Meter, slow: Layout) -> None:
-        self.meter = meter
-        self._slow = slow
-        self.rows_F: dict[Way, NDArray[np.int64]] = {way: np.zeros(slow.num_tables, np.int64) for way in WAYS}
-        """(num_tables,) rows and vectors moved each way, and rows initialized on the fast tier."""
-
-    def rows(self, way: Way, rows_N: NDArray[np.int64], bytes_each: int, kind: Kind | None = None) -> None:
-        """Count slow-tier rows, or their vectors, that moved one way."""
-        if rows_N.size == 0:
-            return
-        tables_N, _ = self._slow.rows_at(rows_N)
-        self.by_table(way, np.bincount(tables_N, minlength=self._slow.num_tables), bytes_each, kind)
-
-    def by_table(
-        self, way: Way, counts_F: NDArray[np.int64], bytes_each: int, kind: Kind | None = None
-    ) -> None:
-        """Count so many of each table that moved this way."""
-        kind = kind or self.meter.kind
-        # Rows initialized on the fast tier move no byte between the tiers.
-        if way != "made":
-            num_bytes = int(counts_F.sum()) * bytes_each
-            self.meter.moved(**{way: num_bytes}, kind=kind)
-        if kind != "evaluation":
-            self.rows_F[way] += counts_F
-
 
 _FLOAT32_BYTES = 4
 
@@ -294,6 +251,7 @@ class Executor:
         meter: counts the bytes between the tiers.
         threads: share the work on rows on the host.
         shares: micro-batches, whose gradients are summed separately; None: the batch is one.
+        mover: moves rows between the tiers; None: copies between their tensors.
     """
 
     def __init__(
@@ -305,6 +263,7 @@ class Executor:
         meter: Meter,
         threads: WorkThreads,
         shares: BatchShares | None = None,
+        mover: RowMover | None = None,
     ) -> None:
         self.fast = fast
         self.slow = slow
@@ -313,12 +272,7 @@ class Executor:
         self.shares = shares
         self.initial = initial
         self.traffic = TrafficCounter(meter, slow.layout)
-        self._replicator = Replicator(fast, slow)
-        self.is_replica_current = False
-        """Whether rows that both tiers hold are newer on the fast one, as of the last copy that was made."""
-        self._mover: RowMover = (
-            SpillMover(fast, slow) if isinstance(slow, SpilledTier) else mover_of(fast, slow)
-        )
+        self._mover = mover or mover_of(fast, slow)
         self.staged = StagedRows(fast, self.traffic)
         """The rows in staging slots, for evaluation and checkpoints."""
         # The tiers may be on two devices, and each device updates its rows with its own kernels.
@@ -345,17 +299,6 @@ class Executor:
             rows.look_up(tier.weights_SD, no_lookups, no_slots, vectors_PD)
             rows.update(tier, no_lookups, no_slots, vectors_PD, 1)
         self.transfer(Transfer())
-
-    def copy_hot(self, plan: StepPlan) -> None:
-        """Copy every hot row to the other tier, at a switch of FAE.
-
-        The plan says where.
-        """
-        if plan.copy_hot:
-            with self.traffic.meter.during("switch"):
-                self._replicator.copy(plan.copy_hot)
-                self.is_replica_current = plan.copy_hot == "to_fast"
-                self.traffic.by_table(plan.copy_hot, self._replicator.num_rows_F, self.fast.row_bytes)
 
     def transfer(self, transfer: Transfer, kind: Kind | None = None) -> None:
         """Write rows back, then load others; counted as work of ``kind``."""
@@ -407,7 +350,7 @@ class Executor:
         fast_N = self.fast.layout.slots_of_rows(tables_N, ids_N)
         slow_N = self.slow.layout.slots_of_rows(tables_N, ids_N)
         # Rows with a place on both tiers (fae) are read where they are newer.
-        if not self.is_replica_current:
+        if not self.slow.is_stale:
             fast_N[slow_N >= 0] = -1
         # A row that is staged is newer in its staging slot than on its tier.
         rows_R, slots_R = residents
@@ -542,10 +485,7 @@ class Executor:
         for tier in (self.slow, self.fast, self.slow):
             first, last = int(tier.layout.first_F[table]), int(tier.layout.last_F[table])
             if first == next_id < last:
-                if isinstance(tier, SpilledTier):
-                    yield from tier.parts_of_table(table, state=state)
-                else:
-                    yield tier.rows_of_table(table, state=state).to(_HOST)
+                yield from tier.parts_of_table(table, state=state)
                 next_id = last
 
     def _gather(self, lookups: LookupsByRow, plan: StepPlan, vectors_ND: torch.Tensor) -> None:

@@ -28,17 +28,18 @@ from numpy.typing import NDArray
 from ...pipeline.errors import MIB
 from ...stats.exchange import ranks_of_samples
 from ..data.batch import Batch, BatchIds, BatchShares, EmbeddingTable
-from ..placements.placements import ColdRows, StagingPlacement
+from ..placements.staging import ColdRows, StagingPlacement
 from ..ranks.codes import EXACT, CodedExchange, Kind
 from ..ranks.exchange import ExchangeReader, WidthExchange, served_ids
-from ..ranks.messages import NotFiniteRowError, RowMessages, RowsUnderWay, WidthLayout, sum_over_ranks
-from ..ranks.ranks import Message, Ranks
+from ..ranks.messages import RowMessages, RowsUnderWay, WidthLayout, sum_over_ranks
+from ..ranks.ranks import Message, NotFiniteRowError, Ranks
 from ..rows.backends import NumbaRows
 from ..rows.kernels import copy_rows
 from ..rows.optimizers import RowOptimizer
+from ..rows.step_plan import PlannedStep, WidthStep
 from ..rows.tiers import InitialValues
 from ..threads import WorkThreads
-from .embeddings import Embeddings, PlannedStep, RowWidth, WidthLookups, WidthStep
+from .embeddings import Embeddings, RowWidth, WidthLookups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,7 @@ class RankedWidth(RowWidth):
         served, exchange = self.exchange.look(ids, self.reader.by_row(ids), ranks_B, own)
         return WidthLookups(served_ids(served), served, exchange)
 
-    def cold_rows(self, number: int, batch: Batch) -> ColdRows:
+    def cold_rows(self, batch: Batch) -> ColdRows:
         keys_U = self.exchange.keys(self.reader.by_row(self.reader.read(batch)))
         assert isinstance(self.placement, StagingPlacement)
         return self.placement.cold_rows(self.exchange.held.served_of(keys_U))
@@ -235,7 +236,7 @@ class RankedEmbeddings(Embeddings):
         parts = []
         for width in self._ranked:
             ids, lookups, exchange = width.read_round(batches)
-            plan = width.placement.plan_evaluation(is_replica_current=width.executor.is_replica_current)
+            plan = width.placement.plan_evaluation(is_stale=width.executor.slow.is_stale)
             parts.append(WidthStep(ids, lookups, plan, exchange))
         own = batches[self._ranks.rank]
         return PlannedStep(number, own, own.num_samples, tuple(parts))

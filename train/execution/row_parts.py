@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..rows.changed_rows import ChangedRows
-from ..spill.spilled_tier import SpilledTier
+from ..rows.tiers import FileTier
 from .embeddings import Embeddings, RowWidth
 
 
@@ -72,11 +72,11 @@ def restore_rows(embeddings: Embeddings, source: RowsSource, *, are_saved: bool)
 def refill_stores(embeddings: Embeddings, source: RowsSource) -> None:
     """Put restored rows of spill files where their next fetch is."""
     # Only rows in files must be where their next fetch expects them.
-    if not any(isinstance(width.executor.slow, SpilledTier) for width in embeddings.widths):
+    if not any(isinstance(width.executor.slow, FileTier) for width in embeddings.widths):
         return
     for width, part in _newest(embeddings, source):
         slow = width.executor.slow
-        if not isinstance(slow, SpilledTier) or not slow.is_open:
+        if not isinstance(slow, FileTier):
             continue
         slots_N = slow.layout.slots_of_rows(_positions_in(width, part), part.ids_N.astype(np.int64))
         is_cold_N = slots_N >= 0

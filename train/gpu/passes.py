@@ -17,8 +17,8 @@ import torch
 from ...pipeline.errors import first_line
 from ..data.batch import Batch
 from ..device import Device, Event, Graph, StreamName
-from ..execution.embeddings import PlannedStep
 from ..optimizing import StepRates
+from ..rows.step_plan import PlannedStep
 from ..step import StepParts
 from .fused_dlrm import DenseInputs, FusedDlrm
 from .packed_batch import (

@@ -10,8 +10,8 @@ copy and for the last step that used what they overwrite, compute waits for both
 recorded once for each place and replayed.
 
 Distinct rows that stay on the host (hybrid-dedup) are sent after their batch, and the sums of their gradients
-come back. What cannot be packed runs synchronously, while the device is idle: batches in passes, bags,
-micro-batches, and FAE's copies of all hot rows. The loop's thread does as little as it can: readers pack,
+come back. What cannot be packed runs synchronously, while the device is idle: batches in passes, bags and
+micro-batches. The loop's thread does as little as it can: readers pack,
 make views, count what has moved, mark the rows that have changed, and release the batches of finished steps.
 
 Other steps whose rows stay on the host (hybrid, and mixed batches of fae) are queued around the host's work.
@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -37,10 +38,11 @@ from ...stats.batch_rows import LookupsByRow
 from ..config import MoverName
 from ..data.batch import Batch
 from ..device import Device
-from ..execution.embeddings import PlannedStep, RowWidth, WidthStep
+from ..execution.embeddings import RowWidth
 from ..optimizing import StepRates
+from ..rows.step_plan import PlannedStep, WidthStep
 from ..rows.tiers import Layout
-from ..step import Packing, PreparedStep, StepParts, StepsAtOnce
+from ..step import StepParts, StepRunner
 from ..threads import PLACES_AT_A_TIME, Readers
 from .fused_dlrm import FusedDlrm
 from .packed_batch import (
@@ -59,8 +61,28 @@ from .row_moves import choose_moves
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
 
+@dataclass(eq=False, slots=True)
+class Packing:
+    """A batch that a reader packs for a device.
+
+    The loop reads it without a lock once it is there.
+    """
+
+    packed: PackedBatch | None = None
+    """Set by the reader."""
+    future: Future[PackedBatch] | None = None
+    """The same; or the error of the reader."""
+
+    def result(self) -> PackedBatch:
+        """Return the batch once it is packed."""
+        if self.packed is not None:
+            return self.packed
+        assert self.future is not None
+        return self.future.result()
+
+
 class InPlaceSteps:
-    """Takes the steps of a run whose rows stay on the host.
+    """Runs the steps of a run whose rows stay on the host.
 
     Args:
         device: passes the dense layers.
@@ -95,10 +117,6 @@ class InPlaceSteps:
             loss_1: (1,) float64 on the device, written.
         """
         widths = self._parts.embeddings.widths
-        if any(part.plan.copy_hot for part in step.parts):
-            self._device.synchronize()
-            for width, part in zip(widths, step.parts, strict=True):
-                width.executor.copy_hot(part.plan)
         device, count = self._device, step.batch.num_samples
         host, near = self._host.cut(count), self._near.cut(count)
         # Labels and dense values are on their way while the host looks up.
@@ -182,6 +200,7 @@ class QueuedSteps:
     Args:
         device: runs them.
         parts: what steps work on.
+        host_steps: makes what runs steps synchronously.
         kernels: of the device.
         batch_size: samples of the largest batch.
         num_dense: dense features.
@@ -193,12 +212,13 @@ class QueuedSteps:
         num_threads: threads of the run, some of which move rows where threads do.
     """
 
-    is_at_once = False
+    is_synchronous = False
 
     def __init__(
         self,
         device: Device,
         parts: StepParts,
+        host_steps: Callable[[StepParts], StepRunner],
         kernels: Kernels,
         batch_size: int,
         num_dense: int,
@@ -212,7 +232,7 @@ class QueuedSteps:
     ) -> None:
         self._device = device
         self._parts = parts
-        self._at_once = StepsAtOnce(parts)
+        self._on_host = host_steps(parts)
         self._in_place = InPlaceSteps(device, parts, batch_size, num_dense)
         self._widths = [WidthTensors.of(width, device) for width in parts.embeddings.widths]
         self._recorded = RecordedWork(device, is_recorded=is_recorded)
@@ -253,9 +273,17 @@ class QueuedSteps:
         )
         self._losses: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Memory for losses of steps to come, each as a vector and as a number."""
-        self._done: deque[PreparedStep] = deque()
+        self._done: deque[PlannedStep] = deque()
         """Steps that the loop has queued, and whose batches readers let go."""
         self._letting_go = threading.Lock()
+
+    @property
+    def mover_name(self) -> str | None:
+        return self.moves.name
+
+    @property
+    def mover_rows_per_second(self) -> Mapping[str, float]:
+        return self.moves.rows_per_second
 
     @property
     def is_recorded(self) -> bool:
@@ -267,10 +295,10 @@ class QueuedSteps:
         """Return how many steps were given to be packed."""
         return self._num_packed
 
-    def prepare(self, step: PlannedStep) -> PreparedStep:
+    def prepare(self, step: PlannedStep) -> PlannedStep:
         sends_rows = all(map(_is_sent, step.parts))
         if self._has_shares or not (sends_rows or all(map(_can_be_queued, step.parts))):
-            return PreparedStep(step)
+            return step
         # The lists of each table group: lookups by row, the slots of staged rows, and the rows to move. Rows
         # that are sent keep their order.
         widths = []
@@ -302,10 +330,9 @@ class QueuedSteps:
             widths,
             moves,
         )
-        copies_hot = any(part.plan.copy_hot for part in step.parts)
         packing = Packing()
         packing.future = self._readers.submit(self._pack_for, packing, *arguments)
-        return PreparedStep(step, packing, copies_hot)
+        return replace(step, packing=packing)
 
     def _pack_for(self, packing: Packing, *arguments: Any) -> PackedBatch:
         packed = self._pack(*arguments)
@@ -335,21 +362,16 @@ class QueuedSteps:
             while len(self._done) > num_kept:
                 self._done.popleft()
 
-    def train(self, prepared: PreparedStep, number: int, rates: StepRates) -> torch.Tensor:
-        # What cannot be packed, and copies of all hot rows, run while the device is idle.
-        step = prepared.step
+    def train(self, step: PlannedStep, number: int, rates: StepRates) -> torch.Tensor:
         if InPlaceSteps.can_take(step):
             loss_1, loss = self._new_loss()
             self._in_place.train(step, number, rates, loss_1)
             return loss
-        packed = None if prepared.packing is None else prepared.packing.result()
-        if packed is None or prepared.copies_hot:
+        # What cannot be packed runs while the device is idle.
+        if step.packing is None:
             self._device.synchronize()
-        if packed is None:
-            return self._at_once.train(prepared, number, rates)
-        if prepared.copies_hot:
-            for width, part in zip(self._widths, step.parts, strict=True):
-                width.rows.executor.copy_hot(part.plan)
+            return self._on_host.train(step, number, rates)
+        packed = step.packing.result()
         # The batch is copied first, then rows move, then compute waits for both.
         if packed.room is not self._made[0]:
             self._make_room(packed.room)
@@ -361,7 +383,7 @@ class QueuedSteps:
             self._wait_for_rows(step, inputs)
             self._passes.train_on_device(inputs, packed.num_samples, number, rates, loss_1)
         self._parts.embeddings.mark_updated(step, inputs.read)
-        self._done.append(prepared)
+        self._done.append(step)
         return loss
 
     def synchronize(self) -> None:

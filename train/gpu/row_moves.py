@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 
 from ..config import MoverName
 from ..device import Device, Event
-from ..execution.embeddings import Embeddings, WidthStep
-from ..execution.transfers import QueuedTransfers, ThreadedTransfers
+from ..execution.embeddings import Embeddings
 from ..metrics import Kind
 from ..rows.kernels import copy_rows
-from ..rows.step_plan import Moves, Transfer
+from ..rows.step_plan import Moves, Transfer, WidthStep
 from .packed_batch import MOVES, RowMoves, RowTensors, WidthTensors
+from .transfers import QueuedTransfers, ThreadedTransfers
 
 PIECE_BYTES = 8 << 20
 """Bytes of a piece; half a millisecond of threads that gather rows, a sixth of one on the link."""
@@ -413,7 +413,7 @@ class MovesByThreads:
         self._embeddings = embeddings
         self._transfers: ThreadedTransfers[Work] = ThreadedTransfers(self._run, device)
         self.rows_per_second: dict[str, float] = {}
-        embeddings.queue_transfers_in(self._transfers)
+        embeddings.transfers = self._transfers
 
     def lists_of(self, part: WidthStep) -> MovedRows:
         return _NO_ROWS

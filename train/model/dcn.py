@@ -74,7 +74,6 @@ class Dcn(DenseModel):
         generator = torch.Generator().manual_seed(seed)
         self.is_per_sample = not config.batch_norm
         self.is_plain = not (config.dropout or config.batch_norm)
-        """Whether it has linear layers and ReLU alone, which a specialised step computes."""
         norm = {"batch_norm": config.batch_norm}
         self.bottom = build_mlp(shape.bottom, generator, relu_last=True, **norm) if shape.bottom else None
         self.cross_layers = nn.ModuleList(

@@ -20,6 +20,9 @@ class DenseModel(nn.Module):
     """Whether each logit depends on its own sample alone, by the same arithmetic in any batch: such a model
     can be computed in tiles on several threads. Not so with batch normalization or dropout."""
 
+    is_plain = False
+    """Whether it has linear layers and ReLU alone, which a specialised step computes."""
+
     @abstractmethod
     def logits(self, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return (B,) logits.

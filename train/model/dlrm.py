@@ -77,7 +77,6 @@ class Dlrm(DenseModel):
         super().__init__()
         self.shape = shape
         self.is_plain = not (shape.dropout or shape.batch_norm)
-        """Whether it has linear layers alone, which a specialised step computes."""
         # One generator in a fixed order: with a seed the shape alone decides every initial value.
         generator = torch.Generator().manual_seed(seed)
         self.is_per_sample = not shape.batch_norm

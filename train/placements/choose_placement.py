@@ -1,4 +1,7 @@
-"""Builds the placement of each table group, and shares out the slots."""
+"""Builds the placement of each table group, and shares out the slots.
+
+Placements that stage rows or keep replicas are imported where a config asks for them.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.cold_batches import cold_widths, staged_sizes
 from ...pipeline.errors import ByteSize
-from ...stats.lookahead.planner import MOST_PREFETCH, WidthSizes, deepest_prefetch, default_staging_bytes
 from ...stats.ranking.row_bytes import row_bytes, share_slots
 from ..config import TrainConfig
 from ..data.batch import IdReader
 from ..data.shards import Shards
 from ..model.shapes import tables_by_width
-from .fae import Fae
-from .placements import AllFast, Cache, Hybrid, HybridDedup, HybridUva, Lookahead, Placement
+from .placements import AllFast, Hybrid, HybridDedup, Placement
 
 if TYPE_CHECKING:
     from ..ranks.exchange import HeldRows
 
-_WITHOUT_SETTINGS: dict[str, type[Placement]] = {
-    kind.name: kind for kind in (AllFast, Hybrid, HybridDedup, Fae)
-}
+_WITHOUT_SETTINGS: dict[str, type[Placement]] = {kind.name: kind for kind in (AllFast, Hybrid, HybridDedup)}
+_PREFETCH = 2
+"""Batches that are read ahead where no transfer is."""
 
 
 def build_placements(
@@ -55,11 +55,15 @@ def _build_placement(
         # Rows cross between ranks once a step, so they cross between the tiers of a rank once, too.
         if config.placement == "hybrid":
             return HybridDedup(tables)
-        if config.placement == "fae":
-            return Fae(tables, sends="rows")
+    if config.placement == "fae":
+        from .fae import Fae
+
+        return Fae(tables, sends="bags" if held is None else "rows")
     # These need no staging, and so nothing of the settings.
     if config.placement in _WITHOUT_SETTINGS:
         return _WITHOUT_SETTINGS[config.placement](tables)
+    from .staging import Cache, HybridUva, Lookahead
+
     if config.placement == "hybrid-uva":
         return HybridUva(tables, shards.batch_size)
     assert config.prefetch is not None, "with_staging comes first"
@@ -112,11 +116,15 @@ def num_planned_steps(config: TrainConfig, shards: Shards) -> int:
 def with_staging(config: TrainConfig, shards: Shards) -> TrainConfig:
     """Fill in the staging budget and the depth that ``config`` leaves open."""
     if config.placement not in ("lookahead", "cache"):
-        return replace(config, prefetch=MOST_PREFETCH if config.prefetch is None else config.prefetch)
+        return replace(config, prefetch=_PREFETCH if config.prefetch is None else config.prefetch)
     # What the user has given is left as it is.
     if config.staging_bytes is not None and config.prefetch is not None:
         return config
-    sizes = _sizes(config, shards)
+    from ...pipeline.cold_batches import cold_widths, staged_sizes
+    from ...stats.lookahead.planner import deepest_prefetch, default_staging_bytes
+
+    cold = cold_widths(shards.manifest, [table.num_hot for table in shards.tables])
+    sizes = staged_sizes(shards.manifest, cold, config.row_optimizer(shards.embedding_optimizer))
     num_bytes = config.staging_bytes
     if num_bytes is None:
         num_bytes = ByteSize(default_staging_bytes(sizes, config.prefetch))
@@ -136,12 +144,6 @@ def staging_slots(config: TrainConfig, shards: Shards) -> dict[int, int]:
         for tables in widths.values()
     ]
     return dict(zip(widths, share_slots(config.staging_bytes, num_cold, sizes), strict=True))
-
-
-def _sizes(config: TrainConfig, shards: Shards) -> list[WidthSizes]:
-    num_hot = [table.num_hot for table in shards.tables]
-    widths = cold_widths(shards.manifest, num_hot)
-    return staged_sizes(shards.manifest, widths, config.row_optimizer(shards.embedding_optimizer))
 
 
 def count_row_lookups(shards: Shards, tables: Sequence[int]) -> NDArray[np.int64]:

@@ -17,17 +17,22 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.shuffle import shuffled
 from ..data.batch import EmbeddingTable
-from ..rows.step_plan import NOTHING_TO_MOVE, HotCopy, StepPlan
-from ..rows.tiers import Layout, Tier
+from ..rows.step_plan import NOTHING_TO_MOVE, PlannedStep, StepPlan
+from ..rows.tiers import Layout, Tier, TrafficCounter
 from .placements import BAGS_IN_PLACE, COLD_ROWS_IN_PLACE, ROWS_IN_PLACE, Placement
+
+if TYPE_CHECKING:
+    from ..config import TrainConfig
+    from ..data.shards import Shards
 
 START_RATE = 50.0
 LEAST_RATE = 1.0
@@ -123,9 +128,9 @@ class Fae(Placement):
             return StepPlan(copy_hot="to_fast") if is_switch else NOTHING_TO_MOVE
         return replace(self._in_place, copy_hot="to_slow") if is_switch else self._in_place
 
-    def plan_evaluation(self, *, is_replica_current: bool) -> StepPlan:
+    def plan_evaluation(self, *, is_stale: bool) -> StepPlan:
         """Read hot rows where they are current, cold rows in place."""
-        return COLD_ROWS_IN_PLACE if is_replica_current else self._in_place
+        return COLD_ROWS_IN_PLACE if is_stale else self._in_place
 
     def plan_finish(self) -> StepPlan:
         """The last switch, after which the slow tier is up to date."""
@@ -147,6 +152,10 @@ class FaeOrder:
     """
 
     is_known = False
+
+    @property
+    def test_losses(self) -> Sequence[float]:
+        return self._scheduler.losses
 
     def __init__(
         self,
@@ -193,33 +202,81 @@ class FaeOrder:
             self._scheduler.observe(loss)
 
 
-class Replicator:
-    """Copies of the rows that a fast and a slow tier both hold."""
+def build_fae_order(
+    shards: Shards,
+    config: TrainConfig,
+    mean_loss: Callable[[int], float | None],
+    earlier_losses: Sequence[float],
+) -> FaeOrder:
+    """Build the order of a run with the placement ``fae``.
 
-    def __init__(self, fast: Tier, slow: Tier) -> None:
-        self._fast = fast
-        self._slow = slow
-        self._slices = []
+    Args:
+        mean_loss: measures the mean loss of so many samples that may steer training.
+        earlier_losses: test losses of the steps that are done.
+    """
+    # A resumed run makes the decisions of its scheduler once more, by the losses that it had then.
+    earlier = iter(earlier_losses)
+
+    def test_loss() -> float | None:
+        found = next(earlier, None)
+        return mean_loss(TEST_SAMPLES) if found is None else found
+
+    scheduler = ShuffleScheduler.variant(config.fae_variant)
+    return FaeOrder(shards.is_hot_only, config.seed, config.epochs, scheduler, test_loss)
+
+
+class HotRows(NamedTuple):
+    """The hot rows of one table group, which both tiers hold."""
+
+    placement: Fae
+    fast: Tier
+    slow: Tier
+    traffic: TrafficCounter
+
+
+class HotCopies:
+    """Copies all hot rows between the tiers, at each switch between the kinds of batches.
+
+    Args:
+        groups: rows of each table group.
+        paused: holds transfers, and lets a device finish its work.
+    """
+
+    def __init__(self, groups: Sequence[HotRows], paused: Callable[[], AbstractContextManager[None]]) -> None:
+        self._groups = groups
+        self._paused = paused
+
+    def before_step(self, step: PlannedStep) -> None:
+        """Make the copy that the plan of a step begins with, if any."""
+        # The placement is one for all table groups.
+        if step.parts and step.parts[0].plan.copy_hot:
+            with self._paused():
+                for hot, part in zip(self._groups, step.parts, strict=True):
+                    _copy(hot, part.plan)
+
+    def finish(self) -> None:
+        """Make the last switch, after which the slow tier is up to date."""
+        with self._paused():
+            for hot in self._groups:
+                _copy(hot, hot.placement.plan_finish())
+
+
+def _copy(hot: HotRows, plan: StepPlan) -> None:
+    """Overwrite the hot rows of one tier with those of the other, as the plan says."""
+    if not plan.copy_hot:
+        return
+    fast, slow = hot.fast, hot.slow
+    with hot.traffic.meter.during("switch"):
         for table in range(fast.layout.num_tables):
             on_fast = fast.layout.slots_of_table(table)
             start = slow.layout.slots_of_table(table).start
-            if on_fast.stop > on_fast.start:
-                self._slices.append((on_fast, slice(start, start + on_fast.stop - on_fast.start)))
-
-    @property
-    def num_rows_F(self) -> NDArray[np.int64]:  # noqa: N802
-        """(num_tables,) hot rows, all of which a copy moves."""
-        return self._fast.layout.last_F - self._fast.layout.first_F
-
-    def copy(self, direction: HotCopy) -> None:
-        """Overwrite the hot rows of one tier with those of the other."""
-        for on_fast, on_slow in self._slices:
+            on_slow = slice(start, start + on_fast.stop - on_fast.start)
             # A row and its state move together.
-            for fast, slow in (
-                (self._fast.weights_SD, self._slow.weights_SD),
-                (self._fast.state_SW, self._slow.state_SW),
-            ):
-                if direction == "to_fast":
-                    fast[on_fast].copy_(slow[on_slow])
+            for of_fast, of_slow in ((fast.weights_SD, slow.weights_SD), (fast.state_SW, slow.state_SW)):
+                if plan.copy_hot == "to_fast":
+                    of_fast[on_fast].copy_(of_slow[on_slow])
                 else:
-                    slow[on_slow].copy_(fast[on_fast])
+                    of_slow[on_slow].copy_(of_fast[on_fast])
+        slow.is_stale = plan.copy_hot == "to_fast"
+        num_rows_F = fast.layout.last_F - fast.layout.first_F
+        hot.traffic.by_table(plan.copy_hot, num_rows_F, fast.row_bytes)

@@ -15,8 +15,8 @@ from ..data.batch import IdReader
 from ..data.shards import Shards
 from ..model.shapes import tables_by_width
 from .choose_placement import build_placements
-from .placements import AllFast, Hybrid, HybridDedup, StagingPlacement
-from .plan_queue import PlanQueue
+from .placements import AllFast, Hybrid, HybridDedup
+from .staging import PlanQueue, StagingPlacement
 
 
 @dataclass(frozen=True, slots=True)

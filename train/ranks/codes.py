@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ from ...pipeline.errors import ConfigError
 from ...stats.codecs import EARLY_SHARE, BoundedCodec, bound_factor, codec_of
 from ...stats.plain_codecs import RowCodec
 from ...stats.published_bounds import BASE, bound_by_size
-from ..config import AUTO, CodecChoice, ExchangeOptions, parse_codec
+from ..config import AUTO, ChosenExchange, CodecChoice, ExchangeOptions, ExchangePrediction, parse_codec
 from ..data.batch import EmbeddingTable
 from ..model.shapes import tables_by_width
 
@@ -43,33 +43,6 @@ _DENSE_CODECS = (_EXACT, "fp16", "bf16")
 _BACK_OF_BOUNDED = "int8"
 """Gradients of rows differ in size by decades, so one range for a table would erase those of rare rows."""
 _MOST_BOUND = 0.49
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenExchange:
-    """Codecs by the names that options take; none of them is left open."""
-
-    vectors: str = _EXACT
-    gradients: str = _EXACT
-    dense: str = _EXACT
-    early_steps: int = 0
-    """Steps in which bounds are looser."""
-    feedback: bool = False
-    """Whether the error of a hot row's gradient is added to its next one."""
-
-    @property
-    def is_exact(self) -> bool:
-        """Return whether everything crosses as it is."""
-        return self.vectors == self.gradients == self.dense == _EXACT
-
-    def to_json(self) -> dict[str, Any]:
-        """The choice as plain data."""
-        return asdict(self)
-
-    @classmethod
-    def of_json(cls, found: Mapping[str, Any]) -> ChosenExchange:
-        """Read a recorded choice, which may stand among other settings."""
-        return cls(**{field.name: found[field.name] for field in fields(cls)})
 
 
 def chosen_by(options: ExchangeOptions, num_steps: int) -> ChosenExchange:
@@ -220,20 +193,6 @@ class ExchangeCounts:
     def seconds(self) -> float:
         """Seconds of the training loop for coding and waiting, of all kinds."""
         return sum(self.seconds_of.values())
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangePrediction:
-    """The measurement by which codecs were chosen."""
-
-    delay_seconds: float
-    """Seconds of a small message."""
-    bytes_per_second: float
-    """Bandwidth of the link of the slowest rank, each way."""
-    seconds_per_step: float
-    """Seconds of a step for the exchange in the chosen codecs."""
-    seconds_by_codec: Mapping[str, Mapping[str, float]]
-    """Seconds of a step without the delay, of each kind in each codec that was tried."""
 
 
 class CodedExchange:

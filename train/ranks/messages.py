@@ -20,13 +20,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...pipeline.errors import HotsetError
 from ...stats.kernel import kernel
 from ...stats.plain_codecs import MessageShape, NotFiniteError, RowCodec, RowMessage
 from ..dense.gradients import SUM_COLUMNS, add_losses, add_tiles
 from ..rows.kernels import num_levels
 from .codes import CodedExchange, Coding
-from .ranks import Message, Pending, Ranks
+from .ranks import Message, NotFiniteRowError, Pending, Ranks
 
 # ruff: noqa: N815  (arrays carry shape suffixes)
 
@@ -52,10 +51,6 @@ class CrossingRows(NamedTuple):
         for count in self.counts:
             yield slice(first, first + count)
             first += count
-
-
-class NotFiniteRowError(HotsetError):
-    """A number to be coded is an infinity or a NaN."""
 
 
 class RowsUnderWay:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,6 @@ from ..config import is_launched
 
 
 FINGERPRINT_BYTES = 16
-Found = TypeVar("Found")
 _SIGN_SECONDS = 0.1
 """Between two signs that a rank is still at work; far less than any wait for one that is gone."""
 _SUCCEEDED, _HAS_ERROR, _LEFT_TO_OTHERS = range(3)
@@ -43,6 +42,10 @@ _UNDER_WAY, _FAILED = -1, -2
 
 class RankError(HotsetError):
     """A rank is gone, is late, or follows another plan."""
+
+
+class NotFiniteRowError(HotsetError):
+    """A number to be coded is an infinity or a NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +133,17 @@ class OneRank:
         """There is nobody to leave."""
 
 
-def agree(ranks: Ranks, work: Callable[[], Found]) -> Found:
-    """Do what may be refused, and continue only where it succeeds on every rank.
+@contextmanager
+def raise_on_any_rank(ranks: Ranks) -> Iterator[None]:
+    """Run the block on every rank; if it fails on one, raise on all.
 
     Raises:
-        HotsetError: what ``work`` raised here, where no rank before this one failed.
+        HotsetError: what the block raised here, where no rank before this one failed.
         SaidElsewhereError: another rank says why it failed.
     """
-    found: list[Found] = []
     error = None
     try:
-        found.append(work())
+        yield
     except HotsetError as raised:
         error = raised
     # All ranks take part, so that none waits for one that has failed. An error that another rank reports
@@ -150,7 +153,7 @@ def agree(ranks: Ranks, work: Callable[[], Found]) -> Found:
         outcome = _LEFT_TO_OTHERS
     outcomes = [int(each) for each in ranks.gather(torch.tensor([outcome]))]
     if max(outcomes) == _SUCCEEDED:
-        return found[0]
+        return
     first = outcomes.index(_HAS_ERROR if _HAS_ERROR in outcomes else _LEFT_TO_OTHERS)
     if error is not None and first == ranks.rank:
         raise error

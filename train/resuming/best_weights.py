@@ -24,7 +24,7 @@ from ...pipeline.folders.checksum import hash_file
 from ...pipeline.schema.schema import DENSE_PREFIX
 from ..checkpoints.files import ReservedRoom
 from ..loop import Trainer
-from ..ranks.ranks import Ranks, agree, wait_for_first
+from ..ranks.ranks import Ranks, raise_on_any_rank, wait_for_first
 from ..run_folder.files import BEST_PREFIX, explained
 from ..run_folder.weights import Weights, open_weights, write_weights
 from .rank_checkpoints import send_weights
@@ -114,7 +114,9 @@ class BestWeights:
         # The best step may be the last one, whose weights are in place.
         step, _ = self._best
         if step != trainer.step:
-            _set_weights(trainer, agree(self._ranks, partial(open_weights, self._path(step))))
+            with raise_on_any_rank(self._ranks):
+                weights = open_weights(self._path(step))
+            _set_weights(trainer, weights)
         return True
 
     def _is_whole(self) -> int:

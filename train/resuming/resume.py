@@ -41,10 +41,10 @@ from ..checkpoints.tensors import dense_state, read_part, read_tensors, restore_
 from ..checkpoints.writer import CheckpointWriter, NotFiniteError, RowsCopy, TableSizes, Written
 from ..config import CheckpointSettings, TrainConfig
 from ..data.shards import Shards
-from ..execution.embeddings import PlannedStep
 from ..execution.row_parts import RowsPart, settle
 from ..loop import Trainer
 from ..rows.optimizers import RowOptimizer
+from ..rows.step_plan import PlannedStep
 
 _OTHER = "other."
 _LOSSES = "run.losses"
@@ -115,7 +115,7 @@ def capture(
     states = {name: split_state(part.state()) for name, part in trainer.resumables.items()}
     # Tensors go to a separate file, plain values to the record.
     tensors = dense_state(trainer.model, trainer.dense_optimizers)
-    tensors[BATCHES] = torch.tensor(trainer.numbers, dtype=torch.int32)
+    tensors[BATCHES] = torch.tensor(trainer.batch_numbers, dtype=torch.int32)
     tensors[_LOSSES] = torch.stack(trainer.losses).cpu() if trainer.losses else torch.zeros(0)
     for name, (_, own) in states.items():
         tensors |= {f"{_OTHER}{name}.{key}": tensor for key, tensor in own.items()}
@@ -141,7 +141,7 @@ def capture(
             name: {str(way): count for way, count in rows.items()} for name, rows in rows_by_table
         },
         transfers=_transfers(trainer),
-        test_losses=tuple(trainer.scheduler.losses) if trainer.scheduler else (),
+        test_losses=tuple(trainer.order.test_losses),
         others={name: plain for name, (plain, _) in states.items()},
     )
     return state, tensors
@@ -160,9 +160,9 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     trainer.step = state.step
     trainer.num_samples = state.num_samples
     trainer.unlogged_samples = state.unlogged_samples
-    trainer.numbers = tensors[BATCHES].tolist()
+    trainer.batch_numbers = tensors[BATCHES].tolist()
     # Losses since the last line of the log, which the next line averages.
-    trainer.losses = list(tensors[_LOSSES].to(trainer.device))
+    trainer.losses = list(tensors[_LOSSES].to(trainer.meter.device))
     trainer.meter.restore(state.seconds, state.bytes_to_fast, state.bytes_to_slow)
     names = [table.name for table in trainer.shards.tables]
     trainer.embeddings.restore_counts([state.rows_by_table.get(name, {}) for name in names])
@@ -182,7 +182,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
 def _transfers(trainer: Trainer) -> dict[str, float]:
     thread = trainer.embeddings.transfers
     source = trainer.step_source
-    read, written = file_bytes(trainer)
+    read, written = trainer.embeddings.file_bytes()
     return {
         "busy_seconds": thread.busy_seconds,
         "stall_seconds": thread.stall_seconds,
@@ -205,15 +205,7 @@ def _restore_transfers(trainer: Trainer, found: Mapping[str, float]) -> None:
     source.num_split = int(found.get("split", 0))
     source.slots_wanted = found.get("slots_wanted", 1.0)
     read, written = found.get("file_bytes_read", 0), found.get("file_bytes_written", 0)
-    trainer.earlier_file_bytes = (int(read), int(written))
-
-
-def file_bytes(trainer: Trainer) -> tuple[int, int]:
-    """Bytes that the run has read from spill files and written to them."""
-    stores = trainer.embeddings.spill_traffic()
-    read, written = trainer.earlier_file_bytes
-    read += sum(store.block_bytes * store.reads for store in stores)
-    return read, written + sum(store.block_bytes * store.writes for store in stores)
+    trainer.embeddings.earlier_file_bytes = (int(read), int(written))
 
 
 _log = logging.getLogger(__name__)
@@ -270,7 +262,7 @@ class RunCheckpoints:
             part_bytes = min(max(limit // _PARTS_IN_LIMIT, _LEAST_PART_BYTES), _PART_BYTES)
         self._writer = self._new_writer(folder, run, trainer, last, most_waiting(part_bytes, limit))
         self._copy = RowsCopy(trainer.embeddings, part_bytes, trainer.threads, self._writer.put)
-        trainer.before_update = partial(self.before_update, trainer)
+        trainer.before_step.append(partial(self.before_update, trainer))
 
     def _new_writer(
         self, folder: Path, run: str, trainer: Trainer, last: CheckpointRecord | None, most_waiting: int

@@ -10,10 +10,13 @@ a plan names distinct rows alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ...stats.batch_rows import LookupsByRow
+from ..data.batch import Batch, BatchIds
 
 HotCopy = Literal["to_fast", "to_slow"]
 
@@ -110,3 +113,33 @@ class StepPlan:
 
 NOTHING_TO_MOVE = StepPlan()
 """The step plan of a batch all of whose rows live on the fast tier."""
+
+
+@dataclass(frozen=True, slots=True)
+class WidthStep:
+    """The part of a step that concerns one table group."""
+
+    ids: BatchIds
+    lookups: LookupsByRow
+    """The same lookups by row."""
+    plan: StepPlan
+    exchange: Any = None
+    """`ranks.exchange.WidthExchange` of the step, where there are several ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """One batch with its step plans."""
+
+    number: int
+    """Which of the training or evaluation batches this is."""
+    batch: Batch
+    """The samples that are computed here: all of the batch, or those of this rank."""
+    num_samples: int
+    """Samples of the batch, those of all ranks."""
+    parts: tuple[WidthStep, ...]
+    """One per table group."""
+    item: int | None = None
+    """The item of the transfer thread that loads its rows; None where it needs none."""
+    packing: Any = None
+    """The batch in pinned memory, once a reader has packed it for a device; None: it is not sent."""

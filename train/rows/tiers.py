@@ -22,9 +22,10 @@ import mmap
 import os
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ from ...stats.batch_rows import LookupsByRow, locate_distinct_rows, locate_rows
 from ...stats.batch_work import locate_bags
 from ...stats.id_tables import mix64_pair
 from ..data.batch import BatchIds
+from ..metrics import Kind, Meter
 from ..threads import WorkThreads
 from .kernels import fill_initial, fill_initial_rows
 
@@ -345,6 +347,8 @@ class Tier:
         host: HostMemory | None = None,
     ) -> None:
         self.layout = layout
+        self.is_stale = False
+        """Whether rows that both tiers hold are newer on the other one (fae)."""
         self.num_slots = layout.num_own_slots + num_staging
         self.device = torch.device(device)
         # With limited host memory the rows may go to a mapped file.
@@ -371,6 +375,18 @@ class Tier:
         """
         rows = self.state_SW if state else self.weights_SD
         return rows[self.layout.slots_of_table(table)]
+
+    def parts_of_table(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
+        """Yield the same on the host in id order; of a tier in a file in parts of bounded size."""
+        yield self.rows_of_table(table, state=state).cpu()
+
+    @property
+    def file_bytes(self) -> tuple[int, int]:
+        """Bytes read from the files of this tier, and written to them."""
+        return 0, 0
+
+    def finish(self) -> None:
+        """Give memory back after the last step, where the tier is in a file."""
 
     def initialize(self, initial: InitialValues, threads: WorkThreads | None = None) -> None:
         """Initialize every row of this tier, in parallel on the host."""
@@ -421,6 +437,15 @@ class FileTier(Tier, ABC):
     def most_read(self) -> int:
         """Distinct rows that evaluation may read at a time."""
 
+    def stored_rows(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
+        """Yield every row that training has stored once, with weights and state, in any order."""
+        return iter(())
+
+    def refill(
+        self, rows_N: NDArray[np.int64], weights_ND: NDArray[np.float32], state_NW: NDArray[np.float32]
+    ) -> None:
+        """Put restored rows where their next fetches will find them."""
+
     @abstractmethod
     def fill(self, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]) -> None:
         """Write the newest weights of rows that no other slot holds.
@@ -458,3 +483,43 @@ class FileTier(Tier, ABC):
         slots_N = np.searchsorted(self._read_U, rows_N)
         assert slots_N.max(initial=-1) < self._read_U.size and np.array_equal(self._read_U[slots_N], rows_N)
         return slots_N.astype(np.int64)
+
+
+Way = Literal["to_fast", "to_slow", "made"]
+"""How a row came where it is needed; "made" rows got their initial values in place of a fetch. These are keys
+of the run's summary."""
+WAYS: tuple[Way, ...] = ("to_fast", "to_slow", "made")
+
+
+class TrafficCounter:
+    """The counts of one executor; for one thread at a time.
+
+    Args:
+        meter: that of the run.
+        slow: layout of the slow tier, whose slots name the rows.
+    """
+
+    def __init__(self, meter: Meter, slow: Layout) -> None:
+        self.meter = meter
+        self._slow = slow
+        self.rows_F: dict[Way, NDArray[np.int64]] = {way: np.zeros(slow.num_tables, np.int64) for way in WAYS}
+        """(num_tables,) rows and vectors moved each way, and rows initialized on the fast tier."""
+
+    def rows(self, way: Way, rows_N: NDArray[np.int64], bytes_each: int, kind: Kind | None = None) -> None:
+        """Count slow-tier rows, or their vectors, that moved one way."""
+        if rows_N.size == 0:
+            return
+        tables_N, _ = self._slow.rows_at(rows_N)
+        self.by_table(way, np.bincount(tables_N, minlength=self._slow.num_tables), bytes_each, kind)
+
+    def by_table(
+        self, way: Way, counts_F: NDArray[np.int64], bytes_each: int, kind: Kind | None = None
+    ) -> None:
+        """Count so many of each table that moved this way."""
+        kind = kind or self.meter.kind
+        # Rows initialized on the fast tier move no byte between the tiers.
+        if way != "made":
+            num_bytes = int(counts_F.sum()) * bytes_each
+            self.meter.moved(**{way: num_bytes}, kind=kind)
+        if kind != "evaluation":
+            self.rows_F[way] += counts_F

@@ -41,13 +41,12 @@ from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.manifest import MANIFEST, FileEntry, Manifest, checksum_of
 from ...pipeline.folders.whole_file import link_folder
 from ..checkpoints.files import CHECKPOINTS, ReservedRoom
-from ..config import MOST_MICRO_BATCHES, TrainConfig
+from ..config import MOST_MICRO_BATCHES, ChosenExchange, TrainConfig
 from ..data.batch_order import BATCH_ORDER
 from ..data.shards import ShardOrigin, Shards, vocabulary_of
 from ..dense.gradients import cpu_features
 from ..dense.linear import choose_library
 from ..model.choose_model import choose_model, recorded_name
-from ..ranks.codes import ChosenExchange
 from .removed_options import without_removed
 from .weights import Weights, write_weights
 

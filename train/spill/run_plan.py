@@ -39,6 +39,7 @@ from ...stats.lookahead.step_plans import (
     find_next_fetches,
     find_next_of_residents,
 )
+from ..placements.staging import ChunkFetches, EpochFetches
 
 _MOST_CELLS = 1 << 13
 _LEAST_CELL_ROWS = 64
@@ -440,27 +441,6 @@ class EpochPlans:
     chunks: tuple[StepPlans, ...]
     residents: NDArray[np.int64]
     """(num_residents,); rows written back after the last step."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkFetches:
-    """Where the rows that a chunk of steps moves come from and go to."""
-
-    of_write_backs: NDArray[np.int64]
-    """(num_write_backs,); next fetch of each row, -1: none."""
-    of_splits: NDArray[np.int64]
-    """(num_fetches,) where a step of the chunk is split; next fetch of the rows of such steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpochFetches:
-    """The same for an epoch."""
-
-    first_fetch: int
-    """Number of its first fetch."""
-    chunks: tuple[ChunkFetches, ...]
-    of_residents: NDArray[np.int64]
-    """(num_residents,)."""
 
 
 @dataclass(frozen=True, slots=True)

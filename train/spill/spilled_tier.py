@@ -36,9 +36,14 @@ class SpilledTier(FileTier):
         return self._store
 
     @property
-    def is_open(self) -> bool:
-        """Return whether there is a store; a width without cold rows has none."""
-        return self._store is not None
+    def file_bytes(self) -> tuple[int, int]:
+        if self._store is None:
+            return 0, 0
+        traffic = self._store.traffic
+        return traffic.block_bytes * traffic.reads, traffic.block_bytes * traffic.writes
+
+    def stored_rows(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
+        return iter(()) if self._store is None else self._store.newest()
 
     def open(self, store: RowStore, restored_U: NDArray[np.int64], next_fetches_U: NDArray[np.int64]) -> None:
         """Keep the rows in ``store`` from now on.
@@ -55,9 +60,11 @@ class SpilledTier(FileTier):
         self, rows_N: NDArray[np.int64], weights_ND: NDArray[np.float32], state_NW: NDArray[np.float32]
     ) -> None:
         """Put restored rows where their next fetches will find them."""
+        if self._store is None:  # a width without cold rows
+            return
         next_fetches_N = np.array(self._next_fetches_U[np.searchsorted(self._restored_U, rows_N)])
         order_N = np.arange(rows_N.size)
-        self.store.put(rows_N, next_fetches_N, weights_ND, state_NW, order_N)
+        self._store.put(rows_N, next_fetches_N, weights_ND, state_NW, order_N)
 
     def finish(self) -> None:
         """Give memory back after the last step."""

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from ...pipeline.errors import ByteSize, HotsetError, first_line, parse_byte_size
 from ...pipeline.folders.whole_file import refuse_target, whole_file
 from ...pipeline.runtime.tasks import num_workers
-from ..library import describe_machine
+from ..machine import describe_machine
 
 Result = TypeVar("Result")
 Facts = dict[str, Any]

@@ -28,6 +28,7 @@ from ...train.config import PlacementName, TrainConfig
 from ...train.data.shards import Shards
 from ...train.device import Event, Graph, StreamName
 from ...train.gpu.queued_steps import QueuedSteps
+from ...train.loop import read_ahead
 from .harness import Facts, new_parser, run_script, scratch_folder, tell
 from .kaggle_shards import draw_kaggle, write_kaggle_shards
 
@@ -140,12 +141,12 @@ def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> lis
         dense_optimizer=_OPTIMIZER,
     )
     # Runs have checkpoints by default, for which the rows that change are marked.
-    trainer = build_trainer(shards, config, verbs=device, tracks_changes=True)
+    trainer = build_trainer(shards, config, device_api=device, tracks_changes=True)
     runner = trainer.runner
     assert isinstance(runner, QueuedSteps)
     found: list[_QueuedStep] = []
     ahead: _Ahead | None = None
-    with closing(trainer.embeddings), closing(trainer.steps()) as steps:
+    with closing(trainer.embeddings), closing(read_ahead(trainer)) as steps:
         stopped = time.thread_time()
         for step in steps:
             if trainer.step == shards.num_training_batches:
@@ -161,13 +162,13 @@ def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> lis
             taking, stopped = taken - stopped, time.thread_time()
             found.append(
                 _QueuedStep(
-                    "hot-only" if step.step.batch.is_hot_only else "mixed",
+                    "hot-only" if step.batch.is_hot_only else "mixed",
                     stopped - begin,
                     time.perf_counter() - wall,
                     taking,
                     begin - taken,
                     Counter(device.calls),
-                    (runner.sent_bytes - sent) / step.step.num_samples,
+                    (runner.sent_bytes - sent) / step.num_samples,
                 )
             )
             if ahead is not None:

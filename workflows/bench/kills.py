@@ -325,7 +325,7 @@ def measure_stall(num_rows: int, scratch: Path) -> Facts:
                 width.changed.mark_rows(rows, is_saved=False)
             # A checkpoint belongs to a step, so one is counted as taken, with any batch.
             trainer.step += 1
-            trainer.numbers.append(0)
+            trainer.batch_numbers.append(0)
             saved.take(trainer, [])
             while saved.is_copying:
                 saved.go_on(trainer)

@@ -37,6 +37,7 @@ from ...train.data.batch import Batch
 from ...train.data.shards import Shards
 from ...train.execution.step_source import StepSource
 from ...train.loop import Trainer, run_steps
+from ...train.spill.spilled_tier import SpilledTier
 from ..drawn_shards import DrawnShards
 from .harness import (
     Candidate,
@@ -367,7 +368,8 @@ def _disk_traffic(trainer: Trainer) -> dict[str, int]:
     # A system without these counts leaves all bytes at 0.
     counted = {name: int(count) for name, count in (line.split(": ") for line in lines)}
     bytes_written = counted.get("write_bytes", 0)
-    stores = trainer.embeddings.spill_traffic()
+    tiers = [width.executor.slow for width in trainer.embeddings.widths]
+    stores = [each.store.traffic for each in tiers if isinstance(each, SpilledTier) and each.file_bytes[1]]
     requests = sum(store.reads + store.writes for store in stores)
     if not stores:
         # Each mapped page is read by one fault, and written back separately.

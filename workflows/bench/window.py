@@ -31,7 +31,7 @@ from ...train.config import TrainConfig
 from ...train.data.batch import IdReader
 from ...train.data.shards import Shards
 from ...train.placements.choose_placement import build_placements
-from ...train.placements.placements import Lookahead
+from ...train.placements.staging import Lookahead
 from ..recipes import criteo_kaggle
 from .harness import Facts, new_parser, run_script, scratch_folder, tell
 
@@ -126,7 +126,7 @@ def _packed(log: Path, data: Path, order: Literal["grouped", "original"], batch_
 def _measure_log(shards: Shards, num_epochs: int) -> Iterator[Facts]:
     dim = shards.tables[0].embedding_dim
     hot_rows = int(_HOT_SHARE * sum(table.num_rows for table in shards.tables))
-    epochs = []
+    epochs: list[Epoch] = []
     for budget in _BUDGETS:
         num_bytes = max(int(budget * hot_rows), 1) * row_bytes(dim, "sgd")
         config = TrainConfig(

@@ -18,7 +18,6 @@ from ..command_list import Command
 from ..console import print_json, progress_bars, say, say_error, set_verbosity, stdout_console
 from ..options import NO_OPTION, Arg, Dir, RecipeFile, config_of, parse_options
 from ..recipe_file import with_recipe
-from .describe_stages import explain_all_hot
 
 _START_INTERRUPTED = "the steps up to the last checkpoint of --out are kept, where it has one"
 _STEPS_INTERRUPTED = "the steps so far are kept in the checkpoint of --out, unless those are off"
@@ -102,7 +101,7 @@ class TrainCommand(Command, ExchangeOptions, CheckpointSettings, TrainConfig):
         """Run ``hotset train``."""
         # torch takes a second and more to import: not before the options are known to be right.
         from ...train.run import train
-        from ..library import describe_machine
+        from ..machine import describe_machine
 
         # Rank 0 speaks for all; what the others have to say is why they stop.
         if not is_first():
@@ -149,9 +148,11 @@ class TrainCommand(Command, ExchangeOptions, CheckpointSettings, TrainConfig):
         if config.recipe.keeps_best and summary["best_step"] is not None:
             say(f"kept the weights of step {summary['best_step']:,}, the best of the validation part")
         say(f"wrote {self.out}")
-        all_hot = explain_all_hot(summary["num_rows"], summary["num_hot_rows"])
-        if all_hot and self.placement in _MOVES_COLD_ROWS:
-            say(all_hot)
+        if self.placement in _MOVES_COLD_ROWS:
+            from .describe_stages import explain_all_hot
+
+            if all_hot := explain_all_hot(summary["num_rows"], summary["num_hot_rows"]):
+                say(all_hot)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,10 @@ from hotset.tests.support.hints import follows, hint_of
 from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train.build_embeddings import resolve
-from hotset.train.config import TrainConfig
+from hotset.train.config import ChosenExchange, TrainConfig
 from hotset.train.data.batch import BatchShares
 from hotset.train.data.shards import Shards
-from hotset.train.ranks.codes import ChosenExchange, refuse_unknown_tables
+from hotset.train.ranks.codes import refuse_unknown_tables
 from hotset.train.ranks.ranks import Ranks, join_ranks, refuse_other_plans
 
 

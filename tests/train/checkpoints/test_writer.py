@@ -103,7 +103,7 @@ class Copies:
         self.all_wanted: list[Rows] = []
         self.all_found: list[Rows] = []
         self.copy = RowsCopy(trainer.embeddings, 800, trainer.threads, self._put)
-        trainer.before_update = self.copy.before_update
+        trainer.before_step = [self.copy.before_update]
 
     def _put(self, part: RowsPart, release: Callable[[], None]) -> None:
         # As the writer does: once a part is written, its memory belongs to others.

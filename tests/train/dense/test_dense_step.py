@@ -177,7 +177,7 @@ def test_placements_end_with_equal_bits(tmp_path: Path) -> None:
     all_fast = trained(shards, placement="all-fast", **FIELDS)
     for placement in (*STATELESS, *STAGING, {"placement": "all-fast", "threads": 3}):
         assert_equal_bits(trained(shards, **placement, **FIELDS), all_fast)
-    fae = trained(shards, all_fast.numbers, placement="fae", **FIELDS)
+    fae = trained(shards, all_fast.batch_numbers, placement="fae", **FIELDS)
     assert_equal_bits(fae, all_fast)
     # The length of histories is a size of the model.
     with pytest.raises(AssertionError):

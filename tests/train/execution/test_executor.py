@@ -1,10 +1,11 @@
 """The executor on plans made by hand.
 
-Tests `embeddings`, `embeddings`, `executor`, `embeddings`, `executor` and `traffic`, too.
+Tests `embeddings`, too.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,18 @@ from hotset.stats.batch_rows import LookupsByRow, group_lookups, of_matrix
 from hotset.train.data.batch import BatchIds
 from hotset.train.execution.executor import Executor
 from hotset.train.metrics import Meter
+from hotset.train.placements.fae import Fae, HotCopies, HotRows
 from hotset.train.rows.optimizers import RowOptimizer
-from hotset.train.rows.step_plan import NOTHING_TO_MOVE, InPlace, Moves, SplitBatch, StepPlan, Transfer
+from hotset.train.rows.step_plan import (
+    NOTHING_TO_MOVE,
+    InPlace,
+    Moves,
+    PlannedStep,
+    SplitBatch,
+    StepPlan,
+    Transfer,
+    WidthStep,
+)
 from hotset.train.rows.tiers import InitialValues, Layout, Tier
 from hotset.train.threads import WorkThreads
 
@@ -44,7 +55,11 @@ def make_executor(
 
 
 def move(executor: Executor, plan: StepPlan) -> None:
-    executor.copy_hot(plan)
+    if plan.copy_hot:
+        nothing: Any = None
+        hot = HotRows(Fae([]), executor.fast, executor.slow, executor.traffic)
+        step = PlannedStep(0, nothing, 0, (WidthStep(nothing, nothing, plan),))
+        HotCopies([hot], nullcontext).before_step(step)
     if plan.transfer:
         executor.transfer(plan.transfer)
 
@@ -146,18 +161,6 @@ def test_rows_of_the_slow_tier_alone_may_be_in_place() -> None:
         emb_BFD = executor.look_up(ids_BF, by_row(ids_BF), plan)
     assert torch.equal(emb_BFD, expected) and not emb_BFD.requires_grad
     assert executor.traffic.meter.training_bytes() == (DIM * 4, 0)
-
-
-def test_a_switch_is_counted_apart() -> None:
-    executor = make_executor([0, 0], NUM_HOT, [0, 0], NUM_ROWS)
-    executor.fast.weights_SD.fill_(7.0)
-    executor.copy_hot(StepPlan(copy_hot="to_slow"))
-    assert (
-        executor.slow.weights_SD[[0, 1, 2, 3, 4]].eq(7.0).all()
-        and not executor.slow.weights_SD[5:].eq(7.0).any()
-    )
-    assert executor.traffic.meter.bytes_to_slow["switch"] == 5 * 32
-    assert executor.traffic.meter.bytes_to_fast["switch"] == 0
 
 
 def test_tables_are_put_together_from_both_tiers() -> None:

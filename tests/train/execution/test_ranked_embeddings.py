@@ -22,13 +22,13 @@ from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train import build_ranks
 from hotset.train.build import build_trainer
-from hotset.train.config import TrainConfig
+from hotset.train.config import ChosenExchange, TrainConfig
 from hotset.train.data.batch import BatchShares
 from hotset.train.data.shards import Part, Shards
 from hotset.train.execution import ranked_embeddings
 from hotset.train.loop import run_steps
 from hotset.train.ranks import messages
-from hotset.train.ranks.codes import ChosenExchange, Coding
+from hotset.train.ranks.codes import Coding
 from hotset.train.ranks.exchange import HeldRows
 from hotset.train.ranks.ranks import OneRank, RankError, Ranks
 
@@ -220,6 +220,7 @@ def test_evaluation_reads_rows_as_they_are(shards: Shards, monkeypatch: pytest.M
 
     def scored(ranks: Ranks) -> tuple[float | None, int]:
         trainer = build_trainer(shards, config, ranks=ranks, exchange=INT8)
+        assert trainer.coded is not None
         return trainer.predictor.score_run().auc, sum(trainer.coded.counts.sent_bytes.values())
 
     exact = build_trainer(

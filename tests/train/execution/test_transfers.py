@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hotset.train.execution.embeddings import Embeddings
 from hotset.train.execution.transfers import TransferThread
 from hotset.train.gpu.simulated_device import LateDevice
+from hotset.train.gpu.transfers import QueuedTransfers
 
 
 def assert_is_set(event: threading.Event) -> None:
@@ -131,7 +132,8 @@ def test_stalls_and_work_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_closing_the_embeddings_waits_for_the_device() -> None:
     device = LateDevice()
-    embeddings = Embeddings(0, [], device)
+    embeddings = Embeddings(0, [])
+    embeddings.transfers = QueuedTransfers(embeddings.run_transfers, device)
     done: list[int] = []
     for number in range(20):
         device.launch("moves", done.append, number)

@@ -37,17 +37,17 @@ from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.device import Device, Event, Graph, StreamName
-from hotset.train.execution.transfers import QueuedTransfers
 from hotset.train.gpu import queued_steps as step_module
 from hotset.train.gpu import twins
 from hotset.train.gpu.packed_batch import InputRing, RowMoves, RowTensors
-from hotset.train.gpu.queued_steps import InPlaceSteps, QueuedSteps
+from hotset.train.gpu.queued_steps import QueuedSteps
 from hotset.train.gpu.simulated_device import LateDevice
+from hotset.train.gpu.transfers import QueuedTransfers
 from hotset.train.gpu.twins import move_rows
-from hotset.train.loop import Trainer, num_steps_ahead
-from hotset.train.placements.fae import Fae
+from hotset.train.loop import HostSteps, Trainer, num_steps_ahead
+from hotset.train.placements.fae import Fae, HotCopies
+from hotset.train.rows.step_plan import PlannedStep
 from hotset.train.run import train
-from hotset.train.step import StepsAtOnce
 
 
 def hold_against_the_host(seed: int, folder: Path) -> None:
@@ -79,7 +79,7 @@ def test_no_such_step_is_taken_at_once(tmp_path: Path, monkeypatch: pytest.Monke
     def refuse(*_: object) -> None:
         raise AssertionError("the device stands still for this step")
 
-    monkeypatch.setattr(StepsAtOnce, "train", refuse)
+    monkeypatch.setattr(HostSteps, "train", refuse)
     for name in ("hybrid", "hybrid-dedup", "fae"):
         train_late(run, 1, placement=name)
     # Shares of a batch are summed apart, which no kernel does.
@@ -116,7 +116,7 @@ def test_rows_that_are_sent_move_the_bytes_that_the_host_counts(drawn: DrawnRun)
 def test_fae_may_send_distinct_rows(drawn: DrawnRun, monkeypatch: pytest.MonkeyPatch) -> None:
     # A fast tier with rows of its own, none of which serve such a batch.
     build = Fae.__init__
-    monkeypatch.setattr(Fae, "__init__", lambda fae, tables, *_: build(fae, tables, sends="rows"))
+    monkeypatch.setattr(Fae, "__init__", lambda fae, tables, **_: build(fae, tables, sends="rows"))
     wanted = trained(drawn.shards, placement="fae", **drawn.fields)
     late = train_late(drawn, 1, placement="fae")
     assert_equal_bits(late, wanted)
@@ -173,16 +173,16 @@ def test_a_switch_of_fae_that_does_not_wait_for_the_device_is_found(
     # No test loss comes before this variant's switch, which would wait for the device.
     fields: dict[str, Any] = {"placement": "fae", "fae_variant": "code", "epochs": 3}
     wanted = trained(drawn.shards, **fields, **drawn.fields)
-    train = InPlaceSteps.train
+    before_step = HotCopies.before_step
 
-    def train_at_once(steps: InPlaceSteps, *arguments: Any) -> None:
+    def copy_without_waiting(copies: HotCopies, step: PlannedStep) -> None:
         with monkeypatch.context() as within:
             within.setattr(LateDevice, "synchronize", lambda device: None)
-            train(steps, *arguments)
+            before_step(copies, step)
 
     keep_slow(monkeypatch, "compute")
     assert not is_wrong(drawn, wanted, 0, **fields)
-    monkeypatch.setattr(InPlaceSteps, "train", train_at_once)
+    monkeypatch.setattr(HotCopies, "before_step", copy_without_waiting)
     assert any(is_wrong(drawn, wanted, seed, **fields) for seed in range(8))
 
 
@@ -432,7 +432,7 @@ def test_the_memory_of_steps_that_are_done_is_given_back_by_readers(tmp_path: Pa
 
     trainer = trained(run.shards, device="late:1", placement="lookahead", after_step=after_step, **run.fields)
     # Those of the loop, and of the batches that were packed before.
-    ahead = num_steps_ahead(trainer.config, run.shards.mixed_share) + trainer.readers.num_threads
+    ahead = num_steps_ahead(trainer.config, run.shards.mixed_share) + trainer.step_source.readers.num_threads
     assert 0 < max(kept) <= ahead + 5 < len(kept)
     # Those of the last steps go once all is done, and not with the trainer.
     assert isinstance(trainer.runner, QueuedSteps)
@@ -464,7 +464,7 @@ def test_rows_move_beside_every_hot_only_step_between_two_mixed_ones(
     keep_slow(monkeypatch, "compute")
     settings: dict[str, Any] = {"staging_bytes": 16_000, "prefetch": 0}
     found = trained(shards, device="late:1", placement="lookahead", **settings)
-    mixed = [step for step, number in enumerate(found.numbers) if not shards.is_hot_only[number]]
+    mixed = [step for step, number in enumerate(found.batch_numbers) if not shards.is_hot_only[number]]
     # Rows of a batch are written back and fetched by one kernel each.
     ahead = [step - computed for step, computed in zip(mixed, begun[::2], strict=True)]
     assert max(ahead) == 3

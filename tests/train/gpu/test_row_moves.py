@@ -18,12 +18,12 @@ from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.data.shards import Shards
 from hotset.train.device import Event, StreamName
-from hotset.train.execution.transfers import ThreadedTransfers
 from hotset.train.gpu import row_moves
 from hotset.train.gpu import row_moves as piece_ring
 from hotset.train.gpu.packed_batch import WidthTensors
 from hotset.train.gpu.row_moves import PieceRing, PieceShape, ThreadMover, pieces_of
 from hotset.train.gpu.simulated_device import LateDevice
+from hotset.train.gpu.transfers import ThreadedTransfers
 from hotset.train.loop import Trainer
 from hotset.train.rows.step_plan import Moves
 from hotset.train.run_log import summarize_transfers

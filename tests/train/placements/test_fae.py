@@ -8,15 +8,18 @@ The shuffle scheduler on hand-made sequences of test losses.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from hotset.train.data.batch import EmbeddingTable
-from hotset.train.placements.fae import Fae, FaeOrder, Replicator, ShuffleScheduler
-from hotset.train.rows.step_plan import NOTHING_TO_MOVE, HotCopy, InPlace, StepPlan
-from hotset.train.rows.tiers import Layout, Tier
+from hotset.train.metrics import Meter
+from hotset.train.placements.fae import Fae, FaeOrder, HotCopies, HotRows, ShuffleScheduler
+from hotset.train.rows.step_plan import NOTHING_TO_MOVE, HotCopy, InPlace, PlannedStep, StepPlan, WidthStep
+from hotset.train.rows.tiers import Layout, Tier, TrafficCounter
 
 NUM_ROWS, NUM_HOT = [4, 3, 6], [2, 0, 5]
 
@@ -30,11 +33,22 @@ def make_tiers() -> tuple[Tier, Tier]:
     return fast, slow
 
 
+def step_with(plan: StepPlan) -> PlannedStep:
+    """Return a step of which only the plan is looked at."""
+    nothing: Any = None
+    return PlannedStep(0, nothing, 0, (WidthStep(nothing, nothing, plan),))
+
+
 @pytest.mark.parametrize("direction", ["to_fast", "to_slow"])
 def test_weights_and_state_of_every_hot_row_are_copied_and_nothing_else(direction: HotCopy) -> None:
     fast, slow = make_tiers()
     fast_before, slow_before = make_tiers()
-    Replicator(fast, slow).copy(direction)
+    meter = Meter(torch.device("cpu"))
+    meter.enter("mixed")
+    hot = HotRows(Fae([]), fast, slow, TrafficCounter(meter, slow.layout))
+    HotCopies([hot], nullcontext).before_step(step_with(StepPlan(copy_hot=direction)))
+    assert getattr(meter, f"bytes_{direction}")["switch"] == sum(NUM_HOT) * fast.row_bytes
+    assert slow.is_stale == (direction == "to_fast")
     pairs = [(table, row) for table in range(3) for row in range(NUM_HOT[table])]
     for name in ("weights_SD", "state_SW"):
         expected_fast, expected_slow = getattr(fast_before, name).clone(), getattr(slow_before, name).clone()
@@ -47,10 +61,6 @@ def test_weights_and_state_of_every_hot_row_are_copied_and_nothing_else(directio
                 expected_slow[on_slow] = getattr(fast_before, name)[on_fast]
         assert torch.equal(getattr(fast, name), expected_fast)
         assert torch.equal(getattr(slow, name), expected_slow)
-
-
-def test_a_copy_is_all_hot_rows_with_their_state() -> None:
-    assert Replicator(*make_tiers()).num_rows_F.sum() == 7
 
 
 TABLES = [EmbeddingTable("C1", 4, 2, 16), EmbeddingTable("C2", 6, 3, 16)]
@@ -84,9 +94,9 @@ def test_evaluation_reads_hot_rows_where_they_are_current() -> None:
     placement = Fae(TABLES)
     # Batches planned ahead change nothing: the copies may not have been made yet.
     placement.plan(is_hot_only=True)
-    assert placement.plan_evaluation(is_replica_current=False) == StepPlan(in_place=InPlace("bags"))
+    assert placement.plan_evaluation(is_stale=False) == StepPlan(in_place=InPlace("bags"))
     of_cold_rows = StepPlan(in_place=InPlace("rows", is_whole=False))
-    assert placement.plan_evaluation(is_replica_current=True) == of_cold_rows
+    assert placement.plan_evaluation(is_stale=True) == of_cold_rows
 
 
 def run_order(

@@ -2,7 +2,7 @@
 
 Staging placements: their lookups and step plans on small batches.
 
-Tests `plan_queue`, too.
+Tests `staging`, too.
 """
 
 from __future__ import annotations
@@ -10,15 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from hotset.train.data.batch import BatchIds, EmbeddingTable, IdReader
-from hotset.train.placements.placements import (
-    AllFast,
-    Cache,
-    Hybrid,
-    HybridDedup,
-    Lookahead,
-    StagingPlacement,
-)
-from hotset.train.placements.plan_queue import PlanQueue
+from hotset.train.placements.placements import AllFast, Hybrid, HybridDedup
+from hotset.train.placements.staging import Cache, Lookahead, PlanQueue, StagingPlacement
 from hotset.train.rows.step_plan import NOTHING_TO_MOVE, InPlace, StepPlan
 
 TABLES = [EmbeddingTable("C1", 4, 2, 16), EmbeddingTable("C2", 6, 3, 16)]
@@ -27,7 +20,7 @@ TABLES = [EmbeddingTable("C1", 4, 2, 16), EmbeddingTable("C2", 6, 3, 16)]
 def test_all_fast_moves_nothing() -> None:
     placement = AllFast(TABLES)
     assert placement.plan(is_hot_only=False) is NOTHING_TO_MOVE
-    assert placement.plan_evaluation(is_replica_current=False) is NOTHING_TO_MOVE
+    assert placement.plan_evaluation(is_stale=False) is NOTHING_TO_MOVE
     assert (placement.fast.num_own_slots, placement.slow.num_own_slots) == (10, 0)
 
 
@@ -44,7 +37,7 @@ def test_hybrid_dedup_sends_each_distinct_row_once() -> None:
 def test_evaluation_plans_are_those_of_training_here() -> None:
     for placement in (Hybrid(TABLES), HybridDedup(TABLES)):
         plan = placement.plan(is_hot_only=False)
-        assert placement.plan_evaluation(is_replica_current=False) == plan
+        assert placement.plan_evaluation(is_stale=False) == plan
         assert placement.plan_finish() is NOTHING_TO_MOVE
 
 

@@ -34,7 +34,7 @@ def test_the_counts_are_those_of_the_run(
 ) -> None:
     fields: dict[str, Any] = {"embedding_optimizer": "adagrad", "staging_bytes": staging_bytes}
     trainer = trained(shards, **placement, **fields)
-    moved = simulate_epoch(shards, trainer.config, trainer.numbers)
+    moved = simulate_epoch(shards, trainer.config, trainer.batch_numbers)
     assert (moved.bytes_to_fast, moved.bytes_to_slow) == trainer.meter.training_bytes()
     assert (moved.num_shortened, moved.num_split) == (
         trainer.step_source.num_shortened,

@@ -14,11 +14,10 @@ from hotset.pipeline.errors import ConfigError
 from hotset.stats.codecs import BoundedCodec, codec_of
 from hotset.stats.plain_codecs import RowMessage, shape_of
 from hotset.tests.support.thread_ranks import run_thread_ranks
-from hotset.train.config import ExchangeOptions
+from hotset.train.config import ChosenExchange, ExchangeOptions
 from hotset.train.data.batch import EmbeddingTable
 from hotset.train.ranks.codes import (
     EXACT,
-    ChosenExchange,
     CodedExchange,
     Coding,
     WidthCodec,

@@ -15,17 +15,11 @@ from numpy.typing import NDArray
 from hotset.stats.codecs import codec_of
 from hotset.stats.plain_codecs import RowMessage, shape_of
 from hotset.tests.support.thread_ranks import run_thread_ranks
+from hotset.train.config import ChosenExchange
 from hotset.train.dense.gradients import add_losses
-from hotset.train.ranks.codes import EXACT, ChosenExchange, CodedExchange, Coding
-from hotset.train.ranks.messages import (
-    CrossingRows,
-    DenseSums,
-    NotFiniteRowError,
-    RowMessages,
-    WidthLayout,
-    sum_partials,
-)
-from hotset.train.ranks.ranks import OneRank, Ranks
+from hotset.train.ranks.codes import EXACT, CodedExchange, Coding
+from hotset.train.ranks.messages import CrossingRows, DenseSums, RowMessages, WidthLayout, sum_partials
+from hotset.train.ranks.ranks import NotFiniteRowError, OneRank, Ranks
 from hotset.train.rows.kernels import num_levels
 
 

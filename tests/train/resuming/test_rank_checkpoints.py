@@ -21,12 +21,11 @@ from hotset.train.build import build_trainer
 from hotset.train.checkpoints import writer
 from hotset.train.checkpoints.files import CheckpointRecord, newest_whole, write_record
 from hotset.train.checkpoints.tensors import write_part
-from hotset.train.config import CheckpointSettings, TrainConfig
+from hotset.train.config import CheckpointSettings, ChosenExchange, TrainConfig
 from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards
 from hotset.train.execution.row_parts import RowsPart
 from hotset.train.loop import Trainer, run_steps
-from hotset.train.ranks.codes import ChosenExchange
 from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.recipe_options import parse_interval
 from hotset.train.resuming.rank_checkpoints import SAVED_ERRORS, RankCheckpoints, RankFolder, SavedErrors
@@ -65,7 +64,7 @@ def train(
     checkpoint = Checkpoint.open(folder, record, table_sizes(shards, config)) if record else None
     start = checkpoint.start if checkpoint else None
     trainer = build_trainer(shards, config, start=start, tracks_changes=True, ranks=ranks, exchange=exchange)
-    if trainer.coded.errors is not None:
+    if trainer.coded is not None and trainer.coded.errors is not None:
         trainer.resumables[SAVED_ERRORS] = SavedErrors(ranks, trainer.coded.errors)
     if checkpoint:
         restore(trainer, checkpoint)

@@ -1,6 +1,6 @@
 """Training whose cold rows do not fit in memory: equal bits, bounded memory, nothing left behind.
 
-Also the tests of `spilled_tier`, `step_source`, `plan_queue` and `embeddings`.
+Also the tests of `spilled_tier`, `step_source`, `whole_run` and `embeddings`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
 from hotset.train.fit import fit
 from hotset.train.loop import Trainer, run_steps
-from hotset.train.placements import plan_queue
 from hotset.train.run import train
-from hotset.train.spill import run_plan
+from hotset.train.spill import run_plan, whole_run
 from hotset.train.spill.row_store import BlockFile, RowStore
 from hotset.train.spill.spilled_tier import SpilledTier
 
@@ -248,8 +247,8 @@ def test_memory_for_plans_is_bounded_too(
 ) -> None:
     # Every list of all rows is in a file, next fetches are found in many passes, plans made in many chunks.
     monkeypatch.setattr(run_plan, "_LEAST_ROWS", 100)
-    monkeypatch.setattr(plan_queue, "_CHUNK_ENTRIES", 256)
-    monkeypatch.setattr("hotset.train.execution.step_source.PLANNING_SHARE", 10**9)
+    monkeypatch.setattr(whole_run, "_CHUNK_ENTRIES", 256)
+    monkeypatch.setattr(whole_run, "PLANNING_SHARE", 10**9)
     trainer = spilled(shards, tmp_path)
     run_steps(trainer, no_log)
     assert_equal_bits(trainer, all_fast)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...library import commit
+from ...machine import commit
 from .day import DaySettings, Part, failed_parts, left_out_of, run_day
 
 PARTS = (

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from ....train.build import build_trainer
-from ....train.build_embeddings import open_verbs
+from ....train.build_embeddings import open_device_api
 from ....train.config import TrainConfig
 from ....train.data.batch_order import RecordedOrder
 from ....train.data.shards import Shards
 from ....train.device import Device, Event, Graph, StreamName
 from ....train.gpu.twins import TWINS
-from ....train.loop import Trainer, run_steps
+from ....train.loop import Trainer, read_ahead, run_steps
 from .link_rates import measure_link
 from .step_floors import LAST, GpuRates, part_floors
 
@@ -133,7 +133,7 @@ class WritingDevice:
 
 def measure_device_rates(name: str) -> GpuRates:
     """Measure the ceilings of a device: its memory, its products, and the link to it."""
-    device = open_verbs(name)
+    device = open_device_api(name)
     link = measure_link(name)
     assert device is not None and link is not None
     on = device.torch_device
@@ -164,11 +164,11 @@ def measure_device_step(
     """
     recorded = RecordedOrder(np.array(order, np.int32))
     us = _trained(build_trainer(shards, config, recorded), num_warm_up)
-    verbs = open_verbs(config.device)
+    verbs = open_device_api(config.device)
     assert verbs is not None
     device = WritingDevice(verbs)
-    trainer = build_trainer(shards, config, recorded, verbs=device)
-    with closing(trainer.embeddings), closing(trainer.steps()) as steps:
+    trainer = build_trainer(shards, config, recorded, device_api=device)
+    with closing(trainer.embeddings), closing(read_ahead(trainer)) as steps:
         for number, step in enumerate(steps):
             if number == len(order) - 1:
                 device.synchronize()
@@ -178,15 +178,15 @@ def measure_device_step(
         device.synchronize()
         launches, device.launches = device.launches, None
         assert launches is not None
-        lookups = step.step.parts[0].lookups
-        distinct = lookups.num_rows / step.step.num_samples
+        lookups = step.parts[0].lookups
+        distinct = lookups.num_rows / step.num_samples
         floors = part_floors(shards.embedding_dim, shards.batch_size, rates, distinct_rows=distinct)
         [(_, (sent, _))] = launches["copy of the batch"]
-        floors["copy of the batch"] = sent.numel() / step.step.num_samples / rates.link_bytes
+        floors["copy of the batch"] = sent.numel() / step.num_samples / rates.link_bytes
         parts = tuple(
             StepPart(
                 name,
-                _seconds(verbs, of_part) / step.step.num_samples * _MICROSECONDS,
+                _seconds(verbs, of_part) / step.num_samples * _MICROSECONDS,
                 floors.get(name, 0.0) * _MICROSECONDS,
                 _bound_by(name),
             )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ....train.build_embeddings import open_verbs
+from ....train.build_embeddings import open_device_api
 from ....train.device import STREAMS, Device, StreamName
 from ....train.gpu.packed_batch import RowMoves, RowTensors
 from ....train.gpu.twins import choose_kernels
@@ -30,7 +30,7 @@ _BUSY_NUMBERS, _FEW_BUSY_NUMBERS = 1 << 24, 1 << 4
 
 def try_verbs(settings: PartSettings, records: Records) -> None:
     """Write a check for each device call; one that raises is recorded, and the next one begins."""
-    device = open_verbs(settings.device)
+    device = open_device_api(settings.device)
     assert device is not None, "a part for devices that are not the host"
     checks: list[tuple[str, Callable[[], bool]]] = [
         ("pinned memory is copied up and down", partial(_copies, device)),

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from ....train.build_embeddings import open_verbs
+from ....train.build_embeddings import open_device_api
 from ....train.device import Device
 
 _NUM_BYTES = 1 << 28
@@ -42,7 +42,7 @@ class LinkRates:
 
 def measure_link(name: str) -> LinkRates | None:
     """Measure the link of a device; None for the host, which has none."""
-    device = open_verbs(name)
+    device = open_device_api(name)
     if device is None:
         return None
     num_bytes = _NUM_BYTES if device.is_timed else _FEW_BYTES

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ....train.build_embeddings import LATE, open_device
+from ....train.build_embeddings import SIMULATED, open_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,4 +31,4 @@ class PartSettings:
     @property
     def step_kernels(self) -> str | None:
         """The kernels of steps: on a simulated GPU those of a GPU, too, with torch."""
-        return "torch" if self.device.startswith(LATE) else self.kernels
+        return "torch" if self.device.startswith(SIMULATED) else self.kernels

@@ -29,7 +29,7 @@ from ....train.config import TrainConfig
 from ....train.data.batch_order import RecordedOrder
 from ....train.data.shards import Shards
 from ....train.gpu.queued_steps import QueuedSteps
-from ....train.loop import MOST_STEPS_AHEAD, Trainer, taken_steps
+from ....train.loop import MOST_STEPS_AHEAD, Trainer, train_steps
 from ....train.threads import PLACES_AT_A_TIME
 from ..harness import median_ratio
 from .link_rates import LinkRates, measure_link
@@ -128,7 +128,7 @@ class RunInTurns:
         else:
             order = _order_of(shards, config.seed, num_steps, is_hot_only=contestant.is_hot_only)
             self.trainer = build_trainer(shards, config, RecordedOrder(order))
-        self._taken = taken_steps(self.trainer)
+        self._taken = train_steps(self.trainer)
 
     def warm_up(self) -> None:
         """Run the first steps, which plan, compile and record."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hotset.train.execution.transfers import QueuedTransfers
+from hotset.train.gpu.transfers import QueuedTransfers
 from hotset.workflows.bench.gpu_day import epoch
 from hotset.workflows.bench.gpu_day.epoch import train_an_epoch
 from hotset.workflows.bench.gpu_day.part_settings import PartSettings

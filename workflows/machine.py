@@ -1,0 +1,60 @@
+"""Describes what a timing depends on: the machine, the versions of libraries, the commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..pipeline.runtime.tasks import num_workers
+
+_LIBRARIES = ("numba", "numpy", "polars", "pyarrow")
+_HELD = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "NUMBA_CPU_NAME", "ONEDNN_MAX_CPU_ISA")
+"""Environment variables that hold a library to older instructions than the CPU has."""
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return what a timing depends on, and nothing that identifies this very machine."""
+    return {
+        "cpu": _cpu_model(),
+        "held_to": {name: os.environ[name] for name in _HELD if name in os.environ},
+        "cores": num_workers(0),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "load_average": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "libraries": {name: _version(name) for name in _LIBRARIES},
+        "hotset": __version__,
+        "commit": commit(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
+
+
+def commit() -> str | None:
+    """Return the commit of the checkout that this file is in; None where it is in none."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
