@@ -150,7 +150,7 @@ def test_a_disk_too_small_for_the_weights_is_refused_before_training(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", is_full)
-    monkeypatch.setattr("hotset.train.run.run_steps", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr("hotset.train.run.train_steps", lambda *_: pytest.fail("trained"))
     shards = write_shards(tmp_path / "shards")
     for _ in range(2):  # the folder is left empty, so the same command may be tried again
         with pytest.raises(HotsetError, match=r"run has no room for .* of weights: No space left"):
