@@ -13,11 +13,21 @@ import pytest
 
 from hotset.train.config import PlacementName, TrainConfig
 from hotset.train.data.shards import Shards
-from hotset.workflows.bench.gpu_day import turns
-from hotset.workflows.bench.gpu_day.checks import STAGING_BYTES, small_shards
-from hotset.workflows.bench.gpu_day.part_settings import PartSettings
-from hotset.workflows.bench.gpu_day.records import Records
-from hotset.workflows.bench.gpu_day.turns import Contestant, RunInTurns, Turn, Turns, measure_in_turns
+from hotset.train.gpu.transfers import QueuedTransfers
+from hotset.workflows.bench import gpu_speeds
+from hotset.workflows.bench.gpu_checks import STAGING_BYTES, small_shards
+from hotset.workflows.bench.gpu_day import PartSettings, Records
+from hotset.workflows.bench.gpu_speeds import (
+    Contestant,
+    RunInTurns,
+    Turn,
+    Turns,
+    _fitting,
+    _in_order,
+    _most_runs,
+    measure_in_turns,
+    train_an_epoch,
+)
 
 _TURNS = Turns(rounds=3, seconds=1.0, most_steps=9, steps_ahead=0)
 
@@ -31,9 +41,9 @@ class Table:
         self.build_seconds = self.turn_seconds = 1.0
         self.speeds: dict[str, list[float]] = {}
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(turns, "measure_link", lambda device: None)
-        monkeypatch.setattr(turns, "_counted_by", lambda trainer, link: {})
-        monkeypatch.setattr(turns, "RunInTurns", lambda contestant, turns: Run(self, contestant.name))
+        monkeypatch.setattr(gpu_speeds, "measure_link", lambda device: None)
+        monkeypatch.setattr(gpu_speeds, "_counted_by", lambda trainer, link: {})
+        monkeypatch.setattr(gpu_speeds, "RunInTurns", lambda contestant, turns: Run(self, contestant.name))
 
     def say(self, text: str) -> None:
         self.said.append(text)
@@ -135,7 +145,7 @@ def test_a_run_that_raises_is_a_check_that_failed_and_the_others_go_on(
 def test_speeds_are_written_where_the_link_cannot_be_measured(
     table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "measure_link", lambda device: 1 // 0)
+    monkeypatch.setattr(gpu_speeds, "measure_link", lambda device: 1 // 0)
     found = table.measure(tmp_path, 1000.0, "all-fast", "b")
     assert found["row"].keys() == {"all-fast", "b"}
     assert found["check"].keys() == {"rates of the link: all"}
@@ -216,7 +226,7 @@ def test_the_clock_is_read_with_the_device_at_rest(shards: Shards, monkeypatch: 
     monkeypatch.setattr(run.trainer.runner, "synchronize", noting("rest", run.trainer.runner.synchronize))
     clock = SimpleNamespace(perf_counter=noting("clock", time.perf_counter))
     with monkeypatch.context() as patch:
-        patch.setattr(turns, "time", clock)
+        patch.setattr(gpu_speeds, "time", clock)
         run.turn()
     run.close()
     assert " ".join(seen).endswith("rest clock step step rest clock")
@@ -239,3 +249,71 @@ def test_a_run_without_batches_of_its_kind_says_so(shards: Shards) -> None:
     )
     with pytest.raises(ValueError, match="no batch looks up hot rows alone"):
         RunInTurns(contestant, _TURNS)
+
+
+def test_what_is_asked_first_is_measured_first_and_all_fast_in_every_group() -> None:
+    names = ["all-fast", "lookahead", "hybrid", "fae", "hot-only", "cache"]
+    found = _in_order(names, [64, 16])
+    assert found == [
+        (["all-fast", "lookahead", "hybrid", "fae"], 64),
+        (["all-fast", "lookahead", "hot-only"], 16),
+        (["all-fast", "hot-only", "cache"], 64),
+        (["all-fast", "hybrid", "fae", "cache"], 16),
+    ]
+
+
+@pytest.mark.parametrize(("most_runs", "wanted"), [(9, "rabcd"), (2, "rab rcd"), (-1, "ra rb rc rd")])
+def test_groups_are_divided_where_memory_does_not_hold_them(most_runs: int, wanted: str) -> None:
+    # A pair is tried in any case.
+    assert ["".join(group) for group in _fitting("rabcd", most_runs)] == wanted.split()
+
+
+def test_runs_have_their_rows_on_the_host_and_without_a_gpu_all_fast_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = SimpleNamespace(torch_device=SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(gpu_speeds, "available_bytes", lambda: 10 * 1000 * 4 * 128)
+    assert _most_runs(cast(PartSettings, settings), 1000, 128) == 6
+    settings.torch_device.type = "cpu"
+    assert _most_runs(cast(PartSettings, settings), 1000, 128) == 5
+
+
+_EQUAL = "lookahead ends an epoch with the weights of all-fast"
+
+
+def trained_epochs(folder: Path) -> tuple[list[dict[str, Any]], dict[str, bool]]:
+    """Train, and return the rows and the checks."""
+    folder.mkdir()
+    train_an_epoch(PartSettings("late", folder, True), Records(folder / "records", 60))
+    found = [json.loads(line) for line in (folder / "records").read_text().splitlines()]
+    checks = [each["check"] for each in found if "check" in each]
+    return [each["row"] for each in found if "row" in each], {one["name"]: one["is_right"] for one in checks}
+
+
+@pytest.mark.slow
+def test_two_epochs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (inputs, *rows), checks = trained_epochs(tmp_path / "epoch")
+    assert checks == {_EQUAL: True}
+    assert inputs["seconds"].keys() == {"draw", "pack"}
+    assert [row["placement"] for row in rows] == ["all-fast", "lookahead"]
+    for row in rows:
+        assert row["samples"] == inputs["samples"] == 6_000
+        assert 0 < row["training_seconds"] < row["whole_seconds"] and row["samples_per_second"] > 0
+        assert 0.4 < row["auc"] < 1 and row["auc"] == rows[0]["auc"]
+    # The runs, of 4 GB at full size, are gone.
+    assert rows[1]["mover"] == "kernel"
+    assert sorted(path.name for path in (tmp_path / "epoch").iterdir()) == ["epoch", "records"]
+    # Other weights, and a run that raises, are checks that failed.
+    checksums = iter("ab")
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu_speeds, "checksum_of_weights", lambda run: next(checksums))
+        rows, checks = trained_epochs(tmp_path / "other")
+    assert checks == {_EQUAL: False} and len(rows) == 3
+
+    def begin(self: object, number: int) -> None:
+        raise ZeroDivisionError("a transfer")
+
+    monkeypatch.setattr(QueuedTransfers, "begin", begin)
+    monkeypatch.setattr(QueuedTransfers, "wait_for", begin)
+    rows, checks = trained_epochs(tmp_path / "raises")
+    assert checks == {"an epoch of lookahead": False} and len(rows) == 2

@@ -1,7 +1,4 @@
-"""A broken kernel is named by the part that tries kernels, and replaced for the rest of the day.
-
-Tests `part_process`, too.
-"""
+"""Checks of a GPU day name what is broken: a device call, a kernel, a test that needs a GPU."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import json
 import math
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,14 +17,16 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from hotset.tests.support.late_runs import keep_slow
 from hotset.train.config import DenseOptimizer, EmbeddingOptimizer
 from hotset.train.data.shards import Shards
+from hotset.train.device import StreamName
 from hotset.train.gpu import twins
+from hotset.train.gpu.simulated_device import LateDevice
 from hotset.train.gpu.twins import TWINS
-from hotset.workflows.bench.gpu_day import kernels
-from hotset.workflows.bench.gpu_day.kernels import Trial
-from hotset.workflows.bench.gpu_day.part_settings import PartSettings
-from hotset.workflows.bench.gpu_day.records import Records
+from hotset.workflows.bench import gpu_checks
+from hotset.workflows.bench.gpu_checks import Trial
+from hotset.workflows.bench.gpu_day import PartSettings, Records, Status
 
 
 def records_of(path: Path) -> list[dict[str, Any]]:
@@ -36,9 +36,9 @@ def records_of(path: Path) -> list[dict[str, Any]]:
 def test_a_kernel_that_fails_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trials = {"decode_batch": Trial("an illegal address", is_broken=True)}
     right = Trial("", is_broken=False)
-    monkeypatch.setattr(kernels, "_shards", lambda *_: None)
-    monkeypatch.setattr(kernels, "_try_apart", lambda name, *_: trials.get(name, right))
-    kernels.try_kernels(PartSettings("late", tmp_path, True), Records(tmp_path / "found.jsonl", 60))
+    monkeypatch.setattr(gpu_checks, "small_shards", lambda *_: None)
+    monkeypatch.setattr(gpu_checks, "_try_apart", lambda name, *_: trials.get(name, right))
+    gpu_checks.try_kernels(PartSettings("late", tmp_path, True), Records(tmp_path / "found.jsonl", 60))
     found = records_of(tmp_path / "found.jsonl")
     assert [(each["check"]["name"], each["check"]["is_right"]) for each in found[:2]] == [
         ("kernel decode_batch", False),
@@ -55,35 +55,34 @@ def test_a_kernel_that_begins_late_gets_what_is_left(tmp_path: Path, monkeypatch
         time.sleep(0.05)
         return Trial("", is_broken=False)
 
-    monkeypatch.setattr(kernels, "_shards", lambda *_: None)
-    monkeypatch.setattr(kernels, "_try_apart", try_apart)
-    monkeypatch.setattr(kernels, "_PROCESSES", 1)
-    kernels.try_kernels(PartSettings("late", tmp_path, True), Records(tmp_path / "found.jsonl", 30))
+    monkeypatch.setattr(gpu_checks, "small_shards", lambda *_: None)
+    monkeypatch.setattr(gpu_checks, "_try_apart", try_apart)
+    monkeypatch.setattr(gpu_checks, "_PROCESSES", 1)
+    gpu_checks.try_kernels(PartSettings("late", tmp_path, True), Records(tmp_path / "found.jsonl", 30))
     first, second = given
     assert second + 0.05 <= first < 30
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("own_seconds", "command", "is_broken"),
+    ("own_seconds", "status", "is_broken"),
     [
-        (None, "exec sleep 60", False),
-        (1.0, "exec sleep 60", False),
-        (30.0, "exec sleep 60", True),
-        (None, "echo wrong; exit 1", False),
-        (1.0, "echo wrong; exit 1", True),
+        (None, "timeout", False),
+        (1.0, "timeout", False),
+        (30.0, "timeout", True),
+        (None, "failed", False),
+        (1.0, "failed", True),
         # The twins of a later shape are at fault, and not the kernel.
-        (-1.0, "echo wrong; exit 1", False),
+        (-1.0, "failed", False),
     ],
 )
 def test_a_kernel_that_was_not_come_to_or_had_no_time_is_not_at_fault(
     own_seconds: float | None,
-    command: str,
+    status: Status,
     is_broken: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def start(name: str, settings: PartSettings, path: Path, kernels: str, seconds: float) -> Any:
+    def run(name: str, settings: PartSettings, path: Path, seconds: float) -> tuple[Status, str]:
         records = Records(path, seconds)
         records.fact(tried_kernel=None)
         if own_seconds is not None:
@@ -92,32 +91,35 @@ def test_a_kernel_that_was_not_come_to_or_had_no_time_is_not_at_fault(
             if own_seconds < 0:
                 records.fact(tried_kernel=None)
             os.utime(path, (time.time() - own_seconds,) * 2)
-        return subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True)
+        return status, "wrong"
 
-    monkeypatch.setattr(kernels, "start_part", start)
-    ends = command.startswith("echo")
-    trial = kernels._try_apart("decode_batch", PartSettings("late", tmp_path, True), 30.0 if ends else 0.1)
+    monkeypatch.setattr(gpu_checks, "run_process", run)
+    trial = gpu_checks._try_apart("decode_batch", PartSettings("late", tmp_path, True), 30.0)
     at = "at dim 16: " if own_seconds is not None and own_seconds > 0 else ""
-    assert trial.fault.startswith(at + ("wrong" if ends else "not done after"))
+    assert trial.fault.startswith(at + ("wrong" if status == "failed" else "not done after 30 s\nwrong"))
     assert trial.is_broken == is_broken and len(trial.rows) == (own_seconds is not None)
 
 
 def test_kernels_that_take_optimizer_steps_are_tried_with_every_optimizer() -> None:
-    rows = {shape.embedding_optimizer for shape in kernels.shapes_of("sum_and_step")}
-    layers = {shape.dense_optimizer for shape in kernels.shapes_of("step_dense")}
+    rows = {shape.embedding_optimizer for shape in gpu_checks.shapes_of("sum_and_step")}
+    layers = {shape.dense_optimizer for shape in gpu_checks.shapes_of("step_dense")}
     assert rows == set(get_args(EmbeddingOptimizer)) and layers == set(get_args(DenseOptimizer)) - {"same"}
     for name in TWINS:
-        first, wide, *_ = kernels.shapes_of(name)
+        first, wide, *_ = gpu_checks.shapes_of(name)
         assert str(first) == "dim 16, fp32, rows by sgd, layers by sgd"
         assert str(wide) == "dim 128, bf16, rows by sgd, layers by sgd"
+
+
+def draw_shards(settings: PartSettings) -> None:
+    for dim in (16, 128):
+        gpu_checks.small_shards(settings, f"kernels-{dim}", "adagrad", dim)
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> PartSettings:
     """Settings of a trial of `gather_dots`, with the shards that it trains on."""
     found = PartSettings("late", tmp_path, True, "gather_dots")
-    for dim in kernels._DIMS:
-        kernels._shards(found, dim)
+    draw_shards(found)
     return found
 
 
@@ -125,7 +127,7 @@ def try_as_gather_dots(
     kernel: Callable[..., None], settings: PartSettings, monkeypatch: pytest.MonkeyPatch
 ) -> list[float]:
     """Try something as the kernel; return the differences that were found."""
-    trained = kernels._trained
+    trained = gpu_checks._trained
 
     def train(shards: Shards, settings: PartSettings, names: str, *arguments: Any) -> Any:
         with monkeypatch.context() as patch:
@@ -136,8 +138,8 @@ def try_as_gather_dots(
     path = settings.scratch / "found.jsonl"
     path.unlink(missing_ok=True)
     with monkeypatch.context() as patch:
-        patch.setattr(kernels, "_trained", train)
-        kernels.try_kernel(settings, Records(path, 60))
+        patch.setattr(gpu_checks, "_trained", train)
+        gpu_checks.try_kernel(settings, Records(path, 60))
     return [record["row"]["difference"] for record in records_of(path) if "row" in record]
 
 
@@ -164,7 +166,9 @@ def test_a_kernel_is_held_against_its_twin(settings: PartSettings, monkeypatch: 
     assert [fact["tried_kernel"] for fact in facts] == [None, "gather_dots"] * 2
     # Another order of the sums is none that matters.
     narrow, wide = try_as_gather_dots(add_from_the_last, settings, monkeypatch)
-    assert 0 < narrow < kernels._TOLERANCE_OF_ORDER / 1000 and 0 < wide < kernels._TOLERANCE_OF_ORDER / 2
+    assert (
+        0 < narrow < gpu_checks._TOLERANCE_OF_ORDER / 1000 and 0 < wide < gpu_checks._TOLERANCE_OF_ORDER / 2
+    )
 
 
 @pytest.mark.slow
@@ -184,8 +188,7 @@ def test_a_dot_that_is_wrong_in_some_samples_is_found_in_its_shape(
 
 @pytest.mark.slow
 def test_every_kernel_is_launched_where_it_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for dim in kernels._DIMS:
-        kernels._shards(PartSettings("late", tmp_path, True), dim)
+    draw_shards(PartSettings("late", tmp_path, True))
     unused = []
     for name in TWINS:
         module = importlib.import_module(f"hotset.train.gpu.{TWINS[name]}")
@@ -198,11 +201,105 @@ def test_every_kernel_is_launched_where_it_is_tried(tmp_path: Path, monkeypatch:
 
         with monkeypatch.context() as patch:
             patch.setattr(module, name, noting)
-            kernels.try_kernel(
+            gpu_checks.try_kernel(
                 PartSettings("late", tmp_path, True, name), Records(tmp_path / f"{name}.jsonl", 60)
             )
         unused += [] if launched else [name]
         rows = [record["row"] for record in records_of(tmp_path / f"{name}.jsonl") if "row" in record]
-        assert [row["shape"] for row in rows] == list(map(str, kernels.shapes_of(name)))
+        assert [row["shape"] for row in rows] == list(map(str, gpu_checks.shapes_of(name)))
         assert all(row["difference"] == 0 for row in rows)
     assert unused == []
+
+
+def checks_of_verbs(folder: Path) -> dict[str, bool]:
+    found = folder / "verbs.jsonl"
+    found.unlink(missing_ok=True)
+    gpu_checks.try_verbs(PartSettings("late:3", folder, True), Records(found, 60))
+    return {record["check"]["name"]: record["check"]["is_right"] for record in records_of(found)}
+
+
+@pytest.mark.parametrize(
+    ("verb", "slow", "name"),
+    [
+        ("wait", "copies", "pinned memory is copied up and down"),
+        ("wait", "compute", "a stream waits for the event of another"),
+        ("capture", "moves", "work of moves is recorded and replayed"),
+        ("capture", "compute", "work of compute is recorded and replayed"),
+        ("pin", "moves", "kernels read and write pinned rows of the host"),
+        ("close", "moves", "the device is closed"),
+    ],
+)
+def test_a_verb_that_does_not_do_its_work_is_named(
+    verb: str, slow: StreamName, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_slow(monkeypatch, slow)
+    right = checks_of_verbs(tmp_path)
+    assert len(right) == 7 and all(right.values())
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("an illegal address")
+
+    monkeypatch.setattr(LateDevice, verb, refuse if verb == "close" else lambda *_: None)
+    found = checks_of_verbs(tmp_path)
+    assert found.keys() == right.keys() and not found[name]
+
+
+_TESTS = """
+import time
+import pytest
+
+def test_passes(): pass
+def test_fails(): assert 1 == 2, "as it should"
+@pytest.mark.skipif(True, reason="no GPU")
+def test_is_skipped(): pass
+@pytest.fixture
+def broken():
+    yield
+    raise ZeroDivisionError("a kernel")
+def test_ends_badly(broken): pass
+def test_is_slow(): time.sleep(SECONDS)
+def test_is_left_out(): pass
+"""
+_RUN = """
+import sys, pytest
+from pathlib import Path
+from hotset.workflows.bench.gpu_checks import CheckWriter
+from hotset.workflows.bench.gpu_day import Records
+folder = Path(sys.argv[1])
+records = Records(folder / "records", float(sys.argv[2]), sys.argv[3:])
+options = ["-q", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--rootdir", str(folder)]
+pytest.main([*options, str(folder)], plugins=[CheckWriter(records)])
+"""
+
+
+def run(folder: Path, seconds: float, *done: str) -> list[dict[str, Any]]:
+    (folder / "records").unlink(missing_ok=True)
+    command = [sys.executable, "-c", _RUN, str(folder), str(seconds), *done]
+    subprocess.run(command, check=True, cwd=folder, capture_output=True)
+    return records_of(folder / "records")
+
+
+@pytest.mark.slow
+def test_a_run_without_time_has_the_checks_of_the_tests_before(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(_TESTS.replace("SECONDS", "6"))
+    (tmp_path / "test_that_cannot_be_imported.py").write_text("import a_package_that_is_missing")
+    found = run(tmp_path, 10.0)
+    checks = {each["check"]["name"].partition("::")[2]: each["check"] for each in found if "check" in each}
+    assert {name: check["is_right"] for name, check in checks.items()} == {
+        "": False,
+        "test_passes": True,
+        "test_fails": False,
+        "test_is_skipped": False,
+        "test_ends_badly": False,
+        "test_is_slow": True,
+    }
+    assert "as it should" in checks["test_fails"]["detail"]
+    assert "ZeroDivisionError" in checks["test_ends_badly"]["detail"]
+    assert "a_package_that_is_missing" in checks[""]["detail"]
+    names = [name for each in found for name in each.get("pieces", {}).get("names", [])]
+    done = [each["done"]["name"] for each in found if "done" in each]
+    assert set(names) - set(done) == {"test_some.py::test_is_left_out"}
+    # A second call runs what is left.
+    (tmp_path / "test_that_cannot_be_imported.py").unlink()
+    found = run(tmp_path, 10.0, *done)
+    assert [each["done"]["name"] for each in found if "done" in each] == ["test_some.py::test_is_left_out"]

@@ -1,0 +1,670 @@
+"""Measurements of a GPU day: the machine, the link, every placement, movers of rows, and an epoch.
+
+All runs of a group are built and warmed up; then each takes some steps in every round. The speed of a card
+drifts with its heat, and that of a shared machine with its other work, which affects all runs of a round
+alike. So a speed is the median over rounds, and a ratio the median over rounds of two speeds of the same
+round. A run that waits for its turn has read batches ahead, forty on a machine of many cores. They would be
+free in its next turn, so each turn begins with steps that do not count, and the clock starts after them.
+
+Placements are measured in groups, each with all-fast among them. A group has as many runs at a time as memory
+allows: a slow tier has all rows on the host, 17 GB at dim 128.
+
+An epoch is one of the Kaggle shape, 39.3 million samples, trained as in a user's run. No file of the data set
+is read: the samples are drawn on the spot, 160 bytes each in memory and as many on the disk, and 100 more by
+row. In addition a run takes 4 GB of the disk with its weights and states, and is deleted.
+"""
+
+from __future__ import annotations
+
+import gc
+import platform
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...pipeline.errors import ByteSize
+from ...pipeline.runtime.memory import available_bytes
+from ...pipeline.runtime.tasks import num_workers
+from ...stats.ranking.row_bytes import row_bytes
+from ...stats.shuffle import epoch_order
+from ...train.build import MOST_READERS, build_trainer
+from ...train.config import MoverName, PlacementName, TrainConfig
+from ...train.data.batch_order import RecordedOrder
+from ...train.data.shards import Shards
+from ...train.gpu.queued_steps import QueuedSteps
+from ...train.loop import MOST_STEPS_AHEAD, Trainer, train_steps
+from ...train.threads import PLACES_AT_A_TIME
+from .gpu_checks import (
+    HOT_SHARE,
+    SMALL_SCALE,
+    STAGING_BYTES,
+    checksum_of_weights,
+    drawn_samples,
+    packed_shards,
+    small_shards,
+    weights_of,
+)
+from .gpu_day import PartSettings, Records, run_process
+from .gpu_steps import LinkRates, measure_link
+from .harness import median_ratio
+from .kaggle_shards import draw_kaggle, write_kaggle_shards
+
+_LIBRARIES = ("torch", "triton", "numba", "numpy", "pyarrow")
+_REPETITIONS = 7
+_SPARE_SECONDS = 3.0
+"""Left of the part's time when it stops waiting for another process."""
+_OUTPUT_CHARACTERS = 1500
+REFERENCE = "all-fast"
+"""Name of the contestant that the others are compared with."""
+_ROUNDS = 5
+_WARM_UP_STEPS = 5
+_MOST_SAMPLES = 12_000_000
+"""Samples of the measured steps of one run, at most; they are planned before its first step."""
+_MOST_STEPS = 1500
+_STEP_SECONDS = 2.0
+"""Measured time of one run, about."""
+_ENDING_SECONDS = 5.0
+"""Time that is kept for the runs of a group to end."""
+BATCH_SIZES = (65_536, 16_384, 2_048)
+"""The largest first: its figures are the most important."""
+_SMALL_BATCH_SIZES = (64,)
+_FIRST = ("lookahead", "hybrid", "fae")
+"""Placements that are measured first at the largest batch size, with all-fast."""
+_FIRST_AT_OTHER_SIZES = ("lookahead", "hot-only")
+"""Placements that are measured at the smaller ones before the others are."""
+_SHARE_OF_HOST = 0.6
+"""Share of the host's available memory that the rows of a group may take."""
+_MOVERS_BATCH_SIZE, _MOVERS_SMALL_BATCH_SIZE = 16_384, 256
+_MOVERS = tuple(name for name in get_args(MoverName) if name != "auto")
+_EPOCH_SAMPLES, _EPOCH_SMALL_SAMPLES = 39_300_000, 6_000
+_EVALUATION_SAMPLES, _FEW_EVALUATION_SAMPLES = 400_000, 500
+_EPOCH_BATCH_SIZE, _EPOCH_SMALL_BATCH_SIZE = 65_536, 64
+_EPOCH_OPTIMIZER: Literal["adagrad"] = "adagrad"
+_DIM = 16
+"""Embedding dimension of movers and epochs."""
+
+
+def measure_machine(settings: PartSettings, records: Records) -> None:
+    """Write the names and ceilings of the device and of the link to it.
+
+    Meanwhile another process compiles the kernels of the host, which takes a minute where nothing is cached.
+    Otherwise every process that tries a kernel would compile them, within its time limit.
+    """
+    path, seconds = settings.scratch / "host-kernels.jsonl", records.seconds_left - _SPARE_SECONDS
+    with ThreadPoolExecutor(1) as pool:
+        host_kernels = pool.submit(run_process, "host-kernels", settings, path, seconds)
+        _measure_ceilings(settings, records)
+    status, output = host_kernels.result()
+    records.check("kernels of the host are compiled", status == "ok", output[-_OUTPUT_CHARACTERS:])
+
+
+def _measure_ceilings(settings: PartSettings, records: Records) -> None:
+    device = settings.torch_device
+    is_gpu = device.type == "cuda"
+    records.fact(
+        device=torch.cuda.get_device_name(device) if is_gpu else platform.processor() or "cpu",
+        memory_bytes=torch.cuda.get_device_properties(device).total_memory if is_gpu else None,
+        python=platform.python_version(),
+        libraries={name: _version(name) for name in _LIBRARIES},
+    )
+    # Within the device a copy reads each byte and writes it, so it moves twice as many.
+    num_bytes = 2**20 if settings.is_small else 2**30
+    source = torch.full((num_bytes,), 7, dtype=torch.uint8)
+    near = source.to(device)
+    target = torch.empty_like(near)
+    seconds = _time(partial(target.copy_, near), device)
+    records.row(what="device copy", bytes_per_second=2 * num_bytes / seconds)
+    # Over the link, the pageable copies show what is lost where buffers are not pinned.
+    if is_gpu:
+        pinned = source.pin_memory()
+        for name, host in (("pinned", pinned), ("pageable", source)):
+            up = _time(partial(near.copy_, host, non_blocking=True), device)
+            down = _time(partial(host.copy_, near, non_blocking=True), device)
+            records.row(what=f"{name} host to device", bytes_per_second=num_bytes / up)
+            records.row(what=f"device to {name} host", bytes_per_second=num_bytes / down)
+    # A product of square matrices has a multiplication and an addition for each triple of indices.
+    size = 256 if settings.is_small else 4096
+    for dtype in (torch.float32, torch.bfloat16):
+        left = torch.randn(size, size, device=device).to(dtype)
+        right = torch.randn(size, size, device=device).to(dtype)
+        seconds = _time(partial(torch.matmul, left, right), device)
+        records.row(what=f"products, {dtype}", flops_per_second=2 * size**3 / seconds)
+
+
+def _time(work: Callable[[], object], device: torch.device) -> float:
+    """Return the median seconds of a call, device work included."""
+    found = []
+    for number in range(_REPETITIONS + 2):
+        _synchronize(device)
+        begin = time.perf_counter()
+        work()
+        _synchronize(device)
+        # The first two calls load code and take memory.
+        if number >= 2:
+            found.append(time.perf_counter() - begin)
+    return statistics.median(found)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contestant:
+    """One of several runs that are compared."""
+
+    name: str
+    check: str
+    """Name of the check that fails where the run raises."""
+    shards: Shards
+    config: TrainConfig
+    is_hot_only: bool = False
+    """Whether it trains on hot-only batches alone."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Columns of its row that say what was measured."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turns:
+    """The number and length of the turns of a run."""
+
+    rounds: int = _ROUNDS
+    seconds: float
+    """Time after which a turn ends."""
+    fewest_steps: int = 4
+    """Steps before which it does not."""
+    most_steps: int
+    """Steps after which it ends in any case."""
+    steps_ahead: int
+    """Steps that may have been read ahead of a turn, and do not count."""
+
+    @classmethod
+    def of(cls, batch_size: int, *, is_small: bool) -> Turns:
+        """Return the turns for a batch size; a few steps where everything is only tried."""
+        if is_small:
+            return cls(seconds=0.0, fewest_steps=2, most_steps=2, steps_ahead=0)
+        # Batches are read ahead by each reader, packed ahead by each, and sent ahead.
+        num_readers = min(num_workers(0), MOST_READERS)
+        steps_ahead = 2 * num_readers + MOST_STEPS_AHEAD + PLACES_AT_A_TIME
+        most_steps = min(_MOST_STEPS, _MOST_SAMPLES // batch_size) // _ROUNDS
+        return cls(seconds=_STEP_SECONDS / _ROUNDS, most_steps=most_steps, steps_ahead=steps_ahead)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Work of a run in a turn, without the steps that do not count."""
+
+    num_samples: int
+    steps: int
+    seconds: float
+
+    @property
+    def samples_per_second(self) -> float:
+        """Speed of the turn."""
+        return self.num_samples / self.seconds
+
+
+class RunInTurns:
+    """A run that takes some of its steps at each turn.
+
+    Args:
+        contestant: the run.
+        turns: those that it will be given at most.
+    """
+
+    def __init__(self, contestant: Contestant, turns: Turns) -> None:
+        self._turns = turns
+        config = contestant.config
+        shards = contestant.shards
+        # fae orders its batches by itself, the mixed ones of an epoch together and the others together, so a
+        # turn of it is whole epochs. What it decides as it goes is not read ahead.
+        is_fae = config.placement == "fae"
+        self._steps_ahead = 0 if is_fae else turns.steps_ahead
+        self._multiple = shards.num_training_batches if is_fae and turns.seconds else 1
+        self._most_steps = self._multiple * -(-turns.most_steps // self._multiple)
+        num_steps = _WARM_UP_STEPS + turns.rounds * (self._steps_ahead + self._most_steps)
+        if is_fae:
+            epochs = -(-num_steps // shards.num_training_batches)
+            self.trainer = build_trainer(shards, replace(config, epochs=epochs))
+        else:
+            order = _order_of(shards, config.seed, num_steps, is_hot_only=contestant.is_hot_only)
+            self.trainer = build_trainer(shards, config, RecordedOrder(order))
+        self._taken = train_steps(self.trainer)
+
+    def warm_up(self) -> None:
+        """Run the first steps, which plan, compile and record."""
+        for _ in range(_WARM_UP_STEPS):
+            self._take()
+        self.trainer.runner.synchronize()
+
+    def turn(self) -> Turn:
+        """Run the steps of a turn, and return the work of those that count."""
+        turns = self._turns
+        begin = time.perf_counter()
+        # Where half a turn does not suffice for what was read ahead, reading is not what the steps wait for.
+        for _ in range(self._steps_ahead):
+            self._take()
+            if time.perf_counter() - begin > turns.seconds / 2:
+                break
+        # The clock is read with the device at rest, at both ends.
+        self.trainer.runner.synchronize()
+        begin = time.perf_counter()
+        first_samples = self.trainer.num_samples
+        for step in range(1, self._most_steps + 1):
+            self._take()
+            is_over = step >= turns.fewest_steps and step % self._multiple == 0
+            if is_over and time.perf_counter() - begin > turns.seconds:
+                break
+        self.trainer.runner.synchronize()
+        seconds = time.perf_counter() - begin
+        return Turn(self.trainer.num_samples - first_samples, step, seconds)
+
+    def close(self) -> None:
+        """End the run; its trainer keeps its counts."""
+        self._taken.close()
+
+    def _take(self) -> None:
+        if next(self._taken, None) is None:
+            raise ValueError(f"the run ended after {self.trainer.step} steps")
+
+
+def measure_in_turns(group: str, contestants: Sequence[Contestant], turns: Turns, records: Records) -> None:
+    """Build the runs, let them take turns, and write a row for each.
+
+    One that raises is a check that failed, and the others go on. Where time runs out the round is the last
+    one, and where it does not suffice to build all, those that are left are left out.
+
+    Args:
+        group: name of the contestants together, in their rows.
+        contestants: in the order in which they are built.
+        turns: of each.
+        records: get the rows.
+    """
+    runs = _Runs(group, records)
+    try:
+        for contestant in contestants:
+            if not runs.add(contestant, turns):
+                records.leave_open()
+                break
+        runs.take_rounds(turns.rounds)
+        runs.write_rows(contestants[0].config.device)
+    finally:
+        runs.end()
+
+
+class _Runs:
+    """The runs of a group that are built, by the names of their contestants."""
+
+    def __init__(self, group: str, records: Records) -> None:
+        self._group = group
+        self._records = records
+        self._contestants: dict[str, Contestant] = {}
+        self._runs: dict[str, RunInTurns] = {}
+        self._turns: dict[str, list[Turn]] = {}
+        """Turns so far, one in each round."""
+        self._build_seconds = 0.0
+
+    def add(self, contestant: Contestant, turns: Turns) -> bool:
+        """Build a run and warm it up; False where there is no time for it."""
+        # Two are built in any case: fewer have nothing to compare.
+        if len(self._runs) > 1 and not self._records.has_time(self._build_seconds + _ENDING_SECONDS):
+            return False
+        begin = time.monotonic()
+        gc.collect()  # the parts of a trainer refer to each other, and those of one that has raised go now
+        with self._catching(contestant):
+            name = contestant.name
+            self._contestants[name] = contestant
+            self._runs[name] = RunInTurns(contestant, turns)
+            self._runs[name].warm_up()
+            self._turns[name] = []
+        self._build_seconds = max(self._build_seconds, time.monotonic() - begin)
+        return True
+
+    def take_rounds(self, num_rounds: int) -> None:
+        """Run each contestant once per round, in alternating order."""
+        for number in range(num_rounds):
+            begin = time.monotonic()
+            names = list(self._runs)
+            for name in names if number % 2 == 0 else names[::-1]:
+                with self._catching(self._contestants[name]):
+                    self._turns[name].append(self._runs[name].turn())
+            # What was found so far stays where a later turn hangs, and the process is killed.
+            rates = {name: _rates(turns) for name, turns in self._turns.items()}
+            self._records.fact(**{f"turns of {self._group}": rates})
+            # Another round takes as long, and then the runs end.
+            if not self._records.has_time(time.monotonic() - begin + _ENDING_SECONDS):
+                break
+
+    def write_rows(self, device: str) -> None:
+        """End the runs on a device, and write what was measured of each."""
+        for name, run in list(self._runs.items()):
+            with self._catching(self._contestants[name]):
+                run.close()
+        # Speeds are written whether or not the link can be measured.
+        link: LinkRates | None = None
+        with self._records.catching(f"rates of the link: {self._group}"):
+            link = measure_link(device)
+        for name, run in self._runs.items():
+            contestant = self._contestants[name]
+            turns = self._turns[name]
+            rates = _rates(turns)
+            with self._records.catching(contestant.check):
+                measured = {"samples_per_second": statistics.median(rates), "rounds": rates}
+                if REFERENCE in self._runs:
+                    measured["of_all_fast"] = median_ratio(rates, _rates(self._turns[REFERENCE]))
+                measured["steps"] = sum(turn.steps for turn in turns)
+                measured["seconds"] = sum(turn.seconds for turn in turns)
+                counted = _counted_by(run.trainer, link)
+                self._records.row(**contestant.facts, group=self._group, **measured, **counted)
+
+    def end(self) -> None:
+        """Release all runs: their rows, 17 GB each at dim 128, go before others are built."""
+        for contestant in self._contestants.values():
+            self._release(contestant)
+        gc.collect()
+
+    @contextmanager
+    def _catching(self, contestant: Contestant) -> Iterator[None]:
+        """Note a check that failed where a run raises, and go on without it."""
+        is_over = False
+        with self._records.catching(contestant.check):
+            yield
+            is_over = True
+        if not is_over:
+            self._release(contestant)
+
+    def _release(self, contestant: Contestant) -> None:
+        run = self._runs.pop(contestant.name, None)
+        if run is not None:
+            with self._records.catching(f"end of the run: {contestant.check}"):
+                run.close()
+
+
+def _rates(turns: Sequence[Turn]) -> list[float]:
+    return [turn.samples_per_second for turn in turns]
+
+
+def _order_of(shards: Shards, seed: int, num_steps: int, *, is_hot_only: bool) -> NDArray[np.int32]:
+    """Return the batches of ``num_steps`` steps in the order of an epoch, repeated if it has fewer."""
+    order = epoch_order(shards.is_hot_only, seed, 0, spread=shards.is_grouped)
+    if is_hot_only:
+        order = order[shards.is_hot_only[order]]
+    if order.size == 0:
+        raise ValueError("no batch looks up hot rows alone")
+    return np.resize(order, num_steps).astype(np.int32)
+
+
+def _counted_by(trainer: Trainer, link: LinkRates | None) -> dict[str, Any]:
+    """Return what a run has counted: bytes that moved, and what the link allows with them."""
+    counted: dict[str, Any] = {}
+    runner = trainer.runner
+    assert isinstance(runner, QueuedSteps), "a part for devices that are not the host"
+    if runner.sent_samples:
+        counted["bytes_sent_per_sample"] = runner.sent_bytes / runner.sent_samples
+        counted["is_recorded"] = runner.is_recorded
+    # For a placement that waits for the link, this shows how well the link is used.
+    traffic = trainer.meter.training_bytes()
+    seconds = link.seconds(trainer.config.placement, *traffic) if link else 0.0
+    return counted | {
+        "bytes_to_device": traffic[0],
+        "bytes_to_host": traffic[1],
+        "mover": runner.moves.name,
+        "mover_rows_per_second": dict(runner.moves.rows_per_second),
+        "all_steps": trainer.step,
+        "most_samples_per_second_of_link": trainer.num_samples / seconds if seconds else None,
+    }
+
+
+def measure_speed(settings: PartSettings, records: Records, embedding_dim: int) -> None:
+    """Train under all placements, those of a group in turns; rows are written as soon as one is measured."""
+    samples = drawn_samples(settings)
+    num_rows = sum(samples.num_rows)
+    configs = _contestants(settings, num_rows, embedding_dim)
+    most_runs = _most_runs(settings, num_rows, embedding_dim)
+    batch_sizes = _SMALL_BATCH_SIZES if settings.is_small else BATCH_SIZES
+    groups: dict[str, tuple[list[str], int]] = {}
+    for names, batch_size in _in_order(list(configs), batch_sizes):
+        for fitting in _fitting(names, most_runs):
+            groups[f"speeds at {batch_size}: {', '.join(fitting)}"] = fitting, batch_size
+
+    @cache
+    def shards_of(batch_size: int) -> Shards:
+        return packed_shards(settings, samples, batch_size, embedding_dim)
+
+    for piece in records.pieces(list(groups)):
+        names, batch_size = groups[piece]
+        facts = {"embedding_dim": embedding_dim, "batch_size": batch_size, "num_rows": num_rows}
+        with records.catching(piece):
+            shards = shards_of(batch_size)
+            contestants = [
+                Contestant(
+                    name=name,
+                    check=f"speed of {name} at {batch_size}",
+                    shards=shards,
+                    config=configs[name][0],
+                    is_hot_only=configs[name][1],
+                    facts={"placement": name, **facts},
+                )
+                for name in names
+            ]
+            turns = Turns.of(batch_size, is_small=settings.is_small)
+            measure_in_turns(piece, contestants, turns, records)
+
+
+def _in_order(names: Sequence[str], batch_sizes: Sequence[int]) -> list[tuple[list[str], int]]:
+    """Return the groups with their batch sizes, the most important first."""
+    largest, *others = batch_sizes
+    first = [([name for name in names if name in _FIRST], largest)]
+    first += [([name for name in names if name in _FIRST_AT_OTHER_SIZES], size) for size in others]
+    # Then the others at each size.
+    rest = [([name for name in names if name not in chosen], size) for chosen, size in first]
+    # The reference is in all of them.
+    return [
+        ([REFERENCE, *(name for name in group if name != REFERENCE)], size) for group, size in first + rest
+    ]
+
+
+def _fitting(names: Sequence[str], most_runs: int) -> list[list[str]]:
+    """Divide a group, whose first run is the reference, into groups of so many others that memory holds."""
+    reference, *others = names
+    size = max(most_runs, 1)
+    return [[reference, *others[first : first + size]] for first in range(0, len(others), size)]
+
+
+def _most_runs(settings: PartSettings, num_rows: int, embedding_dim: int) -> int:
+    """Return how many runs besides all-fast the host holds: each has all of its rows there."""
+    available = available_bytes()
+    if available is None:
+        return len(get_args(PlacementName))
+    held = int(_SHARE_OF_HOST * available) // (num_rows * row_bytes(embedding_dim, "sgd"))
+    # On a GPU all-fast has its rows there, without one on the host, too.
+    return held - (settings.torch_device.type == "cpu")
+
+
+def _contestants(
+    settings: PartSettings, num_rows: int, embedding_dim: int
+) -> dict[str, tuple[TrainConfig, bool]]:
+    """Return by name the settings, and whether only hot-only batches are trained on."""
+    base = _config(settings, num_rows, embedding_dim)
+    lookahead = replace(base, placement="lookahead")
+    return {
+        "all-fast": (base, False),
+        "lookahead": (lookahead, False),
+        "hybrid": (replace(base, placement="hybrid"), False),
+        "fae": (replace(base, placement="fae", fae_variant="code"), False),
+        # Hot-only batches move no rows, so this is the speed of look-ahead without its transfers.
+        "hot-only": (lookahead, True),
+        "hybrid-uva": (replace(base, placement="hybrid-uva"), False),
+        "cache": (replace(base, placement="cache"), False),
+        "hybrid-dedup": (replace(base, placement="hybrid-dedup"), False),
+    }
+
+
+def _config(
+    settings: PartSettings, num_rows: int, embedding_dim: int, optimizer: Literal["sgd", "adagrad"] = "sgd"
+) -> TrainConfig:
+    """Return the settings of all-fast; staging gets as many slots as there are hot rows."""
+    return TrainConfig(
+        placement="all-fast",
+        device=settings.device,
+        kernels=settings.step_kernels,
+        dense_dtype="auto",
+        staging_bytes=ByteSize(int(HOT_SHARE * num_rows) * row_bytes(embedding_dim, optimizer)),
+        embedding_optimizer=optimizer,
+        dense_optimizer=optimizer,
+    )
+
+
+def compare_movers(settings: PartSettings, records: Records) -> None:
+    """Write the rates of the link, check the bits of each mover of rows, and train with each."""
+    link_name, speeds = "rates of the link", "speeds with each mover"
+    movers = {f"lookahead has the bits of all-fast where {name} moves rows": name for name in _MOVERS}
+
+    @cache
+    def wanted() -> tuple[Shards, TrainConfig, str]:
+        shards = small_shards(settings, "movers", "adagrad")
+        base = TrainConfig(
+            device=settings.device,
+            kernels=settings.step_kernels,
+            staging_bytes=STAGING_BYTES,
+            placement="all-fast",
+        )
+        return shards, base, weights_of(shards, base, settings.scratch / "movers-all-fast")
+
+    for piece in records.pieces([link_name, *movers, speeds]):
+        with records.catching(piece):
+            if piece in movers:
+                shards, base, weights = wanted()
+                config = replace(base, placement="lookahead", mover=movers[piece])
+                out = settings.scratch / f"movers-{movers[piece]}"
+                records.check(piece, weights_of(shards, config, out) == weights)
+            elif piece == speeds:
+                contestants = _movers_of_full_size(settings)
+                turns = Turns.of(contestants[0].shards.batch_size, is_small=settings.is_small)
+                measure_in_turns(piece, contestants, turns, records)
+            elif link := measure_link(settings.device):
+                records.row(what="link, by the verbs of training", **asdict(link))
+        gc.collect()
+
+
+def _movers_of_full_size(settings: PartSettings) -> list[Contestant]:
+    """Return all-fast and `lookahead` with each mover, on tables of full size."""
+    samples = drawn_samples(settings)
+    num_rows = sum(samples.num_rows)
+    batch_size = _MOVERS_SMALL_BATCH_SIZE if settings.is_small else _MOVERS_BATCH_SIZE
+    # A separate folder: the parts that measure speeds pack the same samples.
+    own = replace(settings, scratch=settings.scratch / "movers" / "speed")
+    shards = packed_shards(own, samples, batch_size, _DIM)
+    config = _config(settings, num_rows, _DIM)
+    facts = {"embedding_dim": _DIM, "batch_size": batch_size, "num_rows": num_rows}
+    found = [
+        Contestant(
+            name=REFERENCE,
+            check=f"speed of {REFERENCE} beside the movers",
+            shards=shards,
+            config=config,
+            facts={"placement": REFERENCE, **facts},
+        )
+    ]
+    # The last one has the rates at which both were timed.
+    for mover in get_args(MoverName)[::-1]:
+        found.append(
+            Contestant(
+                name=mover,
+                check=f"speed with the mover {mover}",
+                shards=shards,
+                config=replace(config, placement="lookahead", mover=mover),
+                facts={"placement": "lookahead", "wanted_mover": mover, **facts},
+            )
+        )
+    return found
+
+
+def train_an_epoch(settings: PartSettings, records: Records) -> None:
+    """Write a row for the inputs and one for each placement, and compare the weights that both end with."""
+    shards = _write_inputs(settings, records)
+    names: tuple[PlacementName, ...] = ("all-fast", "lookahead")
+    found: dict[str, str] = {}
+    for name in names:
+        with records.catching(f"an epoch of {name}"):
+            found[name] = _train_epoch(name, shards, settings, records)
+    if len(found) == len(names):
+        is_equal = len(set(found.values())) == 1
+        records.check("lookahead ends an epoch with the weights of all-fast", is_equal)
+
+
+def _write_inputs(settings: PartSettings, records: Records) -> Shards:
+    """Draw the samples, and process them as `hotset preprocess` does after its plan."""
+    is_small = settings.is_small
+    folder = settings.scratch / "epoch" / "shards"
+    num_training = _EPOCH_SMALL_SAMPLES if is_small else _EPOCH_SAMPLES
+    num_evaluation = _FEW_EVALUATION_SAMPLES if is_small else _EVALUATION_SAMPLES
+    begin = time.monotonic()
+    samples = draw_kaggle(num_training + num_evaluation, SMALL_SCALE if is_small else 1.0)
+    drawn = time.monotonic()
+    write_kaggle_shards(
+        samples,
+        folder,
+        batch_size=_EPOCH_SMALL_BATCH_SIZE if is_small else _EPOCH_BATCH_SIZE,
+        embedding_dim=_DIM,
+        hot_share=HOT_SHARE,
+        optimizer=_EPOCH_OPTIMIZER,
+        num_evaluation=num_evaluation,
+    )
+    seconds = {"draw": drawn - begin, "pack": time.monotonic() - drawn}
+    num_rows = sum(samples.num_rows)
+    records.row(what="inputs of an epoch", samples=num_training, num_rows=num_rows, seconds=seconds)
+    return Shards.open(folder)
+
+
+def _train_epoch(name: PlacementName, shards: Shards, settings: PartSettings, records: Records) -> str:
+    """Train under a placement, write its row, and return the checksum of the weights."""
+    # Without safetensors no run is written.
+    from ...train.run import train
+
+    num_rows = sum(table.num_rows for table in shards.tables)
+    config = replace(_config(settings, num_rows, _DIM, _EPOCH_OPTIMIZER), placement=name)
+    out = settings.scratch / f"epoch-{name}"
+    begin = time.monotonic()
+    summary = train(shards.manifest.folder, config, out)
+    # With building, evaluation and writing; the training seconds are those of the steps alone.
+    whole_seconds = time.monotonic() - begin
+    weights = checksum_of_weights(out)
+    shutil.rmtree(out)
+    records.row(
+        what="epoch",
+        placement=name,
+        embedding_dim=_DIM,
+        batch_size=shards.batch_size,
+        num_rows=num_rows,
+        samples=summary.num_training_samples,
+        samples_per_second=summary.samples_per_second,
+        training_seconds=summary.num_training_samples / summary.samples_per_second,
+        whole_seconds=whole_seconds,
+        auc=summary.auc,
+        log_loss=summary.log_loss,
+        transfers_split=summary.transfers.split,
+        transfers_shortened=summary.transfers.shortened,
+        mover=summary.transfers.mover,
+        weights=weights,
+    )
+    return weights

@@ -1,0 +1,456 @@
+"""The parts of a training step on a GPU: their lower bounds, and what they take.
+
+Lower bounds are arithmetic. A part is bound by the bytes it moves in the GPU's memory or by its products,
+whichever takes longer; nothing is assumed to be found in a cache. ``python -m
+hotset.workflows.bench.gpu_steps`` prints the table of `docs/gpu.md`.
+
+For measurements a trainer queues its steps on a device that records the last one; then the kernels of each
+part run again and again, by themselves. On a GPU a part is recorded as one graph, so the host's calls do not
+count. It finds in the caches what its last run left there, which the lower bounds do not assume.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from ...stats.ranking.row_bytes import row_bytes
+from ...train.build import build_trainer
+from ...train.build_embeddings import open_device_api
+from ...train.config import TrainConfig
+from ...train.data.batch_order import RecordedOrder
+from ...train.data.shards import Shards
+from ...train.device import Device, Graph, StreamName
+from ...train.gpu.twins import TWINS
+from ...train.loop import Trainer, read_ahead, run_steps
+from ...train.model.shapes import DlrmShape, dlrm_shape
+from .gpu_checks import drawn_samples, packed_shards
+from .gpu_day import PartSettings, Records
+
+NUM_TABLES, NUM_DENSE = 26, 13
+"""Numbers of tables and of dense features of the Criteo logs."""
+BATCH_SIZES = (2_048, 16_384, 65_536)
+EMBEDDING_DIMS = (16, 64, 128)
+_DISTINCT_ROWS = {2_048: 6.98, 16_384: 4.13, 65_536: 2.89}
+"""Distinct rows per sample of a batch: a log of 4 million samples of the Kaggle shape, three fifths of whose
+batches look up hot rows alone."""
+_PADDED_DENSE = 16
+"""Dense values as the first product reads them."""
+_HALF, _FLOAT, _INT = 2, 4, 4
+"""Bytes of a bfloat16, a float32 and an int32 number."""
+MOVED_ROWS = (0.63, 1.97)
+"""Rows per sample that look-ahead loads, and that it writes back: the plan of 2 million samples of the
+Kaggle shape with 1.5 % of their rows on the device, in batches of 2,048 (`placements-plan-2m.json` among the
+results). Larger batches share more of them."""
+LAST = "last layer, loss, dense values"
+_KERNEL_SECONDS = 2e-6
+"""Time of a kernel in a recorded step, however little it does."""
+_REACHED = 0.45
+"""Share of the lower bound that kernels of this kind reach as a rule: 35 to 60 %."""
+_LINK_BYTES, _FEW_LINK_BYTES = 1 << 28, 1 << 22
+"""Bytes of a copy on a GPU, some 5 ms, so that its beginning does not count; and on a simulated device, whose
+figures mean nothing."""
+_LINK_TRIALS = 5
+SERIAL = ("hybrid", "hybrid-dedup", "fae")
+"""Placements whose vectors arrive before the gradients of the same batch, and after those of the previous
+one: the two directions alternate. The others move rows ahead, in both directions simultaneously."""
+_PARTS = {
+    "decode_batch": "decode",
+    "gather_dots": "rows and dots",
+    "gather_dots_backward": "rows and dots, backward",
+    "relu_backward": "ReLU and bias",
+    "sum_and_step": "sum and step of rows",
+    "step_dense": "step of dense layers",
+    "_forward": "products",
+    "_backward": "products",
+    "copy": "copy of the batch",
+}
+"""The part that each kernel belongs to; the others are `LAST`."""
+_TRIALS = 5
+_REPETITIONS, _FEW_REPETITIONS = 20, 1
+_COPIED_BYTES, _FEW_COPIED_BYTES = 1 << 30, 1 << 22
+_PRODUCT_SIZE, _SMALL_PRODUCT_SIZE = 8192, 1024
+_NANOSECONDS = 1e9
+_SHAPES = ((16, 65_536), (128, 65_536), (16, 16_384))
+_SMALL_SHAPES = ((16, 256),)
+"""Embedding dimension and batch size."""
+_WARM_UP_STEPS, _STEPS, _SMALL_STEPS = 5, 30, 3
+
+Launch = tuple[Callable[..., object], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRates:
+    """The ceilings of a GPU; by default those of an H200."""
+
+    memory_bytes: float = 4.3e12
+    """Bytes per second of its memory."""
+    flops: float = 790e12
+    """Operations per second of products in bfloat16."""
+    link_bytes: float = 55e9
+    """Bytes per second from pinned host memory, and as many back."""
+
+
+def part_floors(
+    embedding_dim: int, batch_size: int, rates: GpuRates | None = None, *, distinct_rows: float | None = None
+) -> dict[str, float]:
+    """Return the seconds that each part of a step takes per sample, at least.
+
+    Args:
+        embedding_dim: floats per row.
+        batch_size: samples.
+        rates: ceilings of the GPU.
+        distinct_rows: per sample of a batch; None: those of the reference log, for three batch sizes.
+    """
+    rates = rates or GpuRates()
+    shape = dlrm_shape("auto", NUM_DENSE, NUM_TABLES, embedding_dim)
+    rows = _DISTINCT_ROWS[batch_size] if distinct_rows is None else distinct_rows
+    # A sample reads a row and its slot in each table; inputs of dense layers are in half precision.
+    gathered = NUM_TABLES * (_FLOAT * embedding_dim + _INT)
+    inputs = _HALF * (shape.top_inputs + embedding_dim)
+    row_gradients = NUM_TABLES * _FLOAT * embedding_dim
+    moved = {
+        # Sample numbers are read, slots of rows and lookups written.
+        "decode": NUM_TABLES * (2 + _INT) + rows * (2 + 3 * _INT),
+        "rows and dots": gathered + inputs,
+        "rows and dots, backward": gathered + inputs + row_gradients + _HALF * embedding_dim,
+        # Only backward: forward they are part of the product. Gradient and outputs are read, one is written.
+        "ReLU and bias": 3 * _HALF * sum(shape.bottom[1:] + shape.top[1:-1]),
+        "sum and step of rows": row_gradients + 2 * NUM_TABLES + 2 * rows * row_bytes(embedding_dim, "sgd"),
+        # The last hidden layer is read, its gradient written; dense values are rounded, with zeros appended.
+        LAST: 2 * _HALF * shape.top[-2] + 1 + _FLOAT * NUM_DENSE + _HALF * _PADDED_DENSE,
+        # Weight, gradient, weight again, and its rounded copy.
+        "step of dense layers": (3 * _FLOAT + _HALF) * shape.num_weights / batch_size,
+    }
+    seconds = {name: num_bytes / rates.memory_bytes for name, num_bytes in moved.items()}
+    # The product of the last layer is one of vectors, and part of what reads its inputs.
+    hidden = shape.layers[:-1]
+    seconds["products"] = sum(_product_seconds(inputs, outputs, rates) for inputs, outputs in hidden)
+    return seconds
+
+
+def _product_seconds(inputs: int, outputs: int, rates: GpuRates) -> float:
+    """Return the time of the three products of a layer: outputs, gradients of weights and of inputs."""
+    flops = 2 * inputs * outputs / rates.flops
+    return 3 * max(flops, _HALF * (inputs + outputs) / rates.memory_bytes)
+
+
+def sent_bytes(batch_size: int) -> float:
+    """Return the bytes per sample of the copy of a batch; rows to move come on top.
+
+    Label, dense values, sample number of each lookup, and id and start of each distinct row.
+    """
+    return 1 + _FLOAT * NUM_DENSE + 2 * NUM_TABLES + _DISTINCT_ROWS[batch_size] * (_INT + 2)
+
+
+def part_kernels(shape: DlrmShape) -> dict[str, int]:
+    """Return how many kernels each part of a step has, with Triton's kernels and products in bfloat16."""
+    num_hidden = len(shape.layers) - 1
+    return {
+        "decode": 2,
+        "rows and dots": 1,
+        "rows and dots, backward": 1,
+        "ReLU and bias": 2 * num_hidden,
+        "sum and step of rows": 3,
+        LAST: 4,
+        "step of dense layers": 1,
+        # Outputs, gradient of weights, and gradient of inputs but for dense values.
+        "products": 3 * num_hidden - 1,
+    }
+
+
+def expected_parts(embedding_dim: int, batch_size: int) -> dict[str, float]:
+    """Return what each part may be expected to take per sample, in seconds: by the share of lower bounds that
+    is reached as a rule, and the time that a kernel takes however little it does."""
+    kernels = part_kernels(dlrm_shape("auto", NUM_DENSE, NUM_TABLES, embedding_dim))
+    floors = part_floors(embedding_dim, batch_size)
+    return {
+        name: floor / _REACHED + kernels[name] * _KERNEL_SECONDS / batch_size
+        for name, floor in floors.items()
+    }
+
+
+def expected_seconds(embedding_dim: int, batch_size: int) -> float:
+    """Return what a step may be expected to take per sample."""
+    return sum(expected_parts(embedding_dim, batch_size).values())
+
+
+def moves_floor(embedding_dim: int, rates: GpuRates | None = None) -> float:
+    """Return the seconds per sample of the rows that look-ahead moves, both directions in parallel."""
+    rates = rates or GpuRates()
+    return max(MOVED_ROWS) * row_bytes(embedding_dim, "sgd") / rates.link_bytes
+
+
+def hybrid_floor(embedding_dim: int, rates: GpuRates | None = None) -> float:
+    """Return the seconds per sample of ``hybrid``'s vectors up, which precede its gradients down."""
+    rates = rates or GpuRates()
+    return 2 * NUM_TABLES * _FLOAT * embedding_dim / rates.link_bytes
+
+
+def summary() -> Iterator[str]:
+    """Yield the lines of the table of whole steps, in Markdown."""
+    yield (
+        "| dim | batch | bytes sent | copy of the batch, ns | rows moved, ns | lower bound, M samples/s | "
+        "expected, M samples/s | hybrid's lower bound, M samples/s |"
+    )
+    yield "| --- " * 8 + "|"
+    for dim in EMBEDDING_DIMS:
+        for batch_size in BATCH_SIZES:
+            sent = sent_bytes(batch_size)
+            floor = sum(part_floors(dim, batch_size).values())
+            speeds = (floor, expected_seconds(dim, batch_size), hybrid_floor(dim))
+            beside = (sent / GpuRates().link_bytes, moves_floor(dim))
+            cells = [f"{sent:.0f}", *(f"{1e9 * seconds:.1f}" for seconds in beside)]
+            cells += [f"{1e-6 / seconds:.1f}" for seconds in speeds]
+            yield f"| {dim} | {batch_size:,} | " + " | ".join(cells) + " |"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRates:
+    """Bytes per second of pinned memory."""
+
+    up: float
+    """From the host to the device."""
+    down: float
+
+    def seconds(self, placement: str, bytes_up: float, bytes_down: float) -> float:
+        """Return the seconds that the link needs at least for what a placement moves."""
+        both = bytes_up / self.up, bytes_down / self.down
+        return sum(both) if placement in SERIAL else max(both)
+
+
+def measure_link(name: str) -> LinkRates | None:
+    """Measure the link of a device; None for the host, which has none."""
+    device = open_device_api(name)
+    if device is None:
+        return None
+    num_bytes = _LINK_BYTES if device.is_timed else _FEW_LINK_BYTES
+    pinned = device.allocate_pinned([num_bytes], torch.uint8)
+    near = device.allocate([num_bytes], torch.uint8)
+    up = _least_seconds(partial(device.copy, "copies", pinned, near), device)
+    down = _least_seconds(partial(device.copy, "moves", near, pinned), device)
+    device.close()
+    return LinkRates(num_bytes / up, num_bytes / down)
+
+
+def _least_seconds(queue: Callable[[], None], device: Device) -> float:
+    """Return the seconds of the quickest of a few copies, after one that wakes the link."""
+    found = []
+    for _ in range(1 + _LINK_TRIALS):
+        device.synchronize()
+        begin = time.perf_counter()
+        queue()
+        device.synchronize()
+        found.append(time.perf_counter() - begin)
+    return min(found[1:])
+
+
+class WritingDevice:
+    """A device that records what is launched, and runs recorded work again each time.
+
+    Args:
+        device: does the work, and all other calls.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.is_timed = False
+        self.launches: dict[str, list[Launch]] | None = None
+        """By part, while they are written down."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def copy(self, stream: StreamName, source: torch.Tensor, target: torch.Tensor) -> None:
+        if stream == "copies":
+            self._write_down("copy", _copy, (source, target))
+        self._device.copy(stream, source, target)
+
+    def launch(self, stream: StreamName, kernel: Callable[..., object], *arguments: Any) -> None:
+        if stream == "compute":
+            self._write_down(kernel.__name__, kernel, arguments)
+        self._device.launch(stream, kernel, *arguments)
+
+    def capture(self, stream: StreamName, queue_work: Callable[[], None]) -> Graph:
+        return queue_work
+
+    def replay(self, stream: StreamName, graph: Graph) -> None:
+        assert callable(graph)
+        graph()
+
+    def _write_down(self, name: str, kernel: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        if self.launches is not None:
+            self.launches.setdefault(_PARTS.get(name, LAST), []).append((kernel, arguments))
+
+
+def measure_device_rates(name: str) -> GpuRates:
+    """Measure the ceilings of a device: its memory, its products, and the link to it."""
+    device = open_device_api(name)
+    link = measure_link(name)
+    assert device is not None and link is not None
+    on = device.torch_device
+    # A copy reads each byte and writes it.
+    num_bytes = _COPIED_BYTES if device.is_timed else _FEW_COPIED_BYTES
+    source, target = (torch.zeros(num_bytes, dtype=torch.uint8, device=on) for _ in range(2))
+    memory_bytes = 2 * num_bytes / _seconds(device, [(_copy, (source, target))])
+    # Products in the type that lower bounds assume, where it is quick.
+    size = _PRODUCT_SIZE if device.is_timed else _SMALL_PRODUCT_SIZE
+    dtype = torch.bfloat16 if device.is_timed else torch.float32
+    left, right, product = (torch.zeros(size, size, dtype=dtype, device=on) for _ in range(3))
+    flops = 2 * size**3 / _seconds(device, [(_multiply, (left, right, product))])
+    device.close()
+    return GpuRates(memory_bytes=memory_bytes, flops=flops, link_bytes=link.up)
+
+
+def measure_device_step(
+    shards: Shards, config: TrainConfig, order: list[int], num_warm_up: int, rates: GpuRates
+) -> dict[str, Any]:
+    """Train on batches of a device, measure the last step part by part, and return nanoseconds per sample.
+
+    Args:
+        shards: with a row width, one lookup per feature, and the features of Criteo.
+        config: of a placement whose last batch looks up rows of the fast tier alone, such as all-fast.
+        order: batches; the first ``num_warm_up`` are not timed.
+        num_warm_up: steps that compile, allocate, and record.
+        rates: ceilings of the device.
+    """
+    recorded = RecordedOrder(np.array(order, np.int32))
+    seconds = _trained(build_trainer(shards, config, recorded), num_warm_up)
+    verbs = open_device_api(config.device)
+    assert verbs is not None
+    device = WritingDevice(verbs)
+    trainer = build_trainer(shards, config, recorded, device_api=cast(Device, device))
+    with closing(trainer.embeddings), closing(read_ahead(trainer)) as steps:
+        for number, step in enumerate(steps):
+            if number == len(order) - 1:
+                device.synchronize()
+                device.launches = {}
+            trainer.runner.train(step, trainer.step, trainer.rates.of_step(trainer.step))
+            trainer.step += 1
+        device.synchronize()
+        launches, device.launches = device.launches, None
+        assert launches is not None
+        lookups = step.parts[0].lookups
+        distinct = lookups.num_rows / step.num_samples
+        floors = part_floors(shards.embedding_dim, shards.batch_size, rates, distinct_rows=distinct)
+        [(_, (sent, _))] = launches["copy of the batch"]
+        floors["copy of the batch"] = sent.numel() / step.num_samples / rates.link_bytes
+        parts = {
+            name: _seconds(verbs, of_part) / step.num_samples
+            for name in dict.fromkeys([*_PARTS.values(), LAST])
+            if (of_part := launches.get(name))
+        }
+    return {
+        "whole": _NANOSECONDS * seconds,
+        "parts": {name: _NANOSECONDS * taken for name, taken in parts.items()},
+        "lower_bounds": {name: _NANOSECONDS * floors.get(name, 0.0) for name in parts},
+    }
+
+
+def _trained(trainer: Trainer, num_warm_up: int) -> float:
+    """Train, and return the seconds per sample of the steps after the first few."""
+    begin = 0.0
+    before = 0
+
+    def after_step(running: Trainer, *_: object) -> None:
+        nonlocal begin, before
+        if running.step == num_warm_up:
+            running.runner.synchronize()
+            begin = time.perf_counter()
+            before = running.num_samples
+
+    run_steps(trainer, after_step)
+    trainer.runner.synchronize()
+    return (time.perf_counter() - begin) / (trainer.num_samples - before)
+
+
+def _seconds(device: Device, launches: Sequence[Launch]) -> float:
+    """Return the median seconds of some kernels, one after the other."""
+    repetitions = _REPETITIONS if device.is_timed else _FEW_REPETITIONS
+
+    def queue_once() -> None:
+        for kernel, arguments in launches:
+            device.launch("compute", kernel, *arguments)
+
+    def queue_all() -> None:
+        for _ in range(repetitions):
+            queue_once()
+
+    # Once plainly, since what kernels compile and load cannot be recorded.
+    queue_once()
+    device.synchronize()
+    is_recorded = all(_can_be_recorded(kernel) for kernel, _ in launches)
+    graph = device.capture("compute", queue_all) if is_recorded else None
+    found = []
+    for _ in range(1 + _TRIALS):
+        begin = time.perf_counter()
+        if graph is None:
+            queue_all()
+        else:
+            device.replay("compute", graph)
+        device.synchronize()
+        found.append((time.perf_counter() - begin) / repetitions)
+    return statistics.median(found[1:])
+
+
+def _can_be_recorded(kernel: Callable[..., object]) -> bool:
+    """Return whether a kernel does not wait for the device, as twins do."""
+    # Methods of tensors are of no module.
+    return str(kernel.__module__).rpartition(".")[2] not in TWINS.values()
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(source, non_blocking=True)
+
+
+def _multiply(left: torch.Tensor, right: torch.Tensor, product: torch.Tensor) -> None:
+    torch.mm(left, right, out=product)
+
+
+def measure_step_parts(settings: PartSettings, records: Records) -> None:
+    """Write a row for each shape: nanoseconds per sample of a step, of its parts, and their lower bounds."""
+    shapes = {
+        f"parts of a step at dim {dim} and {batch_size}": (dim, batch_size)
+        for dim, batch_size in (_SMALL_SHAPES if settings.is_small else _SHAPES)
+    }
+    rates = measure_device_rates(settings.device)
+    records.row(what="ceilings, by the verbs of training", **asdict(rates))
+    samples = drawn_samples(settings)
+    # A separate folder: the parts that measure speeds pack the same samples.
+    own = replace(settings, scratch=settings.scratch / "parts")
+    config = TrainConfig(
+        placement="all-fast",
+        device=settings.device,
+        kernels=settings.step_kernels,
+        dense_dtype="auto",
+        embedding_optimizer="sgd",
+        dense_optimizer="sgd",
+    )
+    num_steps = _WARM_UP_STEPS + (_SMALL_STEPS if settings.is_small else _STEPS)
+    for piece in records.pieces(list(shapes)):
+        dim, batch_size = shapes[piece]
+        with records.catching(piece):
+            shards = packed_shards(own, samples, batch_size, dim)
+            # The last batch may be short.
+            order = np.resize(np.arange(shards.num_training_batches - 1), num_steps).tolist()
+            step = measure_device_step(shards, config, order, _WARM_UP_STEPS, rates)
+            records.row(
+                what="parts of a step, ns/sample",
+                embedding_dim=dim,
+                batch_size=batch_size,
+                **step,
+            )
+        gc.collect()
+
+
+if __name__ == "__main__":
+    print("\n".join(summary()))
