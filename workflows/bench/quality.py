@@ -15,6 +15,7 @@ import os
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -41,7 +42,7 @@ from ...train.rows.tiers import InitialValues
 from ...train.run import train
 from ..recipes import recipe_for, small_real_sample, small_real_sample_training
 from .harness import Facts, new_parser, run_hotset, run_script, scratch_folder, tell
-from .torch_models import ReferenceBatch, ReferenceDlrm, ReferenceTraining
+from .train_step import ReferenceBatch, ReferenceDlrm, ReferenceTraining
 
 ProtocolName = Literal["criteo-x1", "criteo-x4", "avazu-x1", "avazu-x4"]
 FILES = ("train.csv", "valid.csv", "test.csv")
@@ -308,12 +309,60 @@ def against_fuxictr(data: Path, seeds: list[int], folder: Path) -> Facts:
     return {"seeds": seeds, "preprocess": asdict(recipe), "train": asdict(training)} | summary(scores)
 
 
+def train_fuxictr(folder: str, seed: int) -> None:
+    """Train FuxiCTR's DCN V2 for one epoch on an export, and print the AUC of its test part.
+
+    Layers, loader, loop and metrics are FuxiCTR's. It writes to the current folder and sets up logging, so
+    this runs in a separate process.
+    """
+    warnings.simplefilter("ignore")
+    # Imported only here: FuxiCTR is an extra, and importing this module must not need it.
+    from fuxictr.features import FeatureMap
+    from fuxictr.pytorch.dataloaders import RankDataLoader
+    from fuxictr.pytorch.layers import CrossNetV2, FeatureEmbedding, MLP_Block
+    from fuxictr.pytorch.models import BaseModel
+    from fuxictr.pytorch.torch_utils import seed_everything
+
+    embedding_dim = 16
+
+    class DcnV2(BaseModel):  # type: ignore[misc]
+        """Cross network and deep network in parallel, as in FuxiCTR's model of this name."""
+
+        def __init__(self, features: Any) -> None:
+            super().__init__(features, model_root="models", metrics=["AUC", "logloss"], verbose=0)
+            self.embedding = FeatureEmbedding(features, embedding_dim)
+            width = features.sum_emb_out_dim()
+            self.cross = CrossNetV2(width, 3)
+            self.deep = MLP_Block(width, hidden_units=[512, 256])
+            self.last = torch.nn.Linear(width + 256, 1)
+            self.compile("adam", "binary_crossentropy", 0.001)
+            self.reset_parameters()
+            self.model_to_device()
+
+        def forward(self, inputs: Any) -> dict[str, torch.Tensor]:
+            found = self.embedding(self.get_inputs(inputs), flatten_emb=True)
+            joined = torch.cat([self.cross(found), self.deep(found)], dim=-1)
+            return {"y_pred": self.output_activation(self.last(joined))}
+
+    seed_everything(seed)
+    features = FeatureMap(os.path.basename(folder), folder)
+    features.load(f"{folder}/feature_map.json", {"embedding_dim": embedding_dim})
+    paths = {f"{split}_data": f"{folder}/{split}.parquet" for split in ("train", "valid", "test")}
+    train, valid, test = RankDataLoader(
+        features, stage="both", batch_size=512, shuffle=True, data_format="parquet", **paths
+    )
+    os.makedirs(f"models/{features.dataset_id}", exist_ok=True)
+    model = DcnV2(features)
+    model.fit(train, validation_data=valid, epochs=1)
+    print("AUC", model.evaluate(test)["AUC"])
+
+
 def _fuxictr_auc(export: Path, seed: int) -> float:
     """Return the AUC that FuxiCTR reaches on an export, in a separate process."""
-    program = f"{__package__}.fuxictr_training"
+    program = f"from {__package__}.quality import train_fuxictr as train; train({str(export)!r}, {seed})"
     paths = os.pathsep.join([str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [sys.executable, "-m", program, str(export), str(seed)],
+        [sys.executable, "-c", program],
         cwd=export.parent,
         # FuxiCTR's loader starts Ray, which would join any cluster of this machine, and fail when that ends.
         env=os.environ | {"PYTHONPATH": paths, "RAY_ADDRESS": "local"},

@@ -17,10 +17,11 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import hotset
 from hotset.workflows.bench import gpu_day
 from hotset.workflows.bench.gpu_day import PARTS, DaySettings, Part, Records, left_out_of, main, run_day
 
-PACKAGES = Path(gpu_day.__file__).resolve().parents[3]
+PACKAGES = Path(hotset.__file__).parents[1]
 _PART = """
 import json, os, subprocess, sys, time
 name, path = sys.argv[1], sys.argv[sys.argv.index("--records") + 1]

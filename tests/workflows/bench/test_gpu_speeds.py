@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections.abc import Callable
@@ -41,6 +42,7 @@ class Table:
         self.build_seconds = self.turn_seconds = 1.0
         self.speeds: dict[str, list[float]] = {}
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(gc, "collect", lambda: None)  # quick only in a small process
         monkeypatch.setattr(gpu_speeds, "measure_link", lambda device: None)
         monkeypatch.setattr(gpu_speeds, "_counted_by", lambda trainer, link: {})
         monkeypatch.setattr(gpu_speeds, "RunInTurns", lambda contestant, turns: Run(self, contestant.name))
