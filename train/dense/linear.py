@@ -64,10 +64,14 @@ def multiply(
 ) -> torch.Tensor:
     """Return the product: in ``out_MN``, or by oneDNN in newly allocated memory.
 
+    oneDNN takes a thousand times as long where the right matrix has gaps between its rows or columns, so
+    torch multiplies such matrices.
+
     Args:
         is_added: add it to what is in ``out_MN``, and return that.
     """
-    if by_onednn:
+    num_inputs, num_outputs = right_KN.shape
+    if by_onednn and right_KN.stride() in ((num_outputs, 1), (1, num_inputs)):
         assert _LINEAR is not None
         product_MN: torch.Tensor = _LINEAR(left_MK, right_KN.t(), None, "none", [], "")
         return out_MN.add_(product_MN) if is_added else product_MN

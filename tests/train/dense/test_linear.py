@@ -65,3 +65,12 @@ def test_a_nan_stays_a_nan() -> None:
     left[3, 5] = torch.nan
     found = multiply(left, right, torch.empty(0), by_onednn=True)
     assert found[3].isnan().all() and found.isnan().sum() == 130
+
+
+@pytest.mark.skipif(linear._LINEAR is None, reason="this torch has no such operator")
+def test_torch_multiplies_what_has_gaps_between_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, right = torch.randn(4, 6), torch.randn(6, 8)
+    monkeypatch.setattr(linear, "_LINEAR", lambda *_: pytest.fail("multiplied by oneDNN"))
+    out = torch.empty(4, 5)
+    assert multiply(left, right[:, :5], out, by_onednn=True) is out
+    torch.testing.assert_close(out, left @ right[:, :5])
