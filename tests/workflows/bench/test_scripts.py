@@ -1,6 +1,6 @@
 """The smallest case of each script runs and writes what made it.
 
-Tests `harness`, `preprocess`, `polars_program`, `train_step`, `placements`, `quality`, `kills`, `fuzz`,
+Tests `harness`, `polars_program`, `train_step`, `placements`, `quality`, `kills`, `fuzz`,
 `stats_kernels`, `host_steps` and `larger_than_memory`.
 """
 

@@ -11,7 +11,7 @@ from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.tests.support.naive.naive_export import naive_rows
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.workflows.bench.dlrm_writer import (
+from hotset.workflows.bench.preprocess import (
     DAY_COUNT,
     FEATURE_COUNT,
     PROCESSED,
