@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +27,12 @@ from ..folders.manifest import FileEntry, Manifest
 from ..folders.totals import PlanSettings, PlanTotals, SamplesTotals, VocabularyTotals
 from ..formats.arrow_files import fixed_lists, read_batch
 from ..formats.ids import ONE_EACH, read_lookups
-from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks, silent
+from ..formats.tables import multi_hot
+from ..runtime.tasks import Resources, run_tasks, silent
 from ..schema.schema import FeatureSettings
-from ..stages.hot_curve import HotCurve, Levels, hot_curves, levels_of_tables
+from ..stages.hot_curve import Levels, hot_curves, levels_of_tables
 from ..stages.rank import PEEL_FLOOR, RankConfig, counted_samples, rank_tables
-from ..stages.row_order import peel_order, read_tables
+from ..stages.row_order import peel_order
 from .folder import Inspected, Row
 from .traffic import choose_samples, largest_key
 
@@ -55,9 +55,9 @@ def coverage(inspected: Inspected) -> list[Row]:
     return found
 
 
-def budgets_up_to(num_bytes: int, also: Sequence[int] = ()) -> list[int]:
+def budgets_up_to(num_bytes: int) -> list[int]:
     """Budgets for a curve: every half power of two from 16 KiB, and the bytes of all rows."""
-    sizes = {num_bytes, *also}
+    sizes = {num_bytes}
     size = float(SMALLEST_BUDGET)
     while size < num_bytes:
         sizes.add(round(size))
@@ -113,67 +113,47 @@ def _share(part: int, whole: int) -> float | None:
 
 FAE_SHARE = 0.05
 """Share of the log that FAE counts."""
+_SEED = 0
+"""Seed of that sample, and of the order of rows with equal counts."""
 MAX_PEELED_SAMPLES = 5_000_000
 """Peeling takes about 1.5 s CPU and 250 MB for a million samples of Criteo's."""
 
 
-def sampled_levels(
-    samples: Manifest,
-    row_bytes: Sequence[int],
-    budgets: Sequence[int],
-    num_train: int,
-    *,
-    share: float = FAE_SHARE,
-    seed: int = 0,
-    workers: int = 0,
-) -> Levels:
+def _sampled_levels(inspected: Inspected, budgets: Sequence[int]) -> Levels:
     """Levels where the counts of a sample of the training part decide, as in FAE's released code."""
-    num_rows = [table.num_rows for table in SamplesTotals.of(samples).tables]
-    first_row_T = np.cumsum([0, *num_rows])
+    first_row_T = np.cumsum([0, *(table.num_rows for table in inspected.tables)])
     counts_R = np.zeros(int(first_row_T[-1]), np.int32)
     # Only training samples are drawn from, as FAE does.
+    num_train = inspected.num_train
     tasks = (
-        (samples, entry, first, min(num_train - first, entry.num_samples), seed, largest_key(share))
-        for first, entry in samples.parts()
+        (inspected.samples, entry, first, min(num_train - first, entry.num_samples))
+        for first, entry in inspected.samples.parts()
         if first < num_train
     )
-    for drawn in run_tasks(_draw_ids, tasks, workers=workers):
+    for drawn in run_tasks(_draw_ids, tasks, workers=inspected.resources.workers):
         for ids, first in zip(drawn, first_row_T, strict=False):
             count_rows(ids, counts_R[first:])
-    return _levels(counts_R, row_bytes, num_rows, budgets, seed)
+    return _levels(inspected, counts_R, budgets)
 
 
-def counted_levels(
-    counts: Sequence[NDArray[np.int64]], row_bytes: Sequence[int], budgets: Sequence[int]
-) -> Levels:
+def _counted_levels(inspected: Inspected, budgets: Sequence[int]) -> Levels:
     """Levels where exact counts decide, for a folder whose ids are in another order."""
     # The kernel counts in 32 bits; beyond that rows tie, which only the very first could.
-    counts_R = np.concatenate([np.minimum(count, 2**31 - 1).astype(np.int32) for count in counts])
-    return _levels(counts_R, row_bytes, [count.shape[0] for count in counts], budgets, 0)
+    counts_R = np.concatenate([np.minimum(count, 2**31 - 1).astype(np.int32) for count in inspected.counts])
+    return _levels(inspected, counts_R, budgets)
 
 
-def _levels(
-    counts_R: NDArray[np.int32],
-    row_bytes: Sequence[int],
-    num_rows: Sequence[int],
-    budgets: Sequence[int],
-    seed: int,
-) -> Levels:
-    first_row_T = np.cumsum([0, *num_rows], dtype=np.int64)
-    widths = np.array(row_bytes, np.int64)
-    sizes = np.array(budgets, np.int64)
-    return np.split(levels_by_count(counts_R, first_row_T, widths, sizes, seed), first_row_T[1:-1])
+def _levels(inspected: Inspected, counts_R: NDArray[np.int32], budgets: Sequence[int]) -> Levels:
+    first_row_T = np.cumsum([0, *(table.num_rows for table in inspected.tables)], dtype=np.int64)
+    widths = np.array(PlanTotals.of(inspected.plan).bytes_of_rows, np.int64)
+    levels_R = levels_by_count(counts_R, first_row_T, widths, np.array(budgets, np.int64), _SEED)
+    return np.split(levels_R, first_row_T[1:-1])
 
 
-def peeled_levels(
-    folder: Path,
-    vocabulary: Manifest,
-    row_bytes: Sequence[int],
-    budgets: Sequence[int],
-    resources: Resources = DEFAULT_RESOURCES,
-) -> Levels | str:
+def _peeled_levels(inspected: Inspected, budgets: Sequence[int]) -> Levels | str:
     """Levels by peeling, for a folder ranked by frequency; or why there are none."""
-    num_train = VocabularyTotals.of(vocabulary).num_train_samples
+    folder = inspected.folder
+    num_train = inspected.num_train
     # Where peeling is impossible, the report gives the reason instead of the curve.
     if num_train > MAX_PEELED_SAMPLES:
         return f"the log has {num_train:,} training samples, peeling is shown up to {MAX_PEELED_SAMPLES:,}"
@@ -185,9 +165,11 @@ def peeled_levels(
     counts = Manifest.read_sealed(folder / "counts")
     if counts is None:
         return "there are no counts"
+    row_bytes = PlanTotals.of(inspected.plan).bytes_of_rows
+    resources = inspected.resources
     try:
-        config = RankConfig.of(vocabulary)
-        names = [table.name for table in VocabularyTotals.of(vocabulary).tables]
+        config = RankConfig.of(inspected.vocabulary)
+        names = [table.name for table in inspected.tables]
         # Peeling weighs samples against bytes, so it has to know the widths where they differ.
         if len(set(row_bytes)) > 1:
             config = replace(config, peel_row_bytes=FeatureSettings(zip(names, row_bytes, strict=True)))
@@ -208,11 +190,9 @@ def peeled_levels(
     return [level_of_place[moved] for moved in new_places]
 
 
-def _draw_ids(
-    samples: Manifest, entry: FileEntry, first: int, stop: int, seed: int, largest: np.uint64
-) -> list[NDArray[np.int32]]:
+def _draw_ids(samples: Manifest, entry: FileEntry, first: int, stop: int) -> list[NDArray[np.int32]]:
     """Per table, the lookups of the samples of one file that are drawn."""
-    chosen, _ = choose_samples(first, stop, seed, largest)
+    chosen, _ = choose_samples(first, stop, _SEED, largest_key(FAE_SHARE))
     tables = read_lookups(samples, entry, 0, stop)
     return [
         # One lookup per sample: samples are positions of ids. Otherwise bag after bag.
@@ -230,84 +210,72 @@ def budgets(inspected: Inspected) -> list[Row]:
     """Per budget: bytes, num_hot_rows, hot_lookup_share, hot_sample_share, is_chosen (by the plan)."""
     chosen = PlanSettings.of(inspected.plan).hot_bytes
     sizes = sorted({*BUDGETS, chosen})
-    return [
-        {**row, "is_chosen": size == chosen}
-        for row, size in zip(hot_by_budget(inspected, sizes), sizes, strict=True)
-    ]
-
-
-def hot_by_budget(inspected: Inspected, sizes: Sequence[int]) -> list[Row]:
-    """Count what is hot under each of the budgets, which rise: bytes, num_hot_rows, shares in [0, 1]."""
-    num_hot, num_rows = _prefixes(inspected, sizes)
-    (curve,) = _curves(inspected, [levels_of_tables(num_hot, inspected.tables)], len(sizes))
+    num_hot = _num_hot(inspected, sizes)
+    (rows,) = _hot_by_budget(inspected, sizes, [levels_of_tables(num_hot, inspected.tables)])
     if not inspected.num_train:  # adopted ids: what the model's own log looked up
-        lookups = [
-            sum(int(c[:n].sum()) for c, n in zip(inspected.counts, hot, strict=True)) for hot in num_hot
-        ]
-        curve = HotCurve(curve.samples, np.array(lookups, np.int64), inspected.num_lookups)
-    return _as_rows(inspected, sizes, curve, num_rows)
+        for row, hot in zip(rows, num_hot, strict=True):
+            served = sum(int(count[:n].sum()) for count, n in zip(inspected.counts, hot, strict=True))
+            row["hot_lookup_share"] = served / max(1, inspected.num_lookups)
+    return [row | {"is_chosen": row["bytes"] == chosen} for row in rows]
 
 
-def _prefixes(inspected: Inspected, sizes: Sequence[int]) -> tuple[NDArray[np.int64], list[int]]:
-    """(num_budgets, num_tables) hot rows of each table, and of all."""
-    found = [inspected.hot_order.num_hot(size) for size in sizes]
-    num_hot = np.array([hot for hot, _ in found], np.int64).reshape(len(sizes), len(inspected.tables))
-    return num_hot, [rows for _, rows in found]
+def _num_hot(inspected: Inspected, sizes: Sequence[int]) -> NDArray[np.int64]:
+    """(num_budgets, num_tables) hot rows of each table, in the order of the folder's ids."""
+    found = [inspected.hot_order.num_hot(size)[0] for size in sizes]
+    return np.array(found, np.int64).reshape(len(sizes), len(inspected.tables))
 
 
-def _curves(inspected: Inspected, orders: list[Levels], num_budgets: int) -> list[HotCurve]:
-    return hot_curves(inspected.samples, orders, num_budgets, inspected.num_train, inspected.resources)
+def _hot_by_budget(inspected: Inspected, sizes: Sequence[int], orders: Sequence[Levels]) -> list[list[Row]]:
+    """Count what is hot under each of the budgets, which rise, for each order of rows.
 
-
-def _as_rows(
-    inspected: Inspected, sizes: Sequence[int], curve: HotCurve, num_rows: Sequence[int]
-) -> list[Row]:
-    num_lookups = max(1, curve.num_lookups)
+    Returns:
+        For each order a row per budget: bytes, num_hot_rows, hot_lookup_share and hot_sample_share, of
+        the training part.
+    """
+    # One pass over samples/ serves all orders.
+    num_train = inspected.num_train
+    curves = hot_curves(inspected.samples, [*orders], len(sizes), num_train, inspected.resources)
     return [
-        {
-            "bytes": size,
-            "num_hot_rows": rows,
-            "hot_lookup_share": int(lookups) / num_lookups,
-            "hot_sample_share": int(samples) / max(1, inspected.num_train),
-        }
-        for size, rows, lookups, samples in zip(sizes, num_rows, curve.lookups, curve.samples, strict=True)
+        [
+            {
+                "bytes": size,
+                "num_hot_rows": num_rows,
+                "hot_lookup_share": int(lookups) / max(1, curve.num_lookups),
+                "hot_sample_share": int(samples) / max(1, num_train),
+            }
+            for size, num_rows, lookups, samples in zip(
+                sizes, _rows_by_level(levels, len(sizes)), curve.lookups, curve.samples, strict=True
+            )
+        ]
+        for levels, curve in zip(orders, curves, strict=True)
     ]
 
 
 def hot_samples(inspected: Inspected) -> list[Row]:
-    """Per order and budget: order, and what `hot_by_budget` says.
+    """Per order and budget: order, bytes, num_hot_rows, hot_lookup_share and hot_sample_share.
 
-    The first order is that of the folder's ids; the others are ``frequency``, ``peel`` where `peeled_levels`
-    can be had (``left_out`` says why not), and ``fae``, which counts 5 % of the training samples.
+    The first order is that of the folder's ids; the others are ``frequency``, ``peel`` where it can be had
+    (``left_out`` says why not), and ``fae``, which counts 5 % of the training samples.
     """
     own = VocabularyTotals.of(inspected.vocabulary).rank_by
     widths = PlanTotals.of(inspected.plan).bytes_of_rows
     sizes = budgets_up_to(sum(t.num_rows * width for t, width in zip(inspected.tables, widths, strict=True)))
-    num_hot, _ = _prefixes(inspected, sizes)
-    # All orders are collected first, so that one pass over samples/ serves them all.
-    orders: dict[str, Levels] = {own: levels_of_tables(num_hot, inspected.tables)}
+    orders: dict[str, Levels] = {own: levels_of_tables(_num_hot(inspected, sizes), inspected.tables)}
     # The order by frequency for comparison, or peeling where the folder's own order is by frequency.
     if own != "frequency":
-        orders["frequency"] = counted_levels(inspected.counts, widths, sizes)
+        orders["frequency"] = _counted_levels(inspected, sizes)
     else:
-        folder = inspected.folder
-        vocabulary = inspected.vocabulary
-        peeled = peeled_levels(folder, vocabulary, widths, sizes, inspected.resources)
+        peeled = _peeled_levels(inspected, sizes)
         if isinstance(peeled, str):
             inspected.left_out.append(f"the curve of peeled rows: {peeled}")
         else:
             orders["peel"] = peeled
     # FAE's order is drawn again, unless the ids already follow such an order.
     if own != "sampled":
-        num_train = inspected.num_train
-        orders["fae"] = sampled_levels(
-            inspected.samples, widths, sizes, num_train, workers=inspected.resources.workers
-        )
-    curves = _curves(inspected, list(orders.values()), len(sizes))
+        orders["fae"] = _sampled_levels(inspected, sizes)
+    rows_of_orders = _hot_by_budget(inspected, sizes, [*orders.values()])
     return [
-        {"order": order, **row}
-        for (order, levels), curve in zip(orders.items(), curves, strict=True)
-        for row in _as_rows(inspected, sizes, curve, _rows_by_level(levels, len(sizes)))
+        {"order": order, **row} for order, rows in zip(orders, rows_of_orders, strict=True) for row in rows
     ]
 
 
@@ -333,7 +301,10 @@ def count_hot_samples(
 _MAX_FILES = 16
 
 
-def unique_rows_by_batch_size(folder: Path, batch_sizes: Sequence[int]) -> list[Row]:
+BATCH_SIZES = tuple(1 << power for power in range(6, 17))
+
+
+def unique_rows(inspected: Inspected, batch_sizes: Sequence[int] = BATCH_SIZES) -> list[Row]:
     """Expected and measured different rows of a batch of each size, all one-hot tables together.
 
     Measured over consecutive training samples in log order, in at most 16 files spread over the log; a size
@@ -341,16 +312,18 @@ def unique_rows_by_batch_size(folder: Path, batch_sizes: Sequence[int]) -> list[
 
     Returns:
         ``batch_size``, ``expected``, ``measured``, ``num_lookups`` of each.
-
-    Raises:
-        ManifestError: the folder has not been preprocessed as far as its samples.
     """
-    vocabulary, samples = (Manifest.read(folder / name) for name in ("vocabulary", "samples"))
-    totals = VocabularyTotals.of(vocabulary)
-    num_train = totals.num_train_samples
+    num_train = inspected.num_train
+    samples = inspected.samples
+    if not num_train:
+        inspected.left_out.append("distinct rows per batch: the log has no training samples")
+        return []
     # Lists are left out: the prediction knows tables with one lookup per sample only.
-    is_one_hot = [not table.is_multi_hot for table in totals.tables]
-    counts = [count for count, keep in zip(read_tables(vocabulary, "count"), is_one_hot, strict=True) if keep]
+    lists = ", ".join(table.name for table in multi_hot(inspected.tables))
+    if lists:
+        inspected.left_out.append(f"distinct rows per batch of list-valued features: {lists}")
+    tables = zip(inspected.tables, inspected.counts, strict=True)
+    counts = [count for table, count in tables if not table.is_multi_hot]
     rates = AccessRates.of_counts(counts, num_train)
     bases = np.cumsum([0, *(count.shape[0] for count in counts)])[:-1]
     parts = [(first, entry) for first, entry in samples.parts() if first < num_train]

@@ -44,7 +44,7 @@ from ..formats.ids import read_lookups
 from ..formats.tables import multi_hot
 from ..runtime.memory import available_bytes
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
-from .coverage import budgets, coverage, hot_samples, hot_tables, unique_rows_by_batch_size
+from .coverage import budgets, coverage, hot_samples, hot_tables, unique_rows
 from .default_runs import MAX_LOOKUPS, default_runs
 from .drift import drift
 from .folder import Inspected, Row, find_leaks, provenance, read_shards
@@ -134,7 +134,6 @@ def _count_labels(
 
 
 TOPS = (1, 10, 100, 1000)
-BATCH_SIZES = tuple(1 << power for power in range(6, 17))
 SHARES = (0.8, 0.9, 0.95, 0.99)
 _ROW_BYTES = 24
 """Memory that the series of the shuffled order take at least for each row."""
@@ -256,17 +255,6 @@ def _feature(table: VocabularyTable, counts: NDArray[np.int64]) -> Row:
     }
 
 
-def _unique_rows(inspected: Inspected) -> list[Row]:
-    if not inspected.num_train:
-        inspected.left_out.append("distinct rows per batch: the log has no training samples")
-        return []
-    lists = multi_hot(SamplesTotals.of(inspected.samples).tables)
-    if lists:
-        names = ", ".join(table.name for table in lists)
-        inspected.left_out.append(f"distinct rows per batch of list-valued features: {names}")
-    return unique_rows_by_batch_size(inspected.folder, BATCH_SIZES)
-
-
 def _batches(folder: Path) -> dict[str, Any] | None:
     shards = read_shards(folder)
     if shards is None:
@@ -301,7 +289,7 @@ SERIES: dict[str, Callable[[Inspected], object]] = {
     "hot_samples": hot_samples,
     "miss_ratios": miss_ratios,
     "default_runs": default_runs,
-    "unique_rows": _unique_rows,
+    "unique_rows": unique_rows,
     "drift": drift,
     "hot_tables": hot_tables,
     "log": log_series,

@@ -24,7 +24,8 @@ from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.pack import PackConfig
-from hotset.pipeline.statistics.coverage import unique_rows_by_batch_size
+from hotset.pipeline.statistics.coverage import unique_rows
+from hotset.pipeline.statistics.folder import Inspected
 from hotset.stats.lookahead.planner import MOST_PREFETCH
 from hotset.stats.step_times import Budget, Machine, Prediction, Workload, predict
 from hotset.tests.support.trained_models import trained
@@ -300,7 +301,7 @@ def test_advice_needs_no_torch() -> None:
 
 
 def test_unique_rows_are_predicted_within_one_per_cent(folder: Path) -> None:
-    found = unique_rows_by_batch_size(folder, [16, 64, 512, 8192, 16_384, 100_000])
+    found = unique_rows(Inspected.open(folder), [16, 64, 512, 8192, 16_384, 100_000])
     assert [one["batch_size"] for one in found] == [16, 64, 512, 8192, 16_384]
     for one in found:
         assert one["measured"] == pytest.approx(one["expected"], rel=0.01)
@@ -310,8 +311,8 @@ def test_unique_rows_are_predicted_within_one_per_cent(folder: Path) -> None:
 @pytest.mark.real_data
 def test_unique_rows_of_a_real_log_are_predicted_within_two_per_cent(real_data: Path, tmp_path: Path) -> None:
     log = real_data / "criteo_kaggle_uniform_110k.tsv.gz"
-    preprocess([log], PreprocessConfig(), tmp_path / "data", until="encode")
-    for one in unique_rows_by_batch_size(tmp_path / "data", [64, 512, 2048, 8192, 32_768]):
+    preprocess([log], PreprocessConfig(), tmp_path / "data", until="split")
+    for one in unique_rows(Inspected.open(tmp_path / "data"), [64, 512, 2048, 8192, 32_768]):
         assert one["measured"] == pytest.approx(one["expected"], rel=0.02)
 
 

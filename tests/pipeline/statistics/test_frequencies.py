@@ -141,4 +141,4 @@ def test_points_of_curves() -> None:
     assert coverage_points(0, 6) == [] and coverage_points(1, 6) == [1]
     assert coverage_points(100, 2) == [1, 3, 10, 32, 100]
     assert budgets_up_to(40000) == [16384, 23170, 32768, 40000]
-    assert budgets_up_to(64, also=[128]) == [64, 128]
+    assert budgets_up_to(64) == [64]
