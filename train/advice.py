@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -52,29 +52,14 @@ from .model.choose_model import choose_model
 from .model.shapes import DcnShape, DlrmShape, dlrm_shape
 
 
-class PredictedStep(TypedDict):
-    """The prediction of one placement, see `stats.step_times.Prediction`."""
-
-    placement: str
-    hot_bytes: int
-    step_seconds: float
-    compute_seconds: float
-    to_fast_bytes: float
-    to_slow_bytes: float
-    memory: dict[str, int]
-    initialized_bytes: float
-    prefetch: int | None
-    memory_bytes: int
-    """Bytes of fast memory of all uses together."""
-
-
 class MemoryOption(TypedDict):
     """The predictions for one size of fast memory."""
 
     fast_bytes: int
-    placements: list[PredictedStep]
-    """The best prediction of each placement that fits, the fastest first."""
-    too_large: list[PredictedStep]
+    placements: list[dict[str, Any]]
+    """The best prediction of each placement that fits, the fastest first: a `stats.step_times.Prediction`
+    with its ``memory_bytes``, of all uses together."""
+    too_large: list[dict[str, Any]]
     """The others, each where it needs the least memory."""
 
 
@@ -86,38 +71,14 @@ class ChosenOption(TypedDict):
     step_seconds: float
 
 
-class DescribedWorkload(TypedDict):
-    """The log and the model that were predicted for, see `stats.step_times.Workload`."""
-
-    num_rows: int
-    num_train_samples: int
-    batch_size: int
-    vector_bytes: int
-    row_bytes: int
-    flops_per_sample: float
-    dense_bytes: int
-    activation_bytes: int
-    input_bytes: int
-    lookups_per_sample: float
-    unique_rows_per_batch: float
-    """Expected number of distinct rows of a batch."""
-
-
-class DescribedMachine(TypedDict):
-    """The speeds that were predicted with, see `stats.step_times.Machine`."""
-
-    link_bytes_per_second: float
-    host_bytes_per_second: float
-    flops: float
-    step_seconds: float
-    loader_samples_per_second: float | None
-
-
 class PlacementAdvice(TypedDict):
     """Everything that `advise` returns."""
 
-    workload: DescribedWorkload
-    machine: DescribedMachine
+    workload: dict[str, Any]
+    """The log and the model that were predicted for: a `stats.step_times.Workload` with lookups of a sample
+    and the expected number of distinct rows of a batch in place of its rates."""
+    machine: dict[str, Any]
+    """The speeds that were predicted with, a `stats.step_times.Machine`."""
     compute_seconds: float
     """Time of a step with every row on the fast tier."""
     options: list[MemoryOption]
@@ -157,33 +118,20 @@ def advise(
 ) -> PlacementAdvice:
     """Predict every placement at every size of fast memory.
 
-    Returns:
-        ``workload`` and ``machine`` as they were used; ``compute_seconds`` of a step with every row on the
-        fast tier; ``options``: per size the predictions that fit, the fastest first, and the memory the
-        others need; ``best``: the fastest of all; ``enough``: the size from which more memory gains less
-        than 1% with the best placement.
-
     Raises:
         ManifestError: the folder has not been preprocessed as far as its plan.
         ConfigError: a model that does not fit, or no size given that holds the dense parts.
     """
-    inputs = read_inputs(folder, config, resources)
-    workload = inputs.workload
+    workload, budgets_of = read_inputs(folder, config, resources)
     options: list[MemoryOption] = []
-    for size, budgets in inputs.budgets.items():
+    for size, budgets in budgets_of.items():
         predictions = [one for budget in budgets for one in predict(workload, machine, budget)]
         options.append(_option(size, predictions))
     # Two sizes are named: where nothing is faster, and where more is no longer worth it.
     best, enough = _conclusion(options)
     return {
         "workload": _described(workload),
-        "machine": {
-            "link_bytes_per_second": machine.link_bytes_per_second,
-            "host_bytes_per_second": machine.host_bytes_per_second,
-            "flops": machine.flops,
-            "step_seconds": machine.step_seconds,
-            "loader_samples_per_second": machine.loader_samples_per_second,
-        },
+        "machine": asdict(machine),
         "compute_seconds": compute_seconds(workload, machine),
         "options": options,
         "best": best,
@@ -191,17 +139,12 @@ def advise(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class AdviceInputs:
-    """A preprocessed log as predictions take it."""
+def read_inputs(
+    folder: Path, config: AdviceConfig, resources: Resources = DEFAULT_RESOURCES
+) -> tuple[Workload, dict[int, list[Budget]]]:
+    """Return a log, and the ways to share each size of fast memory between hot rows and staging slots.
 
-    workload: Workload
-    budgets: dict[int, list[Budget]]
-    """By size of fast memory, ascending: the ways to share it between hot rows and staging slots."""
-
-
-def read_inputs(folder: Path, config: AdviceConfig, resources: Resources = DEFAULT_RESOURCES) -> AdviceInputs:
-    """Read the counts of a log, and count what each budget makes hot.
+    Sizes ascend. Counts what each budget makes hot.
 
     Raises:
         ManifestError: as in `advise`.
@@ -217,7 +160,7 @@ def read_inputs(folder: Path, config: AdviceConfig, resources: Resources = DEFAU
         for size in sorted({*(config.fast_bytes or _ladder(workload))})
         for budget in _budgets(size, workload)
     ]
-    return AdviceInputs(workload, _count_hot(budgets, vocabulary, samples, plan, resources))
+    return workload, _count_hot(budgets, vocabulary, samples, plan, resources)
 
 
 def read_workload(
@@ -321,18 +264,17 @@ def _unique_rows(workload: Workload) -> float:
 
 
 def _budgets(fast_bytes: int, workload: Workload) -> list[Budget]:
-    """Yield the splits of one memory size between hot rows and staging slots.
+    """Return the splits of one memory size between hot rows and staging slots.
 
     Hot rows are not counted yet.
     """
-    # What is left for rows, shared out in several ways: the best share depends on the placement.
+    # The best share depends on the placement.
     room = max(0, fast_bytes - _fixed_bytes(workload))
-    budgets = []
-    for share in STAGING_SHARES:
-        staging = int(share * room)
-        budget = Budget(hot_bytes=room - staging, num_hot_rows=0, hot_sample_share=0.0, staging_bytes=staging)
-        budgets.append(budget)
-    return budgets
+    shares = [int(share * room) for share in STAGING_SHARES]
+    return [
+        Budget(hot_bytes=room - staging, num_hot_rows=0, hot_sample_share=0.0, staging_bytes=staging)
+        for staging in shares
+    ]
 
 
 def _count_hot(
@@ -385,19 +327,8 @@ def _cheapest_of_each(
     return list(best.values())
 
 
-def _plain(one: Prediction) -> PredictedStep:
-    return {
-        "placement": one.placement,
-        "hot_bytes": one.hot_bytes,
-        "step_seconds": one.step_seconds,
-        "compute_seconds": one.compute_seconds,
-        "to_fast_bytes": one.to_fast_bytes,
-        "to_slow_bytes": one.to_slow_bytes,
-        "memory": one.memory,
-        "initialized_bytes": one.initialized_bytes,
-        "prefetch": one.prefetch,
-        "memory_bytes": one.memory_bytes,
-    }
+def _plain(one: Prediction) -> dict[str, Any]:
+    return asdict(one) | {"memory_bytes": one.memory_bytes}
 
 
 def _conclusion(options: Sequence[MemoryOption]) -> tuple[ChosenOption, ChosenOption]:
@@ -431,17 +362,9 @@ def _chosen(option: MemoryOption) -> ChosenOption:
     }
 
 
-def _described(workload: Workload) -> DescribedWorkload:
-    return {
-        "num_rows": workload.num_rows,
-        "num_train_samples": workload.num_train_samples,
-        "batch_size": workload.batch_size,
-        "vector_bytes": workload.vector_bytes,
-        "row_bytes": workload.row_bytes,
-        "flops_per_sample": workload.flops_per_sample,
-        "dense_bytes": workload.dense_bytes,
-        "activation_bytes": workload.activation_bytes,
-        "input_bytes": workload.input_bytes,
+def _described(workload: Workload) -> dict[str, Any]:
+    own = {each.name: getattr(workload, each.name) for each in fields(workload) if each.name != "rates"}
+    return own | {
         "lookups_per_sample": workload.rates.lookups_per_sample,
         "unique_rows_per_batch": _unique_rows(workload),
     }
@@ -484,10 +407,10 @@ class MachineSpeeds(JsonRecord):
             ConfigError: it cannot be read, or is no such file.
         """
         try:
-            fields = json.loads(path.read_text())
-            if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
+            found = json.loads(path.read_text())
+            if not isinstance(found, dict) or found.get("format") != _FORMAT:
                 raise ValueError(f"its format is not {_FORMAT!r}")
-            return cls.from_json(fields)
+            return cls.from_json(found)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"{path} cannot be read as speeds: {first_line(error)}",
@@ -496,9 +419,9 @@ class MachineSpeeds(JsonRecord):
 
     def write(self, path: Path) -> None:
         """Write the file, which must not exist."""
-        fields = {"format": _FORMAT, "hotset": __version__, **self.to_json()}
+        found = {"format": _FORMAT, "hotset": __version__, **self.to_json()}
         with whole_file(path) as file:
-            file.write((json.dumps(fields, indent=2) + "\n").encode())
+            file.write((json.dumps(found, indent=2) + "\n").encode())
 
     def machine(self) -> Machine:
         """Return the machine for predictions; the fixed time of a step stays typical."""
