@@ -18,7 +18,7 @@ Shapes: B samples, F one-hot features, N lookups of a multi-hot feature.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -45,7 +45,6 @@ from .config import PlacementName, TrainConfig, is_launched
 from .data.batch import Batch, BatchShares, EmbeddingTable, FeatureBags
 from .data.dataset import offsets_name
 from .data.shards import Shards, with_hot_bytes
-from .device import Device
 from .execution.embeddings import Embeddings as Rows
 from .execution.embeddings import RowWidth
 from .execution.row_parts import changed_of
@@ -61,62 +60,52 @@ from .rows.tiers import HostMemory
 from .threads import BackgroundIterator, WorkThreads
 
 
-class DictionaryReader:
-    """Reads the lookups of some tables out of dictionaries, as `ShardDataset` hands them out.
+def read_lookups(tables: Sequence[EmbeddingTable], features: Mapping[str, Any]) -> Batch:
+    """Return the lookups of a dictionary, as `ShardDataset` hands them out.
+
+    Labels and dense features are left out.
 
     Args:
         tables: all tables of the shards.
+        features: for each table its ids by name, (B,) integers; of a multi-hot one the ids of all samples,
+            (N,), and under ``NAME_offsets`` where those of each begin, (B + 1,).
+
+    Raises:
+        ConfigError: a feature is missing, has another shape or type, or an id that its table has not.
     """
-
-    def __init__(self, tables: Sequence[EmbeddingTable]) -> None:
-        self._tables = tuple(tables)
-
-    def read(self, features: Mapping[str, Any]) -> Batch:
-        """Return the lookups of a batch, without its labels and dense features.
-
-        Args:
-            features: for each table its ids by name, (B,) integers; of a multi-hot one the ids of all
-                samples, (N,), and under ``NAME_offsets`` where those of each begin, (B + 1,).
-
-        Raises:
-            ConfigError: a feature is missing, has another shape or type, or an id that its table has not.
-        """
-        columns: list[NDArray[np.int32]] = []
-        bags: list[FeatureBags] = []
-        num_samples: dict[str, int] = {}
-        is_hot_only = True
-        names = {table.name for table in self._tables}
-        for table in self._tables:
-            # Ids are refused as they came, before a kernel reads them or they are cut to int32.
-            found_N = _integers(features, table.name)
-            _refuse_stray(found_N, table)
-            ids_N = np.ascontiguousarray(found_N, np.int32)
-            is_hot_only &= first_stray_lookup(ids_N[:, None], np.array([table.num_hot])) < 0
-            if table.is_multi_hot:
-                name = offsets_name(table.name)
-                offsets_B1 = _integers(features, name)
-                _refuse_offsets(offsets_B1, ids_N.size, name)
-                bags.append(FeatureBags(offsets_B1.astype(np.int32), ids_N))
-                num_samples[table.name] = offsets_B1.size - 1
-            else:
-                _refuse_lists(features, table.name, names)
-                columns.append(ids_N)
-                num_samples[table.name] = ids_N.size
-        # All features are of the same samples.
-        first, *others = num_samples.items()
-        for name, count in others:
-            if count != first[1]:
-                raise ConfigError(f"{name!r} has {count} samples, and {first[0]!r} has {first[1]}")
-        ids_BF = np.stack(columns, axis=1) if columns else np.empty((first[1], 0), np.int32)
-        no_values = torch.empty(0)
-        return Batch(no_values, no_values, ids_BF, None, is_hot_only, tuple(bags))
-
-
-def _refuse_lists(features: Mapping[str, Any], name: str, names: Collection[str]) -> None:
-    """Raise ConfigError if a one-id feature comes with lists, which resemble samples."""
-    offsets = offsets_name(name)
-    if offsets in features and offsets not in names:
-        raise ConfigError(f"the batch has {offsets!r}, and feature {name!r} has one id per sample, not lists")
+    columns: list[NDArray[np.int32]] = []
+    bags: list[FeatureBags] = []
+    num_samples: dict[str, int] = {}
+    is_hot_only = True
+    names = {table.name for table in tables}
+    for table in tables:
+        # Ids are refused as they came, before a kernel reads them or they are cut to int32.
+        found_N = _integers(features, table.name)
+        _refuse_stray(found_N, table)
+        ids_N = np.ascontiguousarray(found_N, np.int32)
+        is_hot_only &= first_stray_lookup(ids_N[:, None], np.array([table.num_hot])) < 0
+        name = offsets_name(table.name)
+        if table.is_multi_hot:
+            offsets_B1 = _integers(features, name)
+            _refuse_offsets(offsets_B1, ids_N.size, name)
+            bags.append(FeatureBags(offsets_B1.astype(np.int32), ids_N))
+            num_samples[table.name] = offsets_B1.size - 1
+            continue
+        # Ids of lists resemble samples.
+        if name in features and name not in names:
+            raise ConfigError(
+                f"the batch has {name!r}, and feature {table.name!r} has one id per sample, not lists"
+            )
+        columns.append(ids_N)
+        num_samples[table.name] = ids_N.size
+    # All features are of the same samples.
+    first, *others = num_samples.items()
+    for name, count in others:
+        if count != first[1]:
+            raise ConfigError(f"{name!r} has {count} samples, and {first[0]!r} has {first[1]}")
+    ids_BF = np.stack(columns, axis=1) if columns else np.empty((first[1], 0), np.int32)
+    no_values = torch.empty(0)
+    return Batch(no_values, no_values, ids_BF, None, is_hot_only, tuple(bags))
 
 
 def _integers(features: Mapping[str, Any], name: str) -> NDArray[Any]:
@@ -149,37 +138,6 @@ def _refuse_offsets(offsets_B1: NDArray[Any], num_lookups: int, name: str) -> No
     )
     if not is_right:
         raise ConfigError(f"{name!r} must ascend from 0 to {num_lookups}, the number of its ids")
-
-
-class LoopDevice:
-    """The host, or a device that moves rows in a separate stream.
-
-    Args:
-        device_api: that of a GPU; None: the host.
-        num_threads: threads of the loop, some of which gather rows.
-    """
-
-    def __init__(self, device_api: Device | None, num_threads: int) -> None:
-        self._device_api = device_api
-        self._num_threads = num_threads
-        self._mover: ThreadMover | None = None
-        """The threads that move rows, once there are any to move."""
-
-    def take_over(self, rows: Rows) -> Rows:
-        """Move the rows in the stream of moves from now on; return them.
-
-        No transfer of them may be sent yet.
-        """
-        device = self._device_api
-        if device is None or not any(map(_has_staging_slots, rows.widths)):
-            return rows
-        if self._mover is None:
-            tensors = [WidthTensors.of(width, device) for width in rows.widths]
-            kernels = choose_kernels(device.torch_device)
-            self._mover = ThreadMover(device, kernels, tensors, self._num_threads)
-        # Puts its own transfers in the place of those that wait for steps to be queued.
-        MovesByThreads(self._mover, device, rows)
-        return rows
 
 
 def _has_staging_slots(width: RowWidth) -> bool:
@@ -266,24 +224,24 @@ class Embeddings(nn.Module):
             shards = with_hot_bytes(shards, config.hot_bytes, optimizer)
         self._config = resolve(shards, config)
         self._tables = shards.tables
-        self._reader = DictionaryReader(shards.tables)
         self._inputs = ModelInputs.of(shards)
         # One rank computes the whole batch.
         torch_device = open_device(device)
-        device_api = open_device_api(device)
+        self._device_api = open_device_api(device)
         threads = WorkThreads(config.threads or num_workers(0))
         self._tools = RowTools(
             shares=BatchShares(shards.batch_size, 1, 0, 1),
             device=torch_device,
-            device_api=device_api,
+            device_api=self._device_api,
             meter=Meter(torch_device),
             threads=threads,
             host=HostMemory(None, Path(tempfile.gettempdir()), may_spill=False),
             marks_rows=True,
             folder=Path(tempfile.gettempdir()),
         )
-        self._device = LoopDevice(device_api, threads.num_threads)
-        self._rows = self._device.take_over(build_embeddings(shards, self._config, self._tools))
+        self._mover: ThreadMover | None = None
+        """The threads that move rows of a device, once there are any to move."""
+        self._rows = self._moved_apart(build_embeddings(shards, self._config, self._tools))
         self._current: _Current | None = None
         """Batch that is trained on now, or that `read_ahead` has yielded."""
         self._is_reading = False
@@ -317,7 +275,7 @@ class Embeddings(nn.Module):
 
         def numbers() -> Iterator[int]:
             for number, dictionary in enumerate(batches):
-                held[number] = (dictionary, self._reader.read(dictionary))
+                held[number] = (dictionary, read_lookups(self._tables, dictionary))
                 yield number
 
         steps = self._source(held, is_fresh=True).steps([numbers()])
@@ -352,7 +310,7 @@ class Embeddings(nn.Module):
         """
         # Without gradients nothing is updated, so the batch needs no step.
         if not (self.training and torch.is_grad_enabled()):
-            return self._by_name(self._evaluated(self._reader.read(batch)))
+            return self._by_name(self._evaluated(read_lookups(self._tables, batch)))
         current = self._current_of(batch)
         # A batch that is looked up twice has one place for its gradients.
         if not current.leaves:
@@ -395,7 +353,9 @@ class Embeddings(nn.Module):
             if current is None or current.is_done:
                 raise ConfigError("a batch of read_ahead is trained on once: take the next one")
             # The dictionary may be a copy: the same lookups make it the same batch.
-            if batch is not current.dictionary and not _is_same(self._reader.read(batch), current.step.batch):
+            if batch is not current.dictionary and not _is_same(
+                read_lookups(self._tables, batch), current.step.batch
+            ):
                 raise ConfigError("the batch is not the one that read_ahead handed out last")
             return current
         if current is not None and batch is current.dictionary:
@@ -403,7 +363,7 @@ class Embeddings(nn.Module):
         # The batches before and after are unknown: the rows are loaded for this step and written back after
         # it.
         self._end_step()
-        held = {0: (batch, self._reader.read(batch))}
+        held = {0: (batch, read_lookups(self._tables, batch))}
         (step,) = islice(self._source(held, is_fresh=False).steps([[0]]), 1)
         self._current = _Current(step, batch)
         return self._current
@@ -435,7 +395,22 @@ class Embeddings(nn.Module):
         # The same tiers with new transfers: those that were stopped stay so.
         rows = Rows(len(self._tables), self._rows.widths)
         prepare_transfers(rows, self._config, self._tools)
-        self._rows = self._device.take_over(rows)
+        self._rows = self._moved_apart(rows)
+
+    def _moved_apart(self, rows: Rows) -> Rows:
+        """Let a device move rows in a separate stream; return them.
+
+        No transfer of them may be sent yet.
+        """
+        device = self._device_api
+        if device is not None and any(map(_has_staging_slots, rows.widths)):
+            if self._mover is None:
+                tensors = [WidthTensors.of(width, device) for width in rows.widths]
+                kernels = choose_kernels(device.torch_device)
+                self._mover = ThreadMover(device, kernels, tensors, self._tools.threads.num_threads)
+            # Puts its own transfers in the place of those that wait for steps to be queued.
+            MovesByThreads(self._mover, device, rows)
+        return rows
 
     def _source(self, held: Mapping[int, tuple[object, Batch]], *, is_fresh: bool) -> StepSource:
         """Return a source of the steps of some batches.
@@ -476,19 +451,13 @@ class Embeddings(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Put copies of all tables into a state dictionary of torch."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        with self._rows.transfers_paused():
-            for width in self._rows.widths:
-                # Each row is copied from wherever it is newest, and none is moved.
-                residents = width.executor.staged.by_row()
-                for position, number in enumerate(width.tables):
-                    table = self._tables[number]
-                    tables_N, ids_N = _all_rows(position, table.num_rows)
-                    weights_ND = torch.empty(table.num_rows, table.embedding_dim)
-                    state_NW = torch.empty(table.num_rows, _state_width(width))
-                    width.executor.copy_newest(tables_N, ids_N, residents, weights_ND, state_NW)
-                    destination[f"{prefix}{table.name}{_WEIGHT}"] = weights_ND
-                    if state_NW.shape[1]:
-                        destination[f"{prefix}{table.name}{_STATE}"] = state_NW
+        with self._rows.rows_written_back():
+            self._is_written_back = True
+            for number, table in enumerate(self._tables):
+                destination[f"{prefix}{table.name}{_WEIGHT}"] = self._rows.table(number).clone()
+                state_NW = self._rows.table(number, state=True)
+                if state_NW.shape[1]:
+                    destination[f"{prefix}{table.name}{_STATE}"] = state_NW.clone()
 
     def _load_from_state_dict(
         self,
@@ -505,13 +474,16 @@ class Embeddings(nn.Module):
             raise ConfigError("read_ahead is under way: load rows before that loop or after it")
         self._end_step()
         # Names and shapes are compared first: a refusal leaves every row as it was.
+        places = [
+            (width, position, self._tables[number])
+            for width in self._rows.widths
+            for position, number in enumerate(width.tables)
+        ]
         wanted = {}
-        for width in self._rows.widths:
-            for number in width.tables:
-                table = self._tables[number]
-                wanted[f"{prefix}{table.name}{_WEIGHT}"] = (table.num_rows, table.embedding_dim)
-                if _state_width(width):
-                    wanted[f"{prefix}{table.name}{_STATE}"] = (table.num_rows, _state_width(width))
+        for width, _, table in places:
+            wanted[f"{prefix}{table.name}{_WEIGHT}"] = (table.num_rows, table.embedding_dim)
+            if _state_width(width):
+                wanted[f"{prefix}{table.name}{_STATE}"] = (table.num_rows, _state_width(width))
         for name, shape in wanted.items():
             if name not in state_dict:
                 missing_keys.append(name)
@@ -523,18 +495,16 @@ class Embeddings(nn.Module):
         # All rows or none: half of a table would be of no run.
         if missing_keys or error_msgs:
             return
-        for width in self._rows.widths:
-            for position, number in enumerate(width.tables):
-                table = self._tables[number]
-                weights_ND = _floats(state_dict[f"{prefix}{table.name}{_WEIGHT}"])
-                state_NW = np.empty((table.num_rows, 0), np.float32)
-                if _state_width(width):
-                    state_NW = _floats(state_dict[f"{prefix}{table.name}{_STATE}"])
-                tables_N, ids_N = _all_rows(position, table.num_rows)
-                width.executor.restore(tables_N, ids_N, weights_ND, state_NW)
-                # None of these rows has its initial value any more.
-                changed = changed_of(width)
-                changed.mark_rows(changed.layout.slots_of_rows(tables_N, ids_N), is_saved=True)
+        for width, position, table in places:
+            weights_ND = _floats(state_dict[f"{prefix}{table.name}{_WEIGHT}"])
+            state_NW = np.empty((table.num_rows, 0), np.float32)
+            if _state_width(width):
+                state_NW = _floats(state_dict[f"{prefix}{table.name}{_STATE}"])
+            tables_N, ids_N = np.full(table.num_rows, position, np.int64), np.arange(table.num_rows)
+            width.executor.restore(tables_N, ids_N, weights_ND, state_NW)
+            # None of these rows has its initial value any more.
+            changed = changed_of(width)
+            changed.mark_rows(changed.layout.slots_of_rows(tables_N, ids_N), is_saved=True)
 
 
 def _refuse_ranks() -> None:
@@ -569,11 +539,6 @@ def _is_same(batch: Batch, other: Batch) -> bool:
         np.array_equal(bags.offsets_B1, others.offsets_B1) and np.array_equal(bags.ids_N, others.ids_N)
         for bags, others in zip(batch.bags, other.bags, strict=True)
     )
-
-
-def _all_rows(position: int, num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return table positions and ids of all rows of a table."""
-    return np.full(num_rows, position, np.int64), np.arange(num_rows)
 
 
 def _state_width(width: RowWidth) -> int:

@@ -30,7 +30,7 @@ from hotset.train.data.shards import Shards
 from hotset.train.device import StreamName
 from hotset.train.gpu.simulated_device import LateDevice
 from hotset.train.loop import run_steps
-from hotset.train.own_loop import DictionaryReader
+from hotset.train.own_loop import read_lookups
 
 ONE_HOT = EmbeddingTable("a", 10, 4, 2)
 LISTS = EmbeddingTable("b", 20, 5, 2, is_multi_hot=True)
@@ -40,13 +40,13 @@ GOOD: dict[str, Any] = {"a": [3, 0], "b": [4, 1, 2], "b_offsets": [0, 1, 3], "la
 @pytest.mark.parametrize("kind", [np.array, torch.tensor, list])
 def test_lookups_are_those_of_the_dictionary(kind: Any) -> None:
     features = {name: kind(value) if name != "label" else value for name, value in GOOD.items()}
-    batch = DictionaryReader([ONE_HOT, LISTS]).read(features)
+    batch = read_lookups([ONE_HOT, LISTS], features)
     assert batch.ids_BF.tolist() == [[3], [0]] and batch.num_samples == 2
     assert batch.bags[0].ids_N.tolist() == [4, 1, 2] and batch.bags[0].offsets_B1.tolist() == [0, 1, 3]
     assert batch.is_hot_only
-    assert not DictionaryReader([ONE_HOT, LISTS]).read(features | {"a": [4, 0]}).is_hot_only
-    assert not DictionaryReader([ONE_HOT, LISTS]).read(features | {"b": [4, 5, 0]}).is_hot_only
-    assert DictionaryReader([LISTS]).read(features).num_samples == 2
+    assert not read_lookups([ONE_HOT, LISTS], features | {"a": [4, 0]}).is_hot_only
+    assert not read_lookups([ONE_HOT, LISTS], features | {"b": [4, 5, 0]}).is_hot_only
+    assert read_lookups([LISTS], features).num_samples == 2
 
 
 @pytest.mark.parametrize(
@@ -73,23 +73,24 @@ def test_lookups_are_those_of_the_dictionary(kind: Any) -> None:
 )
 def test_other_ids_and_shapes_are_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        DictionaryReader([ONE_HOT, LISTS]).read(GOOD | changed)
+        read_lookups([ONE_HOT, LISTS], GOOD | changed)
 
 
 def test_a_missing_feature_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^the batch has no 'b_offsets'; it has 'a', 'b'$"):
-        DictionaryReader([ONE_HOT, LISTS]).read({"a": [1], "b": [1]})
+        read_lookups([ONE_HOT, LISTS], {"a": [1], "b": [1]})
 
 
 def test_a_feature_may_be_called_like_the_offsets_of_another() -> None:
     """It is a feature of its own where the other one has no lists."""
     tables = [ONE_HOT, EmbeddingTable("a_offsets", 5, 1, 2)]
-    assert DictionaryReader(tables).read({"a": [9], "a_offsets": [4]}).ids_BF.tolist() == [[9, 4]]
+    assert read_lookups(tables, {"a": [9], "a_offsets": [4]}).ids_BF.tolist() == [[9, 4]]
 
 
 def test_no_samples_are_a_batch_too() -> None:
-    batch = DictionaryReader([ONE_HOT, LISTS]).read(
-        {"a": torch.empty(0, dtype=torch.int32), "b": np.empty(0, np.int64), "b_offsets": [0]}
+    batch = read_lookups(
+        [ONE_HOT, LISTS],
+        {"a": torch.empty(0, dtype=torch.int32), "b": np.empty(0, np.int64), "b_offsets": [0]},
     )
     assert (
         batch.num_samples == 0 and batch.ids_BF.shape == (0, 1) and batch.bags[0].offsets_B1.tolist() == [0]
