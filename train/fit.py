@@ -37,10 +37,9 @@ from .recipe_options import RecipeOptions, parse_interval
 from .run_folder.reader import read_config, read_finite, read_weights, refuse_other_weights
 from .run_log import TrainProgress, TrainSummary
 from .serving.changes import apply_changes as apply_to_export
+from .serving.configs import ExportConfig, PredictConfig
 from .serving.export import export_run
-from .serving.export_config import ExportConfig
 from .serving.predict import RunPredictor
-from .serving.predict_config import PredictConfig
 
 if TYPE_CHECKING:
     import polars as pl

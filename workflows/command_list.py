@@ -31,9 +31,9 @@ COMMANDS = {
     "verify": ("verify", "check every manifest, checksum and invariant"),
     "train": ("train", "train a model on shards"),
     "evaluate": ("train", "evaluate a trained run"),
-    "predict": ("predict", "predict the probability of a click for every line of a raw log"),
-    "export": ("export", "write a run as files that serve it without hotset"),
-    "apply": ("apply", "lead an exported folder to a later run by what changed since"),
+    "predict": ("serve", "predict the probability of a click for every line of a raw log"),
+    "export": ("serve", "write a run as files that serve it without hotset"),
+    "apply": ("serve", "update an exported folder with the rows that changed since"),
     "runs": ("runs", "compare the runs of a folder"),
     "completion": ("completion", "print a script that completes commands and options in a shell"),
 }

@@ -37,8 +37,8 @@ from ..build_model import ModelSource, build_model
 from ..model.choose_model import recorded_model
 from ..model.shapes import ModelInputs
 from ..run_folder.reader import read_finite
+from .configs import ExportConfig, RowType
 from .export import ONNX, PROGRAM, STAGE, VERSION, ServedTable, features_of, graph_of, write_export
-from .export_config import ExportConfig, RowType
 from .run_tables import MODEL, ExportedModel, RunTables, TableCategories, pack_rows
 from .serving_inputs import FEATURES
 

@@ -39,7 +39,7 @@ from ..model.shapes import ModelInputs
 from ..run_folder.reader import read_finite, read_weights, refuse_other_weights
 from ..run_folder.weights import Weights
 from . import serving_inputs
-from .export_config import ExportConfig, RowType
+from .configs import ExportConfig, RowType
 from .graph import CategoryIndex, RowsByCategory, RowTable, ServingGraph
 from .run_tables import MODEL, ExportedModel, RunTables, pack_rows, unpack_rows
 from .serving_inputs import FEATURES, IS_MISSING, LENGTH, bag_name

@@ -41,7 +41,7 @@ from ..run_config import RunConfig
 from ..run_folder.files import CONFIG, VOCABULARY, WEIGHTS
 from ..run_folder.reader import read_config, read_manifest, read_weights, refuse_changed_files
 from ..threads import BackgroundIterator
-from .predict_config import PredictConfig
+from .configs import PredictConfig
 
 
 def batches_of(encoded: Iterable[EncodedSamples], batch_size: int) -> Iterator[Batch]:

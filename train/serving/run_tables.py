@@ -31,7 +31,7 @@ from ..run_config import RunConfig
 from ..run_folder.files import CONFIG, WEIGHTS
 from ..run_folder.reader import read_config, read_manifest, read_weights, refuse_changed_files
 from ..run_folder.weights import Weights
-from .export_config import ROW_TYPES, RowType
+from .configs import ROW_TYPES, RowType
 from .predict import RunVocabulary
 
 # ruff: noqa: N815  (tensors carry shape suffixes)

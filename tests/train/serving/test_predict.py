@@ -1,6 +1,6 @@
 """Predicting raw lines: the bits of `evaluate`, every line in order, and what is refused.
 
-The settings are in `predict_config`, those of an export in `export_config`.
+Tests `configs`, too.
 
 Tests `evaluate` and `predict`, too.
 
@@ -44,8 +44,8 @@ from hotset.train.data.shards import ShardOrigin, Shards, vocabulary_of
 from hotset.train.run import train
 from hotset.train.run_folder.reader import read_config
 from hotset.train.serving import predict as predict_log
+from hotset.train.serving.configs import PredictConfig
 from hotset.train.serving.predict import RunPredictor, RunVocabulary, batches_of, predict_file
-from hotset.train.serving.predict_config import PredictConfig
 from hotset.train.verify_run import verify_run
 
 

@@ -29,8 +29,8 @@ from hotset.train.data.shards import Part, Shards
 from hotset.train.evaluate import LoadedModel, Predictor
 from hotset.train.run import train
 from hotset.train.run_folder.reader import read_config, read_weights
+from hotset.train.serving.configs import ExportConfig
 from hotset.train.serving.export import build_graph, features_of
-from hotset.train.serving.export_config import ExportConfig
 from hotset.train.serving.predict import RunPredictor
 from hotset.train.serving.run_tables import RunTables
 from hotset.train.serving.serving_inputs import ServingInputs

@@ -1,12 +1,29 @@
-"""Settings of a prediction. Imports little: the command line builds its options from this class."""
+"""Settings of predictions and exports. Imports little: the command line builds its options from them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from ...pipeline.errors import ByteSize, require_at_least, require_at_most
+from ...pipeline.errors import ByteSize, require_at_least, require_at_most, require_choices
 
-MOST_THREADS = 1024
+RowType = Literal["fp32", "fp16", "bf16", "int8"]
+_MOST_THREADS = 1024
+ROW_TYPES: tuple[RowType, ...] = ("fp32", "fp16", "bf16", "int8")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportConfig:
+    """Settings of an export."""
+
+    row_type: RowType = "fp32"
+    """Number type of the rows: fp32 as trained, fp16, bf16, or int8 with a scale for each row."""
+
+    onnx: bool = False
+    """Write an ONNX model too, with its tables in a second file; needs the extra onnx."""
+
+    def __post_init__(self) -> None:
+        require_choices(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,5 +43,5 @@ class PredictConfig:
     def __post_init__(self) -> None:
         require_at_least("batch_size", self.batch_size, 1)
         require_at_least("threads", self.threads, 1)
-        require_at_most("threads", self.threads, MOST_THREADS)
+        require_at_most("threads", self.threads, _MOST_THREADS)
         require_at_least("slow_bytes", self.slow_bytes, 0)
