@@ -22,7 +22,6 @@ from .policies import (
     TIE_BITS,
     AreaState,
     HeldSteps,
-    PlanArrays,
     Rule,
     WarmRows,
     choose_victims,
@@ -37,7 +36,7 @@ from .policies import (
     was_written_back_by_item,
     written_back_by,
 )
-from .step_plans import NEVER
+from .step_plans import NEVER, StepPlans
 
 
 @kernel
@@ -69,8 +68,7 @@ def list_misses(
     state: AreaState,
     held: HeldSteps,
     served: int,
-    plans: PlanArrays,
-    first_planned: int,
+    plans: StepPlans,
     missing: NDArray[np.int64],
     locations: NDArray[np.int32],
     num_missing: int,
@@ -82,7 +80,6 @@ def list_misses(
         held: the steps known.
         served: number of the step.
         plans: slots of residents, hits and misses are written.
-        first_planned: the first step of ``plans``.
         missing: rows that are missed; written from ``num_missing`` on.
         locations: where each of them was; likewise.
         num_missing: rows that steps served by the same item miss.
@@ -94,7 +91,7 @@ def list_misses(
     step = area.step
     after = area.after
     mask = held.rows.shape[0] - 1
-    first_slot = entries_of(held, first_planned)[0]
+    first_slot = entries_of(held, plans.first_step)[0]
     first, stop = entries_of(held, served)
     hits = 0
     misses = 0
@@ -120,19 +117,19 @@ def list_misses(
             locations[num_missing] = location
             state.location_of_row[row] = PENDING
             num_missing += 1
-    plans.num_hits[served - first_planned] = hits
-    plans.num_misses[served - first_planned] = misses
+    plans.num_hits[served - plans.first_step] = hits
+    plans.num_misses[served - plans.first_step] = misses
     return num_missing
 
 
 @kernel
-def evict_victims(state: AreaState, num_victims: int, plans: PlanArrays) -> None:
+def evict_victims(state: AreaState, num_victims: int, plans: StepPlans) -> None:
     """Free the slots listed in ``victims``, and list the rows that were updated there for writing back."""
     area = state.area[0]
     step = area.step
     # The location says which item writes the row back, so that a later load knows what to wait for.
     location = written_back_by(area.epoch_base + area.step)
-    end = plans.ends[1]
+    end = area.num_write_backs
     for i in range(num_victims):
         slot = state.victims[i]
         record = state.records[slot]
@@ -151,7 +148,7 @@ def evict_victims(state: AreaState, num_victims: int, plans: PlanArrays) -> None
         record.row = -1
         state.free[area.num_free + i] = slot
     area.num_free += num_victims
-    plans.ends[1] = end
+    area.num_write_backs = end
 
 
 @kernel
@@ -160,12 +157,12 @@ def load_rows(
     rows: NDArray[np.int64],
     locations: NDArray[np.int32],
     num_rows: int,
-    plans: PlanArrays,
+    plans: StepPlans,
 ) -> np.int64:
     """Assign free slots to the rows and list their loads; return the item they wait for, or -1."""
     area = state.area[0]
     step = area.step
-    end = plans.ends[0]
+    end = area.num_loads
     waits = np.int64(-1)
     for i in range(num_rows):
         row = rows[i]
@@ -189,12 +186,12 @@ def load_rows(
         plans.fetch_rows[end + i] = row
         plans.fetch_slots[end + i] = slot
         plans.fetch_is_first[end + i] = is_unseen(location)
-    plans.ends[0] = end + num_rows
+    area.num_loads = end + num_rows
     return waits
 
 
 @kernel
-def load_warm_rows(state: AreaState, rule: Rule, warm: WarmRows, plans: PlanArrays) -> np.int64:
+def load_warm_rows(state: AreaState, rule: Rule, warm: WarmRows, plans: StepPlans) -> np.int64:
     """Load the first missing ``warm`` rows that find free slots, as `load_rows` does."""
     area = state.area[0]
     queue = state.queue
@@ -321,15 +318,13 @@ def move_steps(state: AreaState, rule: Rule, held: HeldSteps, larger: HeldSteps)
 
 
 @kernel
-def _record_uses(
-    state: AreaState, rule: Rule, held: HeldSteps, served: int, plans: PlanArrays, first_planned: int
-) -> None:
+def _record_uses(state: AreaState, rule: Rule, held: HeldSteps, served: int, plans: StepPlans) -> None:
     """List the slots of step ``served``, all of whose rows are there, and enter its uses and their keys."""
     area = state.area[0]
     queue = state.queue
     policy = rule.policy
     mask = held.rows.shape[0] - 1
-    first_slot = entries_of(held, first_planned)[0]
+    first_slot = entries_of(held, plans.first_step)[0]
     first, stop = entries_of(held, served)
     if area.tail + stop - first > queue.shape[0]:
         compact_queue(state)
@@ -364,13 +359,22 @@ def _record_uses(
 
 
 @kernel
-def _plan_split(state: AreaState, held: HeldSteps, plans: PlanArrays, first_planned: int) -> None:
+def _end_step(state: AreaState, plans: StepPlans) -> None:
+    """Go on to the next step; the lists of the plans end here for this one."""
+    area = state.area[0]
+    area.step += 1
+    plans.fetch_offsets[area.step - plans.first_step] = area.num_loads
+    plans.write_back_offsets[area.step - plans.first_step] = area.num_write_backs
+
+
+@kernel
+def _plan_split(state: AreaState, held: HeldSteps, plans: StepPlans) -> None:
     """Empty the staging area for a batch that runs in passes, and list the rows that the passes load."""
     area = state.area[0]
     records = state.records
     num_slots = records.shape[0]
     mask = held.rows.shape[0] - 1
-    local = area.step - first_planned
+    local = area.step - plans.first_step
 
     # Evict every resident; no list or queue has an entry afterwards.
     num_residents = 0
@@ -388,8 +392,8 @@ def _plan_split(state: AreaState, held: HeldSteps, plans: PlanArrays, first_plan
     area.tail = 0
 
     # Each pass writes its rows back itself, so that they are away again after the step.
-    end = plans.ends[0]
-    first_slot = entries_of(held, first_planned)[0]
+    end = area.num_loads
+    first_slot = entries_of(held, plans.first_step)[0]
     first, stop = entries_of(held, area.step)
     misses = 0
     for entry in range(first, stop):
@@ -406,7 +410,7 @@ def _plan_split(state: AreaState, held: HeldSteps, plans: PlanArrays, first_plan
         records[slot].vacated_by = area.step
 
     # Nothing overlaps with it: the item waits for the step before, and later ones for this one.
-    plans.ends[0] = end
+    area.num_loads = end
     plans.num_hits[local] = 0
     plans.num_misses[local] = misses
     plans.after[local] = area.step - 1
@@ -415,9 +419,7 @@ def _plan_split(state: AreaState, held: HeldSteps, plans: PlanArrays, first_plan
     plans.is_shortened[local] = False
     plans.reach[local] = -1
     area.split_step = area.step
-    area.step += 1
-    plans.fetch_offsets[local + 1] = plans.ends[0]
-    plans.write_back_offsets[local + 1] = plans.ends[1]
+    _end_step(state, plans)
 
 
 @kernel
@@ -428,8 +430,7 @@ def _plan_group(
     warm: WarmRows,
     missing: NDArray[np.int64],
     locations: NDArray[np.int32],
-    plans: PlanArrays,
-    first_planned: int,
+    plans: StepPlans,
 ) -> int:
     """Plan the item of the next step and the steps it serves; returns 0, or the slots that it would need."""
     area = state.area[0]
@@ -452,7 +453,7 @@ def _plan_group(
             num_new += count_new_rows(state, held, stop)
             if num_new > num_slots - area.num_pinned and stop > first_step:
                 break
-        num_missing = list_misses(state, held, stop, plans, first_planned, missing, locations, num_missing)
+        num_missing = list_misses(state, held, stop, plans, missing, locations, num_missing)
         stop += 1
 
     # Evict, then load.
@@ -468,27 +469,22 @@ def _plan_group(
         after = first_step - 1  # its passes use all slots until it ends
 
     # The first step of the group waits; the others have nothing to load.
-    local = first_step - first_planned
-    plans.is_shortened[local : stop - first_planned] = False
-    plans.is_shortened[local] = after > area.after
-    plans.waits_for[local : stop - first_planned] = -1
-    plans.waits_for[local] = waits
-    plans.is_split[local : stop - first_planned] = False
-    plans.reach[local : stop - first_planned] = -1
-    plans.reach[local] = area.reach
     for served in range(first_step, stop):
+        local = served - plans.first_step
         is_first = served == first_step
-        plans.after[served - first_planned] = max(after if is_first else served - rule.prefetch - 1, -1)
-        _record_uses(state, rule, held, served, plans, first_planned)
-        area.step += 1
-        plans.fetch_offsets[served - first_planned + 1] = plans.ends[0]
-        plans.write_back_offsets[served - first_planned + 1] = plans.ends[1]
+        plans.after[local] = max(after if is_first else served - rule.prefetch - 1, -1)
+        plans.waits_for[local] = waits if is_first else -1
+        plans.is_shortened[local] = is_first and after > area.after
+        plans.is_split[local] = False
+        plans.reach[local] = area.reach if is_first else -1
+        _record_uses(state, rule, held, served, plans)
+        _end_step(state, plans)
     return 0
 
 
 @kernel
 def plan_steps(
-    state: AreaState, rule: Rule, held: HeldSteps, warm: WarmRows, last: int, plans: PlanArrays
+    state: AreaState, rule: Rule, held: HeldSteps, warm: WarmRows, last: int, plans: StepPlans
 ) -> int:
     """Plan steps from the next one up to ``last``, and those that its item serves, too.
 
@@ -505,7 +501,8 @@ def plan_steps(
     """
     area = state.area[0]
     num_slots = state.records.shape[0]
-    first_planned = area.step
+    area.num_loads = 0
+    area.num_write_backs = 0
 
     # Workspace for the misses of one item.
     largest = 0
@@ -519,9 +516,9 @@ def plan_steps(
     while area.step <= last and num_needed == 0:
         first, stop = entries_of(held, area.step)
         if stop - first <= num_slots:
-            num_needed = _plan_group(state, rule, held, warm, missing, locations, plans, first_planned)
+            num_needed = _plan_group(state, rule, held, warm, missing, locations, plans)
         elif rule.splits:
-            _plan_split(state, held, plans, first_planned)
+            _plan_split(state, held, plans)
         else:
             num_needed = stop - first
     return int(num_needed)

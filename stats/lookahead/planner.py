@@ -59,7 +59,6 @@ from .policies import (
     WRITTEN_BACK_AT_END,
     AreaState,
     HeldSteps,
-    PlanArrays,
     Rule,
     WarmRows,
 )
@@ -324,39 +323,24 @@ class StagingPlanner:
         num_needed = plan_steps(self._state, self._rule, self._held, self._warm, stop - 1, plans)
         if num_needed:
             raise TooFewSlotsError(int(self._state.area[0].step), self.num_slots, num_needed)
-        self._next_step = int(self._state.area[0].step)
+        area = self._state.area[0]
+        self._next_step = int(area.step)
         num_steps = self._next_step - first_step
         if window is not None:
             window.follow(plans.reach[:num_steps].tolist())
         offsets = np.array([self._entry(step) for step in range(first_step, self._next_step + 1)])
-        return [_trimmed(plans, first_step, offsets - offsets[0])]
+        plans.offsets[: num_steps + 1] = offsets - offsets[0]
+        return [plans.cut(num_steps, int(area.num_loads), int(area.num_write_backs))]
 
-    def _new_plans(self, first: int, stop: int) -> PlanArrays:
-        """Arrays for the plans of some steps, each as long as it may get."""
+    def _new_plans(self, first: int, stop: int) -> StepPlans:
+        """Room for the plans of some steps, each list as long as it may get."""
         # At most every used row is loaded, and the warm ones. An item evicts no more rows than it loads,
         # except where it empties all slots.
-        num_steps = stop - first
         num_entries = self._entry(stop) - self._entry(first)
-        num_fetches = num_entries + self._warm.rows.size
         empties = self._rule.policy == STATIC or (self._rule.splits and num_entries > self.num_slots)
         num_write_backs = num_entries + (self.num_slots if empties else 0)
-        return PlanArrays(
-            slots=np.empty(num_entries, np.int32),
-            fetch_offsets=np.zeros(num_steps + 1, np.int64),
-            fetch_rows=np.empty(num_fetches, np.int32),
-            fetch_slots=np.empty(num_fetches, np.int32),
-            fetch_is_first=np.empty(num_fetches, np.bool_),
-            write_back_offsets=np.zeros(num_steps + 1, np.int64),
-            write_back_rows=np.empty(num_write_backs, np.int32),
-            write_back_slots=np.empty(num_write_backs, np.int32),
-            after=np.empty(num_steps, np.int64),
-            waits_for=np.empty(num_steps, np.int64),
-            is_shortened=np.empty(num_steps, np.bool_),
-            is_split=np.empty(num_steps, np.bool_),
-            num_hits=np.empty(num_steps, np.int64),
-            num_misses=np.empty(num_steps, np.int64),
-            reach=np.empty(num_steps, np.int64),
-            ends=np.zeros(2, np.int64),
+        return StepPlans.unset(
+            first, stop - first, num_entries, num_entries + self._warm.rows.size, num_write_backs
         )
 
 
@@ -367,30 +351,6 @@ def _new_buffers(num_steps: int, num_entries: int, before: HeldSteps | None = No
         sizes = (max(num_steps, before.starts.size), max(num_entries, before.rows.size))
     starts, entries = (1 << (size - 1).bit_length() for size in sizes)
     return HeldSteps(np.zeros(starts, np.int64), *(np.empty(entries, np.int32) for _ in range(3)))
-
-
-def _trimmed(plans: PlanArrays, first_step: int, offsets: NDArray[np.int64]) -> StepPlans:
-    """Return the plans of the steps with these offsets of entries, with lists no longer than they are."""
-    num_steps = offsets.size - 1
-    num_fetches, num_write_backs = plans.ends.tolist()
-    return StepPlans(
-        first_step=first_step,
-        offsets=offsets,
-        slots=plans.slots[: offsets[-1]],
-        fetch_offsets=plans.fetch_offsets[: num_steps + 1],
-        fetch_rows=plans.fetch_rows[:num_fetches].copy(),
-        fetch_slots=plans.fetch_slots[:num_fetches].copy(),
-        fetch_is_first=plans.fetch_is_first[:num_fetches].copy(),
-        write_back_offsets=plans.write_back_offsets[: num_steps + 1],
-        write_back_rows=plans.write_back_rows[:num_write_backs].copy(),
-        write_back_slots=plans.write_back_slots[:num_write_backs].copy(),
-        after=plans.after[:num_steps],
-        waits_for=plans.waits_for[:num_steps],
-        is_shortened=plans.is_shortened[:num_steps],
-        is_split=plans.is_split[:num_steps],
-        num_hits=plans.num_hits[:num_steps],
-        num_misses=plans.num_misses[:num_steps],
-    )
 
 
 def lookahead_planner(

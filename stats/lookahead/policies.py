@@ -192,7 +192,9 @@ AREA_RECORD = np.dtype(
             ("num_free", np.int64),
             ("num_pinned", np.int64),
             ("num_known", np.int64),  # steps of the epoch whose rows are known
-            ("reach", np.int64),  # of the present item: see `PlanArrays.reach`
+            ("num_loads", np.int64),  # of the plans being made, and so the next
+            ("num_write_backs", np.int64),
+            ("reach", np.int64),  # of the present item: see `StepPlans.reach`
             ("split_step", np.int64),  # the last step that ran in passes
         ],
     )
@@ -257,30 +259,6 @@ class AreaState(NamedTuple):
     """(num_slots,): the slots whose rows the present item evicts."""
     area: NDArray[np.record]
     """(1,) of AREA_RECORD."""
-
-
-class PlanArrays(NamedTuple):
-    """The arrays of StepPlans, long enough, and running totals of the lists in ``ends`` (loads,
-    write-backs)."""
-
-    slots: NDArray[np.int32]
-    fetch_offsets: NDArray[np.int64]
-    fetch_rows: NDArray[np.int32]
-    fetch_slots: NDArray[np.int32]
-    fetch_is_first: NDArray[np.bool_]
-    write_back_offsets: NDArray[np.int64]
-    write_back_rows: NDArray[np.int32]
-    write_back_slots: NDArray[np.int32]
-    after: NDArray[np.int64]
-    waits_for: NDArray[np.int64]
-    is_shortened: NDArray[np.bool_]
-    is_split: NDArray[np.bool_]
-    num_hits: NDArray[np.int64]
-    num_misses: NDArray[np.int64]
-    reach: NDArray[np.int64]
-    """(num_steps,): how far ahead the nearest known next use of a row evicted by look-ahead is; 0 where none
-    has one; -1 where no row was evicted."""
-    ends: NDArray[np.int64]
 
 
 @kernel

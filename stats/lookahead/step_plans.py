@@ -26,7 +26,7 @@ there may be more rows than memory has room for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,8 +80,7 @@ def _flat(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64, copy=False)
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlans:
+class StepPlans(NamedTuple):
     """Step plans of ``num_steps`` consecutive steps."""
 
     first_step: int
@@ -124,6 +123,28 @@ class StepPlans:
     """(num_steps,); lookups of rows that were in a slot already."""
     num_misses: NDArray[np.int64]
     """(num_steps,); lookups of rows loaded for this step. Both count rows where the stream has no lookups."""
+    reach: NDArray[np.int64]
+    """(num_steps,); how far ahead the nearest known next use of a row evicted by look-ahead is; 0 where none
+    has one; -1 where no row was evicted."""
+
+    @classmethod
+    def unset(
+        cls, first_step: int, num_steps: int, num_entries: int, num_fetches: int, num_write_backs: int
+    ) -> StepPlans:
+        """Return room for so many steps and entries of each list; offsets begin at 0."""
+        sizes = _sizes(num_steps, num_entries, num_fetches, num_write_backs)
+        arrays = {name: np.empty(sizes[of], dtype) for name, (of, dtype) in _ARRAYS.items()}
+        for name in _OFFSETS:
+            arrays[name][0] = 0
+        return cls(first_step, **arrays)
+
+    def cut(self, num_steps: int, num_fetches: int, num_write_backs: int) -> StepPlans:
+        """Return the plans of the first steps, with lists no longer than they are."""
+        sizes = _sizes(num_steps, int(self.offsets[num_steps]), num_fetches, num_write_backs)
+        arrays = {name: getattr(self, name)[: sizes[of]] for name, (of, _) in _ARRAYS.items()}
+        # Lists of rows that move had room for many more, which is given back.
+        moved = {name: part.copy() for name, part in arrays.items() if _ARRAYS[name][0] in _MOVED}
+        return StepPlans(self.first_step, **arrays | moved)
 
     @property
     def num_steps(self) -> int:
@@ -143,35 +164,49 @@ class StepPlans:
         return np.diff(self.write_back_offsets) + self.is_split * np.diff(self.offsets)
 
 
-_OFFSETS = ("offsets", "fetch_offsets", "write_back_offsets")
+_ARRAYS: dict[str, tuple[str, type[np.generic]]] = {
+    "offsets": ("bounds", np.int64),
+    "slots": ("entries", np.int32),
+    "fetch_offsets": ("bounds", np.int64),
+    "fetch_rows": ("fetches", np.int32),
+    "fetch_slots": ("fetches", np.int32),
+    "fetch_is_first": ("fetches", np.bool_),
+    "write_back_offsets": ("bounds", np.int64),
+    "write_back_rows": ("write_backs", np.int32),
+    "write_back_slots": ("write_backs", np.int32),
+    "after": ("steps", np.int64),
+    "waits_for": ("steps", np.int64),
+    "is_shortened": ("steps", np.bool_),
+    "is_split": ("steps", np.bool_),
+    "num_hits": ("steps", np.int64),
+    "num_misses": ("steps", np.int64),
+    "reach": ("steps", np.int64),
+}
+"""What each array of step plans has one entry for, and its type."""
+_OFFSETS = tuple(name for name, (of, _) in _ARRAYS.items() if of == "bounds")
+_MOVED = ("fetches", "write_backs")
+
+
+def _sizes(num_steps: int, num_entries: int, num_fetches: int, num_write_backs: int) -> dict[str, int]:
+    lists = {"entries": num_entries, "fetches": num_fetches, "write_backs": num_write_backs}
+    return {"bounds": num_steps + 1, "steps": num_steps, **lists}
 
 
 def joined(chunks: Sequence[StepPlans], first_step: int) -> StepPlans:
     """Return consecutive chunks of step plans, of which the first begins at ``first_step``, as one."""
+    if not chunks:
+        return StepPlans.unset(first_step, 0, 0, 0, 0)
     if len(chunks) == 1:
         return chunks[0]
     arrays: dict[str, NDArray[Any]] = {}
-    for name in (field.name for field in fields(StepPlans) if field.name != "first_step"):
+    for name in _ARRAYS:
         parts = [getattr(chunk, name) for chunk in chunks]
         if name in _OFFSETS:
             # Offsets of a chunk begin where those of the chunk before end.
             ends = np.cumsum([0, *(int(part[-1]) for part in parts)])
             parts = [np.zeros(1, np.int64), *(part[1:] + end for part, end in zip(parts, ends, strict=False))]
-        arrays[name] = np.concatenate(parts) if parts else np.empty(0, _DTYPES.get(name, np.int64))
+        arrays[name] = np.concatenate(parts)
     return StepPlans(first_step, **arrays)
-
-
-_DTYPES = {
-    "slots": np.int32,
-    "fetch_rows": np.int32,
-    "fetch_slots": np.int32,
-    "fetch_is_first": np.bool_,
-    "write_back_rows": np.int32,
-    "write_back_slots": np.int32,
-    "is_shortened": np.bool_,
-    "is_split": np.bool_,
-}
-"""Types of the arrays that are not int64."""
 
 
 @dataclass

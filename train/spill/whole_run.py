@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,7 @@ def _staging(width: RowWidth) -> StagingPlacement:
 
 _CHUNK_ENTRIES = 1 << 17
 """Distinct rows of the steps that are planned together."""
-_ARRAYS = tuple(field.name for field in fields(StepPlans) if field.name != "first_step")
+_ARRAYS = StepPlans._fields[1:]
 
 
 class EpochSpool:
