@@ -13,16 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..stats.batch_work import interleave_bags
+from ..stats.batch_rows import find_distinct
 from ..stats.lookahead.planner import WidthSizes
-from ..stats.lookahead.step_plans import add_cold_rows, free_cells, in_order
+from ..stats.lookahead.step_plans import in_order
 from ..stats.ranking.row_bytes import row_bytes
 from .errors import HotsetError, ManifestError, ShardError, first_line, hint_to_rewrite, refuse_system_fault
 from .folders.manifest import MANIFEST, FileEntry, Manifest, ShardFacts
-from .folders.totals import ShardSettings, ShardsTotals, TableInfo
+from .folders.totals import ShardSettings, ShardsTotals
 from .formats.arrow_files import DAMAGE, open_hashed, open_mapped
 from .formats.ids import PartIds
-from .runtime.tasks import thread_buffer
 
 _BATCHES_LOOKED_AT = 32
 
@@ -76,7 +75,7 @@ class FoundRows:
     sizes: NDArray[np.int64]
     """(num_batches,), distinct rows of each."""
     rows: NDArray[np.int32]
-    """(num_entries,), keys in order of first appearance."""
+    """(num_entries,), keys, ascending."""
     lookups: NDArray[np.int32]
     """(num_entries,), lookups of each."""
 
@@ -182,7 +181,6 @@ def _read_file(
 ) -> tuple[int, list[FoundRows]]:
     path = shards.checked_path(entry)
     num_samples = 0
-    distinct = DistinctRows()
     parts: list[list[_Batch]] = [[] for _ in widths]
     try:
         # Each batch is read once for all widths.
@@ -192,7 +190,7 @@ def _read_file(
             ids = PartIds.read(batch, ShardsTotals.of(shards).tables)
             num_samples += batch.num_rows
             for width, found in zip(widths, parts, strict=True):
-                found.append(distinct.of_batch(ids, batch.num_rows, width))
+                found.append(distinct_cold_rows(ids, width))
     except StrayLookupError as error:
         raise ShardError(f"{path}: batch {number}: {error}", hint=hint_to_rewrite(path.parent)) from error
     except DAMAGE as error:
@@ -219,76 +217,17 @@ class StrayLookupError(Exception):
     """An id is outside its table."""
 
 
-class DistinctRows:
-    """Finds the distinct cold rows of one batch after the other, in memory that it uses again."""
-
-    def __init__(self) -> None:
-        self._cells = np.full(2, -1, np.int32)
-
-    def of_batch(self, ids: PartIds, num_samples: int, width: ColdWidth) -> _Batch:
-        """Return rows and their lookups; raise StrayLookupError."""
-        if any(ids.tables[table].is_multi_hot for table in width.tables):
-            # One column of keys from all tables: 0 where hot, so that cold ones begin at 1.
-            one = np.ones(1, np.int64)
-            return self._find(_keyed(ids, num_samples, width), one, one + width.num_rows, one - 1)
-        # All tables have one lookup: use the columns of the matrix as they are.
-        of_matrix = [table for table, entry in enumerate(ids.tables) if not entry.is_multi_hot]
-        columns = [of_matrix.index(table) for table in width.tables]
-        matrix = ids.matrix if len(columns) == ids.matrix.shape[1] else ids.matrix[:, columns]
-        try:
-            return self._find(matrix, width.first, width.last, width.base)
-        except StrayLookupError as error:
-            feature = int(error.args[0]) % len(columns)
-            raise _stray(matrix[:, feature], width.last[feature], ids.tables[width.tables[feature]]) from None
-
-    def _find(
-        self,
-        matrix: NDArray[np.int32],
-        first: NDArray[np.int64],
-        last: NDArray[np.int64],
-        base: NDArray[np.int64],
-    ) -> _Batch:
-        # A hash set with at most half its cells in use; it is emptied row by row after each batch.
-        if self._cells.size <= 2 * matrix.size:
-            self._cells = np.full(1 << int(2 * matrix.size).bit_length(), -1, np.int32)
-        rows, lookups = (
-            thread_buffer(name, (matrix.size,), np.int32) for name in ("cold rows", "cold lookups")
-        )
-        # The kernel returns -1 minus the position of a lookup outside its table.
-        num_rows = add_cold_rows(matrix, first, last, base, self._cells, rows, lookups)
-        if num_rows < 0:
-            raise StrayLookupError(-1 - num_rows)
-        free_cells(rows, num_rows, self._cells)
-        # In order of table and id. Copies, because the buffers are the thread's and hold the next batch soon.
-        found_rows, found_lookups = in_order(rows[:num_rows], lookups[:num_rows])
-        return found_rows.astype(np.int32), found_lookups.astype(np.int32)
-
-
-def _stray(ids: NDArray[np.int32], limit: int, table: TableInfo) -> StrayLookupError:
-    found = ids[(ids < 0) | (ids >= limit)][0]
-    return StrayLookupError(f"id {found} in table {table.name} of {limit} rows")
-
-
-def _keyed(ids: PartIds, num_samples: int, width: ColdWidth) -> NDArray[np.int32]:
-    """(num_lookups, 1) lookups in sample, then feature order: 0 where hot, else 1 + the row's key."""
-    num_features = len(width.tables)
-    lengths = np.ones((num_samples, num_features), np.int64)
-    by_table = dict(enumerate(ids.ids))
-    for feature, table in enumerate(width.tables):
-        name = ids.tables[table].name
-        if name in ids.lists:
-            lengths[:, feature] = np.diff(ids.lists[name][0])
-    # Every lookup goes where the bags of its sample, feature after feature, have it.
-    starts = np.cumsum(lengths.reshape(-1)) - lengths.reshape(-1)
-    keyed = np.empty(int(lengths.sum()), np.int32)
-    for feature, table in enumerate(width.tables):
+def distinct_cold_rows(ids: PartIds, width: ColdWidth) -> _Batch:
+    """Return the distinct cold rows of a batch by table and id, and their lookups; raise StrayLookupError."""
+    keys = []
+    bounds = zip(width.tables, width.first.tolist(), width.last.tolist(), width.base.tolist(), strict=True)
+    by_table = ids.ids
+    for table, first, last, base in bounds:
         found = by_table[table]
-        name = ids.tables[table].name
-        if found.size and not 0 <= int(found.min()) <= int(found.max()) < width.last[feature]:
-            raise _stray(found, width.last[feature], ids.tables[table])
-        first = int(width.first[feature])
-        # Hot ids map to 0; a cold one to its key plus 1, which `of_batch` takes off again by its base.
-        keys = np.where(found < first, 0, found - (first - 1) + int(width.base[feature])).astype(np.int32)
-        offsets = ids.lists[name][0] if name in ids.lists else np.arange(num_samples + 1, dtype=np.int32)
-        interleave_bags(offsets, keys, starts, feature, num_features, keyed)
-    return keyed[:, None]
+        if found.size and not 0 <= int(found.min()) <= int(found.max()) < last:
+            stray = found[(found < 0) | (found >= last)][0]
+            raise StrayLookupError(f"id {stray} in table {ids.tables[table].name} of {last} rows")
+        keys.append(found[found >= first].astype(np.int64) + (base - first))
+    rows, places = find_distinct(np.concatenate(keys))
+    rows, lookups = in_order(rows, np.bincount(places, minlength=rows.size))
+    return rows.astype(np.int32), lookups.astype(np.int32)

@@ -13,8 +13,8 @@ to three rules, and may otherwise run items and computations in parallel:
 Steps are numbered from 0 in each epoch, and each epoch begins and ends with an empty staging area.
 
 The stream has the distinct cold rows of each batch, from the ids of shards. Ids are ranks, so a cold row's
-key is its id less the table's hot rows plus a base. One pass finds them with a hash table of one batch's
-distinct rows. Exact next uses of rows are found from the end of the stream to its start.
+key is its id less the table's hot rows plus a base. Exact next uses of rows are found from the end of the
+stream to its start.
 
 The next load of every row that is written back, over all epochs of a run, is found from the run's end. Loads
 are numbered from 0 in order, without first uses, whose rows are initialized and not loaded. So the number of
@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..id_tables import mix64
 from ..kernel import kernel
 
 NEVER = (1 << 30) - 1
@@ -242,68 +241,6 @@ class Residents:
     """(num_residents,); keys, ascending slots."""
     slots: NDArray[np.int32]
     """(num_residents,)."""
-
-
-@kernel
-def add_cold_rows(
-    ids_BF: NDArray[np.int32],
-    first_F: NDArray[np.int64],
-    last_F: NDArray[np.int64],
-    base_F: NDArray[np.int64],
-    cells: NDArray[np.int32],
-    rows: NDArray[np.int32],
-    lookups: NDArray[np.int32],
-) -> int:
-    """List the distinct cold rows of some lookups, in order of first appearance by sample, then feature.
-
-    Args:
-        ids_BF: (num_samples, num_features), perhaps with strides; lookups of samples in tables.
-        first_F: (num_features,); first cold id of each table.
-        last_F: (num_features,); one past its last id.
-        base_F: (num_features,); key of the row ``first``.
-        cells: (a power of two above twice the lookups,), all -1; left full, see `free_cells`.
-        rows: (num_samples * num_features,); the first are written, keys.
-        lookups: (num_samples * num_features,); likewise, lookups of each.
-
-    Returns:
-        How many are listed; or -1 - the position of a lookup whose id is outside its table. Exact.
-    """
-    mask = np.uint64(cells.size - 1)
-    num_features = ids_BF.shape[1]
-    num_rows = 0
-    for sample in range(ids_BF.shape[0]):
-        for feature in range(num_features):
-            row = np.int64(ids_BF[sample, feature])
-            # Hot rows are first in their table and need no slot.
-            if 0 <= row < first_F[feature]:
-                continue
-            if row < 0 or row >= last_F[feature]:
-                return -1 - int(sample * num_features + feature)
-            # Cold rows are numbered table by table.
-            key = np.int32(row - first_F[feature] + base_F[feature])
-            # A cell holds the position of its row in ``rows``.
-            cell = mix64(np.uint64(key)) & mask
-            while cells[cell] >= 0 and rows[cells[cell]] != key:
-                cell = (cell + np.uint64(1)) & mask
-            if cells[cell] < 0:
-                cells[cell] = num_rows
-                rows[num_rows] = key
-                lookups[num_rows] = 0
-                num_rows += 1
-            lookups[cells[cell]] += 1
-    return num_rows
-
-
-@kernel
-def free_cells(rows: NDArray[np.int32], num_rows: int, cells: NDArray[np.int32]) -> None:
-    """Empty the hash table after a batch of ``num_rows`` listed rows, in time that follows the rows."""
-    mask = np.uint64(cells.size - 1)
-    for i in range(num_rows):
-        # From a row's first cell on, all cells in use are of this batch: empty the whole run.
-        cell = mix64(np.uint64(rows[i])) & mask
-        while cells[cell] != -1:
-            cells[cell] = -1
-            cell = (cell + np.uint64(1)) & mask
 
 
 def in_order(
