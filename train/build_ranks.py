@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..stats.codecs import codec_of
-from ..stats.plain_codecs import RowMessage, shape_of
+from ..stats.codecs import RowMessage, codec_of, shape_of
 from ..stats.step_times import CodecCost, worthwhile_codec
 from .build_embeddings import RowTools, build_widths, optimizer_of, prepare_transfers
 from .config import AUTO, ChosenExchange, ExchangeOptions, ExchangePrediction, TrainConfig

@@ -2,9 +2,9 @@
 
 Every codec keeps its promise on hostile rows, has the size it says, and refuses what is not finite.
 
-Tests `plain_codecs`, `plain_codecs`, `plain_codecs`, `plain_codecs`, `codecs` and `codecs`.
+Tests `codecs`, `codecs`, `codecs`, `codecs`, `codecs` and `codecs`.
 
-The bytes of codes, written again number by number in plain Python; tests `plain_codecs`, too.
+The bytes of codes, written again number by number in plain Python; tests `codecs`, too.
 
 Other tests hold codecs to their promise, which a codec with another layout keeps as well. Here each byte is
 the one that the layout says.
@@ -21,8 +21,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hotset.stats.codecs import CODEC_NAMES, BoundedCodec, bound_factor, codec_of
-from hotset.stats.plain_codecs import MessageShape, NotFiniteError, RowCodec, RowMessage, shape_of
+from hotset.stats.codecs import (
+    CODEC_NAMES,
+    BoundedCodec,
+    MessageShape,
+    NotFiniteError,
+    RowCodec,
+    RowMessage,
+    bound_factor,
+    codec_of,
+    shape_of,
+)
 
 
 def test_factors_are_those_of_the_linear_schedule() -> None:

@@ -66,7 +66,7 @@ FLOORS = {
         "step_times",
         "drift exchange_volume lookahead",
         "batch_work codecs exchange ranking traffic",
-        "batch_rows counting plain_codecs shuffle",
+        "batch_rows counting codecs shuffle",
         "curves id_tables metrics value_summary",
         "kernel",
         "compile_notice count_merging published_bounds simd",

@@ -31,8 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError
-from ...stats.codecs import EARLY_SHARE, BoundedCodec, bound_factor, codec_of
-from ...stats.plain_codecs import RowCodec
+from ...stats.codecs import EARLY_SHARE, BoundedCodec, RowCodec, bound_factor, codec_of
 from ...stats.published_bounds import BASE, bound_by_size
 from ..config import AUTO, ChosenExchange, CodecChoice, ExchangeOptions, ExchangePrediction, parse_codec
 from ..data.batch import EmbeddingTable

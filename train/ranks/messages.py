@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...stats.codecs import MessageShape, NotFiniteError, RowCodec, RowMessage
 from ...stats.kernel import kernel
-from ...stats.plain_codecs import MessageShape, NotFiniteError, RowCodec, RowMessage
 from ..dense.gradients import SUM_COLUMNS, add_losses, add_tiles
 from ..rows.kernels import num_levels
 from .codes import CodedExchange, Coding

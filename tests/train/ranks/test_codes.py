@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotset.pipeline.errors import ConfigError
-from hotset.stats.codecs import BoundedCodec, codec_of
-from hotset.stats.plain_codecs import RowMessage, shape_of
+from hotset.stats.codecs import BoundedCodec, RowMessage, codec_of, shape_of
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train.config import ChosenExchange, ExchangeOptions
 from hotset.train.data.batch import EmbeddingTable

@@ -12,8 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hotset.stats.codecs import codec_of
-from hotset.stats.plain_codecs import RowMessage, shape_of
+from hotset.stats.codecs import RowMessage, codec_of, shape_of
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train.config import ChosenExchange
 from hotset.train.dense.gradients import add_losses
