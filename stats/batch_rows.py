@@ -142,9 +142,6 @@ def find_distinct(rows_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray
     return distinct[:num_distinct], inverse
 
 
-# ruff: noqa: N815  (arrays carry shape suffixes)
-
-
 _MOST_DIGIT_BITS = 11
 """2,048 counters, 16 KiB: they stay in the first-level cache."""
 _LEAST_DIGIT_BITS = 4
@@ -319,9 +316,6 @@ def group_lookups(batch: BatchLookups, *, is_local: bool = False) -> LookupsByRo
     return found._replace(
         rows_U=found.rows_U[:num_rows].copy(), starts_U1=found.starts_U1[: num_rows + 1].copy()
     )
-
-
-# ruff: noqa: N815  (arrays carry shape suffixes)
 
 
 LONG_LOOKUPS = 256

@@ -8,7 +8,7 @@ CPU with shorter registers uses several of them for a value. Products are added 
 array of sixteen numbers, and the last bit of a multiply-add may differ.
 
 `prefetch` loads what a kernel will read soon into the cache, so that a lookup into a large table does not
-wait.
+wait. `count_bits` and `lowest_bit` are one instruction each. `written_for` makes functions like these.
 """
 
 from __future__ import annotations
@@ -145,6 +145,16 @@ def add_pairs(left: Float16x, right: Float16x) -> Float16x:
     return _folded(left, right, *_PAIRS)
 
 
+def count_bits(word: np.uint64) -> np.uint64:
+    """Count the bits that are set."""
+    return np.uint64(int(word).bit_count())
+
+
+def lowest_bit(word: np.uint64) -> np.uint64:
+    """Return the number of the lowest bit that is set, 64 where none is."""
+    return np.uint64((int(word) & -int(word)).bit_length() - 1 if word else 64)
+
+
 def _folded(left: Float16x, right: Float16x, first: Sequence[int], distance: int) -> Float16x:
     joined = np.concatenate([left, right])
     numbers = np.array(first)
@@ -174,8 +184,8 @@ _value = _ValueType()
 register_model(_ValueType)(lambda manager, kind: models.PrimitiveModel(manager, kind, _VALUE))
 
 
-def _written_for(function: Callable[..., Any], result: Any, *kinds: Any) -> Any:
-    """Let kernels call a function above: what is decorated writes the instructions.
+def written_for(function: Callable[..., Any], result: Any, *kinds: Any) -> Any:
+    """Let kernels call a plain function: what is decorated writes the instructions.
 
     Args:
         function: the one that runs where nothing is compiled.
@@ -191,7 +201,8 @@ def _written_for(function: Callable[..., Any], result: Any, *kinds: Any) -> Any:
     return lower_builtin(function, *[types.Any] * len(kinds))
 
 
-def _address(context: Any, builder: Any, array_type: Any, array: Any, position: Any) -> Any:
+def address_of(context: Any, builder: Any, array_type: Any, array: Any, position: Any) -> Any:
+    """Return the address of a number of an array, for `written_for`."""
     # Of the array's parts only the address of its data is used: positions are not checked.
     return builder.gep(create_struct_proxy(array_type)(context, builder, value=array).data, [position])
 
@@ -207,22 +218,22 @@ def _repeated(builder: Any, number: Any) -> Any:
     return builder.shuffle_vector(first, nothing, _lanes([0] * WIDTH))
 
 
-@_written_for(load, _value, None, types.uint64)
+@written_for(load, _value, None, types.uint64)
 def _load(context: Any, builder: Any, given: Any, arguments: Any) -> Any:
-    address = _address(context, builder, given.args[0], *arguments)
+    address = address_of(context, builder, given.args[0], *arguments)
     found = builder.load(builder.bitcast(address, _VALUE.as_pointer()))
     # A value may begin at any number, so only the alignment of a float32 is promised.
     found.align = _FLOAT_BYTES
     return found
 
 
-@_written_for(store, types.void, None, types.uint64, _value)
+@written_for(store, types.void, None, types.uint64, _value)
 def _store(context: Any, builder: Any, given: Any, arguments: Any) -> Any:
     _store_part(context, builder, given.args[0], arguments[0], arguments[1], arguments[2])
     return context.get_dummy_value()
 
 
-@_written_for(store_quarters, types.void, None, *[types.uint64] * 4, _value)
+@written_for(store_quarters, types.void, None, *[types.uint64] * 4, _value)
 def _store_quarters(context: Any, builder: Any, given: Any, arguments: Any) -> Any:
     array, *positions, value = arguments
     for quarter, position in enumerate(positions):
@@ -233,16 +244,16 @@ def _store_quarters(context: Any, builder: Any, given: Any, arguments: Any) -> A
 
 
 def _store_part(context: Any, builder: Any, array_type: Any, array: Any, position: Any, numbers: Any) -> None:
-    address = _address(context, builder, array_type, array, position)
+    address = address_of(context, builder, array_type, array, position)
     builder.store(numbers, builder.bitcast(address, numbers.type.as_pointer())).align = _FLOAT_BYTES
 
 
-@_written_for(zeros, _value)
+@written_for(zeros, _value)
 def _zeros(*_: Any) -> Any:
     return ir.Constant(_VALUE, [0.0] * WIDTH)
 
 
-@_written_for(multiply_add, _value, None, _value, _value)
+@written_for(multiply_add, _value, None, _value, _value)
 def _multiply_add(_: Any, builder: Any, given: Any, arguments: Any) -> Any:
     # One number is repeated sixteen times; a value is unchanged.
     factor = arguments[0]
@@ -254,32 +265,32 @@ def _multiply_add(_: Any, builder: Any, given: Any, arguments: Any) -> Any:
     return builder.call(function, [factor, *arguments[1:]])
 
 
-@_written_for(subtract_product, _value, _value, types.float32, _value)
+@written_for(subtract_product, _value, _value, types.float32, _value)
 def _subtract_product(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
     # Two instructions, which the compiler leaves apart without fast math.
     product = builder.fmul(_repeated(builder, arguments[1]), arguments[2])
     return builder.fsub(arguments[0], product)
 
 
-@_written_for(add, _value, _value, _value)
+@written_for(add, _value, _value, _value)
 def _add(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
     return builder.fadd(*arguments)
 
 
-@_written_for(keep_where_positive, _value, _value, _value)
+@written_for(keep_where_positive, _value, _value, _value)
 def _keep_where_positive(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
     zero = ir.Constant(_VALUE, [0.0] * WIDTH)
     # An ordered comparison: it does not hold for NaN.
     return builder.select(builder.fcmp_ordered("<=", arguments[1], zero), zero, arguments[0])
 
 
-@_written_for(split_neighbors, _value, _value)
+@written_for(split_neighbors, _value, _value)
 def _split_neighbors(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
     return builder.shuffle_vector(arguments[0], arguments[0], _lanes(_SPLIT))
 
 
 def _write_folded(function: Callable[..., Any], first: Sequence[int], distance: int) -> None:
-    @_written_for(function, _value, _value, _value)
+    @written_for(function, _value, _value, _value)
     def _fold(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
         found = builder.shuffle_vector(*arguments, _lanes(first))
         others = builder.shuffle_vector(*arguments, _lanes([each + distance for each in first]))
@@ -292,10 +303,20 @@ _write_folded(add_quarters, *_QUARTERS)
 _write_folded(add_pairs, *_PAIRS)
 
 
-@_written_for(prefetch, types.void, None, types.uint64)
+@written_for(count_bits, types.uint64, types.uint64)
+def _count_bits(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+    return builder.ctpop(arguments[0])
+
+
+@written_for(lowest_bit, types.uint64, types.uint64)
+def _lowest_bit(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+    return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+
+@written_for(prefetch, types.void, None, types.uint64)
 def _prefetch(context: Any, builder: Any, given: Any, arguments: Any) -> Any:
     byte_pointer = ir.IntType(8).as_pointer()
-    pointer = builder.bitcast(_address(context, builder, given.args[0], *arguments), byte_pointer)
+    pointer = builder.bitcast(address_of(context, builder, given.args[0], *arguments), byte_pointer)
     kind = ir.FunctionType(ir.VoidType(), [byte_pointer, _INT, _INT, _INT])
     function = builder.module.declare_intrinsic("llvm.prefetch", [byte_pointer], kind)
     to_read, keep, is_data = _INT(0), _INT(3), _INT(1)

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.kernel import inlined_kernel, kernel
-from ...stats.simd import LINE_BYTES, prefetch
-from .text_fields import CHUNK_BYTES, count_bits, find_separators, load8, lowest_bit
+from ...stats.simd import LINE_BYTES, count_bits, lowest_bit, prefetch
+from .text_fields import CHUNK_BYTES, find_separators, load8
 
 GROUP: Final = np.uint64(64)
 """Lines decoded together; the bits of a word."""

@@ -6,8 +6,7 @@ too. Decimal text becomes float64, correctly rounded, where two exact doubles gi
 
 Bytes are compared as machine words, eight or sixty-four at a time, by instructions that Numba does not
 expose. Each such function is plain Python, which defines it, and one or a few machine instructions when
-compiled. These functions must not change what they return: the compile caches of their callers do not watch
-this file.
+compiled.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from typing import Any, Final
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core.cgutils import create_struct_proxy
-from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
 from ...stats.kernel import kernel
+from ...stats.simd import address_of, written_for
 
 _TAB = 9
 _NEWLINES_IN_WORD = 10
@@ -58,100 +56,29 @@ def find_separators(text: NDArray[np.uint8], position: np.uint64) -> tuple[np.ui
     return np.uint64(separators), np.uint64(newlines)
 
 
-def lowest_bit(word: np.uint64) -> np.uint64:
-    """Return the number of the lowest bit that is set, 64 where none is."""
-    return np.uint64((int(word) & -int(word)).bit_length() - 1 if word else 64)
-
-
-def count_bits(word: np.uint64) -> np.uint64:
-    """Count the bits that are set."""
-    return np.uint64(int(word).bit_count())
-
-
-def _load(context: Any, builder: Any, signature: Any, arguments: Any, kind: Any) -> Any:
+def _load(context: Any, builder: Any, given: Any, arguments: Any, kind: Any) -> Any:
     """Emit an unaligned load, inline: a function that takes the array would count references to it."""
-    array = create_struct_proxy(signature.args[0])(context, builder, value=arguments[0])
-    pointer = builder.bitcast(builder.gep(array.data, [arguments[1]]), kind.as_pointer())
-    loaded = builder.load(pointer)
+    address = address_of(context, builder, given.args[0], *arguments)
+    loaded = builder.load(builder.bitcast(address, kind.as_pointer()))
     loaded.align = 1
     return loaded
 
 
-@intrinsic
-def _load8_compiled(_: Any, text: Any, position: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _load(context, builder, signature, arguments, _WORD)
-
-    return types.uint64(text, types.uint64), generate
+@written_for(load8, types.uint64, None, types.uint64)
+def _load8(context: Any, builder: Any, given: Any, arguments: Any) -> Any:
+    return _load(context, builder, given, arguments, _WORD)
 
 
-@intrinsic
-def _find_separators_compiled(_: Any, text: Any, position: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        # Compare 64 bytes together; the 64 one-bit results are then read as one word.
-        kind = ir.VectorType(_BYTE, CHUNK_BYTES)
-        chunk = _load(context, builder, signature, arguments, kind)
-        tabs, newlines = (
-            builder.bitcast(
-                builder.icmp_unsigned("==", chunk, ir.Constant(kind, [byte] * CHUNK_BYTES)), _WORD
-            )
-            for byte in (_TAB, _NEWLINES_IN_WORD)
-        )
-        masks = [builder.or_(tabs, newlines), newlines]
-        return context.make_tuple(builder, signature.return_type, masks)
-
-    return types.UniTuple(types.uint64, 2)(text, types.uint64), generate
-
-
-@intrinsic
-def _lowest_bit_compiled(_: Any, word: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.uint64(types.uint64), generate
-
-
-@intrinsic
-def _count_bits_compiled(_: Any, word: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ctpop(arguments[0])
-
-    return types.uint64(types.uint64), generate
-
-
-# Compiled code that calls one of the functions above gets the instruction instead.
-
-
-@overload(load8, inline="always")
-def _load8_overload(text: Any, position: Any) -> Any:
-    def load(text: Any, position: Any) -> Any:
-        return _load8_compiled(text, position)
-
-    return load
-
-
-@overload(find_separators, inline="always")
-def _find_separators_overload(text: Any, position: Any) -> Any:
-    def find(text: Any, position: Any) -> Any:
-        return _find_separators_compiled(text, position)
-
-    return find
-
-
-@overload(lowest_bit, inline="always")
-def _lowest_bit_overload(word: Any) -> Any:
-    def lowest(word: Any) -> Any:
-        return _lowest_bit_compiled(word)
-
-    return lowest
-
-
-@overload(count_bits, inline="always")
-def _count_bits_overload(word: Any) -> Any:
-    def count(word: Any) -> Any:
-        return _count_bits_compiled(word)
-
-    return count
+@written_for(find_separators, types.UniTuple(types.uint64, 2), None, types.uint64)
+def _find_separators(context: Any, builder: Any, given: Any, arguments: Any) -> Any:
+    # Compare 64 bytes together; the 64 one-bit results are then read as one word.
+    kind = ir.VectorType(_BYTE, CHUNK_BYTES)
+    chunk = _load(context, builder, given, arguments, kind)
+    tabs, newlines = (
+        builder.bitcast(builder.icmp_unsigned("==", chunk, ir.Constant(kind, [byte] * CHUNK_BYTES)), _WORD)
+        for byte in (_TAB, _NEWLINES_IN_WORD)
+    )
+    return context.make_tuple(builder, given.return_type, [builder.or_(tabs, newlines), newlines])
 
 
 GOOD: Final = 0

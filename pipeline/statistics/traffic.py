@@ -22,13 +22,14 @@ from ...stats.batch_rows import group_lookups, of_matrix
 from ...stats.exchange import (
     MOST_RANKS,
     RankedEpoch,
+    count_exchange,
     count_remote_lookups,
+    expected_exchange,
     mask_type,
     rank_masks,
     ranks_of_samples,
     striped_owners,
 )
-from ...stats.exchange_volume import count_exchange, expected_exchange
 from ...stats.lookahead.planner import POLICIES, CacheSweep, distinct_stream, slots_to_try
 from ...stats.lookahead.step_plans import RowStream
 from ...stats.shuffle import keys_and_kinds

@@ -64,9 +64,9 @@ FLOORS = {
     ),
     "stats": (
         "step_times",
-        "drift exchange_volume lookahead",
-        "batch_work codecs exchange ranking traffic",
-        "batch_rows counting codecs shuffle",
+        "drift exchange lookahead",
+        "batch_work ranking traffic",
+        "batch_rows codecs counting shuffle",
         "curves id_tables metrics value_summary",
         "kernel",
         "compile_notice count_merging published_bounds simd",

@@ -39,8 +39,7 @@ from ...pipeline.folders.checksum import hash_file
 from ...pipeline.generate.generate import GenerateConfig, generate
 from ...pipeline.preprocess import preprocess, remove_from
 from ...stats.codecs import CODEC_NAMES, BoundedCodec, MessageShape, codec_of
-from ...stats.exchange import MOST_RANKS
-from ...stats.exchange_volume import count_exchange
+from ...stats.exchange import MOST_RANKS, count_exchange
 from ...stats.kernel import kernel
 from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig

@@ -28,16 +28,15 @@ from hotset.pipeline.raw.text_fields import (
     HARD,
     HEX_VALUES,
     MISSING,
-    count_bits,
     find_separators,
     join_spans,
     load8,
-    lowest_bit,
     parse_decimals,
     parse_hex8,
     parse_integers,
     split_fields,
 )
+from hotset.stats.simd import count_bits, lowest_bit
 from hotset.tests.support.naive.naive_fields import naive_fields, naive_integer
 
 
