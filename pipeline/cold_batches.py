@@ -1,14 +1,11 @@
-"""The distinct cold rows of every mixed batch, in unnamed temporary files.
-
-A batch has the same rows in every order of training, so the shards are read once for all epochs. While a
-schedule is made, the files take eight bytes per distinct row and batch on disk and in the page cache. Memory
-holds only what the running tasks have found.
-"""
+"""The distinct cold rows of batches, which are the same in every order of training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +14,10 @@ from ..stats.batch_rows import find_distinct
 from ..stats.lookahead.planner import WidthSizes
 from ..stats.lookahead.step_plans import in_order
 from ..stats.ranking.row_bytes import row_bytes
-from .errors import HotsetError, ManifestError, ShardError, first_line, hint_to_rewrite, refuse_system_fault
+from .errors import ManifestError, ShardError, hint_to_rewrite
 from .folders.manifest import MANIFEST, FileEntry, Manifest, ShardFacts
 from .folders.totals import ShardSettings, ShardsTotals
-from .formats.arrow_files import DAMAGE, open_hashed, open_mapped
+from .formats.arrow_files import damage_named, open_hashed, open_mapped
 from .formats.ids import PartIds
 
 _BATCHES_LOOKED_AT = 32
@@ -68,16 +65,8 @@ def cold_widths(shards: Manifest, num_hot: Sequence[int] | None = None) -> list[
     return widths
 
 
-@dataclass(frozen=True, slots=True)
-class FoundRows:
-    """The distinct cold rows of one file's batches in one width, batch after batch."""
-
-    sizes: NDArray[np.int64]
-    """(num_batches,), distinct rows of each."""
-    rows: NDArray[np.int32]
-    """(num_entries,), keys, ascending."""
-    lookups: NDArray[np.int32]
-    """(num_entries,), lookups of each."""
+BatchRows = tuple[NDArray[np.int32], NDArray[np.int32]]
+"""Keys of the distinct cold rows of a batch, ascending, and the lookups of each."""
 
 
 def refuse_other_shards(shards: Manifest) -> None:
@@ -103,29 +92,16 @@ def refuse_other_shards(shards: Manifest) -> None:
         batches[facts.kind] += facts.num_batches
         samples[facts.kind] += entry.num_samples
     # Mixed files of order original may hold batches that are counted as hot-only.
-    pairs = (
-        (
-            "batches of training",
-            totals.batches.hot_only + totals.batches.mixed,
-            batches,
-            ("hot_only", "mixed"),
-        ),
-        ("batches of evaluation", totals.batches.evaluation, batches, ("evaluation",)),
-        (
-            "samples of training",
-            totals.samples.hot_only + totals.samples.mixed,
-            samples,
-            ("hot_only", "mixed"),
-        ),
-        ("samples of evaluation", totals.samples.evaluation, samples, ("evaluation",)),
-    )
-    for name, number, found, kinds in pairs:
-        wanted = sum(found[kind] for kind in kinds)
-        if number != wanted:
-            raise ManifestError(
-                f"{where} is damaged: totals has {number} {name}, its files have {wanted}",
-                hint=hint_to_rewrite(shards.folder),
-            )
+    training = ("hot_only", "mixed")
+    for unit, counted, found in (("batches", totals.batches, batches), ("samples", totals.samples, samples)):
+        for part, kinds in (("training", training), ("evaluation", ("evaluation",))):
+            number = sum(getattr(counted, kind) for kind in kinds)
+            wanted = sum(found[kind] for kind in kinds)
+            if number != wanted:
+                raise ManifestError(
+                    f"{where} is damaged: totals has {number} {unit} of {part}, its files have {wanted}",
+                    hint=hint_to_rewrite(shards.folder),
+                )
 
 
 def mixed_files(shards: Manifest) -> Iterator[tuple[FileEntry, list[int]]]:
@@ -154,80 +130,42 @@ def largest_batches(shards: Manifest, widths: Sequence[ColdWidth]) -> list[int]:
     batches = [(entry, number) for entry, numbers in mixed_files(shards) for number in numbers]
     largest = [0] * len(widths)
     for entry, number in batches[:: -(-len(batches) // _BATCHES_LOOKED_AT) or 1]:
-        _, found_of_widths = _read_file(entry, [number], shards, widths)
-        for width, found in enumerate(found_of_widths):
-            largest[width] = max(largest[width], int(found.sizes.max(initial=0)))
+        path = shards.checked_path(entry)
+        with damage_named(path, ShardError, "cannot be read"):
+            of_widths = _rows_of(open_mapped(path).get_batch(number), path, shards, widths)
+        largest = [max(most, rows.size) for most, (rows, _) in zip(largest, of_widths, strict=True)]
     return largest
 
 
 def read_batches(
     entry: FileEntry, batches: Sequence[int], shards: Manifest, widths: Sequence[ColdWidth]
-) -> tuple[int, list[FoundRows]]:
+) -> list[list[BatchRows]]:
     """Hash a file and read these of its batches: a flipped bit may well be the id of another row.
 
     Returns:
-        Samples of the batches, and the distinct cold rows of each width.
+        The distinct cold rows of each batch, by width.
     """
-    return _read_file(entry, batches, shards, widths, is_hashed=True)
-
-
-def _read_file(
-    entry: FileEntry,
-    batches: Sequence[int],
-    shards: Manifest,
-    widths: Sequence[ColdWidth],
-    *,
-    is_hashed: bool = False,
-) -> tuple[int, list[FoundRows]]:
     path = shards.checked_path(entry)
-    num_samples = 0
-    parts: list[list[_Batch]] = [[] for _ in widths]
-    try:
-        # Each batch is read once for all widths.
-        reader = open_hashed(shards, entry) if is_hashed else open_mapped(path)
-        for number in batches:
-            batch = reader.get_batch(number)
-            ids = PartIds.read(batch, ShardsTotals.of(shards).tables)
-            num_samples += batch.num_rows
-            for width, found in zip(widths, parts, strict=True):
-                found.append(distinct_cold_rows(ids, width))
-    except StrayLookupError as error:
-        raise ShardError(f"{path}: batch {number}: {error}", hint=hint_to_rewrite(path.parent)) from error
-    except DAMAGE as error:
-        # An error of our own that names the file already stays as it is.
-        if isinstance(error, HotsetError) and str(path) in str(error):
-            raise
-        refuse_system_fault(path, error)
-        raise ShardError(
-            f"{path} cannot be read: {first_line(error)}", hint=hint_to_rewrite(path.parent)
-        ) from error
-    return num_samples, [_joined(found) for found in parts]
+    with damage_named(path, ShardError, "cannot be read"):
+        reader = open_hashed(shards, entry)
+        found = [_rows_of(reader.get_batch(number), path, shards, widths) for number in batches]
+    return [[of_batch[width] for of_batch in found] for width in range(len(widths))]
 
 
-_Batch = tuple[NDArray[np.int32], NDArray[np.int32]]
+def _rows_of(batch: Any, path: Path, shards: Manifest, widths: Sequence[ColdWidth]) -> list[BatchRows]:
+    ids = PartIds.read(batch, ShardsTotals.of(shards).tables)
+    ids.refuse_strays(path)
+    return [distinct_cold_rows(ids, width) for width in widths]
 
 
-def _joined(batches: Sequence[_Batch]) -> FoundRows:
-    nothing = np.empty(0, np.int32)
-    rows, lookups = (np.concatenate([nothing, *(batch[i] for batch in batches)]) for i in range(2))
-    return FoundRows(np.array([batch[0].size for batch in batches], np.int64), rows, lookups)
-
-
-class StrayLookupError(Exception):
-    """An id is outside its table."""
-
-
-def distinct_cold_rows(ids: PartIds, width: ColdWidth) -> _Batch:
-    """Return the distinct cold rows of a batch by table and id, and their lookups; raise StrayLookupError."""
-    keys = []
-    bounds = zip(width.tables, width.first.tolist(), width.last.tolist(), width.base.tolist(), strict=True)
+def distinct_cold_rows(ids: PartIds, width: ColdWidth) -> BatchRows:
+    """Return the distinct cold rows of some samples in the tables of one width."""
     by_table = ids.ids
-    for table, first, last, base in bounds:
+    keys = [np.zeros(0, np.int64)]
+    for table, first, base in zip(width.tables, width.first, width.base, strict=True):
         found = by_table[table]
-        if found.size and not 0 <= int(found.min()) <= int(found.max()) < last:
-            stray = found[(found < 0) | (found >= last)][0]
-            raise StrayLookupError(f"id {stray} in table {ids.tables[table].name} of {last} rows")
-        keys.append(found[found >= first].astype(np.int64) + (base - first))
+        # Hot rows are first in their table; cold ones are numbered table by table.
+        keys.append(found[found >= first] - first + base)
     rows, places = find_distinct(np.concatenate(keys))
     rows, lookups = in_order(rows, np.bincount(places, minlength=rows.size))
     return rows.astype(np.int32), lookups.astype(np.int32)

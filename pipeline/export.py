@@ -36,9 +36,8 @@ from .errors import ConfigError, ManifestError, ShardError, hint_to_rewrite
 from .folders.disk import new_folder, paths_in
 from .folders.manifest import FileEntry, Manifest, ShardFacts
 from .folders.partial import write_errors_explained
-from .folders.totals import PlannedTable, ShardSettings, ShardsTotals
-from .formats.arrow_files import damage_named, fixed_lists, open_mapped, values_of
-from .formats.tables import lookups_of, multi_hot, offsets_of, one_hot
+from .folders.totals import PlannedTable, ShardSettings, ShardsTotals, multi_hot, one_hot
+from .formats.arrow_files import damage_named, fixed_lists, lookups_of, offsets_of, open_mapped, values_of
 from .runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
 from .stages.row_order import read_tables
 

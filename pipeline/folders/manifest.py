@@ -27,7 +27,6 @@ import xxhash
 
 from ..errors import STAGE_OF, ManifestError, first_line, hint_to_rewrite, hint_to_write
 from .checksum import known_checksum
-from .removed_options import refuse_removed, without_removed
 
 _KEY = "key"
 _NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", dict: "an object"}
@@ -194,6 +193,34 @@ _NOT_PLAIN = "put the file itself there: links, which may leave the folder, and 
 _WRITTEN = "give the folder that preprocess wrote (its --out)"
 Record = TypeVar("Record", bound=JsonRecord)
 Setting = TypeVar("Setting")
+
+
+REMOVED: dict[str, dict[str, Any]] = {
+    "ingest": {"max_bad_fraction": 0.001},
+    "rank": {"peel_floor": 4096},
+    "pack": {"train_last": None},
+}
+"""The default of each removed option, by stage and field; configs of older folders still contain them.
+
+An option at its default is dropped when a config is read, so the folder can be continued. Any other value
+stays in the config, and `refuse_removed` names it if the stage would run again.
+"""
+
+
+def without_removed(stage: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config without the removed options that hold their defaults."""
+    removed = REMOVED.get(stage, {})
+    return {name: value for name, value in config.items() if name not in removed or value != removed[name]}
+
+
+def refuse_removed(folder: Path, stage: str, config: Mapping[str, Any], hint: str) -> None:
+    """Raise ManifestError if a folder was made with a removed option that does not hold its default."""
+    for name in REMOVED.get(stage, {}):
+        if name in config:
+            option = f"--{name.replace('_', '-')}"
+            raise ManifestError(
+                f"{folder} was made with {option} {config[name]}, which no longer exists", hint=hint
+            )
 
 
 @dataclass(frozen=True, slots=True)

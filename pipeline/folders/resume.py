@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..errors import ManifestError, exact_byte_size, first_line, hint_to_rewrite
-from .manifest import MANIFEST, Manifest
+from .manifest import MANIFEST, Manifest, refuse_removed, without_removed
 from .partial import BEGUN, LOCK, PARTIAL, REMOVED, WORKERS, write_synced
-from .removed_options import refuse_removed, without_removed
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

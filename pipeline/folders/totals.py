@@ -6,12 +6,13 @@ manifest.json, see docs/formats.md. The tables of a log have a class for each ki
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, TypeVar
 
 from ...stats.ranking.row_bytes import OPTIMIZERS
-from .manifest import JsonRecord, Manifest, RecordError, require_range, stored_as
+from ..errors import ManifestError, hint_to_rewrite
+from .manifest import MANIFEST, JsonRecord, Manifest, RecordError, require_range, stored_as
 
 MOST_ROWS = 2**31 - 1
 """Rows of a table: ids are int32."""
@@ -442,6 +443,35 @@ class IdMapTotals(StageTotals):
     num_kept: int
     kept_lookups: int
     new_lookups: int
+
+
+Table = TypeVar("Table", bound=NamedTable)
+OwnTable = TypeVar("OwnTable", bound=NamedTable | MappedTable)
+
+
+def one_hot(tables: Iterable[Table]) -> list[Table]:
+    """Return the tables whose ids are in the column ``ids``, in its order."""
+    return [table for table in tables if not table.is_multi_hot]
+
+
+def multi_hot(tables: Iterable[Table]) -> list[Table]:
+    """Return the tables that have a separate list column."""
+    return [table for table in tables if table.is_multi_hot]
+
+
+def table_named(manifest: Manifest, tables: Iterable[OwnTable], name: str) -> OwnTable:
+    """Return the table called ``name``, one of those in ``manifest``.
+
+    Raises:
+        ManifestError: none is called so, or several are.
+    """
+    found = [table for table in tables if table.name == name]
+    if len(found) != 1:
+        raise ManifestError(
+            f"{manifest.folder / MANIFEST} is damaged: it has {len(found)} tables {name!r}, want 1",
+            hint=hint_to_rewrite(manifest.folder),
+        )
+    return found[0]
 
 
 TOTALS_OF_STAGE: dict[str, type[StageTotals]] = {

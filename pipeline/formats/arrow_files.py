@@ -30,8 +30,7 @@ from ...stats.kernel import read_only
 from ..errors import HotsetError, ManifestError, first_line, hint_to_rewrite, refuse_system_fault
 from ..folders.checksum import HashedFile
 from ..folders.manifest import FileEntry, Manifest
-from ..folders.totals import ColumnsTotals, SamplesTotals, VocabularyTotals
-from .tables import multi_hot, offsets_of, one_hot
+from ..folders.totals import ColumnsTotals, SamplesTotals, VocabularyTotals, multi_hot, one_hot
 
 _library = ctypes.CDLL(None, use_errno=True)
 _library.mmap.restype = ctypes.c_void_p
@@ -157,11 +156,6 @@ def open_mapped(path: Path) -> Any:
     return pa.ipc.open_file(map_file(path))
 
 
-def hash_bytes(whole: NDArray[np.uint8]) -> str:
-    """Return the xxh3-128 of bytes in memory, hex."""
-    return str(xxhash.xxh3_128_hexdigest(whole.data))
-
-
 def open_hashed(manifest: Manifest, entry: FileEntry) -> Any:
     """Read an Arrow file into memory, hash what was read, and open it.
 
@@ -177,7 +171,7 @@ def open_hashed(manifest: Manifest, entry: FileEntry) -> Any:
         whole = np.fromfile(path, np.uint8)
     except OSError as error:
         raise ManifestError(f"{path} cannot be read: {error.strerror}") from error
-    found = hash_bytes(whole)
+    found = str(xxhash.xxh3_128_hexdigest(whole.data))
     if found != entry.xxh3_128:
         raise ManifestError(
             f"{path} is damaged: its checksum is {found}, want {entry.xxh3_128}",
@@ -307,6 +301,44 @@ def validity_of(array: Any) -> NDArray[np.uint8]:
     """The validity bitmap of an Arrow array that starts at offset 0, NO_NULLS where all values are there."""
     buffer = array.buffers()[0]
     return NO_NULLS if buffer is None or array.null_count == 0 else np.frombuffer(buffer, np.uint8)
+
+
+def lookups_of(array: Any, num_samples: int) -> tuple[Any, int]:
+    """Return the lookups of a column, elements of its lists if any, and how many the first samples have.
+
+    A multi-hot feature is a column of lists, none of which is null: its lookups are the elements of all.
+    """
+    if not pa.types.is_list(array.type):
+        return array, num_samples
+    return array.values, int(offsets_of(array)[num_samples])
+
+
+def offsets_of(array: Any) -> NDArray[np.int32]:
+    """Return where the elements of each list begin, (len + 1,); a kernel may trust them.
+
+    Raises:
+        ManifestError: the array is no list column as stages write it, or its offsets run backwards.
+    """
+    if array.offset or array.null_count or not pa.types.is_list(array.type):
+        raise ManifestError(f"a column of {array.type} is not one of lists that are all there")
+    buffer = array.buffers()[1]
+    num_lookups = len(array.values)
+    if not len(array) and not num_lookups:
+        return np.zeros(1, np.int32)
+    offsets = np.frombuffer(buffer, np.int32)[: len(array) + 1]
+    # Kernels read between offsets without a check, so they must rise and end with the elements.
+    is_whole = offsets.shape[0] == len(array) + 1 and offsets[0] == 0 and offsets[-1] == num_lookups
+    if not is_whole or (offsets[1:] < offsets[:-1]).any():
+        raise ManifestError(
+            f"the offsets of a list column do not cut its {num_lookups} elements into {len(array)} lists",
+            hint="remove its folder and run its stage again",
+        )
+    return offsets
+
+
+def as_lists(offsets: NDArray[np.int32], values: NDArray[Any]) -> Any:
+    """``values``, (offsets[-1],), as a list array of the same memory."""
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
 def fixed_lists(array: Any, width: int, dtype: Any) -> NDArray[Any]:

@@ -18,10 +18,9 @@ from ...stats.ranking.ranking import largest_ids, tag_hot_samples
 from ...stats.shuffle import tag_cold_bags
 from ..errors import ManifestError, hint_to_rewrite
 from ..folders.manifest import ColumnsFacts, FileEntry, Manifest, SamplesFacts
-from ..folders.totals import SamplesTotals, TableInfo
+from ..folders.totals import SamplesTotals, TableInfo, multi_hot, one_hot
 from ..runtime.tasks import thread_buffer
-from .arrow_files import as_fixed_lists, fixed_lists, read_batch, values_of
-from .tables import as_lists, multi_hot, offsets_of, one_hot
+from .arrow_files import as_fixed_lists, as_lists, fixed_lists, offsets_of, read_batch, values_of
 
 BagArrays = tuple[NDArray[np.int32], NDArray[np.int32]]
 """(num_samples + 1,), where the lookups of each sample begin; and their ids, those of all samples."""
@@ -194,28 +193,8 @@ class TableLookups:
 
 def read_lookups(samples: Manifest, entry: FileEntry, start: int, stop: int) -> list[TableLookups]:
     """Map the lookups of samples ``start`` up to ``stop`` of one file, table by table."""
-    tables = SamplesTotals.of(samples).tables
-    batch = read_batch(samples, entry)
-    ids = fixed_lists(batch.column("ids"), len(one_hot(tables)), np.int32)
-    found = []
-    column = 0
-    # One-hot tables share a matrix; each list column has separate values and offsets.
-    for table in tables:
-        if table.is_multi_hot:
-            array = batch.column(table.name)
-            lookups = TableLookups(values_of(array.values, np.int32), offsets_of(array))
-        else:
-            lookups = TableLookups(ids[:, column], ONE_EACH)
-            column += 1
-        _refuse_stray(lookups.ids, table, samples.folder / entry.path)
-        found.append(lookups.of_samples(start, stop))
-    return found
-
-
-def _refuse_stray(ids: NDArray[np.int32], table: TableInfo, path: Path) -> None:
-    """Raise ManifestError where an id is outside its table: kernels take ids as indexes."""
-    if ids.shape[0] and not 0 <= int(ids.min()) <= int(ids.max()) < table.num_rows:
-        raise ManifestError(
-            f"{path} is damaged: an id of {table.name} is outside its {table.num_rows} rows",
-            hint=hint_to_rewrite(path.parent),
-        )
+    part = PartIds.read(read_batch(samples, entry), SamplesTotals.of(samples).tables)
+    part.refuse_strays(samples.folder / entry.path)
+    names = [table.name for table in part.tables]
+    offsets = [part.lists[name][0] if name in part.lists else ONE_EACH for name in names]
+    return [TableLookups(*found).of_samples(start, stop) for found in zip(part.ids, offsets, strict=True)]

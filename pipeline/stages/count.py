@@ -34,9 +34,16 @@ from ..folders.output import Output, input_of
 from ..folders.resume import Continuation, read_before, unless_none
 from ..folders.temporary_files import RunsFile, array_in
 from ..folders.totals import ColumnsTotals, CountedTable, CountsTotals, SpanInfo
-from ..formats.arrow_files import COUNT_COLUMNS, read_batch, read_file, validity_of, values_of, write_batch
+from ..formats.arrow_files import (
+    COUNT_COLUMNS,
+    lookups_of,
+    read_batch,
+    read_file,
+    validity_of,
+    values_of,
+    write_batch,
+)
 from ..formats.columns import text_features, top_categories, write_top_texts
-from ..formats.tables import lookups_of
 from ..runtime.memory import refuse_small_cap, room_for
 from ..runtime.tasks import DEFAULT_RESOURCES, Advance, Resources, num_workers, run_tasks
 from ..schema.schema import SAMPLE_TIME

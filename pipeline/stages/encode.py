@@ -23,10 +23,9 @@ from ..errors import MIB, ManifestError, hint_to_rewrite
 from ..folders.manifest import FileEntry, Manifest, SamplesFacts, is_sealed
 from ..folders.output import Output, input_of
 from ..folders.temporary_files import ArrayFile, read_shared_arrays, remove_shared, write_shared_arrays
-from ..folders.totals import SamplesTotals, SampleTable, VocabularyTable, VocabularyTotals
-from ..formats.arrow_files import read_batch, validity_of, values_of, write_batch
+from ..folders.totals import SamplesTotals, SampleTable, VocabularyTable, VocabularyTotals, one_hot
+from ..formats.arrow_files import lookups_of, read_batch, validity_of, values_of, write_batch
 from ..formats.ids import FoundIds, PartSize, largest_part
-from ..formats.tables import lookups_of, one_hot
 from ..runtime.memory import groups_within, refuse_small_cap, room_for
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_processes, num_workers, run_tasks, thread_buffer
 

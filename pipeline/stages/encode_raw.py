@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, ManifestError
 from ..folders.manifest import Manifest
-from ..folders.totals import VocabularyTotals
+from ..folders.totals import VocabularyTotals, one_hot
 from ..formats.columns import transform_column
 from ..formats.ids import FoundIds, PartIds
-from ..formats.tables import one_hot
 from ..raw.part import Fault, Part, RawParts, UnreadPart
 from ..runtime.tasks import run_tasks
 from ..schema.schema import Schema

@@ -26,9 +26,15 @@ from ..errors import MIB, ManifestError
 from ..folders.manifest import FileEntry, IdMapFacts, Manifest, TextsFacts
 from ..folders.output import Output, input_of
 from ..folders.temporary_files import array_in
-from ..folders.totals import ColumnsTotals, IdMapTotals, MappedTable, VocabularyTable, VocabularyTotals
+from ..folders.totals import (
+    ColumnsTotals,
+    IdMapTotals,
+    MappedTable,
+    VocabularyTable,
+    VocabularyTotals,
+    table_named,
+)
 from ..formats.arrow_files import NO_NULLS, read_batch, values_of, write_batch
-from ..formats.tables import table_named
 from ..runtime.memory import room_for
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, run_tasks
 

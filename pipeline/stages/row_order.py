@@ -51,8 +51,15 @@ from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output
 from ..folders.temporary_files import array_in
 from ..folders.totals import CountedTable, VocabularyTable, VocabularyTotals
-from ..formats.arrow_files import OpenedParts, read_batch, validity_of, values_of, write_batch
-from ..formats.tables import lookups_of, offsets_of
+from ..formats.arrow_files import (
+    OpenedParts,
+    lookups_of,
+    offsets_of,
+    read_batch,
+    validity_of,
+    values_of,
+    write_batch,
+)
 from ..runtime.memory import room_for
 from ..runtime.tasks import Resources, num_workers, run_tasks, thread_buffer
 

@@ -44,11 +44,10 @@ from ...stats.shuffle import (
 )
 from ..errors import MIB, ManifestError, hint_to_rewrite, hint_to_verify
 from ..folders.manifest import FileEntry, Manifest
-from ..folders.totals import ColumnsTotals, PlannedTable, PlanTotals, SamplesTotals
+from ..folders.totals import ColumnsTotals, PlannedTable, PlanTotals, SamplesTotals, multi_hot
 from ..formats.arrow_files import OpenedParts, values_of
 from ..formats.columns import transform_column
 from ..formats.ids import PartIds
-from ..formats.tables import multi_hot
 from ..runtime.memory import groups_within
 from ..runtime.tasks import run_tasks, thread_buffer
 

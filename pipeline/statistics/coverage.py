@@ -24,10 +24,9 @@ from ...stats.traffic import AccessRates, EpochUses, mean_unique_rows
 from ..errors import GIB, MIB, ConfigError
 from ..folders.disk import is_discarded
 from ..folders.manifest import FileEntry, Manifest
-from ..folders.totals import PlanSettings, PlanTotals, SamplesTotals, VocabularyTotals
+from ..folders.totals import PlanSettings, PlanTotals, SamplesTotals, VocabularyTotals, multi_hot
 from ..formats.arrow_files import fixed_lists, read_batch
 from ..formats.ids import ONE_EACH, read_lookups
-from ..formats.tables import multi_hot
 from ..runtime.tasks import Resources, run_tasks, silent
 from ..schema.schema import FeatureSettings
 from ..stages.hot_curve import Levels, hot_curves, levels_of_tables

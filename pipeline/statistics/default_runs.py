@@ -245,11 +245,9 @@ def _read_epoch(shards: Manifest, inspected: Inspected) -> _Epoch:
             tasks.append((entry, [number - first for number in numbers], shards, widths))
     batches: list[_Batches] = [{} for _ in widths]
     found_of_tasks = run_tasks(read_batches, tasks, workers=inspected.resources.workers)
-    for done, (numbers, (_, parts)) in enumerate(zip(numbers_of_task, found_of_tasks, strict=True), 1):
+    for done, (numbers, parts) in enumerate(zip(numbers_of_task, found_of_tasks, strict=True), 1):
         for of_width, part in zip(batches, parts, strict=True):
-            cuts = np.cumsum(part.sizes)[:-1]
-            rows_and_lookups = zip(np.split(part.rows, cuts), np.split(part.lookups, cuts), strict=True)
-            of_width.update(zip(numbers, rows_and_lookups, strict=True))
+            of_width.update(zip(numbers, part, strict=True))
         inspected.resources.progress("runs", done, len(tasks))
 
     # The staging area is the one that training chooses.

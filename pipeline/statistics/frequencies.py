@@ -38,10 +38,10 @@ from ..folders.totals import (
     ShardsTotals,
     VocabularyTable,
     VocabularyTotals,
+    multi_hot,
 )
 from ..formats.arrow_files import DAMAGE, read_batch, values_of
 from ..formats.ids import read_lookups
-from ..formats.tables import multi_hot
 from ..runtime.memory import available_bytes
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
 from .coverage import budgets, coverage, hot_samples, hot_tables, unique_rows

@@ -19,8 +19,7 @@ from ...stats.value_summary import NUM_BINS, ValueSummary
 from ..folders.disk import is_discarded
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.totals import ColumnsTotals
-from ..formats.arrow_files import read_batch, validity_of, values_of
-from ..formats.tables import offsets_of
+from ..formats.arrow_files import offsets_of, read_batch, validity_of, values_of
 from ..runtime.tasks import run_tasks, thread_buffer
 from .drift import LogPart, parts_of_log
 from .folder import Inspected, Row

@@ -15,10 +15,16 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from ..folders.manifest import Manifest
-from ..folders.totals import ColumnsSettings, ColumnsTotals, PlanTotals, VocabularyTable, VocabularyTotals
+from ..folders.totals import (
+    ColumnsSettings,
+    ColumnsTotals,
+    PlanTotals,
+    VocabularyTable,
+    VocabularyTotals,
+    table_named,
+)
 from ..formats.arrow_files import read_batch, values_of
 from ..formats.columns import texts_of_table
-from ..formats.tables import table_named
 from ..schema.schema import schema_named
 from ..schema.schema_file import schema_of
 from .folder import Row

@@ -23,10 +23,7 @@ from hotset.pipeline.folders.partial import (
     write_errors_explained,
 )
 from hotset.pipeline.folders.temporary_files import spill_errors_explained
-from hotset.pipeline.folders.totals import VocabularyTotals
-from hotset.pipeline.formats.arrow_files import columns_of, fixed_lists, read_file, values_of
-from hotset.pipeline.formats.ids import _refuse_stray
-from hotset.pipeline.formats.tables import offsets_of
+from hotset.pipeline.formats.arrow_files import columns_of, fixed_lists, offsets_of, read_file, values_of
 from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.tests.support.hints import Shell, follows, hint_of
 from hotset.tests.support.json_records import AnyRecord
@@ -304,7 +301,7 @@ def test_an_arrow_file_of_another_length_is_written_again(shell: Shell) -> None:
     "pipeline/formats/arrow_files.py::values_of",
     "pipeline/formats/arrow_files.py::values_of#2",
     "pipeline/formats/arrow_files.py::fixed_lists",
-    "pipeline/formats/tables.py::offsets_of",
+    "pipeline/formats/arrow_files.py::offsets_of",
     "pipeline/folders/manifest.py::FileEntry.read_facts",
 )
 def test_columns_of_another_type_are_damage_of_their_folder(shell: Shell) -> None:
@@ -333,14 +330,7 @@ def test_columns_of_another_type_are_damage_of_their_folder(shell: Shell) -> Non
         assert "remove its folder and run its stage again" in hint_of(call)
 
 
-@follows("pipeline/formats/ids.py::_refuse_stray")
-def test_ids_outside_their_table_are_written_again(shell: Shell) -> None:
-    table = VocabularyTotals.of(Manifest.read(Path("data/vocabulary"))).tables[0]
-    path = Path("data/samples/part.arrow")
-    shell.obey(hint_of(lambda: _refuse_stray(np.array([10**6], np.int32), table, path)))
-
-
-@follows("pipeline/formats/tables.py::table_named")
+@follows("pipeline/folders/totals.py::table_named")
 def test_a_manifest_without_a_table_is_written_again(shell: Shell) -> None:
     parts = json.loads(Path("data/plan/manifest.json").read_text())
     parts["totals"]["tables"][0]["name"] = "x"
@@ -402,7 +392,7 @@ def test_a_file_that_fails_on_the_way(shell: Shell) -> None:
         file.write(b"x")
 
 
-@follows("pipeline/folders/removed_options.py::refuse_removed")
+@follows("pipeline/folders/manifest.py::refuse_removed")
 def test_an_option_that_is_gone(shell: Shell) -> None:
     parts = json.loads(Path("data/vocabulary/manifest.json").read_bytes())
     parts["config"]["peel_floor"] = 7
