@@ -123,12 +123,7 @@ def _sampled_levels(inspected: Inspected, budgets: Sequence[int]) -> Levels:
     first_row_T = np.cumsum([0, *(table.num_rows for table in inspected.tables)])
     counts_R = np.zeros(int(first_row_T[-1]), np.int32)
     # Only training samples are drawn from, as FAE does.
-    num_train = inspected.num_train
-    tasks = (
-        (inspected.samples, entry, first, min(num_train - first, entry.num_samples))
-        for first, entry in inspected.samples.parts()
-        if first < num_train
-    )
+    tasks = ((inspected.samples, *part) for part in inspected.train_parts())
     for drawn in run_tasks(_draw_ids, tasks, workers=inspected.resources.workers):
         for ids, first in zip(drawn, first_row_T, strict=False):
             count_rows(ids, counts_R[first:])
@@ -189,7 +184,7 @@ def _peeled_levels(inspected: Inspected, budgets: Sequence[int]) -> Levels | str
     return [level_of_place[moved] for moved in new_places]
 
 
-def _draw_ids(samples: Manifest, entry: FileEntry, first: int, stop: int) -> list[NDArray[np.int32]]:
+def _draw_ids(samples: Manifest, first: int, entry: FileEntry, stop: int) -> list[NDArray[np.int32]]:
     """Per table, the lookups of the samples of one file that are drawn."""
     chosen, _ = choose_samples(first, stop, _SEED, largest_key(FAE_SHARE))
     tables = read_lookups(samples, entry, 0, stop)
@@ -312,9 +307,7 @@ def unique_rows(inspected: Inspected, batch_sizes: Sequence[int] = BATCH_SIZES) 
     Returns:
         ``batch_size``, ``expected``, ``measured``, ``num_lookups`` of each.
     """
-    num_train = inspected.num_train
-    samples = inspected.samples
-    if not num_train:
+    if not inspected.num_train:
         inspected.left_out.append("distinct rows per batch: the log has no training samples")
         return []
     # Lists are left out: the prediction knows tables with one lookup per sample only.
@@ -323,17 +316,17 @@ def unique_rows(inspected: Inspected, batch_sizes: Sequence[int] = BATCH_SIZES) 
         inspected.left_out.append(f"distinct rows per batch of list-valued features: {lists}")
     tables = zip(inspected.tables, inspected.counts, strict=True)
     counts = [count for table, count in tables if not table.is_multi_hot]
-    rates = AccessRates.of_counts(counts, num_train)
+    rates = AccessRates.of_counts(counts, inspected.num_train)
     bases = np.cumsum([0, *(count.shape[0] for count in counts)])[:-1]
-    parts = [(first, entry) for first, entry in samples.parts() if first < num_train]
+    parts = [(entry, num_own) for _, entry, num_own in inspected.train_parts()]
     # Spread over the log instead of the first files: what is looked up changes from day to day.
     chosen = parts[:: -(-len(parts) // _MAX_FILES)]
     found: list[Row] = []
     for size in batch_sizes:
-        measured = [_measure(samples, entry, num_train - first, bases, size) for first, entry in chosen]
+        measured = [_measure(inspected.samples, *part, bases, size) for part in chosen]
         of_files = [one for one in measured if one is not None]
         if of_files:
-            expected = EpochUses.of_rates(rates, num_train, size).rows_per_batch
+            expected = EpochUses.of_rates(rates, inspected.num_train, size).rows_per_batch
             mean = float(np.mean(of_files))
             lookups = size * len(counts)
             found.append({"batch_size": size, "expected": expected, "measured": mean, "num_lookups": lookups})
@@ -341,9 +334,8 @@ def unique_rows(inspected: Inspected, batch_sizes: Sequence[int] = BATCH_SIZES) 
 
 
 def _measure(
-    samples: Manifest, entry: FileEntry, num_train: int, bases: NDArray[np.int64], batch_size: int
+    samples: Manifest, entry: FileEntry, num_samples: int, bases: NDArray[np.int64], batch_size: int
 ) -> float | None:
-    num_samples = min(entry.num_samples, num_train)
     if num_samples < batch_size:
         return None
     ids = fixed_lists(read_batch(samples, entry).column("ids"), bases.shape[0], np.int32)[:num_samples]

@@ -8,7 +8,7 @@ whose ids were adopted, is found under any name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ... import __version__
 from ..errors import STAGE_OF, ManifestError, hint_to_rewrite
 from ..folders.disk import is_discarded, refuse_discarded
-from ..folders.manifest import Manifest, is_sealed
+from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.totals import (
     ColumnsSettings,
     ColumnsTotals,
@@ -79,6 +79,12 @@ class Inspected:
     def num_train(self) -> int:
         """Training samples."""
         return VocabularyTotals.of(self.vocabulary).num_train_samples
+
+    def train_parts(self) -> Iterator[tuple[int, FileEntry, int]]:
+        """Yield each file with training samples: the number of its first sample, itself, how many train."""
+        for first, entry in self.samples.parts():
+            if first < self.num_train:
+                yield first, entry, min(self.num_train - first, entry.num_samples)
 
     @cached_property
     def counts(self) -> list[NDArray[np.int64]]:

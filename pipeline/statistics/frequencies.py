@@ -100,9 +100,8 @@ def _label_rates(inspected: Inspected, chosen: list[NDArray[np.int64]]) -> list[
         for slot_of_row, ids in zip(slots, chosen, strict=True):
             slot_of_row[ids] = np.arange(ids.shape[0])
         tasks = (
-            (columns, inspected.samples, entry, min(inspected.num_train - first, entry.num_samples), slots)
-            for first, entry in inspected.samples.parts()
-            if first < inspected.num_train
+            (columns, inspected.samples, entry, num_own, slots)
+            for _, entry, num_own in inspected.train_parts()
         )
         for of_file in run_tasks(_count_labels, tasks, workers=inspected.resources.workers):
             for total, found in zip((lookups, clicks), of_file, strict=True):

@@ -37,7 +37,7 @@ from ..errors import ConfigError
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.totals import PlanTotals, SamplesTotals
 from ..formats.ids import ONE_EACH, read_lookups
-from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
+from ..runtime.tasks import run_tasks
 from ..stages.pack import PackConfig
 from ..stages.row_order import read_tables
 from .folder import Inspected, Row, packed_batch_size
@@ -65,39 +65,28 @@ class Trace:
         return self.offsets[:: max(1, batch_size)]
 
 
-def draw_trace(
-    samples: Manifest,
-    num_train: int,
-    num_wanted: int,
-    resources: Resources = DEFAULT_RESOURCES,
-    *,
-    seed: int = 0,
-) -> Trace:
+def draw_trace(inspected: Inspected, num_wanted: int, *, seed: int = 0) -> Trace:
     """Draw about the first ``num_wanted`` samples of the training part in the order of ``pack --seed``.
 
     Args:
-        samples: written by `encode`.
-        num_train: training samples; they come first in the log.
+        inspected: has the samples, of which those that train come first.
         num_wanted: fewer are drawn where the training part, or what a trace may hold, is smaller.
         seed: of the shuffle.
     """
-    num_lookups = max(1, len(SamplesTotals.of(samples).tables))
+    num_train = inspected.num_train
+    num_lookups = max(1, len(inspected.tables))
     # Keys are uniform, so a share of the key range takes about that share of the samples.
     wanted = min(num_wanted, num_train, MAX_LOOKUPS // num_lookups)
     largest = largest_key(wanted / max(1, num_train))
     # Only files with training samples are read, the last of them up to where training ends.
-    tasks = [
-        (samples, entry, first, min(num_train - first, entry.num_samples), seed, largest)
-        for first, entry in samples.parts()
-        if first < num_train
-    ]
+    tasks = [(inspected.samples, *part, seed, largest) for part in inspected.train_parts()]
     parts = []
     done = 0
-    with closing(run_tasks(_draw_part, tasks, workers=resources.workers)) as drawn:
+    with closing(run_tasks(_draw_part, tasks, workers=inspected.resources.workers)) as drawn:
         for (*_, num_read, _, _), part in zip(tasks, drawn, strict=True):
             parts.append(part)
             done += num_read
-            resources.progress("trace", done, num_train)
+            inspected.resources.progress("trace", done, num_train)
     keys, rows, lengths = (np.concatenate(found) for found in zip(_NOTHING, *parts, strict=True))
     # Samples in the order of their keys: take the lookups of each from where its file put them.
     order = np.argsort(keys, kind="stable")
@@ -128,7 +117,7 @@ _NOTHING: _Part = (np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np
 
 
 def _draw_part(
-    samples: Manifest, entry: FileEntry, first: int, stop: int, seed: int, largest: np.uint64
+    samples: Manifest, first: int, entry: FileEntry, stop: int, seed: int, largest: np.uint64
 ) -> _Part:
     """Return keys, rows and numbers of lookups of the samples of one file with a key up to ``largest``."""
     chosen, keys = choose_samples(first, stop, seed, largest)
@@ -175,8 +164,7 @@ def miss_ratios(
     """
     resources = inspected.resources
     batch_size = batch_size or packed_batch_size(inspected.folder) or PackConfig().batch_size
-    num_wanted = num_batches * batch_size
-    drawn = draw_trace(inspected.samples, inspected.num_train, num_wanted, resources, seed=seed)
+    drawn = draw_trace(inspected, num_batches * batch_size, seed=seed)
     starts = drawn.batch_starts(batch_size)
     found: dict[str, Any] = {
         "batch_size": batch_size,
@@ -259,7 +247,7 @@ def exchange_of_ranks(inspected: Inspected, ranks: Sequence[int]) -> dict[str, A
     num_rows = sum(table.num_rows for table in inspected.tables)
     if num_rows > _MOST_ROWS:
         raise ConfigError(f"--ranks: {num_rows:,} rows, at most {_MOST_ROWS:,} can be numbered")
-    trace = draw_trace(inspected.samples, inspected.num_train, inspected.num_train, inspected.resources)
+    trace = draw_trace(inspected, inspected.num_train)
     if trace.num_samples == 0:
         raise ConfigError("--ranks: the log has no training samples")
     # For the whole epoch rows are expected by its counts; what is counted is the trace, which may be shorter.

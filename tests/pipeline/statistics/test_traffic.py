@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats.arrow_files import fixed_lists, read_batch
 from hotset.pipeline.formats.ids import ONE_EACH, TableLookups
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
@@ -156,7 +155,7 @@ def series(folder: Path, batch_size: int = BATCH_SIZE, workers: int = 1) -> dict
 
 def batches_of(folder: Path) -> list[list[int]]:
     """Distinct rows of each whole batch of the trace, in order of first appearance."""
-    trace = draw_trace(Manifest.read(folder / "samples"), NUM_TRAIN, 5 * BATCH_SIZE, seed=3)
+    trace = draw_trace(Inspected.open(folder), 5 * BATCH_SIZE, seed=3)
     starts = trace.batch_starts(BATCH_SIZE)
     return [list(dict.fromkeys(trace.rows[first:stop].tolist())) for first, stop in pairwise(starts)]
 
@@ -209,16 +208,18 @@ def test_workers_change_nothing_and_a_log_below_a_batch_has_no_curve(folder: Pat
 
 
 @pytest.fixture
-def samples(tmp_path: Path, rng: np.random.Generator) -> Manifest:
+def inspected(tmp_path: Path, rng: np.random.Generator) -> Inspected:
     config = PreprocessConfig(count=CountConfig(eval_fraction=0.25))
-    return run_to("encode", tmp_path, draw_samples(200, rng), config)
+    run_to("split", tmp_path, draw_samples(200, rng), config)
+    return Inspected.open(tmp_path, Resources(workers=1))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_whole_training_part_comes_in_the_shuffled_order(samples: Manifest, workers: int) -> None:
+def test_the_whole_training_part_comes_in_the_shuffled_order(inspected: Inspected, workers: int) -> None:
     told: list[tuple[int, int]] = []
     resources = Resources(workers=workers, progress=lambda _, done, total: told.append((done, total)))
-    drawn = draw_trace(samples, 150, 10**6, resources, seed=5)
+    drawn = draw_trace(replace(inspected, resources=resources), 10**6, seed=5)
+    samples = inspected.samples
     assert told[-1] == (150, 150) and [done for done, _ in told] == sorted({done for done, _ in told})
     ids = np.concatenate(
         [fixed_lists(read_batch(samples, entry).column("ids"), 26, np.int32) for entry in samples.files]
@@ -230,14 +231,14 @@ def test_the_whole_training_part_comes_in_the_shuffled_order(samples: Manifest, 
 
 
 def test_a_shorter_trace_is_the_beginning_of_a_longer_one(
-    samples: Manifest, monkeypatch: pytest.MonkeyPatch
+    inspected: Inspected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, part = (draw_trace(samples, 150, number, Resources(workers=1)) for number in (150, 60))
+    whole, part = (draw_trace(inspected, number) for number in (150, 60))
     assert 20 < part.num_samples < 110
     np.testing.assert_array_equal(part.rows, whole.rows[: part.rows.shape[0]])
     monkeypatch.setattr(traffic, "MAX_LOOKUPS", 26 * 40)
-    assert draw_trace(samples, 150, 150, Resources(workers=1)).num_samples < 80
-    assert draw_trace(samples, 0, 150, Resources(workers=1)).num_samples == 0
+    assert draw_trace(inspected, 150).num_samples < 80
+    assert draw_trace(inspected, 0).num_samples == 0
 
 
 def test_lists_are_cut_with_their_samples() -> None:
