@@ -244,6 +244,33 @@ def verify(
     Raises:
         ManifestError: there is no stage folder at all.
     """
+    manifests, faults = _read_manifests(folder)
+    # First the manifests alone, then every file.
+    faults += [fault for manifest in manifests.values() for fault in _check_listed(manifest)]
+    chain = [fault for manifest in manifests.values() for fault in _check_chain(manifest, manifests)]
+    # Discarded folders have a manifest only.
+    there = {name: manifest for name, manifest in manifests.items() if not is_discarded(manifest.folder)}
+    tasks = [(entry, manifest, manifests) for manifest in there.values() for entry in manifest.files]
+    done = 0
+    total = sum(entry.num_bytes for entry, *_ in tasks)
+    with closing(run_tasks(_check_file, tasks, workers=resources.workers)) as checked:
+        for (entry, *_), file_faults in zip(tasks, checked, strict=True):
+            faults += file_faults
+            done += entry.num_bytes
+            resources.progress("verify", done, total)
+    # Sums over damaged files would only repeat their faults in other words.
+    if not faults and not chain:
+        faults += _check_sums(manifests)
+    if not faults:
+        faults += _check_raw(manifests["columns"], raw) if raw and "columns" in manifests else []
+    # Running the stages again takes longest and needs complete inputs, so it is last.
+    if rebuild and not faults:
+        faults += _faults_of_rebuilt(there, resources, raw, other_vocabulary)
+    return chain + faults
+
+
+def _read_manifests(folder: Path) -> tuple[dict[str, Manifest], list[str]]:
+    """Return the manifest of each stage's folder by name, and the faults of those that are damaged."""
     # DIR holds a folder for each stage; a stage's folder alone is checked as whatever stage its manifest
     # names.
     found = {name: folder / name for name in STAGE_FOLDERS if folder_exists(folder / name)}
@@ -272,28 +299,7 @@ def verify(
             manifests[name] = manifest
         else:
             faults.append(f"{path} holds stage {manifest.stage!r}, want {STAGE_FOLDERS[name]!r}")
-    # First the manifests alone, then every file.
-    faults += [fault for manifest in manifests.values() for fault in _check_listed(manifest)]
-    chain = [fault for manifest in manifests.values() for fault in _check_chain(manifest, manifests)]
-    # Discarded folders have a manifest only.
-    there = {name: manifest for name, manifest in manifests.items() if not is_discarded(manifest.folder)}
-    tasks = [(entry, manifest, manifests) for manifest in there.values() for entry in manifest.files]
-    done = 0
-    total = sum(entry.num_bytes for entry, *_ in tasks)
-    with closing(run_tasks(_check_file, tasks, workers=resources.workers)) as checked:
-        for (entry, *_), file_faults in zip(tasks, checked, strict=True):
-            faults += file_faults
-            done += entry.num_bytes
-            resources.progress("verify", done, total)
-    # Sums over damaged files would only repeat their faults in other words.
-    if not faults and not chain:
-        faults += _check_sums(manifests)
-    if not faults:
-        faults += _check_raw(manifests["columns"], raw) if raw and "columns" in manifests else []
-    # Running the stages again takes longest and needs complete inputs, so it is last.
-    if rebuild and not faults:
-        faults += _faults_of_rebuilt(there, resources, raw, other_vocabulary)
-    return chain + faults
+    return manifests, faults
 
 
 def _check_listed(manifest: Manifest) -> Iterator[str]:

@@ -93,7 +93,7 @@ class GenerateSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class Chunk:
     """Some samples in a row, written as text."""
 
     text: memoryview
@@ -130,36 +130,27 @@ def generate(
         return _write(chunks, file, is_gzip, progress)
 
 
-def generate_chunk(
-    profile: str, seed: int, start: int, num_samples: int, scale: float = 1, *, label: bool = True
-) -> bytes:
-    """Return the text of samples ``start`` ... ``start + num_samples - 1``."""
-    config = GenerateConfig(
-        profile=profile, seed=seed, start=start, samples=num_samples, scale=scale, label=label
-    )
-    return bytes(_write_chunk(config, _world_of(config), start, num_samples, False).text)
-
-
-def _world_of(config: GenerateConfig) -> World | HistoryWorld:
+def world_of_config(config: GenerateConfig) -> World | HistoryWorld:
+    """Return the tables that a config draws from."""
     world_of_kind = history_world_of if is_of_histories(config.profile) else world_of
     return world_of_kind(config.profile, config.scale)
 
 
-def _chunks(config: GenerateConfig, deflate: bool, workers: int) -> Generator[_Chunk]:
+def _chunks(config: GenerateConfig, deflate: bool, workers: int) -> Generator[Chunk]:
     """Yield the log's chunks in order; workers are at most a few chunks each ahead of the reader."""
-    world = _world_of(config)
+    world = world_of_config(config)
     if isinstance(world, HistoryWorld):
         header = memoryview(header_of(has_label=config.label))
-        yield _Chunk(header, _deflated(header) if deflate else None, 0, 0)
+        yield Chunk(header, _deflated(header) if deflate else None, 0, 0)
     end = config.start + config.samples
-    pending: deque[Future[_Chunk]] = deque()
+    pending: deque[Future[Chunk]] = deque()
     count = num_workers(workers)
     with ThreadPoolExecutor(count) as pool:
         try:
             # The oldest chunk is given out first, so the log is in order whichever ends first.
             for start in range(config.start, end, CHUNK_SAMPLES):
                 num_samples = min(CHUNK_SAMPLES, end - start)
-                pending.append(pool.submit(_write_chunk, config, world, start, num_samples, deflate))
+                pending.append(pool.submit(write_chunk, config, world, start, num_samples, deflate))
                 # Enough tasks wait to keep all workers busy, and few enough to bound the memory.
                 if len(pending) >= count * _TASKS_PER_WORKER:
                     yield pending.popleft().result()
@@ -171,9 +162,10 @@ def _chunks(config: GenerateConfig, deflate: bool, workers: int) -> Generator[_C
                 future.cancel()
 
 
-def _write_chunk(
+def write_chunk(
     config: GenerateConfig, world: World | HistoryWorld, start: int, num_samples: int, deflate: bool
-) -> _Chunk:
+) -> Chunk:
+    """Write samples ``start`` ... ``start + num_samples - 1`` as text, compressed too with ``deflate``."""
     if isinstance(world, HistoryWorld):
         out = np.empty(num_samples * most_bytes(world), np.uint8)
         write: Callable[..., tuple[int, int]] = write_histories
@@ -182,7 +174,7 @@ def _write_chunk(
         write = write_samples
     num_bytes, num_clicks = write(world, np.uint64(config.seed), start, num_samples, config.label, out)
     text = out[:num_bytes].data
-    return _Chunk(text, _deflated(text) if deflate else None, num_samples, num_clicks)
+    return Chunk(text, _deflated(text) if deflate else None, num_samples, num_clicks)
 
 
 def _deflated(text: memoryview) -> bytes:
@@ -192,7 +184,7 @@ def _deflated(text: memoryview) -> bytes:
 
 
 def _write(
-    chunks: Iterator[_Chunk], file: BinaryIO, is_gzip: bool, progress: Callable[[int], None] | None
+    chunks: Iterator[Chunk], file: BinaryIO, is_gzip: bool, progress: Callable[[int], None] | None
 ) -> GenerateSummary:
     """Write chunks one after another; deflated ones become a single gzip member."""
     num_samples = 0

@@ -40,7 +40,6 @@ from hotset.pipeline.folders.disk import bytes_in, discard_files
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.output import Output, input_of
 from hotset.pipeline.folders.partial import PARTIAL
-from hotset.pipeline.generate.generate import generate_chunk
 from hotset.pipeline.preprocess import (
     FOLDERS,
     PreprocessConfig,
@@ -57,7 +56,7 @@ from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.json_records import AnyRecord
-from hotset.tests.support.logs.criteo_text import draw_samples, text_of, tree_of
+from hotset.tests.support.logs.criteo_text import draw_samples, generate_chunk, text_of, tree_of
 from hotset.tests.support.preprocess_runs import CONFIG, copy_of
 from hotset.tests.support.processes.kills import Killed, killed
 from hotset.workflows.cli import main

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from hotset.pipeline.errors import ConfigError, HotsetError
 from hotset.pipeline.generate import generate as module
-from hotset.pipeline.generate.generate import GenerateConfig, GenerateSummary, generate, generate_chunk
+from hotset.pipeline.generate.generate import GenerateConfig, GenerateSummary, generate
 from hotset.pipeline.generate.kernel import draw_samples
 from hotset.pipeline.generate.world import load_profile, world_of
+from hotset.tests.support.logs.criteo_text import generate_chunk
 
 NUM_SAMPLES = 200_000
 HEAD = 20_000

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.pipeline.generate.generate import CHUNK_SAMPLES, GenerateConfig, generate, generate_chunk
+from hotset.pipeline.generate.generate import CHUNK_SAMPLES, GenerateConfig, generate
 from hotset.pipeline.generate.histories import (
     HistoryWorld,
     category_of_item,
@@ -24,6 +24,7 @@ from hotset.pipeline.generate.histories import (
     rank_in_group,
 )
 from hotset.stats.id_tables import mix64_pair
+from hotset.tests.support.logs.criteo_text import generate_chunk
 
 SPREAD = 2_654_435_761
 Sample = tuple[int, int, list[int], list[int]]

@@ -102,3 +102,15 @@ def tree_of(folder: Path) -> dict[str, bytes]:
     """Every file below ``folder`` by its relative path, hidden ones too: what two equal runs must share."""
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def generate_chunk(
+    profile: str, seed: int, start: int, num_samples: int, scale: float = 1, *, label: bool = True
+) -> bytes:
+    """Return the text of samples ``start`` ... ``start + num_samples - 1`` of a generated log."""
+    from hotset.pipeline.generate.generate import GenerateConfig, world_of_config, write_chunk
+
+    config = GenerateConfig(
+        profile=profile, seed=seed, start=start, samples=num_samples, scale=scale, label=label
+    )
+    return bytes(write_chunk(config, world_of_config(config), start, num_samples, False).text)
