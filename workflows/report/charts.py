@@ -39,7 +39,7 @@ _NUMBER = "abs(datum.value) < 1 ? format(datum.value, '~g') : format(datum.value
 _MOST_TICKS = 7
 
 ChartSpec = dict[str, Any]
-"""A chart as Vega-Lite has it."""
+"""A chart as Vega-Lite has it; the page adds fonts and colors."""
 
 
 def chart_spec(layers: Sequence[alt.Chart], description: str, height: float = HEIGHT) -> ChartSpec:
@@ -54,30 +54,7 @@ def chart_spec(layers: Sequence[alt.Chart], description: str, height: float = HE
         # Altair's own validation triggers it; nothing here can avoid it.
         warnings.simplefilter("ignore", DeprecationWarning)
         spec: ChartSpec = sized.to_dict(validate=schemapi.DEBUG_MODE)
-    return spec | {"config": _config()}
-
-
-def _config() -> dict[str, Any]:
-    """Return the settings that all charts share."""
-    # Colors are variables of the page, so that a chart follows its light or dark theme.
-    axis = {
-        "labelColor": "var(--muted)",
-        "titleColor": "var(--muted)",
-        "gridColor": "var(--grid)",
-        "domainColor": "var(--grid)",
-        "tickColor": "var(--grid)",
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-        "titlePadding": 8,
-    }
-    return {
-        "background": "transparent",
-        "font": "system-ui, -apple-system, 'Segoe UI', sans-serif",
-        "view": {"stroke": None},
-        "axis": axis,
-        "legend": {"labelColor": "var(--ink)", "labelFontSize": 12, "symbolStrokeWidth": 2.25},
-    }
+    return spec
 
 
 def _percent_axis(title: str, domain: Sequence[float] | None = (0, 1)) -> alt.Y:

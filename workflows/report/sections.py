@@ -7,7 +7,7 @@ at the top: sentences computed from the statistics, and the commands that follow
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,13 +96,9 @@ def default_runs_sections(found: dict[str, Any]) -> Iterator[Section]:
 
 def hot_tables_section(rows: Sequence[Row]) -> Section:
     """Return which tables take the plan's fast memory."""
+    shares = {"share of the hot bytes": "hot_bytes_share", "share of all cold lookups": "cold_lookup_share"}
     largest = tables.by_hot_bytes(rows)[:_MOST_BARS]
-    chart = _bars_and_marks(
-        "hot_tables",
-        "Share of the hot bytes by table",
-        largest,
-        {"share of the hot bytes": "hot_bytes_share", "share of all cold lookups": "cold_lookup_share"},
-    )
+    chart = partial(_bars_and_marks, "hot_tables", "Share of the hot bytes by table", largest, shares)
     # The reading is explained in words, because the chart holds two shares of different wholes.
     text = (
         "Bars show each table's share of the plan's hot bytes, marks its share of the lookups that still hit "
@@ -113,15 +109,12 @@ def hot_tables_section(rows: Sequence[Row]) -> Section:
     return Section("hot-tables", "Which tables use the hot rows?", text, chart, [numbers])
 
 
-def _bars_and_marks(
-    table: str, description: str, rows: Sequence[Row], shares: dict[str, str]
-) -> Callable[[], ChartSpec]:
+def _bars_and_marks(table: str, description: str, rows: Sequence[Row], shares: dict[str, str]) -> ChartSpec:
     """Return a chart with one share of each row as a bar and another as a mark; ``shares`` has their keys."""
-    bars, marks = (
-        [(row, name, row[key] or 0.0) for row in rows if row[key] is not None or name in list(shares)[:1]]
-        for name, key in shares.items()
-    )
-    return partial(bar_chart, table, description, dict(zip(shares, (BLUE, ORANGE), strict=True)), bars, marks)
+    (bar, bar_key), (mark, mark_key) = shares.items()
+    bars = [(row, bar, row[bar_key] or 0.0) for row in rows]
+    marks = [(row, mark, row[mark_key]) for row in rows if row[mark_key] is not None]
+    return bar_chart(table, description, {bar: BLUE, mark: ORANGE}, bars, marks)
 
 
 def log_sections(log: dict[str, Any]) -> Iterator[Section]:
@@ -164,12 +157,9 @@ def _missing(log: dict[str, Any]) -> Section:
     if not lacking:
         text = "Every feature has a value in every training sample."
         return Section("missing", title, text, None, [numbers])
-    chart = _bars_and_marks(
-        "log_missing",
-        "Missing values by feature",
-        sorted(lacking, key=lambda row: -row["missing_share"])[:_MOST_BARS],
-        {"training samples without a value": "missing_share", "evaluation": "evaluation_missing_share"},
-    )
+    shares = {"training samples without a value": "missing_share", "evaluation": "evaluation_missing_share"}
+    most_first = sorted(lacking, key=lambda row: -row["missing_share"])[:_MOST_BARS]
+    chart = partial(_bars_and_marks, "log_missing", "Missing values by feature", most_first, shares)
     text = (
         f"{len(rows) - len(lacking)} of {len(rows)} features have a value in every training sample. Bars "
         "show the share of training samples without one, marks that of evaluation samples. The table "
