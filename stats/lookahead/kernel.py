@@ -2,7 +2,7 @@
 
 One item of transfers moves the rows that its steps miss, and those that make room for them; `policies`
 chooses the latter. A step costs O(its distinct rows) and an eviction O(log num_slots). Memory: 4 bytes per
-row (8 where next uses are found here), 112 per slot, and 12 per row of a batch known ahead.
+row (8 where next uses are found here), 108 per slot, and 12 per row of a batch known ahead.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .policies import (
     WarmRows,
     choose_victims,
     compact_queue,
-    enter_heap,
-    has_keys,
+    empty_bucket,
+    enter_bucket,
     is_in_slot,
     is_pending,
     is_unseen,
@@ -282,6 +282,9 @@ def _reveal_next_uses(state: AreaState, held: HeldSteps, step: int) -> None:
     mask = held.rows.shape[0] - 1
     first_held, _ = entries_of(held, area.step)
     first, stop = entries_of(held, step)
+    idle_keys = np.empty(stop - first, np.int64)
+    idle_slots = np.empty(idle_keys.size, np.int32)
+    num_idle = 0
     for entry in range(first, stop):
         row = held.rows[entry & mask]
         location = state.location_of_row[row]
@@ -293,10 +296,14 @@ def _reveal_next_uses(state: AreaState, held: HeldSteps, step: int) -> None:
         elif is_in_slot(location):
             # The last use is over, and its key is NEVER.
             records[location].key += (np.int64(NEVER) - step) << TIE_BITS
-            records[location].is_listed = 0
             if records[location].last_use <= area.after:
-                enter_heap(state.heap_keys, state.heap_slots, records, area, location)
+                idle_keys[num_idle] = records[location].key
+                idle_slots[num_idle] = location
+                num_idle += 1
         state.last_place[row] = entry & mask
+    # Rows that are evictable already enter their bucket by age: the one used longest ago leaves first.
+    for i in np.argsort(idle_keys[:num_idle]):
+        enter_bucket(state, idle_slots[i])
 
 
 @kernel
@@ -344,7 +351,7 @@ def _record_uses(state: AreaState, rule: Rule, held: HeldSteps, served: int, pla
             queue[tail, 0] = slot
             queue[tail, 1] = served
             tail += 1
-        # An entry under the old key is stale now; a rank stays.
+        # An entry under the old key is stale now (the bucket of this step was emptied); a rank stays.
         if policy == DATASET:
             record.key = -np.int64(state.rank_of_row[held.rows[entry & mask]])
         elif policy == LOOKAHEAD:
@@ -390,6 +397,8 @@ def _plan_split(state: AreaState, held: HeldSteps, plans: StepPlans) -> None:
     area.front = 0
     area.boundary = 0
     area.tail = 0
+    state.heads[:] = -1
+    state.filled[:] = 0
 
     # Each pass writes its rows back itself, so that they are away again after the step.
     end = area.num_loads
@@ -441,8 +450,10 @@ def _plan_group(
     area.after = first_step - rule.prefetch - 1
     area.boundary, num_more = make_evictable(state, rule.policy, area.after, area.boundary)
     area.num_evictable += num_more
-    if has_keys(rule.policy):
+    if rule.policy == LFU or rule.policy == DATASET:
         area.front = area.boundary  # the heap has all that is before
+    elif rule.policy == LOOKAHEAD:
+        empty_bucket(state, first_step)
 
     # The steps this item serves, as long as their rows fit together.
     num_missing = 0

@@ -62,7 +62,7 @@ from .policies import (
     Rule,
     WarmRows,
 )
-from .step_plans import Residents, RowStream, StepPlans, TooFewSlotsError, joined, next_uses
+from .step_plans import NEVER, Residents, RowStream, StepPlans, TooFewSlotsError, joined, next_uses
 from .window import Window
 
 
@@ -91,12 +91,30 @@ def new_area(
         queue=np.zeros((2 * num_slots + 1, 2), np.int32),
         heap_keys=np.zeros(2 * num_slots + 1, np.int64),
         heap_slots=np.zeros(2 * num_slots + 1, np.int32),
+        heads=np.full(64, -1, np.int32),
+        tails=np.full(64, -1, np.int32),
+        filled=np.zeros(1, np.uint64),
+        links=np.zeros(num_slots, np.int32),
         free=np.zeros(num_slots, np.int32),
         victims=np.zeros(num_slots, np.int32),
         area=np.zeros(1, AREA_RECORD),
     )
     _start_epoch(state)
     return state
+
+
+def with_buckets(state: AreaState, num_steps: int) -> AreaState:
+    """Return ``state`` with room for next uses below ``num_steps``."""
+    if num_steps <= state.heads.size:
+        return state
+    num_words = max(2 * state.filled.size, num_steps // 64 + 1)
+    heads = np.full(64 * num_words, -1, np.int32)
+    heads[: state.heads.size] = state.heads
+    tails = np.full(64 * num_words, -1, np.int32)
+    tails[: state.tails.size] = state.tails
+    filled = np.zeros(num_words, np.uint64)
+    filled[: state.filled.size] = state.filled
+    return state._replace(heads=heads, tails=tails, filled=filled)
 
 
 def end_epoch(state: AreaState) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -123,6 +141,8 @@ def _start_epoch(state: AreaState) -> None:
     area.num_free = num_slots
     area.after = LONG_AGO - 1
     area.sequence = 1 << (TIE_BITS - 1)  # ties of warm rows count down from here
+    state.heads[:] = -1
+    state.filled[:] = 0
     _empty_slots(state)
 
 
@@ -298,8 +318,15 @@ class StagingPlanner:
             larger = _new_buffers(num_steps + 1, num_entries, self._held)
             move_steps(self._state, self._rule, self._held, larger)
             self._held = larger
-        uses = batches.rows if batches.next_uses is None else batches.next_uses  # rows are not read as uses
+        # Look-ahead has a bucket for every step that may be a next use.
+        last_step = self._num_known + batches.num_steps
+        uses = _NOTHING if batches.next_uses is None else batches.next_uses
+        if self._rule.policy == LOOKAHEAD:
+            last_step = max(last_step, int(uses[uses < NEVER].max(initial=0)))
+            self._state = with_buckets(self._state, last_step + 1)
         lookups = np.ones(batches.rows.size, np.int64) if batches.lookups is None else batches.lookups
+        if self._rule.finds_uses or self._rule.policy != LOOKAHEAD:
+            uses = batches.rows  # never read, or not by this policy
         hold_steps(self._state, self._rule, batches.offsets, batches.rows, lookups, uses, self._held)
         self._num_known += batches.num_steps
 

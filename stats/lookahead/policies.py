@@ -2,9 +2,10 @@
 
 Uses are kept in a queue; a use that is no longer its row's last one is skipped. A boundary in the queue
 separates the rows unused since step ``after``, which may be evicted, from the others. Evictable rows are
-listed by the policy's key, unless the queue already has the policy's order. The list is a heap with four
-children per entry and the least key at the top. An entry is stale once the key of its row changed; it is
-dropped when it is met, or when the array is full.
+listed by the policy's key, unless the queue already has the policy's order. For ``lfu`` and ``dataset`` the
+list is a heap with four children per entry and the least key at the top. An entry is stale once the key of
+its row changed; it is dropped when it is met, or when the array is full. Look-ahead has a list of slots per
+next use, and a bit per list that is not empty.
 
 The location of a row is the number of its slot, or a negative number for any other place. Kernels read and
 write locations by the functions of this module alone. The arrays of a planner's kernel are named tuples,
@@ -145,13 +146,6 @@ LOOKAHEAD, LRU, LFU, DATASET, STATIC = 0, 1, 2, 3, 4
 """Policies: the row evicted has the farthest next use; the oldest last use; the fewest lookups since it was
 loaded; the last place in the order of importance; is not pinned (and is evicted as soon as it may be)."""
 
-
-@kernel
-def has_keys(policy: int) -> bool:
-    """Return whether a policy evicts the row of least key; for the others the queue has the order."""
-    return policy == LOOKAHEAD or policy == LFU or policy == DATASET
-
-
 LONG_AGO = -(1 << 30)
 """Last use of a row that was loaded before step 0."""
 NOBODY = -(1 << 31)
@@ -170,7 +164,7 @@ SLOT_RECORD = np.dtype(
             ("vacated_by", np.int64),  # last item that wrote a row back from the slot, or else loaded one
             ("is_clean", np.int64),  # loaded before step 0 and not used yet: nothing to write back
             ("is_pinned", np.int64),  # never evicted
-            ("is_listed", np.int64),  # listed for eviction by its present key, in the heap
+            ("is_listed", np.int64),  # listed for eviction by its present key, in the heap or a bucket
         ],
     )
 )
@@ -191,6 +185,7 @@ AREA_RECORD = np.dtype(
             ("heap_size", np.int64),
             ("num_free", np.int64),
             ("num_pinned", np.int64),
+            ("top_word", np.int64),  # no word of ``filled`` beyond it has a bit
             ("num_known", np.int64),  # steps of the epoch whose rows are known
             ("num_loads", np.int64),  # of the plans being made, and so the next
             ("num_write_backs", np.int64),
@@ -253,6 +248,14 @@ class AreaState(NamedTuple):
     heap_keys: NDArray[np.int64]
     """(2 * num_slots + 1,); the least key is evicted first."""
     heap_slots: NDArray[np.int32]
+    heads: NDArray[np.int32]
+    """(steps,): the first slot whose row is used next in the step and may be evicted, -1 where none."""
+    tails: NDArray[np.int32]
+    """(steps,): the last of them."""
+    filled: NDArray[np.uint64]
+    """(steps / 64,): a bit per step, set where it has some."""
+    links: NDArray[np.int32]
+    """(num_slots,): the next slot, -1 for the last."""
     free: NDArray[np.int32]
     """(num_slots,), a stack: the first ``num_free`` are free slots."""
     victims: NDArray[np.int32]
@@ -261,10 +264,44 @@ class AreaState(NamedTuple):
     """(1,) of AREA_RECORD."""
 
 
+ONE = np.uint64(1)
+
+
 @kernel
 def next_use_of(key: int) -> int:
     """The next use in a key of look-ahead, which is -(next use << TIE_BITS) + less than 1 << TIE_BITS."""
     return ((1 << TIE_BITS) - 1 - key) >> TIE_BITS
+
+
+@kernel
+def enter_bucket(state: AreaState, slot: int) -> None:
+    """Append ``slot`` to those with the same next use; rows without a next use are found by the queue."""
+    area = state.area[0]
+    record = state.records[slot]
+    use = next_use_of(record.key)
+    if record.is_listed or use >= NEVER:
+        return
+    # A chain of slots for each next use, and a bit for each chain that is not empty.
+    if state.heads[use] < 0:
+        state.heads[use] = slot
+        state.filled[use >> 6] |= ONE << np.uint64(use & 63)
+        area.top_word = max(area.top_word, use >> 6)
+    else:
+        state.links[state.tails[use]] = slot
+    state.tails[use] = slot
+    state.links[slot] = -1
+    record.is_listed = 1
+
+
+@kernel
+def empty_bucket(state: AreaState, use: int) -> None:
+    """Empty the bucket of step ``use``: all its rows are used now, or were evicted."""
+    if use < state.heads.size:
+        state.heads[use] = -1
+        state.filled[use >> 6] &= ~(ONE << np.uint64(use & 63))
+
+
+_ALL = np.uint64(2**64 - 1)
 
 
 @kernel
@@ -304,7 +341,9 @@ def make_evictable(state: AreaState, policy: int, after: int, boundary: int) -> 
         # An entry is stale if its row was used again, and has a later entry.
         if state.records[slot].last_use == queue[boundary, 1]:
             num_rows += 1
-            if has_keys(policy):
+            if policy == LOOKAHEAD:
+                enter_bucket(state, slot)
+            elif policy == LFU or policy == DATASET:
                 enter_heap(state.heap_keys, state.heap_slots, state.records, area, slot)
         boundary += 1
     return boundary, num_rows
@@ -323,10 +362,55 @@ def _add_victim(state: AreaState, slot: int, num_victims: int) -> int:
 
 
 @kernel
-def _choose_least(state: AreaState, policy: int, need: int, after: int) -> None:
-    """Victims of least key by the heap; those of look-ahead say how far the nearest next use is."""
+def _choose_farthest(state: AreaState, need: int, after: int, boundary: int) -> None:
+    """Evict by look-ahead: rows without a next use first, then the last buckets."""
     area = state.area[0]
+    records = state.records
+    queue = state.queue
+    num_victims = 0
     area.reach = 0
+
+    # Rows that are never used again, the one used longest ago first. The others are in buckets, so nothing
+    # before the area's boundary is searched again; beyond it rows are evictable for this item alone.
+    front = area.front
+    while num_victims < need and front < boundary:
+        slot = queue[front, 0]
+        if records[slot].last_use == queue[front, 1] and next_use_of(records[slot].key) >= NEVER:
+            num_victims = _add_victim(state, slot, num_victims)
+        front += 1
+    area.front = min(front, area.boundary)
+
+    # From the farthest next use towards the present, 64 buckets per word; ``mask`` hides those passed over.
+    word = area.top_word
+    mask = _ALL
+    while num_victims < need:
+        bits = state.filled[word] & mask
+        if bits == 0:
+            if word == area.top_word and state.filled[word] == 0:
+                area.top_word = max(word - 1, 0)
+            word -= 1
+            mask = _ALL
+            continue
+        bit = 63
+        while not (bits >> np.uint64(bit)) & ONE:
+            bit -= 1
+        use = 64 * word + bit
+        slot = state.heads[use]
+        if records[slot].last_use > after:
+            # Listed for an earlier item that waited longer, but not evictable now; nor are the next ones.
+            mask = (ONE << np.uint64(bit)) - ONE
+            continue
+        state.heads[use] = state.links[slot]
+        if state.heads[use] < 0:
+            empty_bucket(state, use)
+        num_victims = _add_victim(state, slot, num_victims)
+        area.reach = use - area.step
+
+
+@kernel
+def _choose_least(state: AreaState, need: int, after: int) -> None:
+    """Victims of least key by the heap."""
+    area = state.area[0]
     keys = state.heap_keys
     slots = state.heap_slots
     num_victims = 0
@@ -343,8 +427,6 @@ def _choose_least(state: AreaState, policy: int, need: int, after: int) -> None:
         record.is_listed = 0
         if record.last_use <= after:  # else it is listed again when it may be evicted
             num_victims = _add_victim(state, slot, num_victims)
-            if policy == LOOKAHEAD and next_use_of(key) < NEVER:
-                area.reach = next_use_of(key) - area.step
 
 
 @kernel
@@ -391,8 +473,10 @@ def choose_victims(state: AreaState, rule: Rule, num_missing: int) -> tuple[int,
         need = num_evictable
     if need <= 0:
         return 0, after
-    if has_keys(rule.policy):
-        _choose_least(state, rule.policy, need, after)
+    if rule.policy == LOOKAHEAD:
+        _choose_farthest(state, need, after, boundary)
+    elif rule.policy == LFU or rule.policy == DATASET:
+        _choose_least(state, need, after)
     else:
         _choose_oldest(state, need)
     return need, after
