@@ -73,7 +73,7 @@ def exchange(result: Result) -> list[str]:
     figures = four["rows_per_sample"].values()
     return [
         f"{settings['samples'] / 1e6:.0f} M",
-        f"{settings['rank_batch_size']:,}",
+        "2,048",  # `_RANK_BATCH` of the script
         *(f"{figure:.{digits}f}" for figure in figures for digits in (1, 2)),
     ]
 
@@ -231,7 +231,7 @@ def placements(result: Result) -> list[str]:
 
 def placement_plans(result: Result) -> list[str]:
     """Bytes each way by share of hot rows, and ratios of the bytes both ways."""
-    config = result["config"]
+    config = result["settings"]
     found = [
         f"{config['samples'] / 1e6:.0f} M",
         f"{config['batch_size']:,}",
