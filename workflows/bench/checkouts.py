@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--other", type=Path, required=True, help="checkout with .venv/bin/hotset")
     found.add_argument("--samples", type=int, default=4_000_000, help="that are preprocessed")
     found.add_argument("--train-samples", type=int, default=262_144, help="of the log that is trained on")
-    found.add_argument("--batch-sizes", type=int, nargs="+", default=[2048, 16384])
+    found.add_argument("--batch-sizes", type=int, nargs="*", default=[2048, 16384])
     found.add_argument("--embedding-dims", type=int, nargs="+", default=[16, 64])
     found.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     found.add_argument("--placements", nargs="+", default=["all-fast", "lookahead"])
