@@ -17,7 +17,7 @@ without hotset.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from ..stats.curves import falling, fit_zipf
+from ..stats.shuffle import spread_evenly
 from ..stats.traffic import presence
 from .errors import ConfigError, ManifestError, ShardError, hint_to_rewrite
 from .folders.disk import new_folder, paths_in
@@ -108,12 +109,8 @@ _STAGE = "pack"
 LABEL = "label"
 
 
-@dataclass(frozen=True, slots=True)
-class _Position:
-    """A record batch of a file of shards."""
-
-    entry: FileEntry
-    index: int
+_Position = tuple[FileEntry, int]
+"""A file of shards, and the number of a record batch in it."""
 
 
 class NamedBatches:
@@ -166,13 +163,13 @@ class NamedBatches:
             ShardError: a column is not that of a shard, or an id is outside its table.
         """
         if split == "train":
-            yield from run_tasks(self._read, ((position,) for position in self._train), workers=workers)
+            yield from run_tasks(self._read, self._train, workers=workers)
             return
         # The validation part is the first samples of the evaluation part, wherever batches begin.
         num_valid = self.num_samples["valid"]
         first, last = (0, num_valid) if split == "valid" else (num_valid, self.totals.samples.evaluation)
         start = 0
-        for batch in run_tasks(self._read, ((position,) for position in self._evaluation), workers=workers):
+        for batch in run_tasks(self._read, self._evaluation, workers=workers):
             end = start + len(batch)
             # A batch on the border of the two parts is cut.
             if start < last and end > first:
@@ -181,17 +178,20 @@ class NamedBatches:
             start = end
 
     def _positions(self) -> tuple[list[_Position], list[_Position]]:
-        hot_only, mixed, evaluation = list[_Position](), list[_Position](), list[_Position]()
-        of_kind = {"hot_only": hot_only, "mixed": mixed, "evaluation": evaluation}
+        """Return the batches of training, both kinds spread evenly, and those of the evaluation."""
+        of_kind: dict[str, list[_Position]] = {"hot_only": [], "mixed": [], "evaluation": []}
         for entry in self._shards.files:
             facts = ShardFacts.of(self._shards, entry)
-            of_kind[facts.kind] += [_Position(entry, index) for index in range(facts.num_batches)]
-        return _alternating(hot_only, mixed), evaluation
+            of_kind[facts.kind] += [(entry, index) for index in range(facts.num_batches)]
+        train = of_kind["hot_only"] + of_kind["mixed"]
+        numbers = np.arange(len(train), dtype=np.int32)
+        order = spread_evenly(*np.split(numbers, [len(of_kind["hot_only"])]))
+        return [train[number] for number in order.tolist()], of_kind["evaluation"]
 
-    def _read(self, position: _Position) -> Any:
-        path = self._shards.hashed_path(position.entry)
+    def _read(self, entry: FileEntry, index: int) -> Any:
+        path = self._shards.hashed_path(entry)
         with damage_named(path, ShardError, "cannot be read"):
-            batch = open_mapped(path).get_batch(position.index)
+            batch = open_mapped(path).get_batch(index)
             batch.validate()
             return self._named(batch)
 
@@ -232,14 +232,6 @@ def _columns_of(batch: Any, name: str, dtype: Any, width: int) -> list[Any]:
     matrix = fixed_lists(batch.column(name), width, dtype)
     # One copy turns the matrix: columns are read one by one from here on.
     return [pa.array(values) for values in np.ascontiguousarray(matrix.T)]
-
-
-def _alternating(first: Sequence[_Position], second: Sequence[_Position]) -> list[_Position]:
-    """Return both sequences merged, each spread evenly over the whole and in its own order."""
-    # Each item is at the middle of its part of the unit interval; integers keep the order exact.
-    places = [((2 * index + 1) * len(second), 0, index) for index in range(len(first))]
-    places += [((2 * index + 1) * len(first), 1, index) for index in range(len(second))]
-    return [(first, second)[which][index] for _, which, index in sorted(places)]
 
 
 def write_column_map(shards: NamedBatches, out: Path) -> None:

@@ -1,10 +1,5 @@
 """Exported files hold the samples of the shards, split by split, each with its names and in order.
 
-`export`, `export`, `export`, and `export` are tested here, those of a
-planner in `test_planner_files`.
-
-Both kinds of training batches alternate evenly, and each part of the log is cut where it ends.
-
 The inputs of TorchRec's planner are those of the counts, and its classes take them.
 """
 
@@ -17,7 +12,6 @@ import sys
 import types
 from collections import Counter
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args
 
@@ -32,8 +26,6 @@ from hotset.pipeline.export import (
     ExportFormat,
     NamedBatches,
     Split,
-    _alternating,
-    _Position,
     cache_statistics,
     export_shards,
 )
@@ -228,26 +220,6 @@ def test_logs_without_labels_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def positions(kind: Any, count: int) -> list[_Position]:
-    return [_Position(kind, index) for index in range(count)]
-
-
-@pytest.mark.parametrize(("num_hot", "num_mixed"), [(0, 0), (0, 4), (5, 0), (1, 1), (3, 3), (2, 17), (40, 7)])
-def test_every_stretch_has_its_share_of_both_kinds(num_hot: int, num_mixed: int) -> None:
-    hot, mixed = positions("hot", num_hot), positions("mixed", num_mixed)
-    found = _alternating(hot, mixed)
-    assert [each for each in found if each.entry == "hot"] == hot  # type: ignore[comparison-overlap]
-    assert [each for each in found if each.entry == "mixed"] == mixed  # type: ignore[comparison-overlap]
-    # Each stands at the middle of its share of the whole, hot-only batches first where two meet.
-    middles = [(Fraction(2 * each.index + 1, num_hot), 0, each.index) for each in hot]
-    middles += [(Fraction(2 * each.index + 1, num_mixed), 1, each.index) for each in mixed]
-    assert found == [(hot, mixed)[kind][index] for _, kind, index in sorted(middles)]
-    seen = 0
-    for length, each in enumerate(found, 1):
-        seen += each.entry == "hot"  # type: ignore[comparison-overlap]
-        assert abs(seen - length * num_hot / len(found)) <= 1
-
-
 @pytest.mark.parametrize("num_validation", [0, 1, 31, 32, 33, 64, 89, 90])
 def test_the_validation_part_ends_wherever_a_batch_does(tmp_path: Path, num_validation: int) -> None:
     spec = ShardSpec(num_validation=num_validation)
@@ -284,18 +256,9 @@ def test_logs_without_labels_or_dense_features_have_no_such_columns(tmp_path: Pa
     assert first.schema.names == shards.schema.names == ["C1", "C2", "C3"] and first.num_rows > 0
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("planner")
-    (folder / "log.tsv").write_bytes(text_of(draw_samples(300, np.random.default_rng(5))))
-    config = replace(CONFIG, count=CountConfig(eval_fraction=0.2))
-    preprocess((folder / "log.tsv",), config, folder / "dir", Resources(workers=1))
-    return folder / "dir"
-
-
 @pytest.fixture
-def exported_of_planner_files(data: Path, tmp_path: Path) -> Path:
-    export_shards(Manifest.read(data / "shards"), "torchrec", tmp_path / "out", Resources(workers=1))
+def planned(criteo: Path, tmp_path: Path) -> Path:
+    export_shards(Manifest.read(criteo / "shards"), "torchrec", tmp_path / "out", Resources(workers=1))
     return tmp_path / "out"
 
 
@@ -326,14 +289,12 @@ def with_torchrec(monkeypatch: pytest.MonkeyPatch, **classes: type) -> None:
 
 
 def test_torchrec_gets_constraints_of_every_table(
-    exported_of_planner_files: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+    planned: Path, criteo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_ins = {"ParameterConstraints": ParameterConstraints, "CacheStatistics": CacheStatistics}
     with_torchrec(monkeypatch, **stand_ins, CacheParams=CacheParams)
-    constraints = runpy.run_path(str(exported_of_planner_files / "planner_inputs.py"))["constraints"](
-        exported_of_planner_files
-    )
-    shards = Manifest.read(data / "shards")
+    constraints = runpy.run_path(str(planned / "planner_inputs.py"))["constraints"](planned)
+    shards = Manifest.read(criteo / "shards")
     tables = shards.totals["tables"]
     assert [*constraints] == [table["name"] for table in tables]
     for table in tables:
@@ -348,17 +309,15 @@ def test_torchrec_gets_constraints_of_every_table(
         assert 1 <= statistics.expected_lookups <= min(table["num_rows"], CONFIG.pack.batch_size)
 
 
-def test_counts_and_their_fit_stand_in_one_file(exported_of_planner_files: Path, data: Path) -> None:
-    found = json.loads((exported_of_planner_files / "planner.json").read_text())
-    vocabulary = Manifest.read(data / "vocabulary")
+def test_counts_and_their_fit_stand_in_one_file(planned: Path, criteo: Path) -> None:
+    found = json.loads((planned / "planner.json").read_text())
+    vocabulary = Manifest.read(criteo / "vocabulary")
     for table, counts in zip(found["tables"].values(), read_tables(vocabulary, "count"), strict=True):
         fit = table["fbgemm"]
         assert fit["num_indices"] == counts.sum() == found["samples"]
         assert fit["heavy_hitters"][0] == counts.max() / counts.sum()
         assert fit["max_index"] == counts.size - 1 and 0 <= fit["fit_error"] < 1
-    assert (exported_of_planner_files / "train.parquet").exists() and (
-        exported_of_planner_files / "columns.json"
-    ).exists()
+    assert (planned / "train.parquet").exists() and (planned / "columns.json").exists()
 
 
 def test_cache_statistics_agree_with_a_simulation(rng: np.random.Generator) -> None:
@@ -379,8 +338,8 @@ def test_tables_without_a_lookup_need_no_cache() -> None:
     assert found["expected_lookups"] == 0 and found["cacheability"] == 0
 
 
-def test_shards_without_their_vocabulary_are_refused(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "shards").symlink_to(data / "shards")
+def test_shards_without_their_vocabulary_are_refused(criteo: Path, tmp_path: Path) -> None:
+    (tmp_path / "shards").symlink_to(criteo / "shards")
     with pytest.raises(ManifestError, match="vocabulary does not exist"):
         export_shards(Manifest.read(tmp_path / "shards"), "torchrec", tmp_path / "out", Resources(workers=1))
     assert not (tmp_path / "out").exists()
@@ -388,11 +347,9 @@ def test_shards_without_their_vocabulary_are_refused(data: Path, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_torchrecs_own_classes_take_them(exported_of_planner_files: Path) -> None:
+def test_torchrecs_own_classes_take_them(planned: Path) -> None:
     pytest.importorskip("torchrec", reason="TorchRec is not installed")
-    constraints = runpy.run_path(str(exported_of_planner_files / "planner_inputs.py"))["constraints"](
-        exported_of_planner_files
-    )
+    constraints = runpy.run_path(str(planned / "planner_inputs.py"))["constraints"](planned)
     statistics = next(iter(constraints.values())).cache_params.stats
     assert statistics.expected_miss_rate(0.0) == 1
 
@@ -428,7 +385,7 @@ def test_skewed_tables_are_better_cached_than_even_ones() -> None:
 
 
 def test_miss_rates_between_two_load_factors_lie_on_a_line(
-    exported_of_planner_files: Path, monkeypatch: pytest.MonkeyPatch
+    planned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_torchrec(
         monkeypatch,
@@ -436,8 +393,8 @@ def test_miss_rates_between_two_load_factors_lie_on_a_line(
         CacheStatistics=CacheStatistics,
         CacheParams=CacheParams,
     )
-    program = runpy.run_path(str(exported_of_planner_files / "planner_inputs.py"))
-    tables = json.loads((exported_of_planner_files / "planner.json").read_text())["tables"]
+    program = runpy.run_path(str(planned / "planner_inputs.py"))
+    tables = json.loads((planned / "planner.json").read_text())["tables"]
     # By default the folder of the program itself.
     for name, constraint in program["constraints"]().items():
         statistics = constraint.cache_params.stats
@@ -454,11 +411,11 @@ def test_miss_rates_between_two_load_factors_lie_on_a_line(
     assert found == pytest.approx(wanted.tolist())
 
 
-def test_the_vocabulary_of_another_log_is_not_taken(data: Path, tmp_path: Path) -> None:
+def test_the_vocabulary_of_another_log_is_not_taken(criteo: Path, tmp_path: Path) -> None:
     (tmp_path / "log.tsv").write_bytes(text_of(draw_samples(40, np.random.default_rng(6))))
     preprocess((tmp_path / "log.tsv",), CONFIG, tmp_path / "other", Resources(workers=1))
     (tmp_path / "mixed").mkdir()
-    (tmp_path / "mixed/shards").symlink_to(data / "shards")
+    (tmp_path / "mixed/shards").symlink_to(criteo / "shards")
     (tmp_path / "mixed/vocabulary").symlink_to(tmp_path / "other/vocabulary")
     with pytest.raises(ConfigError, match=r"mixed/vocabulary is not the vocabulary of .*mixed/shards"):
         export_shards(Manifest.read(tmp_path / "mixed/shards"), "torchrec", tmp_path / "out")
