@@ -71,7 +71,7 @@ def test_rows_of_a_table_are_found(shell: Shell) -> None:
         shell.works(*arguments, "--category", name)
 
 
-@follows("pipeline/verify.py::verify")
+@follows("pipeline/verify.py::_read_manifests")
 def test_a_folder_without_stages(shell: Shell) -> None:
     Path("empty").mkdir()
     assert shell.refused("verify", "empty") == "give the folder that preprocess or train wrote (its --out)"
