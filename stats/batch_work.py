@@ -25,10 +25,6 @@ _LEAST_TILE_SAMPLES = 256
 _FEW_TILES = 4
 """Tiles are made smaller for so many threads, but not below the least size: each tile has a separate
 gradient, which is written and added."""
-LEAST_RANGE_LOOKUPS = 16_384
-"""Lookups of a range of rows at least, some 0.4 ms of work; to wake a thread takes a tenth of that."""
-_RANGES_PER_THREAD = 2
-"""Ranges per thread at most: a thread that is late, from the step of the dense layers, takes fewer."""
 
 
 def num_tiles_of(num_samples: int) -> int:
@@ -43,21 +39,6 @@ def num_tiles_of(num_samples: int) -> int:
     ):
         found *= 2
     return found
-
-
-def most_row_ranges(num_threads: int) -> int:
-    """Return the largest number of ranges of distinct rows for ``num_threads`` threads."""
-    return 1 if num_threads == 1 else num_threads * _RANGES_PER_THREAD
-
-
-def num_row_ranges(num_lookups: int, most: int) -> int:
-    """Return the ranges of distinct rows, each with about as many lookups.
-
-    Args:
-        num_lookups: lookups of the batch, 0 or more.
-        most: ranges at most, 1 or more.
-    """
-    return max(1, min(most, num_lookups // LEAST_RANGE_LOOKUPS))
 
 
 _VALUES_AHEAD = np.uint64(64)

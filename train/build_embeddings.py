@@ -24,9 +24,9 @@ from .config import TrainConfig
 from .data.batch import BatchShares, EmbeddingTable, IdReader
 from .data.shards import Shards
 from .dense.gradients import choose_dense_dtype, cpu_features
-from .execution.embeddings import Embeddings, RowWidth
-from .execution.executor import Executor
+from .execution.embeddings import Embeddings
 from .execution.row_parts import RowsSource
+from .execution.table_group import TableGroup
 from .metrics import Meter
 from .model.shapes import tables_by_width
 from .placements.choose_placement import build_placements, spills, with_staging
@@ -34,7 +34,14 @@ from .placements.placements import Placement
 from .rows.backends import RowMover, mover_of
 from .rows.changed_rows import ChangedRows
 from .rows.optimizers import RowOptimizer
-from .rows.tiers import FileTier, HostMemory, InitialValues, Tier, refuse_more_rows_than_memory
+from .rows.tiers import (
+    FileTier,
+    HostMemory,
+    InitialValues,
+    Tier,
+    TrafficCounter,
+    refuse_more_rows_than_memory,
+)
 from .threads import WorkThreads
 
 if TYPE_CHECKING:
@@ -65,8 +72,8 @@ def build_embeddings(shards: Shards, config: TrainConfig, tools: RowTools) -> Em
     """Build the tiers of the placement, with the initial value of every row."""
     placements = build_placements(config, shards)
     optimizer = optimizer_of(shards, config)
-    widths = build_widths(shards.tables, placements, optimizer, config.seed, tools)
-    embeddings = Embeddings(len(shards.tables), widths)
+    groups = build_groups(shards.tables, placements, optimizer, config.seed, tools)
+    embeddings = Embeddings(len(shards.tables), groups)
     prepare_transfers(embeddings, config, tools)
     embeddings.initialize()
     return embeddings
@@ -82,11 +89,9 @@ def prepare_transfers(embeddings: Embeddings, config: TrainConfig, tools: RowToo
         from .placements.fae import Fae, HotCopies, HotRows
 
         groups = []
-        for width in embeddings.widths:
-            assert isinstance(width.placement, Fae)
-            groups.append(
-                HotRows(width.placement, width.executor.fast, width.executor.slow, width.executor.traffic)
-            )
+        for group in embeddings.groups:
+            assert isinstance(group.placement, Fae)
+            groups.append(HotRows(group.placement, group.fast, group.slow, group.traffic))
         embeddings.hot_copies = HotCopies(groups, embeddings.transfers_paused)
 
 
@@ -119,7 +124,7 @@ def _warn_of_row_bytes(shards: Shards, optimizer: RowOptimizer) -> None:
         )
 
 
-def build_widths(
+def build_groups(
     tables: Sequence[EmbeddingTable],
     placements: Mapping[int, Placement],
     optimizer: RowOptimizer,
@@ -128,31 +133,44 @@ def build_widths(
     *,
     slow_tiers: Mapping[int, FileTier] | None = None,
     initial_values: Mapping[int, InitialValues] | None = None,
-) -> list[RowWidth]:
+) -> list[TableGroup]:
     """Lay out the tiers of each table group by its placement.
 
     Their rows are not yet set.
 
     Args:
-        placements: by width.
-        slow_tiers: slow tiers in a file, by width, which take no memory for their rows.
-        initial_values: by width, where the rows of a table are some of a larger one.
+        placements: by embedding_dim.
+        slow_tiers: slow tiers in a file, by embedding_dim, which take no memory for their rows.
+        initial_values: by embedding_dim, where the rows of a table are some of a larger one.
 
     Raises:
         HotsetError: the rows do not fit in host memory.
     """
     if slow_tiers is None:
         _refuse_more_rows_than_memory(placements, optimizer, tools.device, tools.host)
-    widths = []
-    # Rows of one width share two tiers and a plan; a row of another width would not fit in their slots.
+    groups = []
+    # Rows of one dim share two tiers and a plan; a row of another dim would not fit in their slots.
     for dim, chosen in tables_by_width([table.embedding_dim for table in tables]).items():
         placement = placements[dim]
         fast, slow, mover = _build_tiers(placement, dim, optimizer, tools, (slow_tiers or {}).get(dim))
         initial = (initial_values or {}).get(dim) or InitialValues.of(seed, chosen, placement.num_rows)
-        executor = Executor(fast, slow, optimizer, initial, tools.meter, tools.threads, tools.shares, mover)
-        changed = _changed_rows(placement, tools.host) if tools.marks_rows else None
-        widths.append(RowWidth(dim, chosen, IdReader(tables, chosen), placement, executor, changed))
-    return widths
+        group = TableGroup(
+            embedding_dim=dim,
+            tables=chosen,
+            reader=IdReader(tables, chosen),
+            placement=placement,
+            fast=fast,
+            slow=slow,
+            mover=mover,
+            optimizer=optimizer,
+            initial=initial,
+            traffic=TrafficCounter(tools.meter, slow.layout),
+            threads=tools.threads,
+            shares=tools.shares,
+            changed=_changed_rows(placement, tools.host) if tools.marks_rows else None,
+        )
+        groups.append(group)
+    return groups
 
 
 def _build_tiers(

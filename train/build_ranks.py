@@ -18,12 +18,12 @@ import numpy as np
 
 from ..stats.codecs import RowMessage, codec_of, shape_of
 from ..stats.step_times import CodecCost, worthwhile_codec
-from .build_embeddings import RowTools, build_widths, optimizer_of, prepare_transfers
+from .build_embeddings import RowTools, build_groups, optimizer_of, prepare_transfers
 from .config import AUTO, ChosenExchange, ExchangeOptions, ExchangePrediction, TrainConfig
 from .data.batch import BatchShares, IdReader
 from .data.shards import Shards
-from .execution.embeddings import RowWidth
-from .execution.ranked_embeddings import RankedEmbeddings, RankedWidth
+from .execution.ranked_embeddings import RankedEmbeddings, RankedGroup
+from .execution.table_group import TableGroup
 from .loop import Trainer
 from .model.shapes import tables_by_width
 from .placements.choose_placement import build_placements
@@ -63,15 +63,20 @@ def build_ranked_embeddings(
     owners.update(b"".join(of_width.owners_K.tobytes() for of_width in held.values()))
     refuse_other_plans(ranks, owners.digest())
 
-    ranked = []
-    for width in _lay_out_own_rows(shards, config, tools, optimizer, held):
+    groups = []
+    for group in _lay_out_own_rows(shards, config, tools, optimizer, held):
         # Each table group reads the ids of all ranks and holds the rows of this one.
-        reader = IdReader(shards.tables, width.tables)
-        exchange = ExchangeReader(reader, held[width.embedding_dim], ranks.num_ranks)
-        kept = {field.name: getattr(width, field.name) for field in fields(RowWidth)} | {"reader": reader}
-        initial = _initial_values(shards, config.seed, width.tables)
-        ranked.append(RankedWidth(**kept, shares=tools.shares, exchange=exchange, initial=initial))
-    embeddings = RankedEmbeddings(shards.tables, ranked, ranks, tools.shares, optimizer, tools.threads, coded)
+        reader = IdReader(shards.tables, group.tables)
+        kept = {each.name: getattr(group, each.name) for each in fields(TableGroup) if each.init}
+        kept["reader"] = reader
+        groups.append(
+            RankedGroup(
+                **kept,
+                exchange=ExchangeReader(reader, held[group.embedding_dim], ranks.num_ranks),
+                whole_initial=_initial_values(shards, config.seed, group.tables),
+            )
+        )
+    embeddings = RankedEmbeddings(shards.tables, groups, ranks, tools.shares, optimizer, tools.threads, coded)
     prepare_transfers(embeddings, config, tools)
     embeddings.initialize()
     return embeddings
@@ -93,7 +98,7 @@ def _lay_out_own_rows(
     tools: RowTools,
     optimizer: RowOptimizer,
     held: Mapping[int, HeldRows],
-) -> list[RowWidth]:
+) -> list[TableGroup]:
     """Lay out the tiers of the rows that this rank owns, table by table."""
     tables = list(shards.tables)
     initial = {}
@@ -102,7 +107,7 @@ def _lay_out_own_rows(
             tables[table] = cut
         initial[dim] = replace(_initial_values(shards, config.seed, chosen), held=held[dim].ids)
     placements = build_placements(config, shards, held)
-    return build_widths(tables, placements, optimizer, config.seed, tools, initial_values=initial)
+    return build_groups(tables, placements, optimizer, config.seed, tools, initial_values=initial)
 
 
 def _initial_values(shards: Shards, seed: int, chosen: Sequence[int]) -> InitialValues:
@@ -170,9 +175,9 @@ def _volumes(trainer: Trainer) -> dict[Kind, list[_Volume]]:
     numbers = np.unique(np.linspace(0, num_batches - 1, _NUM_BATCHES).astype(int)).tolist()
     vectors = []
     gradients = []
-    for width in trainer.embeddings.widths:
-        assert isinstance(width, RankedWidth)
-        found = [width.look_at(trainer.shards.training_batch(number)) for number in numbers]
+    for group in trainer.embeddings.groups:
+        assert isinstance(group, RankedGroup)
+        found = [group.look_at(trainer.shards.training_batch(number)) for number in numbers]
         counts_N4 = [
             (
                 each.vectors.send.places.size,
@@ -183,8 +188,8 @@ def _volumes(trainer: Trainer) -> dict[Kind, list[_Volume]]:
             for each in found
         ]
         means = np.mean(counts_N4, axis=0).tolist()
-        vectors.append(_Volume(width.embedding_dim, *means[:2]))
-        gradients.append(_Volume(width.embedding_dim, *means[2:]))
+        vectors.append(_Volume(group.embedding_dim, *means[:2]))
+        gradients.append(_Volume(group.embedding_dim, *means[2:]))
     num_ranks = trainer.ranks.num_ranks
     num_numbers = sum(parameter.numel() for parameter in trainer.model.parameters())
     # Both halves of the sum send a slice to each other rank.

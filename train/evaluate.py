@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..pipeline.errors import HotsetError, ShardError, format_byte_size
 from ..pipeline.runtime.memory import available_bytes
 from ..pipeline.schema.schema import DENSE_PREFIX
-from .build_embeddings import RowTools, build_widths, open_device, set_threads
+from .build_embeddings import RowTools, build_groups, open_device, set_threads
 from .build_model import ModelSource, build_model, build_step
 from .data.batch import Batch, BatchShares, EmbeddingTable, with_histories
 from .data.shards import EvaluationPart, Part, Shards
@@ -246,7 +246,7 @@ def _rows_in_memory(
 ) -> Embeddings:
     chosen = tables_by_width([table.embedding_dim for table in tables])
     placements = {dim: AllFast([tables[number] for number in numbers]) for dim, numbers in chosen.items()}
-    embeddings = Embeddings(len(tables), build_widths(tables, placements, _NO_TRAINING, 0, tools))
+    embeddings = Embeddings(len(tables), build_groups(tables, placements, _NO_TRAINING, 0, tools))
     # One table at a time: only the current one is in memory twice.
     for number, table in enumerate(tables):
         embeddings.set_table(number, read_finite(run, weights, table.name))
@@ -274,7 +274,7 @@ def _rows_in_file(
         for dim, of_width in chosen.items()
     }
     placements = {dim: Hybrid(of_width) for dim, of_width in chosen.items()}
-    rows = build_widths(tables, placements, _NO_TRAINING, 0, tools, slow_tiers=tiers)
+    rows = build_groups(tables, placements, _NO_TRAINING, 0, tools, slow_tiers=tiers)
     return Embeddings(len(tables), rows)
 
 

@@ -147,14 +147,12 @@ class HostSteps:
     """Runs each step synchronously on the host."""
 
     is_synchronous = True
+    prepare = None
     mover_name: str | None = None
 
     def __init__(self, parts: StepParts) -> None:
         self._parts = parts
         self.mover_rows_per_second: Mapping[str, float] = {}
-
-    def prepare(self, step: PlannedStep) -> PlannedStep:
-        return step
 
     def train(self, step: PlannedStep, number: int, rates: StepRates) -> torch.Tensor:
         parts = self._parts

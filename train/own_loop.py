@@ -46,9 +46,9 @@ from .data.batch import Batch, BatchShares, EmbeddingTable, FeatureBags
 from .data.dataset import offsets_name
 from .data.shards import Shards, with_hot_bytes
 from .execution.embeddings import Embeddings as Rows
-from .execution.embeddings import RowWidth
 from .execution.row_parts import changed_of
 from .execution.step_source import StepSource
+from .execution.table_group import TableGroup
 from .gpu.packed_batch import WidthTensors
 from .gpu.row_moves import MovesByThreads, ThreadMover
 from .gpu.twins import choose_kernels
@@ -140,8 +140,8 @@ def _refuse_offsets(offsets_B1: NDArray[Any], num_lookups: int, name: str) -> No
         raise ConfigError(f"{name!r} must ascend from 0 to {num_lookups}, the number of its ids")
 
 
-def _has_staging_slots(width: RowWidth) -> bool:
-    fast = width.executor.fast
+def _has_staging_slots(width: TableGroup) -> bool:
+    fast = width.fast
     return fast.num_slots > fast.layout.num_own_slots
 
 
@@ -390,10 +390,10 @@ class Embeddings(nn.Module):
     def _bring_home(self) -> None:
         """Write all rows back, and forget plans of batches that never come."""
         self._rows.stop()
-        for width in self._rows.widths:
-            width.executor.staged.forget()
+        for width in self._rows.groups:
+            width.staged.forget()
         # The same tiers with new transfers: those that were stopped stay so.
-        rows = Rows(len(self._tables), self._rows.widths)
+        rows = Rows(len(self._tables), self._rows.groups)
         prepare_transfers(rows, self._config, self._tools)
         self._rows = self._moved_apart(rows)
 
@@ -403,9 +403,9 @@ class Embeddings(nn.Module):
         No transfer of them may be sent yet.
         """
         device = self._device_api
-        if device is not None and any(map(_has_staging_slots, rows.widths)):
+        if device is not None and any(map(_has_staging_slots, rows.groups)):
             if self._mover is None:
-                tensors = [WidthTensors.of(width, device) for width in rows.widths]
+                tensors = [WidthTensors.of(width, device) for width in rows.groups]
                 kernels = choose_kernels(device.torch_device)
                 self._mover = ThreadMover(device, kernels, tensors, self._tools.threads.num_threads)
             # Puts its own transfers in the place of those that wait for steps to be queued.
@@ -443,7 +443,7 @@ class Embeddings(nn.Module):
         """Return those of each table, in the order of the tables."""
         of_table = {
             table: emb_BFd[:, position]
-            for width, emb_BFd in zip(self._rows.widths, embeddings, strict=True)
+            for width, emb_BFd in zip(self._rows.groups, embeddings, strict=True)
             for position, table in enumerate(width.tables)
         }
         return {table.name: of_table[number] for number, table in enumerate(self._tables)}
@@ -476,7 +476,7 @@ class Embeddings(nn.Module):
         # Names and shapes are compared first: a refusal leaves every row as it was.
         places = [
             (width, position, self._tables[number])
-            for width in self._rows.widths
+            for width in self._rows.groups
             for position, number in enumerate(width.tables)
         ]
         wanted = {}
@@ -501,7 +501,7 @@ class Embeddings(nn.Module):
             if _state_width(width):
                 state_NW = _floats(state_dict[f"{prefix}{table.name}{_STATE}"])
             tables_N, ids_N = np.full(table.num_rows, position, np.int64), np.arange(table.num_rows)
-            width.executor.restore(tables_N, ids_N, weights_ND, state_NW)
+            width.restore(tables_N, ids_N, weights_ND, state_NW)
             # None of these rows has its initial value any more.
             changed = changed_of(width)
             changed.mark_rows(changed.layout.slots_of_rows(tables_N, ids_N), is_saved=True)
@@ -541,8 +541,8 @@ def _is_same(batch: Batch, other: Batch) -> bool:
     )
 
 
-def _state_width(width: RowWidth) -> int:
-    return width.executor.optimizer.state_width(width.embedding_dim)
+def _state_width(width: TableGroup) -> int:
+    return width.optimizer.state_width(width.embedding_dim)
 
 
 def _floats(tensor: torch.Tensor) -> NDArray[np.float32]:

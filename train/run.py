@@ -154,7 +154,15 @@ def train(
             with raise_on_any_rank(ranks):
                 folder, saved = begin_run(trainer, request, description, checkpoint)
             best = cast("BestWeights | None", trainer.resumables.get("best_weights"))
-            log = RunLog(folder, progress, saved, Interrupts(), best, has_ranks=ranks.num_ranks > 1)
+            log = RunLog(
+                folder,
+                progress,
+                saved,
+                Interrupts(),
+                best,
+                needs_validation=config.recipe.needs_validation is not None,
+                has_ranks=ranks.num_ranks > 1,
+            )
             quality, is_last = _train(trainer, log, saved, checkpoint)
             summary = summarize(trainer, start.threads, out, quality)
             return _write_results(trainer, folder, replace(summary, provenance=provenance), is_last=is_last)
@@ -474,8 +482,7 @@ def _warn_of_passes(trainer: Trainer) -> None:
         return
     # The bytes of the slots there are: each width has one slot at least, even with fewer staging bytes.
     staged = sum(
-        width.placement.num_staging_slots * width.executor.fast.row_bytes
-        for width in trainer.embeddings.widths
+        width.placement.num_staging_slots * width.fast.row_bytes for width in trainer.embeddings.groups
     )
     assert trainer.config.staging_bytes is not None, "build_trainer chooses it"
     enough = math.ceil(max(staged, trainer.config.staging_bytes) * source.slots_wanted / KIB) + 1

@@ -57,8 +57,10 @@ class RunLog:
         interrupts: Interrupts,
         best: BestWeights | None,
         *,
+        needs_validation: bool = False,
         has_ranks: bool = False,
     ) -> None:
+        self._needs_validation = needs_validation
         self._best = best
         self._has_ranks = has_ranks
         self._last_evaluation = (-1, time.monotonic())
@@ -79,29 +81,28 @@ class RunLog:
     def __call__(self, trainer: Trainer, batch: Batch, loss_sum: torch.Tensor) -> None:
         trainer.losses.append(loss_sum)
         # A loss on the host can be looked at without waiting for a device.
-        if (
-            trainer.runner.is_synchronous
-            and loss_sum.device.type == "cpu"
-            and not math.isfinite(float(loss_sum))
-        ):
+        is_on_host = trainer.runner.is_synchronous and loss_sum.device.type == "cpu"
+        if is_on_host and not math.isfinite(float(loss_sum)):
             self.refuse_divergence(trainer, f"the training loss is {float(loss_sum)} at step {trainer.step}")
         # First the log, then the evaluation, then the checkpoint: each contains what came before it.
         if trainer.step % trainer.config.log_every == 0:
             self.log_loss(trainer)
         # Until the first line the progress shows the mean so far, where it is there without waiting.
-        elif (
-            self._first_losses is not None and trainer.runner.is_synchronous and loss_sum.device.type == "cpu"
-        ):
+        elif self._first_losses is not None and is_on_host:
             self._first_losses = self._first_losses or sum(map(float, trainer.losses[:-1]))
             self._first_losses += float(loss_sum)
             self._loss = self._first_losses / trainer.unlogged_samples
         if self._is_evaluation_due(trainer):
             self.evaluate(trainer)
-        trainer.stopping.note_step(trainer.step, is_time_over=self._is_time_over(trainer))
+        # Ranks ask the clock of the first, so that all of them stop after the same step.
+        has_limit = trainer.config.recipe.max_time is not None
+        is_time_over = has_limit and first_says(trainer.ranks, trainer.stopping.is_time_over)
+        trainer.stopping.note_step(trainer.step, is_time_over=is_time_over)
         # A checkpoint of a loss that is no number would be one to resume a broken run from.
         if self._saved is not None:
-            self._saved.go_on(trainer)
-            self._settle(trainer, self._saved)
+            if self._saved.is_under_way:
+                self._saved.go_on(trainer)
+                self._settle(trainer, self._saved)
             if self._saved.is_due(trainer.step):
                 self._refuse_bad_losses(trainer)
                 self._saved.take(trainer, self._folder.metrics)
@@ -141,13 +142,6 @@ class RunLog:
         _log.info("the weights are those of step %s", stopping.best_step)
         return stopping.best_step == trainer.step
 
-    def _is_time_over(self, trainer: Trainer) -> bool:
-        """Return whether the run has reached its limit of time, where it has one."""
-        # Ranks ask the clock of the first, so that all of them stop after the same step.
-        if trainer.config.recipe.max_time is None:
-            return False
-        return first_says(trainer.ranks, trainer.stopping.is_time_over)
-
     def _is_evaluation_due(self, trainer: Trainer) -> bool:
         """Return whether the run is to be evaluated after this step."""
         every = trainer.config.evaluate_every
@@ -155,7 +149,7 @@ class RunLog:
             seconds = parse_interval(every).seconds
             assert seconds is not None, "the options refuse steps"
             return first_says(trainer.ranks, time.monotonic() - self._last_evaluation[1] >= seconds)
-        if every is None and trainer.config.recipe.needs_validation is not None:
+        if every is None and self._needs_validation:
             every = trainer.shards.num_training_batches
         return every is not None and trainer.step % every == 0
 
@@ -242,8 +236,9 @@ class RunLog:
 
         All ranks stop after the same step.
         """
-        own = self.interrupts.number or 0
-        number = max(int(each) for each in ranks.gather(torch.tensor([own])))
+        number = self.interrupts.number or 0
+        if ranks.num_ranks > 1:
+            number = max(int(each) for each in ranks.gather(torch.tensor([number])))
         if number:
             raise Interrupted(number)
 

@@ -42,8 +42,9 @@ class StepRunner(Protocol):
     def mover_rows_per_second(self) -> Mapping[str, float]:
         """Rows that each mover moved there and back per second, where both were timed before the run."""
 
-    def prepare(self, step: PlannedStep) -> PlannedStep:
-        """Do what can be done ahead, in the thread that reads ahead."""
+    @property
+    def prepare(self) -> Callable[[PlannedStep], PlannedStep] | None:
+        """Does what can be done ahead of a step, in the thread that reads ahead; None: nothing can."""
 
     def train(self, step: PlannedStep, number: int, rates: StepRates) -> torch.Tensor:
         """Run a step; return the loss in nats, summed over the samples.

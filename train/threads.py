@@ -215,6 +215,10 @@ class Readers:
 
         As many calls run ahead as there are threads.
         """
+        if not self.num_threads:
+            for key in keys:
+                yield key, call(key)
+            return
         pending: deque[tuple[Key, Future[Result]]] = deque()
         for key in keys:
             pending.append((key, self.submit(call, key)))

@@ -15,13 +15,10 @@ import pytest
 from numpy.typing import NDArray
 
 from hotset.stats.batch_work import (
-    LEAST_RANGE_LOOKUPS,
     MOST_TILE_SAMPLES,
     interleave_bags,
     locate_bags,
     log1p_table,
-    most_row_ranges,
-    num_row_ranges,
     num_tiles_of,
     transform_dense,
     transform_values,
@@ -116,11 +113,3 @@ def test_tiles_are_the_fewest_powers_of_two_that_are_small_enough_and_serve_a_fe
     fewest = next(count for count in powers if num_samples <= count * MOST_TILE_SAMPLES)
     for_threads = max(count for count in powers[:3] if count == 1 or num_samples >= 256 * count)
     assert num_tiles_of(num_samples) == max(fewest, for_threads)
-
-
-def test_few_lookups_are_one_range_and_many_are_two_for_each_thread() -> None:
-    most = most_row_ranges(2)
-    assert most == 4
-    lookups = [LEAST_RANGE_LOOKUPS * times - 1 for times in (1, 2, 3, 4, 5, 100)]
-    assert [num_row_ranges(count, most) for count in lookups] == [1, 1, 2, 3, 4, 4]
-    assert num_row_ranges(0, most) == num_row_ranges(10**9, most_row_ranges(1)) == 1

@@ -29,7 +29,7 @@ from hotset.tests.support.trained_models import (
 )
 from hotset.train.data.shards import Shards
 from hotset.train.execution.embeddings import Embeddings
-from hotset.train.execution.executor import Executor
+from hotset.train.execution.table_group import TableGroup
 from hotset.train.execution.transfers import TransferThread
 from hotset.train.loop import Trainer
 from hotset.train.metrics import Kind
@@ -255,15 +255,15 @@ def test_a_fetch_that_overtakes_a_write_back_is_noticed(
     shards: Shards, all_fast: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late: dict[int, Transfer] = {}
-    transfer = Executor.transfer
+    transfer = TableGroup.load
 
-    def overtaking(executor: Executor, wanted: Transfer, kind: Kind | None = None) -> None:
-        before = late.pop(id(executor), Transfer())
-        transfer(executor, Transfer(fetch=wanted.fetch, initialize=wanted.initialize), kind)
-        transfer(executor, Transfer(write_back=before.write_back), kind)
-        late[id(executor)] = wanted
+    def overtaking(group: TableGroup, wanted: Transfer, kind: Kind | None = None) -> None:
+        before = late.pop(id(group), Transfer())
+        transfer(group, Transfer(fetch=wanted.fetch, initialize=wanted.initialize), kind)
+        transfer(group, Transfer(write_back=before.write_back), kind)
+        late[id(group)] = wanted
 
-    monkeypatch.setattr(Executor, "transfer", overtaking)
+    monkeypatch.setattr(TableGroup, "load", overtaking)
     assert differs(shards, all_fast, placement="lookahead")
 
 
@@ -361,8 +361,8 @@ def test_an_error_of_a_transfer_ends_the_run(shards: Shards, monkeypatch: pytest
     def failing(*_: Any) -> None:
         raise OSError("no such row")
 
-    monkeypatch.setattr(Executor, "transfer", failing)
-    monkeypatch.setattr(Executor, "warm_up", lambda executor: None)
+    monkeypatch.setattr(TableGroup, "load", failing)
+    monkeypatch.setattr(TableGroup, "warm_up", lambda group: None)
     with pytest.raises(OSError, match="no such row"):
         trained(shards, after_step=no_log, placement="lookahead", **FIELDS)
 

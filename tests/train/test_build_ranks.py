@@ -158,8 +158,8 @@ def test_rows_that_are_not_finite_stop_the_run_by_name(
 ) -> None:
     def with_an_infinity(*arguments: Any, **named: Any) -> Any:
         trainer = build_trainer(*arguments, **named)
-        for width in trainer.embeddings.widths:
-            width.executor.fast.weights_SD[:] = float("inf")
+        for width in trainer.embeddings.groups:
+            width.fast.weights_SD[:] = float("inf")
         return trainer
 
     monkeypatch.setattr(begin_run, "build_trainer", with_an_infinity)

@@ -387,8 +387,8 @@ def test_without_samples_no_score_is_defined(tmp_path: Path) -> None:
 def test_predicting_is_counted_as_evaluation_and_changes_nothing(tmp_path: Path) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards"))
     trainer = build_trainer(shards, TrainConfig(placement="hybrid"))
-    before = trainer.embeddings.widths[0].executor.slow.weights_SD.clone()
+    before = trainer.embeddings.groups[0].slow.weights_SD.clone()
     trainer.predictor.score()
     assert trainer.meter.bytes_to_fast["evaluation"] == 90 * 3 * 4 * 4
     assert trainer.meter.training_bytes() == (0, 0)
-    assert trainer.embeddings.widths[0].executor.slow.weights_SD.equal(before)
+    assert trainer.embeddings.groups[0].slow.weights_SD.equal(before)

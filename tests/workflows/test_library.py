@@ -1,6 +1,6 @@
 """Preprocessing and statistics from Python: settings by name, and what comes back.
 
-Tests `tables`, too.
+Tests `tables` and `machine`, too.
 
 The description of a machine.
 """

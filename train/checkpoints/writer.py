@@ -32,11 +32,11 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import HotsetError
 from ...stats.batch_rows import locate_named_rows, name_rows
-from ..execution.embeddings import Embeddings, RowWidth
+from ..execution.embeddings import Embeddings
 from ..execution.row_parts import RowsPart, changed_of
-from ..rows.kernels import copy_found_rows
+from ..execution.table_group import TableGroup
 from ..rows.step_plan import PlannedStep
-from ..rows.tiers import FileTier, Tier
+from ..rows.tiers import FileTier
 from ..threads import WorkThreads
 from .files import (
     RECORD_VERSION,
@@ -289,7 +289,7 @@ class RowsCopy:
 
     def __init__(self, embeddings: Embeddings, part_bytes: int, threads: WorkThreads, put: PutPart) -> None:
         self._embeddings = embeddings
-        self._widths = [_WidthCopy(width, part_bytes, threads, put) for width in embeddings.widths]
+        self._widths = [_WidthCopy(width, part_bytes, threads, put) for width in embeddings.groups]
         self._left: deque[_WidthCopy] = deque()
         """Widths that have perhaps pending rows."""
 
@@ -328,11 +328,11 @@ class RowsCopy:
 class _WidthCopy:
     """The copy of the rows of one width."""
 
-    def __init__(self, width: RowWidth, part_bytes: int, threads: WorkThreads, put: PutPart) -> None:
+    def __init__(self, width: TableGroup, part_bytes: int, threads: WorkThreads, put: PutPart) -> None:
         self.width = width
         self._changed = changed_of(width)
-        self._fast = width.executor.fast
-        self._slow = width.executor.slow
+        self._fast = width.fast
+        self._slow = width.slow
         self._threads = threads
         self._put = put
         self._tables_T = np.array(width.tables, np.int32)
@@ -401,7 +401,7 @@ class _WidthCopy:
             layout = tier.layout
             ranges = (layout.first_F, layout.last_F, layout.base_F)
             locate_named_rows(nothing.tables_N, nothing.ids_N, *ranges, no_rows_N)
-            _copy_found(tier, no_rows_N, nothing.weights_ND, nothing.state_NW)
+            tier.copy_out(no_rows_N, nothing.weights_ND, nothing.state_NW)
 
     def _copy_own(self, rows_N: NDArray[np.int64], _: int, target: RowsPart) -> None:
         """Copy rows from their own slots, in all threads."""
@@ -421,7 +421,7 @@ class _WidthCopy:
                 num_here = slots_N.size - locate_named_rows(tables_N, target.ids_N[own], *ranges, slots_N)
                 num_found += num_here
                 if num_here:
-                    _copy_found(tier, slots_N, target.weights_ND[own], target.state_NW[own])
+                    tier.copy_out(slots_N, target.weights_ND[own], target.state_NW[own])
             assert num_found >= slots_N.size, "a changed row is nowhere"
 
         self._threads.run(copy_piece, -(-rows_N.size // _PIECE_ROWS))
@@ -443,7 +443,7 @@ class _WidthCopy:
 
         No other tier has their newest values, and they may move.
         """
-        residents_N, slots_N = self.width.executor.staged.by_row()
+        residents_N, slots_N = self.width.staged.by_row()
         rows_N = self._changed.layout.slots_of_rows(*self._slow.layout.rows_at(residents_N))
         was_pending_N = self._changed.take_pending_among(rows_N)
         slots_N = slots_N[was_pending_N]
@@ -451,7 +451,7 @@ class _WidthCopy:
         def copy(rows_N: NDArray[np.int64], first: int, target: RowsPart) -> None:
             self._name(rows_N, target.tables_N, target.ids_N)
             own_N = slots_N[first : first + rows_N.size]
-            _copy_found(self._fast, own_N, target.weights_ND, target.state_NW)
+            self._fast.copy_out(own_N, target.weights_ND, target.state_NW)
 
         self._add(rows_N[was_pending_N], copy)
 
@@ -472,20 +472,3 @@ class _WidthCopy:
             if is_wanted_N.any():
                 part = RowsPart(self._tables_T[tables_N], ids_N.astype(np.int32), weights_ND, state_NW)
                 self._put(part.chosen(is_wanted_N), lambda: None)
-
-
-def _copy_found(
-    tier: Tier, slots_N: NDArray[np.int64], weights_ND: NDArray[np.float32], state_NW: NDArray[np.float32]
-) -> None:
-    """Copy the rows in slots to the host; those with -1 are left out."""
-    for rows, target in ((tier.weights_SD, weights_ND), (tier.state_SW, state_NW)):
-        # An optimizer without state has no columns to copy.
-        if rows.shape[1] == 0:
-            continue
-        if tier.device.type == "cpu":
-            copy_found_rows(rows.numpy(), slots_N, target)
-            continue
-        # On a device its rows are gathered first, so that one copy takes them all.
-        is_here_N = slots_N >= 0
-        here = torch.from_numpy(slots_N[is_here_N]).to(tier.device)
-        target[is_here_N] = rows.index_select(0, here).cpu().numpy()

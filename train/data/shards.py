@@ -252,7 +252,7 @@ class Shards:
     def num_evaluation_batches(self) -> int:
         return len(self._evaluation)
 
-    @property
+    @cached_property
     def num_training_samples(self) -> int:
         samples = ShardsTotals.of(self.manifest).samples
         return samples.hot_only + samples.mixed

@@ -1,12 +1,12 @@
-"""All tables of a model, with an executor per table group.
+"""All tables of a model, as a list of table groups.
 
-Most models have one embedding_dim. Tables of another dim form a table group with separate tensors and plans;
-the model joins their embeddings (`model.Projections`).
+Most models have one embedding_dim. Tables of another dim form a group with separate tensors and plans; the
+model joins their embeddings (`model.Projections`).
 
 The path of a transfer:
     1. `StepSource`, running ahead, plans a batch and hands its transfers, one per group, to `send`.
     2. `send` queues them as one item of the transfer thread, which calls `run_transfers` in time.
-    3. `run_transfers` lets the executor of each group move its rows.
+    3. `run_transfers` lets each group move its rows.
     4. The loop calls `wait_for_rows` before the lookups of the batch, which waits for that item, and `update`
        at the end, which marks the batch as computed and so frees the items that wait for it.
 
@@ -18,129 +18,71 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB
-from ...stats.batch_rows import LookupsByRow
-from ..data.batch import Batch, BatchIds, IdReader
+from ..data.batch import Batch
 from ..metrics import Kind
-from ..placements.placements import Placement
-from ..rows.changed_rows import ChangedRows
-from ..rows.step_plan import PlannedStep, StepPlan, Transfer, WidthStep
+from ..rows.step_plan import GroupStep, PlannedStep, StepPlan, Transfer
 from ..rows.tiers import FileTier, Way
-from .executor import Executor
+from .table_group import GroupLookups, TableGroup
 from .transfers import Transfers, TransferThread
 
 if TYPE_CHECKING:
     from ..device import Event
     from ..placements.fae import HotCopies
-    from ..placements.staging import ColdRows, StagingPlacement
 
 
-class WidthLookups(NamedTuple):
-    """The lookups of a step in a table group, for its tiers."""
-
-    ids: BatchIds
-    by_row: LookupsByRow
-    exchange: Any = None
-    """`ranks.exchange.WidthExchange`: which of their rows other ranks look up, where there are several."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowWidth:
-    """The tables of one table group."""
-
-    embedding_dim: int
-    tables: tuple[int, ...]
-    """Their positions among all tables."""
-    reader: IdReader
-    placement: Placement
-    executor: Executor
-    changed: ChangedRows | None = None
-    """Which rows steps have changed, for checkpoints; None: nobody wants to know."""
-
-    def read(self, number: int, batch: Batch) -> WidthLookups:
-        """Read the lookups of a batch in these tables, also by row.
-
-        Training batches come in their order.
-        """
-        ids = self.reader.read(batch)
-        return WidthLookups(ids, self.reader.by_row(ids))
-
-    def cold_rows(self, batch: Batch) -> ColdRows:
-        """Return the rows of a batch that need staging slots, for planning."""
-        return cast("StagingPlacement", self.placement).find_cold_rows(self.reader.read(batch))
-
-    def newest_rows(self, position: int, first: int, stop: int) -> torch.Tensor:
-        """Return the newest weights of some rows of a table, (stop - first, D).
-
-        The rows live here and none is in a file; valid while no transfer runs.
-
-        Args:
-            position: of the table among those of the width.
-        """
-        ids_N = np.arange(first, stop)
-        weights_ND = torch.empty(ids_N.size, self.embedding_dim)
-        state_NW = torch.empty(ids_N.size, self.executor.fast.state_SW.shape[1])
-        tables_N = np.full(ids_N.size, position)
-        is_copied_N = self.executor.copy_newest(
-            tables_N, ids_N, self.executor.staged.by_row(), weights_ND, state_NW
-        )
-        assert is_copied_N.all(), "rows are in memory"
-        return weights_ND
-
-
-def group_evaluation_batches(
-    numbers: Iterable[int], read: Callable[[int], Batch], widths: Sequence[RowWidth]
+def batches_read_together(
+    numbers: Iterable[int], read: Callable[[int], Batch], groups: Sequence[TableGroup]
 ) -> Iterator[tuple[list[int], list[NDArray[np.int64]]]]:
-    """Group evaluation batches whose distinct cold rows fit in the memory kept for them.
+    """Put evaluation batches together whose distinct cold rows fit in the memory kept for them.
 
     Yields:
-        The batches of a group, and of each width their rows on the slow tier, ascending.
+        Batches that are read together, and of each group their rows on the slow tier, ascending.
     """
-    # A group grows until one of its widths has no room for another batch.
-    group: list[int] = []
-    wanted = [np.empty(0, np.int64) for _ in widths]
+    # Batches are read together until a table group has no room for another one.
+    together: list[int] = []
+    wanted = [np.empty(0, np.int64) for _ in groups]
     for number in numbers:
         batch = read(number)
         own = []
-        for width in widths:
-            rows_U, _ = width.placement.slow.slots_of(width.read(number, batch).by_row)
+        for group in groups:
+            rows_U, _ = group.placement.slow.slots_of(group.read(number, batch).by_row)
             own.append(rows_U[rows_U >= 0])
         joined = [np.union1d(*pair) for pair in zip(wanted, own, strict=True)]
         # A batch that exceeds the memory alone is read alone.
-        if group and any(rows.size > _most_read(width) for rows, width in zip(joined, widths, strict=True)):
-            yield group, wanted
-            group = []
+        if together and any(rows.size > _most_read(of) for rows, of in zip(joined, groups, strict=True)):
+            yield together, wanted
+            together = []
             joined = own
-        group.append(number)
+        together.append(number)
         wanted = joined
-    if group:
-        yield group, wanted
+    if together:
+        yield together, wanted
 
 
-def _most_read(width: RowWidth) -> int:
-    assert isinstance(width.executor.slow, FileTier)
-    return width.executor.slow.most_read
+def _most_read(group: TableGroup) -> int:
+    assert isinstance(group.slow, FileTier)
+    return group.slow.most_read
 
 
 _PART_BYTES = 8 * MIB
 """Bytes of newest rows that are copied at a time."""
 
 Work = tuple[tuple[Transfer | None, ...], Kind]
-"""One transfer per width, and the kind of work they count as."""
+"""One transfer per group, and the kind of work they count as."""
 
 
 class Embeddings:
     """Every row of a model and what moves them."""
 
-    def __init__(self, num_tables: int, widths: Sequence[RowWidth]) -> None:
-        self.widths = tuple(widths)
+    def __init__(self, num_tables: int, groups: Sequence[TableGroup]) -> None:
+        self.groups = tuple(groups)
         self.transfers: Transfers[Work] = TransferThread(self.run_transfers)
         """Runs the transfers; a device has others, which are set before the first one is sent."""
         self.hot_copies: HotCopies | None = None
@@ -149,29 +91,22 @@ class Embeddings:
         """Bytes that earlier processes of the run read from spill files, and wrote."""
         self._sent: deque[tuple[int, Sequence[Transfer | None]]] = deque()
         """Items whose batches are not computed."""
-        # The width of each table, and the table's position among the tables of that width.
+        # The group of each table, and the table's position among the tables of that group.
         self._position_of = {
-            table: (width, position) for width in self.widths for position, table in enumerate(width.tables)
+            table: (group, position) for group in self.groups for position, table in enumerate(group.tables)
         }
         assert sorted(self._position_of) == list(range(num_tables))
 
     def initialize(self) -> None:
         """Give every row its initial values, and compile the kernels of a run."""
-        for width in self.widths:
-            width.executor.initialize()
-            width.executor.warm_up()
-
-    def plan(self, number: int, batch: Batch, lookups: Sequence[WidthLookups]) -> PlannedStep:
-        """The next training step; its lookups are given by width."""
-        plans = [width.placement.plan(is_hot_only=batch.is_hot_only) for width in self.widths]
-        return self.step(number, batch, plans, lookups)
+        for group in self.groups:
+            group.initialize()
+            group.warm_up()
 
     def plan_evaluation(self, number: int, batch: Batch) -> PlannedStep:
         """A step that reads the newest weights and moves no row for good."""
-        plans = [
-            width.placement.plan_evaluation(is_stale=width.executor.slow.is_stale) for width in self.widths
-        ]
-        return self.step(number, batch, plans, [width.read(number, batch) for width in self.widths])
+        plans = [group.placement.plan_evaluation(is_stale=group.slow.is_stale) for group in self.groups]
+        return self.step(number, batch, plans, [group.read(number, batch) for group in self.groups])
 
     def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
         """Steps of evaluation batches in order; valid inside `rows_written_back`.
@@ -179,40 +114,36 @@ class Embeddings:
         Where cold rows are in a file, those of as many batches as memory has room for are read together.
         """
         # Where all rows are in memory, batches need no groups.
-        filed = [width for width in self.widths if isinstance(width.executor.slow, FileTier)]
+        filed = [group for group in self.groups if isinstance(group.slow, FileTier)]
         if not filed:
             for number in numbers:
                 yield self.plan_evaluation(number, read(number))
             return
         try:
-            # The rows of a group are read once, before its first batch.
-            for group, wanted in group_evaluation_batches(numbers, read, filed):
-                for width, wanted_U in zip(filed, wanted, strict=True):
-                    width.executor.read_rows(wanted_U)
-                for number in group:
+            # The rows of several batches are read once, before the first of them.
+            for together, wanted in batches_read_together(numbers, read, filed):
+                for group, wanted_U in zip(filed, wanted, strict=True):
+                    group.read_rows(wanted_U)
+                for number in together:
                     yield self.plan_evaluation(number, read(number))
         finally:
-            for width in filed:
-                width.executor.read_rows(np.empty(0, np.int64))
+            for group in filed:
+                group.read_rows(np.empty(0, np.int64))
 
     def step(
         self,
         number: int,
         batch: Batch,
         plans: Sequence[StepPlan],
-        lookups: Sequence[WidthLookups],
+        lookups: Sequence[GroupLookups],
         item: int | None = None,
     ) -> PlannedStep:
-        """Put together a step from its plans and lookups by width, and the item of its transfers."""
+        """Put together a step from its plans and lookups by group, and the item of its transfers."""
         parts = tuple(
-            WidthStep(read.ids, read.by_row, plan, read.exchange)
+            GroupStep(read.ids, read.by_row, plan, read.exchange)
             for read, plan in zip(lookups, plans, strict=True)
         )
-        return PlannedStep(number, self.own_part(batch), batch.num_samples, parts, item)
-
-    def own_part(self, batch: Batch) -> Batch:
-        """The samples of a training batch that are computed here."""
-        return batch
+        return PlannedStep(number, batch, batch.num_samples, parts, item)
 
     def send(self, transfers: Sequence[Transfer | None], after: int, kind: Kind) -> int:
         """Queue one transfer per table group as one item; return its number."""
@@ -228,9 +159,9 @@ class Embeddings:
     def run_transfers(self, work: Work) -> None:
         """Move the rows of an item, one transfer per table group."""
         transfers, kind = work
-        for width, transfer in zip(self.widths, transfers, strict=True):
+        for group, transfer in zip(self.groups, transfers, strict=True):
             if transfer is not None:
-                width.executor.transfer(transfer, kind)
+                group.load(transfer, kind)
 
     @contextmanager
     def rows_written_back(self) -> Iterator[None]:
@@ -240,8 +171,8 @@ class Embeddings:
         """
         # Transfers queued before may be done ahead of their batches; that moves rows and changes no value.
         with self.transfers.paused():
-            for width in self.widths:
-                width.executor.write_back_residents()
+            for group in self.groups:
+                group.write_back()
             yield
 
     @contextmanager
@@ -251,10 +182,10 @@ class Embeddings:
             yield
 
     def look_up(self, step: PlannedStep) -> list[torch.Tensor]:
-        """(B, F, D) embeddings of each width."""
+        """(B, F, D) embeddings of each group."""
         return [
-            width.executor.look_up(part.ids, part.lookups, part.plan)
-            for width, part in zip(self.widths, step.parts, strict=True)
+            group.look_up(part.ids, part.lookups, part.plan)
+            for group, part in zip(self.groups, step.parts, strict=True)
         ]
 
     def update(
@@ -265,8 +196,8 @@ class Embeddings:
         Args:
             rate: learning rate of the step, a float32, whenever its rows are updated; None: the optimizer's.
         """
-        for width, part, emb_BFD in zip(self.widths, step.parts, embeddings, strict=True):
-            width.executor.update(part.ids, part.lookups, emb_BFD, part.plan, rate)
+        for group, part, emb_BFD in zip(self.groups, step.parts, embeddings, strict=True):
+            group.update(part.ids, part.lookups, emb_BFD, part.plan, rate)
         self.mark_updated(step)
 
     def mark_updated(self, step: PlannedStep, computed: Event | None = None) -> None:
@@ -276,9 +207,9 @@ class Embeddings:
             computed: event after all work that a device was given for the step, whose other threads call
                 `note_transfers`, which marks the rows that the step changed; None: they are marked here.
         """
-        for width, part in zip(self.widths, step.parts, strict=True):
-            if width.changed is not None:
-                width.changed.mark(part.lookups, is_later=computed is not None)
+        for group, part in zip(self.groups, step.parts, strict=True):
+            if group.changed is not None:
+                group.changed.mark(part.lookups, is_later=computed is not None)
         if step.item is not None:
             while self._sent and self._sent[0][0] <= step.item:
                 self._sent.popleft()
@@ -289,10 +220,10 @@ class Embeddings:
 
         See `StagedRows.catch_up`.
         """
-        for width in self.widths:
-            width.executor.staged.catch_up(waits=waits)
-            if width.changed is not None:
-                width.changed.catch_up(waits=waits)
+        for group in self.groups:
+            group.staged.catch_up(waits=waits)
+            if group.changed is not None:
+                group.changed.catch_up(waits=waits)
 
     def finish(self) -> None:
         """Write every row back after the last step."""
@@ -300,8 +231,8 @@ class Embeddings:
         self.transfers.drain()
         if self.hot_copies is not None:
             self.hot_copies.finish()
-        for width in self.widths:
-            width.executor.slow.finish()
+        for group in self.groups:
+            group.slow.finish()
 
     def stop(self) -> None:
         """Write every row back where a run ends early; no step may follow."""
@@ -315,8 +246,8 @@ class Embeddings:
         """Rows and vectors of each table moved each way, and rows initialized; evaluation apart."""
         counts: list[dict[Way, int]] = [{}] * len(self._position_of)
         self.note_transfers()
-        for table, (width, position) in self._position_of.items():
-            rows_F = width.executor.traffic.rows_F
+        for table, (group, position) in self._position_of.items():
+            rows_F = group.traffic.rows_F
             counts[table] = {way: int(rows[position]) for way, rows in rows_F.items()}
         return counts
 
@@ -333,17 +264,17 @@ class Embeddings:
                 if number >= num_done:
                     # Steps that have run have earned their count; those sent ahead will be counted again.
                     break
-                for width, transfer in zip(self.widths, transfers, strict=True):
+                for group, transfer in zip(self.groups, transfers, strict=True):
                     if transfer is not None and transfer.initialize.rows_N.size:
-                        tables_N, _ = width.executor.slow.layout.rows_at(transfer.initialize.rows_N)
+                        tables_N, _ = group.slow.layout.rows_at(transfer.initialize.rows_N)
                         for position, count in zip(*np.unique(tables_N, return_counts=True), strict=True):
-                            counts[width.tables[int(position)]]["made"] -= int(count)
+                            counts[group.tables[int(position)]]["made"] -= int(count)
         return counts
 
     def restore_counts(self, counts: Sequence[Mapping[str, int]]) -> None:
         """Go on from what `rows_by_table` returned in an earlier process."""
-        for table, (width, position) in self._position_of.items():
-            for way, rows_F in width.executor.traffic.rows_F.items():
+        for table, (group, position) in self._position_of.items():
+            for way, rows_F in group.traffic.rows_F.items():
                 rows_F[position] = counts[table].get(way, 0)
 
     def table_parts(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
@@ -351,34 +282,34 @@ class Embeddings:
 
         Parts are of bounded size where they are in a file. Valid once every row is written back.
         """
-        width, position = self._position_of[table]
-        return width.executor.table_parts(position, state=state)
+        group, position = self._position_of[table]
+        return group.table_parts(position, state=state)
 
     def newest_parts(self, table: int) -> Iterator[torch.Tensor]:
         """Yield the newest weights of one table in id order, in bounded parts.
 
         Valid while no transfer runs, and where no row is in a file.
         """
-        width, position = self._position_of[table]
-        num_rows = width.placement.num_rows[position]
-        most = max(_PART_BYTES // width.executor.fast.row_bytes, 1)
+        group, position = self._position_of[table]
+        num_rows = group.placement.num_rows[position]
+        most = max(_PART_BYTES // group.fast.row_bytes, 1)
         for first in range(0, num_rows, most):
-            yield width.newest_rows(position, first, min(first + most, num_rows))
+            yield group.newest_rows(position, first, min(first + most, num_rows))
 
-    def held_ids(
+    def local_ids(
         self, tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
         """Return which rows live in this process, and the ids that these have here.
 
         Args:
-            tables_N: (N,); table of each row as numbered in the shards, all of one width.
+            tables_N: (N,); table of each row as numbered in the shards, all of one group.
             ids_N: (N,), its id there.
         """
         return np.ones(ids_N.size, np.bool_), ids_N
 
     def file_bytes(self) -> tuple[int, int]:
         """Return the bytes that the run has read from spill files, and written to them."""
-        counts = [self.earlier_file_bytes, *(width.executor.slow.file_bytes for width in self.widths)]
+        counts = [self.earlier_file_bytes, *(group.slow.file_bytes for group in self.groups)]
         return sum(read for read, _ in counts), sum(written for _, written in counts)
 
     def close(self) -> None:
@@ -390,8 +321,8 @@ class Embeddings:
 
     def set_table(self, table: int, weights_ND: torch.Tensor) -> None:
         """Set the weights of every row of one table on the fast tier."""
-        width, position = self._position_of[table]
-        fast = width.executor.fast
+        group, position = self._position_of[table]
+        fast = group.fast
         fast.weights_SD[fast.layout.slots_of_table(position)] = weights_ND
 
     def table(self, table: int, *, state: bool = False) -> torch.Tensor:
@@ -399,5 +330,5 @@ class Embeddings:
 
         Weights are (num_rows, D), state (num_rows, W). Valid once every row is written back.
         """
-        width, position = self._position_of[table]
-        return width.executor.table(position, state=state)
+        first, *others = self.table_parts(table, state=state)
+        return torch.cat([first, *others]) if others else first

@@ -17,7 +17,7 @@ rows of a table from all ranks, a part at a time, in the order of their ids.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
@@ -36,25 +36,25 @@ from ..ranks.ranks import Message, NotFiniteRowError, Ranks
 from ..rows.backends import NumbaRows
 from ..rows.kernels import copy_rows
 from ..rows.optimizers import RowOptimizer
-from ..rows.step_plan import PlannedStep, WidthStep
+from ..rows.step_plan import GroupStep, PlannedStep, StepPlan
 from ..rows.tiers import InitialValues
 from ..threads import WorkThreads
-from .embeddings import Embeddings, RowWidth, WidthLookups
+from .embeddings import Embeddings
+from .table_group import GroupLookups, TableGroup
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankedWidth(RowWidth):
+@dataclass(slots=True, kw_only=True)
+class RankedGroup(TableGroup):
     """A table group of which some rows live at this rank.
 
     ``reader`` reads all of its lookups.
     """
 
-    shares: BatchShares
     exchange: ExchangeReader
-    initial: InitialValues
+    whole_initial: InitialValues
     """Values of the rows of the whole tables."""
 
-    def read(self, number: int, batch: Batch) -> WidthLookups:
+    def read(self, number: int, batch: Batch) -> GroupLookups:
         """Return the rows that a training step serves, and what crosses.
 
         Each row comes once.
@@ -63,7 +63,7 @@ class RankedWidth(RowWidth):
         own = self.reader.read(self.shares.cut(batch))
         ids = self.reader.read(batch)
         served, exchange = self.exchange.read(ids, self.reader.by_row(ids), self._ranks_of(ids), own)
-        return WidthLookups(served_ids(served), served, exchange)
+        return GroupLookups(served_ids(served), served, exchange)
 
     def look_at(self, batch: Batch) -> WidthExchange:
         """Return what would cross in a step if all rows had been used before.
@@ -79,7 +79,7 @@ class RankedWidth(RowWidth):
         shares = self.shares
         return ranks_of_samples(ids.num_samples, shares.batch_size, shares.num_shares, shares.num_ranks)
 
-    def read_round(self, batches: Sequence[Batch]) -> WidthLookups:
+    def read_round(self, batches: Sequence[Batch]) -> GroupLookups:
         """Return the same of an evaluation, where rank r has batch r."""
         # The batches of all ranks as one, with the rank of each sample.
         parts = [self.reader.read(batch) for batch in batches]
@@ -87,7 +87,7 @@ class RankedWidth(RowWidth):
         ids = _joined(parts)
         own = parts[self.shares.rank]
         served, exchange = self.exchange.look(ids, self.reader.by_row(ids), ranks_B, own)
-        return WidthLookups(served_ids(served), served, exchange)
+        return GroupLookups(served_ids(served), served, exchange)
 
     def cold_rows(self, batch: Batch) -> ColdRows:
         keys_U = self.exchange.keys(self.reader.by_row(self.reader.read(batch)))
@@ -115,8 +115,8 @@ _SLICE_BYTES = 64 * MIB
 """Bytes of a table that are gathered at a time."""
 
 
-def brought_rows(
-    width: RankedWidth,
+def gather_table(
+    group: RankedGroup,
     position: int,
     num_rows: int,
     dim: int,
@@ -128,14 +128,14 @@ def brought_rows(
     They come in id order; other ranks yield none. Every rank calls this and takes all parts.
 
     Args:
-        width: of the table.
+        group: of the table.
         position: of the table in it.
         num_rows: rows of the whole table.
         dim: floats of a row.
         rows_of: the rows that this rank owns, from the first to before the last, by their ids here.
         ranks: all of them.
     """
-    held = width.exchange.held
+    held = group.exchange.held
     ids = held.ids.of_table(position)
     first_key = int(held.first_key_F1[position])
     # There is nothing to send of a table without rows, or of rows without a state.
@@ -147,10 +147,10 @@ def brought_rows(
         stop = min(first + most, num_rows)
         start, end = np.searchsorted(ids, [first, stop]).tolist()
         owners_N = held.owners_K[first_key + first : first_key + stop]
-        yield _brought_together(rows_of(start, end), owners_N, ranks)
+        yield _gather_part(rows_of(start, end), owners_N, ranks)
 
 
-def _brought_together(own_ND: torch.Tensor, owners_N: NDArray[np.uint8], ranks: Ranks) -> torch.Tensor:
+def _gather_part(own_ND: torch.Tensor, owners_N: NDArray[np.uint8], ranks: Ranks) -> torch.Tensor:
     """Return rows of all ranks in order at rank 0, none elsewhere."""
     # Only rank 0 receives; the others send all they have of this part.
     rank = ranks.rank
@@ -177,7 +177,7 @@ class RankedEmbeddings(Embeddings):
 
     Args:
         tables: those of the shards.
-        widths: the same by width, of each the rows that live here.
+        groups: the same by group, of each the rows that live here.
         ranks: all of them.
         shares: of a batch.
         optimizer: that of the rows.
@@ -188,34 +188,43 @@ class RankedEmbeddings(Embeddings):
     def __init__(
         self,
         tables: Sequence[EmbeddingTable],
-        widths: Sequence[RankedWidth],
+        groups: Sequence[RankedGroup],
         ranks: Ranks,
         shares: BatchShares,
         optimizer: RowOptimizer,
         threads: WorkThreads,
         coded: CodedExchange,
     ) -> None:
-        super().__init__(len(tables), widths)
+        super().__init__(len(tables), groups)
         self._tables = tables
-        self._ranked = tuple(widths)
+        self._ranked = tuple(groups)
         self._ranks = ranks
         self._shares = shares
         self._rows = NumbaRows(optimizer, threads, shares)
         self._coded = coded
         layout = [
             WidthLayout(
-                width.embedding_dim,
-                width.exchange.held.first_key_F1,
-                tuple(tables[table].name for table in width.tables),
+                group.embedding_dim,
+                group.exchange.held.first_key_F1,
+                tuple(tables[table].name for table in group.tables),
             )
-            for width in widths
+            for group in groups
         ]
         self._messages = RowMessages(ranks, layout)
         self._served: list[torch.Tensor] = []
-        """(S, 1, D) vectors of each width that were read last, whose gradients become those of the rows."""
+        """(S, 1, D) vectors of each group that were read last, whose gradients become those of the rows."""
 
-    def own_part(self, batch: Batch) -> Batch:
-        return self._shares.cut(batch)
+    def step(
+        self,
+        number: int,
+        batch: Batch,
+        plans: Sequence[StepPlan],
+        lookups: Sequence[GroupLookups],
+        item: int | None = None,
+    ) -> PlannedStep:
+        """Put together the step of this rank, which has a part of the samples."""
+        whole = super().step(number, batch, plans, lookups, item)
+        return replace(whole, batch=self._shares.cut(batch))
 
     def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
         """Return the steps of this rank's evaluation batches, one of W.
@@ -234,15 +243,15 @@ class RankedEmbeddings(Embeddings):
 
     def _evaluation_step(self, number: int, batches: Sequence[Batch]) -> PlannedStep:
         parts = []
-        for width in self._ranked:
-            ids, lookups, exchange = width.read_round(batches)
-            plan = width.placement.plan_evaluation(is_stale=width.executor.slow.is_stale)
-            parts.append(WidthStep(ids, lookups, plan, exchange))
+        for group in self._ranked:
+            ids, lookups, exchange = group.read_round(batches)
+            plan = group.placement.plan_evaluation(is_stale=group.slow.is_stale)
+            parts.append(GroupStep(ids, lookups, plan, exchange))
         own = batches[self._ranks.rank]
         return PlannedStep(number, own, own.num_samples, tuple(parts))
 
     def look_up(self, step: PlannedStep) -> list[torch.Tensor]:
-        """(B, F, D) embeddings of each width, of the samples of this rank."""
+        """(B, F, D) embeddings of each group, of the samples of this rank."""
         # The vectors of served rows go out first.
         exchanges = _exchanges_of(step)
         self._served = super().look_up(step)
@@ -250,10 +259,10 @@ class RankedEmbeddings(Embeddings):
         under_way = self._send("vectors", served, exchanges)
         # What is here already is put in its place while the others' vectors arrive.
         own = []
-        for width, vectors_SD, each in zip(self._ranked, served, exchanges, strict=True):
-            vectors_OD = torch.empty(each.own_lookups.num_rows, width.embedding_dim)
+        for group, vectors_SD, each in zip(self._ranked, served, exchanges, strict=True):
+            vectors_OD = torch.empty(each.own_lookups.num_rows, group.embedding_dim)
             copy_rows(vectors_SD, each.kept[1], vectors_OD.numpy(), each.kept[0])
-            width.initial.write(*each.made_rows, vectors_OD, each.made)
+            group.whole_initial.write(*each.made_rows, vectors_OD, each.made)
             own.append(vectors_OD)
         # Received vectors fill the gaps, and the rank's own lookups read all of them.
         with self._coded.clocked("vectors"):
@@ -320,71 +329,68 @@ class RankedEmbeddings(Embeddings):
             vectors_ND = pooled_PD
         return vectors_ND.view(ids.num_samples, ids.num_features, dim).requires_grad_(torch.is_grad_enabled())
 
-    def held_ids(
+    def local_ids(
         self, tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
         """Return which rows this rank owns, with local ids; mark all used."""
         if ids_N.size == 0:
             return np.ones(0, np.bool_), ids_N
-        # By number over all tables of the width: where each row lives, and its number there.
-        width, positions_N = self._positions(tables_N)
-        held = width.exchange.held
+        # By number over all tables of the group: where each row lives, and its number there.
+        group, positions_N = self._positions(tables_N)
+        held = group.exchange.held
         keys_N = held.keys(positions_N, ids_N.astype(np.int64))
-        width.exchange.mark_used(keys_N)
+        group.exchange.mark_used(keys_N)
         is_held_N = held.owners_K[keys_N] == held.rank
         local_N = held.local_ids(positions_N[is_held_N], keys_N[is_held_N])
         return is_held_N, local_N.astype(np.int32)
 
     def shard_ids(self, tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return the ids that rows of this rank have in the shards."""
-        width, positions_N = self._positions(tables_N)
-        return width.exchange.held.ids.of(positions_N, ids_N.astype(np.int64)).astype(np.int32)
+        group, positions_N = self._positions(tables_N)
+        return group.exchange.held.ids.of(positions_N, ids_N.astype(np.int64)).astype(np.int32)
 
-    def _positions(self, tables_N: NDArray[np.int32]) -> tuple[RankedWidth, NDArray[np.int64]]:
+    def _positions(self, tables_N: NDArray[np.int32]) -> tuple[RankedGroup, NDArray[np.int64]]:
         """Return the table group of rows, and the positions of their tables.
 
         A position is among the tables of the group.
         """
-        width, _ = self._position_of[int(tables_N[0])]
-        assert isinstance(width, RankedWidth)
-        return width, np.searchsorted(np.array(width.tables), tables_N).astype(np.int64)
+        group, _ = self._position_of[int(tables_N[0])]
+        assert isinstance(group, RankedGroup)
+        return group, np.searchsorted(np.array(group.tables), tables_N).astype(np.int64)
 
     def table_parts(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
         """Yield the weights or state of one table in parts, at rank 0.
 
         Parts are in id order. Every rank calls this and takes all parts; those of the other ranks are empty.
         """
-        width, _ = self._position_of[table]
+        group, position = self._position_of[table]
         # A rank may have no row of a table.
-        fast = width.executor.fast
+        fast = group.fast
         rows_ND = (fast.state_SW if state else fast.weights_SD)[:0]
         if self._num_held(table):
-            rows_ND = super().table(table, state=state)
-        yield from self._brought_rows(table, rows_ND.shape[1], lambda first, stop: rows_ND[first:stop])
+            rows_ND = torch.cat(list(group.table_parts(position, state=state)))
+        yield from self._gather_table(table, rows_ND.shape[1], lambda first, stop: rows_ND[first:stop])
 
     def newest_parts(self, table: int) -> Iterator[torch.Tensor]:
         """As `log_parts`, of the newest weights wherever they are."""
-        width, position = self._position_of[table]
-        return self._brought_rows(table, width.embedding_dim, partial(width.newest_rows, position))
+        group, position = self._position_of[table]
+        return self._gather_table(table, group.embedding_dim, partial(group.newest_rows, position))
 
-    def _brought_rows(
+    def _gather_table(
         self, table: int, dim: int, rows_of: Callable[[int, int], torch.Tensor]
     ) -> Iterator[torch.Tensor]:
-        width, position = self._position_of[table]
-        assert isinstance(width, RankedWidth)
-        return brought_rows(width, position, self._tables[table].num_rows, dim, rows_of, self._ranks)
+        group, position = self._position_of[table]
+        assert isinstance(group, RankedGroup)
+        return gather_table(group, position, self._tables[table].num_rows, dim, rows_of, self._ranks)
 
     def _num_held(self, table: int) -> int:
         """Rows of a table that live here."""
-        width, position = self._position_of[table]
-        return width.placement.num_rows[position]
-
-    def table(self, table: int, *, state: bool = False) -> torch.Tensor:
-        return torch.cat(list(self.table_parts(table, state=state)))
+        group, position = self._position_of[table]
+        return group.placement.num_rows[position]
 
 
 def _exchanges_of(step: PlannedStep) -> list[WidthExchange]:
-    """Return what crosses in a step, by width."""
+    """Return what crosses in a step, by group."""
     found = [part.exchange for part in step.parts if part.exchange is not None]
     assert len(found) == len(step.parts), "steps of several ranks say what crosses"
     return found

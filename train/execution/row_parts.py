@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from ..rows.changed_rows import ChangedRows
 from ..rows.tiers import FileTier
-from .embeddings import Embeddings, RowWidth
+from .embeddings import Embeddings
+from .table_group import TableGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ RowsSource = Callable[[], Iterable[RowsPart]]
 
 def settle(embeddings: Embeddings, *, is_lost: bool) -> None:
     """End the saving of rows: they are saved, or changed as before."""
-    for width in embeddings.widths:
+    for width in embeddings.groups:
         changed_of(width).settle(is_lost=is_lost)
 
 
@@ -65,17 +66,17 @@ def restore_rows(embeddings: Embeddings, source: RowsSource, *, are_saved: bool)
         changed = changed_of(width)
         tables_N = _positions_in(width, part)
         ids_N = part.ids_N.astype(np.int64)
-        width.executor.restore(tables_N, ids_N, part.weights_ND, part.state_NW)
+        width.restore(tables_N, ids_N, part.weights_ND, part.state_NW)
         changed.mark_rows(changed.layout.slots_of_rows(tables_N, ids_N), is_saved=are_saved)
 
 
 def refill_stores(embeddings: Embeddings, source: RowsSource) -> None:
     """Put restored rows of spill files where their next fetch is."""
     # Only rows in files must be where their next fetch expects them.
-    if not any(isinstance(width.executor.slow, FileTier) for width in embeddings.widths):
+    if not any(isinstance(width.slow, FileTier) for width in embeddings.groups):
         return
     for width, part in _newest(embeddings, source):
-        slow = width.executor.slow
+        slow = width.slow
         if not isinstance(slow, FileTier):
             continue
         slots_N = slow.layout.slots_of_rows(_positions_in(width, part), part.ids_N.astype(np.int64))
@@ -83,23 +84,23 @@ def refill_stores(embeddings: Embeddings, source: RowsSource) -> None:
         slow.refill(slots_N[is_cold_N], part.weights_ND[is_cold_N], part.state_NW[is_cold_N])
 
 
-def used_slow_rows(width: RowWidth) -> Iterator[NDArray[np.int64]]:
+def used_slow_rows(width: TableGroup) -> Iterator[NDArray[np.int64]]:
     """Yield the changed rows of a table group's slow tier, ascending, in parts."""
     changed = changed_of(width)
     for rows_N in changed.used():
-        slots_N = width.executor.slow.layout.slots_of_rows(*changed.layout.rows_at(rows_N))
+        slots_N = width.slow.layout.slots_of_rows(*changed.layout.rows_at(rows_N))
         yield slots_N[slots_N >= 0]
 
 
-def _newest(embeddings: Embeddings, source: RowsSource) -> Iterator[tuple[RowWidth, RowsPart]]:
+def _newest(embeddings: Embeddings, source: RowsSource) -> Iterator[tuple[TableGroup, RowsPart]]:
     """Yield each row once, with its newest value, and its width."""
     # A bitmap a width: the first part that holds a row has its newest value.
-    width_of = {table: width for width in embeddings.widths for table in width.tables}
+    width_of = {table: width for width in embeddings.groups for table in width.tables}
     seen = {
-        width.embedding_dim: np.zeros(sum(width.placement.num_rows), np.bool_) for width in embeddings.widths
+        width.embedding_dim: np.zeros(sum(width.placement.num_rows), np.bool_) for width in embeddings.groups
     }
     for whole in source():
-        is_held_N, ids_N = embeddings.held_ids(whole.tables_N, whole.ids_N)
+        is_held_N, ids_N = embeddings.local_ids(whole.tables_N, whole.ids_N)
         part = replace(whole.chosen(is_held_N), ids_N=ids_N)
         if part.ids_N.size == 0:
             continue
@@ -111,12 +112,12 @@ def _newest(embeddings: Embeddings, source: RowsSource) -> Iterator[tuple[RowWid
         yield width, part if is_new_N.all() else part.chosen(is_new_N)
 
 
-def _positions_in(width: RowWidth, part: RowsPart) -> NDArray[np.int64]:
+def _positions_in(width: TableGroup, part: RowsPart) -> NDArray[np.int64]:
     """(N,): the table of each row among those of the width, which are ascending."""
     return np.searchsorted(np.array(width.tables), part.tables_N).astype(np.int64)
 
 
-def changed_of(width: RowWidth) -> ChangedRows:
+def changed_of(width: TableGroup) -> ChangedRows:
     """The marks of the rows of a width."""
     assert width.changed is not None, "rows are tracked where there are checkpoints"
     return width.changed

@@ -22,8 +22,9 @@ from ..data.batch import Batch
 from ..metrics import Kind
 from ..rows.step_plan import PlannedStep
 from ..threads import Readers
-from .embeddings import Embeddings, WidthLookups
+from .embeddings import Embeddings
 from .row_parts import used_slow_rows
+from .table_group import GroupLookups
 
 if TYPE_CHECKING:
     from ...stats.lookahead.planner import StagingPlanner
@@ -44,9 +45,10 @@ class ReadBatch:
     """A training batch as a step needs it, before it is planned."""
 
     batch: Batch
-    widths: tuple[WidthLookups, ...]
+    lookups: tuple[GroupLookups, ...]
+    """Those of each table group."""
     cold: tuple[ColdRows, ...]
-    """Rows of each width that staging slots have to serve; none where the batch needs no staging."""
+    """Rows of each group that staging slots have to serve; none where the batch needs no staging."""
 
 
 class StepSource:
@@ -86,14 +88,14 @@ class StepSource:
         self.num_split = 0
         """Batches that run in passes."""
         self.slots_wanted = 1.0
-        """Slots that the largest batch of any width needs, as a multiple of those there are."""
+        """Slots that the largest batch of any group needs, as a multiple of those there are."""
         self.planned: deque[tuple[list[int], list[PlanQueue]]] | None = None
         """Batches and plans of all epochs, where the whole run is planned before its first step."""
-        # Either every width stages rows or none does: the placement is one for all of them.
-        self.staged = [width for width in embeddings.widths if width.placement.is_staging]
+        # Either every group stages rows or none does: the placement is one for all of them.
+        self.staged = [group for group in embeddings.groups if group.placement.is_staging]
         """Table groups whose cold rows are staged."""
-        self._placements = [cast("StagingPlacement", width.placement) for width in self.staged]
-        assert not self.staged or len(self.staged) == len(embeddings.widths)
+        self._placements = [cast("StagingPlacement", group.placement) for group in self.staged]
+        assert not self.staged or len(self.staged) == len(embeddings.groups)
         if window_bytes is None:
             window_bytes = self._placements[0].window_bytes if self.staged else 0
         self._window_bytes = window_bytes
@@ -101,18 +103,19 @@ class StepSource:
     def steps(
         self,
         epochs: Iterable[Iterable[int]],
-        prepare: Callable[[PlannedStep], PlannedStep] = lambda step: step,
+        prepare: Callable[[PlannedStep], PlannedStep] | None = None,
     ) -> Generator[PlannedStep]:
         """Yield the steps of epochs of given batches, with transfers queued.
 
         Args:
-            prepare: does what else can be done ahead of a step.
+            prepare: does what else can be done ahead of a step; None: nothing.
         """
         with self.readers:
             for numbers, queues in self._epochs(epochs):
                 first_item = self._embeddings.transfers.num_items
                 for number, read in self.readers.in_order(self._read_whole, numbers):
-                    yield prepare(self._plan(number, read, queues, first_item))
+                    step = self._plan(number, read, queues, first_item)
+                    yield step if prepare is None else prepare(step)
                 if queues:
                     self._flush(queues)
 
@@ -122,7 +125,7 @@ class StepSource:
             while self.planned:
                 yield self.planned.popleft()
             return
-        # One planner per width serves all epochs: it remembers which rows were used before, and its window.
+        # One planner per group serves all epochs: it remembers which rows were used before, and its window.
         planners = [each.planner(self._window_bytes // len(self.staged)) for each in self._placements]
         self.mark_restored(planners)
         for numbers in epochs:
@@ -155,16 +158,16 @@ class StepSource:
     def mark_restored(self, planners: Sequence[StagingPlanner]) -> None:
         """Tell new planners which rows have other than their initial values."""
         if self.is_resumed:
-            for width, planner in zip(self.staged, planners, strict=True):
-                for rows_N in used_slow_rows(width):
+            for group, planner in zip(self.staged, planners, strict=True):
+                for rows_N in used_slow_rows(group):
                     planner.mark_used(rows_N)
 
     def add(self, number: int, plans: Sequence[Plans]) -> None:
         """Read a batch for its plan alone."""
         if self._is_staged(number):
             batch = self._read(number)
-            for width, of_width in zip(self.staged, plans, strict=True):
-                of_width.add(width.cold_rows(batch))
+            for group, of_group in zip(self.staged, plans, strict=True):
+                of_group.add(group.cold_rows(batch))
 
     def _is_staged(self, number: int) -> bool:
         """Return whether a batch needs staging slots."""
@@ -173,11 +176,11 @@ class StepSource:
     def _read_whole(self, number: int) -> ReadBatch:
         """Read a batch to run it; any thread may do so, as this part needs no plan."""
         batch = self._read(number)
-        widths = tuple(width.read(number, batch) for width in self._embeddings.widths)
+        lookups = tuple(group.read(number, batch) for group in self._embeddings.groups)
         if not self.staged or not self._is_staged(number):
-            return ReadBatch(batch, widths, ())
-        cold = zip(self._placements, widths, strict=True)
-        return ReadBatch(batch, widths, tuple(each.cold_rows(read.by_row) for each, read in cold))
+            return ReadBatch(batch, lookups, ())
+        cold = zip(self._placements, lookups, strict=True)
+        return ReadBatch(batch, lookups, tuple(each.cold_rows(read.by_row) for each, read in cold))
 
     def _plan(
         self, number: int, read: ReadBatch, queues: Sequence[PlanQueue], first_item: int
@@ -185,7 +188,8 @@ class StepSource:
         """Plan a batch and queue its transfers."""
         batch = read.batch
         if not read.cold:
-            return self._embeddings.plan(number, batch, read.widths)
+            plans = [each.placement.plan(is_hot_only=batch.is_hot_only) for each in self._embeddings.groups]
+            return self._embeddings.step(number, batch, plans, read.lookups)
         plans = [
             queue.take(cold.rows_U, is_fresh=self._is_fresh)
             for queue, cold in zip(queues, read.cold, strict=True)
@@ -197,7 +201,7 @@ class StepSource:
         after = first_item + after if after >= 0 else -1
         kind: Kind = "hot_only" if batch.is_hot_only else "mixed"
         self._last_item = self._embeddings.send(transfers, after, kind)
-        return self._embeddings.step(number, batch, plans, read.widths, self._last_item)
+        return self._embeddings.step(number, batch, plans, read.lookups, self._last_item)
 
     def _flush(self, queues: Sequence[PlanQueue]) -> None:
         """Write back what is staged, once the last batch of the epoch is computed."""

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from ...stats.batch_rows import LONG_LOOKUPS, LookupsByRow, PackedLookups, count_long_rows, pack_lookups
 from ..device import Device, Event
-from ..execution.embeddings import RowWidth
+from ..execution.table_group import TableGroup
 from ..optimizing import StepRates
 from ..rows.kernels import BLOCK_SAMPLES
 from ..rows.optimizers import RowOptimizer
@@ -565,7 +565,7 @@ class SentRates:
 class WidthTensors:
     """The tensors of one width."""
 
-    rows: RowWidth
+    rows: TableGroup
     fast: RowTensors
     slow: RowTensors
     layout: SlotLayout
@@ -573,17 +573,16 @@ class WidthTensors:
     root_scales_T: torch.Tensor
 
     @classmethod
-    def of(cls, width: RowWidth, device: Device) -> WidthTensors:
+    def of(cls, width: TableGroup, device: Device) -> WidthTensors:
         """Take the tensors of both tiers, and copy the kernels' other inputs."""
-        executor = width.executor
-        fast, slow = executor.fast, executor.slow
+        fast, slow = width.fast, width.slow
         return cls(
             width,
             RowTensors(fast.weights_SD, fast.state_SW),
             RowTensors(slow.weights_SD, slow.state_SW),
             SlotLayout.of(fast.layout, device.torch_device),
-            SeedTables.of(slow.layout, executor.initial, device.torch_device),
-            torch.from_numpy(executor.optimizer.root_scales).to(device.torch_device),
+            SeedTables.of(slow.layout, width.initial, device.torch_device),
+            torch.from_numpy(width.optimizer.root_scales).to(device.torch_device),
         )
 
     @property
@@ -599,12 +598,12 @@ class WidthTensors:
     @property
     def has_file(self) -> bool:
         """Return whether the slow tier is a file, whose rows the host moves."""
-        return isinstance(self.rows.executor.slow, FileTier)
+        return isinstance(self.rows.slow, FileTier)
 
     @property
     def holds_rows(self) -> bool:
         """Return whether rows live on the fast tier."""
-        return self.rows.executor.fast.layout.num_own_slots > 0
+        return self.rows.fast.layout.num_own_slots > 0
 
     def pin_slow(self, device: Device) -> bool:
         """Let kernels access the slow tier; return whether they can."""

@@ -252,7 +252,7 @@ class DevicePasses:
         if not self._sent:
             sizes = zip(packed.room.widths, self._widths, strict=True)
             self._sent = [SentRows.of(room, width.dim, device) for room, width in sizes]
-        hosts = [width.rows.executor.in_place for width in self._widths]
+        hosts = [width.rows.in_place for width in self._widths]
         sent = list(zip(hosts, step.parts, packed.sent_rows, self._sent, strict=True))
         for host, part, slots_U, memory in sent:
             rows_UD = memory.on_host_UD[: slots_U.size]
@@ -344,7 +344,7 @@ class DevicePasses:
             self._widths, self._work, inputs.lists, inputs.rates, strict=True
         ):
             numbers = StepNumbers(rates_T, width.root_scales_T)
-            optimizer = width.rows.executor.optimizer
+            optimizer = width.rows.optimizer
             self._launch(
                 "sum_and_step",
                 lists,

@@ -38,9 +38,9 @@ from ...stats.batch_rows import LookupsByRow
 from ..config import MoverName
 from ..data.batch import Batch
 from ..device import Device
-from ..execution.embeddings import RowWidth
+from ..execution.table_group import TableGroup
 from ..optimizing import StepRates
-from ..rows.step_plan import PlannedStep, WidthStep
+from ..rows.step_plan import GroupStep, PlannedStep
 from ..rows.tiers import Layout
 from ..step import StepParts, StepRunner
 from ..threads import PLACES_AT_A_TIME, Readers
@@ -96,7 +96,7 @@ class InPlaceSteps:
         self._parts = parts
         self._shapes = [[batch_size], [batch_size, num_dense]]
         self._shapes += [
-            [batch_size, len(width.tables), width.embedding_dim] for width in parts.embeddings.widths
+            [batch_size, len(width.tables), width.embedding_dim] for width in parts.embeddings.groups
         ]
 
     @staticmethod
@@ -116,7 +116,7 @@ class InPlaceSteps:
             rates: learning rates of the step.
             loss_1: (1,) float64 on the device, written.
         """
-        widths = self._parts.embeddings.widths
+        widths = self._parts.embeddings.groups
         device, count = self._device, step.batch.num_samples
         host, near = self._host.cut(count), self._near.cut(count)
         # Labels and dense values are on their way while the host looks up.
@@ -125,7 +125,7 @@ class InPlaceSteps:
         device.copy("copies", host.label_B, near.label_B)
         device.copy("copies", host.dense_BK, near.dense_BK)
         for width, part, host_BFD, near_BFD in zip(widths, step.parts, host.rows, near.rows, strict=True):
-            width.executor.look_up_on_host(part.ids, part.lookups, _by_bag(width, host_BFD))
+            width.in_place.look_up_bags(part.ids, part.lookups, _by_bag(width, host_BFD))
             device.copy("copies", host_BFD, near_BFD)
         device.wait("compute", device.record("copies"))
         device.launch("compute", self._pass_dense, step.batch, near, number, loss_1)
@@ -137,8 +137,9 @@ class InPlaceSteps:
         device.launch("compute", self._step_dense, rates.dense)
         device.wait_on_host(landed)
         for width, part, grad_BFD in zip(widths, step.parts, host.rows, strict=True):
+            assert part.plan.in_place is not None, "`can_take` has seen it"
             grad_PD = _by_bag(width, grad_BFD)
-            width.executor.update_on_host(part.ids, part.lookups, grad_PD, part.plan, rates.rows)
+            width.in_place.update(part.ids, part.lookups, part.plan.in_place, grad_PD, rates.rows)
         self._parts.embeddings.mark_updated(step)
 
     @cached_property
@@ -183,7 +184,7 @@ class _Buffers:
         return _Buffers.of([each[:num_samples] for each in (self.label_B, self.dense_BK, *self.rows)])
 
 
-def _by_bag(width: RowWidth, values_BFD: torch.Tensor) -> torch.Tensor:
+def _by_bag(width: TableGroup, values_BFD: torch.Tensor) -> torch.Tensor:
     return values_BFD.view(-1, width.embedding_dim)
 
 
@@ -234,19 +235,16 @@ class QueuedSteps:
         self._parts = parts
         self._on_host = host_steps(parts)
         self._in_place = InPlaceSteps(device, parts, batch_size, num_dense)
-        self._widths = [WidthTensors.of(width, device) for width in parts.embeddings.widths]
+        self._widths = [WidthTensors.of(width, device) for width in parts.embeddings.groups]
         self._recorded = RecordedWork(device, is_recorded=is_recorded)
         self._passes = DevicePasses(device, parts, kernels, self._widths, fused, self._recorded)
         # Layouts of a device that holds no rows, where all are sent with the step.
-        sizes = [[0] * len(width.tables) for width in parts.embeddings.widths]
+        sizes = [[0] * len(width.tables) for width in parts.embeddings.groups]
         self._no_rows = [Layout.of(zeros, zeros) for zeros in sizes]
         self.moves = choose_moves(mover, device, kernels, self._widths, parts.embeddings, num_threads)
         """The mover of the rows of steps."""
         # The kernels add up a batch as one.
-        self._has_shares = any(
-            width.executor.shares is not None and width.executor.shares.num_shares > 1
-            for width in parts.embeddings.widths
-        )
+        self._has_shares = any(width.shares.num_shares > 1 for width in parts.embeddings.groups)
         self._readers = readers
         self._ring = InputRing(device, num_ahead + readers.num_threads + PLACES_AT_A_TIME - 1)
         self._num_inputs = num_ahead
@@ -259,8 +257,8 @@ class QueuedSteps:
         self._packing_room = PackedRoom(
             batch_size,
             num_dense,
-            tuple(BatchRoom(batch_size, len(width.tables), 0, 0, 0) for width in parts.embeddings.widths),
-            tuple(width.executor.optimizer.step_rates(0.0).size for width in parts.embeddings.widths),
+            tuple(BatchRoom(batch_size, len(width.tables), 0, 0, 0) for width in parts.embeddings.groups),
+            tuple(width.optimizer.step_rates(0.0).size for width in parts.embeddings.groups),
             0,
         )
         self._made: tuple[PackedRoom | None, list[StepInputs]] = None, []
@@ -268,7 +266,7 @@ class QueuedSteps:
         threads that pack read it."""
         self._rates = SentRates(
             self._packing_room,
-            [width.executor.optimizer for width in parts.embeddings.widths],
+            [width.optimizer for width in parts.embeddings.groups],
             None if fused is None else fused.next_rates,
         )
         self._losses: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -304,7 +302,7 @@ class QueuedSteps:
         widths = []
         moves = []
         for width, nothing, part in zip(self._widths, self._no_rows, step.parts, strict=True):
-            layout = nothing if sends_rows else width.rows.executor.fast.layout
+            layout = nothing if sends_rows else width.rows.fast.layout
             staged_U = np.arange(part.lookups.num_rows) if sends_rows else part.plan.staged_U
             lists = HostLists.of(
                 part.lookups, layout, np.empty(0, np.int64) if staged_U is None else staged_U
@@ -348,7 +346,7 @@ class QueuedSteps:
         packed = pack(room, *arguments)
         # Rows that are sent with the step are named here.
         sent_rows = [
-            width.rows.executor.in_place.slots_of_rows(lookups)
+            width.rows.in_place.slots_of_rows(lookups)
             for width, lookups in zip(self._widths, sent, strict=False)
         ]
         # Batches are sent in their order, so it is known where they go: views are made here, not in the loop.
@@ -441,7 +439,7 @@ class QueuedSteps:
         return self._losses.pop()
 
 
-def _can_be_queued(part: WidthStep) -> bool:
+def _can_be_queued(part: GroupStep) -> bool:
     """Return whether the device can do a step alone.
 
     Each row needs a slot, each sample one lookup.
@@ -449,7 +447,7 @@ def _can_be_queued(part: WidthStep) -> bool:
     return part.ids.bags_N is None and part.plan.in_place is None and part.plan.split is None
 
 
-def _is_sent(part: WidthStep) -> bool:
+def _is_sent(part: GroupStep) -> bool:
     """Return whether a step's distinct rows are sent with it.
 
     Each sample then has one lookup.

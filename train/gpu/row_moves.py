@@ -31,7 +31,7 @@ from ..device import Device, Event
 from ..execution.embeddings import Embeddings
 from ..metrics import Kind
 from ..rows.kernels import copy_rows
-from ..rows.step_plan import Moves, Transfer, WidthStep
+from ..rows.step_plan import GroupStep, Moves, Transfer
 from .packed_batch import MOVES, RowMoves, RowTensors, WidthTensors
 from .transfers import QueuedTransfers, ThreadedTransfers
 
@@ -324,7 +324,7 @@ class StepMoves(Protocol):
     rows_per_second: dict[str, float]
     """The rate of each mover that was timed, rows each way; empty where none was."""
 
-    def lists_of(self, part: WidthStep) -> MovedRows:
+    def lists_of(self, part: GroupStep) -> MovedRows:
         """The lists that go up with the batch."""
 
     def begin(self, item: int, copied: Event) -> bool:
@@ -362,7 +362,7 @@ class MovesByKernel:
     ) -> None:
         self._device = device
         self._kernels = kernels
-        self._executors = [each.rows.executor for each in widths]
+        self._groups = [each.rows for each in widths]
         # Kernel, source and target of each of `MOVES`.
         self._ways: list[tuple[tuple[str, Any, RowTensors], ...]] = [
             (
@@ -375,7 +375,7 @@ class MovesByKernel:
         self._transfers = transfers
         self.rows_per_second: dict[str, float] = {}
 
-    def lists_of(self, part: WidthStep) -> MovedRows:
+    def lists_of(self, part: GroupStep) -> MovedRows:
         transfer = part.plan.transfer
         if transfer is None:
             return _NO_ROWS
@@ -389,9 +389,9 @@ class MovesByKernel:
 
     def begin(self, item: int, copied: Event) -> bool:
         transfers, kind = self._transfers.begin(item)
-        for executor, transfer in zip(self._executors, transfers, strict=True):
+        for group, transfer in zip(self._groups, transfers, strict=True):
             if transfer is not None:
-                executor.staged.begin(transfer, kind)
+                group.staged.begin(transfer, kind)
         self._device.wait("moves", copied)
         return True
 
@@ -415,7 +415,7 @@ class MovesByThreads:
         self.rows_per_second: dict[str, float] = {}
         embeddings.transfers = self._transfers
 
-    def lists_of(self, part: WidthStep) -> MovedRows:
+    def lists_of(self, part: GroupStep) -> MovedRows:
         return _NO_ROWS
 
     def begin(self, item: int, copied: Event) -> bool:
@@ -428,9 +428,9 @@ class MovesByThreads:
     def _run(self, work: Work) -> None:
         transfers, kind = work
         self._mover.move(transfers)
-        for width, transfer in zip(self._embeddings.widths, transfers, strict=True):
+        for width, transfer in zip(self._embeddings.groups, transfers, strict=True):
             if transfer is not None:
-                width.executor.staged.begin(transfer, kind)
+                width.staged.begin(transfer, kind)
 
 
 class MovesAtOnce:
@@ -445,7 +445,7 @@ class MovesAtOnce:
         self._transfers = transfers
         self.rows_per_second: dict[str, float] = {}
 
-    def lists_of(self, part: WidthStep) -> MovedRows:
+    def lists_of(self, part: GroupStep) -> MovedRows:
         return _NO_ROWS
 
     def begin(self, item: int, copied: Event) -> bool:
@@ -532,19 +532,19 @@ def _rows_per_second(
 
 def _num_tried(width: WidthTensors) -> int:
     """Rows of a width that can be moved there and back."""
-    executor = width.rows.executor
-    num_staging = executor.fast.num_slots - executor.fast.layout.num_own_slots
-    return min(num_staging, executor.slow.layout.num_own_slots, _TRIED_ROWS)
+    group = width.rows
+    num_staging = group.fast.num_slots - group.fast.layout.num_own_slots
+    return min(num_staging, group.slow.layout.num_own_slots, _TRIED_ROWS)
 
 
 def _tried_moves(width: WidthTensors) -> tuple[Moves, tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
     """Return some distant rows of the slow tier, and the first staging slots."""
-    executor = width.rows.executor
+    group = width.rows
     count = _num_tried(width)
     # Strides as those of rare rows, in no order that an engine could guess.
-    rows_N = np.linspace(0, executor.slow.layout.num_own_slots - 1, count).astype(np.int64)
+    rows_N = np.linspace(0, group.slow.layout.num_own_slots - 1, count).astype(np.int64)
     rows_N = np.random.default_rng(0).permutation(rows_N)
-    slots_N = executor.fast.layout.num_own_slots + np.arange(count)
+    slots_N = group.fast.layout.num_own_slots + np.arange(count)
     return Moves(rows_N, slots_N), (rows_N, slots_N), (slots_N, rows_N)
 
 

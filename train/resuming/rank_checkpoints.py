@@ -203,7 +203,7 @@ def _brought_parts(trainer: Trainer) -> Iterator[list[RowsPart]]:
 
     copy = RowsCopy(embeddings, _PART_BYTES, trainer.threads, put)
     copy.begin()
-    widths = [(width.embedding_dim, width.executor.fast.state_SW.shape[1]) for width in embeddings.widths]
+    widths = [(width.embedding_dim, width.fast.state_SW.shape[1]) for width in embeddings.groups]
     # One part of each rank at a time, until none has any; its size is said first.
     while True:
         while not copied and copy.is_under_way:

@@ -245,6 +245,8 @@ class RunCheckpoints:
         self._last_time = time.monotonic()
         self.last_written = last.state.step if last else None
         """Step of the newest checkpoint that is whole."""
+        self.is_under_way = False
+        """Whether a checkpoint was begun, and `settle` has not noted its end."""
         self._captured: tuple[RunState, dict[str, torch.Tensor], int] | None = None
         """The record of the current checkpoint, kept until its rows are copied."""
         self.stall_seconds = 0.0
@@ -262,7 +264,8 @@ class RunCheckpoints:
             part_bytes = min(max(limit // _PARTS_IN_LIMIT, _LEAST_PART_BYTES), _PART_BYTES)
         self._writer = self._new_writer(folder, run, trainer, last, most_waiting(part_bytes, limit))
         self._copy = RowsCopy(trainer.embeddings, part_bytes, trainer.threads, self._writer.put)
-        trainer.before_step.append(partial(self.before_update, trainer))
+        self._before_step = trainer.before_step
+        self._save_before_step = partial(self.before_update, trainer)
 
     def _new_writer(
         self, folder: Path, run: str, trainer: Trainer, last: CheckpointRecord | None, most_waiting: int
@@ -291,6 +294,7 @@ class RunCheckpoints:
         with self._standing_still(trainer):
             self._begin(trainer, metrics, num_used_rows(trainer), is_logged=is_logged)
             self._copy.begin()
+            self._before_step.append(self._save_before_step)
             self._copy_part()
 
     def _begin(self, trainer: Trainer, metrics: Iterable[str], num_used: int, *, is_logged: bool) -> None:
@@ -302,6 +306,7 @@ class RunCheckpoints:
         self.stall_seconds = 0.0
         self.longest_stall_seconds = 0.0
         self._writer.begin(trainer.step)
+        self.is_under_way = True
         self._captured = (*capture(trainer, metrics, is_logged=is_logged), num_used)
         self._last_step = trainer.step
         self._last_time = time.monotonic()
@@ -313,9 +318,8 @@ class RunCheckpoints:
 
     def before_update(self, trainer: Trainer, step: PlannedStep) -> None:
         """Copy the checkpoint's rows that a step is about to change."""
-        if self._captured is not None:
-            with self._standing_still(trainer):
-                self._copy.before_update(step)
+        with self._standing_still(trainer):
+            self._copy.before_update(step)
 
     def go_on(self, trainer: Trainer, *, to_end: bool = False) -> None:
         """Copy the next part of the checkpoint, if none waits; or all parts."""
@@ -331,6 +335,7 @@ class RunCheckpoints:
             self._copy.give_up()
         self._copy.copy_part()
         if not self._copy.is_under_way:
+            self._before_step.remove(self._save_before_step)
             self._finish()
 
     def _finish(self) -> None:
@@ -360,6 +365,7 @@ class RunCheckpoints:
         written = self._writer.result(waits=wait)
         if written is None:
             return None
+        self.is_under_way = False
         # Rows of a checkpoint that was lost count as changed still, so the next one has them.
         settle(trainer.embeddings, is_lost=written.error is not None)
         if isinstance(written.error, NotFiniteError):
@@ -402,7 +408,7 @@ class RunCheckpoints:
 
 def num_used_rows(trainer: Trainer) -> int:
     """Return how many rows of this process were ever changed."""
-    return sum(width.changed.num_used for width in trainer.embeddings.widths if width.changed)
+    return sum(width.changed.num_used for width in trainer.embeddings.groups if width.changed)
 
 
 def most_waiting(part_bytes: int, limit: int | None) -> int:

@@ -14,7 +14,7 @@ batches in passes; kernels of the device move the rows of a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 
 from ...stats.batch_rows import LookupsByRow
-from ...stats.batch_work import most_row_ranges, num_row_ranges
 from ..data.batch import BatchIds, BatchShares
 from ..threads import WorkThreads
 from . import kernels
@@ -32,26 +31,23 @@ from .optimizers import RowOptimizer, TorchStep, step_with_numba
 from .step_plan import Moves
 from .tiers import InitialValues, Tier
 
+LEAST_RANGE_LOOKUPS = 16_384
+"""Lookups of a range of rows at least, some 0.4 ms of work; to wake a thread takes a tenth of that."""
+RANGES_PER_THREAD = 2
+"""Ranges per thread at most: a thread that is late, from the step of the dense layers, takes fewer."""
 
-def row_ranges(lookups: LookupsByRow, most: int) -> list[tuple[int, int]]:
-    """Return at most so many ranges of rows, with about as many lookups each."""
+
+def row_ranges(lookups: LookupsByRow, num_threads: int) -> list[tuple[int, int]]:
+    """Return ranges of rows, with about as many lookups each, for so many threads."""
     num_lookups = lookups.order_N.shape[0]
-    num_ranges = num_row_ranges(num_lookups, most)
+    most = 1 if num_threads == 1 else num_threads * RANGES_PER_THREAD
+    num_ranges = max(1, min(most, num_lookups // LEAST_RANGE_LOOKUPS))
     if num_ranges == 1:
         return [(0, lookups.num_rows)] if lookups.num_rows else []
     # A range ends with the row that reaches its share; a row with several shares leaves ranges empty.
     shares = np.arange(1, num_ranges) * (num_lookups / num_ranges)
     bounds = np.searchsorted(lookups.starts_U1, shares).clip(max=lookups.num_rows).tolist()
     return [(first, last) for first, last in pairwise([0, *bounds, lookups.num_rows]) if first < last]
-
-
-def for_row_ranges(lookups: LookupsByRow, threads: WorkThreads, work: Callable[[int, int], None]) -> None:
-    """Call ``work(first, last)`` for ranges of rows, in parallel.
-
-    As many run concurrently as there are threads.
-    """
-    ranges = row_ranges(lookups, most_row_ranges(threads.num_threads))
-    threads.run(lambda piece, _: work(*ranges[piece]), len(ranges))
 
 
 _HOST = torch.device("cpu")
@@ -130,10 +126,12 @@ class NumbaRows:
         weights = weights_SD.numpy()
         vectors = vectors_ND.numpy()
 
-        def look_up_rows(first: int, last: int) -> None:
-            kernels.look_up(weights, lookups, slots_U, first, last, vectors)
+        ranges = row_ranges(lookups, self._threads.num_threads)
 
-        for_row_ranges(lookups, self._threads, look_up_rows)
+        def look_up_rows(piece: int, _: int) -> None:
+            kernels.look_up(weights, lookups, slots_U, *ranges[piece], vectors)
+
+        self._threads.run(look_up_rows, len(ranges))
 
     def pool(self, vectors_ND: torch.Tensor, ids: BatchIds, pooled_PD: torch.Tensor) -> None:
         assert ids.bags_N is not None
@@ -157,7 +155,10 @@ class NumbaRows:
         levels = num_levels(ends.size)
         num_rows = max(1, _CHUNK_FLOATS // grad.shape[1])
 
-        def update_rows(first: int, last: int) -> None:
+        ranges = row_ranges(by_bag, self._threads.num_threads)
+
+        def update_rows(piece: int, _: int) -> None:
+            first, last = ranges[piece]
             size = min(num_rows, last - first)
             sums = np.empty((size + levels, grad.shape[1]), np.float32)
             slots = np.empty(size, np.int64)
@@ -170,7 +171,7 @@ class NumbaRows:
                 )
                 step_with_numba(self._optimizer, weights, state, slots[:found], sums[:found], rate)
 
-        for_row_ranges(by_bag, self._threads, update_rows)
+        self._threads.run(update_rows, len(ranges))
 
     def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
         every = np.arange(by_bag.num_rows)

@@ -182,7 +182,8 @@ class ChangedRows:
         """
         self._unmarked.append(lookups)
         if not is_later:
-            self.catch_up()
+            with self._lock:
+                self._mark_all()
 
     def catch_up(self, *, waits: bool = True) -> None:
         """Mark the rows that were left for later.

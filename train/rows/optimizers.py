@@ -50,7 +50,7 @@ class RowOptimizer:
         object.__setattr__(self, "lr", float(np.float32(self.lr)))
         object.__setattr__(self, "decay", float(np.float32(self.decay)))
 
-    @property
+    @cached_property
     def eps(self) -> float:
         """The number added to the root of the squares, a float32."""
         return float(np.float32(ADAM_EPS if self.name == "adam" else ADAGRAD_EPS))

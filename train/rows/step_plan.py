@@ -116,7 +116,7 @@ NOTHING_TO_MOVE = StepPlan()
 
 
 @dataclass(frozen=True, slots=True)
-class WidthStep:
+class GroupStep:
     """The part of a step that concerns one table group."""
 
     ids: BatchIds
@@ -137,7 +137,7 @@ class PlannedStep:
     """The samples that are computed here: all of the batch, or those of this rank."""
     num_samples: int
     """Samples of the batch, those of all ranks."""
-    parts: tuple[WidthStep, ...]
+    parts: tuple[GroupStep, ...]
     """One per table group."""
     item: int | None = None
     """The item of the transfer thread that loads its rows; None where it needs none."""

@@ -39,7 +39,7 @@ from ...stats.id_tables import mix64_pair
 from ..data.batch import BatchIds
 from ..metrics import Kind, Meter
 from ..threads import WorkThreads
-from .kernels import fill_initial, fill_initial_rows
+from .kernels import copy_found_rows, fill_initial, fill_initial_rows
 
 
 @dataclass(slots=True)
@@ -380,6 +380,22 @@ class Tier:
         """Yield the same on the host in id order; of a tier in a file in parts of bounded size."""
         yield self.rows_of_table(table, state=state).cpu()
 
+    def copy_out(
+        self, slots_N: NDArray[np.int64], weights_ND: NDArray[np.float32], state_NW: NDArray[np.float32]
+    ) -> None:
+        """Copy the rows in slots to the host; those with -1 are left out."""
+        for rows, target in ((self.weights_SD, weights_ND), (self.state_SW, state_NW)):
+            # An optimizer without state has no columns to copy.
+            if rows.shape[1] == 0:
+                continue
+            if self.device.type == "cpu":
+                copy_found_rows(rows.numpy(), slots_N, target)
+                continue
+            # On a device its rows are gathered first, so that one copy takes them all.
+            is_here_N = slots_N >= 0
+            here = torch.from_numpy(slots_N[is_here_N]).to(self.device)
+            target[is_here_N] = rows.index_select(0, here).cpu().numpy()
+
     @property
     def file_bytes(self) -> tuple[int, int]:
         """Bytes read from the files of this tier, and written to them."""
@@ -492,7 +508,7 @@ WAYS: tuple[Way, ...] = ("to_fast", "to_slow", "made")
 
 
 class TrafficCounter:
-    """The counts of one executor; for one thread at a time.
+    """The counts of one table group; for one thread at a time.
 
     Args:
         meter: that of the run.

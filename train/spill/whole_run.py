@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from ...stats.lookahead.planner import StagingPlanner
 from ...stats.lookahead.step_plans import NEVER, RowStream, StepPlans, next_uses_backward
-from ..execution.embeddings import RowWidth
 from ..execution.row_parts import used_slow_rows
 from ..execution.step_source import StepSource
+from ..execution.table_group import TableGroup
 from ..placements.staging import ColdRows, PlanQueue, StagingPlacement
 from .row_store import RowStore
 from .run_plan import (
@@ -79,14 +79,14 @@ def plan_run(source: StepSource, epochs: Iterable[Iterable[int]], limits: SpillL
     source.planned = planned
 
 
-def _planner_within(width: RowWidth, limits: SpillLimits) -> StagingPlanner:
+def _planner_within(width: TableGroup, limits: SpillLimits) -> StagingPlanner:
     """Build a planner whose array of cold rows is mapped if memory is short."""
     placement = _staging(width)
     num_rows = max(placement.slow.num_own_slots, 1)
     return placement.planner(0, mapped_zeros(limits.folder, num_rows, np.int32, limits.planning_bytes))
 
 
-def _restored_rows(source: StepSource, width: RowWidth, limits: SpillLimits) -> NDArray[np.int64]:
+def _restored_rows(source: StepSource, width: TableGroup, limits: SpillLimits) -> NDArray[np.int64]:
     """Return the restored rows of a width on the slow tier, ascending."""
     if not source.is_resumed:
         return np.empty(0, np.int64)
@@ -97,7 +97,7 @@ def _restored_rows(source: StepSource, width: RowWidth, limits: SpillLimits) -> 
 
 
 def open_stores(
-    widths: Sequence[RowWidth],
+    widths: Sequence[TableGroup],
     epochs: Sequence[Sequence[PlanQueue]],
     limits: SpillLimits,
     restored: Sequence[NDArray[np.int64]],
@@ -137,7 +137,7 @@ def open_stores(
 
 
 def _fetches_of(
-    width: RowWidth, queues: Sequence[PlanQueue], restored_U: NDArray[np.int64], limits: SpillLimits
+    width: TableGroup, queues: Sequence[PlanQueue], restored_U: NDArray[np.int64], limits: SpillLimits
 ) -> RunFetches:
     # Restored rows are those that an epoch without a step, before all others, writes back.
     plans = [EpochPlans((), restored_U)]
@@ -146,7 +146,7 @@ def _fetches_of(
     return find_fetches(plans, num_rows, limits.folder, limits.planning_bytes, restored_U)
 
 
-def _shape_of(width: RowWidth, fetches: RunFetches) -> SpillShape:
+def _shape_of(width: TableGroup, fetches: RunFetches) -> SpillShape:
     slow = _slow_tier(width)
     counts = slow.layout.last_F - slow.layout.first_F
     state_width = slow.state_SW.shape[1]
@@ -156,13 +156,13 @@ def _shape_of(width: RowWidth, fetches: RunFetches) -> SpillShape:
     )
 
 
-def _slow_tier(width: RowWidth) -> SpilledTier:
-    slow = width.executor.slow
+def _slow_tier(width: TableGroup) -> SpilledTier:
+    slow = width.slow
     assert isinstance(slow, SpilledTier)
     return slow
 
 
-def _staging(width: RowWidth) -> StagingPlacement:
+def _staging(width: TableGroup) -> StagingPlacement:
     assert isinstance(width.placement, StagingPlacement)
     return width.placement
 

@@ -319,7 +319,7 @@ def measure_stall(num_rows: int, scratch: Path) -> Facts:
     longest: list[float] = []
     for _ in range(_STALL_REPEATS):
         for name, step in (("few_changed_ms", _FEW), ("all_changed_ms", 1)):
-            for width in trainer.embeddings.widths:
+            for width in trainer.embeddings.groups:
                 assert width.changed is not None
                 rows = torch.arange(0, sum(width.placement.num_rows), step).numpy()
                 width.changed.mark_rows(rows, is_saved=False)
@@ -335,9 +335,9 @@ def measure_stall(num_rows: int, scratch: Path) -> Facts:
             assert written is not None and written.error is None
         longest.append(1000 * saved.longest_stall_seconds)
         begin = time.perf_counter()
-        for width in trainer.embeddings.widths:
-            width.executor.fast.weights_SD.clone()
-            width.executor.fast.state_SW.clone()
+        for width in trainer.embeddings.groups:
+            width.fast.weights_SD.clone()
+            width.fast.state_SW.clone()
         found["copy_ms"].append(1000 * (time.perf_counter() - begin))
     saved.close()
     trainer.embeddings.close()

@@ -368,7 +368,7 @@ def _disk_traffic(trainer: Trainer) -> dict[str, int]:
     # A system without these counts leaves all bytes at 0.
     counted = {name: int(count) for name, count in (line.split(": ") for line in lines)}
     bytes_written = counted.get("write_bytes", 0)
-    tiers = [width.executor.slow for width in trainer.embeddings.widths]
+    tiers = [width.slow for width in trainer.embeddings.groups]
     stores = [each.store.traffic for each in tiers if isinstance(each, SpilledTier) and each.file_bytes[1]]
     requests = sum(store.reads + store.writes for store in stores)
     if not stores:
@@ -381,8 +381,8 @@ def _disk_traffic(trainer: Trainer) -> dict[str, int]:
 def _pages_read_ahead(trainer: Trainer) -> Iterator[None]:
     """Let each batch that is read for a later step touch its pages first, in the order of the file."""
     # Rows of a page are read together, so a batch requests pages and not rows.
-    (width,) = trainer.embeddings.widths
-    weights_SD = width.executor.slow.weights_SD.numpy()
+    (width,) = trainer.embeddings.groups
+    weights_SD = width.slow.weights_SD.numpy()
     rows_of_page = max(_PAGE_BYTES // (4 * weights_SD.shape[1]), 1)
 
     with ThreadPoolExecutor(_READERS, "read-ahead") as pool:

@@ -55,13 +55,13 @@ def changed_rows(trainer: Trainer) -> Rows:
     """All changed rows at once."""
     found: Rows = {}
     with trainer.embeddings.transfers_paused():
-        for width in trainer.embeddings.widths:
+        for width in trainer.embeddings.groups:
             changed = changed_of(width)
             rows_N = np.flatnonzero(changed._marks_R & 1)
             tables_N, ids_N = changed.layout.rows_at(rows_N)
             weights = torch.empty(rows_N.size, width.embedding_dim)
-            state = torch.empty(rows_N.size, width.executor.fast.state_SW.shape[1])
-            width.executor.copy_newest(tables_N, ids_N, width.executor.staged.by_row(), weights, state)
+            state = torch.empty(rows_N.size, width.fast.state_SW.shape[1])
+            width.copy_newest(tables_N, ids_N, weights, state)
             part = RowsPart(
                 np.array(width.tables, np.int32)[tables_N],
                 ids_N.astype(np.int32),

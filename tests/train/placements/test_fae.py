@@ -18,7 +18,7 @@ import torch
 from hotset.train.data.batch import EmbeddingTable
 from hotset.train.metrics import Meter
 from hotset.train.placements.fae import Fae, FaeOrder, HotCopies, HotRows, ShuffleScheduler
-from hotset.train.rows.step_plan import NOTHING_TO_MOVE, HotCopy, InPlace, PlannedStep, StepPlan, WidthStep
+from hotset.train.rows.step_plan import NOTHING_TO_MOVE, GroupStep, HotCopy, InPlace, PlannedStep, StepPlan
 from hotset.train.rows.tiers import Layout, Tier, TrafficCounter
 
 NUM_ROWS, NUM_HOT = [4, 3, 6], [2, 0, 5]
@@ -36,7 +36,7 @@ def make_tiers() -> tuple[Tier, Tier]:
 def step_with(plan: StepPlan) -> PlannedStep:
     """Return a step of which only the plan is looked at."""
     nothing: Any = None
-    return PlannedStep(0, nothing, 0, (WidthStep(nothing, nothing, plan),))
+    return PlannedStep(0, nothing, 0, (GroupStep(nothing, nothing, plan),))
 
 
 @pytest.mark.parametrize("direction", ["to_fast", "to_slow"])

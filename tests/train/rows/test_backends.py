@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 
-from hotset.stats import batch_work
 from hotset.stats.batch_rows import LookupsByRow, group_lookups, of_matrix
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.drawn_tiers import draw_lookups, make_tier, step
@@ -30,7 +29,6 @@ from hotset.train.rows.backends import (
     RowBackend,
     TorchRows,
     backend_of,
-    for_row_ranges,
     initialize_rows,
     mover_of,
     row_ranges,
@@ -69,7 +67,7 @@ def test_threads_and_chunks_change_no_bit(
 ) -> None:
     optimizer = RowOptimizer(name, 0.03)
     alone, together = (make_tier(optimizer, 3, 200, 4) for _ in range(2))
-    monkeypatch.setattr(batch_work, "LEAST_RANGE_LOOKUPS", 100)
+    monkeypatch.setattr(row_backends, "LEAST_RANGE_LOOKUPS", 100)
     for _ in range(2):
         lookups = draw_lookups(alone, 900, rng)
         grad_PD = torch.from_numpy(rng.normal(size=(2700, 4)).astype(np.float32))
@@ -167,16 +165,16 @@ def drawn(num_samples: int, num_rows: int, rng: np.random.Generator) -> LookupsB
 
 @pytest.fixture(autouse=True)
 def short_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_work, "LEAST_RANGE_LOOKUPS", 10)
+    monkeypatch.setattr(row_backends, "LEAST_RANGE_LOOKUPS", 10)
 
 
 @pytest.mark.parametrize(("num_samples", "num_rows"), [(0, 5), (1, 1), (9, 3), (1000, 400), (1000, 1)])
-@pytest.mark.parametrize("most", [1, 2, 5])
+@pytest.mark.parametrize(("num_threads", "most"), [(1, 1), (2, 4), (3, 6)])
 def test_each_row_is_in_one_range(
-    num_samples: int, num_rows: int, most: int, rng: np.random.Generator
+    num_samples: int, num_rows: int, num_threads: int, most: int, rng: np.random.Generator
 ) -> None:
     lookups = drawn(num_samples, num_rows, rng)
-    ranges = row_ranges(lookups, most)
+    ranges = row_ranges(lookups, num_threads)
     assert [row for first, last in ranges for row in range(first, last)] == list(range(lookups.num_rows))
     assert len(ranges) <= most
     if num_samples == 1000 and num_rows == 400:
@@ -188,15 +186,6 @@ def test_few_lookups_are_done_by_the_caller(rng: np.random.Generator) -> None:
     assert len(row_ranges(drawn(15, 10, rng), 2)) == 1
 
 
-@pytest.mark.parametrize("most", [1, 2])
-def test_each_row_is_worked_on_once(most: int, rng: np.random.Generator) -> None:
-    lookups = drawn(1000, 400, rng)
-    done: list[int] = []
-    for_row_ranges(lookups, WorkThreads(most), lambda first, last: done.extend(range(first, last)))
-    assert sorted(done) == list(range(lookups.num_rows))
-    for_row_ranges(drawn(0, 5, rng), WorkThreads(most), lambda *_: pytest.fail("there is no row"))
-
-
 def test_rows_are_worked_on_inside_a_piece_of_the_same_threads(rng: np.random.Generator) -> None:
     """As in a step, while the only other thread is busy with the dense layers to the end."""
     lookups = drawn(1000, 400, rng)
@@ -206,7 +195,8 @@ def test_rows_are_worked_on_inside_a_piece_of_the_same_threads(rng: np.random.Ge
     waited: list[bool] = []
 
     def update() -> None:
-        for_row_ranges(lookups, threads, lambda first, last: done.extend(range(first, last)))
+        ranges = row_ranges(lookups, 2)
+        threads.run(lambda piece, _: done.extend(range(*ranges[piece])), len(ranges))
         finished.set()
 
     threads.run_all(update, lambda: waited.append(finished.wait(10)))
@@ -214,10 +204,8 @@ def test_rows_are_worked_on_inside_a_piece_of_the_same_threads(rng: np.random.Ge
     assert waited == [True]
 
 
-def test_an_error_of_a_range_is_raised(rng: np.random.Generator) -> None:
-    def work(first: int, last: int) -> None:
-        if first:
-            raise OSError("no memory")
-
-    with pytest.raises(OSError, match="no memory"):
-        for_row_ranges(drawn(100, 50, rng), WorkThreads(2), work)
+def test_few_lookups_are_one_range_and_many_are_two_for_each_thread(rng: np.random.Generator) -> None:
+    lookups = [10 * times - 1 for times in (1, 2, 3, 4, 5, 100)]
+    found = [len(row_ranges(drawn(count, 10_000, rng), 2)) for count in lookups]
+    assert found == [1, 1, 2, 3, 4, 4]
+    assert len(row_ranges(drawn(1000, 10_000, rng), 1)) == 1

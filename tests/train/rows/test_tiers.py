@@ -118,7 +118,7 @@ def test_more_rows_than_memory_are_refused_before_they_are_allocated(
     if hint is None:
         build_trainer(shards, config, spill_folder=tmp_path)
         return
-    monkeypatch.setattr("hotset.train.execution.embeddings._build_tiers", lambda *_: pytest.fail("allocated"))
+    monkeypatch.setattr("hotset.train.build_embeddings._build_tiers", lambda *_: pytest.fail("allocated"))
     with pytest.raises(HotsetError, match=r"300,045 embedding rows take .* and 4 MiB is available") as caught:
         build_trainer(shards, config, spill_folder=tmp_path)
     assert hint in str(caught.value.hint)

@@ -61,7 +61,7 @@ def spilled(shards: Shards, folder: Path, order: RecordedOrder | None = None, **
 
 
 def stores_of(trainer: Trainer) -> list[RowStore]:
-    tiers = [width.executor.slow for width in trainer.embeddings.widths]
+    tiers = [width.slow for width in trainer.embeddings.groups]
     return [tier.store for tier in tiers if isinstance(tier, SpilledTier)]
 
 

@@ -1,16 +1,12 @@
-"""Runs step plans on one table group: moves, looks up, updates rows.
+"""Table groups: the tables of one embedding_dim, and everything that touches their rows.
 
-One executor serves every placement; what differs is the plan. ``transfer`` loads rows, ``look_up`` comes
-before the forward pass, ``update`` after the backward pass. A transfer touches only staging slots and the
-slow tier and may run in another thread, ahead of the batches it serves (`transfers`). Where rows stay on the
-slow tier, their vectors are sent to the fast tier, and gradients back.
+One class serves every placement; what differs is the plan. ``load`` moves rows, ``look_up`` comes before the
+forward pass, ``update`` after the backward pass. A transfer touches only staging slots and the slow tier and
+may run in another thread, ahead of the batches it serves (`transfers`). Where rows stay on the slow tier,
+their vectors are sent to the fast tier, and gradients back.
 
-The executor keeps which row is in each staging slot. A device is given transfers faster than they can be
-noted (some milliseconds each), so whoever needs the staged rows first notes the remaining ones.
-
-Rows that move between the tiers are counted by table: a row with its optimizer state, or only a vector or a
-gradient where it is used in place. Evaluation is left out of the counts by table; the meter counts bytes by
-kind of work.
+A group keeps which row is in each staging slot. A device is given transfers faster than they can be noted
+(some milliseconds each), so whoever needs the staged rows first notes the remaining ones.
 """
 
 from __future__ import annotations
@@ -18,21 +14,29 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ...stats.batch_rows import LookupsByRow, group_lookups, of_matrix
-from ..data.batch import BatchIds, BatchShares
-from ..metrics import Kind, Meter
-from ..rows.backends import NumbaRows, RowBackend, RowMover, backend_of, initialize_rows, mover_of
-from ..rows.kernels import copy_found_rows, copy_rows
+from ..data.batch import Batch, BatchIds, BatchShares, IdReader
+from ..metrics import Kind
+from ..placements.placements import Placement
+from ..rows.backends import NumbaRows, RowBackend, RowMover, backend_of, initialize_rows
+from ..rows.changed_rows import ChangedRows
+from ..rows.kernels import copy_found_rows
 from ..rows.optimizers import RowOptimizer
 from ..rows.step_plan import InPlace, Moves, SplitBatch, StepPlan, Transfer
 from ..rows.tiers import FileTier, InitialValues, Tier, TrafficCounter, Way
 from ..threads import WorkThreads
 
+if TYPE_CHECKING:
+    from ..placements.staging import ColdRows, StagingPlacement
+
+_HOST = torch.device("cpu")
 _FLOAT32_BYTES = 4
 
 _ROWS_AT_ONCE = 1 << 13
@@ -40,7 +44,7 @@ _ROWS_AT_ONCE = 1 << 13
 
 
 class InPlaceWork:
-    """The work of an executor on its slow tier.
+    """The work of a table group on its slow tier.
 
     Args:
         fast: the tier where vectors are wanted.
@@ -64,7 +68,7 @@ class InPlaceWork:
         self._fast = fast
         self._slow = slow
         self._fast_rows = fast_rows
-        self._slow_rows = slow_rows
+        self.rows = slow_rows
         self._traffic = traffic
         self._dim = fast.weights_SD.shape[1]
         self._vector_bytes = self._dim * _FLOAT32_BYTES
@@ -83,9 +87,9 @@ class InPlaceWork:
         self._count_vector_per_bag("to_fast", ids)
         slots_U = self._slow.slots_of(self.slots_of_rows(lookups))
         vectors_ND = on_host_PD if ids.bags_N is None else torch.empty(ids.ids_N.size, self._dim)
-        self._slow_rows.look_up(self._slow.weights_SD, lookups, slots_U, vectors_ND)
+        self.rows.look_up(self._slow.weights_SD, lookups, slots_U, vectors_ND)
         if ids.bags_N is not None:
-            self._slow_rows.pool(vectors_ND, ids, on_host_PD)
+            self.rows.pool(vectors_ND, ids, on_host_PD)
 
     def send_rows(
         self, lookups: LookupsByRow, is_sent_U: NDArray[np.bool_], vectors_ND: torch.Tensor
@@ -97,7 +101,7 @@ class InPlaceWork:
         slots_U[~is_sent_U] = -1
         slots_U[is_sent_U] = self._slow.slots_of(sent_rows)
         if self._fast.device == _HOST:
-            self._slow_rows.look_up(self._slow.weights_SD, lookups, slots_U, vectors_ND)
+            self.rows.look_up(self._slow.weights_SD, lookups, slots_U, vectors_ND)
             return
         # On the device the sent vectors form a small table, in which the lookups are made.
         sent = self._slow.weights_SD.index_select(0, torch.from_numpy(slots_U[is_sent_U]))
@@ -124,11 +128,11 @@ class InPlaceWork:
         # Either one gradient per bag is sent and summed here, or they are summed there, one per distinct row.
         if in_place.sends == "bags":
             self._count_vector_per_bag("to_slow", ids)
-            self._slow_rows.update(self._slow, by_bag, slots_U, grad_PD.to(_HOST), ids.num_features, rate)
+            self.rows.update(self._slow, by_bag, slots_U, grad_PD.to(_HOST), ids.num_features, rate)
             return
         self._traffic.rows("to_slow", slots_U, self._vector_bytes)
         sums_UD = self._fast_rows.sums(by_bag, grad_PD, ids.num_features)
-        self._slow_rows.apply(self._slow, slots_U, sums_UD.to(_HOST), rate)
+        self.rows.apply(self._slow, slots_U, sums_UD.to(_HOST), rate)
 
     def slots_of_rows(self, lookups: LookupsByRow) -> NDArray[np.int64]:
         """Return the slots of distinct rows on the slow tier, which holds all."""
@@ -160,7 +164,7 @@ class InPlaceWork:
     ) -> None:
         """Take one optimizer step on distinct rows, from gradient sums on the host."""
         self._count_vector_per_row("to_slow", lookups)
-        self._slow_rows.apply(self._slow, slots_U, sums_UD, rate)
+        self.rows.apply(self._slow, slots_U, sums_UD, rate)
 
     def _count_vector_per_bag(self, way: Way, ids: BatchIds) -> None:
         # By table, which has several bags in a sample where it holds histories.
@@ -237,85 +241,101 @@ class StagedRows:
         self._row_S[:] = -1
 
 
-_HOST = torch.device("cpu")
+class GroupLookups(NamedTuple):
+    """The lookups of a step in a table group, for its tiers."""
+
+    ids: BatchIds
+    by_row: LookupsByRow
+    exchange: Any = None
+    """`ranks.exchange.WidthExchange`: which of their rows other ranks look up, where there are several."""
 
 
-class Executor:
-    """The two tiers of one table group and everything that touches their rows.
+@dataclass(slots=True, kw_only=True)
+class TableGroup:
+    """The tables of one embedding_dim, and the two tiers of their rows."""
 
-    Args:
-        fast: rows on the device of the model.
-        slow: rows on the host.
-        optimizer: that of the rows of both tiers.
-        initial: values of rows that no batch has used yet.
-        meter: counts the bytes between the tiers.
-        threads: share the work on rows on the host.
-        shares: micro-batches, whose gradients are summed separately; None: the batch is one.
-        mover: moves rows between the tiers; None: copies between their tensors.
-    """
+    embedding_dim: int
+    tables: tuple[int, ...]
+    """Their positions among all tables."""
+    reader: IdReader
+    placement: Placement
+    fast: Tier
+    """Rows on the device of the model."""
+    slow: Tier
+    """Rows on the host."""
+    mover: RowMover
+    """Moves rows between the tiers."""
+    optimizer: RowOptimizer
+    initial: InitialValues
+    """Values of rows that no batch has used yet."""
+    traffic: TrafficCounter
+    threads: WorkThreads
+    """Share the work on rows of the host."""
+    shares: BatchShares
+    """Micro-batches, whose gradients are summed separately."""
+    changed: ChangedRows | None = None
+    """Which rows steps have changed, for checkpoints; None: nobody wants to know."""
+    staged: StagedRows = field(init=False)
+    """The rows in staging slots."""
+    in_place: InPlaceWork = field(init=False)
+    """The work on rows that stay on the slow tier."""
+    _fast_rows: RowBackend = field(init=False)
+    _vectors: dict[str, torch.Tensor] = field(init=False)
 
-    def __init__(
-        self,
-        fast: Tier,
-        slow: Tier,
-        optimizer: RowOptimizer,
-        initial: InitialValues,
-        meter: Meter,
-        threads: WorkThreads,
-        shares: BatchShares | None = None,
-        mover: RowMover | None = None,
-    ) -> None:
-        self.fast = fast
-        self.slow = slow
-        self.optimizer = optimizer
-        self._threads = threads
-        self.shares = shares
-        self.initial = initial
-        self.traffic = TrafficCounter(meter, slow.layout)
-        self._mover = mover or mover_of(fast, slow)
-        self.staged = StagedRows(fast, self.traffic)
-        """The rows in staging slots, for evaluation and checkpoints."""
+    def __post_init__(self) -> None:
+        self.staged = StagedRows(self.fast, self.traffic)
         # The tiers may be on two devices, and each device updates its rows with its own kernels.
-        self._fast_rows = backend_of(fast.device, optimizer, threads, shares)
-        self._slow_rows = NumbaRows(optimizer, threads, shares)
-        self.in_place = InPlaceWork(fast, slow, self._fast_rows, self._slow_rows, self.traffic, threads)
-        """The work on rows that stay on the slow tier."""
-        self._dim = fast.weights_SD.shape[1]
-        self._vectors = {
-            name: torch.empty(0, self._dim, device=fast.device) for name in ("pooled", "looked_up")
-        }
+        self._fast_rows = backend_of(self.fast.device, self.optimizer, self.threads, self.shares)
+        slow_rows = NumbaRows(self.optimizer, self.threads, self.shares)
+        self.in_place = InPlaceWork(
+            self.fast, self.slow, self._fast_rows, slow_rows, self.traffic, self.threads
+        )
+        no_vectors = torch.empty(0, self.embedding_dim, device=self.fast.device)
+        self._vectors = {"pooled": no_vectors, "looked_up": no_vectors}
+
+    def read(self, number: int, batch: Batch) -> GroupLookups:
+        """Read the lookups of a batch in these tables, also by row.
+
+        Training batches come in their order.
+        """
+        ids = self.reader.read(batch)
+        return GroupLookups(ids, self.reader.by_row(ids))
+
+    def cold_rows(self, batch: Batch) -> ColdRows:
+        """Return the rows of a batch that need staging slots, for planning."""
+        return cast("StagingPlacement", self.placement).find_cold_rows(self.reader.read(batch))
 
     def initialize(self) -> None:
         """Give every row its initial values."""
-        self.fast.initialize(self.initial, self._threads)
-        self.slow.initialize(self.initial, self._threads)
+        self.fast.initialize(self.initial, self.threads)
+        self.slow.initialize(self.initial, self.threads)
 
     def warm_up(self) -> None:
         """Compile every kernel of a run, so that the first step does not."""
         no_slots = np.empty(0, np.int64)
         no_lookups = group_lookups(of_matrix(np.empty(0, np.int32), no_slots))
-        for rows, tier in ((self._fast_rows, self.fast), (self._slow_rows, self.slow)):
-            vectors_PD = torch.empty(0, self._dim, device=tier.device)
+        for rows, tier in ((self._fast_rows, self.fast), (self.in_place.rows, self.slow)):
+            vectors_PD = torch.empty(0, self.embedding_dim, device=tier.device)
             rows.look_up(tier.weights_SD, no_lookups, no_slots, vectors_PD)
             rows.update(tier, no_lookups, no_slots, vectors_PD, 1)
-        self.transfer(Transfer())
+        self.load(Transfer())
 
-    def transfer(self, transfer: Transfer, kind: Kind | None = None) -> None:
+    def load(self, transfer: Transfer, kind: Kind | None = None) -> None:
         """Write rows back, then load others; counted as work of ``kind``."""
         self.staged.catch_up()
         # In this order: a slot is free, and a row up to date on the slow tier, once it is written back.
-        self._mover.write_back(transfer.write_back)
-        self._mover.fetch(transfer.fetch)
+        self.mover.write_back(transfer.write_back)
+        self.mover.fetch(transfer.fetch)
         initialize_rows(self.fast, self.slow, self.initial, transfer.initialize)
         self.staged.note(transfer, kind)
 
-    def write_back_residents(self) -> None:
+    def write_back(self) -> None:
         """Copy staged rows' newest values to the slow tier; rows stay staged."""
         # Evaluation reads staged rows where they are if the others are in a file: see `read_rows`.
         if isinstance(self.slow, FileTier):
             return
         moves = Moves(*self.staged.by_slot())
-        self._mover.write_back(moves)
+        self.mover.write_back(moves)
         self.traffic.rows("to_slow", moves.rows_N, self.fast.row_bytes, "evaluation")
 
     def read_rows(self, wanted_U: NDArray[np.int64]) -> None:
@@ -331,16 +351,14 @@ class Executor:
         self,
         tables_N: NDArray[np.int64],
         ids_N: NDArray[np.int64],
-        residents: tuple[NDArray[np.int64], NDArray[np.int64]],
         weights_ND: torch.Tensor,
         state_NW: torch.Tensor,
     ) -> NDArray[np.bool_]:
         """Copy the newest values of rows to the host; valid while no transfer runs.
 
         Args:
-            tables_N: (N,); table of each row among those of the width.
+            tables_N: (N,); table of each row among those of the group.
             ids_N: (N,).
-            residents: what `StagedRows.by_row` returns.
             weights_ND: written.
             state_NW: written.
 
@@ -353,17 +371,18 @@ class Executor:
         if not self.slow.is_stale:
             fast_N[slow_N >= 0] = -1
         # A row that is staged is newer in its staging slot than on its tier.
-        rows_R, slots_R = residents
+        rows_R, slots_R = self.staged.by_row()
         if rows_R.size:
             found_N = np.minimum(np.searchsorted(rows_R, slow_N), rows_R.size - 1)
             is_staged_N = rows_R[found_N] == slow_N
             fast_N[is_staged_N] = slots_R[found_N[is_staged_N]]
         is_fast_N = fast_N >= 0
         # Each row from the tier that has its newest value; those in a file are left to the caller.
-        _copy_out(self.fast, fast_N, np.flatnonzero(is_fast_N), weights_ND, state_NW)
+        self.fast.copy_out(fast_N, weights_ND.numpy(), state_NW.numpy())
         if isinstance(self.slow, FileTier):
             return is_fast_N
-        _copy_out(self.slow, slow_N, np.flatnonzero(~is_fast_N), weights_ND, state_NW)
+        slow_N[is_fast_N] = -1
+        self.slow.copy_out(slow_N, weights_ND.numpy(), state_NW.numpy())
         return np.ones(tables_N.size, np.bool_)
 
     def restore(
@@ -402,7 +421,7 @@ class Executor:
             if ids.bags_N is not None:
                 self._fast_rows.pool(vectors_ND, ids, pooled_PD)
         # A leaf of the graph: the backward pass leaves the gradient there, and stops there.
-        emb_BFD = pooled_PD.view(ids.num_samples, ids.num_features, self._dim).detach()
+        emb_BFD = pooled_PD.view(ids.num_samples, ids.num_features, self.embedding_dim).detach()
         return emb_BFD.requires_grad_(torch.is_grad_enabled())
 
     def update(
@@ -421,7 +440,7 @@ class Executor:
             rate: learning rate of the step, a float32; None: that of the optimizer.
         """
         assert emb_BFD.grad is not None, "the backward pass comes first"
-        grad_PD = emb_BFD.grad.reshape(-1, self._dim)
+        grad_PD = emb_BFD.grad.reshape(-1, self.embedding_dim)
         if plan.in_place:
             assert plan.in_place.is_whole, "a training step is in place as a whole"
             self.in_place.update(ids, lookups, plan.in_place, grad_PD, rate)
@@ -436,56 +455,37 @@ class Executor:
         # them and writes them back. The sum of a row is over the whole batch, whichever pass updates it.
         self._fast_rows.update(self.fast, by_bag, own_U, grad_PD, ids.num_features, rate)
         for load, moves, slots_of_pass in self._passes(plan.split, own_U):
-            self.transfer(load)
+            self.load(load)
             self._fast_rows.update(self.fast, by_bag, slots_of_pass, grad_PD, ids.num_features, rate)
-            self.transfer(Transfer(write_back=moves))
+            self.load(Transfer(write_back=moves))
 
-    def look_up_on_host(self, ids: BatchIds, lookups: LookupsByRow, vectors_PD: torch.Tensor) -> None:
-        """Look up rows that stay on the slow tier, one vector per bag.
+    def newest_rows(self, position: int, first: int, stop: int) -> torch.Tensor:
+        """Return the newest weights of some rows of a table, (stop - first, D).
 
-        The vectors are in host memory that is sent later.
+        The rows live here and none is in a file; valid while no transfer runs.
+
+        Args:
+            position: of the table among those of the group.
         """
-        self.in_place.look_up_bags(ids, lookups, vectors_PD)
+        ids_N = np.arange(first, stop)
+        weights_ND = torch.empty(ids_N.size, self.embedding_dim)
+        state_NW = torch.empty(ids_N.size, self.fast.state_SW.shape[1])
+        is_copied_N = self.copy_newest(np.full(ids_N.size, position), ids_N, weights_ND, state_NW)
+        assert is_copied_N.all(), "rows are in memory"
+        return weights_ND
 
-    def update_on_host(
-        self,
-        ids: BatchIds,
-        lookups: LookupsByRow,
-        grad_PD: torch.Tensor,
-        plan: StepPlan,
-        rate: float | None = None,
-    ) -> None:
-        """Take one optimizer step from host gradients; as `update`."""
-        assert plan.in_place is not None and plan.in_place.is_whole
-        self.in_place.update(ids, lookups, plan.in_place, grad_PD, rate)
+    def table_parts(self, position: int, *, state: bool = False) -> Iterator[torch.Tensor]:
+        """Yield the host weights of a table, or its state, in id order.
 
-    def table(self, table: int, *, state: bool = False) -> torch.Tensor:
-        """Return the host weights or state of one table, in id order.
-
-        Weights are (num_rows, D), state (num_rows, W). Valid once every row is written back.
-        """
-        # The tiers hold ranges of ids: the slow tier the whole table, or what follows the fast tier's range.
-        parts = []
-        next_id = 0
-        for tier in (self.slow, self.fast, self.slow):
-            first, last = int(tier.layout.first_F[table]), int(tier.layout.last_F[table])
-            if first == next_id < last:
-                parts.append(tier.rows_of_table(table, state=state).to(_HOST))
-                next_id = last
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def table_parts(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
-        """Yield the weights of one table, or its state, in id order.
-
-        Parts are of bounded size where they are in a file.
+        Parts are of bounded size where they are in a file. Valid once every row is written back.
         """
         # A table has hot rows first and cold rows after them, or all rows on one tier: read whichever tier
         # has the next id.
         next_id = 0
         for tier in (self.slow, self.fast, self.slow):
-            first, last = int(tier.layout.first_F[table]), int(tier.layout.last_F[table])
+            first, last = int(tier.layout.first_F[position]), int(tier.layout.last_F[position])
             if first == next_id < last:
-                yield from tier.parts_of_table(table, state=state)
+                yield from tier.parts_of_table(position, state=state)
                 next_id = last
 
     def _gather(self, lookups: LookupsByRow, plan: StepPlan, vectors_ND: torch.Tensor) -> None:
@@ -499,10 +499,10 @@ class Executor:
         # Evaluation: rows that do not live here are read in place.
         if in_place and (own_U < 0).any():
             self.in_place.send_rows(lookups, own_U < 0, vectors_ND)
-        # Passes: as many cold rows at a time as there are slots.
-        for load, _, slots_of_pass in self._passes(plan.split, own_U):
-            self.transfer(load)
-            self._fast_rows.look_up(self.fast.weights_SD, lookups, slots_of_pass, vectors_ND)
+        if plan.split is not None:
+            for load, _, slots_of_pass in self._passes(plan.split, own_U):
+                self.load(load)
+                self._fast_rows.look_up(self.fast.weights_SD, lookups, slots_of_pass, vectors_ND)
 
     def _slots(self, lookups: LookupsByRow, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the slots of distinct rows on the fast tier, else -1.
@@ -521,14 +521,12 @@ class Executor:
         return own_U, slots_U
 
     def _passes(
-        self, split: SplitBatch | None, own_U: NDArray[np.int64]
+        self, split: SplitBatch, own_U: NDArray[np.int64]
     ) -> Iterator[tuple[Transfer, Moves, NDArray[np.int64]]]:
         """Yield each pass of a batch: its loading transfer, all moves, and slots.
 
-        Distinct rows of other passes have slot -1.
+        A pass has as many cold rows as there are slots; distinct rows of other passes have slot -1.
         """
-        if split is None:
-            return
         cold = np.flatnonzero(own_U < 0)
         # Each pass has a part of the rows, in the order of the plan, from the first staging slot on.
         for first in range(0, split.rows_U.size, split.num_slots):
@@ -550,25 +548,5 @@ class Executor:
     def _buffer(self, name: str, num_vectors: int) -> torch.Tensor:
         """(num_vectors, D) workspace on the fast tier's device, kept between batches."""
         if self._vectors[name].shape[0] < num_vectors:
-            self._vectors[name] = torch.empty(num_vectors, self._dim, device=self.fast.device)
+            self._vectors[name] = torch.empty(num_vectors, self.embedding_dim, device=self.fast.device)
         return self._vectors[name][:num_vectors]
-
-
-def _copy_out(
-    tier: Tier,
-    slots_N: NDArray[np.int64],
-    positions_N: NDArray[np.int64],
-    weights_ND: torch.Tensor,
-    state_NW: torch.Tensor,
-) -> None:
-    """Copy rows of some slots to the same positions on the host."""
-    if positions_N.size == 0:
-        return
-    # Only the rows that are on this tier are copied.
-    from_N = slots_N[positions_N]
-    for rows, target in ((tier.weights_SD, weights_ND), (tier.state_SW, state_NW)):
-        if tier.device == _HOST:
-            copy_rows(rows.numpy(), from_N, target.numpy(), positions_N)
-        else:
-            on_host = rows.index_select(0, torch.from_numpy(from_N).to(tier.device)).to(_HOST)
-            target.index_copy_(0, torch.from_numpy(positions_N), on_host)

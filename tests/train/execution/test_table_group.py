@@ -1,4 +1,4 @@
-"""The executor on plans made by hand.
+"""A table group on plans made by hand.
 
 Tests `embeddings`, too.
 """
@@ -14,22 +14,24 @@ import torch
 from numpy.typing import NDArray
 
 from hotset.stats.batch_rows import LookupsByRow, group_lookups, of_matrix
-from hotset.train.data.batch import BatchIds
-from hotset.train.execution.executor import Executor
+from hotset.train.data.batch import BatchIds, BatchShares, EmbeddingTable, IdReader
+from hotset.train.execution.table_group import TableGroup
 from hotset.train.metrics import Meter
 from hotset.train.placements.fae import Fae, HotCopies, HotRows
+from hotset.train.placements.placements import AllFast
+from hotset.train.rows.backends import mover_of
 from hotset.train.rows.optimizers import RowOptimizer
 from hotset.train.rows.step_plan import (
     NOTHING_TO_MOVE,
+    GroupStep,
     InPlace,
     Moves,
     PlannedStep,
     SplitBatch,
     StepPlan,
     Transfer,
-    WidthStep,
 )
-from hotset.train.rows.tiers import InitialValues, Layout, Tier
+from hotset.train.rows.tiers import InitialValues, Layout, Tier, TrafficCounter
 from hotset.train.threads import WorkThreads
 
 NUM_ROWS, NUM_HOT, DIM = [3, 8], [3, 2], 4
@@ -40,48 +42,66 @@ def array(*values: int) -> NDArray[np.int64]:
     return np.array(values, np.int64)
 
 
-def make_executor(
+def make_group(
     first_fast: list[int], last_fast: list[int], first_slow: list[int], last_slow: list[int], **options: Any
-) -> Executor:
+) -> TableGroup:
     optimizer = RowOptimizer(options.get("optimizer", "adagrad"), 0.1)
     width = optimizer.state_width(DIM)
     fast = Tier(Layout.of(first_fast, last_fast), DIM, width, num_staging=options.get("num_staging", 0))
     slow = Tier(Layout.of(first_slow, last_slow), DIM, width)
     meter = Meter(HOST)
     meter.enter("mixed")
-    executor = Executor(fast, slow, optimizer, InitialValues.of(0, [0, 1], NUM_ROWS), meter, WorkThreads(1))
-    executor.initialize()
-    return executor
+    tables = [EmbeddingTable(f"C{n}", num_rows, 0, DIM) for n, num_rows in enumerate(NUM_ROWS)]
+    group = TableGroup(
+        embedding_dim=DIM,
+        tables=(0, 1),
+        reader=IdReader(tables, (0, 1)),
+        placement=AllFast(tables),
+        fast=fast,
+        slow=slow,
+        mover=mover_of(fast, slow),
+        optimizer=optimizer,
+        initial=InitialValues.of(0, [0, 1], NUM_ROWS),
+        traffic=TrafficCounter(meter, slow.layout),
+        threads=WorkThreads(1),
+        shares=BatchShares(64),
+    )
+    group.initialize()
+    return group
 
 
-def move(executor: Executor, plan: StepPlan) -> None:
+def move(group: TableGroup, plan: StepPlan) -> None:
     if plan.copy_hot:
         nothing: Any = None
-        hot = HotRows(Fae([]), executor.fast, executor.slow, executor.traffic)
-        step = PlannedStep(0, nothing, 0, (WidthStep(nothing, nothing, plan),))
+        hot = HotRows(Fae([]), group.fast, group.slow, group.traffic)
+        step = PlannedStep(0, nothing, 0, (GroupStep(nothing, nothing, plan),))
         HotCopies([hot], nullcontext).before_step(step)
     if plan.transfer:
-        executor.transfer(plan.transfer)
+        group.load(plan.transfer)
 
 
 def by_row(ids: BatchIds) -> LookupsByRow:
     return group_lookups(of_matrix(ids.ids_N, np.array(NUM_ROWS, np.int64)))
 
 
-def train(executor: Executor, steps: list[tuple[list[list[int]], StepPlan]]) -> None:
+def train(group: TableGroup, steps: list[tuple[list[list[int]], StepPlan]]) -> None:
     """Take steps whose gradient depends on the embeddings, so that a stale row shows."""
     for ids, plan in steps:
         ids_BF = BatchIds.of_matrix(np.array(ids, np.int32))
-        move(executor, plan)
+        move(group, plan)
         lookups = by_row(ids_BF)
-        emb_BFD = executor.look_up(ids_BF, lookups, plan)
+        emb_BFD = group.look_up(ids_BF, lookups, plan)
         (emb_BFD.sin() * torch.arange(1, emb_BFD.numel() + 1).view_as(emb_BFD)).sum().backward()  # type: ignore[no-untyped-call]
-        executor.update(ids_BF, lookups, emb_BFD, plan)
+        group.update(ids_BF, lookups, emb_BFD, plan)
 
 
-def assert_equal_tables(first: Executor, second: Executor) -> None:
+def table_of(group: TableGroup, position: int) -> torch.Tensor:
+    return torch.cat(list(group.table_parts(position)))
+
+
+def assert_equal_tables(first: TableGroup, second: TableGroup) -> None:
     for table in range(len(NUM_ROWS)):
-        assert torch.equal(first.table(table), second.table(table))
+        assert torch.equal(table_of(first, table), table_of(second, table))
 
 
 BATCHES = [[[0, 7], [1, 0]], [[2, 7], [2, 5]], [[0, 5], [1, 6]], [[0, 7], [0, 1]]]
@@ -89,10 +109,10 @@ BATCHES = [[[0, 7], [1, 0]], [[2, 7], [2, 5]], [[0, 5], [1, 6]], [[0, 7], [0, 1]
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise-adagrad"])
 def test_staged_rows_train_as_rows_of_the_fast_tier(optimizer: str) -> None:
-    reference = make_executor([0, 0], NUM_ROWS, [0, 0], [0, 0], optimizer=optimizer)
+    reference = make_group([0, 0], NUM_ROWS, [0, 0], [0, 0], optimizer=optimizer)
     train(reference, [(ids, NOTHING_TO_MOVE) for ids in BATCHES])
     # Cold rows 2..7 of the second table are slow slots 0..5; slots 5 and 6 of the fast tier stage them.
-    staging = make_executor([0, 0], NUM_HOT, [3, 2], NUM_ROWS, num_staging=2, optimizer=optimizer)
+    staging = make_group([0, 0], NUM_HOT, [3, 2], NUM_ROWS, num_staging=2, optimizer=optimizer)
     plans = [
         StepPlan(transfer=Transfer(fetch=Moves(array(5), array(5))), staged_U=array(5)),
         StepPlan(
@@ -109,22 +129,22 @@ def test_staged_rows_train_as_rows_of_the_fast_tier(optimizer: str) -> None:
         ),
     ]
     train(staging, list(zip(BATCHES, plans, strict=True)))
-    staging.transfer(Transfer(write_back=Moves(array(5), array(6))))
+    staging.load(Transfer(write_back=Moves(array(5), array(6))))
     assert_equal_tables(staging, reference)
 
 
 def test_moved_rows_are_counted_with_their_state() -> None:
-    executor = make_executor([0, 0], NUM_HOT, [3, 2], NUM_ROWS, num_staging=2)
-    executor.transfer(Transfer(fetch=Moves(array(5, 0), array(5, 6))))
-    executor.transfer(Transfer(write_back=Moves(array(5), array(5))))
-    assert executor.traffic.meter.training_bytes() == (2 * 32, 32)
+    group = make_group([0, 0], NUM_HOT, [3, 2], NUM_ROWS, num_staging=2)
+    group.load(Transfer(fetch=Moves(array(5, 0), array(5, 6))))
+    group.load(Transfer(write_back=Moves(array(5), array(5))))
+    assert group.traffic.meter.training_bytes() == (2 * 32, 32)
 
 
 def test_a_batch_in_passes_trains_as_rows_of_the_fast_tier() -> None:
-    reference = make_executor([0, 0], NUM_ROWS, [0, 0], [0, 0])
+    reference = make_group([0, 0], NUM_ROWS, [0, 0], [0, 0])
     train(reference, [(ids, NOTHING_TO_MOVE) for ids in BATCHES])
     # One slot: a pass for each cold row. Rows 5 and 7 of the second table are used before.
-    passes = make_executor([0, 0], NUM_HOT, [3, 2], NUM_ROWS, num_staging=1)
+    passes = make_group([0, 0], NUM_HOT, [3, 2], NUM_ROWS, num_staging=1)
     used: set[int] = set()
     steps = []
     for ids in BATCHES:
@@ -138,55 +158,55 @@ def test_a_batch_in_passes_trains_as_rows_of_the_fast_tier() -> None:
 
 @pytest.mark.parametrize(("sends", "num_vectors"), [("bags", 16), ("rows", 14)])
 def test_rows_in_place_train_as_rows_of_the_fast_tier(sends: Any, num_vectors: int) -> None:
-    reference = make_executor([0, 0], NUM_ROWS, [0, 0], [0, 0])
+    reference = make_group([0, 0], NUM_ROWS, [0, 0], [0, 0])
     train(reference, [(ids, NOTHING_TO_MOVE) for ids in BATCHES])
-    hybrid = make_executor([0, 0], [0, 0], [0, 0], NUM_ROWS)
+    hybrid = make_group([0, 0], [0, 0], [0, 0], NUM_ROWS)
     train(hybrid, [(ids, StepPlan(in_place=InPlace(sends))) for ids in BATCHES])
     assert_equal_tables(hybrid, reference)
     assert hybrid.traffic.meter.training_bytes() == (num_vectors * DIM * 4, num_vectors * DIM * 4)
 
 
 def test_rows_of_the_slow_tier_alone_may_be_in_place() -> None:
-    executor = make_executor([0, 0], NUM_HOT, [0, 0], NUM_ROWS)
-    executor.slow.weights_SD[[0, 1, 3]] = 9.0  # stale copies of hot rows
+    group = make_group([0, 0], NUM_HOT, [0, 0], NUM_ROWS)
+    group.slow.weights_SD[[0, 1, 3]] = 9.0  # stale copies of hot rows
     ids_BF = BatchIds.of_matrix(np.array([[0, 7], [1, 0]], np.int32))
     expected = torch.stack(
         [
-            torch.stack([executor.fast.weights_SD[0], executor.slow.weights_SD[3 + 7]]),
-            executor.fast.weights_SD[[1, 3 + 0]],
+            torch.stack([group.fast.weights_SD[0], group.slow.weights_SD[3 + 7]]),
+            group.fast.weights_SD[[1, 3 + 0]],
         ]
     )
     with torch.no_grad():
         plan = StepPlan(in_place=InPlace("rows", is_whole=False))
-        emb_BFD = executor.look_up(ids_BF, by_row(ids_BF), plan)
+        emb_BFD = group.look_up(ids_BF, by_row(ids_BF), plan)
     assert torch.equal(emb_BFD, expected) and not emb_BFD.requires_grad
-    assert executor.traffic.meter.training_bytes() == (DIM * 4, 0)
+    assert group.traffic.meter.training_bytes() == (DIM * 4, 0)
 
 
 def test_tables_are_put_together_from_both_tiers() -> None:
-    whole = make_executor([0, 0], NUM_ROWS, [0, 0], [0, 0])
-    split = make_executor([0, 0], NUM_HOT, NUM_HOT, NUM_ROWS)
-    replica = make_executor([0, 0], NUM_HOT, [0, 0], NUM_ROWS)
+    whole = make_group([0, 0], NUM_ROWS, [0, 0], [0, 0])
+    split = make_group([0, 0], NUM_HOT, NUM_HOT, NUM_ROWS)
+    replica = make_group([0, 0], NUM_HOT, [0, 0], NUM_ROWS)
     assert_equal_tables(whole, split)
     assert_equal_tables(whole, replica)
-    assert split.table(1).shape == (8, DIM)
+    assert table_of(split, 1).shape == (8, DIM)
 
 
 def test_a_plan_that_lists_too_little_is_a_bug() -> None:
-    executor = make_executor([0, 0], NUM_HOT, NUM_HOT, NUM_ROWS)
+    group = make_group([0, 0], NUM_HOT, NUM_HOT, NUM_ROWS)
     with pytest.raises(AssertionError, match="too few"):
         ids_BF = BatchIds.of_matrix(np.array([[0, 7]], np.int32))
-        executor.look_up(ids_BF, by_row(ids_BF), NOTHING_TO_MOVE)
+        group.look_up(ids_BF, by_row(ids_BF), NOTHING_TO_MOVE)
 
 
 def test_a_slot_that_was_written_back_holds_no_row() -> None:
     """A copy of staged rows between transfers takes rows that are still staged alone."""
-    executor = make_executor([0, 0], NUM_HOT, [3, 2], NUM_ROWS, num_staging=2)
+    group = make_group([0, 0], NUM_HOT, [3, 2], NUM_ROWS, num_staging=2)
     staged = Moves(array(0, 3), array(5, 6))
-    executor.transfer(Transfer(fetch=staged))
-    executor.transfer(Transfer(write_back=Moves(array(0), array(5))))
-    executor.slow.weights_SD[0] = 7.0
-    executor.slow.weights_SD[3] = 7.0
-    executor.write_back_residents()
-    assert torch.equal(executor.slow.weights_SD[0], torch.full((DIM,), 7.0))
-    assert torch.equal(executor.slow.weights_SD[3], executor.fast.weights_SD[6])
+    group.load(Transfer(fetch=staged))
+    group.load(Transfer(write_back=Moves(array(0), array(5))))
+    group.slow.weights_SD[0] = 7.0
+    group.slow.weights_SD[3] = 7.0
+    group.write_back()
+    assert torch.equal(group.slow.weights_SD[0], torch.full((DIM,), 7.0))
+    assert torch.equal(group.slow.weights_SD[3], group.fast.weights_SD[6])
