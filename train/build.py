@@ -29,13 +29,13 @@ from .evaluate import Predictor
 from .execution.embeddings import Embeddings
 from .execution.row_parts import refill_stores, restore_rows
 from .execution.step_source import StepSource
-from .loop import HostSteps, Trainer, num_steps_ahead
+from .loop import HostSteps, Trainer
 from .metrics import Meter
 from .model.choose_model import choose_model
 from .model.dense_model import DenseModel
 from .model.shapes import ModelInputs
 from .optimizing import DenseUpdate, LearningRates, Stopping
-from .placements.choose_placement import num_planned_steps, spills
+from .placements.choose_placement import num_planned_steps, num_steps_ahead, spills
 from .ranks.ranks import OneRank, Ranks
 from .rows.tiers import HostMemory
 from .step import StepParts, StepRunner

@@ -52,9 +52,9 @@ from .execution.table_group import TableGroup
 from .gpu.packed_batch import WidthTensors
 from .gpu.row_moves import MovesByThreads, ThreadMover
 from .gpu.twins import choose_kernels
-from .loop import num_steps_ahead
 from .metrics import Meter
 from .model.shapes import ModelInputs
+from .placements.choose_placement import num_steps_ahead
 from .rows.step_plan import PlannedStep
 from .rows.tiers import HostMemory
 from .threads import BackgroundIterator, WorkThreads

@@ -458,7 +458,7 @@ def _begin_folder(
 def _report_settings(trainer: Trainer, threads: int) -> None:
     """Log the settings that the shards decided where the user did not."""
     config = trainer.config
-    chosen = asdict(trainer.optimizers)
+    chosen = asdict(config.optimizers(trainer.shards.embedding_optimizer))
     chosen |= {"staging_bytes": config.staging_bytes, "prefetch": config.prefetch}
     _log.info(
         "%s on %s with %s threads: %s",

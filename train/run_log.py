@@ -132,7 +132,8 @@ class RunLog:
         """Set the run to its final weights; return whether these are the last step's."""
         stopping = trainer.stopping
         if stopping.reason is not None:
-            _log.info("stopped at step %s of %s: %s", trainer.step, trainer.num_steps, stopping.reason)
+            num_steps = trainer.config.epochs * trainer.shards.num_training_batches
+            _log.info("stopped at step %s of %s: %s", trainer.step, num_steps, stopping.reason)
         if self._best is None:
             return True
         if self._last_evaluation[0] != trainer.step:
@@ -220,7 +221,7 @@ class RunLog:
         # rates.
         run = self._folder.path
         shards = trainer.shards.manifest.folder
-        rates = trainer.optimizers
+        rates = trainer.config.optimizers(trainer.shards.embedding_optimizer)
         command = (
             f"hotset train {shlex.quote(str(shards))} --init-from {shlex.quote(str(run))} "
             f"--out {shlex.quote(f'{run}-lower')} "
@@ -407,6 +408,7 @@ def summarize_transfers(trainer: Trainer) -> TransferSummary:
     prefetch = trainer.config.prefetch
     assert prefetch is not None, "build_trainer chooses it"
     read, written = trainer.embeddings.file_bytes()
+    moves = trainer.runner.moves
     # The share of the transfers' time in which batches did not wait for them.
     hidden = 1 - thread.stall_seconds / thread.busy_seconds if thread.busy_seconds else 1.0
     return TransferSummary(
@@ -418,8 +420,8 @@ def summarize_transfers(trainer: Trainer) -> TransferSummary:
         shortened=source.num_shortened,
         split=source.num_split,
         prefetch=prefetch,
-        mover=trainer.runner.mover_name,
-        mover_rows_per_second=dict(trainer.runner.mover_rows_per_second),
+        mover=moves.name if moves else None,
+        mover_rows_per_second=dict(moves.rows_per_second) if moves else {},
         file_bytes_read=read,
         file_bytes_written=written,
     )

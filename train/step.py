@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -35,12 +35,8 @@ class StepRunner(Protocol):
     """Whether a step is done when `train` returns."""
 
     @property
-    def mover_name(self) -> str | None:
-        """Mover of rows on a device; None where none moves any."""
-
-    @property
-    def mover_rows_per_second(self) -> Mapping[str, float]:
-        """Rows that each mover moved there and back per second, where both were timed before the run."""
+    def moves(self) -> Any:
+        """What moves rows on a device, `gpu.row_moves.StepMoves`; None on the host."""
 
     @property
     def prepare(self) -> Callable[[PlannedStep], PlannedStep] | None:

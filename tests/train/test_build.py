@@ -36,7 +36,7 @@ def test_hot_rows_as_the_shards_counted_them_are_not_warned_of(
 ) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards", embedding_optimizer="adam"))
     trainer = build_trainer(shards, TrainConfig(placement="fae"))
-    assert trainer.optimizers.embedding_optimizer == "adam"
+    assert trainer.config.optimizers(shards.embedding_optimizer).embedding_optimizer == "adam"
     assert caplog.text == ""
 
 

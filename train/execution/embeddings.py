@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB
-from ..data.batch import Batch
+from ..data.batch import Batch, EmbeddingTable
 from ..metrics import Kind
 from ..rows.step_plan import GroupStep, PlannedStep, StepPlan, Transfer
 from ..rows.tiers import FileTier, Way
@@ -284,6 +285,21 @@ class Embeddings:
         """
         group, position = self._position_of[table]
         return group.table_parts(position, state=state)
+
+    def parts_by_name(
+        self, tables: Sequence[EmbeddingTable], *, is_newest: bool = False
+    ) -> dict[str, tuple[tuple[int, int], Callable[[], Iterator[torch.Tensor]]]]:
+        """Return the shape of each table, and what yields its weights: see `table_parts`.
+
+        Args:
+            tables: those of the shards.
+            is_newest: whether the weights are read wherever they are newest: see `newest_parts`.
+        """
+        read = self.newest_parts if is_newest else self.table_parts
+        return {
+            table.name: ((table.num_rows, table.embedding_dim), partial(read, number))
+            for number, table in enumerate(tables)
+        }
 
     def newest_parts(self, table: int) -> Iterator[torch.Tensor]:
         """Yield the newest weights of one table in id order, in bounded parts.

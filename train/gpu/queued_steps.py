@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -274,14 +274,6 @@ class QueuedSteps:
         self._done: deque[PlannedStep] = deque()
         """Steps that the loop has queued, and whose batches readers let go."""
         self._letting_go = threading.Lock()
-
-    @property
-    def mover_name(self) -> str | None:
-        return self.moves.name
-
-    @property
-    def mover_rows_per_second(self) -> Mapping[str, float]:
-        return self.moves.rows_per_second
 
     @property
     def is_recorded(self) -> bool:

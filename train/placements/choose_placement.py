@@ -5,6 +5,7 @@ Placements that stage rows or keep replicas are imported where a config asks for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _WITHOUT_SETTINGS: dict[str, type[Placement]] = {kind.name: kind for kind in (AllFast, Hybrid, HybridDedup)}
 _PREFETCH = 2
 """Batches that are read ahead where no transfer is."""
+MOST_STEPS_AHEAD = 12
+"""Steps that are read ahead for the sake of transfers, at most; a larger prefetch depth has what it needs."""
 
 
 def build_placements(
@@ -111,6 +114,24 @@ def num_planned_steps(config: TrainConfig, shards: Shards) -> int:
     whole = config.epochs * shards.num_training_batches
     most = config.recipe.max_steps
     return whole if most is None or not spills(config, shards) else min(whole, most)
+
+
+def num_steps_ahead(config: TrainConfig, mixed_share: float = 1.0) -> int:
+    """Return how many steps are read and planned ahead of the current one.
+
+    Transfers run as many batches with transfers ahead as are prefetched, over those between them that need
+    none; two more are the one being computed and the one being prepared.
+
+    Args:
+        config: of the run.
+        mixed_share: share of the batches that is mixed.
+    """
+    assert config.prefetch is not None, "resolve chooses it"
+    least = config.prefetch + 2
+    # The other placements have a transfer for every batch, or none at all.
+    if config.placement != "lookahead" or not mixed_share:
+        return least
+    return max(least, min(math.ceil((config.prefetch + 1) / mixed_share) + 1, MOST_STEPS_AHEAD))
 
 
 def with_staging(config: TrainConfig, shards: Shards) -> TrainConfig:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -177,13 +176,7 @@ def newest_weights(trainer: Trainer) -> Weights:
     No transfer may run.
     """
     # A row may be in a slot, in its own tier, or just evicted.
-    tables = {
-        table.name: (
-            (table.num_rows, table.embedding_dim),
-            partial(trainer.embeddings.newest_parts, number),
-        )
-        for number, table in enumerate(trainer.shards.tables)
-    }
+    tables = trainer.embeddings.parts_by_name(trainer.shards.tables, is_newest=True)
     return Weights.of_run(trainer.model.state_dict(prefix=DENSE_PREFIX), tables)
 
 

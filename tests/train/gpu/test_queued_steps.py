@@ -44,7 +44,8 @@ from hotset.train.gpu.queued_steps import QueuedSteps
 from hotset.train.gpu.simulated_device import LateDevice
 from hotset.train.gpu.transfers import QueuedTransfers
 from hotset.train.gpu.twins import move_rows
-from hotset.train.loop import HostSteps, Trainer, num_steps_ahead
+from hotset.train.loop import HostSteps, Trainer
+from hotset.train.placements.choose_placement import num_steps_ahead
 from hotset.train.placements.fae import Fae, HotCopies
 from hotset.train.rows.step_plan import PlannedStep
 from hotset.train.run import train
