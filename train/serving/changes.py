@@ -18,7 +18,7 @@ and a server may go from change to change without any run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,9 +114,9 @@ def export_changes(
         counts = []
         # Of each table only the categories whose row is new or differs, and those that went.
         for found, before in zip(new.categories(progress), old.categories(), strict=True):
-            changed = _changes_of(found, before, new, old)
-            counts.append(changed.counts)
-            tensors |= dict(changed.tensors(new, config))
+            of_table, own = _changes_of(found, before, new, old, config.row_type)
+            counts.append(of_table)
+            tensors |= own
         write_bytes(folder / CHANGES, save({name: each.contiguous() for name, each in tensors.items()}))
         write_json(folder / FEATURES, features_of(new.schema))
         write_json(folder / MODEL, ExportedModel.of(new, config.row_type).to_json())
@@ -134,53 +134,37 @@ def _refuse_other_tables(new: RunTables, old: RunTables) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Changes:
-    """The categories of one table to store, and those to remove."""
-
-    found: TableCategories
-    stored: NDArray[np.bool_]
-    """(N,); which of its categories are new or changed."""
-    gone: NDArray[np.int64]
-    counts: TableChanges
-
-    def tensors(self, new: RunTables, config: ExportConfig) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors of the table by name."""
-        # Rows are refused unless they are finite, and stored in the order of their categories.
-        name = self.found.table.name
-        weights_ND = read_finite(new.run, new.weights, name)
-        rows_MD = weights_ND[torch.from_numpy(self.found.ids_N[self.stored]).long()]
-        packed_MD, scale_M2 = pack_rows(rows_MD, config.row_type)
-        yield f"{name}.categories", torch.from_numpy(self.found.categories_N[self.stored])
-        yield f"{name}.rows", packed_MD
-        if scale_M2 is not None:
-            yield f"{name}.scale", scale_M2
-        yield f"{name}.gone", torch.from_numpy(self.gone)
-        yield f"{name}.oov", weights_ND[self.found.oov_id].clone()
-        yield f"{name}.missing", weights_ND[self.found.missing_id].clone()
-
-
-def _changes_of(found: TableCategories, before: TableCategories, new: RunTables, old: RunTables) -> _Changes:
+def _changes_of(
+    found: TableCategories, before: TableCategories, new: RunTables, old: RunTables, row_type: RowType
+) -> tuple[TableChanges, dict[str, torch.Tensor]]:
+    """Return how many rows of a table changed, and its tensors by name."""
     name = found.table.name
     # The place of each category among those before, and whether it is the same one there.
     was_there_N, places_N = _places_in(found.categories_N, before.categories_N)
-    is_gone_N, _ = _places_in(before.categories_N, found.categories_N)
+    is_kept_N, _ = _places_in(before.categories_N, found.categories_N)
+    # Rows are refused unless they are finite.
+    weights_ND = read_finite(new.run, new.weights, name)
     # The rows of categories that both runs have, under the id that each run gives them.
-    rows = new.weights[name][torch.from_numpy(found.ids_N[was_there_N]).long()]
+    rows = weights_ND[torch.from_numpy(found.ids_N[was_there_N]).long()]
     rows_before = old.weights[name][torch.from_numpy(before.ids_N[places_N[was_there_N]]).long()]
     # By their bits: a server is to end with those of the new run.
     is_changed = (rows.view(torch.int32) != rows_before.view(torch.int32)).any(1).numpy()
     # New categories are stored in any case, known ones where a bit of their row changed.
     stored_N = ~was_there_N
     stored_N[was_there_N] = is_changed
-    counts = TableChanges(
-        name,
-        found.categories_N.size,
-        int((~was_there_N).sum()),
-        int(is_changed.sum()),
-        int((~is_gone_N).sum()),
-    )
-    return _Changes(found, stored_N, before.categories_N[~is_gone_N], counts)
+    gone = before.categories_N[~is_kept_N]
+    packed_MD, scale_M2 = pack_rows(weights_ND[torch.from_numpy(found.ids_N[stored_N]).long()], row_type)
+    tensors = {
+        f"{name}.categories": torch.from_numpy(found.categories_N[stored_N]),
+        f"{name}.rows": packed_MD,
+        f"{name}.gone": torch.from_numpy(gone),
+        f"{name}.oov": weights_ND[found.oov_id].clone(),
+        f"{name}.missing": weights_ND[found.missing_id].clone(),
+    }
+    if scale_M2 is not None:
+        tensors[f"{name}.scale"] = scale_M2
+    num_new = int((~was_there_N).sum())
+    return TableChanges(name, stored_N.size, num_new, int(is_changed.sum()), gone.size), tensors
 
 
 def _places_in(

@@ -40,7 +40,7 @@ from ..run_folder.reader import read_finite, read_weights, refuse_other_weights
 from ..run_folder.weights import Weights
 from . import serving_inputs
 from .configs import ExportConfig, RowType
-from .graph import CategoryIndex, RowsByCategory, RowTable, ServingGraph
+from .graph import CategoryIndex, RowTable, ServingGraph
 from .run_tables import MODEL, ExportedModel, RunTables, pack_rows, unpack_rows
 from .serving_inputs import FEATURES, IS_MISSING, LENGTH, bag_name
 
@@ -274,13 +274,9 @@ def graph_of(
     """Return the graph of a model with these tensors, in evaluation mode."""
     chosen = recorded_model(described.config)
     model.load_state_dict(dense)
-    categories = [
-        RowsByCategory(table.categories_N, np.arange(size, dtype=np.int32), size, size + 1)
-        for table, size in ((table, table.categories_N.size) for table in tables)
-    ]
     graph = ServingGraph(
         model,
-        CategoryIndex(categories),
+        CategoryIndex([table.categories_N for table in tables]),
         [RowTable(table.packed_ND, table.scale_N2) for table in tables],
         [table.is_multi_hot for table in described.config.tables],
         described.schema,

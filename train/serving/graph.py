@@ -11,7 +11,6 @@ D embedding_dim, N rows, C categories of all tables.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,52 +20,32 @@ from torch import nn
 from ...pipeline.schema.schema import Schema
 from ..model.dense_model import DenseModel
 from ..model.shapes import tables_by_width
-from .run_tables import TableCategories
-
-# ruff: noqa: N815  (tensors carry shape suffixes)
-
-
-class RowsByCategory(NamedTuple):
-    """The row of each category of a table."""
-
-    categories_N: NDArray[np.int64]
-    """Ascending, distinct."""
-    ids_N: NDArray[np.int32]
-    oov_id: int
-    """Row of all other categories."""
-    missing_id: int
-    """Row of a missing one."""
 
 
 class CategoryIndex(nn.Module):
     """Finds the row of each category.
 
+    A table has the rows of its categories in their order, then that of unknown ones and that of missing ones.
+
     Args:
-        tables: the categories of all tables.
+        categories: those of each table, ascending and distinct.
     """
 
-    def __init__(self, tables: Sequence[TableCategories | RowsByCategory]) -> None:
+    def __init__(self, categories: Sequence[NDArray[np.int64]]) -> None:
         super().__init__()
-        # The categories of all tables concatenated, each table's ascending, with the id of each.
-        sizes = [table.categories_N.shape[0] for table in tables]
+        # The categories of all tables concatenated. One more entry at the end: a search in an empty table
+        # reads it, and finds nothing.
+        sizes = [of_table.shape[0] for of_table in categories]
         stops = np.cumsum(sizes)
-        # One more entry at the end: a search in an empty table reads it, and finds nothing.
-        categories = np.concatenate([*(table.categories_N for table in tables), [0]])
-        ids = np.concatenate([*(table.ids_N for table in tables), [0]])
+        joined = np.concatenate([*categories, np.zeros(1, np.int64)])
         # So many jumps reach every place of the longest table.
         self.num_steps = max(sizes, default=0).bit_length()
-        self.register_buffer("categories_C", torch.from_numpy(categories.astype(np.int64)))
-        self.register_buffer("ids_C", torch.from_numpy(ids.astype(np.int32)))
+        self.register_buffer("categories_C", torch.from_numpy(joined.astype(np.int64)))
         self.register_buffer("starts_F", torch.from_numpy((stops - sizes).astype(np.int64)))
         self.register_buffer("stops_F", torch.from_numpy(stops.astype(np.int64)))
-        self.register_buffer("oov_F", torch.tensor([table.oov_id for table in tables]))
-        self.register_buffer("missing_F", torch.tensor([table.missing_id for table in tables]))
         self.categories_C: torch.Tensor
-        self.ids_C: torch.Tensor
         self.starts_F: torch.Tensor
         self.stops_F: torch.Tensor
-        self.oov_F: torch.Tensor
-        self.missing_F: torch.Tensor
 
     def forward(
         self, categories_BX: torch.Tensor, is_missing_BX: torch.Tensor, features_X: torch.Tensor
@@ -89,8 +68,8 @@ class CategoryIndex(nn.Module):
             place_BX = torch.where(is_ahead_BX, next_BX, place_BX)
         # Categories that are not found get the row of unknown ones, missing values that of missing ones.
         is_found_BX = (place_BX < stop_X) & (self.categories_C[place_BX] == categories_BX)
-        id_BX = torch.where(is_found_BX, self.ids_C[place_BX].long(), self.oov_F[features_X])
-        return torch.where(is_missing_BX, self.missing_F[features_X], id_BX)
+        id_BX = torch.where(is_found_BX, place_BX, stop_X) - start_X
+        return torch.where(is_missing_BX, stop_X + 1 - start_X, id_BX)
 
 
 class RowTable(nn.Module):

@@ -10,9 +10,9 @@ alone, wherever it is moved. One that was trained on shards alone needs the fold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +20,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...pipeline.errors import MIB, ConfigError, FormatError, HotsetError, ManifestError
-from ...pipeline.folders.manifest import Manifest
-from ...pipeline.folders.totals import ColumnsTotals, VocabularyTotals
+from ...pipeline.errors import MIB, FormatError, HotsetError
 from ...pipeline.formats.columns import score_writer
 from ...pipeline.raw.log_parts import open_parts
 from ...pipeline.raw.parquet_parts import TableParts
 from ...pipeline.raw.part import RawParts
 from ...pipeline.raw.raw_file import RawFile
 from ...pipeline.schema.schema import Schema
-from ...pipeline.schema.schema_file import schema_of
 from ...pipeline.stages.encode_raw import EncodedSamples, SampleEncoder, encode_parts
 from ...stats.metrics import probabilities
 from ..build_embeddings import set_threads
 from ..build_model import ModelSource
-from ..data.batch import Batch, EmbeddingTable, FeatureBags, join
-from ..data.shards import CRITEO
+from ..data.batch import Batch, FeatureBags, join
 from ..evaluate import LoadedModel
-from ..run_config import RunConfig
-from ..run_folder.files import CONFIG, VOCABULARY, WEIGHTS
-from ..run_folder.reader import read_config, read_manifest, read_weights, refuse_changed_files
 from ..threads import BackgroundIterator
 from .configs import PredictConfig
+from .run_tables import RunTables
 
 
 def batches_of(encoded: Iterable[EncodedSamples], batch_size: int) -> Iterator[Batch]:
@@ -70,82 +64,6 @@ def _batch_of(samples: EncodedSamples) -> Batch:
     bags = tuple(FeatureBags(*arrays) for arrays in samples.ids.lists.values())
     label_B = torch.zeros(samples.num_samples)
     return Batch(label_B, torch.from_numpy(samples.dense), samples.ids.matrix, None, False, bags)
-
-
-_STAGES = ("rank", "adopt")
-_OTHER_HINT = "name the folder whose shards the run was trained on"
-
-
-@dataclass(frozen=True, slots=True)
-class RunVocabulary:
-    """The schema and vocabulary by which the lines of a log become samples."""
-
-    schema: Schema
-    folder: Manifest
-    """The sealed vocabulary."""
-    tables: tuple[EmbeddingTable, ...]
-    """Tables of the run; none of their rows counts as hot."""
-    schema_text: str
-    """The schema as a setting."""
-
-    @classmethod
-    def open(cls, run: Path, config: RunConfig, given: Path | None = None) -> RunVocabulary:
-        """Open the vocabulary that a run or a preprocessed folder keeps.
-
-        Raises:
-            ConfigError: the run keeps none, and none is given.
-            ManifestError: it is damaged, or not the one whose ids the rows of the run have.
-        """
-        # The folder that is named comes first, then what the run keeps; its schema comes from the same place.
-        if given is not None:
-            folder = Manifest.read(given / VOCABULARY)
-            schema = ColumnsTotals.of(Manifest.read(given / "columns")).schema or CRITEO
-        elif config.schema is not None and (run / VOCABULARY).is_dir():
-            folder = Manifest.read(run / VOCABULARY)
-            schema = config.schema
-        else:
-            raise ConfigError(
-                f"{run} keeps no vocabulary: there was none beside the shards it was trained on",
-                hint="name the folder that preprocess wrote: --vocabulary DIR",
-            )
-        if folder.stage not in _STAGES:
-            raise ManifestError(f"{folder.folder} holds the stage {folder.stage!r}, want a vocabulary")
-        # With the ids of another vocabulary each category would get the row of another one.
-        if config.vocabulary is not None and folder.fingerprint != config.vocabulary:
-            raise ManifestError(
-                f"{folder.folder} is not the vocabulary of {run}: its fingerprint is "
-                f"{folder.fingerprint[:8]}, want {config.vocabulary[:8]}",
-                hint=_OTHER_HINT,
-            )
-        return cls(schema_of(schema), folder, _tables(run, config, folder, schema_of(schema)), schema)
-
-
-def _tables(run: Path, config: RunConfig, folder: Manifest, schema: Schema) -> tuple[EmbeddingTable, ...]:
-    """The tables of the run; raises ManifestError where the vocabulary has others."""
-    own = VocabularyTotals.of(folder).tables
-    # Ids index the rows of the run, so their numbers must be equal.
-    found = [*((table.name, table.num_rows) for table in own), ("dense features", len(schema.dense))]
-    wanted = [
-        *((table.name, table.num_rows) for table in config.tables),
-        ("dense features", config.num_dense),
-    ]
-    if found != wanted:
-        raise ManifestError(
-            f"{folder.folder} is not the vocabulary of {run}: it has {_described(found, wanted)}",
-            hint=_OTHER_HINT,
-        )
-    return tuple(
-        EmbeddingTable(table.name, table.num_rows, 0, width.embedding_dim, table.is_multi_hot)
-        for table, width in zip(own, config.tables, strict=True)
-    )
-
-
-def _described(found: Sequence[tuple[str, int]], wanted: Sequence[tuple[str, int]]) -> str:
-    """The first table that differs, in words."""
-    for (name, size), (other, other_size) in zip(found, wanted, strict=False):
-        if (name, size) != (other, other_size):
-            return f"{size} rows of {name}, the run {other_size} of {other}"
-    return f"{len(found) - 1} tables, the run {len(wanted) - 1}"
 
 
 _BLOCK_BYTES = 4 * MIB
@@ -179,22 +97,18 @@ class RunPredictor:
         model_source: ModelSource | None = None,
     ) -> None:
         config = config or PredictConfig()
-        # Cheap checks before anything is hashed.
-        recorded = read_config(run)
-        weights = read_weights(run)
-        origin = RunVocabulary.open(run, recorded, vocabulary)
-        if (manifest := read_manifest(run)) is not None:
-            refuse_changed_files(manifest, (CONFIG, WEIGHTS))
+        found = RunTables.open(run, vocabulary)
+        recorded = found.config
         self._threads = set_threads(config.threads or recorded.threads)
         self._batch_size = config.batch_size or recorded.batch_size or _BATCH_SIZE
         # The time that divides a log into parts decides nothing about a sample.
-        self.schema: Schema = replace(origin.schema, time=None)
-        self._encoder = SampleEncoder(self.schema, origin.folder, self._threads)
+        self.schema: Schema = replace(found.schema, time=None)
+        self._encoder = SampleEncoder(self.schema, found.vocabulary, self._threads)
         self._model = LoadedModel.load(
             run,
             recorded,
-            weights,
-            origin.tables,
+            found.weights,
+            found.tables,
             self._batch_size,
             threads=self._threads,
             slow_bytes=config.slow_bytes,
@@ -215,7 +129,13 @@ class RunPredictor:
         """
         # Parsing and encoding run ahead in a thread while batches are scored.
         encoded = encode_parts(parts, source, self._encoder, self._threads)
-        ahead = BackgroundIterator(_batches(encoded, self._batch_size, on_part), _BATCHES_AHEAD, "samples")
+
+        def counted() -> Iterator[EncodedSamples]:
+            for part in encoded:
+                on_part(part)
+                yield part
+
+        ahead = BackgroundIterator(batches_of(counted(), self._batch_size), _BATCHES_AHEAD, "samples")
         held: dict[int, Batch] = {}
         embeddings = self._model.embeddings
         try:
@@ -231,6 +151,7 @@ class RunPredictor:
                     yield logit_B
         finally:
             ahead.close()
+            encoded.close()
 
     def probabilities(
         self, parts: RawParts, source: str, on_part: OnPart = lambda part: None
@@ -321,16 +242,6 @@ class _LogLength:
         """Return the estimate, exact after reading; 0 where there is none."""
         samples, num_bytes = self._read
         return samples * self._num_bytes // num_bytes if num_bytes else 0
-
-
-def _batches(encoded: Generator[EncodedSamples], batch_size: int, on_part: OnPart) -> Generator[Batch]:
-    def told() -> Iterator[EncodedSamples]:
-        for part in encoded:
-            on_part(part)
-            yield part
-
-    with closing(encoded):
-        yield from batches_of(told(), batch_size)
 
 
 def _numbered(batches: Iterable[Batch], held: dict[int, Batch]) -> Iterator[int]:

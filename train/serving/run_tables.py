@@ -10,7 +10,7 @@ little: the command line builds its options from this module.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -19,22 +19,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...pipeline.errors import HotsetError, first_line
+from ...pipeline.errors import ConfigError, HotsetError, ManifestError, first_line
 from ...pipeline.folders.manifest import Manifest, RecordError
-from ...pipeline.folders.totals import VocabularyTable, VocabularyTotals
+from ...pipeline.folders.totals import ColumnsTotals, VocabularyTable, VocabularyTotals
 from ...pipeline.formats.arrow_files import read_batch, values_of
 from ...pipeline.runtime.tasks import ProgressCallback, silent
 from ...pipeline.schema.schema import Schema
 from ...pipeline.schema.schema_file import schema_of
 from ..data.batch import EmbeddingTable
+from ..data.shards import CRITEO
 from ..run_config import RunConfig
-from ..run_folder.files import CONFIG, WEIGHTS
+from ..run_folder.files import CONFIG, VOCABULARY, WEIGHTS
 from ..run_folder.reader import read_config, read_manifest, read_weights, refuse_changed_files
 from ..run_folder.weights import Weights
 from .configs import ROW_TYPES, RowType
-from .predict import RunVocabulary
 
 # ruff: noqa: N815  (tensors carry shape suffixes)
+
+_STAGES = ("rank", "adopt")
+_OTHER_HINT = "name the folder whose shards the run was trained on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,9 @@ class RunTables:
     weights: Weights
     schema: Schema
     vocabulary: Manifest
+    """The sealed vocabulary by which the lines of a log become samples."""
     tables: tuple[EmbeddingTable, ...]
+    """Tables of the run; none of their rows counts as hot."""
     fingerprint: str | None
     """That of the run; None where an earlier version of hotset wrote it."""
     schema_text: str
@@ -77,15 +82,17 @@ class RunTables:
         Raises:
             HotsetError: the run is unfinished or damaged, or has no vocabulary.
         """
+        # Cheap checks before anything is hashed.
         config = read_config(run)
         weights = read_weights(run)
-        origin = RunVocabulary.open(run, config, vocabulary)
+        folder, text = open_vocabulary(run, config, vocabulary)
+        schema = schema_of(text)
+        tables = _tables(run, config, folder, schema)
         manifest = read_manifest(run)
         if manifest is not None:
             refuse_changed_files(manifest, (CONFIG, WEIGHTS))
         fingerprint = manifest.fingerprint if manifest is not None else None
-        parts = (origin.schema, origin.folder, origin.tables, fingerprint, origin.schema_text)
-        return cls(run, config, weights, *parts)
+        return cls(run, config, weights, schema, folder, tables, fingerprint, text)
 
     def categories(self, progress: ProgressCallback = silent) -> Iterator[TableCategories]:
         """Yield the categories of each table, in the order of the features.
@@ -115,6 +122,67 @@ class RunTables:
         own = (ids != info.oov_id) & (ids != info.missing_id)
         order = np.argsort(found[own], kind="stable")
         return TableCategories(table, info.oov_id, info.missing_id, found[own][order], ids[own][order])
+
+
+def open_vocabulary(run: Path, config: RunConfig, given: Path | None = None) -> tuple[Manifest, str]:
+    """Return the vocabulary that a run or a preprocessed folder keeps, and its schema as a setting.
+
+    Args:
+        given: folder that `preprocess` wrote; it comes before what the run keeps.
+
+    Raises:
+        ConfigError: the run keeps none, and none is given.
+        ManifestError: it is damaged, or not the one whose ids the rows of the run have.
+    """
+    if given is not None:
+        folder = Manifest.read(given / VOCABULARY)
+        schema = ColumnsTotals.of(Manifest.read(given / "columns")).schema or CRITEO
+    elif config.schema is not None and (run / VOCABULARY).is_dir():
+        folder = Manifest.read(run / VOCABULARY)
+        schema = config.schema
+    else:
+        raise ConfigError(
+            f"{run} keeps no vocabulary: there was none beside the shards it was trained on",
+            hint="name the folder that preprocess wrote: --vocabulary DIR",
+        )
+    if folder.stage not in _STAGES:
+        raise ManifestError(f"{folder.folder} holds the stage {folder.stage!r}, want a vocabulary")
+    # With the ids of another vocabulary each category would get the row of another one.
+    if config.vocabulary is not None and folder.fingerprint != config.vocabulary:
+        raise ManifestError(
+            f"{folder.folder} is not the vocabulary of {run}: its fingerprint is "
+            f"{folder.fingerprint[:8]}, want {config.vocabulary[:8]}",
+            hint=_OTHER_HINT,
+        )
+    return folder, schema
+
+
+def _tables(run: Path, config: RunConfig, folder: Manifest, schema: Schema) -> tuple[EmbeddingTable, ...]:
+    """The tables of the run; raises ManifestError where the vocabulary has others."""
+    own = VocabularyTotals.of(folder).tables
+    # Ids index the rows of the run, so their numbers must be equal.
+    found = [*((table.name, table.num_rows) for table in own), ("dense features", len(schema.dense))]
+    wanted = [
+        *((table.name, table.num_rows) for table in config.tables),
+        ("dense features", config.num_dense),
+    ]
+    if found != wanted:
+        raise ManifestError(
+            f"{folder.folder} is not the vocabulary of {run}: it has {_described(found, wanted)}",
+            hint=_OTHER_HINT,
+        )
+    return tuple(
+        EmbeddingTable(table.name, table.num_rows, 0, width.embedding_dim, table.is_multi_hot)
+        for table, width in zip(own, config.tables, strict=True)
+    )
+
+
+def _described(found: Sequence[tuple[str, int]], wanted: Sequence[tuple[str, int]]) -> str:
+    """The first table that differs, in words."""
+    for (name, size), (other, other_size) in zip(found, wanted, strict=False):
+        if (name, size) != (other, other_size):
+            return f"{size} rows of {name}, the run {other_size} of {other}"
+    return f"{len(found) - 1} tables, the run {len(wanted) - 1}"
 
 
 _TORCH = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

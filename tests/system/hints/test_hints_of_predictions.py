@@ -36,7 +36,7 @@ def test_a_log_of_another_format_is_refused_without_a_schema_to_give(shell: Shel
     shell.works(*PREDICT)
 
 
-@follows("train/serving/predict.py::RunVocabulary.open")
+@follows("train/serving/run_tables.py::open_vocabulary")
 def test_the_vocabulary_is_given_to_a_run_on_shards_alone(shell: Shell) -> None:
     shutil.copytree("data/shards", "alone/shards")
     shell.works("train", "alone", "--threads", "1", "--out", "bare")
@@ -45,7 +45,7 @@ def test_the_vocabulary_is_given_to_a_run_on_shards_alone(shell: Shell) -> None:
     shell.works(*command, "--vocabulary", "data")
 
 
-@follows("train/serving/predict.py::RunVocabulary.open#2", "train/serving/predict.py::_tables")
+@follows("train/serving/run_tables.py::open_vocabulary#2", "train/serving/run_tables.py::_tables")
 def test_the_vocabulary_of_another_log_is_not_taken(shell: Shell) -> None:
     text = Path("log.tsv").read_text().splitlines(keepends=True)
     Path("half.tsv").write_text("".join(text[:300]))

@@ -149,21 +149,21 @@ def test_columns_of_other_lengths_are_refused(lists: ScoredRun, tmp_path: Path) 
 
 
 def test_categories_are_found_by_the_naive_lookup(lists: ScoredRun) -> None:
-    found = RunTables.open(lists.run)
-    tables = list(found.categories())
+    tables = [table.categories_N for table in RunTables.open(lists.run).categories()]
+    tables.append(np.empty(0, np.int64))
     index = CategoryIndex(tables)
     rng = np.random.default_rng(0)
     for number, table in enumerate(tables):
-        known = dict(zip(table.categories_N.tolist(), table.ids_N.tolist(), strict=True))
+        known = {category: row for row, category in enumerate(table.tolist())}
         asked = [*known, *rng.integers(-(2**63), 2**63 - 1, 50).tolist(), 0, -1, 2**63 - 1, -(2**63)]
         rows = index(
             torch.tensor(asked).unsqueeze(1),
             torch.zeros(len(asked), 1, dtype=torch.bool),
             torch.tensor([number]),
         )
-        assert rows.squeeze(1).tolist() == [known.get(category, table.oov_id) for category in asked]
+        assert rows.squeeze(1).tolist() == [known.get(category, len(known)) for category in asked]
         missing = index(torch.tensor([[asked[0]]]), torch.tensor([[True]]), torch.tensor([number]))
-        assert missing.tolist() == [[table.missing_id]]
+        assert missing.tolist() == [[len(known) + 1]]
 
 
 @pytest.mark.slow

@@ -45,7 +45,8 @@ from hotset.train.run import train
 from hotset.train.run_folder.reader import read_config
 from hotset.train.serving import predict as predict_log
 from hotset.train.serving.configs import PredictConfig
-from hotset.train.serving.predict import RunPredictor, RunVocabulary, batches_of, predict_file
+from hotset.train.serving.predict import RunPredictor, batches_of, predict_file
+from hotset.train.serving.run_tables import RunTables, open_vocabulary
 from hotset.train.verify_run import verify_run
 
 
@@ -283,11 +284,11 @@ def test_a_run_keeps_links_of_the_vocabulary_and_seals_them(scored: ScoredRun) -
 
 
 def test_the_vocabulary_is_opened_with_its_schema_and_tables(scored: ScoredRun) -> None:
-    found = RunVocabulary.open(scored.run, read_config(scored.run))
+    found = RunTables.open(scored.run)
     assert [table.name for table in found.tables] == list(found.schema.sparse)
     assert {table.name for table in found.tables if table.is_multi_hot} == {"tags", "seen", "codes"}
     assert {table.embedding_dim for table in found.tables} == {4, 8}
-    given = RunVocabulary.open(scored.run, read_config(scored.run), scored.data)
+    given = RunTables.open(scored.run, scored.data)
     assert (given.schema, given.tables) == (found.schema, found.tables)
 
 
@@ -307,9 +308,9 @@ def test_shards_alone_leave_no_vocabulary(scored: ScoredRun, tmp_path: Path) -> 
     config = read_config(tmp_path / "run")
     assert (config.schema, config.vocabulary) == (None, None)
     with pytest.raises(ConfigError, match="keeps no vocabulary"):
-        RunVocabulary.open(tmp_path / "run", config)
-    given = RunVocabulary.open(tmp_path / "run", config, scored.data)
-    assert given.tables == RunVocabulary.open(scored.run, read_config(scored.run)).tables
+        RunTables.open(tmp_path / "run")
+    given = RunTables.open(tmp_path / "run", scored.data)
+    assert given.tables == RunTables.open(scored.run).tables
 
 
 @pytest.mark.parametrize("stage", ["vocabulary", "columns", "plan"])
@@ -329,11 +330,11 @@ def test_the_vocabulary_of_another_run_is_refused(scored: ScoredRun, tmp_path: P
     other = run_on_criteo(tmp_path)
     config = read_config(scored.run)
     with pytest.raises(ManifestError, match="is not the vocabulary of"):
-        RunVocabulary.open(scored.run, config, other.data)
+        RunTables.open(scored.run, other.data)
     # One of the same tables may still have other ids.
     with pytest.raises(ManifestError, match=r"its fingerprint is .*, want 00000000"):
-        RunVocabulary.open(scored.run, replace(config, vocabulary="0" * 32))
+        open_vocabulary(scored.run, replace(config, vocabulary="0" * 32))
     shutil.copytree(scored.data / "shards", tmp_path / "shards")
     train(tmp_path / "shards", TrainConfig(threads=1), tmp_path / "alone")
     with pytest.raises(ManifestError, match=r"it has \d+ rows of C1, the run \d+ of tags"):
-        RunVocabulary.open(tmp_path / "alone", read_config(tmp_path / "alone"), other.data)
+        RunTables.open(tmp_path / "alone", other.data)
