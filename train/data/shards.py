@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import os
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -61,14 +61,6 @@ class _BatchPosition:
     file: int
     index: int
     is_hot_only: bool
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPosition:
-    """The name of a batch's file, and its number there."""
-
-    path: str
-    index: int
 
 
 class Shards:
@@ -227,11 +219,6 @@ class Shards:
     def is_hot_only(self) -> NDArray[np.bool_]:
         """(num_training_batches,); whether each training batch looks up hot rows only."""
         return np.array([position.is_hot_only for position in self._training], np.bool_)
-
-    def training_positions(self) -> Iterator[BatchPosition]:
-        """Yield where each training batch is stored, in the order of their numbers."""
-        for position in self._training:
-            yield BatchPosition(self.manifest.files[position.file].path, position.index)
 
     @property
     def least_batch_samples(self) -> int:

@@ -47,7 +47,6 @@ from ..data.shards import ShardOrigin, Shards, vocabulary_of
 from ..dense.gradients import cpu_features
 from ..dense.linear import choose_library
 from ..model.choose_model import choose_model, recorded_name
-from .removed_options import without_removed
 from .weights import Weights, write_weights
 
 CONFIG = "config.json"
@@ -313,6 +312,70 @@ def recorded_exchange(path: Path) -> ChosenExchange:
         return ChosenExchange() if found is None else ChosenExchange.of_json(found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ChosenExchange()  # `recorded_description` says what is wrong with it
+
+
+_RENAMED = {"shares": "micro_batches"}
+"""Settings of a run by their earlier names."""
+_REMOVED: dict[str, object] = {
+    "plan": "auto",
+    "window": 64,
+    "history_length": None,
+    "attention_mlp": None,
+    "last_mlp": None,
+    "cross_structure": None,
+    "decay_power": 2.0,
+    "plateau_factor": 0.1,
+    "plateau_patience": 1,
+    "evaluate_time": None,
+}
+"""Settings that `TrainConfig` and its recipe no longer have, with the values that a run may have had."""
+_REMOVED_OF_EXCHANGE: dict[str, tuple[object, ...]] = {
+    "decay": ("none", "linear"),
+    "sync_rows": (0,),
+    "sync_every": (None,),
+    "homes": ("by-use",),
+}
+"""The same of the codecs between ranks, each with the values that are continued."""
+
+
+def without_removed(path: Path, description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a run by the options of this version.
+
+    Args:
+        path: folder of the run, for errors.
+        description: contents of its ``config.json``, of this version or an earlier one.
+
+    Raises:
+        HotsetError: the run was begun with an option that is no more.
+    """
+    found = dict(description)
+    if isinstance(found.get("config"), dict):
+        config = found["config"] = _renamed(path, found["config"])
+        if isinstance(config.get("recipe"), dict):
+            config["recipe"] = _renamed(path, config["recipe"])
+    if isinstance(found.get("exchange"), dict):
+        exchange = found["exchange"] = dict(found["exchange"])
+        for name, values in _REMOVED_OF_EXCHANGE.items():
+            if (value := exchange.pop(name, values[0])) not in values:
+                option = name if name in ("homes", "sync_every", "sync_rows") else f"exchange_{name}"
+                raise _of_removed_option(path, option, value)
+    return found
+
+
+def _renamed(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {_RENAMED.get(name, name): value for name, value in settings.items()}
+    for name, default in _REMOVED.items():
+        if (value := kept.pop(name, default)) != default:
+            raise _of_removed_option(path, name, value)
+    return kept
+
+
+def _of_removed_option(path: Path, name: str, value: object) -> HotsetError:
+    option = f"--{name.replace('_', '-')} {value}"
+    return HotsetError(
+        f"{path} was begun with {option}, an option that this version does not have",
+        hint="give another --out, or remove the folder",
+    )
 
 
 def _differences(

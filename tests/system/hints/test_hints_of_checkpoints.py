@@ -78,7 +78,7 @@ def test_an_unfinished_run_without_readable_settings_is_removed(shell: Shell) ->
     shell.works(*TRAIN, "other")
 
 
-@follows("train/run_folder/removed_options.py::_refusal")
+@follows("train/run_folder/files.py::_of_removed_option")
 def test_an_option_of_a_run_that_is_gone(shell: Shell) -> None:
     interrupt("other")
     found = json.loads(Path("other/config.json").read_bytes())
