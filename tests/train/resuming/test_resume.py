@@ -11,10 +11,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,7 +34,6 @@ from hypothesis import strategies as st
 from hotset.pipeline.errors import KIB, ByteSize, HotsetError
 from hotset.pipeline.folders.manifest import checksum_of
 from hotset.tests.support.processes.kills import Killed
-from hotset.tests.support.processes.stopped_runs import results, train_until, unbroken_results
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.build import build_trainer
 from hotset.train.checkpoints import writer
@@ -147,17 +150,50 @@ def every(steps: int, keep: int = 2) -> CheckpointSettings:
 
 
 def run_until(
-    data: Path, out: Path, stop: int | None, settings: CheckpointSettings, kind: str = "kill", **fields: Any
+    data: Path,
+    out: Path,
+    stop: int | None,
+    settings: CheckpointSettings,
+    kind: str = "kill",
+    source: Any = None,
+    **fields: Any,
 ) -> None:
     """Train, and end as if killed, or by a signal, after so many steps."""
-    num_samples = None if stop is None else min(stop, NUM_STEPS) * SPEC.batch_size
-    train_until(data, TrainConfig(**FIELDS | fields), out, settings, num_samples, kind)
+
+    def progress(stage: str, done: int, total: int, note: str = "") -> None:
+        if stage == "train" and stop is not None and done >= min(stop, NUM_STEPS) * SPEC.batch_size:
+            if kind == "kill":
+                raise Killed
+            os.kill(os.getpid(), signal.SIGINT)
+
+    try:
+        config = TrainConfig(**FIELDS | fields)
+        train(data, config, out, model_source=source, checkpoints=settings, progress=progress)
+    except (Killed, Interrupted):
+        assert stop is not None
+
+
+def results(out: Path) -> dict[str, bytes]:
+    """The files of a finished run that its bits decide."""
+    assert (out / "manifest.json").exists() and not (out / CHECKPOINTS).exists()
+    names = ("weights.safetensors", "batch_order.npy", "metrics.jsonl")
+    return {name: (out / name).read_bytes() for name in names}
 
 
 @pytest.fixture(scope="module")
 def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, bytes]]:
     """Return the results of runs that nothing stops; each is made once for all tests."""
-    return unbroken_results(tmp_path_factory, lambda out, **fields: run_until(data, out, None, OFF, **fields))
+    kept: dict[str, dict[str, bytes]] = {}
+
+    def results_of(**fields: Any) -> dict[str, bytes]:
+        name = repr(sorted(fields.items()))
+        if name not in kept:
+            out = tmp_path_factory.mktemp("unbroken") / "run"
+            run_until(data, out, None, OFF, **fields)
+            kept[name] = results(out)
+        return kept[name]
+
+    return results_of
 
 
 @pytest.fixture(scope="module")
@@ -591,6 +627,8 @@ class Net(torch.nn.Module):
     [
         ({"model": "dcnv2"}, None),
         ({"model": "nets:Net"}, Net),
+        ({"model": "tbsm", "model_args": '{"history_length": 4}', "placement": "cache"}, None),
+        ({"model": "tbsm", "model_args": '{"history_length": 4}', "device": "late:6"}, None),
         ({"model": "dcnv2", "dropout": 0.3, "batch_norm": True}, None),
         ({"model": "dlrm", "dropout": 0.3}, None),
         ({"recipe": RecipeOptions(warmup_steps=5, lr_schedule="cosine", clip_gradient=0.1)}, None),
@@ -599,16 +637,41 @@ class Net(torch.nn.Module):
 def test_other_models_and_recipes_are_resumed_too(
     data: Path, tmp_path: Path, fields: dict[str, Any], source: Any
 ) -> None:
-    def run(out: Path, stop: int | None) -> None:
-        def progress(stage: str, done: int, *_: object) -> None:
-            if stage == "train" and stop is not None and done >= 20 * stop:
-                raise Killed
-
-        config = TrainConfig(**FIELDS | fields)
-        train(data, config, out, model_source=source, checkpoints=every(4), progress=progress)
-
-    run(tmp_path / "unbroken", None)
-    with pytest.raises(Killed):
-        run(tmp_path / "stopped", 22)
-    run(tmp_path / "stopped", None)
+    run_until(data, tmp_path / "unbroken", None, OFF, source=source, **fields)
+    for stop in (22, None):
+        run_until(data, tmp_path / "stopped", stop, every(4), source=source, **fields)
     assert results(tmp_path / "stopped") == results(tmp_path / "unbroken")
+
+
+@pytest.mark.slow
+def test_processes_that_are_killed_end_with_the_bits_of_an_unbroken_run(
+    data: Path, unbroken: Callable[..., dict[str, bytes]], tmp_path: Path
+) -> None:
+    """Real kills at random moments, from before the first step to the writing of the results."""
+    words = {name.replace("_", "-"): str(value) for name, value in FIELDS.items()}
+    words |= {"placement": "lookahead", "checkpoint-every": "2", "out": str(tmp_path / "out")}
+    command = [sys.executable, "-m", "hotset", "train", str(data), "-q"]
+    command += [word for name, value in words.items() for word in (f"--{name}", value)]
+    rng = random.Random(3)
+    num_killed = 0
+    while True:
+        process = subprocess.Popen(command, stderr=subprocess.PIPE)
+        # Two checkpoints more are awaited, or the end; then the kill comes at any moment.
+        seen = checkpoints_of(tmp_path / "out")
+        while process.poll() is None and num_killed < 3 and len(checkpoints_of(tmp_path / "out") - seen) < 2:
+            time.sleep(0.002)
+        time.sleep(rng.random() * 0.02)
+        if process.poll() is None and num_killed < 3:
+            process.kill()
+            num_killed += 1
+        _, message = process.communicate()
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, message
+    assert num_killed
+    assert results(tmp_path / "out") == unbroken(placement="lookahead")
+
+
+def checkpoints_of(out: Path) -> set[str]:
+    """Names of the checkpoints of a run that is not finished."""
+    return {path.name for path in (out / CHECKPOINTS).glob("*")} if out.is_dir() else set()
