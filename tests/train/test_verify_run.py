@@ -238,7 +238,6 @@ def test_other_shards_are_named(data: Path, tmp_path: Path) -> None:
     ("folder", "arguments", "error"),
     [
         ("run", ["--inputs", "log"], "--inputs belongs to a folder of preprocess"),
-        ("run", ["--scratch", "x"], "--scratch belongs to a folder of preprocess"),
         ("run", ["--other-vocabulary", "x"], "--other-vocabulary belongs to a folder of preprocess"),
         ("", ["--shards", "x"], "--shards are those of a training run"),
     ],
