@@ -36,7 +36,6 @@ from .schema.schema_file import schema_of
 from .stages import count as count_stage
 from .stages import encode as encode_stage
 from .stages import ingest as ingest_stage
-from .stages import other_vocabulary
 from .stages import pack as pack_stage
 from .stages import rank as rank_stage
 from .stages import split as split_stage
@@ -85,9 +84,11 @@ _VERSIONS = {
     "pack": pack_stage.VERSION,
 }
 
+ID_MAP = "id_map"
+"""Folder of the new id of each row of the vocabulary before an extension."""
 OLD_VOCABULARY = "old_vocabulary"
 """Folder of the previous vocabulary in an extension, until its ids are mapped."""
-BESIDE = {other_vocabulary.ID_MAP: "vocabulary"}
+BESIDE = {ID_MAP: "vocabulary"}
 """Folders that no stage reads, and the folder that each is removed with."""
 
 
@@ -152,9 +153,10 @@ def stages_of(raw: Sequence[Path], config: PreprocessConfig, like: Path | None =
     stages += [later_stage(name, getattr(config, name)) for name in INPUTS]
     if like is None:
         return stages
-    adopted = other_vocabulary.AdoptConfig()
+    from .stages.other_vocabulary import VERSION, AdoptConfig
+
     model = ({"name": "model", "fingerprint": Manifest.read(like / "vocabulary").fingerprint},)
-    adopt = Stage("rank", "adopt", other_vocabulary.VERSION, adopted, ("columns",), model)
+    adopt = Stage("rank", "adopt", VERSION, AdoptConfig(), ("columns",), model)
     return [adopt if stage.name == "rank" else stage for stage in stages if stage.name != "count"]
 
 
@@ -219,8 +221,7 @@ def preprocess(
                 on_removed(remove_stale(out, keep_vocabulary=True))
             num_samples = made.num_samples
         elif like is not None and stage.name == "rank":
-            model_columns, model = (Manifest.read(like / name) for name in ("columns", "vocabulary"))
-            made = other_vocabulary.adopt(made, model_columns, model, out / "vocabulary", resources)
+            made = _adopt(made, like, out, resources)
         else:
             made = run_stage(stage.name, stage.config, out, resources)
         if stage.name == "rank" and folder_exists(out / OLD_VOCABULARY):
@@ -236,10 +237,19 @@ def preprocess(
     return made
 
 
+def _adopt(columns: Manifest, like: Path, out: Path, resources: Resources) -> Manifest:
+    from .stages.other_vocabulary import adopt
+
+    model_columns, model = (Manifest.read(like / name) for name in ("columns", "vocabulary"))
+    return adopt(columns, model_columns, model, out / "vocabulary", resources)
+
+
 def _map_old_ids(new: Manifest, out: Path, resources: Resources) -> None:
     """Map the ids of the vocabulary that an extension set aside, then remove it."""
+    from .stages.other_vocabulary import map_ids
+
     old = Manifest.read(out / OLD_VOCABULARY)
-    other_vocabulary.map_ids(old, new, out / other_vocabulary.ID_MAP, resources)
+    map_ids(old, new, out / ID_MAP, resources)
     remove_folders([old.folder])
 
 

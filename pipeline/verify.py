@@ -25,14 +25,14 @@ from .folders.disk import MARK, folder_exists, is_discarded, paths_in, temporary
 from .folders.manifest import MANIFEST, FileEntry, Manifest, is_sealed
 from .folders.totals import TOTALS_OF_STAGE, ColumnsSettings, ColumnsTotals
 from .formats.arrow_files import DAMAGE, open_mapped
-from .preprocess import FOLDERS, later_stage, refuse_full_disk
+from .preprocess import FOLDERS, ID_MAP, later_stage, refuse_full_disk
 from .raw.part import iterate_blocks
 from .raw.raw_file import RawFile
 from .runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks, silent
 from .stages.count import CountConfig
 from .stages.encode import EncodeConfig
 from .stages.ingest import IngestConfig, ingest
-from .stages.other_vocabulary import ID_MAP, adopt, check_id_map, map_ids
+from .stages.other_vocabulary import adopt, check_id_map, map_ids
 from .stages.pack import PackConfig
 from .stages.rank import RankConfig
 from .stages.split import SplitConfig

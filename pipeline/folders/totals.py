@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 from ...stats.ranking.row_bytes import OPTIMIZERS
 from ..errors import ManifestError, hint_to_rewrite
@@ -18,34 +18,6 @@ MOST_ROWS = 2**31 - 1
 """Rows of a table: ids are int32."""
 MOST_FLOATS = 2**20
 """Floats of a row: far more than any model has."""
-
-
-class NamedTable(Protocol):
-    """The fields that the tables of all folders have."""
-
-    @property
-    def name(self) -> str:
-        """Name of the feature that looks up in the table."""
-
-    @property
-    def is_multi_hot(self) -> bool:
-        """Whether samples have any number of lookups in the table instead of one each."""
-
-
-class TableInfo(NamedTable, Protocol):
-    """The fields that tables have in every folder with ids."""
-
-    @property
-    def num_rows(self) -> int:
-        """Rows, those of missing and out-of-vocabulary values included."""
-
-    @property
-    def oov_id(self) -> int:
-        """Id of the oov row, shared by all categories without a row."""
-
-    @property
-    def missing_id(self) -> int:
-        """Id of the row of missing values; that of oov where they are too few for a row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +42,11 @@ class VocabularyTable(JsonRecord):
     name: str
     """Name of the feature."""
     num_rows: int
+    """Rows, those of missing and out-of-vocabulary values included."""
     oov_id: int
+    """Id of the oov row, shared by all categories without a row."""
     missing_id: int
+    """Id of the row of missing values; that of oov where they are too few for a row."""
     oov_count: int
     """Lookups of the out-of-vocabulary row."""
     num_lookups: int | None = None
@@ -107,8 +82,11 @@ class PlannedTable(JsonRecord):
     name: str
     """Name of the feature."""
     num_rows: int
+    """Rows, those of missing and out-of-vocabulary values included."""
     oov_id: int
+    """Id of the oov row, shared by all categories without a row."""
     missing_id: int
+    """Id of the row of missing values; that of oov where they are too few for a row."""
     is_multi_hot: bool = False
     num_hot: int
     """Rows kept in fast memory: those with a lower id."""
@@ -142,6 +120,10 @@ class MappedTable(JsonRecord):
     """Lookups of the new log in all rows."""
 
 
+TableInfo = VocabularyTable | PlannedTable
+"""A table in a folder with ids."""
+NamedTable = CountedTable | TableInfo
+"""A table in any folder of `preprocess`."""
 Order = Literal["frequency", "peel", "sampled"]
 """The order of importance of a vocabulary's rows."""
 
@@ -353,7 +335,8 @@ class CalibrationInfo(JsonRecord):
     """Hot rows that the sample never looked up."""
     hot_bytes: int
     """Bytes of the hot rows."""
-    exact: ExactHotRows
+    exact: ExactHotRows | None = None
+    """What exact counts choose; None before it is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -96,7 +96,6 @@ def adopt(
 
 
 VERSION_OF_MAP_IDS = 1
-ID_MAP = "id_map"
 _LEAST_ROOM = 8 * MIB
 _STAGES = ("rank", "adopt")
 _CHUNK = 1 << 18

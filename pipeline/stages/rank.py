@@ -8,7 +8,6 @@ where it fits; other orders than by frequency need more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,15 +24,7 @@ from ..formats.columns import write_id_texts
 from ..runtime.memory import refuse_small_cap, room_for
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, run_tasks, silent
 from ..schema.schema import NO_SETTINGS, FeatureSettings, check_settings, numbers_of
-from .row_order import (
-    Arrangement,
-    RankedTable,
-    peel_order,
-    refuse_peel_order,
-    refuse_sampled_order,
-    sampled_order,
-    write_table,
-)
+from .row_order import Arrange, RankedTable, write_table
 
 VERSION = 1
 _SAMPLED_VERSION = 2
@@ -132,15 +123,19 @@ def rank(
     room -= _LEAST_ROOM
     # First every table by frequency, as runs of equal counts; the other orders rearrange that.
     tables = rank_tables(config, counts, resources)
-    arrange: Callable[[RankedTable], Arrangement | None] = _as_they_are
+    arrange: Arrange | None = None
     peel: PeelInfo | None = None
     sampling: SamplingInfo | None = None
     if columns is not None and config.rank_by == "peel":
-        peeled = peel_order(tables, row_bytes, PEEL_FLOOR, columns, counted_samples(counts), resources)
-        arrange = peeled.arrange
-        peel = PeelInfo(floor=peeled.floor, cuts=tuple(peeled.cuts))
+        from .peel_order import arranged_by, peel_order
+
+        samples = counted_samples(counts)
+        places, peel = peel_order(tables, row_bytes, PEEL_FLOOR, columns, samples, resources)
+        arrange = arranged_by(places)
     if columns is not None and config.rank_by == "sampled":
-        sampled = sampled_order(
+        from .fae import sampled_order
+
+        arrange, sampling = sampled_order(
             tables,
             columns,
             counted_samples(counts),
@@ -149,8 +144,6 @@ def rank(
             seed=config.sampling_seed,
             with_replacement=config.with_replacement,
         )
-        arrange = sampled.arrange
-        sampling = SamplingInfo(num_drawn_samples=sampled.num_drawn)
     tasks = ((table, arrange, output, room) for table in tables)
     # A rearranged order is large and in this process's memory: threads write its tables.
     here = config.rank_by != "frequency"
@@ -183,8 +176,12 @@ def refuse_rank(
     tables = rank_tables(config, counts, replace(resources, progress=silent))
     num_samples = len(counted_samples(counts))
     if config.rank_by == "peel":
+        from .peel_order import refuse_peel_order
+
         refuse_peel_order(tables, PEEL_FLOOR, num_samples, resources)
     if config.rank_by == "sampled":
+        from .fae import refuse_sampled_order
+
         refuse_sampled_order(tables, num_samples, resources)
 
 
@@ -255,11 +252,5 @@ def _rank_table(min_count: int, counts: Manifest, entry: FileEntry) -> RankedRun
     return ranked
 
 
-def _as_they_are(table: RankedTable) -> None:
-    """Keep the order by frequency."""
-
-
-def _write_table(
-    table: RankedTable, arrange: Callable[[RankedTable], Arrangement | None], output: Output, room: int
-) -> VocabularyTable:
-    return write_table(table, arrange(table), output, room)
+def _write_table(table: RankedTable, arrange: Arrange | None, output: Output, room: int) -> VocabularyTable:
+    return write_table(table, arrange(table) if arrange is not None else None, output, room)

@@ -29,9 +29,9 @@ from ..formats.arrow_files import fixed_lists, read_batch
 from ..formats.ids import ONE_EACH, read_lookups
 from ..runtime.tasks import Resources, run_tasks, silent
 from ..schema.schema import FeatureSettings
-from ..stages.hot_curve import Levels, hot_curves, levels_of_tables
+from ..stages.peel_order import peel_order
 from ..stages.rank import PEEL_FLOOR, RankConfig, counted_samples, rank_tables
-from ..stages.row_order import peel_order
+from ..stages.row_order import Levels, hot_curves, levels_of_tables
 from .folder import Inspected, Row
 from .traffic import choose_samples, largest_key
 
@@ -169,15 +169,17 @@ def _peeled_levels(inspected: Inspected, budgets: Sequence[int]) -> Levels | str
             config = replace(config, peel_row_bytes=FeatureSettings(zip(names, row_bytes, strict=True)))
         # Peeling starts from the order by frequency, as in the stage; the counts are all it needs.
         tables = rank_tables(config, counts, replace(resources, progress=silent))
-        peeled = peel_order(tables, row_bytes, PEEL_FLOOR, columns, counted_samples(counts), resources)
+        new_place_of, _ = peel_order(
+            tables, row_bytes, PEEL_FLOOR, columns, counted_samples(counts), resources
+        )
     except ConfigError as error:  # too little memory
         return str(error)
     # Peeling gives the position of each row; the level is the first budget that the bytes up to it fit.
     places = [np.empty(table.num_rows, np.int64) for table in tables]
     for table, place in zip(tables, places, strict=True):
         table.write_places(place)
-    new_places: list[NDArray[np.int32]] = [peeled.new_places[place] for place in places]
-    width_of_place = np.zeros(peeled.new_places.shape[0], np.int64)
+    new_places: list[NDArray[np.int32]] = [new_place_of[place] for place in places]
+    width_of_place = np.zeros(new_place_of.shape[0], np.int64)
     for moved, width in zip(new_places, row_bytes, strict=True):
         width_of_place[moved] = width
     level_of_place = np.searchsorted(np.array(budgets, np.int64), np.cumsum(width_of_place)).astype(np.uint8)

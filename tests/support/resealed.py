@@ -12,8 +12,7 @@ import pyarrow.ipc
 
 from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import Manifest, checksum_of
-from hotset.pipeline.preprocess import FOLDERS
-from hotset.pipeline.stages.other_vocabulary import ID_MAP
+from hotset.pipeline.preprocess import FOLDERS, ID_MAP
 from hotset.train.checkpoints.files import CHECKPOINTS
 
 

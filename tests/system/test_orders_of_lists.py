@@ -15,10 +15,9 @@ from hotset.pipeline.folders.totals import VocabularyTotals
 from hotset.pipeline.formats.ids import read_lookups
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.runtime.tasks import Resources
-from hotset.pipeline.stages.hot_curve import hot_curves, levels_of_tables
 from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.rank import RankConfig
-from hotset.pipeline.stages.row_order import HotOrder, read_tables
+from hotset.pipeline.stages.row_order import HotOrder, hot_curves, levels_of_tables, read_tables
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.list_logs import KINDS, recipe

@@ -30,10 +30,9 @@ from ...pipeline.generate.generate import GenerateConfig, generate
 from ...pipeline.preprocess import PreprocessConfig, preprocess
 from ...pipeline.runtime.tasks import Resources
 from ...pipeline.stages.encode import EncodeConfig, encode
-from ...pipeline.stages.hot_curve import hot_curves, levels_of_tables
+from ...pipeline.stages.fae import calibrate
 from ...pipeline.stages.rank import rank
-from ...pipeline.stages.row_order import HotOrder
-from ...pipeline.stages.split import calibrate
+from ...pipeline.stages.row_order import HotOrder, hot_curves, levels_of_tables
 from ...stats.batch_rows import find_distinct
 from ...stats.counting import add_counts
 from ...stats.id_tables import new_table
@@ -421,12 +420,11 @@ def _chosen_by_fae(
     mode: str, vocabulary: Manifest, widths: list[int], budget: int
 ) -> tuple[list[int], Facts]:
     """Return the hot rows of each table that FAE chooses under a budget, and facts of its estimate."""
-    calibrated = calibrate(mode, vocabulary, widths, budget)
-    found = calibrated.threshold
-    if found is None:
-        return calibrated.num_hot, {}
+    num_hot, found = calibrate(mode, vocabulary, widths, budget)
+    if found.threshold is None:
+        return num_hot, {}
     kept = ("estimated_bytes", "is_covered", "num_covered_tables", "num_large_tables")
-    return calibrated.num_hot, {key: getattr(found, key) for key in kept}
+    return num_hot, {key: getattr(found, key) for key in kept}
 
 
 if __name__ == "__main__":

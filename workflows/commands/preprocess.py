@@ -23,6 +23,7 @@ from ...pipeline.folders.partial import durable_files
 from ...pipeline.folders.totals import ColumnsSettings, ShardsTotals
 from ...pipeline.preprocess import (
     FOLDERS,
+    ID_MAP,
     PreprocessConfig,
     StageReport,
     check_resources,
@@ -38,7 +39,6 @@ from ...pipeline.runtime.memory import default_memory_bytes
 from ...pipeline.runtime.tasks import EngineName, Resources, num_workers, use_engine
 from ...pipeline.schema.schema_file import setting_of
 from ...pipeline.stages.ingest import IngestConfig, ingest, ingest_identity, workers_for
-from ...pipeline.stages.other_vocabulary import ID_MAP
 from ..command_list import STAGE_INTERRUPTED, Command
 from ..console import message_width, print_json, print_line, progress_bars, say, stdout_console
 from ..options import (

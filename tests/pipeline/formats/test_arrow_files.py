@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,7 @@ import pytest
 from hotset.pipeline.errors import ConfigError, ManifestError, ShardError, SystemFaultError
 from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import FileEntry, Manifest
-from hotset.pipeline.folders.totals import multi_hot, one_hot, table_named
+from hotset.pipeline.folders.totals import CountedTable, multi_hot, one_hot, table_named
 from hotset.pipeline.formats import arrow_files
 from hotset.pipeline.formats.arrow_files import (
     NO_NULLS,
@@ -276,15 +276,11 @@ def test_each_part_is_opened_once_up_to_the_limit(monkeypatch: pytest.MonkeyPatc
     assert opened == [*wanted, wanted[3], wanted[3]]
 
 
-@dataclass(frozen=True)
-class Named:
-    """A table by name."""
-
-    name: str
-    is_multi_hot: bool
+def named(name: str, is_multi_hot: bool) -> CountedTable:
+    return CountedTable(name=name, num_categories=1, num_missing=0, is_multi_hot=is_multi_hot)
 
 
-TABLES = [Named("C1", False), Named("L1", True), Named("C2", False), Named("L2", True)]
+TABLES = [named("C1", False), named("L1", True), named("C2", False), named("L2", True)]
 
 
 def lists_of(*lists: list[int]) -> pa.Array:
@@ -301,7 +297,7 @@ def with_offsets(offsets: list[int], num_values: int) -> pa.Array:
 def test_a_table_is_found_by_name_or_the_manifest_is_damaged(tmp_path: Path) -> None:
     manifest = Manifest(tmp_path, "rank", 1, {}, [], [], {}, "")
     assert table_named(manifest, TABLES, "L1") is TABLES[1]
-    for tables, found in ((TABLES, 0), ([*TABLES, Named("x", False), Named("x", True)], 2)):
+    for tables, found in ((TABLES, 0), ([*TABLES, named("x", False), named("x", True)], 2)):
         with pytest.raises(
             ManifestError, match=f"manifest.json is damaged: it has {found} tables 'x', want 1"
         ):

@@ -21,10 +21,10 @@ from hotset.pipeline.errors import install_hint, system_fault
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.runtime import limits, ray_engine, tasks
 from hotset.pipeline.schema.schema import FeatureSettings
+from hotset.pipeline.stages.fae import _appearances
 from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.pipeline.stages.pack import ShardBatches
 from hotset.pipeline.stages.rank import RankConfig, rank
-from hotset.pipeline.stages.split import _appearances
 from hotset.tests.support.hints import Shell, follows, hint_of
 
 
@@ -35,7 +35,7 @@ def number_in(hint: str, option: str) -> str:
     return found[1]
 
 
-@follows("pipeline/stages/split.py::calibrate")
+@follows("pipeline/stages/fae.py::calibrate")
 def test_fae_needs_ids_by_sampled_counts(shell: Shell) -> None:
     arguments = ["split", "data", "--mode", "fae-code", "--redo"]
     shell.obey(shell.refused(*arguments))
@@ -43,14 +43,14 @@ def test_fae_needs_ids_by_sampled_counts(shell: Shell) -> None:
     shell.works("preprocess", "log.tsv", "--out", "other", "--mode", "fae-code")
 
 
-@follows("pipeline/stages/split.py::_by_threshold")
+@follows("pipeline/stages/fae.py::_by_threshold")
 def test_small_tables_of_fae_get_their_bytes(shell: Shell) -> None:
     arguments = ["preprocess", "log.tsv", "--out", "other", "--mode", "fae-paper", "--hot-bytes"]
     enough = number_in(shell.refused(*arguments, "1KiB"), "--hot-bytes")
     shell.works(*arguments, enough)
 
 
-@follows("pipeline/stages/split.py::_appearances")
+@follows("pipeline/stages/fae.py::_appearances")
 def test_an_order_that_is_none_is_written_again(shell: Shell) -> None:
     vocabulary = Manifest.read(Path("data/vocabulary"))
     table = SimpleNamespace(name="C1")
@@ -97,9 +97,9 @@ def test_widths_of_rows_are_given_for_all_or_none(shell: Shell) -> None:
     ranked(*(f"C{number}" for number in range(1, 27)))
 
 
-@follows("pipeline/stages/row_order.py::refuse_peel_order")
+@follows("pipeline/stages/peel_order.py::refuse_peel_order")
 def test_a_log_too_long_to_peel(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotset.pipeline.stages.row_order._MAX_SAMPLES", 10)
+    monkeypatch.setattr("hotset.pipeline.stages.peel_order._MAX_SAMPLES", 10)
     assert shell.refused("rank", "data", "--rank-by", "peel", "--redo") == "use --rank-by frequency"
     shell.works("rank", "data", "--rank-by", "frequency", "--redo")
 
@@ -111,7 +111,7 @@ def test_peeling_in_little_memory(shell: Shell, monkeypatch: pytest.MonkeyPatch)
     shell.works(*arguments, number_in(hint, "--memory"))
 
 
-@follows("pipeline/stages/row_order.py::_append_table")
+@follows("pipeline/stages/peel_order.py::_append_table")
 def test_counts_that_are_not_of_these_columns(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["rank", "data", "--rank-by", "peel", "--redo"]
     with monkeypatch.context() as patched:

@@ -1,0 +1,287 @@
+"""FAE's order of rows and its hot rows, for comparison.
+
+Ids are ranks by counts of a sample of the log, so FAE's hot rows are a prefix of every table. Ties, which
+most rows are in, are ordered by category, independently of the real counts: missing first, oov last.
+
+The counter array, whose chunks the paper samples, is in the order of first appearance in the log, as FAE's
+preprocessing numbers categories; so each id's position in that order is written, too. Frequent rows appear
+early and so are adjacent: a chunk has many of them or none, and the intervals cover the truth less often than
+they claim.
+
+Source: FAE (Adnan et al., PVLDB 15(1), section 4).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...stats.ranking.fae_sampling import (
+    LARGE_TABLE_BYTES,
+    ProfiledTable,
+    add_drawn,
+    draw_samples,
+    estimate_bytes,
+    find_threshold,
+    is_permutation,
+    number_by_appearance,
+)
+from ...stats.ranking.ranking import expand_runs, first_places, num_hot_of_runs, runs_by_density, runs_of
+from ..errors import ConfigError, ManifestError, format_byte_size, hint_to_rewrite
+from ..folders.manifest import Manifest
+from ..folders.totals import (
+    CalibrationInfo,
+    ExactHotRows,
+    SamplingInfo,
+    SamplingSettings,
+    VocabularyTable,
+    VocabularyTotals,
+)
+from ..formats.arrow_files import OpenedParts
+from ..runtime.memory import room_for
+from ..runtime.tasks import Resources, num_workers, run_tasks
+from .row_order import (
+    Arrange,
+    Arrangement,
+    HotOrder,
+    Levels,
+    RankedTable,
+    hot_curves,
+    lookup_bytes,
+    read_tables,
+)
+
+_BYTES_PER_ROW = 24
+_BYTES_PER_ROW_AT_WORK = 56
+
+
+def sampled_order(
+    tables: Sequence[RankedTable],
+    columns: Manifest,
+    counted: range,
+    resources: Resources,
+    *,
+    rate: float,
+    seed: int,
+    with_replacement: bool,
+) -> tuple[Arrange, SamplingInfo]:
+    """Rank the rows of all tables by their lookups in a sample of the log; ties are by table.
+
+    Args:
+        tables: by frequency.
+        columns: what they were counted from.
+        counted: the samples of the log that were counted.
+        rate: share of them that is drawn.
+        seed: seed of the draw.
+        with_replacement: see `stats.ranking.fae_sampling.draw_samples`.
+        resources: workers are threads of this process; progress reports lookups as they are read.
+
+    Raises:
+        ConfigError: the cap cannot be kept.
+    """
+    refuse_sampled_order(tables, len(counted), resources)
+    # Draw samples first, then count every table's lookups in those drawn.
+    times = np.zeros(len(counted), np.uint8)
+    num_drawn = draw_samples(len(counted), rate, seed, with_replacement, times)
+    found: dict[str, tuple[NDArray[np.int64], ...]] = {}
+    opened = OpenedParts()
+    tasks = ((table, columns, counted, opened, times) for table in tables)
+    ordered = run_tasks(_order_table, tasks, workers=resources.workers, shares_memory=True)
+    for done, (table, columns_of_table) in enumerate(zip(tables, ordered, strict=True), 1):
+        found[table.name] = columns_of_table
+        resources.progress("rank", done * len(counted), len(tables) * len(counted))
+    # Places over all tables follow from runs of equal sampled counts.
+    runs = {name: runs_of(counts) for name, (_, counts, _) in found.items()}
+    firsts = dict(zip(found, first_places([*runs.values()], [1] * len(tables)), strict=True))
+
+    def arrange(table: RankedTable) -> Arrangement:
+        order, sampled, appearances = found[table.name]
+        places = np.empty(table.num_rows, np.int64)
+        expand_runs(firsts[table.name], runs[table.name][1], 1, places)
+        return Arrangement(order, places, {"sampled": sampled, "appearance": appearances})
+
+    return arrange, SamplingInfo(num_drawn_samples=num_drawn)
+
+
+def refuse_sampled_order(tables: Sequence[RankedTable], num_samples: int, resources: Resources) -> None:
+    """Raise ConfigError where `sampled_order` would refuse, before the log is read."""
+    workers = num_workers(resources.workers)
+    sizes = sorted((table.num_rows for table in tables), reverse=True)[:workers]
+    # Peak memory of this order: the draw, every table's result, and the work of the largest tables.
+    needed = num_samples + sum(table.num_rows for table in tables) * _BYTES_PER_ROW
+    needed += sum(sizes) * _BYTES_PER_ROW_AT_WORK + lookup_bytes(tables, resources)
+    room_for("rank --rank-by sampled", replace(resources, workers=1), needed)
+
+
+def _order_table(
+    table: RankedTable, columns: Manifest, counted: range, opened: OpenedParts, times: NDArray[np.uint8]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return a table's rows in their new order, their sampled lookups, and their places by first lookup."""
+    sampled = np.zeros(table.num_rows, np.int64)
+    # Parts come in log order whatever the number of workers: a table is one task.
+    appearances = np.full(table.num_rows, -1, np.int32)
+    num_seen = 0
+    for first, offsets, ids in table.iterate_lookups(columns, counted, opened):
+        add_drawn(ids, offsets, times[first : first + offsets.shape[0] - 1], sampled)
+        num_seen = number_by_appearance(ids[offsets[0] : offsets[-1]], num_seen, appearances)
+    # Missing and oov have rows even where no sample has them.
+    appearances[appearances < 0] = np.arange(num_seen, table.num_rows)
+    # `lexsort` takes its first key last: sampled counts falling, then missing, oov and the category.
+    order = np.lexsort((*reversed(category_order(table)), -sampled))
+    return order, sampled[order], appearances[order].astype(np.int64)
+
+
+def category_order(table: RankedTable) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.integer]]:
+    """Return the sort keys of a table's rows: missing first, oov last, then by category."""
+    rows = np.zeros(table.num_rows, table.dtype)
+    table.write_categories(rows)
+    is_oov = np.zeros(rows.shape[0], np.bool_)
+    is_not_missing = np.ones(rows.shape[0], np.bool_)
+    is_oov[table.runs.oov_id] = True
+    is_not_missing[table.runs.missing_id] = False
+    return is_oov, is_not_missing, rows
+
+
+def calibrate(
+    mode: str, vocabulary: Manifest, row_bytes: Sequence[int], budget_bytes: int
+) -> tuple[list[int], CalibrationInfo]:
+    """Choose FAE's hot rows of each table; return how they were chosen, too.
+
+    Args:
+        mode: ``fae-paper``, a threshold whose upper estimate fits the budget, small tables whole; or
+            ``fae-code``, the rows of most sampled lookups, all tables together, until the budget is full.
+        vocabulary: by sampled counts.
+        row_bytes: per table.
+        budget_bytes: of all hot rows.
+
+    Raises:
+        ConfigError: the vocabulary is in another order, or the small tables exceed the budget.
+    """
+    totals = VocabularyTotals.of(vocabulary)
+    if totals.rank_by != "sampled" or totals.sampling is None:
+        raise ConfigError(
+            f"mode {mode} needs ids by sampled counts, {vocabulary.folder} has them by {totals.rank_by}",
+            hint=_rank_by_sample(vocabulary.folder.parent),
+        )
+    sampled = read_tables(vocabulary, "sampled")
+    facts: dict[str, Any] = {}
+    if mode == "fae-code":
+        num_hot, _ = HotOrder(vocabulary, row_bytes).num_hot(budget_bytes)
+    else:
+        num_hot, facts = _by_threshold(vocabulary, sampled, row_bytes, budget_bytes)
+    # Rows that are hot though the sample never met them: small tables are hot as a whole.
+    never_seen = sum(
+        int(np.count_nonzero(counts[:hot] == 0)) for counts, hot in zip(sampled, num_hot, strict=True)
+    )
+    info = CalibrationInfo(
+        num_drawn_samples=totals.sampling.num_drawn_samples,
+        num_unsampled_hot_rows=never_seen,
+        hot_bytes=sum(hot * width for hot, width in zip(num_hot, row_bytes, strict=True)),
+        **facts,
+    )
+    return num_hot, info
+
+
+def _by_threshold(
+    vocabulary: Manifest, sampled: list[NDArray[np.int64]], row_bytes: Sequence[int], budget_bytes: int
+) -> tuple[list[int], dict[str, Any]]:
+    """Return the hot rows of each table above a threshold, and the facts about it in `CalibrationInfo`."""
+    # Small tables are hot as a whole and leave the rest of the budget to the large ones.
+    sizes = [counts.shape[0] * width for counts, width in zip(sampled, row_bytes, strict=True)]
+    small = sum(size for size in sizes if size < LARGE_TABLE_BYTES)
+    if small > budget_bytes:
+        raise ConfigError(
+            f"mode fae-paper keeps small tables whole: they take {format_byte_size(small)}, "
+            f"hot_bytes is {format_byte_size(budget_bytes)}",
+            hint=f"give --hot-bytes {small} or more",
+        )
+    profiled = _profile(vocabulary, sampled, row_bytes, sizes)
+    threshold = find_threshold(list(profiled.values()), budget_bytes - small)
+    num_hot = []
+    num_covered = 0
+    for number, counts in enumerate(sampled):
+        if number not in profiled:
+            num_hot.append(counts.shape[0])
+            continue
+        # Sampled counts fall with ids: the hot rows are those down to the cut-off.
+        cut_off = profiled[number].cut_off(threshold)
+        num_hot.append(int(np.searchsorted(-counts, -cut_off, side="right")))
+        estimate = profiled[number].estimate(threshold)
+        num_covered += estimate.low <= num_hot[-1] <= estimate.high
+    # The estimate is of the large tables alone; the small ones add their exact bytes.
+    estimated = estimate_bytes(list(profiled.values()), threshold)
+    measured = sum(hot * width for hot, width in zip(num_hot, row_bytes, strict=True))
+    ends = (estimated.low, estimated.middle, estimated.high)
+    return num_hot, {
+        "threshold": threshold,
+        "num_large_tables": len(profiled),
+        "num_covered_tables": num_covered,
+        "estimated_bytes": tuple(round(small + end) for end in ends),
+        "is_covered": small + estimated.low <= measured <= small + estimated.high,
+    }
+
+
+def _profile(
+    vocabulary: Manifest, sampled: list[NDArray[np.int64]], row_bytes: Sequence[int], sizes: Sequence[int]
+) -> dict[int, ProfiledTable]:
+    """The large tables by number."""
+    # The paper profiles counters in the order of first appearance, and ids are in the order of counts.
+    sampling = SamplingSettings.of(vocabulary)
+    rate = sampling.sampling_rate
+    seed = sampling.sampling_seed
+    counts = read_tables(vocabulary, "count")
+    appearances = read_tables(vocabulary, "appearance")
+    profiled = {}
+    for number, table in enumerate(VocabularyTotals.of(vocabulary).tables):
+        if sizes[number] >= LARGE_TABLE_BYTES:
+            counters = np.empty_like(sampled[number])
+            counters[_appearances(vocabulary, table, appearances[number])] = sampled[number]
+            accesses = rate * int(counts[number].sum())
+            profiled[number] = ProfiledTable.of(counters, row_bytes[number], accesses, seed + number)
+    return profiled
+
+
+def _appearances(vocabulary: Manifest, table: VocabularyTable, found: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(num_rows,), position of each row in the order of first appearance; checked, because it is an index."""
+    if not is_permutation(found):
+        raise ManifestError(
+            f"{vocabulary.folder / table.name}.arrow: its positions in the order of first appearance are no "
+            "order of its rows",
+            hint=hint_to_rewrite(vocabulary.folder),
+        )
+    return found
+
+
+def exact_hot_rows(
+    vocabulary: Manifest, samples: Manifest, row_bytes: Sequence[int], budget_bytes: int, *, workers: int
+) -> ExactHotRows:
+    """Return what exact counts make hot with as many bytes."""
+    counts = read_tables(vocabulary, "count")
+    # Ids are ranks by sampled counts here, so the order by exact counts is computed here.
+    orders = [np.argsort(-each, kind="stable") for each in counts]
+    runs = [runs_of(each[order]) for each, order in zip(counts, orders, strict=True)]
+    # As many bytes as the sampling used, so that the two differ in the choice alone.
+    num_hot, num_hot_rows = num_hot_of_runs(*runs_by_density(runs, row_bytes), row_bytes, budget_bytes)
+    levels: Levels = []
+    for order, hot in zip(orders, num_hot, strict=True):
+        level = np.ones(order.shape[0], np.uint8)
+        level[order[:hot]] = 0
+        levels.append(level)
+    num_train = VocabularyTotals.of(vocabulary).num_train_samples
+    (curve,) = hot_curves(samples, [levels], 1, num_train, Resources(workers=workers))
+    return ExactHotRows(num_hot_rows=num_hot_rows, hot_samples=int(curve.samples[0]))
+
+
+def _rank_by_sample(directory: Path) -> str:
+    """Return the commands that give ids by sampled counts, and the one that does all of it."""
+    path = shlex.quote(str(directory))
+    return (
+        f"`hotset rank {path} --rank-by sampled --redo && hotset encode {path}` first; "
+        "hotset preprocess does both by itself with --mode"
+    )

@@ -1,0 +1,323 @@
+"""FAE's modes through every stage: sampled order, thresholds, hot rows, and what they lose."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotset.pipeline.errors import MIB, ByteSize, ConfigError, ManifestError
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.folders.totals import SamplingInfo
+from hotset.pipeline.preprocess import PreprocessConfig, resolved, run_stage
+from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.stages.count import CountConfig
+from hotset.pipeline.stages.fae import calibrate, category_order, sampled_order
+from hotset.pipeline.stages.rank import RankConfig, rank
+from hotset.pipeline.stages.row_order import Arrange, RankedTable, read_tables
+from hotset.pipeline.stages.split import SplitConfig, split
+from hotset.pipeline.verify import verify
+from hotset.stats.ranking.fae_sampling import ProfiledTable, draw_samples, estimate_bytes
+from hotset.tests.support.logs.criteo_text import Sample, tree_of
+from hotset.tests.support.logs.criteo_text import draw_samples as draw_log
+from hotset.tests.support.naive.naive_stages import (
+    OOV,
+    ids_of,
+    naive_log,
+    naive_table,
+    rows_of,
+    run_to,
+)
+from hotset.tests.support.resealed import reseal
+from hotset.workflows.cli import main
+
+NUM_TRAIN, RATE, SEED = 90, 0.3, 5
+
+
+@pytest.fixture(scope="module")
+def log() -> list[Sample]:
+    return draw_log(150, np.random.default_rng(8))
+
+
+def config_of(mode: Any, hot_bytes: int = 64 * 40) -> PreprocessConfig:
+    return resolved(
+        PreprocessConfig(
+            count=CountConfig(eval_fraction=0.4),
+            rank=RankConfig(sampling_rate=RATE, sampling_seed=SEED, min_count=2),
+            split=SplitConfig(mode=mode, hot_bytes=ByteSize(hot_bytes), embedding_optimizer="sgd"),
+        )
+    )
+
+
+@pytest.fixture(scope="module", params=["fae-code", "fae-paper"])
+def made(request: pytest.FixtureRequest, log: list[Sample], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every stage in each mode; tables are tiny, so the paper's 1 MB is made 500 bytes."""
+    made = tmp_path_factory.mktemp(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hotset.pipeline.stages.fae.LARGE_TABLE_BYTES", 500)
+        run_to(
+            "pack",
+            made,
+            log,
+            config_of(request.param, 64 * (40 if request.param == "fae-code" else 200)),
+        )
+    return made
+
+
+def test_ids_are_ranks_by_sampled_counts(made: Path, log: list[Sample]) -> None:
+    vocabulary = Manifest.read(made / "vocabulary")
+    with_replacement = "code" in made.name
+    assert vocabulary.totals["rank_by"] == "sampled"
+    assert vocabulary.config["with_replacement"] == with_replacement
+    times = np.zeros(NUM_TRAIN, np.uint8)
+    drawn = draw_samples(NUM_TRAIN, RATE, SEED, with_replacement, times)
+    assert vocabulary.totals["sampling"] == {"num_drawn_samples": drawn} and drawn > 10
+    naive = naive_log(log, NUM_TRAIN, min_count=2, num_hot_rows=0)
+    over_all = []
+    for f, (table, found) in enumerate(zip(naive.tables, rows_of(vocabulary), strict=True)):
+        seen = Counter[int]()
+        for sample in range(NUM_TRAIN):
+            seen[naive.ids[sample][f]] += int(times[sample])
+        rows = sorted(
+            (-seen[row], what == OOV, what is not None, what if isinstance(what, int) else 0, row)
+            for row, (what, _) in enumerate(table)
+        )
+        assert found == [table[row] for *_, row in rows]
+        over_all += [(count, f, new) for new, (count, *_) in enumerate(rows)]
+        assert read_tables(vocabulary, "sampled")[f].tolist() == [-count for count, *_ in rows]
+    place = {(f, new): n for n, (_, f, new) in enumerate(sorted(over_all))}
+    places = [each.tolist() for each in read_tables(vocabulary, "place")]
+    assert places == [[place[f, new] for new in range(len(table))] for f, table in enumerate(naive.tables)]
+
+
+def appearances_of(vocabulary: Manifest, samples: Manifest) -> list[list[int]]:
+    """Per table: position of each id in the order of its first lookup in the training part."""
+    ids = np.array(ids_of(samples))[:NUM_TRAIN]
+    found = []
+    for feature, table in enumerate(vocabulary.totals["tables"]):
+        numbers = {row: number for number, row in enumerate(dict.fromkeys(ids[:, feature].tolist()))}
+        # Rows that no training sample looks up, missing or oov, come last: oov behind missing, by frequency.
+        unseen = sorted(
+            (set(range(table["num_rows"])) - numbers.keys()), key=lambda row: row == table["oov_id"]
+        )
+        numbers |= {row: len(numbers) + position for position, row in enumerate(unseen)}
+        found.append([numbers[row] for row in range(table["num_rows"])])
+    return found
+
+
+def test_the_vocabulary_says_in_which_order_rows_appeared(made: Path) -> None:
+    vocabulary, samples = Manifest.read(made / "vocabulary"), Manifest.read(made / "samples")
+    assert vocabulary.version == 2
+    found = [each.tolist() for each in read_tables(vocabulary, "appearance")]
+    assert found == appearances_of(vocabulary, samples)
+
+
+def test_rows_are_profiled_in_the_order_of_first_appearance(
+    log: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held against the same estimate from the ids of the log; tables are tiny, and so are chunks here."""
+    monkeypatch.setattr("hotset.pipeline.stages.fae.LARGE_TABLE_BYTES", 500)
+    monkeypatch.setattr("hotset.stats.ranking.fae_sampling.CHUNK_ROWS", 3)
+    monkeypatch.setattr("hotset.stats.ranking.fae_sampling.NUM_CHUNKS", 4)
+    config = config_of("fae-paper")
+    run_to("encode", tmp_path, log, replace(config, rank=replace(config.rank, min_count=1)))
+    vocabulary = Manifest.read(tmp_path / "vocabulary")
+    sizes = [64 * table["num_rows"] for table in vocabulary.totals["tables"]]
+    small = sum(size for size in sizes if size < 500)
+    _, info = calibrate("fae-paper", vocabulary, [64] * 26, small + 64 * 40)
+    assert info.threshold is not None
+    naive = []
+    sampled = read_tables(vocabulary, "sampled")
+    of_log = appearances_of(vocabulary, Manifest.read(tmp_path / "samples"))
+    for number, (counts, appearances) in enumerate(zip(sampled, of_log, strict=True)):
+        if sizes[number] < 500:
+            continue
+        counters = np.zeros(len(appearances), np.int64)
+        for count, position in zip(counts, appearances, strict=True):
+            counters[position] = count
+        naive.append(ProfiledTable.of(counters, 64, RATE * NUM_TRAIN, SEED + number))
+    wanted = estimate_bytes(naive, info.threshold)
+    assert info.estimated_bytes == tuple(
+        round(small + each) for each in (wanted.low, wanted.middle, wanted.high)
+    )
+    assert wanted.low < wanted.high
+    # The positions are an index, so an edited one is refused even where every checksum was computed anew.
+    large = vocabulary.totals["tables"][next(n for n, size in enumerate(sizes) if size >= 500)]["name"]
+    for wrong in (-1, 1 << 40, 0):
+
+        def repeat(columns: dict[str, Any], wrong: int = wrong) -> None:
+            columns["appearance"] = [wrong] * len(columns["appearance"])
+
+        reseal(tmp_path / "vocabulary", repeat, f"{large}.arrow")
+        with pytest.raises(ManifestError, match="positions in the order of first appearance are no order"):
+            calibrate("fae-paper", Manifest.read(tmp_path / "vocabulary"), [64] * 26, small + 64 * 40)
+        assert any(f"{large}.arrow: appearance in row" in fault for fault in verify(tmp_path))
+
+
+def test_what_is_hot_and_what_was_lost_stands_in_the_plan(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As the made was written: `verify` runs the stages again.
+    monkeypatch.setattr("hotset.pipeline.stages.fae.LARGE_TABLE_BYTES", 500)
+    assert verify(made) == []
+    vocabulary, plan = Manifest.read(made / "vocabulary"), Manifest.read(made / "plan")
+    tables, facts = plan.totals["tables"], plan.totals["calibration"]
+    num_hot, sampled = [table["num_hot"] for table in tables], read_tables(vocabulary, "sampled")
+    assert facts["hot_bytes"] == 64 * sum(num_hot) == 64 * plan.totals["num_hot_rows"]
+    assert facts["num_unsampled_hot_rows"] == sum(
+        int((counts[:hot] == 0).sum()) for counts, hot in zip(sampled, num_hot, strict=True)
+    )
+    if "code" in made.name:
+        assert sum(num_hot) == 40 and "threshold" not in facts
+    else:
+        is_large = [64 * table["num_rows"] >= 500 for table in tables]
+        assert facts["num_large_tables"] == sum(is_large) == facts["num_covered_tables"]
+        for table, counts, large in zip(tables, sampled, is_large, strict=True):
+            accesses = RATE * NUM_TRAIN
+            passing = int((counts >= np.ceil(facts["threshold"] * accesses)).sum())
+            assert table["num_hot"] == (passing if large else table["num_rows"])
+        low, middle, high = facts["estimated_bytes"]
+        assert low == middle == high == facts["hot_bytes"] and facts["is_covered"]  # tables of few chunks
+    ids = np.array(ids_of(Manifest.read(made / "samples")))[:NUM_TRAIN]
+    best = 0
+    of_rows = read_tables(vocabulary, "count")
+    rows = sorted((-int(c), f, i) for f, table in enumerate(of_rows) for i, c in enumerate(table))
+    chosen = {(f, i) for _, f, i in rows[: facts["exact"]["num_hot_rows"]]}
+    best = sum(all((f, int(i)) in chosen for f, i in enumerate(row)) for row in ids)
+    assert facts["exact"] == {"num_hot_rows": sum(num_hot), "hot_samples": best}
+
+
+def test_stats_say_what_was_lost(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stats", str(made)]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(made.name[:8]))
+    assert "samples and chose" in line and "with exact counts" in line
+    assert ("covers that" in line) == ("paper" in made.name)
+
+
+def test_workers_and_interruptions_do_not_change_a_byte(tmp_path: Path, made: Path) -> None:
+    counts, columns = Manifest.read(made / "counts"), Manifest.read(made / "columns")
+    config = RankConfig(rank_by="sampled")
+    for workers in (1, 3):
+        rank(config, counts, tmp_path / f"{workers}", Resources(workers=workers), columns=columns)
+    assert tree_of(tmp_path / "1") == tree_of(tmp_path / "3")
+
+
+def test_other_vocabularies_and_small_budgets_are_refused(tmp_path: Path, log: list[Sample]) -> None:
+    config = config_of("fae-paper")
+    run_to("encode", tmp_path, log, replace(config, rank=RankConfig()))
+    vocabulary, encoded = Manifest.read(tmp_path / "vocabulary"), Manifest.read(tmp_path / "samples")
+    with pytest.raises(ConfigError, match=r"needs ids by sampled counts, .* has them by frequency") as caught:
+        split(config.split, vocabulary, encoded, tmp_path / "plan")
+    assert "--rank-by sampled" in str(caught.value.hint)
+    (tmp_path / "sampled").mkdir()
+    run_to("encode", tmp_path / "sampled", log, config)
+    with pytest.raises(ConfigError, match=r"small tables whole: they take .*, hot_bytes is 2\.5 KiB"):
+        run_stage("split", config.split, tmp_path / "sampled")
+    assert not (tmp_path / "sampled" / "plan").exists() and not (tmp_path / "plan").exists()
+    with pytest.raises(ConfigError, match="mode fae-code does not work with rank_by peel"):
+        resolved(PreprocessConfig(rank=RankConfig(rank_by="peel"), split=SplitConfig(mode="fae-code")))
+
+
+@pytest.mark.parametrize("changes", [{"sampling_rate": 0.0}, {"sampling_rate": 1.1}, {"sampling_seed": -1}])
+def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
+    (name,) = changes
+    with pytest.raises(ConfigError, match=name):
+        RankConfig(**changes)
+    with pytest.raises(ConfigError, match="mode must be one of budget, fae-paper, fae-code, got 'luck'"):
+        SplitConfig(mode="luck")  # type: ignore[arg-type]
+
+
+NUM_COUNTED = 70
+SHARE_DRAWN = 0.4
+SEED_OF_DRAW = 3
+
+
+def order_of(
+    folder: Path, tables: list[RankedTable], *, workers: int = 1, with_replacement: bool = False
+) -> tuple[Arrange, SamplingInfo]:
+    return sampled_order(
+        tables,
+        Manifest.read(folder / "columns"),
+        range(NUM_COUNTED),
+        Resources(workers=workers),
+        rate=SHARE_DRAWN,
+        seed=SEED_OF_DRAW,
+        with_replacement=with_replacement,
+    )
+
+
+@pytest.mark.parametrize("with_replacement", [False, True])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_rows_are_ranked_by_their_lookups_in_the_drawn_samples(
+    folder: Path, tables: list[RankedTable], samples: list[Sample], workers: int, with_replacement: bool
+) -> None:
+    arrange, found = order_of(folder, tables, workers=workers, with_replacement=with_replacement)
+    times = np.zeros(NUM_COUNTED, np.uint8)
+    assert (
+        found.num_drawn_samples
+        == draw_samples(NUM_COUNTED, SHARE_DRAWN, SEED_OF_DRAW, with_replacement, times)
+        > 10
+    )
+    for feature, table in enumerate(tables):
+        rows = naive_table([sample.categories[feature] for sample in samples[:NUM_COUNTED]], 2)
+        whats = [what for what, _ in rows]
+        categories = [samples[n].categories[feature] for n in range(NUM_COUNTED)]
+        of_sample: list[int | str | None] = [what if what in whats else OOV for what in categories]
+        drawn = Counter[int | str | None]()
+        for n, what in enumerate(of_sample):
+            drawn[what] += int(times[n])
+
+        def importance(row: int, whats: list[int | str | None] = whats, drawn: Counter = drawn) -> tuple:  # type: ignore[type-arg]
+            what = whats[row]
+            return -drawn[what], what == OOV, what is not None, what if isinstance(what, int) else 0
+
+        ordered = arrange(table)
+        appearances = ordered.extra["appearance"]
+        assert ordered.order.tolist() == sorted(range(len(rows)), key=importance)
+        assert ordered.extra["sampled"].tolist() == [drawn[whats[row]] for row in ordered.order]
+        firsts = list(dict.fromkeys(of_sample))
+        seen = [firsts.index(whats[row]) for row in ordered.order if whats[row] in firsts]
+        known = [int(n) for n, row in zip(appearances, ordered.order, strict=True) if whats[row] in firsts]
+        assert known == seen and sorted(appearances.tolist()) == list(range(len(rows)))
+
+
+def test_places_are_an_order_over_all_tables_by_sampled_counts(
+    folder: Path, tables: list[RankedTable]
+) -> None:
+    arrange, _ = order_of(folder, tables)
+    rows = []
+    for number, table in enumerate(tables):
+        arranged = arrange(table)
+        assert (np.diff(arranged.places) > 0).all()
+        counts = (-arranged.extra["sampled"]).tolist()
+        rows += [
+            (place, count, number) for place, count in zip(arranged.places.tolist(), counts, strict=True)
+        ]
+    rows.sort()
+    assert [place for place, _, _ in rows] == list(range(len(rows)))
+    assert [(count, number) for _, count, number in rows] == sorted((c, n) for _, c, n in rows)
+
+
+def test_ties_are_missing_first_and_oov_last(tables: list[RankedTable]) -> None:
+    for table in tables:
+        is_oov, is_not_missing, categories = category_order(table)
+        assert np.flatnonzero(is_oov).tolist() == [table.runs.oov_id]
+        assert np.flatnonzero(~is_not_missing).tolist() in ([], [table.runs.missing_id])
+        assert categories.shape == (table.num_rows,)
+
+
+def test_a_cap_that_cannot_be_kept_is_refused_before_anything_is_read(tables: list[RankedTable]) -> None:
+    with pytest.raises(ConfigError, match="rank --rank-by sampled"):
+        sampled_order(
+            tables,
+            None,  # type: ignore[arg-type]
+            range(NUM_COUNTED),
+            Resources(workers=1, memory_bytes=MIB),
+            rate=SHARE_DRAWN,
+            seed=SEED_OF_DRAW,
+            with_replacement=False,
+        )
