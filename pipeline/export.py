@@ -54,7 +54,7 @@ _Write = Callable[[Any], None]
 
 @contextmanager
 def parquet_writer(path: Path, schema: Any) -> Iterator[_Write]:
-    """Open a Parquet file, compressed by zstd, whose row groups gather many batches."""
+    """Open a Parquet file whose row groups gather many batches."""
     waiting: list[Any] = []
 
     def write(batch: Any) -> None:
@@ -75,7 +75,7 @@ def parquet_writer(path: Path, schema: Any) -> Iterator[_Write]:
 
 @contextmanager
 def csv_writer(path: Path, schema: Any) -> Iterator[_Write]:
-    """Open a CSV file with a header; the elements of a list are joined by `LIST_SEPARATOR`.
+    """Open a CSV file; elements of lists are joined by `LIST_SEPARATOR`.
 
     Raises:
         ConfigError: a list is empty, which CSV cannot distinguish from a missing one.
@@ -121,7 +121,7 @@ class NamedBatches:
     """
 
     def __init__(self, shards: Manifest, *, first_id: int = 0) -> None:
-        """Read ``shards``, a manifest of the pack stage; ``first_id`` is added to all ids.
+        """Read the manifest of shards; ``first_id`` is added to all ids.
 
         Raises:
             ManifestError: not shards, or a damaged manifest.
@@ -156,7 +156,7 @@ class NamedBatches:
         return pa.schema([*label, *dense, *ids])
 
     def batches(self, split: Split, workers: int = 0) -> Iterator[Any]:
-        """Yield the samples of ``split`` in order, a record batch at a time, read by ``workers`` threads.
+        """Yield the samples of ``split`` in order as record batches.
 
         Raises:
             ManifestError: a file is missing or of another checksum.
@@ -178,7 +178,7 @@ class NamedBatches:
             start = end
 
     def _positions(self) -> tuple[list[_Position], list[_Position]]:
-        """Return the batches of training, both kinds spread evenly, and those of the evaluation."""
+        """Return batches of training, kinds spread evenly, and of the evaluation."""
         of_kind: dict[str, list[_Position]] = {"hot_only": [], "mixed": [], "evaluation": []}
         for entry in self._shards.files:
             facts = ShardFacts.of(self._shards, entry)
@@ -210,7 +210,7 @@ class NamedBatches:
         return pa.record_batch(columns, schema=self.schema)
 
     def _with_ids(self, column: Any, table: PlannedTable, num_samples: int) -> Any:
-        """Return a column of ids, all of them rows of ``table``, with the first id added."""
+        """Return a column of ids of ``table``, with the first id added."""
         values, num_lookups = lookups_of(column, num_samples)
         ids = values_of(values, np.int32)[:num_lookups]
         # Programs that read the files index tables by these ids without a check.
@@ -389,7 +389,7 @@ def write_planner_files(shards: Manifest, out: Path) -> None:
 
 
 def cache_statistics(counts: NDArray[np.int64], lookups_per_batch: float) -> dict[str, Any]:
-    """Return TorchRec's statistics of a table's lookups, as if a batch were drawn by their counts.
+    """Return TorchRec's statistics of batches drawn by a table's counts.
 
     Args:
         counts: (num_rows,); lookups of each row, descending.
@@ -437,7 +437,7 @@ class ExportedShards:
 def export_shards(
     shards: Manifest, to: ExportFormat, out: Path, resources: Resources = DEFAULT_RESOURCES
 ) -> ExportedShards:
-    """Write the samples of ``shards`` into the new folder ``out``, in the format ``to``.
+    """Write the samples of ``shards`` into the new folder ``out``.
 
     Training samples alternate evenly between hot-only and mixed batches, see `export`. No more than a
     row group of each split is in memory.
@@ -471,7 +471,7 @@ def export_shards(
 
 
 def refuse_other_logs(batches: NamedBatches, to: str) -> None:
-    """Raise ConfigError for a log with lists or without labels, which some programs cannot train on."""
+    """Raise ConfigError for a log with lists or without labels."""
     hint = "take --to parquet"
     lists = [table.name for table in batches.totals.tables if table.is_multi_hot]
     if lists:
@@ -483,7 +483,7 @@ def refuse_other_logs(batches: NamedBatches, to: str) -> None:
 def _written(
     batches: NamedBatches, to: ExportFormat, splits: list[Split], folder: Path, workers: int
 ) -> Iterator[int]:
-    """Write all files of samples; yields the samples of each batch as it is written."""
+    """Write all files of samples; yield the samples of each batch."""
     # One file for each part, batch by batch, so that memory does not grow with the log.
     for split in splits:
         path = folder / f"{split}.{'csv' if to == 'csv' else 'parquet'}"

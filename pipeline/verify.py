@@ -44,7 +44,7 @@ _Build = Callable[[Path], Manifest]
 def _faults_of_rebuilt(
     manifests: Mapping[str, Manifest], resources: Resources, raw: Sequence[Path], other: Path | None
 ) -> Iterator[str]:
-    """Find what differs from what the stages write; a stage whose inputs are not there is left out.
+    """Run stages again whose inputs are there, and find what differs.
 
     Args:
         manifests: by the name of the folder; each one's files are whole, and made from the others.
@@ -68,7 +68,7 @@ def _faults_of_rebuilt(
 
 
 def _is_input(source: Mapping[str, Any], manifests: Mapping[str, Manifest]) -> bool:
-    """Return whether an input of a stage is the folder next to it, or is missing."""
+    """Return whether an input is the folder next to it, or missing."""
     beside = manifests.get(source["name"]) if "name" in source else None
     return beside is None or beside.fingerprint == source.get("fingerprint")
 
@@ -106,7 +106,7 @@ def _build_of(
     raw: Sequence[Path],
     other: Path | None,
 ) -> _Build | None:
-    """Return how to build a folder again; None if one of its inputs is missing."""
+    """Return how to build a folder again; None without its inputs."""
     # Only `ingest` reads raw files, which must then be given.
     if made.stage == "ingest":
         return (lambda out: ingest(raw, _ingest_config(made), out, resources)) if raw else None
@@ -145,7 +145,7 @@ def _build_from_other_vocabulary(
 
 
 def _ingest_config(columns: Manifest) -> IngestConfig:
-    """Return the config that columns were parsed with, its schema as the text that they keep."""
+    """Return the config that columns were parsed with."""
 
     def build(config: dict[str, Any]) -> IngestConfig:
         config["schema"] = columns.totals.get("schema") or config["schema"]
@@ -166,7 +166,7 @@ _CONFIGS: dict[str, Callable[[Manifest], Any]] = {
 
 
 def _differences(made: Manifest, rebuilt: Manifest) -> Iterator[str]:
-    """Find what one folder has and the other not: files, their rows and facts, totals."""
+    """Find differences of files, rows, facts and totals."""
     manifest = made.folder / MANIFEST
     for name in sorted(made.entries.keys() ^ rebuilt.entries.keys()):
         whose = "the stage does not write it" if name in made.entries else "it lacks this file"
@@ -189,12 +189,12 @@ def _differences(made: Manifest, rebuilt: Manifest) -> Iterator[str]:
 
 
 def _facts_of(entry: FileEntry) -> dict[str, Any]:
-    """The facts of a file that do not depend on how its log is compressed."""
+    """Return a file's facts that do not depend on compression."""
     return {"samples": entry.num_samples} | entry.facts
 
 
 def _first_difference(found: Path, wanted: Path) -> str | None:
-    """Return in words where two Arrow files first differ; None where all values are the same."""
+    """Return where two Arrow files first differ; None where they do not."""
     readers = [open_mapped(path) for path in (found, wanted)]
     schemas = [reader.schema for reader in readers]
     sizes = [reader.num_record_batches for reader in readers]
@@ -231,7 +231,7 @@ def verify(
     rebuild: bool = True,
     other_vocabulary: Path | None = None,
 ) -> list[str]:
-    """Check every stage folder inside ``folder``; return the faults, a line each, in order.
+    """Check every stage folder inside ``folder``; return a line per fault.
 
     Args:
         folder: all or some of the folders that `preprocess` makes, or the folder of one stage.
@@ -270,7 +270,7 @@ def verify(
 
 
 def _read_manifests(folder: Path) -> tuple[dict[str, Manifest], list[str]]:
-    """Return the manifest of each stage's folder by name, and the faults of those that are damaged."""
+    """Read the manifest of each stage's folder; return faults too."""
     # DIR holds a folder for each stage; a stage's folder alone is checked as whatever stage its manifest
     # names.
     found = {name: folder / name for name in STAGE_FOLDERS if folder_exists(folder / name)}
@@ -314,7 +314,7 @@ def _check_listed(manifest: Manifest) -> Iterator[str]:
 
 
 def _check_chain(manifest: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
-    """The inputs of the folder are the folders next to it; of others no fingerprint can be checked."""
+    """Check that the folder's inputs are the folders next to it."""
     for made_from in manifest.inputs:
         other = manifests.get(made_from["name"])
         if other is not None and other.fingerprint != made_from.get("fingerprint"):
@@ -322,7 +322,7 @@ def _check_chain(manifest: Manifest, manifests: dict[str, Manifest]) -> Iterator
 
 
 def _check_file(entry: FileEntry, manifest: Manifest, manifests: dict[str, Manifest]) -> list[str]:
-    """Find the faults of one file: its bytes first, then what no other folder can show."""
+    """Find the faults of one file."""
     try:
         path = manifest.checked_path(entry)
         _, checksum = hash_file(path)
@@ -341,7 +341,7 @@ def _check_file(entry: FileEntry, manifest: Manifest, manifests: dict[str, Manif
 
 
 def _check_sums(manifests: dict[str, Manifest]) -> Iterator[str]:
-    """The number of samples is the same from stage to stage, and so is that of the validation part."""
+    """Check that all stages have the same number of samples."""
     per_sample = [name for name in ("columns", "samples", "plan", "shards") if name in manifests]
     for before, name in pairwise(per_sample):
         want, have = (manifests[each].num_samples for each in (before, name))

@@ -137,7 +137,7 @@ def world_of_config(config: GenerateConfig) -> World | HistoryWorld:
 
 
 def _chunks(config: GenerateConfig, deflate: bool, workers: int) -> Generator[Chunk]:
-    """Yield the log's chunks in order; workers are at most a few chunks each ahead of the reader."""
+    """Yield the log's chunks in order, made a few ahead."""
     world = world_of_config(config)
     if isinstance(world, HistoryWorld):
         header = memoryview(header_of(has_label=config.label))
@@ -165,7 +165,7 @@ def _chunks(config: GenerateConfig, deflate: bool, workers: int) -> Generator[Ch
 def write_chunk(
     config: GenerateConfig, world: World | HistoryWorld, start: int, num_samples: int, deflate: bool
 ) -> Chunk:
-    """Write samples ``start`` ... ``start + num_samples - 1`` as text, compressed too with ``deflate``."""
+    """Write ``num_samples`` samples as text, and compressed with ``deflate``."""
     if isinstance(world, HistoryWorld):
         out = np.empty(num_samples * most_bytes(world), np.uint8)
         write: Callable[..., tuple[int, int]] = write_histories

@@ -40,7 +40,7 @@ _NEWLINE = 10
 
 
 class HistoryWorld(NamedTuple):
-    """A profile as the kernels read it; P pieces of equally frequent ranks."""
+    """A profile as kernels read it; P pieces of equal ranks."""
 
     num_users: int
     history_length: int
@@ -62,7 +62,7 @@ class HistoryWorld(NamedTuple):
 
 @kernel
 def drawn_rank(edges: NDArray[np.int64], ends: NDArray[np.uint64], share: np.uint64) -> int:
-    """Return the rank at which the running share of all ranks passes ``share``, in 2^-32. Exact."""
+    """Return the rank at which the running share passes ``share``. Exact."""
     low, high = 0, edges.shape[0] - 1
     # The last piece that begins at or before the share.
     while high - low > 1:
@@ -78,14 +78,14 @@ def drawn_rank(edges: NDArray[np.int64], ends: NDArray[np.uint64], share: np.uin
 
 @kernel
 def rank_in_group(rank: int, group: int, num_groups: int, num_rows: int) -> int:
-    """Return the rank of ``group`` next to ``rank``: its remainder by the number of groups is the group."""
+    """Return the rank next to ``rank`` whose remainder is ``group``."""
     moved = rank - rank % num_groups + group
     return moved if moved < num_rows else moved - num_groups
 
 
 @kernel
 def category_of_item(world: HistoryWorld, item: int) -> int:
-    """Return the rank of the category of an item, which is of its group."""
+    """Return the rank of an item's category, which is of its group."""
     share = mix64_pair(_CATEGORIES, np.uint64(item)) >> _HIGH
     category = drawn_rank(world.category_edges, world.category_ends, share)
     return rank_in_group(category, item % world.num_groups, world.num_groups, world.category_edges[-1])
@@ -105,7 +105,7 @@ def event_of_user(world: HistoryWorld, user_bits: np.uint64, position: int) -> i
 
 @kernel
 def draw_history(world: HistoryWorld, bits: np.uint64, items: NDArray[np.int64]) -> tuple[int, int, int]:
-    """Draw a sample: return its label, its user, and how many of ``items`` it has, the candidate last.
+    """Draw a sample; return its label, user and number of items.
 
     Args:
         world: the profile it is drawn from.
@@ -129,7 +129,7 @@ def draw_history(world: HistoryWorld, bits: np.uint64, items: NDArray[np.int64])
 
 @kernel
 def _write_value(rank: int, num_rows: int, separator: int, out: NDArray[np.uint8], end: int) -> int:
-    """Write the value of a rank and a separator from ``out[end]`` on; returns where they end."""
+    """Write a rank's value and a separator; return where they end."""
     value = rank * _SPREAD % num_rows
     num_digits = 1
     rest = value // 10
@@ -152,7 +152,7 @@ def write_histories(
     has_label: bool,
     out: NDArray[np.uint8],
 ) -> tuple[int, int]:
-    """Write samples ``start`` ... ``start + num_samples - 1`` as lines of text.
+    """Write ``num_samples`` samples from ``start`` on as lines of text.
 
     Args:
         world: the profile they are drawn from.
@@ -200,7 +200,7 @@ _RANKS_PER_OCTAVE = 16
 
 
 def is_of_histories(profile: str) -> bool:
-    """Return whether a profile is one of histories; raises ConfigError where there is none of this name."""
+    """Return whether a profile is one of histories; raises ConfigError."""
     return bool(profile_facts(profile).get("kind") == "histories")
 
 
@@ -230,7 +230,7 @@ def header_of(*, has_label: bool) -> bytes:
 
 
 def _pieces(shares: dict[str, float], scale: float) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Cut ranks into pieces of equally frequent ones; return their edges, and the shares before, in 2^-32."""
+    """Return edges of pieces of ranks, and shares before them."""
     coverage = Coverage(np.array([int(rank) for rank in shares], np.float64), np.array(list(shares.values())))
     num_rows = scaled_num_rows(coverage.num_values, scale)
     edges = [0]

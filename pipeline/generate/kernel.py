@@ -100,7 +100,7 @@ def _variable(base: np.uint64, position: int) -> np.uint64:
 
 @kernel
 def _piece_of(world: World, column: int, u: np.uint64) -> np.int64:
-    """Return the piece of ``column`` that holds ``u``: near the one that the guide gives."""
+    """Return the piece of ``column`` that holds ``u``."""
     piece = np.int64(world.guide[column, np.int64(u >> np.uint64(32 - GUIDE_BITS))])
     while world.piece_starts[piece + 1] <= u:
         piece += 1
@@ -109,7 +109,7 @@ def _piece_of(world: World, column: int, u: np.uint64) -> np.int64:
 
 @kernel
 def _missing_mask(world: World, base: np.uint64, latent: int) -> np.uint64:
-    """Draw the missing columns of a sample of class ``latent``: bit f is column f."""
+    """Draw the missing columns of a sample; bit f is column f."""
     mask = np.uint64(0)
     for group in range(world.missing_masks.shape[0]):
         u = _variable(base, _MISSING + group) >> np.uint64(32)
@@ -138,7 +138,7 @@ def _draw(
     ranks: NDArray[np.int64],
     pieces: NDArray[np.int64],
 ) -> None:
-    """Draw one sample into ``ranks`` and ``pieces``, both (F,); ``shared`` is workspace, (NUM_GROUPS,)."""
+    """Draw one sample into ``ranks`` and ``pieces``; ``shared`` is workspace."""
     latent = _class_of(world, base)
     mask = _missing_mask(world, base, latent)
     for group in range(NUM_GROUPS):
@@ -176,7 +176,7 @@ def _draw(
 
 @kernel
 def _main_effect(bits: np.uint64) -> np.int64:
-    """Return a nearly normal integer of mean 0 and deviation 147.8: four bytes less their mean."""
+    """Return a nearly normal integer of mean 0 and deviation 147.8."""
     total = np.int64(-510)
     for byte in range(4):
         total += np.int64((bits >> np.uint64(8 * byte)) & np.uint64(255))
@@ -185,7 +185,7 @@ def _main_effect(bits: np.uint64) -> np.int64:
 
 @kernel
 def _hidden_dot(left: np.uint64, right: np.uint64) -> np.int64:
-    """Return the dot product of two hidden vectors of four odd integers in [-15, 15]; deviation 170."""
+    """Return the dot product of two hidden vectors; deviation 170."""
     total = np.int64(0)
     for shift in range(32, 64, 8):
         one = 2 * np.int64((left >> np.uint64(shift)) & np.uint64(15)) - 15
@@ -198,7 +198,7 @@ def _hidden_dot(left: np.uint64, right: np.uint64) -> np.int64:
 def _logit(
     world: World, ranks: NDArray[np.int64], pieces: NDArray[np.int64], hashes: NDArray[np.uint64]
 ) -> np.int64:
-    """Compute the planted logit of a drawn sample, in 1/256; ``hashes`` is workspace, (F,)."""
+    """Compute a sample's planted logit, in 1/256; ``hashes`` is workspace."""
     num_dense = world.smallest.shape[0]
 
     # Effects of single values; of a category, its hash times the amplitude of its rank.
@@ -228,7 +228,7 @@ def _is_click(world: World, base: np.uint64, logit: np.int64) -> int:
 
 @kernel
 def category_value(key: np.uint64, rank: int) -> np.uint64:
-    """Return the 32-bit category of ``rank``: for each key a bijection of 32-bit integers.
+    """Return the category of ``rank``, by a bijection of 32-bit integers.
 
     Exact: an exclusive or, three multiplications by odd numbers modulo 2^32 and three exclusive ors
     with the bits shifted right, each of which can be undone.
@@ -273,7 +273,7 @@ def _write_hex(value: np.uint64, out: NDArray[np.uint8], end: int) -> int:
 def write_samples(
     world: World, seed: np.uint64, start: int, num_samples: int, has_label: bool, out: NDArray[np.uint8]
 ) -> tuple[int, int]:
-    """Write samples ``start`` ... ``start + num_samples - 1`` as lines of text.
+    """Write ``num_samples`` samples from ``start`` on as lines of text.
 
     Args:
         world: the profile they are drawn from.
@@ -353,7 +353,7 @@ _NUM_TERMS = 12
 
 
 def log2(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the base-2 logarithm, bit for bit the same on every machine with IEEE doubles.
+    """Return the base-2 logarithm, equal bit for bit on every machine.
 
     Args:
         values: any shape, positive and finite.
@@ -382,7 +382,7 @@ def log2(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def interpolate(
     at: NDArray[np.float64], knots: NDArray[np.float64], values: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Interpolate as ``np.interp`` does, without its fused multiply-adds, which round as the machine likes.
+    """Interpolate as ``np.interp``, but without the machine's fused multiply-adds.
 
     Args:
         at: (num_points,); below the first knot it counts as the first, above the last as the last.
@@ -404,7 +404,7 @@ def rake(
     column_sums: NDArray[np.float64],
     num_rounds: int,
 ) -> None:
-    """Scale rows and columns of ``matrix`` by turns until both have the wanted sums, in place.
+    """Scale rows and columns in turns to the wanted sums, in place.
 
     Args:
         matrix: (num_rows, num_columns), not negative; a zero stays zero.

@@ -47,7 +47,7 @@ PROFILES = Path(__file__).parent / "profiles"
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The share of lookups that the first k values get, for a few k, ascending."""
+    """The share of lookups that the first k values get."""
 
     ranks: NDArray[np.float64]
     """(num_knots,); each k. The last is the number of distinct values."""
@@ -61,7 +61,7 @@ class Coverage:
         return int(self.ranks[-1])
 
     def at(self, num_values: int, ranks: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the share of the first ``ranks`` values in a column shrunk to ``num_values`` values.
+        """Return the share of the first ``ranks`` of ``num_values`` values.
 
         Ranks are stretched on a log scale, so the first value keeps its share, the last one its place,
         and a given fraction of log k gets the share it had before.
@@ -78,7 +78,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One dense or sparse field of a profile; values are numbered from 0 by rank (sparse) or size (dense)."""
+    """One field of a profile; values are numbered by rank or size."""
 
     name: str
     is_dense: bool
@@ -129,7 +129,7 @@ def profile_names() -> list[str]:
 
 
 def profile_facts(name: str) -> dict[str, Any]:
-    """Read the file of the profile called ``name``; raises ConfigError with the names of all."""
+    """Read a profile's file; raise ConfigError where there is none."""
     if name not in profile_names():
         raise ConfigError(f"no profile {name!r}", hint=f"use one of {', '.join(profile_names())}")
     facts: dict[str, Any] = json.loads((PROFILES / f"{name}.json").read_text())
@@ -138,8 +138,7 @@ def profile_facts(name: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4)
 def load_profile(name: str) -> Profile:
-    """Read the profile called ``name``, which is one of Criteo's format; raises ConfigError as
-    `profile_facts` does."""
+    """Read a profile of Criteo's format; raises ConfigError."""
     return parse_profile(profile_facts(name))
 
 
@@ -167,7 +166,7 @@ def parse_profile(facts: dict[str, Any]) -> Profile:
 def without_missing(
     ranks: list[int], shares: list[float], missing_rank: int, missing_share: float
 ) -> Coverage:
-    """Remove the missing value from a coverage that counts it as a value.
+    """Remove the missing value from a coverage that counts it.
 
     Knots before its rank stay; those after it lose one value and its share.
 
@@ -253,7 +252,7 @@ _PAIR_DEVIATION = 170.0
 
 
 def scaled_num_rows(num_rows: int, scale: float) -> int:
-    """Return a table's rows when cardinalities are divided by ``scale``; small tables keep theirs."""
+    """Return a table's rows at a scale; small tables keep theirs."""
     return min(num_rows, max(MIN_NUM_ROWS, int(num_rows / scale)))
 
 
@@ -264,7 +263,7 @@ def world_of(profile: str, scale: float = 1) -> World:
 
 
 def compile_world(profile: Profile, scale: float) -> World:
-    """Build the tables; the intercept is fitted last, so that samples click at the profile's rate."""
+    """Build the tables that kernels draw from."""
     columns = profile.columns
     # Each table is padded to the longest column, so that the kernel indexes plain arrays.
     bucket_starts = _stack([_bucket_starts(column)[:-1] for column in columns], _ONE)
@@ -305,7 +304,7 @@ def compile_world(profile: Profile, scale: float) -> World:
 
 
 def sigmoid_table() -> NDArray[np.uint64]:
-    """Return the click probability in units of 2^-32 at logits of -NUM_SIGMOID / 512 nat and 1/256 more each.
+    """Return click probabilities in u, from a logit of -NUM_SIGMOID / 512.
 
     Powers of exp(1/256) by repeated multiplication, so equal everywhere; off by at most 1e-12.
     """
@@ -317,7 +316,7 @@ def sigmoid_table() -> NDArray[np.uint64]:
 
 
 def _fitted_intercept(world: World, click_rate: float) -> int:
-    """Find the intercept, in 1/256, with which samples of a separate stream click at ``click_rate``."""
+    """Find the intercept, in 1/256, with which samples click at ``click_rate``."""
     ranks = np.empty((_NUM_CALIBRATION, world.groups.shape[0]), np.int64)
     logits = np.empty(_NUM_CALIBRATION, np.int64)
     labels = np.empty(_NUM_CALIBRATION, np.uint8)
@@ -337,14 +336,14 @@ def _fitted_intercept(world: World, click_rate: float) -> int:
 
 
 def _bucket_starts(column: Column) -> NDArray[np.uint64]:
-    """Return (num_buckets + 1,): u at which each bucket of ``column`` begins, then 2^32."""
+    """Return (num_buckets + 1,) u where buckets begin, then 2^32."""
     num_values = column.present.num_values
     edges = np.concatenate([[0], column.edges, [num_values]]).astype(np.int64)
     return _to_u(column.present.at(num_values, edges))
 
 
 def _class_buckets(profile: Profile, column: Column) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return ends (num_classes, num_buckets + 1) and slopes (num_classes, num_buckets) of the buckets."""
+    """Return ends, (K, B + 1), and slopes, (K, B), of buckets."""
     # Rake the shares to the marginals: of classes where the column is present, and of its buckets.
     starts = _bucket_starts(column)
     widths = np.diff(starts.astype(np.int64))
@@ -388,7 +387,7 @@ def _raked_groups(profile: Profile, index: int) -> NDArray[np.float64]:
 def _pieces(
     profile: Profile, column: Column, scale: float
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64]]:
-    """Return start, first rank, slope and effect of each piece; the last entry only closes the column."""
+    """Return starts, first ranks, slopes and effects of a column's pieces."""
     ranks = piece_ranks(column, scale)
     starts = _to_u(column.present.at(int(ranks[-1]), ranks))
     widths = np.maximum(np.diff(starts.astype(np.int64)), 1).astype(np.uint64)
@@ -400,7 +399,7 @@ def _pieces(
 
 
 def piece_ranks(column: Column, scale: float) -> NDArray[np.int64]:
-    """Return the first ranks of a column's pieces, then the number of its values without missing.
+    """Return the first ranks of pieces, then the number of present values.
 
     Each of the first 32 ranks is a piece, then every sixteenth of an octave, and each knot of the profile
     where the table keeps its rows.
@@ -420,7 +419,7 @@ def piece_ranks(column: Column, scale: float) -> NDArray[np.int64]:
 
 
 def _amplitudes(profile: Profile, column: Column, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the amplitudes of effects, times 2^16: full in the head, less for each octave beyond it."""
+    """Return amplitudes times 2^16, which fall with octaves beyond the head."""
     click = profile.click
     octaves = np.maximum(log2(ranks.astype(np.float64) + 1.0) - click["head_octaves"], 0.0)
     decay = 1.0 / (1.0 + click["decay"] * octaves)
@@ -428,7 +427,7 @@ def _amplitudes(profile: Profile, column: Column, ranks: NDArray[np.int64]) -> N
 
 
 def _dense_effects(profile: Profile, column: Column, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return effects of dense values: a slope per octave of 1 + max(x, 0), and a kink at the middle."""
+    """Return effects of dense values, in 1/256 nat."""
     slope, kink, middle, _ = profile.click["dense"][column.name]
     octaves = log2(np.maximum(ranks + column.smallest, 0).astype(np.float64) + 1.0) - middle
     nats = slope * octaves + kink * np.abs(octaves)
@@ -453,7 +452,7 @@ def _masks(profile: Profile, patterns: tuple[tuple[str, ...], ...]) -> NDArray[n
 
 
 def _guides(starts: list[NDArray[np.uint64]]) -> NDArray[np.int32]:
-    """Return (F, 2^GUIDE_BITS): the piece, over all columns, that holds the least u with these bits."""
+    """Return (F, 2^GUIDE_BITS) pieces of the least u with these bits."""
     leading = np.arange(1 << GUIDE_BITS, dtype=np.uint64) << np.uint64(32 - GUIDE_BITS)
     guides = []
     first = 0
@@ -464,7 +463,7 @@ def _guides(starts: list[NDArray[np.uint64]]) -> NDArray[np.int32]:
 
 
 def _key(number: int) -> np.uint64:
-    """Return the key of column ``number``: of the world's own seed, so equal for every log."""
+    """Return a column's key, which is equal for every log."""
     return np.uint64(mix64_pair(np.uint64(_WORLD_SEED), np.uint64(number)))
 
 
@@ -474,7 +473,7 @@ def _to_u(shares: NDArray[np.float64]) -> NDArray[np.uint64]:
 
 
 def _rows_to_u(matrix: NDArray[np.float64]) -> NDArray[np.uint64]:
-    """Return running shares of each row in units of 2^-32; the last is exactly 2^32."""
+    """Return running shares of each row in u; the last is 2^32."""
     running = np.add.accumulate(matrix, axis=1)
     ends = _to_u(running / np.maximum(running[:, -1:], 1e-300))  # a row of zeros is never drawn
     ends[:, -1] = _ONE
@@ -482,7 +481,7 @@ def _rows_to_u(matrix: NDArray[np.float64]) -> NDArray[np.uint64]:
 
 
 def _stack(arrays: list[NDArray[Any]], filler: int) -> NDArray[np.uint64]:
-    """Stack arrays that differ in their last axis, the short ones filled up with ``filler``."""
+    """Stack arrays of different last axes, filled up with ``filler``."""
     longest = max(array.shape[-1] for array in arrays)
     filled = [
         np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, longest - array.shape[-1])], constant_values=filler)

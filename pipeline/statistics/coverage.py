@@ -40,7 +40,7 @@ SMALLEST_BUDGET = 1 << 14
 
 
 def coverage(inspected: Inspected) -> list[Row]:
-    """Per table and number of its most looked-up rows: table, num_rows, lookup_share in [0, 1]."""
+    """Return table, num_rows and lookup_share of each table's top rows."""
     found: list[Row] = []
     for table, count in zip(inspected.tables, inspected.counts, strict=True):
         # Sorting millions of counts is what takes time here, and by frequency they fall already.
@@ -55,7 +55,7 @@ def coverage(inspected: Inspected) -> list[Row]:
 
 
 def budgets_up_to(num_bytes: int) -> list[int]:
-    """Budgets for a curve: every half power of two from 16 KiB, and the bytes of all rows."""
+    """Return half powers of two from 16 KiB up to ``num_bytes``."""
     sizes = {num_bytes}
     size = float(SMALLEST_BUDGET)
     while size < num_bytes:
@@ -65,13 +65,14 @@ def budgets_up_to(num_bytes: int) -> list[int]:
 
 
 def hot_tables(inspected: Inspected) -> list[Row]:
-    """Per table what it takes of the plan's fast memory, and what it gives; shares are in [0, 1].
+    """Return what each table takes of fast memory, and what it gives.
 
     Returns:
         ``table``, num_rows, num_hot_rows, hot_bytes, hot_bytes_share (of the bytes of all hot rows),
         lookup_share (of the lookups of all tables), hot_lookup_share (of the table's own), cold_lookup_share
         (of the cold lookups of all tables), and oov_share and evaluation_oov_share (of the lookups of either
-        part, None of none). Lookups are those of the training part, of the model's where ids were adopted.
+        part, None of none). Shares are in [0, 1]. Lookups are those of the training part, of the model's
+        where ids were adopted.
     """
     plan = PlanTotals.of(inspected.plan)
     num_hot = [table.num_hot for table in plan.tables]
@@ -102,7 +103,7 @@ def hot_tables(inspected: Inspected) -> list[Row]:
 
 
 def _num_lookups(recorded: int | None, num_samples: int) -> int:
-    """Return the lookups of a table in a part of the log; only those of lists are recorded."""
+    """Return a table's lookups; only those of lists are recorded."""
     return num_samples if recorded is None else recorded
 
 
@@ -119,7 +120,7 @@ MAX_PEELED_SAMPLES = 5_000_000
 
 
 def _sampled_levels(inspected: Inspected, budgets: Sequence[int]) -> Levels:
-    """Levels where the counts of a sample of the training part decide, as in FAE's released code."""
+    """Return levels by the counts of a sample, as FAE's code does."""
     first_row_T = np.cumsum([0, *(table.num_rows for table in inspected.tables)])
     counts_R = np.zeros(int(first_row_T[-1]), np.int32)
     # Only training samples are drawn from, as FAE does.
@@ -131,7 +132,7 @@ def _sampled_levels(inspected: Inspected, budgets: Sequence[int]) -> Levels:
 
 
 def _counted_levels(inspected: Inspected, budgets: Sequence[int]) -> Levels:
-    """Levels where exact counts decide, for a folder whose ids are in another order."""
+    """Return levels by exact counts."""
     # The kernel counts in 32 bits; beyond that rows tie, which only the very first could.
     counts_R = np.concatenate([np.minimum(count, 2**31 - 1).astype(np.int32) for count in inspected.counts])
     return _levels(inspected, counts_R, budgets)
@@ -145,7 +146,7 @@ def _levels(inspected: Inspected, counts_R: NDArray[np.int32], budgets: Sequence
 
 
 def _peeled_levels(inspected: Inspected, budgets: Sequence[int]) -> Levels | str:
-    """Levels by peeling, for a folder ranked by frequency; or why there are none."""
+    """Return levels by peeling, or why there are none."""
     folder = inspected.folder
     num_train = inspected.num_train
     # Where peeling is impossible, the report gives the reason instead of the curve.
@@ -187,7 +188,7 @@ def _peeled_levels(inspected: Inspected, budgets: Sequence[int]) -> Levels | str
 
 
 def _draw_ids(samples: Manifest, first: int, entry: FileEntry, stop: int) -> list[NDArray[np.int32]]:
-    """Per table, the lookups of the samples of one file that are drawn."""
+    """Return each table's lookups of the samples drawn from a file."""
     chosen, _ = choose_samples(first, stop, _SEED, largest_key(FAE_SHARE))
     tables = read_lookups(samples, entry, 0, stop)
     return [
@@ -216,13 +217,13 @@ def budgets(inspected: Inspected) -> list[Row]:
 
 
 def _num_hot(inspected: Inspected, sizes: Sequence[int]) -> NDArray[np.int64]:
-    """(num_budgets, num_tables) hot rows of each table, in the order of the folder's ids."""
+    """Return (num_budgets, num_tables) hot rows in the order of ids."""
     found = [inspected.hot_order.num_hot(size)[0] for size in sizes]
     return np.array(found, np.int64).reshape(len(sizes), len(inspected.tables))
 
 
 def _hot_by_budget(inspected: Inspected, sizes: Sequence[int], orders: Sequence[Levels]) -> list[list[Row]]:
-    """Count what is hot under each of the budgets, which rise, for each order of rows.
+    """Count what is hot under rising budgets, for each order.
 
     Returns:
         For each order a row per budget: bytes, num_hot_rows, hot_lookup_share and hot_sample_share, of
@@ -288,7 +289,7 @@ def _rows_by_level(levels: Levels, num_budgets: int) -> list[int]:
 def count_hot_samples(
     samples: Manifest, num_hot: NDArray[np.int64], num_train: int, resources: Resources
 ) -> NDArray[np.int64]:
-    """(num_budgets,): fully hot training samples where each table's first ``num_hot`` rows are hot."""
+    """Return (num_budgets,) training samples that only look up hot rows."""
     levels = levels_of_tables(num_hot, SamplesTotals.of(samples).tables)
     (curve,) = hot_curves(samples, [levels], num_hot.shape[0], num_train, resources)
     return curve.samples
@@ -301,7 +302,7 @@ BATCH_SIZES = tuple(1 << power for power in range(6, 17))
 
 
 def unique_rows(inspected: Inspected, batch_sizes: Sequence[int] = BATCH_SIZES) -> list[Row]:
-    """Expected and measured different rows of a batch of each size, all one-hot tables together.
+    """Return expected and measured distinct rows per batch, by batch size.
 
     Measured over consecutive training samples in log order, in at most 16 files spread over the log; a size
     that no file holds is left out.

@@ -40,7 +40,7 @@ CACHE_POLICY: CachePolicy = "lfu"
 
 
 def default_runs(inspected: Inspected) -> dict[str, Any]:
-    """Bytes that each placement moves in the first epoch with the settings `hotset train` has by default.
+    """Return the bytes that each placement moves by default in epoch 0.
 
     Returns:
         ``settings``: batch_size, seed, prefetch, hot_bytes (of the rows that are hot), staging_bytes and
@@ -89,7 +89,7 @@ def default_runs(inspected: Inspected) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The tables of one embedding_dim: their staging area, and the rows of the first batches of epoch 0."""
+    """The tables of one embedding_dim, and their rows in each batch."""
 
     cold: ColdWidth
     row_bytes: int
@@ -129,7 +129,7 @@ class _Epoch:
 
     @property
     def vector_bytes(self) -> int:
-        """Bytes of the vectors that a sample gives the model: one per table."""
+        """Bytes of a sample's vectors, one per table."""
         return sum(4 * group.cold.embedding_dim * len(group.cold.tables) for group in self.groups)
 
     @property
@@ -154,7 +154,7 @@ class _Epoch:
         to_slow: int = 0,
         staged: Sequence[RowTraffic] = (),
     ) -> dict[str, Any]:
-        """Return the row of a placement, from its bytes and what each group's planner counted."""
+        """Return the row of a placement."""
         return {
             "placement": placement,
             "fast_bytes": fast_bytes,
@@ -170,7 +170,7 @@ class _Epoch:
     def planned(
         self, placement: str, fast_bytes: int, runs: Iterable[tuple[StagingPlanner, RowStream]]
     ) -> dict[str, Any]:
-        """Return the row of a placement that plans; ``runs`` has each group's planner and batches."""
+        """Return the row of a placement, from each group's planner and batches."""
         found = []
         for planner, stream in runs:
             traffic = RowTraffic()
@@ -273,14 +273,14 @@ def _stream(batches: _Batches, order: NDArray[np.int32]) -> RowStream:
 
 
 def _fae(epoch: _Epoch) -> dict[str, Any]:
-    """Mixed batches as `hybrid`, then all hot-only ones, with one copy of the hot rows each way."""
+    """Count mixed batches as `hybrid`, and hot rows once each way."""
     num_bytes = int(epoch.samples_of_batch[~epoch.is_hot_only].sum()) * epoch.vector_bytes
     num_bytes += epoch.hot_bytes if epoch.is_hot_only.any() else 0
     return epoch.moved("fae", epoch.hot_bytes, num_bytes, num_bytes)
 
 
 def _lookahead(epoch: _Epoch) -> dict[str, Any]:
-    """Cold rows of mixed batches through the staging slots, those with the farthest next use leave."""
+    """Plan cold rows of mixed batches through the staging slots."""
     runs = []
     for group in epoch.groups:
         num_slots = max(1, group.num_slots)
@@ -294,7 +294,7 @@ def _lookahead(epoch: _Epoch) -> dict[str, Any]:
 
 
 def _cache(inspected: Inspected, epoch: _Epoch) -> dict[str, Any]:
-    """All rows through slots for as many bytes as hot rows and staging together, filled by frequency."""
+    """Plan all rows through the bytes of hot rows and staging."""
     runs = []
     for group in epoch.groups:
         # The rows of all tables of one group share the slots.

@@ -40,7 +40,7 @@ DEFAULT_PARTS = 6
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """A time window of the log, all of it for training or all for evaluation."""
+    """A time window of the log, for training or for evaluation."""
 
     name: str
     first: int
@@ -54,7 +54,7 @@ class LogPart:
 
 
 def parts_of_log(columns: Manifest, num_train: int, num_parts: int | None) -> list[LogPart]:
-    """The raw files where there are several, else equal windows of the training part, then the evaluation.
+    """Return the parts of a log: its raw files, or equal windows.
 
     Of more files than a row has marks for, each part is a run of as many files.
 
@@ -100,7 +100,7 @@ def _name_of_run(names: list[str]) -> str:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Return names of files, which may be in several folders, with a number where they are not distinct."""
+    """Return names of files, numbered where they are equal."""
     return [
         f"{name} ({names[: place + 1].count(name)})" if names.count(name) > 1 else name
         for place, name in enumerate(names)
@@ -116,7 +116,7 @@ def _cut(name: str, first: int, stop: int, num_train: int) -> Iterator[LogPart]:
 
 
 def drift(inspected: Inspected, budget_bytes: int | None = None) -> dict[str, Any]:
-    """Measure how the hot set that each training part would choose serves every part.
+    """Measure how the hot set of each training part serves all parts.
 
     Args:
         inspected: a folder.
@@ -153,7 +153,7 @@ def drift(inspected: Inspected, budget_bytes: int | None = None) -> dict[str, An
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """Sums over the samples of each part by hot set, the last of which is the plan's."""
+    """Sums over each part by hot set, the plan's last."""
 
     hot_lookups: NDArray[np.int64]
     """(num_sets, num_parts), lookups of rows in the set."""
@@ -191,7 +191,7 @@ class _Drift:
         """Samples to read: those of training parts are read twice."""
 
     def mark(self, resources: Resources) -> list[int]:
-        """Mark the rows of every training part and the plan; the number each part would keep hot."""
+        """Mark rows by part and plan; return each part's hot rows."""
         counts_R = np.empty(self.marks_R.shape[0], np.int32)
         found = []
         crew = min(num_workers(resources.workers), len(self.tables))

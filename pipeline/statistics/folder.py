@@ -58,7 +58,7 @@ class Inspected:
     def open(
         cls, folder: Path, resources: Resources = DEFAULT_RESOURCES, *, num_parts: int | None = None
     ) -> Inspected:
-        """Open ``folder``; raise ManifestError where a part is missing, unfinished or was discarded."""
+        """Open ``folder``; raise ManifestError where a part is missing."""
         vocabulary, samples, plan = (
             Manifest.read(folder / name) for name in ("vocabulary", "samples", "plan")
         )
@@ -81,14 +81,14 @@ class Inspected:
         return VocabularyTotals.of(self.vocabulary).num_train_samples
 
     def train_parts(self) -> Iterator[tuple[int, FileEntry, int]]:
-        """Yield each file with training samples: the number of its first sample, itself, how many train."""
+        """Yield first sample, file and training samples of each training file."""
         for first, entry in self.samples.parts():
             if first < self.num_train:
                 yield first, entry, min(self.num_train - first, entry.num_samples)
 
     @cached_property
     def counts(self) -> list[NDArray[np.int64]]:
-        """Per table (num_rows,), lookups of each row in the training part, in the order of ids."""
+        """Training lookups of each row by id, per table (num_rows,)."""
         return read_tables(self.vocabulary, "count")
 
     @cached_property
@@ -116,19 +116,19 @@ def refuse_other_rows(tables: Sequence[TableInfo], manifest: Manifest, vocabular
 
 
 def read_shards(folder: Path) -> Manifest | None:
-    """Return the manifest of the shards of ``folder``; None where they are not written yet."""
+    """Return the manifest of the shards, or None without shards."""
     # Unpacked shards are no fault; damaged ones are.
     return Manifest.read_sealed(folder / "shards")
 
 
 def packed_batch_size(folder: Path) -> int | None:
-    """Return the batch size of the shards of ``folder``; None where they are not written yet."""
+    """Return the batch size of the shards, or None without shards."""
     shards = read_shards(folder)
     return None if shards is None else ShardSettings.of(shards).batch_size
 
 
 def provenance(folder: Path) -> dict[str, Any]:
-    """Return what a reader needs to make the same folder again, and to distinguish two reports.
+    """Return logs, settings and fingerprints, which make the same folder again.
 
     Args:
         folder: preprocessed as far as its plan.
@@ -168,7 +168,7 @@ def provenance(folder: Path) -> dict[str, Any]:
 
 
 def find_leaks(folder: Path) -> list[str]:
-    """Return a line for each way evaluation data reached counts and ids; empty where none did.
+    """Return a line for each way evaluation data reached counts and ids.
 
     Args:
         folder: preprocessed as far as its vocabulary.

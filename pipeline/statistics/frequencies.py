@@ -57,7 +57,7 @@ NUM_CATEGORIES = 8
 
 
 def top_categories(inspected: Inspected) -> list[Row]:
-    """The categories of each table with the most lookups, from the most to the least.
+    """Return the categories of each table with the most lookups.
 
     Returns:
         ``table``, ``id``, ``category`` (as the log writes it; (missing) and (oov) are rows, too),
@@ -121,7 +121,7 @@ def _nothing(chosen: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
 def _count_labels(
     columns: Manifest, samples: Manifest, entry: FileEntry, num_own: int, slots: list[NDArray[np.int16]]
 ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
-    """Count the lookups of the chosen rows by the first samples of a file, and those of clicked samples."""
+    """Count lookups and clicks of the chosen rows in one file."""
     label = values_of(read_batch(columns, columns.entry(entry.path)).column("label"), np.uint8)[:num_own]
     tables = read_lookups(samples, entry, 0, num_own)
     # One sum for each chosen row, found by its slot; all other rows have the slot -1.
@@ -192,7 +192,7 @@ def frequency_statistics(
 
 
 def _refuse_little_memory(inspected: Inspected) -> None:
-    """Raise SystemFaultError where there is less memory than the statistics take at the very least.
+    """Raise SystemFaultError where memory cannot suffice.
 
     Libraries that cannot start a thread for want of memory end the process without a message.
     """
@@ -238,7 +238,10 @@ def _totals(inspected: Inspected) -> dict[str, Any]:
 
 
 def features(inspected: Inspected) -> list[Row]:
-    """Per table: name, num_rows, num_lookups, top_share (of lookups, by number of rows), rows_for_share."""
+    """Return name, num_rows, num_lookups and skew of each table.
+
+    ``top_share`` has the share of lookups by number of top rows, ``rows_for_share`` these rows by share.
+    """
     return [_feature(table, count) for table, count in zip(inspected.tables, inspected.counts, strict=True)]
 
 
@@ -268,7 +271,7 @@ def _batches(folder: Path) -> dict[str, Any] | None:
 
 
 def _oov(inspected: Inspected) -> dict[str, Any]:
-    """Lookups of the oov rows; their share of the evaluation's is None where lists make those uncounted."""
+    """Count lookups of oov rows; with lists, evaluation_share is None."""
     tables = SamplesTotals.of(inspected.samples).tables
     num_evaluation = inspected.samples.num_samples - inspected.num_train
     oov_evaluation = sum(table.oov_evaluation for table in tables)

@@ -30,7 +30,7 @@ KINDS = ("hot", "mixed", "evaluation")
 
 
 def log_series(inspected: Inspected) -> dict[str, Any]:
-    """Labels and values as the log has them; shares and label rates are in [0, 1], None of nothing.
+    """Summarize labels, missing values and dense values of the log.
 
     Returns:
         ``labels``: per kind of samples (hot, mixed, evaluation) num_samples, num_clicks, label_rate.
@@ -42,7 +42,8 @@ def log_series(inspected: Inspected) -> dict[str, Any]:
         negative_share (of the values), clamped_share (values that the transform makes 0), min, max, mean, and
         quantiles, see `ValueSummary.quantiles`.
         ``dense_bins``: values of each from one power of two up to the next.
-        All are empty where columns/ was discarded, and clicks None without labels.
+        Shares and rates are in [0, 1], None of nothing. All are empty where columns/ was discarded, and
+        clicks None without labels.
     """
     columns = Manifest.read(inspected.folder / "columns")
     if is_discarded(columns.folder):
@@ -82,7 +83,7 @@ def log_series(inspected: Inspected) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Sums over some files of a log; those of several files add up."""
+    """Sums over some files of a log."""
 
     kinds: NDArray[np.int64]
     """(3,), samples by KINDS."""
@@ -142,7 +143,7 @@ def _nothing(log: ColumnsTotals, num_parts: int) -> _Sums:
 def _sum_file(
     columns: Manifest, plan: Manifest, entry: FileEntry, first: int, num_train: int, bounds: list[int]
 ) -> tuple[int, _Sums]:
-    """Sum over one file, whose samples begin at number ``first`` of the log."""
+    """Sum over one file, whose first sample is ``first``."""
     log = ColumnsTotals.of(columns)
     batch = read_batch(columns, entry)
     sums = _nothing(log, len(bounds) - 1)
@@ -180,7 +181,7 @@ def _sum_file(
 
 
 def _missing_samples(column: pa.Array, is_list: bool) -> NDArray[np.bool_] | None:
-    """(num_samples,) whether a sample has no value in the column; None where all have one."""
+    """Return (num_samples,) whether a value is missing; None where none is."""
     values = column.values if is_list else column
     validity = validity_of(values)
     if not is_list:
@@ -197,7 +198,7 @@ def _as_bools(bitmap: NDArray[np.uint8], length: int) -> NDArray[np.bool_]:
 
 
 def _label_row(num_samples: int, num_clicks: int) -> Row:
-    """Return samples, clicks and label rate; ``num_clicks`` is -1 where the log has no labels."""
+    """Return samples, clicks and label rate; -1 clicks mean no labels."""
     if num_clicks < 0:
         return {"num_samples": num_samples, "num_clicks": None, "label_rate": None}
     return {

@@ -53,7 +53,7 @@ class TableRows:
     """By id, the texts of the most frequent categories."""
 
     def rows(self, ids: list[int]) -> list[Row]:
-        """Each row's id, category, count, share of the table's lookups, and that of the rows up to it.
+        """Return id, category, count, share, cumulative_share and is_hot of each row.
 
         Shares are in [0, 1]; ``is_hot`` is None before there is a plan.
         """
@@ -73,7 +73,7 @@ class TableRows:
         ]
 
     def category_of(self, row: int) -> str:
-        """The category of a row as the log writes it; of a text that was not kept its hash in hex."""
+        """Return a row's category as the log writes it."""
         # Missing values too rare for a row share that of oov, which then has both names.
         shared = ((self.table.missing_id, MISSING), (self.table.oov_id, OOV))
         names = [name for shared_row, name in shared if shared_row == row]
@@ -82,7 +82,7 @@ class TableRows:
         return self.texts.get(row) or format_category(int(self.categories[row]), self.kind)
 
     def head(self, top: int) -> list[Row]:
-        """The rows of the first ``top`` ids, which are the most important ones."""
+        """Return the rows of the first ``top`` ids."""
         return self.rows(list(range(min(top, self.counts.shape[0]))))
 
     def by_id(self, row: int) -> Row:
@@ -95,7 +95,9 @@ class TableRows:
         return self.rows([row])[0]
 
     def by_category(self, text: str) -> Row:
-        """The row that looks up ``text`` use; ``is_known`` says whether it is the category's own.
+        """Return the row that lookups of ``text`` use.
+
+        ``is_known`` says whether it is the category's own.
 
         Raises:
             ConfigError: no category of this table's kind is written so.
@@ -130,7 +132,7 @@ _WANTED = {
 
 
 def open_table(folder: Path, feature: str) -> TableRows:
-    """The table called ``feature`` of a folder that was preprocessed as far as its vocabulary.
+    """Open the table of a feature in a folder with a vocabulary.
 
     Raises:
         ConfigError: no feature has that name; the hint names those there are.
@@ -163,7 +165,7 @@ def _num_hot(folder: Path, feature: str) -> int | None:
 
 
 def format_category(category: int, kind: str) -> str:
-    """A category as the log writes it: hex digits, a number, or the hash of a text in hex."""
+    """Return a category as the log writes it, a text as its hash."""
     match kind:
         case "hex8":
             return f"{category:08x}"
@@ -176,7 +178,9 @@ def format_category(category: int, kind: str) -> str:
 
 
 def parse_category(text: str, kind: str, feature: str) -> int:
-    """The number of a category as the log writes it; ``#`` and 16 hex digits name a text's hash.
+    """Return the number of a category as the log writes it.
+
+    ``#`` and 16 hex digits name the hash of a text.
 
     Raises:
         ConfigError: the table's categories are not written so.

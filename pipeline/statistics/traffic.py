@@ -61,12 +61,12 @@ class Trace:
         return int(self.offsets.shape[0]) - 1
 
     def batch_starts(self, batch_size: int) -> NDArray[np.int64]:
-        """(num_batches + 1,), where the lookups of each whole batch begin in ``rows``."""
+        """Return (num_batches + 1,) positions in ``rows`` where whole batches begin."""
         return self.offsets[:: max(1, batch_size)]
 
 
 def draw_trace(inspected: Inspected, num_wanted: int, *, seed: int = 0) -> Trace:
-    """Draw about the first ``num_wanted`` samples of the training part in the order of ``pack --seed``.
+    """Draw about ``num_wanted`` training samples, the first in shuffled order.
 
     Args:
         inspected: has the samples, of which those that train come first.
@@ -97,14 +97,14 @@ def draw_trace(inspected: Inspected, num_wanted: int, *, seed: int = 0) -> Trace
 
 
 def largest_key(share: float) -> np.uint64:
-    """Return the largest key of about ``share`` of the shuffled samples, in [0, 1]."""
+    """Return the largest key of a share of the shuffled samples."""
     return np.uint64(2**64 - 1) if share >= 1 else np.uint64(int(share * 2**64))
 
 
 def choose_samples(
     first: int, stop: int, seed: int, largest: np.uint64
 ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Return which of the ``stop`` samples from number ``first`` on have no higher key, and their keys."""
+    """Return the samples with keys up to ``largest``, and their keys."""
     keys = np.empty(stop, np.uint64)
     kinds = np.empty(stop, np.uint8)
     keys_and_kinds(seed, first, first + stop, np.zeros(stop, np.uint8), False, keys, kinds)
@@ -119,7 +119,7 @@ _NOTHING: _Part = (np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np
 def _draw_part(
     samples: Manifest, first: int, entry: FileEntry, stop: int, seed: int, largest: np.uint64
 ) -> _Part:
-    """Return keys, rows and numbers of lookups of the samples of one file with a key up to ``largest``."""
+    """Return keys, rows and lookups of a file's samples up to ``largest``."""
     chosen, keys = choose_samples(first, stop, seed, largest)
     tables = read_lookups(samples, entry, 0, stop)
     first_row_T = np.cumsum([0, *(table.num_rows for table in SamplesTotals.of(samples).tables)])
@@ -146,7 +146,7 @@ NUM_SIZES = 7
 def miss_ratios(
     inspected: Inspected, *, batch_size: int | None = None, seed: int = 0, num_batches: int = NUM_BATCHES
 ) -> dict[str, Any]:
-    """Count the rows loaded under each policy and size of a fast tier without pinned rows.
+    """Count the rows that each policy loads again, by slots.
 
     A slot has the bytes of the plan's rows; tables of other widths count as this wide.
 
@@ -206,7 +206,7 @@ def miss_ratios(
 
 
 def _run(sweep: CacheSweep, policy: str, sizes: list[int]) -> list[int]:
-    """Fetches of one policy at rising sizes; where it needs none, it needs none with more slots."""
+    """Return the fetches of one policy at rising sizes."""
     found: list[int] = []
     for size in sizes:
         found.append(0 if found and found[-1] == 0 else sweep.refetches(policy, size))
@@ -298,7 +298,7 @@ def _epoch_of(trace: Trace, num_rows: int, batch_size: int, num_ranks: int) -> R
 def _expected(
     lookups: NDArray[np.int64], num_samples: int, batch_size: int, num_ranks: int
 ) -> dict[str, float]:
-    """Return the expected rows of each scheme that one rank receives in a step."""
+    """Return the rows that a rank is expected to receive per step."""
     num_steps = -(-num_samples // batch_size)
     expected = asdict(expected_exchange(lookups, num_samples, num_steps, num_ranks))
     per_rank = num_ranks * num_steps

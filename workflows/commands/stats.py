@@ -45,7 +45,7 @@ _TITLES = {
 
 
 def show_statistics(statistics: dict[str, Any], console: Console) -> None:
-    """Print what `frequency_statistics` returned: series by series, then the split and any warning."""
+    """Print the series, then the split and any warning."""
     budget = format_byte_size(statistics["drift"]["budget_bytes"]) if "drift" in statistics else ""
     for name, rows in named_tables(statistics):
         # A series that could not be found out has no rows; the lines at the end say why.
@@ -132,7 +132,7 @@ def _show_split(statistics: dict[str, Any], console: Console) -> None:
 
 
 def _describe_calibration(statistics: dict[str, Any], facts: dict[str, Any]) -> str:
-    """Return what FAE's sampling chose, what it estimated, and what exact counts would achieve."""
+    """Return what FAE's sampling chose, next to exact counts."""
     num_train = max(1, statistics["num_train_samples"])
     found = statistics["samples"]["hot"] / num_train
     exact = facts["exact"]["hot_samples"] / num_train

@@ -50,7 +50,7 @@ class VerifyCommand(Command):
     """Print one JSON object on stdout."""
 
     def execute(self) -> int:
-        """Run ``hotset verify`` and return exit status 1 where a fault was found."""
+        """Run ``hotset verify``; return 1 where a fault was found."""
         # A run folder is recognized by its config, and has separate checks.
         if (self.dir / "config.json").exists():
             return _verify_run(self)

@@ -43,7 +43,7 @@ ChartSpec = dict[str, Any]
 
 
 def chart_spec(layers: Sequence[alt.Chart], description: str, height: float = HEIGHT) -> ChartSpec:
-    """Return layers as one chart in Vega-Lite JSON that fills the width of its element."""
+    """Return layers as one chart that fills its element's width."""
     sized = alt.layer(*layers).properties(
         width="container",
         height=height,
@@ -58,13 +58,13 @@ def chart_spec(layers: Sequence[alt.Chart], description: str, height: float = HE
 
 
 def _percent_axis(title: str, domain: Sequence[float] | None = (0, 1)) -> alt.Y:
-    """Return a y axis of shares, labeled in percent; without ``domain`` it ends beyond the data."""
+    """Return a y axis of shares, labeled in percent."""
     scale = alt.Scale(domain=domain, nice=False) if domain else alt.Scale(zero=True, nice=True)
     return alt.Y("y:Q", title=title, scale=scale, axis=alt.Axis(format="~%", tickCount=6))
 
 
 def _byte_axis(title: str, sizes: Sequence[float]) -> alt.X:
-    """Return a logarithmic x axis over ``sizes``, labeled in KiB, MiB and so on."""
+    """Return a logarithmic x axis over ``sizes`` in bytes."""
     low = min(sizes)
     high = max(sizes)
     axis = alt.Axis(
@@ -75,7 +75,7 @@ def _byte_axis(title: str, sizes: Sequence[float]) -> alt.X:
 
 
 def _byte_ticks(low: float, high: float) -> list[int]:
-    """Return powers of 16 between ``low`` and ``high``, or a finer ladder where those are few."""
+    """Return powers of 16 between both ends, or a finer ladder."""
     powers = [1 << power for power in range(10, 50)]
     choices = (powers[::4], powers[::2], powers, sorted([*powers, *(size // 2 * 3 for size in powers)]))
     for ticks in choices:
@@ -88,7 +88,7 @@ def _byte_ticks(low: float, high: float) -> list[int]:
 
 
 def _color(colors: Mapping[str, str], hidden: Collection[str] = ()) -> alt.Color:
-    """Return the color of each name, with a legend above the plot of all that are not hidden."""
+    """Return each name's color, with a legend of those not hidden."""
     values = [name for name in colors if name not in hidden]
     # A phone has room for one name in a row.
     columns = alt.ExprRef("width < 480 ? 1 : 3")
@@ -102,7 +102,7 @@ def _color(colors: Mapping[str, str], hidden: Collection[str] = ()) -> alt.Color
 
 
 def _mark(table: str, row: Row, name: str, **places: Any) -> Row:
-    """Return the data of one mark: its name, its places, and the cells of its row in ``table``."""
+    """Return a mark's name, places and cells of its row in ``table``."""
     headings = [heading for heading, _, _ in COLUMNS[table]]
     return {"name": name, **places, **dict(zip(headings, cells_of(table, row), strict=True))}
 
@@ -121,7 +121,7 @@ def _lines(
     thin: Sequence[str] = (),
     has_dots: bool = True,
 ) -> list[alt.Chart]:
-    """Return lines through ``points``, each a `_mark` with x and y, and what a pointer can hit."""
+    """Return lines through marks, and what a pointer can hit."""
     base = alt.Chart(alt.Data(values=points)).encode(x=axes[0], y=axes[1], detail="name:N", color=color)
     is_thin = alt.FieldOneOfPredicate(field="name", oneOf=list(thin))
     is_dashed = alt.FieldOneOfPredicate(field="name", oneOf=list(dashed))
@@ -137,7 +137,7 @@ def _lines(
 def _points(
     points: list[Row], axes: tuple[alt.X, alt.Y], color: alt.Color, tooltip: list[alt.Tooltip], **mark: Any
 ) -> alt.Chart:
-    """Return points that belong to no line; ``mark`` sets their shape and size."""
+    """Return points that belong to no line."""
     base = alt.Chart(alt.Data(values=points)).encode(x=axes[0], y=axes[1], color=color, tooltip=tooltip)
     return base.mark_point(filled=True, opacity=1, **mark)
 
@@ -146,7 +146,7 @@ _ALL_TABLES = "all tables together"
 
 
 def coverage_chart(rows: Sequence[Row], named: Sequence[str], all_tables: Sequence[Row]) -> ChartSpec:
-    """Return the share of lookups that the top rows of each table serve.
+    """Return the share of lookups that each table's top rows serve.
 
     Args:
         rows: the series ``coverage``.
@@ -210,7 +210,7 @@ def unique_rows_chart(rows: Sequence[Row]) -> ChartSpec:
 
 
 def drift_chart(by_age: Sequence[Row]) -> ChartSpec:
-    """Return the shares that the hot rows of one part serve in later parts, by the parts in between."""
+    """Return the shares that hot rows serve as they age."""
     lines = {
         "hot lookups": "hot_lookup_share",
         "fully hot samples": "hot_sample_share",
@@ -257,7 +257,7 @@ _PLACEMENT_COLORS = {
 def hot_samples_chart(
     rows: Sequence[Row], plan_bytes: int, *, published_row_bytes: int | None = None
 ) -> ChartSpec:
-    """Return fully hot samples by budget for each order; hot lookups of the first order are dashed.
+    """Return fully hot samples by budget and order; hot lookups are dashed.
 
     Args:
         rows: the series ``hot_samples``.
@@ -299,14 +299,14 @@ def hot_samples_chart(
 
 
 def published_points(row_bytes: int | None) -> list[tuple[float, float]]:
-    """Return FAE's points at the bytes that as many rows of ``row_bytes`` take; none for None."""
+    """Return FAE's points at rows of ``row_bytes``; none for None."""
     if row_bytes is None:
         return []
     return [(num_bytes * row_bytes / PUBLISHED_ROW_BYTES, share) for num_bytes, share in PUBLISHED]
 
 
 def miss_ratios_chart(curve: Sequence[Row]) -> ChartSpec:
-    """Return the share of rows that each policy loads again, by slots; ``curve`` is of ``miss_ratios``."""
+    """Return the share of rows that each policy loads again, by slots."""
     table = "miss_ratios_curve"
     # Bytes on the axis, not slots: tables of several widths share them.
     points = [_mark(table, row, row["policy"], x=row["bytes"], y=row["refetched_share"]) for row in curve]
@@ -399,7 +399,7 @@ def bar_chart(
 
 
 def dense_chart(dense: Sequence[Row]) -> ChartSpec:
-    """Return the range of each dense feature: 1% to 99%, the middle half, and the median.
+    """Return each dense feature's 1% to 99%, middle half and median.
 
     Args:
         dense: rows of dense features in the series ``log``; those without a value are left out.
@@ -436,7 +436,7 @@ def dense_chart(dense: Sequence[Row]) -> ChartSpec:
 
 
 def _powers(low: float, high: float, most: int) -> list[float]:
-    """Return 0 and powers of ten between both ends, fewer if there are many.
+    """Return 0 and powers of ten between both ends.
 
     They begin at 1, or where both ends are below 10 at a tenth of the last one.
     """

@@ -26,7 +26,7 @@ _NUMBER_AND_UNIT = re.compile(r"(\d) ((?:[KMGT]iB|B|GB/s|Tflop/s|[kMG])\b)")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section of the report: its text, a chart, and tables of its numbers."""
+    """One section of the report: text, chart and tables."""
 
     name: str
     title: str
@@ -43,7 +43,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A piece of advice: sentences under a heading, and the commands that follow it."""
+    """A piece of advice: sentences and commands under a heading."""
 
     heading: str
     sentences: Sequence[str]
@@ -81,7 +81,7 @@ def render(page: Page) -> str:
 
 
 def _prose(text: str) -> str:
-    """Return text as HTML without a line break between a number and its unit."""
+    """Return text as HTML; no line breaks before a unit."""
     return html.escape(_NUMBER_AND_UNIT.sub("\\1\N{NO-BREAK SPACE}\\2", text))
 
 
@@ -110,7 +110,7 @@ def _list(sentences: Sequence[str]) -> str:
 
 
 def _commands(commands: Sequence[str]) -> str:
-    """Return commands to paste; a line that begins with ``#`` names the alternative that follows it."""
+    """Return commands to paste; a line ``# …`` names an alternative."""
     # Lines collect under the name before them, each group a block that is copied as a whole.
     blocks: list[tuple[str, list[str]]] = []
     for line in commands:
@@ -126,7 +126,7 @@ def _commands(commands: Sequence[str]) -> str:
 
 
 def _command(line: str) -> str:
-    """Return a command that narrow pages break between words only, and not after a hyphen."""
+    """Return a command that narrow pages break between words only."""
     words = map(html.escape, line.split(" "))
     return " ".join(f"<span>{word}</span>" if word.startswith("--") else word for word in words)
 

@@ -79,7 +79,7 @@ def provenance_section(provenance: dict[str, Any]) -> Section:
 
 
 def default_runs_sections(found: dict[str, Any]) -> Iterator[Section]:
-    """Yield what the placements move with the settings that training has by default."""
+    """Yield what the placements move by default."""
     rows = found["placements"]
     if not rows:
         return
@@ -110,7 +110,7 @@ def hot_tables_section(rows: Sequence[Row]) -> Section:
 
 
 def _bars_and_marks(table: str, description: str, rows: Sequence[Row], shares: dict[str, str]) -> ChartSpec:
-    """Return a chart with one share of each row as a bar and another as a mark; ``shares`` has their keys."""
+    """Return a chart of two shares: bars, and marks across them."""
     (bar, bar_key), (mark, mark_key) = shares.items()
     bars = [(row, bar, row[bar_key] or 0.0) for row in rows]
     marks = [(row, mark, row[mark_key]) for row in rows if row[mark_key] is not None]
@@ -118,7 +118,7 @@ def _bars_and_marks(table: str, description: str, rows: Sequence[Row], shares: d
 
 
 def log_sections(log: dict[str, Any]) -> Iterator[Section]:
-    """Yield labels, missing values and dense features; nothing of a log whose columns were discarded."""
+    """Yield labels, missing values and dense features, if columns were kept."""
     if not log["labels"]:
         return
     yield from _labels(log)
@@ -235,7 +235,7 @@ def _can_rebuild(statistics: dict[str, Any]) -> bool:
 
 
 def _budget_commands(folder: Path, statistics: dict[str, Any]) -> list[str]:
-    """Return how to get the budget from which more stops paying, and peeled rows where they are better."""
+    """Return how to get the best budget, or peeled rows."""
     if not _can_rebuild(statistics) or statistics["mode"] != "budget":
         # Commands are offered only where this folder can be rebuilt by them.
         return []
@@ -261,7 +261,7 @@ def _budget_commands(folder: Path, statistics: dict[str, Any]) -> list[str]:
 
 
 def _training_commands(folder: Path, statistics: dict[str, Any], advice: PlacementAdvice) -> list[str]:
-    """Return how to train with the placement and the memory that are enough."""
+    """Return how to train with the placement that is enough."""
     enough = advice["enough"]
     option = next(option for option in advice["options"] if option["fast_bytes"] == enough["fast_bytes"])
     best = option["placements"][0]

@@ -50,21 +50,21 @@ def rounded(number: float) -> str:
 
 
 def order_of(statistics: dict[str, Any], order: str | None = None) -> list[Row]:
-    """Return the rows of the series ``hot_samples`` that are of one order; by default the folder's own."""
+    """Return the rows of ``hot_samples`` of one order, by default the folder's."""
     rows = statistics["hot_samples"]
     wanted = rows[0]["order"] if order is None else order
     return [row for row in rows if row["order"] == wanted]
 
 
 def label_rate(log: dict[str, Any]) -> float | None:
-    """Return the share of the training samples that are clicked; None where it is not known."""
+    """Return the click rate of training samples; None where unknown."""
     rows = [row for row in log["labels"] if row["kind"] != "evaluation" and row["num_clicks"] is not None]
     num_samples = sum(row["num_samples"] for row in rows)
     return sum(row["num_clicks"] or 0 for row in rows) / num_samples if num_samples else None
 
 
 def budget_sentences(statistics: dict[str, Any]) -> list[str]:
-    """Return how much fast memory hot rows need, and what the plan's budget achieves."""
+    """Return how much memory hot rows need, and what the plan achieves."""
     curve = order_of(statistics)
     sizes = [row["bytes"] for row in curve]
     lookups = [row["hot_lookup_share"] for row in curve]
@@ -116,7 +116,7 @@ def _stop_sentence(sizes: Sequence[int], samples: Sequence[float]) -> str:
 
 
 def _peel_sentences(statistics: dict[str, Any]) -> list[str]:
-    """Return what peeling would achieve with the plan's budget, where that is clearly more."""
+    """Return what peeling would achieve, where that is clearly more."""
     share = peel_share(statistics)
     if share is None:
         return []
@@ -127,7 +127,7 @@ def _peel_sentences(statistics: dict[str, Any]) -> list[str]:
 
 
 def peel_share(statistics: dict[str, Any]) -> float | None:
-    """Return the plan's fully hot samples with peeled rows; None if they are not clearly more."""
+    """Return fully hot samples with peeled rows; None unless clearly more."""
     chosen = next(row for row in statistics["budgets"] if row["is_chosen"])
     peeled = order_of(statistics, "peel")
     if not peeled or peeled[0] == statistics["hot_samples"][0] or chosen["bytes"] >= peeled[-1]["bytes"]:
@@ -158,7 +158,7 @@ def placement_sentence(advice: PlacementAdvice) -> str:
 
 
 def policy_sentences(found: dict[str, Any]) -> list[str]:
-    """Return how far the policies are apart, at a size at which look-ahead still refetches something."""
+    """Return how far the policies are apart."""
     curve = found["curve"]
     shares = {(row["policy"], row["num_slots"]): row["refetched_share"] for row in curve}
     sizes = sorted({row["num_slots"] for row in curve})
@@ -179,7 +179,7 @@ def policy_sentences(found: dict[str, Any]) -> list[str]:
 
 
 def drift_sentences(drift: dict[str, Any]) -> list[str]:
-    """Return how fast hot rows age, and how many evaluation lookups have no row."""
+    """Return how fast hot rows age, and lookups without a row."""
     by_age = drift["by_age"]
     sentences = []
     # With two parts there is no trend to speak of.
@@ -202,7 +202,7 @@ def drift_sentences(drift: dict[str, Any]) -> list[str]:
 
 
 def _aging_verdict(lost_points: float) -> str:
-    """Return what to do about hot rows that serve ``lost_points`` % less of later parts."""
+    """Return what to do about hot rows that serve less later."""
     if lost_points < 0.5:
         return "they hardly age"
     return "choose them again now and then" if lost_points < 3 else "choose them again often"
@@ -213,7 +213,7 @@ _AFTER_INGEST = ("count", "rank", "encode", "split", "pack")
 
 
 def size_option(num_bytes: int) -> str:
-    """Return a size as options take it, rounded up to three digits or so: 2965821 as ``"2.83MiB"``."""
+    """Return a size as options take it, rounded up: 2965821 as ``"2.83MiB"``."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if num_bytes >= unit:
             hundredths = -(-num_bytes * 100 // unit)
@@ -245,7 +245,7 @@ def preprocess_command(provenance: dict[str, Any], folder: Path) -> str:
 
 
 def stage_options(provenance: dict[str, Any], stage: str, **other: str | None) -> list[str]:
-    """Return the options by which a stage's settings differ from the defaults of its schema.
+    """Return the options by which a stage differs from its schema's defaults.
 
     Args:
         provenance: see `pipeline.statistics.folder.provenance`.
@@ -275,7 +275,7 @@ def stage_options(provenance: dict[str, Any], stage: str, **other: str | None) -
 def rebuild_commands(
     provenance: dict[str, Any], folder: Path, *, first: str = "split", **other: str | None
 ) -> list[str]:
-    """Return the commands that run the stages from ``first`` on with other settings of that stage."""
+    """Return the commands that run stages from ``first`` on."""
     lines = []
     for stage in _AFTER_INGEST[_AFTER_INGEST.index(first) :]:
         options = stage_options(provenance, stage, **(other if stage == first else {}))

@@ -30,7 +30,7 @@ _LEAST_SHADED_WIDTH = 0.1
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table of cells ready to print; the first columns are text, the others are numbers."""
+    """A table of cells ready to print."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -99,13 +99,13 @@ def _printable(category: str) -> str:
 
 
 def shown(category: str, most: int = 32) -> str:
-    """Return a category as one line of printable characters, cut off where it is long."""
+    """Return a category as one short line of printable characters."""
     text = _printable(category)
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def short_number(value: float | None) -> str:
-    """Return a number with three digits or so, large ones by thousands: 1234567 as ``1.23 M``."""
+    """Return a number with three digits: 1234567 as ``1.23 M``."""
     if value is None:
         return ""
     for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
@@ -288,7 +288,7 @@ _TEXTS = (str, shown, _kind)
 
 
 def text_table(name: str, rows: Sequence[Row], title: str = "") -> TextTable:
-    """Return rows as a table with the columns that `COLUMNS` has under ``name``."""
+    """Return rows as a table with the columns of ``name``."""
     columns = COLUMNS[name]
     if name == "hot_tables":
         rows = by_hot_bytes(rows)
@@ -306,12 +306,12 @@ def cells_of(name: str, row: Row) -> list[str]:
 
 
 def by_hot_bytes(rows: Sequence[Row]) -> list[Row]:
-    """Return tables from the one with the most hot bytes to the one with the fewest."""
+    """Return tables by falling hot bytes."""
     return sorted(rows, key=lambda row: -int(row["hot_bytes"]))
 
 
 def _first_categories(rows: Sequence[Row]) -> list[Row]:
-    """Return the most frequent categories of each table, which has its name in the first line alone."""
+    """Return the top categories of each table, named once."""
     places: Counter[str] = Counter()
     found = []
     for row in rows:
@@ -336,7 +336,7 @@ def advice_rows(
 
 
 def drift_matrix(drift: dict[str, Any], key: str, title: str) -> TextTable:
-    """Return one share of the pairs of drift as a matrix: a row for each hot set, a column for each part.
+    """Return one share as a matrix of hot sets and parts.
 
     Shades run from the least share shown to the greatest, but over at least ten percentage points, so that
     equal shades mean equal shares and small differences look small.
@@ -357,7 +357,7 @@ def drift_matrix(drift: dict[str, Any], key: str, title: str) -> TextTable:
 
 
 def _shade(share: float | None, low: float, width: float) -> float:
-    """Return the shade of a share; the least is not white, which is kept for cells without one."""
+    """Return the shade of a share; white means none."""
     return 0.0 if share is None else _LEAST_SHADE + (1 - _LEAST_SHADE) * (share - low) / width
 
 
@@ -382,7 +382,7 @@ def describe_default_runs(found: dict[str, Any]) -> str:
 
 
 def series_frames(statistics: Mapping[str, Any]) -> Iterator[tuple[str, pl.DataFrame]]:
-    """Yield each series by name; a series of several tables is named ``SERIES_TABLE``."""
+    """Yield series as frames; one of several tables is ``SERIES_TABLE``."""
     # Polars takes 0.2 s to import, which other outputs do without.
     import polars as pl
 
@@ -391,7 +391,7 @@ def series_frames(statistics: Mapping[str, Any]) -> Iterator[tuple[str, pl.DataF
 
 
 def named_tables(statistics: Mapping[str, Any]) -> Iterator[tuple[str, list[Row]]]:
-    """Yield each series and its rows; a series of several tables is named ``SERIES_TABLE``."""
+    """Yield series and rows; one of several tables is ``SERIES_TABLE``."""
     for name in SERIES:
         found = statistics.get(name, {})
         if isinstance(found, list):

@@ -29,7 +29,7 @@ _ADDRESSES_OF_ENGINE = 80 * GIB
 
 
 def check_html(out: Path) -> None:
-    """Check before the work is done that a report can be drawn and written.
+    """Check that a report can be drawn and written.
 
     Raises:
         MissingExtraError: the packages that draw are not installed.
@@ -56,7 +56,7 @@ def check_html(out: Path) -> None:
 
 
 def check_parquet(folder: Path) -> None:
-    """Raise ConfigError where no folder for Parquet files can be created; creates none yet."""
+    """Raise ConfigError where no folder for Parquet files can be created."""
     above = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
     if not above.is_dir():
         raise _not_written(folder, f"{above} is not a directory")
@@ -69,7 +69,7 @@ def _not_written(folder: Path, reason: str) -> ConfigError:
 
 
 def write_html(folder: Path, statistics: dict[str, Any], out: Path, *, workers: int = 0) -> None:
-    """Write the report of ``folder`` to ``out`` atomically: the file is never there in part.
+    """Write the report of ``folder`` to ``out`` atomically.
 
     Args:
         folder: the preprocessed folder that the statistics describe.
@@ -98,7 +98,7 @@ def write_html(folder: Path, statistics: dict[str, Any], out: Path, *, workers: 
 
 
 def write_parquet(statistics: dict[str, Any], folder: Path) -> list[Path]:
-    """Write every series as ``folder/NAME.parquet`` and return the files, each of which appears whole.
+    """Write every series as ``folder/NAME.parquet``; return the files.
 
     Raises:
         HotsetError: they cannot be written.
