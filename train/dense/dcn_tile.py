@@ -7,19 +7,16 @@ in float32 whatever their type, as is the last layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from ..data.batch import at_cache_line
 from ..model.shapes import DcnShape, tables_by_width
 from .gradients import ParameterViews, stored_inputs
-from .kernels import cross, cross_backward, last_layer_gradients, logistic_loss
-from .tiles import BuildMlp, ProductTiles, mlp_layers
-
-BuildProduct = Callable[[str], ProductTiles]
-"""Makes the product with the weight of this name."""
+from .kernels import cross, cross_backward
+from .linear import Matrix, StepWeights
+from .tiles import LastLayer, Mlp, mlp_layers
 
 
 class DcnTile:
@@ -27,33 +24,22 @@ class DcnTile:
 
     Args:
         shape: sizes of the model, which has linear layers and ReLU alone.
-        weights: its parameters by name, float32.
-        build_mlp: makes the hidden layers of an MLP.
-        build_product: makes the products of the cross layers.
-        most_samples: samples of the largest tile.
+        weights: of the model.
     """
 
-    def __init__(
-        self,
-        shape: DcnShape,
-        weights: Mapping[str, torch.Tensor],
-        build_mlp: BuildMlp,
-        build_product: BuildProduct,
-        most_samples: int,
-    ) -> None:
+    def __init__(self, shape: DcnShape, weights: StepWeights) -> None:
+        most_samples = weights.most_samples
         config = shape.config
         num_inputs = self._num_inputs = shape.num_inputs
         filled_up = stored_inputs(num_inputs)
         self._is_stacked = config.structure == "stacked"
         # Bottom and deep network allocate their memory; so does each cross layer for its outputs.
-        self.bottom = build_mlp(mlp_layers("bottom", shape.bottom)) if shape.bottom else None
+        self.bottom = Mlp(mlp_layers("bottom", shape.bottom), weights) if shape.bottom else None
         hidden = mlp_layers("deep", (filled_up, *config.top_widths))
-        self.top = build_mlp(hidden) if hidden else None
+        self.top = Mlp(hidden, weights) if hidden else None
         self._scratch = _CrossScratch(filled_up, config.cross_rank, most_samples)
         self._cross = [
-            _CrossLayer(
-                f"cross_layers.{number}", filled_up, config.cross_rank, weights, build_product, self._scratch
-            )
+            _CrossLayer(f"cross_layers.{number}", filled_up, config.cross_rank, weights, self._scratch)
             for number in range(config.cross_layers)
         ]
         # The last layer reads the deep network's outputs, those of the cross network, or both side by side.
@@ -61,17 +47,13 @@ class DcnTile:
         num_last = (
             (num_deep if hidden else filled_up) if self._is_stacked else stored_inputs(shape.last_inputs)
         )
-        self._last_weight_N = weights["last.weight"][:num_last, 0]
-        self._last_bias_1 = weights["last.bias"]
+        self._last = LastLayer("last", num_last, weights)
         # Zeros: rows end with those that fill them up, and no pass writes there.
         self._first = torch.zeros(most_samples, filled_up)
         self._first_grads = torch.zeros(most_samples, filled_up)
         self._joined = torch.zeros(0 if self._is_stacked else most_samples, num_last)
         self._crossed_grads = torch.zeros(0 if self._is_stacked else most_samples, filled_up)
         self._deep_grads = torch.empty(0 if self._is_stacked else most_samples, num_deep)
-        self._last_grads = torch.empty(most_samples, num_last)
-        self._logits = torch.empty(most_samples)
-        self._logit_grads = torch.empty(most_samples)
         # Dense values come first among the numbers of a sample, then the embeddings of each table group.
         num_dense = shape.bottom[-1] if shape.bottom else shape.num_dense
         self._bottom_grads = torch.empty(most_samples if self.bottom else 0, num_dense)
@@ -84,7 +66,7 @@ class DcnTile:
             stop = self._places[-1].stop
 
     def forward(self, dense_TK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return (T,) logits, as `StepTile.forward`."""
+        """Return (T,) logits, as `DenseTile.forward`."""
         num_samples = dense_TK.shape[0]
         # All numbers of a sample side by side.
         first_TP = self._first[:num_samples]
@@ -104,11 +86,7 @@ class DcnTile:
             joined_TN[:, : self._num_inputs].copy_(crossed_TP[:, : self._num_inputs])
             joined_TN[:, self._deep_place].copy_(hidden_TN[:, : self._deep_grads.shape[1]])
             hidden_TN = joined_TN
-        self._last_inputs_TN = hidden_TN
-        logit_T = self._logits[:num_samples]
-        torch.mv(hidden_TN, self._last_weight_N, out=logit_T)
-        logit_T += self._last_bias_1
-        return logit_T
+        return self._last.forward(hidden_TN)
 
     def backward(
         self,
@@ -117,21 +95,9 @@ class DcnTile:
         embedding_grads: Sequence[torch.Tensor],
         gradients: ParameterViews,
     ) -> float:
-        """Write the gradients of the last tile; return its loss, as `StepTile.backward`."""
+        """Write the gradients of the last tile; return its loss, as `DenseTile.backward`."""
         num_samples = label_T.shape[0]
-        grad_T = self._logit_grads[:num_samples].numpy()
-        logit_T = self._logits[:num_samples].numpy()
-        # The gradient of the loss is computed with the loss, in one pass over the logits.
-        loss: float = logistic_loss(logit_T, label_T.numpy(), np.float32(scale), grad_T)
-        last_grad_TN = self._last_grads[:num_samples]
-        last_layer_gradients(
-            grad_T,
-            self._last_inputs_TN.numpy(),
-            self._last_weight_N.numpy(),
-            gradients.arrays["last.weight"].reshape(-1)[: self._last_weight_N.numel()],
-            gradients.arrays["last.bias"],
-            last_grad_TN.numpy(),
-        )
+        loss, last_grad_TN = self._last.backward(label_T, scale, gradients)
         # Through the deep network, then through the cross network, which adds to the gradient of its first
         # inputs at every layer.
         crossed_grad_TP, first_grad_TP = self._deep_backward(last_grad_TN, gradients)
@@ -202,8 +168,7 @@ class _CrossLayer:
         name: of the layer.
         width: P.
         rank: R; None for a full matrix.
-        weights: parameters by name.
-        build_product: makes its products.
+        weights: of the model.
         scratch: memory that it may use during a pass.
     """
 
@@ -212,15 +177,14 @@ class _CrossLayer:
         name: str,
         width: int,
         rank: int | None,
-        weights: Mapping[str, torch.Tensor],
-        build_product: BuildProduct,
+        weights: StepWeights,
         scratch: _CrossScratch,
     ) -> None:
         self._scratch = scratch
-        self._narrow = None if rank is None else build_product(f"{name}.narrow.weight")
-        self._wide = build_product(f"{name}.cross.weight")
+        self._narrow = None if rank is None else _Product(f"{name}.narrow.weight", weights)
+        self._wide = _Product(f"{name}.cross.weight", weights)
         self._bias = f"{name}.cross.bias"
-        self._bias_N = weights[self._bias].numpy()
+        self._bias_N = weights.values.arrays[self._bias]
         # Zeros, like the padding of all rows.
         self._narrow_outputs = torch.zeros_like(scratch.narrow_grads)
         self._products = torch.zeros(scratch.most_samples, width)
@@ -274,3 +238,75 @@ class _CrossLayer:
         narrow_grad_TR = self._scratch.narrow_grads[:num_samples]
         self._wide.backward(narrow_TR, product_grad_TP, gradients, narrow_grad_TR, is_added=False)
         self._narrow.backward(self._inputs_TP, narrow_grad_TR, gradients, grad_TP, is_added=True)
+
+
+class _Product:
+    """The product of the current tile with one weight; what goes in and comes out is float32.
+
+    Args:
+        name: of the weight.
+        weights: of the model.
+    """
+
+    def __init__(self, name: str, weights: StepWeights) -> None:
+        self._matrix = Matrix(name, weights)
+        num_inputs, self._num_outputs = weights.values[name].shape
+        self._is_rounded = weights.rounded is not None
+        most_samples = weights.most_samples if self._is_rounded else 0
+
+        def rounded(width: int) -> torch.Tensor:
+            return torch.empty(most_samples, width, dtype=torch.bfloat16)
+
+        # The rounded inputs are kept for the gradient of the weight.
+        self._inputs, self._input_grads = rounded(num_inputs), rounded(num_inputs)
+        self._outputs, self._grads = rounded(self._num_outputs), rounded(self._num_outputs)
+
+    def forward(self, inputs_TK: torch.Tensor, outputs_TN: torch.Tensor) -> None:
+        """Write the product.
+
+        Args:
+            inputs_TK: as wide as the weight is stored.
+            outputs_TN: perhaps wider than the product; what is beyond is left as it is.
+        """
+        num_samples = inputs_TK.shape[0]
+        target_TN = product_TN = outputs_TN[:, : self._num_outputs]
+        if self._is_rounded:
+            inputs_TK = self._inputs[:num_samples].copy_(inputs_TK)
+            product_TN = self._outputs[:num_samples]
+        product_TN = self._matrix.multiply(inputs_TK, product_TN)
+        if product_TN is not target_TN:
+            target_TN.copy_(product_TN)
+
+    def backward(
+        self,
+        inputs_TK: torch.Tensor,
+        grad_TN: torch.Tensor,
+        gradients: ParameterViews,
+        input_grad_TK: torch.Tensor,
+        *,
+        is_added: bool,
+    ) -> None:
+        """Write the gradient of the weight, and that by the inputs.
+
+        Args:
+            inputs_TK: those of the last forward pass.
+            grad_TN: gradient by its outputs, as wide.
+            gradients: where the gradient of each parameter goes, by name.
+            input_grad_TK: written.
+            is_added: whether it is added to what is there.
+        """
+        num_samples = inputs_TK.shape[0]
+        grad_TN = grad_TN[:, : self._num_outputs]
+        if not self._is_rounded:
+            self._matrix.write_gradient(inputs_TK, grad_TN, gradients)
+            found_TK = self._matrix.input_gradient(grad_TN, input_grad_TK, is_added=is_added)
+            if found_TK is not input_grad_TK:
+                input_grad_TK.copy_(found_TK)
+            return
+        grad_TN = self._grads[:num_samples].copy_(grad_TN)
+        self._matrix.write_gradient(self._inputs[:num_samples], grad_TN, gradients)
+        found_TK = self._matrix.input_gradient(grad_TN, self._input_grads[:num_samples])
+        if is_added:
+            input_grad_TK.add_(found_TK)
+        else:
+            input_grad_TK.copy_(found_TK)

@@ -34,11 +34,12 @@ from .gradients import (
     tile_bounds,
 )
 from .graph_step import GraphStep, GraphTiles
-from .linear import choose_library
-from .tiles import Bf16Mlp, Bf16Product, DenseTile, Fp32Mlp, Fp32Product, Layer, MlpTiles, ProductTiles
+from .linear import StepWeights, choose_library
+from .tiles import DenseTile
 
 if TYPE_CHECKING:
     from ..model.dcn import Dcn
+    from .dcn_tile import DcnTile
 
 
 class DenseStep(Protocol):
@@ -60,41 +61,6 @@ class DenseStep(Protocol):
 
     def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return (B,) logits."""
-
-
-class StepTile(Protocol):
-    """The passes of a model on one tile at a time."""
-
-    bottom: MlpTiles | None
-    """The layers of the dense features, where the model has them."""
-    top: MlpTiles | None
-    """The hidden layers after the interaction, or the deep network."""
-
-    def forward(self, dense_TK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return (T,) logits; their memory is used again by the next tile.
-
-        Args:
-            dense_TK: dense features.
-            embeddings: (T, F, d) for each table group.
-        """
-
-    def backward(
-        self,
-        label_T: torch.Tensor,
-        scale: float,
-        embedding_grads: Sequence[torch.Tensor],
-        gradients: ParameterViews,
-    ) -> float:
-        """Write the gradients of the last tile, times ``scale``; return its loss.
-
-        The loss is in nats.
-
-        Args:
-            label_T: labels.
-            scale: one over the nominal batch size.
-            embedding_grads: (T, F, d) for each table group, written.
-            gradients: where the tile's gradient of each parameter goes, by name.
-        """
 
 
 def build_dense_step(
@@ -149,40 +115,32 @@ class TiledStep:
         features: frozenset[str] | None = None,
     ) -> None:
         self.dtype: DenseDtype = dtype
-        library = choose_library(cpu_features() if features is None else features, dtype)
         self._threads = threads
         self._shares = shares
         self._scale = 1 / shares.batch_size
         # All parameters are in one vector, so that one call adds, rounds or steps them all.
         self._parameters = FlatParameters(model)
-        self._weights = self._parameters.views(self._parameters.vector)
-
         # Products in bf16 read a rounded copy of the vector; the parameters themselves stay float32.
         is_rounded = dtype == "bf16"
         self._rounded_vector = torch.zeros(self._parameters.size if is_rounded else 0, dtype=torch.bfloat16)
-        rounded = self._parameters.views(self._rounded_vector) if is_rounded else {}
+        weights = StepWeights(
+            self._parameters.views(self._parameters.vector),
+            self._parameters.views(self._rounded_vector) if is_rounded else None,
+            choose_library(cpu_features() if features is None else features, dtype),
+            MOST_TILE_SAMPLES,
+        )
 
-        def build_mlp(layers: Sequence[Layer]) -> MlpTiles:
-            if is_rounded:
-                return Bf16Mlp(layers, self._weights, rounded, MOST_TILE_SAMPLES)
-            return Fp32Mlp(layers, self._weights, MOST_TILE_SAMPLES, library)
-
-        def build_product(name: str) -> ProductTiles:
-            if is_rounded:
-                return Bf16Product(name, rounded, MOST_TILE_SAMPLES)
-            return Fp32Product(name, self._weights, library)
-
-        def build_tile() -> StepTile:
+        def build_tile() -> DenseTile | DcnTile:
             if isinstance(model, Dlrm):
-                return DenseTile(model.shape, self._weights, build_mlp, MOST_TILE_SAMPLES)
+                return DenseTile(model.shape, weights)
             from .dcn_tile import DcnTile
 
-            return DcnTile(model.shape, self._weights, build_mlp, build_product, MOST_TILE_SAMPLES)
+            return DcnTile(model.shape, weights)
 
         self._build_tile = build_tile
         # A workspace for each worker, and gradients for each tile: tiles run in any order and are added in
         # one.
-        self._tiles: dict[int, StepTile] = {0: build_tile()}
+        self._tiles: dict[int, DenseTile | DcnTile] = {0: build_tile()}
         self._gradients = TileGradients(self._parameters.size, threads, build_sums)
         self._sum_views = self._parameters.views(self._gradients.sums_N)
         self._tile_views: list[ParameterViews] = []
@@ -231,7 +189,7 @@ class TiledStep:
         self._threads.run(predict_tile, len(bounds))
         return logit_B
 
-    def tile_of(self, worker: int) -> StepTile:
+    def tile_of(self, worker: int) -> DenseTile | DcnTile:
         """Return the tile memory of a worker, allocated on first use."""
         if worker not in self._tiles:
             self._tiles[worker] = self._build_tile()

@@ -24,9 +24,12 @@ with oneDNN. In bfloat16 `torch.mm` itself calls oneDNN.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
+
+from .gradients import ParameterViews
 
 _LINEAR = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
 """oneDNN's linear layer, ``x w' + b``; None where torch has none."""
@@ -78,3 +81,64 @@ def multiply(
     if is_added:
         return torch.addmm(out_MN, left_MK, right_KN, out=out_MN)
     return torch.mm(left_MK, right_KN, out=out_MN)
+
+
+@dataclass(frozen=True, slots=True)
+class StepWeights:
+    """The parameters of a model as the tiles of a step read them."""
+
+    values: ParameterViews
+    """Parameters by name, float32."""
+    rounded: ParameterViews | None
+    """The same in bfloat16, whose matrices are multiplied; None: products are in float32."""
+    library: Library
+    """Multiplies wide layers."""
+    most_samples: int
+    """Samples of the largest tile."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the products."""
+        return torch.float32 if self.rounded is None else torch.bfloat16
+
+
+class Matrix:
+    """A weight and the products with it, in the number type of the step.
+
+    Args:
+        name: of the weight.
+        weights: those of the model.
+        num_inputs: that are used; None: as many as are stored.
+    """
+
+    def __init__(self, name: str, weights: StepWeights, num_inputs: int | None = None) -> None:
+        stored = weights.values if weights.rounded is None else weights.rounded
+        self._name = name
+        self._weight_KN = stored[name][:num_inputs]
+        # A transposed view for the backward pass: it is multiplied without a copy.
+        self._weight_NK = self._weight_KN.t()
+        self._by_onednn = weights.library == "oneDNN" and is_wide(*self._weight_KN.shape)
+        # Products in bfloat16 are kept apart, because the gradients themselves are float32.
+        self._product_KN = None if weights.rounded is None else torch.empty_like(self._weight_KN)
+
+    def multiply(self, inputs_TK: torch.Tensor, out_TN: torch.Tensor) -> torch.Tensor:
+        """Return the product, see `multiply`."""
+        return multiply(inputs_TK, self._weight_KN, out_TN, by_onednn=self._by_onednn)
+
+    def write_gradient(
+        self, inputs_TK: torch.Tensor, grad_TN: torch.Tensor, gradients: ParameterViews
+    ) -> None:
+        """Write the gradient of the weight."""
+        target_KN = gradients[self._name]
+        if target_KN.shape[0] != inputs_TK.shape[1]:
+            target_KN = target_KN[: inputs_TK.shape[1]]
+        out_KN = target_KN if self._product_KN is None else self._product_KN
+        found_KN = multiply(inputs_TK.t(), grad_TN, out_KN, by_onednn=self._by_onednn)
+        if found_KN is not target_KN:
+            target_KN.copy_(found_KN)
+
+    def input_gradient(
+        self, grad_TN: torch.Tensor, out_TK: torch.Tensor, *, is_added: bool = False
+    ) -> torch.Tensor:
+        """Return the gradient by the inputs, see `multiply`."""
+        return multiply(grad_TN, self._weight_NK, out_TK, by_onednn=self._by_onednn, is_added=is_added)

@@ -13,10 +13,10 @@ T samples of a tile, K dense features, F tables, D embedding_dim, V = F + 1 vect
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,9 +34,7 @@ from .kernels import (
     mask_by_relu,
     mask_by_relu_bf16,
 )
-from .linear import Library, is_wide, multiply
-
-# ruff: noqa: N815  (tensors carry shape suffixes)
+from .linear import Matrix, StepWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +48,74 @@ class Layer:
     num_outputs: int
 
 
-class MlpTiles(Protocol):
-    """The layers of one MLP on the current tile."""
+class Front:
+    """Memory for the largest tile, of which smaller tiles use the front.
+
+    Views are made again where the number of samples changes: each costs as much as a small product.
+
+    Args:
+        weights: of the step, which has the samples of the largest tile.
+        width: numbers of a sample.
+        dtype: float32, or bfloat16, whose array has its bits.
+    """
+
+    def __init__(self, weights: StepWeights, width: int, dtype: torch.dtype = torch.float32) -> None:
+        # Inputs are stored with the zeros that fill them up; no pass writes there.
+        self._whole = torch.zeros(weights.most_samples, width, dtype=dtype)
+        self.cut(weights.most_samples)
+
+    def cut(self, num_samples: int) -> None:
+        """Cut the memory for a tile of so many samples."""
+        self.tensor = self._whole[:num_samples]
+        self.array: NDArray[Any] = _array(self.tensor)
+
+
+class Mlp:
+    """The layers of one MLP on the current tile; inputs, outputs and their gradients are float32.
+
+    In bfloat16 numbers are rounded once on the way in, and stay so between layers.
+
+    Args:
+        layers: from the inputs to the outputs, at least one.
+        weights: of the model.
+    """
+
+    def __init__(self, layers: Sequence[Layer], weights: StepWeights) -> None:
+        dtype = weights.dtype
+        self._layers = layers
+        self._matrices = [Matrix(layer.weight, weights, layer.num_inputs) for layer in layers]
+        self._biases_N = [weights.values.arrays[layer.bias] for layer in layers]
+        self._outputs = [Front(weights, layer.num_outputs, dtype) for layer in layers]
+        self._input_grads = [Front(weights, layer.num_inputs, dtype) for layer in layers]
+        self._inputs_TK = torch.empty(0)
+        self._num_samples = weights.most_samples
+        # What goes into an MLP in bfloat16 and comes out of it, both ways.
+        self._is_rounded = weights.rounded is not None
+        num_inputs, num_outputs = (
+            (layers[0].num_inputs, layers[-1].num_outputs) if self._is_rounded else (0, 0)
+        )
+        self._rounded_inputs = Front(weights, num_inputs, dtype)
+        self._rounded_grads = Front(weights, num_outputs, dtype)
+        self._float_outputs = Front(weights, num_outputs)
+        self._float_input_grads = Front(weights, num_inputs)
+        self._rows_N = [np.empty(layer.num_outputs, np.uint32) for layer in layers]
 
     def forward(self, inputs_TK: torch.Tensor) -> torch.Tensor:
-        """Return the (T, N) outputs of the last layer.
-
-        The next tile reuses their memory.
-        """
+        """Return the (T, N) outputs of the last layer; the next tile reuses their memory."""
+        if inputs_TK.shape[0] != self._num_samples:
+            self._cut(inputs_TK.shape[0])
+        if self._is_rounded:
+            inputs_TK = self._rounded_inputs.tensor.copy_(inputs_TK)
+        self._inputs_TK = inputs_TK
+        for number, (matrix, outputs) in enumerate(zip(self._matrices, self._outputs, strict=True)):
+            product_TN = matrix.multiply(inputs_TK, outputs.tensor)
+            if self._is_rounded:
+                add_bias_relu_bf16(outputs.array, self._biases_N[number], self._rows_N[number])
+            else:
+                product = outputs.array if product_TN is outputs.tensor else product_TN.numpy()
+                add_bias_relu(product, self._biases_N[number], outputs.array)
+            inputs_TK = outputs.tensor
+        return self._float_outputs.tensor.copy_(inputs_TK) if self._is_rounded else inputs_TK
 
     def backward(
         self, grad_TN: torch.Tensor, gradients: ParameterViews, *, to_inputs: bool
@@ -67,299 +125,80 @@ class MlpTiles(Protocol):
         Args:
             grad_TN: gradient by the outputs of the last forward pass, overwritten.
             gradients: where the gradient of each parameter goes, by name.
-            to_inputs: whether the (T, K) gradient by the inputs is wanted.
+            to_inputs: whether the (T, K) gradient by the inputs is returned.
         """
-
-
-class ProductTiles(Protocol):
-    """The product of the current tile with one weight."""
-
-    def forward(self, inputs_TK: torch.Tensor, outputs_TN: torch.Tensor) -> None:
-        """Write the product.
-
-        Args:
-            inputs_TK: float32, as wide as the weight is stored.
-            outputs_TN: float32, perhaps wider than the product; what is beyond is left as it is.
-        """
-
-    def backward(
-        self,
-        inputs_TK: torch.Tensor,
-        grad_TN: torch.Tensor,
-        gradients: ParameterViews,
-        input_grad_TK: torch.Tensor,
-        *,
-        is_added: bool,
-    ) -> None:
-        """Write the gradient of the weight.
-
-        Args:
-            inputs_TK: those of the last forward pass.
-            grad_TN: gradient by its outputs, as wide.
-            gradients: where the gradient of each parameter goes, by name.
-            input_grad_TK: gradient by the inputs, written.
-            is_added: whether it is added to what is there.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class _LayerMemory:
-    """One layer's outputs and input gradients, for tiles of one size."""
-
-    outputs_TN: torch.Tensor
-    outputs_NT: torch.Tensor
-    outputs: NDArray[np.float32]
-    input_grad_TK: torch.Tensor
-
-
-class Fp32Mlp:
-    """An MLP in float32.
-
-    Args:
-        layers: from the inputs to the outputs, at least one.
-        weights: parameters by name, as `FlatParameters` stores them.
-        most_samples: samples of the largest tile.
-        library: multiplies wide layers.
-    """
-
-    def __init__(
-        self,
-        layers: Sequence[Layer],
-        weights: Mapping[str, torch.Tensor],
-        most_samples: int,
-        library: Library,
-    ) -> None:
-        self._layers = layers
-        self._by_onednn = [
-            library == "oneDNN" and is_wide(layer.num_inputs, layer.num_outputs) for layer in layers
-        ]
-        self._weights_KN = [weights[layer.weight][: layer.num_inputs] for layer in layers]
-        # Transposed views for the backward pass: they are multiplied without a copy.
-        self._weights_NK = [weight_KN.t() for weight_KN in self._weights_KN]
-        self._biases_N = [weights[layer.bias].numpy() for layer in layers]
-        # Memory for the largest tile, of which smaller tiles use the front.
-        self._outputs = [torch.empty(most_samples, layer.num_outputs) for layer in layers]
-        self._input_grads = [torch.empty(most_samples, layer.num_inputs) for layer in layers]
-        self._memory = self._memory_for(most_samples)
-        self._num_samples = most_samples
-        self._inputs_TK = torch.empty(0)
-        self._inputs_KT = self._inputs_TK
-
-    def _memory_for(self, num_samples: int) -> list[_LayerMemory]:
-        return [
-            _LayerMemory(
-                outputs[:num_samples],
-                outputs[:num_samples].t(),
-                outputs[:num_samples].numpy(),
-                input_grads[:num_samples],
-            )
-            for outputs, input_grads in zip(self._outputs, self._input_grads, strict=True)
-        ]
-
-    def forward(self, inputs_TK: torch.Tensor) -> torch.Tensor:
-        if inputs_TK is not self._inputs_TK:
-            self._inputs_TK = inputs_TK
-            self._inputs_KT = inputs_TK.t()
-        # Views are made again where the number of samples changes: each costs as much as a small product.
-        if inputs_TK.shape[0] != self._num_samples:
-            self._num_samples = inputs_TK.shape[0]
-            self._memory = self._memory_for(self._num_samples)
-        for number, memory in enumerate(self._memory):
-            product_TN = multiply(
-                inputs_TK, self._weights_KN[number], memory.outputs_TN, by_onednn=self._by_onednn[number]
-            )
-            add_bias_relu(product_TN.numpy(), self._biases_N[number], memory.outputs)
-            inputs_TK = memory.outputs_TN
-        return inputs_TK
-
-    def backward(
-        self, grad_TN: torch.Tensor, gradients: ParameterViews, *, to_inputs: bool
-    ) -> torch.Tensor | None:
+        if self._is_rounded:
+            grad_TN = self._rounded_grads.tensor.copy_(grad_TN)
         # From the last layer to the first: through the ReLU, then to the weights, then to the inputs.
         for number in reversed(range(len(self._layers))):
-            layer, memory, by_onednn = self._layers[number], self._memory[number], self._by_onednn[number]
-            mask_by_relu(grad_TN.numpy(), memory.outputs, gradients.arrays[layer.bias])
-            inputs_KT = self._memory[number - 1].outputs_NT if number else self._inputs_KT
-            target_KN = gradients[layer.weight]
-            if target_KN.shape[0] != layer.num_inputs:
-                target_KN = target_KN[: layer.num_inputs]
-            weight_grad_KN = multiply(inputs_KT, grad_TN, target_KN, by_onednn=by_onednn)
-            if weight_grad_KN is not target_KN:
-                target_KN.copy_(weight_grad_KN)
+            bias_grad_N = gradients.arrays[self._layers[number].bias]
+            outputs = self._outputs[number].array
+            if self._is_rounded:
+                mask_by_relu_bf16(_array(grad_TN), outputs, bias_grad_N, self._rows_N[number])
+            else:
+                mask_by_relu(grad_TN.numpy(), outputs, bias_grad_N)
+            inputs_TK = self._outputs[number - 1].tensor if number else self._inputs_TK
+            matrix = self._matrices[number]
+            matrix.write_gradient(inputs_TK, grad_TN, gradients)
             # Nothing below the first layer needs a gradient where its inputs are data.
             if number == 0 and not to_inputs:
                 return None
-            grad_TN = multiply(grad_TN, self._weights_NK[number], memory.input_grad_TK, by_onednn=by_onednn)
-        return grad_TN
+            grad_TN = matrix.input_gradient(grad_TN, self._input_grads[number].tensor)
+        return self._float_input_grads.tensor.copy_(grad_TN) if self._is_rounded else grad_TN
+
+    def _cut(self, num_samples: int) -> None:
+        self._num_samples = num_samples
+        rounded = self._rounded_inputs, self._rounded_grads, self._float_outputs, self._float_input_grads
+        for memory in (*self._outputs, *self._input_grads, *rounded):
+            memory.cut(num_samples)
 
 
-class Bf16Mlp:
-    """An MLP whose products are in bfloat16.
-
-    Inputs, outputs and their gradients are in float32.
-
-    Args:
-        layers: from the inputs to the outputs, at least one.
-        weights: parameters by name, as `FlatParameters` stores them; of these the biases are used.
-        rounded: the same in bfloat16; of these the matrices are used.
-        most_samples: samples of the largest tile.
-    """
-
-    def __init__(
-        self,
-        layers: Sequence[Layer],
-        weights: Mapping[str, torch.Tensor],
-        rounded: Mapping[str, torch.Tensor],
-        most_samples: int,
-    ) -> None:
-        def buffers(widths: Sequence[int]) -> list[torch.Tensor]:
-            return [torch.empty(most_samples, width, dtype=torch.bfloat16) for width in widths]
-
-        self._layers = layers
-        self._weights_KN = [rounded[layer.weight][: layer.num_inputs] for layer in layers]
-        self._biases_N = [weights[layer.bias].numpy() for layer in layers]
-        self._activations = buffers([layers[0].num_inputs, *(layer.num_outputs for layer in layers)])
-        self._gradients = buffers([layers[0].num_inputs, *(layer.num_outputs for layer in layers)])
-        # Products in bf16 are kept apart, because the gradients themselves are float32.
-        self._weight_grads = [torch.empty_like(weight_KN) for weight_KN in self._weights_KN]
-        self._rows_N = [np.empty(layer.num_outputs, np.uint32) for layer in layers]
-        self._outputs = torch.empty(most_samples, layers[-1].num_outputs)
-        self._input_grads = torch.empty(most_samples, layers[0].num_inputs)
-
-    def forward(self, inputs_TK: torch.Tensor) -> torch.Tensor:
-        num_samples = inputs_TK.shape[0]
-        # Rounded once on the way in; between layers the numbers stay in bf16.
-        current_TK = self._activations[0][:num_samples]
-        current_TK.copy_(inputs_TK)
-        for number, weight_KN in enumerate(self._weights_KN):
-            outputs_TN = self._activations[number + 1][:num_samples]
-            torch.mm(current_TK, weight_KN, out=outputs_TN)
-            add_bias_relu_bf16(_bits(outputs_TN), self._biases_N[number], self._rows_N[number])
-            current_TK = outputs_TN
-        outputs = self._outputs[:num_samples]
-        outputs.copy_(current_TK)
-        return outputs
-
-    def backward(
-        self, grad_TN: torch.Tensor, gradients: ParameterViews, *, to_inputs: bool
-    ) -> torch.Tensor | None:
-        num_samples = grad_TN.shape[0]
-        current_TN = self._gradients[-1][:num_samples]
-        current_TN.copy_(grad_TN)
-        for number in reversed(range(len(self._layers))):
-            layer = self._layers[number]
-            mask_by_relu_bf16(
-                _bits(current_TN),
-                _bits(self._activations[number + 1][:num_samples]),
-                gradients.arrays[layer.bias],
-                self._rows_N[number],
-            )
-            weight_grad_KN = self._weight_grads[number]
-            torch.mm(self._activations[number][:num_samples].t(), current_TN, out=weight_grad_KN)
-            gradients[layer.weight][: layer.num_inputs].copy_(weight_grad_KN)
-            if number == 0 and not to_inputs:
-                return None
-            input_grad_TK = self._gradients[number][:num_samples]
-            torch.mm(current_TN, self._weights_KN[number].t(), out=input_grad_TK)
-            current_TN = input_grad_TK
-        input_grads = self._input_grads[:num_samples]
-        input_grads.copy_(current_TN)
-        return input_grads
-
-
-class Fp32Product:
-    """A product in float32.
+class LastLayer:
+    """The layer of a tile that gives the logits, in float32, and the loss.
 
     Args:
-        name: of the weight.
-        weights: parameters by name, as `FlatParameters` stores them.
-        library: multiplies wide layers.
+        name: of the layer.
+        num_inputs: that are used.
+        weights: of the model.
     """
 
-    def __init__(self, name: str, weights: Mapping[str, torch.Tensor], library: Library) -> None:
-        self._name = name
-        self._weight_KN = weights[name]
-        self._weight_NK = self._weight_KN.t()
-        self._num_outputs = self._weight_KN.shape[1]
-        self._by_onednn = library == "oneDNN" and is_wide(*self._weight_KN.shape)
+    def __init__(self, name: str, num_inputs: int, weights: StepWeights) -> None:
+        self._weight, self._bias = f"{name}.weight", f"{name}.bias"
+        self._weight_N = weights.values[self._weight][:num_inputs, 0]
+        self._weights = self._weight_N.numpy()
+        self._bias_1 = weights.values[self._bias]
+        self._logits = torch.empty(weights.most_samples)
+        self._logit_grads = torch.empty(weights.most_samples).numpy()
+        self._input_grads = Front(weights, num_inputs)
+        self._inputs_TN = torch.empty(0)
 
-    def forward(self, inputs_TK: torch.Tensor, outputs_TN: torch.Tensor) -> None:
-        target_TN = outputs_TN[:, : self._num_outputs]
-        product_TN = multiply(inputs_TK, self._weight_KN, target_TN, by_onednn=self._by_onednn)
-        if product_TN is not target_TN:
-            target_TN.copy_(product_TN)
+    def forward(self, inputs_TN: torch.Tensor) -> torch.Tensor:
+        """Return (T,) logits; the next tile reuses their memory."""
+        self._inputs_TN = inputs_TN
+        logit_T = self._logits[: inputs_TN.shape[0]]
+        torch.mv(inputs_TN, self._weight_N, out=logit_T)
+        return logit_T.add_(self._bias_1)
 
     def backward(
-        self,
-        inputs_TK: torch.Tensor,
-        grad_TN: torch.Tensor,
-        gradients: ParameterViews,
-        input_grad_TK: torch.Tensor,
-        *,
-        is_added: bool,
-    ) -> None:
-        used_TN = grad_TN[:, : self._num_outputs]
-        target_KN = gradients[self._name]
-        weight_grad_KN = multiply(inputs_TK.t(), used_TN, target_KN, by_onednn=self._by_onednn)
-        if weight_grad_KN is not target_KN:
-            target_KN.copy_(weight_grad_KN)
-        found_TK = multiply(
-            used_TN, self._weight_NK, input_grad_TK, by_onednn=self._by_onednn, is_added=is_added
+        self, label_T: torch.Tensor, scale: float, gradients: ParameterViews
+    ) -> tuple[float, torch.Tensor]:
+        """Return the loss of the last tile, and its (T, N) gradient by the inputs."""
+        num_samples = label_T.shape[0]
+        # The gradient of the loss is computed with the loss, in one pass over the logits.
+        logits, grads = self._logits[:num_samples].numpy(), self._logit_grads[:num_samples]
+        loss: float = logistic_loss(logits, label_T.numpy(), np.float32(scale), grads)
+        if num_samples != self._input_grads.tensor.shape[0]:
+            self._input_grads.cut(num_samples)
+        # With one output, the products are those of vectors.
+        last_layer_gradients(
+            grads,
+            self._inputs_TN.numpy(),
+            self._weights,
+            gradients.arrays[self._weight].reshape(-1)[: self._weights.size],
+            gradients.arrays[self._bias],
+            self._input_grads.array,
         )
-        if found_TK is not input_grad_TK:
-            input_grad_TK.copy_(found_TK)
-
-
-class Bf16Product:
-    """A product in bfloat16 with inputs and outputs in float32.
-
-    Args:
-        name: of the weight.
-        rounded: parameters by name in bfloat16, as `FlatParameters` stores them.
-        most_samples: samples of the largest tile.
-    """
-
-    def __init__(self, name: str, rounded: Mapping[str, torch.Tensor], most_samples: int) -> None:
-        self._name = name
-        self._weight_KN = rounded[name]
-        num_inputs, num_outputs = self._weight_KN.shape
-
-        def buffer(width: int) -> torch.Tensor:
-            return torch.empty(most_samples, width, dtype=torch.bfloat16)
-
-        # The rounded inputs are kept for the gradient of the weight.
-        self._inputs, self._input_grads = buffer(num_inputs), buffer(num_inputs)
-        self._outputs, self._grads = buffer(num_outputs), buffer(num_outputs)
-        self._weight_grad_KN = torch.empty_like(self._weight_KN)
-
-    def forward(self, inputs_TK: torch.Tensor, outputs_TN: torch.Tensor) -> None:
-        num_samples = inputs_TK.shape[0]
-        rounded_TK = self._inputs[:num_samples]
-        rounded_TK.copy_(inputs_TK)
-        product_TN = self._outputs[:num_samples]
-        torch.mm(rounded_TK, self._weight_KN, out=product_TN)
-        outputs_TN[:, : product_TN.shape[1]].copy_(product_TN)
-
-    def backward(
-        self,
-        inputs_TK: torch.Tensor,
-        grad_TN: torch.Tensor,
-        gradients: ParameterViews,
-        input_grad_TK: torch.Tensor,
-        *,
-        is_added: bool,
-    ) -> None:
-        num_samples = inputs_TK.shape[0]
-        rounded_TN = self._grads[:num_samples]
-        rounded_TN.copy_(grad_TN[:, : rounded_TN.shape[1]])
-        torch.mm(self._inputs[:num_samples].t(), rounded_TN, out=self._weight_grad_KN)
-        gradients[self._name].copy_(self._weight_grad_KN)
-        product_TK = self._input_grads[:num_samples]
-        torch.mm(rounded_TN, self._weight_KN.t(), out=product_TK)
-        if is_added:
-            input_grad_TK.add_(product_TK)
-        else:
-            input_grad_TK.copy_(product_TK)
+        return loss, self._input_grads.tensor
 
 
 def mlp_layers(name: str, widths: Sequence[int]) -> list[Layer]:
@@ -373,30 +212,9 @@ def mlp_layers(name: str, widths: Sequence[int]) -> list[Layer]:
     ]
 
 
-def _bits(values: torch.Tensor) -> NDArray[np.uint16]:
-    bits: NDArray[np.uint16] = values.view(torch.uint16).numpy()
-    return bits
-
-
-# ruff: noqa: N815  (tensors carry shape suffixes)
-
-
-BuildMlp = Callable[[Sequence[Layer]], MlpTiles]
-
-
-@dataclass(frozen=True, slots=True)
-class _TileMemory:
-    """The memory of passes for tiles of one size, as tensors and arrays."""
-
-    inputs_TP: torch.Tensor
-    inputs: NDArray[np.float32]
-    logit_T: torch.Tensor
-    logits: NDArray[np.float32]
-    logit_grads: NDArray[np.float32]
-    hidden_grad_TN: torch.Tensor
-    hidden_grads: NDArray[np.float32]
-    bottom_grad_TD: torch.Tensor
-    bottom_grads: NDArray[np.float32]
+def _array(values: torch.Tensor) -> NDArray[Any]:
+    """Return the memory of a tensor as an array: float32, or the bits of bfloat16."""
+    return (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()
 
 
 class DenseTile:
@@ -404,85 +222,53 @@ class DenseTile:
 
     Args:
         shape: sizes of the model.
-        weights: its parameters by name, float32.
-        build_mlp: makes the hidden layers of an MLP.
-        most_samples: samples of the largest tile.
+        weights: of the model.
     """
 
-    def __init__(
-        self,
-        shape: DlrmShape,
-        weights: Mapping[str, torch.Tensor],
-        build_mlp: BuildMlp,
-        most_samples: int,
-    ) -> None:
+    def __init__(self, shape: DlrmShape, weights: StepWeights) -> None:
         dim = shape.embedding_dim
-        vectors = shape.num_vectors
-        self._weights = weights
+        self._weights = weights.values
         self._widths = tables_by_width(shape.table_dims) if shape.table_dims else {}
-        self.bottom = build_mlp(mlp_layers("bottom", shape.bottom)) if shape.bottom else None
+        self.bottom = Mlp(mlp_layers("bottom", shape.bottom), weights) if shape.bottom else None
         # Only the inputs of the top MLP are filled up: the others are the batch's, or outputs of a layer.
         filled_up = stored_inputs(shape.top_inputs)
         hidden = mlp_layers("top", (filled_up, *shape.top_widths))
-        self.top = build_mlp(hidden) if hidden else None
-        self._last = f"top.{2 * len(hidden)}"
+        self.top = Mlp(hidden, weights) if hidden else None
         num_last = hidden[-1].num_outputs if hidden else filled_up
-        self._last_weight_N = weights[f"{self._last}.weight"][:num_last, 0]
-        self._last_weights = self._last_weight_N.numpy()
-        self._last_bias_1 = weights[f"{self._last}.bias"]
+        self._last = LastLayer(f"top.{2 * len(hidden)}", num_last, weights)
+        most_samples = weights.most_samples
         self._embeddings = torch.empty(most_samples if self._widths else 0, shape.num_tables, dim)
-        # Inputs are stored with the zeros that fill them up; no pass writes there.
-        self._inputs = torch.zeros(most_samples, filled_up)
-        self._logits = torch.empty(most_samples)
-        self._logit_grads = torch.empty(most_samples)
-        self._hidden_grads = torch.empty(most_samples, self._last_weight_N.numel())
-        self._bottom_grads = torch.empty(most_samples if self.bottom else 0, dim)
-        self._no_bottom = torch.empty(0, dim)
+        self._inputs = Front(weights, filled_up)
+        self._bottom_grads = Front(weights, dim)
+        self._nothing_TD = torch.empty(0, dim)
         # One sample's vectors, their gradients, and the dots of its pairs.
-        self._vectors_RW = vector_workspace(vectors, dim)
-        self._vector_grads_RW = vector_workspace(vectors, dim)
-        self._dots_K = dot_workspace(vectors)
+        self._vectors_RW = vector_workspace(shape.num_vectors, dim)
+        self._vector_grads_RW = vector_workspace(shape.num_vectors, dim)
+        self._dots_K = dot_workspace(shape.num_vectors)
         self._num_samples = most_samples
-        self._memory = self._memory_for(most_samples)
-
-    def _memory_for(self, num_samples: int) -> _TileMemory:
-        inputs_TP = self._inputs[:num_samples]
-        logit_T = self._logits[:num_samples]
-        hidden_grad_TN = self._hidden_grads[:num_samples]
-        bottom_grad_TD = self._bottom_grads[:num_samples]
-        return _TileMemory(
-            inputs_TP,
-            inputs_TP.numpy(),
-            logit_T,
-            logit_T.numpy(),
-            self._logit_grads[:num_samples].numpy(),
-            hidden_grad_TN,
-            hidden_grad_TN.numpy(),
-            bottom_grad_TD,
-            bottom_grad_TD.numpy(),
-        )
 
     def forward(self, dense_TK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return (T,) logits, as `StepTile.forward`."""
-        # Views are made again where the number of samples changes.
+        """Return (T,) logits; their memory is used again by the next tile.
+
+        Args:
+            dense_TK: dense features.
+            embeddings: (T, F, d) for each table group.
+        """
         if dense_TK.shape[0] != self._num_samples:
             self._num_samples = dense_TK.shape[0]
-            self._memory = self._memory_for(self._num_samples)
-        memory = self._memory
+            self._inputs.cut(self._num_samples)
+            self._bottom_grads.cut(self._num_samples)
         # Rows of other dims are projected to the common one first, so that all can interact.
         if self._widths:
             embeddings = [at_cache_line(emb_TFd) for emb_TFd in embeddings]
         emb_TFD = self._project(embeddings)
-        bottom_TD = self.bottom.forward(at_cache_line(dense_TK)) if self.bottom else self._no_bottom
+        bottom_TD = self.bottom.forward(at_cache_line(dense_TK)) if self.bottom else self._nothing_TD
         vectors = bottom_TD.numpy(), emb_TFD.numpy()
-        interact(*vectors, self._vectors_RW, self._dots_K, memory.inputs)
-
-        hidden_TN = self.top.forward(memory.inputs_TP) if self.top else memory.inputs_TP
+        interact(*vectors, self._vectors_RW, self._dots_K, self._inputs.array)
         # The gradients need what the layers saw: kept until the backward pass of the same tile.
-        self._saved = vectors, embeddings, hidden_TN
-        torch.mv(hidden_TN, self._last_weight_N, out=memory.logit_T)
-        memory.logit_T.add_(self._last_bias_1)
-        return memory.logit_T
+        self._saved = vectors, embeddings
+        inputs_TP = self._inputs.tensor
+        return self._last.forward(self.top.forward(inputs_TP) if self.top else inputs_TP)
 
     def backward(
         self,
@@ -491,24 +277,18 @@ class DenseTile:
         embedding_grads: Sequence[torch.Tensor],
         gradients: ParameterViews,
     ) -> float:
-        """Write the gradients of the last tile; return its loss, as `StepTile.backward`."""
-        num_samples = label_T.shape[0]
-        memory = self._memory
-        vectors, embeddings, hidden_TN = self._saved
-        # The gradient of the loss is computed with the loss, in one pass over the logits.
-        grad_T = memory.logit_grads
-        loss: float = logistic_loss(memory.logits, label_T.numpy(), np.float32(scale), grad_T)
+        """Write the gradients of the last tile, times ``scale``; return its loss.
 
-        # The last layer has one output, so its products are those of vectors.
-        last_layer_gradients(
-            grad_T,
-            hidden_TN.numpy(),
-            self._last_weights,
-            gradients.arrays[f"{self._last}.weight"].reshape(-1)[: self._last_weights.size],
-            gradients.arrays[f"{self._last}.bias"],
-            memory.hidden_grads,
-        )
-        inputs_grad_TP = memory.hidden_grad_TN
+        The loss is in nats.
+
+        Args:
+            label_T: labels.
+            scale: one over the nominal batch size.
+            embedding_grads: (T, F, d) for each table group, written.
+            gradients: where the tile's gradient of each parameter goes, by name.
+        """
+        vectors, embeddings = self._saved
+        loss, inputs_grad_TP = self._last.backward(label_T, scale, gradients)
         # Backwards through the MLP above the interaction.
         if self.top:
             found = self.top.backward(inputs_grad_TP, gradients, to_inputs=True)
@@ -516,18 +296,18 @@ class DenseTile:
             inputs_grad_TP = found
 
         # Without a projection, gradients of embeddings go straight to the caller's memory.
-        emb_grad_TFD = embedding_grads[0] if not self._widths else self._embeddings[:num_samples]
+        emb_grad_TFD = embedding_grads[0] if not self._widths else self._embeddings[: label_T.shape[0]]
         interact_backward(
             inputs_grad_TP.numpy(),
             *vectors,
             self._vectors_RW,
             self._vector_grads_RW,
-            memory.bottom_grads,
+            self._bottom_grads.array if self.bottom else self._nothing_TD.numpy(),
             emb_grad_TFD.numpy(),
         )
         # The dense features are data: nothing flows back to them.
         if self.bottom:
-            self.bottom.backward(memory.bottom_grad_TD, gradients, to_inputs=False)
+            self.bottom.backward(self._bottom_grads.tensor, gradients, to_inputs=False)
         if self._widths:
             self._project_backward(emb_grad_TFD, embeddings, embedding_grads, gradients)
         return loss
