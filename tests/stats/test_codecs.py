@@ -2,8 +2,6 @@
 
 Every codec keeps its promise on hostile rows, has the size it says, and refuses what is not finite.
 
-Tests `codecs`, `codecs`, `codecs`, `codecs`, `codecs` and `codecs`.
-
 The bytes of codes, written again number by number in plain Python; tests `codecs`, too.
 
 Other tests hold codecs to their promise, which a codec with another layout keeps as well. Here each byte is

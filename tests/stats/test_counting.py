@@ -1,17 +1,10 @@
 """Exact counts, chunk by chunk, whatever the number of categories.
 
-Tests `counting`, too.
-
 Hash tables against dictionaries: counts, growth, and categories that collide.
-
-Tests `id_tables`, too.
 
 Distinct categories of a long log, told from a short sample.
 
 Blocks of lookups without the missing ones.
-
-Tests `counting`, too: that counting in both kinds of tables stops at the same lookup as a loop does,
-wherever in a block it is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Advice from a preprocessed folder: what fits, what is fastest, and the command that prints it.
 
-Tests `advice` and `coverage`, too.
-
 The file of speeds: what is written is read, and what is no such file is refused in one line.
 """
 

@@ -1,8 +1,8 @@
 """Trainers are built of what fits, with a warning of what is larger than it was counted.
 
-Tests `build_embeddings`, `build`, `build` and `build_embeddings`, too.
-
 Optimizers of the dense layers: each parameter has one, and steps as with torch's own.
+
+Tests `build`, too.
 """
 
 from __future__ import annotations

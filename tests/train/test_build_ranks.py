@@ -256,7 +256,7 @@ def test_work_that_the_link_does_not_repay_is_left_out(monkeypatch: pytest.Monke
     )
 
 
-def seconds_of_fixed(link: LinkSpeed, seconds: dict[str, float]) -> dict[tuple[str, ...], float]:
+def fixed_seconds(link: LinkSpeed, seconds: dict[str, float]) -> dict[tuple[str, ...], float]:
     """The seconds of a step in each codec of vectors, gradients and dense numbers, by bytes and work."""
     bytes_of_row = {"none": (16, 64), "bf16": (8, 32), "int8": (6, 18)}
     # Rows of each width at the rank with the larger direction, and messages of what is tried that are worked.
@@ -296,7 +296,7 @@ def test_the_choice_is_within_a_twentieth_of_the_best_codec(
     else:
         seconds = {name: transfer * 10 ** rng.uniform(-4, 0.5) / 31 for name in saved}
     chosen, prediction = chosen_on(monkeypatch, link, seconds, ExchangeOptions(exchange="auto"))
-    fixed = seconds_of_fixed(link, seconds)
+    fixed = fixed_seconds(link, seconds)
     assert prediction.seconds_per_step <= 1.05 * min(fixed.values())
     # What is predicted is the model's time of what was chosen.
     taken = fixed[chosen.vectors, chosen.gradients, chosen.dense]

@@ -1,7 +1,5 @@
 """Evaluating a finished run: nothing in its folder is trusted.
 
-Tests `run_config`, too.
-
 Predictions of the evaluation part.
 """
 

@@ -180,16 +180,14 @@ def test_progress_is_reported(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def data_of_open_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def listed_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepared_lists(tmp_path_factory.mktemp("lists")).data
 
 
-def test_tables_and_sizes_are_those_of_the_manifest(data_of_open_shards: Path) -> None:
-    shards = hotset.Shards(data_of_open_shards)
-    totals = Manifest.read(data_of_open_shards / "shards").totals
-    assert (
-        shards.folder == data_of_open_shards / "shards" and shards.batch_size == 16 and shards.num_dense == 4
-    )
+def test_tables_and_sizes_are_those_of_the_manifest(listed_data: Path) -> None:
+    shards = hotset.Shards(listed_data)
+    totals = Manifest.read(listed_data / "shards").totals
+    assert shards.folder == listed_data / "shards" and shards.batch_size == 16 and shards.num_dense == 4
     assert shards.num_samples == {"training": 150, "evaluation": NUM_EVALUATION}
     found = shards.tables
     assert found["table"].to_list() == [table["name"] for table in totals["tables"]]
@@ -197,9 +195,9 @@ def test_tables_and_sizes_are_those_of_the_manifest(data_of_open_shards: Path) -
     assert set(found.filter(found["is_multi_hot"])["table"]) == {"tags", "seen", "codes"}
 
 
-def test_batches_have_every_feature_by_name(data_of_open_shards: Path) -> None:
-    shards = hotset.Shards(str(data_of_open_shards))
-    wanted = inner.Shards.open(data_of_open_shards)
+def test_batches_have_every_feature_by_name(listed_data: Path) -> None:
+    shards = hotset.Shards(str(listed_data))
+    wanted = inner.Shards.open(listed_data)
     found = list(shards.batches("evaluation"))
     assert sum(batch["label"].size for batch in found) == NUM_EVALUATION
     one_hot = [table.name for table in wanted.tables if not table.is_multi_hot]
@@ -214,23 +212,23 @@ def test_batches_have_every_feature_by_name(data_of_open_shards: Path) -> None:
     assert kinds[0] + kinds[1] == kinds[2] == wanted.num_training_batches
 
 
-def test_counts_are_those_of_the_training_part(data_of_open_shards: Path) -> None:
-    shards = hotset.Shards(data_of_open_shards)
+def test_counts_are_those_of_the_training_part(listed_data: Path) -> None:
+    shards = hotset.Shards(listed_data)
     counts = np.zeros_like(shards.counts("site"))
     for batch in shards.batches():
         counts += np.bincount(batch["site"], minlength=counts.size)
     np.testing.assert_array_equal(counts, shards.counts("site"))
 
 
-def test_what_is_not_there_is_refused(data_of_open_shards: Path, tmp_path: Path) -> None:
-    shards = hotset.Shards(data_of_open_shards)
+def test_what_is_not_there_is_refused(listed_data: Path, tmp_path: Path) -> None:
+    shards = hotset.Shards(listed_data)
     unknown: Any = "validation"
     with pytest.raises(hotset.HotsetError, match="there are no batches 'validation'"):
         next(shards.batches(unknown))
     with pytest.raises(hotset.HotsetError, match="has no table 'sites'") as refused:
         shards.counts("sites")
     assert refused.value.hint == "did you mean 'site'?"
-    shutil.copytree(data_of_open_shards / "shards", tmp_path / "shards")
+    shutil.copytree(listed_data / "shards", tmp_path / "shards")
     with pytest.raises(hotset.HotsetError, match="has no vocabulary beside it"):
         hotset.Shards(tmp_path).counts("site")
 

@@ -1,8 +1,6 @@
 """Ids that anybody may have made reach no kernel unchecked.
 
 A loop of one's own ends with the bits of `hotset.fit`, whatever its placement and its interruptions.
-
-Tests `own_loop`, too.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def test_an_ended_epoch_leaves_every_slot_empty_and_free(rng: np.random.Generato
 
 
 NUM_ROWS = 12
-POLICIES_OF_STAGING_PLANNER = ("lookahead", "window", "static", "lru", "lfu", "dataset")
+PLANNERS = ("lookahead", "window", "static", "lru", "lfu", "dataset")
 
 
 class FixedWindow(Window):
@@ -188,7 +188,7 @@ class Trace:
 
 
 @st.composite
-def traces(draw: st.DrawFn, policies: tuple[str, ...] = POLICIES_OF_STAGING_PLANNER) -> Trace:
+def traces(draw: st.DrawFn, policies: tuple[str, ...] = PLANNERS) -> Trace:
     policy = draw(st.sampled_from(policies))
     rows = st.integers(0, NUM_ROWS - 1).map(lambda row: min(row, NUM_ROWS - 1))
     batches = draw(st.lists(st.lists(rows, max_size=4, unique=True), max_size=14))

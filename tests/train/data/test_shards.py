@@ -1,10 +1,6 @@
 """Parts of the evaluation samples, whose batches begin with the first sample of the part.
 
-Tests `batch`, too.
-
 Shards as batches, and what is refused.
-
-Tests `shard_file`, too.
 """
 
 from __future__ import annotations

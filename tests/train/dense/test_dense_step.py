@@ -2,9 +2,9 @@
 
 The step on tiles against torch's graph, finite differences, and itself with other numbers of threads.
 
-Tests `tiles` and `tiles`, too.
-
 Means of bags against torch's graph over single lookups.
+
+Tests `tiles`, too.
 """
 
 from __future__ import annotations
@@ -620,9 +620,7 @@ def test_every_product_reads_matrices_that_begin_with_cache_lines(
 
 
 DIMS = (4, 2, 4, 2)
-SPEC_OF_MEAN_POOLING = ShardSpec(
-    num_rows=(5, 40, 30, 20), num_hot=(5, 10, 20, 3), multi_hot=(1, 2), table_dims=DIMS
-)
+MEAN_SPEC = ShardSpec(num_rows=(5, 40, 30, 20), num_hot=(5, 10, 20, 3), multi_hot=(1, 2), table_dims=DIMS)
 
 
 def pooled(tables_ND: list[torch.Tensor], batch: Batch, *, mean: bool) -> list[torch.Tensor]:
@@ -632,8 +630,8 @@ def pooled(tables_ND: list[torch.Tensor], batch: Batch, *, mean: bool) -> list[t
     for feature, table_ND in enumerate(tables_ND):
         rows = []
         for sample in range(num_samples):
-            if feature in SPEC_OF_MEAN_POOLING.multi_hot:
-                bags = batch.bags[SPEC_OF_MEAN_POOLING.multi_hot.index(feature)]
+            if feature in MEAN_SPEC.multi_hot:
+                bags = batch.bags[MEAN_SPEC.multi_hot.index(feature)]
                 ids = bags.ids_N[bags.offsets_B1[sample] : bags.offsets_B1[sample + 1]].tolist()
             else:
                 ids = [int(batch.ids_BF[sample, (0, 3).index(feature)])]
@@ -645,7 +643,7 @@ def pooled(tables_ND: list[torch.Tensor], batch: Batch, *, mean: bool) -> list[t
 
 
 def test_logits_and_gradients_are_those_of_means(tmp_path: Path) -> None:
-    write_shards(tmp_path / "shards", SPEC_OF_MEAN_POOLING)
+    write_shards(tmp_path / "shards", MEAN_SPEC)
     shards = Shards.open(tmp_path)
     batch = shards.training_batch(3)
     assert any((bags.offsets_B1[1:] - bags.offsets_B1[:-1] == 0).any() for bags in batch.bags), "an empty bag"
@@ -653,7 +651,7 @@ def test_logits_and_gradients_are_those_of_means(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     tables = [
         torch.randn(rows, dim, generator=generator)
-        for rows, dim in zip(SPEC_OF_MEAN_POOLING.num_rows, DIMS, strict=True)
+        for rows, dim in zip(MEAN_SPEC.num_rows, DIMS, strict=True)
     ]
 
     # By the graph: the mean of the looked-up rows, sample by sample.

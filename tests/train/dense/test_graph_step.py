@@ -1,6 +1,6 @@
 """Steps by torch's graph: tiles against the whole batch, threads against one, and what a model draws.
 
-Tests `gradients` and `dense_model`, too.
+Tests `dense_model`, too.
 """
 
 from __future__ import annotations

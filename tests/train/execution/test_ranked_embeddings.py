@@ -1,8 +1,4 @@
-"""Training on several ranks ends with the bits of one process with as many shares.
-
-Tests `ranked_embeddings`, `ranked_embeddings`, `exchange`, `build_embeddings`, `build_ranks` and the
-ranks of `predict`, too.
-"""
+"""Training on several ranks ends with the bits of one process with as many shares."""
 
 from __future__ import annotations
 

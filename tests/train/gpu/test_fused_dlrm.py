@@ -1,6 +1,6 @@
 """DLRM's dense layers as kernels: the steps of the host's layers, and equal bits of placements.
 
-Tests `fused_dlrm` and `build`, too.
+Tests `build`, too.
 """
 
 from __future__ import annotations

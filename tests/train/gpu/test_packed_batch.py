@@ -129,7 +129,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 FULL = Optimizers(embedding_optimizer="sgd", embedding_lr=0.1, dense_optimizer="sgd", dense_lr=0.3)
 
 
-def room_for_of_sent_rates(optimizers: Sequence[RowOptimizer]) -> PackedRoom:
+def rates_room(optimizers: Sequence[RowOptimizer]) -> PackedRoom:
     sizes = tuple(optimizer.step_rates(0.0).size for optimizer in optimizers)
     return PackedRoom(8, 2, tuple(BatchRoom(8, 3, 0, 0, 0) for _ in optimizers), sizes, 0)
 
@@ -138,7 +138,7 @@ def room_for_of_sent_rates(optimizers: Sequence[RowOptimizer]) -> PackedRoom:
 @pytest.mark.parametrize("names", [("sgd",), ("adam",), ("sgd", "adam", "adagrad")])
 def test_numbers_are_those_made_anew_for_each_step(schedule: str, names: tuple[str, ...]) -> None:
     optimizers = [RowOptimizer(name, 0.1) for name in names]
-    room = room_for_of_sent_rates(optimizers)
+    room = rates_room(optimizers)
     rule = DenseRule("adam")
     counted: list[int] = []
 
@@ -158,7 +158,7 @@ def test_numbers_are_those_made_anew_for_each_step(schedule: str, names: tuple[s
 
 
 def test_places_are_those_of_the_sections() -> None:
-    room = room_for_of_sent_rates([RowOptimizer("adam", 0.1), RowOptimizer("sgd", 0.1)])
+    room = rates_room([RowOptimizer("adam", 0.1), RowOptimizer("sgd", 0.1)])
     for name, place in zip(("dense_rates", "rates0", "rates1"), room.rate_places, strict=True):
         section = room.sections[name]
         assert section.count == place.stop - place.start
@@ -169,8 +169,8 @@ def test_places_are_those_of_the_sections() -> None:
 def test_rows_follow_rates_of_equal_numbers_that_are_other_objects() -> None:
     """Rates may come from elsewhere than a schedule."""
     optimizers = [RowOptimizer("sgd", 0.1)]
-    sent = SentRates(room_for_of_sent_rates(optimizers), optimizers, None)
-    (dense, rows) = room_for_of_sent_rates(optimizers).rate_places
+    sent = SentRates(rates_room(optimizers), optimizers, None)
+    (dense, rows) = rates_room(optimizers).rate_places
     for rate in (0.5, 0.25, 0.25, 0.5):
         found_R = sent.of(StepRates(9.0, rate))
         assert found_R[rows].tolist() == [rate] and not found_R[dense].any()

@@ -4,8 +4,7 @@ Tests the rows that `passes` sends with a step, too.
 
 Steps queued on a device that runs late give the bits of steps on the host, and planted faults are found.
 
-Tests `packed_batch`, `transfers`, `passes`, `passes`, `passes` and `step`,
-too.
+Tests `transfers`, `passes` and `step`, too.
 """
 
 from __future__ import annotations
@@ -187,7 +186,7 @@ def test_a_switch_of_fae_that_does_not_wait_for_the_device_is_found(
     assert any(is_wrong(drawn, wanted, seed, **fields) for seed in range(8))
 
 
-def hold_against_the_host_of_queued_steps(seed: int, folder: Path) -> None:
+def compare_with_host(seed: int, folder: Path) -> None:
     run = draw_run(seed, folder)
     fields = PLACEMENTS[seed % len(PLACEMENTS)]
     # fae orders its batches by itself; the others follow the order of all-fast.
@@ -197,14 +196,14 @@ def hold_against_the_host_of_queued_steps(seed: int, folder: Path) -> None:
 
 def test_every_placement_gives_the_bits_of_the_host(tmp_path: Path) -> None:
     for seed in range(len(PLACEMENTS)):
-        hold_against_the_host_of_queued_steps(seed, tmp_path)
+        compare_with_host(seed, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(9, 270, 9))
 def test_every_placement_gives_the_bits_of_the_host_in_many_runs(first: int, tmp_path: Path) -> None:
     for seed in range(first, first + 9):
-        hold_against_the_host_of_queued_steps(seed, tmp_path)
+        compare_with_host(seed, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Rows moved by threads give the bits of rows moved by none, and planted faults are found.
 
-Tests `row_moves`, `row_moves`, `packed_batch` and `transfers`, too.
+Tests `transfers`, too.
 """
 
 from __future__ import annotations

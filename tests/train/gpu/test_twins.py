@@ -1,13 +1,10 @@
 """Kernels around the dense layers compute what the host does, with torch and in Triton.
 
-Tests `twins`, `twins`, `dense_kernels` and `dense_kernels`.
-
 Kernels are chosen by name.
 
 Kernels over rows give the bits of the host's, with torch and in Triton.
 
-Tests `twins`, `packed_batch`, `launching`, and with Triton `batch_kernels`, `row_kernels`,
-`row_kernels` and `batch_kernels`.
+Tests `dense_kernels`, `batch_kernels` and `row_kernels`, too.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def test_codecs_of_each_way_follow_from_the_option(exchange: str, wanted: tuple[
 
 
 DIM = 6
-TABLES_OF_ERROR_FEEDBACK = [
+HOT_TABLES = [
     EmbeddingTable("C1", 20, 4, DIM),
     EmbeddingTable("C2", 1, 0, DIM),
     EmbeddingTable("C3", 30, 5, DIM),
@@ -165,7 +165,7 @@ def sent_to_first(ranks: Ranks, codec: str, errors: WidthErrors | None) -> list[
 
 @pytest.mark.parametrize("codec", ["int8", "bf16", "bounded:0.05"])
 def test_gradients_carry_the_errors_of_those_before(codec: str) -> None:
-    kept = [WidthErrors(TABLES_OF_ERROR_FEEDBACK) for _ in range(2)]
+    kept = [WidthErrors(HOT_TABLES) for _ in range(2)]
     arrived = run_thread_ranks(2, lambda ranks: sent_to_first(ranks, codec, kept[ranks.rank]), 20)[0]
     # The same row by row, with a dict of errors.
     errors: dict[int, NDArray[np.float32]] = {}
@@ -208,7 +208,7 @@ def test_gradients_carry_the_errors_of_those_before(codec: str) -> None:
 def test_errors_of_all_ranks_are_saved_at_the_first() -> None:
     def work(ranks: Ranks) -> WidthErrors:
         rng = np.random.default_rng(ranks.rank)
-        widths = [WidthErrors(TABLES_OF_ERROR_FEEDBACK), WidthErrors([EmbeddingTable("C4", 7, 0, 2)])]
+        widths = [WidthErrors(HOT_TABLES), WidthErrors([EmbeddingTable("C4", 7, 0, 2)])]
         widths[0].errors_HD[:] = rng.normal(size=(9, DIM))
         widths[0].errors_HD[3] = 0
         widths[0].errors_HD[4] = -0.0
@@ -217,7 +217,7 @@ def test_errors_of_all_ranks_are_saved_at_the_first() -> None:
         states.append(dict(saved.state())) if ranks.rank == 0 else None
         assert ranks.rank == 0 or not saved.state()
         ranks.gather(torch.zeros(1))
-        again = [WidthErrors(TABLES_OF_ERROR_FEEDBACK), WidthErrors([EmbeddingTable("C4", 7, 0, 2)])]
+        again = [WidthErrors(HOT_TABLES), WidthErrors([EmbeddingTable("C4", 7, 0, 2)])]
         SavedErrors(ranks, again).restore(states[0])
         assert again[0].errors_HD.tobytes() == widths[0].errors_HD.tobytes()
         # A damaged state is refused before a row is written.

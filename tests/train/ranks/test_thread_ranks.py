@@ -1,7 +1,4 @@
-"""Ranks as threads: bytes arrive in order, and a rank that is gone or disagrees stops the others.
-
-Tests `ranks`, too.
-"""
+"""Ranks as threads: bytes arrive in order, and a rank that is gone or disagrees stops the others."""
 
 from __future__ import annotations
 

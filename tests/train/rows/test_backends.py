@@ -4,9 +4,9 @@ GPU tests are collected where Hypothesis is missing.
 
 Rows move with their state, between tiers of any device.
 
-Tests `step_plan`, too.
-
 Ranges of rows: all rows once, with about as many lookups each; errors of any thread arrive.
+
+Tests `step_plan`, too.
 """
 
 from __future__ import annotations

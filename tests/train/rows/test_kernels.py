@@ -1,8 +1,6 @@
 """Row kernels against slow, obvious twins, bit for bit.
 
 Optimizer steps on rows against slow, obvious twins, bit for bit, and against torch.
-
-Tests `optimizers`, too.
 """
 
 from __future__ import annotations

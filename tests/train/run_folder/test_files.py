@@ -1,8 +1,8 @@
 """The folder of a run: written aside, finished by its summary.
 
-Tests `files`, `reader` and `files`, too; resumed runs test `files`.
-
 Metrics reach TensorBoard's writer once each; where it is installed, its own reader finds them.
+
+Tests `reader`, too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Exported models give the logits of the run, from raw values, without hotset.
 
-Tests `graph`, `serving_inputs`, `run_tables`, `export`, `export` and `run_tables`, too.
+Tests `graph` and `serving_inputs`, too.
 """
 
 from __future__ import annotations

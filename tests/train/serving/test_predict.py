@@ -1,14 +1,10 @@
 """Predicting raw lines: the bits of `evaluate`, every line in order, and what is refused.
 
-Tests `configs`, too.
-
-Tests `evaluate` and `predict`, too.
-
 Batches of encoded samples are the same wherever the parts end.
 
 The vocabulary that a run keeps: linked at its beginning, found again, and that of another log refused.
 
-Tests `shards`, too.
+Tests `configs`, too.
 """
 
 from __future__ import annotations
