@@ -1,17 +1,19 @@
 """Hints as a user meets them: a shell in which a command is refused, and its hint is followed as printed.
 
 Every place in the code that gives a hint has a name here, and each case of `tests/system/hints` names the
-places whose hints it followed. `test_hints` compares the two lists; a case fails where a place that it names
-was not reached.
+places whose hints it followed: in the first line of a case of `hints.txt`, or by `follows`. `test_hints`
+compares the two lists; a case fails where a place that it names was not reached.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,9 +24,15 @@ from typing import Any, TypeVar
 import pytest
 
 from hotset.pipeline.errors import HotsetError
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.stages.other_vocabulary import map_ids
+from hotset.train.config import CheckpointSettings, TrainConfig
+from hotset.train.recipe_options import Interval
+from hotset.train.run import train
 from hotset.workflows.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
+CASES = ROOT / "tests" / "system" / "hints"
 LAYERS = ("stats", "pipeline", "train", "workflows")
 Case = TypeVar("Case", bound=Callable[..., None])
 reached: set[str] = set()
@@ -75,14 +83,23 @@ def _hints_in(node: ast.AST, function: str) -> Iterator[tuple[str, ast.Call, ast
         yield from _hints_in(child, inner)
 
 
-def follows(*names: str) -> Callable[[Case], Case]:
-    """Name the places whose hints a case follows."""
+def follows(names: str) -> Callable[[Case], Case]:
+    """Name the places whose hints a case follows, as `names_in` reads them."""
 
     def mark(case: Case) -> Case:
         case.__dict__["follows"] = names
         return case
 
     return mark
+
+
+def names_in(names: str) -> list[str]:
+    """Return the places in ``"a.py::f f#2 b.py::g"``: a name without a file is of the file before it."""
+    found: list[str] = []
+    for word in names.split():
+        path = "" if "::" in word else found[-1].partition("::")[0] + "::"
+        found.append(path + word)
+    return found
 
 
 @contextmanager
@@ -115,11 +132,18 @@ class Shell:
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
+        self.patch = pytest.MonkeyPatch()
+        """Undone by the word ``restore``, and at the end of the case."""
+        self.hint = ""
+        """That of the last refusal."""
         self._capsys = capsys
 
     def run(self, *arguments: object) -> tuple[int, str, str]:
         """Run ``hotset`` and return its exit status, stdout and stderr."""
         self._capsys.readouterr()
+        # A module of the user is imported anew, as by a new process.
+        sys.modules.pop("nets", None)
+        importlib.invalidate_caches()
         try:
             status = main([str(argument) for argument in arguments])
         except SystemExit as stopped:
@@ -138,7 +162,8 @@ class Shell:
         status, _, err = self.run(*arguments)
         lines = [line for line in err.splitlines() if line.startswith(("error: ", "hint: "))]
         assert status in (1, 2) and [line.split(":")[0] for line in lines] == ["error", "hint"], err
-        return lines[1].removeprefix("hint: ")
+        self.hint = lines[1].removeprefix("hint: ")
+        return self.hint
 
     def obey(self, hint: str, **words: object) -> None:
         """Run every command of a hint, as printed.
@@ -176,12 +201,42 @@ def hint_of(call: Callable[[], Any]) -> str:
     return caught.value.hint
 
 
+class Killed(BaseException):
+    """Stands for a kill."""
+
+
+def interrupt(out: str) -> None:
+    """Begin a run of ``data``, and end it as if killed after its first checkpoint."""
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    every_step = CheckpointSettings(checkpoint_every=Interval(steps=1))
+    with pytest.raises(Killed):
+        train(Path("data"), TrainConfig(threads=1), Path(out), checkpoints=every_step, progress=die)
+
+
+def write_map(old: str, new: str) -> None:
+    """Map the ids of one folder to those of another, which gets the map."""
+    before, after = (Manifest.read(Path(name, "vocabulary")) for name in (old, new))
+    map_ids(before, after, Path(new, "id_map"))
+
+
+def table() -> list[str]:
+    """Return the cases of `hints.txt`."""
+    text = (CASES / "hints.txt").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return [case.strip("\n") for case in "\n".join(lines).split("\n\n") if case.strip()]
+
+
 def claimed() -> list[str]:
     """Return the places that the cases in `tests/system/hints` name, read from the files."""
     calls = (
         node
-        for path in sorted((ROOT / "tests" / "system" / "hints").glob("test_*.py"))
+        for path in sorted(CASES.glob("test_*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "follows"
     )
-    return [str(word.value) for call in calls for word in call.args if isinstance(word, ast.Constant)]
+    named = [ast.literal_eval(call.args[0]) for call in calls]
+    named += [first for first in (case.splitlines()[0] for case in table()) if "::" in first]
+    return [name for names in named for name in names_in(names)]

@@ -1,11 +1,12 @@
-"""Hints of `train` and `evaluate`: shards, runs and the machine."""
+"""Hints of training that need more than a line of `hints.txt`: Python, several ranks, measured machines."""
 
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
+import socket
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,24 +16,49 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from torch import nn
 
-from hotset.tests.support.hints import Shell, follows, hint_of
+import hotset
+import hotset.nn
+from hotset.pipeline.errors import ByteSize
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.stages.other_vocabulary import map_ids
+from hotset.tests.support.hints import Shell, follows, hint_of, interrupt, write_map
 from hotset.tests.support.resealed import reseal, write_manifest
 from hotset.tests.support.shard_factory import write_shards
-from hotset.train.build_embeddings import open_device
-from hotset.train.data.batch_order import RecordedOrder
+from hotset.tests.support.thread_ranks import run_thread_ranks
+from hotset.train.advice import MachineSpeeds
+from hotset.train.build_embeddings import resolve
+from hotset.train.checkpoints.files import ReservedRoom
+from hotset.train.checkpoints.tensors import refuse_other_shape
+from hotset.train.config import ChosenExchange, TrainConfig
+from hotset.train.data.batch import BatchShares
+from hotset.train.data.batch_order import RecordedOrder, ResumedOrder
 from hotset.train.data.shards import Shards, with_hot_bytes
 from hotset.train.dense.gradients import choose_dense_dtype
 from hotset.train.evaluate import refuse_other_tables
+from hotset.train.execution.row_parts import RowsPart
+from hotset.train.metrics import ScoreCounter, SortedScores
+from hotset.train.ranks.codes import refuse_unknown_tables
+from hotset.train.ranks.ranks import OneRank, Ranks, join_ranks, refuse_other_plans
+from hotset.train.resuming import source_run
+from hotset.train.resuming.best_weights import BestWeights
+from hotset.train.resuming.resume import RunCheckpoints
+from hotset.train.resuming.source_run import _open_maps, _read_map, _refuse_not_finite, _refuse_other_sizes
 from hotset.train.rows import tiers
 from hotset.train.run_config import RunConfig
 from hotset.train.run_folder import files as run_files
 from hotset.train.run_folder import files as run_writer
 from hotset.train.run_folder import reader
+from hotset.train.run_folder.files import locked
+from hotset.train.run_folder.reader import read_config
 from hotset.train.spill.row_store import BlockFile
 from hotset.train.spill.run_plan import mapped_zeros
+from hotset.workflows import characterise as module
+from hotset.workflows.characterise import Cell, CellFile, CellRun
 
 TRAIN = ("train", "data", "--threads", "1", "--out")
+TINY = Cell(batch_size=16, num_dense=4, num_tables=2, rows_of_table=60, embedding_dim=4, mlp_width=8)
 
 
 def change_manifest(folder: str, change: Callable[[dict[str, Any]], object]) -> None:
@@ -40,12 +66,6 @@ def change_manifest(folder: str, change: Callable[[dict[str, Any]], object]) -> 
     parts = json.loads(Path(folder, "manifest.json").read_text())
     change(parts)
     write_manifest(Path(folder), parts)
-
-
-def damage(path: Path) -> None:
-    """Turn the end of a file round, so that its size stays."""
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-300] + whole[-300:][::-1])
 
 
 def first_file(kind: str) -> Path:
@@ -58,25 +78,8 @@ def retrained(shell: Shell, out: str = "again") -> None:
     shell.works(*TRAIN, out)
 
 
-@follows("train/data/shards.py::Shards.refuse_damage")
-def test_damaged_shards_are_packed_again(shell: Shell) -> None:
-    path = first_file("mixed")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:2000] + bytes([whole[2000] ^ 1]) + whole[2001:])
-    shell.obey(shell.refused(*TRAIN, "other"))
-    retrained(shell)
-
-
-def test_shards_that_cannot_be_read_are_packed_again(shell: Shell) -> None:
-    damage(first_file("mixed"))
-    shell.obey(shell.refused(*TRAIN, "other"))
-    retrained(shell)
-
-
-@follows("train/data/shard_file.py::ShardFile.__init__", "train/data/shards.py::Shards._read")
+@follows("train/data/shards.py::Shards._read")
 def test_shards_unlike_their_manifest_are_packed_again(shell: Shell) -> None:
-    change_manifest("data/shards", lambda parts: parts["files"][0].update(batches=999))
-    shell.obey(shell.refused(*TRAIN, "other"))
     # Fewer samples in a batch than the manifest says.
     path = first_file("evaluation")
     table = pa.ipc.open_file(path.read_bytes())
@@ -94,7 +97,7 @@ def _as_it_is(parts: dict[str, Any], path: Path) -> None:
     entry["bytes"] = path.stat().st_size
 
 
-@follows("train/data/shards.py::Shards._refuse_stray", "train/data/shards.py::Shards.evaluation_batch")
+@follows("train/data/shards.py::Shards._refuse_stray Shards.evaluation_batch")
 def test_stray_ids_and_lost_columns_are_packed_again(shell: Shell) -> None:
     shards = Shards.open(Path("data"))
     shards._read = lambda position: SimpleNamespace(is_hot_B=None)  # type: ignore[method-assign, assignment, return-value]
@@ -108,39 +111,6 @@ def test_stray_ids_and_lost_columns_are_packed_again(shell: Shell) -> None:
     retrained(shell)
 
 
-def _lacks_a_key(shards: Shards) -> None:
-    raise KeyError("mixed")
-
-
-@follows("train/data/shards.py::Shards.__init__#2", "train/data/shards.py::Shards.open#2")
-def test_manifests_of_shards_that_cannot_be(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    change_manifest("data/shards", lambda parts: parts.update(version=99))
-    shell.obey(shell.refused(*TRAIN, "other"))
-    with monkeypatch.context() as patched:
-        patched.setattr(Shards, "_positions_by_kind", _lacks_a_key)
-        shell.obey(shell.refused(*TRAIN, "other"))
-    retrained(shell)
-
-
-@follows("train/data/shards.py::Shards.open")
-def test_a_folder_that_is_not_of_shards(shell: Shell) -> None:
-    assert "the folder that preprocess wrote" in shell.refused("train", "data/plan", "--out", "other")
-    retrained(shell)
-
-
-@follows("train/data/shards.py::Shards.__init__")
-def test_a_log_without_labels(shell: Shell) -> None:
-    shell.works("generate", "--samples", "300", "--no-label", "--out", "unlabeled.tsv")
-    shell.works("preprocess", "unlabeled.tsv", "--no-label", "--out", "unlabeled")
-    hint = shell.refused("train", "unlabeled", "--out", "other")
-    assert hint.startswith("only `hotset predict RUN LOG ")
-    # The run of another log predicts this one.
-    shell.works("train", "data", "--out", "labeled", "--max-steps", "1")
-    command = shlex.split(hint.split("`")[1].removeprefix("hotset "))
-    mine = {"RUN": "labeled", "LOG": "unlabeled.tsv", "FILE": "scores.parquet"}
-    shell.works(*(mine.get(word, word) for word in command))
-
-
 @follows("train/data/shard_file.py::UnchangedFile._changed")
 def test_shards_that_change_while_they_are_used(shell: Shell) -> None:
     shards = Shards.open(Path("data"))
@@ -152,12 +122,8 @@ def test_shards_that_change_while_they_are_used(shell: Shell) -> None:
     retrained(shell)
 
 
-@follows("train/data/shards.py::with_hot_bytes", "train/data/shards.py::with_hot_bytes#2")
-def test_another_budget_for_shards(shell: Shell) -> None:
-    hint = shell.refused(*TRAIN, "other", "--hot-bytes", "32KiB")
-    assert hint == "leave --hot-bytes out, or pack with --order original"
-    shell.works("pack", "data", "--redo", "--order", "original")
-    shell.works(*TRAIN, "other", "--hot-bytes", "32KiB")
+@follows("train/data/shards.py::with_hot_bytes#2")
+def test_another_budget_for_shards_without_their_plan(shell: Shell) -> None:
     alone = Shards.open(write_shards(Path("alone/shards"), order="original"))
     assert "the folder that preprocess wrote" in hint_of(lambda: with_hot_bytes(alone, 1000, "sgd"))
 
@@ -169,14 +135,8 @@ def test_an_order_to_replay(shell: Shell) -> None:
     RecordedOrder.of_run(Path("run"), shards.num_training_batches, 1)
 
 
-@follows(
-    "train/evaluate.py::refuse_other_tables",
-    "train/evaluate.py::refuse_other_tables#2",
-    "train/evaluate.py::refuse_other_tables#3",
-)
+@follows("train/evaluate.py::refuse_other_tables#2 refuse_other_tables#3")
 def test_a_run_on_other_shards(shell: Shell) -> None:
-    shell.works("preprocess", "log.tsv", "--min-count", "3", "--out", "fewer")
-    assert "shards of the same vocabulary" in shell.refused("evaluate", "run", "fewer")
     config = reader.read_config(Path("run"))
     shards: Any = Shards.open(Path("data"))
     for change in ({"tables": shards.tables[:-1]}, {"num_dense": 1}):
@@ -191,46 +151,16 @@ def test_a_run_on_other_shards(shell: Shell) -> None:
     shell.works("evaluate", "run", "data")
 
 
-@follows("train/run_folder/files.py::refuse_occupied")
-def test_a_run_is_in_the_way(shell: Shell) -> None:
-    assert shell.refused(*TRAIN, "run") == "give another --out, or remove the folder"
-    retrained(shell)
-    shutil.rmtree("run")
-    retrained(shell, "run")
-
-
-@follows("train/run_folder/reader.py::read_config", "train/run_folder/reader.py::read_config#2")
-def test_a_run_is_given(shell: Shell) -> None:
-    wanted = "give the folder that a finished training run wrote (its --out)"
-    assert shell.refused("evaluate", "data", "data") == wanted
-    Path("run/config.json").write_text("{")
-    assert shell.refused("evaluate", "run", "data") == wanted
-    retrained(shell)
-    shell.works("evaluate", "again", "data")
-
-
-@follows(
-    "train/run_folder/files.py::plain_file",
-    "train/run_folder/files.py::plain_file#2",
-    "train/run_folder/reader.py::read_manifest",
-    "train/run_config.py::RunConfig.read",
-)
+@follows("train/run_folder/files.py::plain_file plain_file#2 train/run_config.py::RunConfig.read")
 def test_files_of_a_run(shell: Shell) -> None:
     wanted = "give the folder that a finished training run wrote (its --out)"
     assert hint_of(lambda: run_files.plain_file(Path("run/nothing"))) == wanted
     assert hint_of(lambda: run_files.plain_file(Path("run"))) == wanted
     assert hint_of(lambda: RunConfig.read({}, "config.json")) == wanted
-    change_manifest("run", lambda parts: parts.update(stage="pack"))
-    assert shell.refused("evaluate", "run", "data") == wanted
-    retrained(shell)
-    shell.works("evaluate", "again", "data")
+    shell.works("evaluate", "run", "data")
 
 
-@follows(
-    "train/run_folder/reader.py::refuse_changed_files",
-    "train/run_folder/reader.py::refuse_other_weights",
-    "train/run_folder/reader.py::_not_finite",
-)
+@follows("train/run_folder/reader.py::refuse_other_weights _not_finite")
 def test_damaged_weights_are_trained_again(shell: Shell) -> None:
     config = reader.read_config(Path("run"))
     weights = reader.read_weights(Path("run"))
@@ -238,11 +168,6 @@ def test_damaged_weights_are_trained_again(shell: Shell) -> None:
     assert "train again" in hint_of(lambda: reader.refuse_other_weights(Path("run"), weights, config, other))
     nan: Any = {"C1": torch.tensor([float("nan")])}
     assert "lower learning rates" in hint_of(lambda: reader.read_finite(Path("run"), nan, "C1"))
-    path = Path("run/weights.safetensors")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-4] + bytes(4))
-    assert "take the run from a copy, or train again" in shell.refused("evaluate", "run", "data")
-    path.write_bytes(whole)
     shell.works("evaluate", "run", "data")
 
 
@@ -260,32 +185,6 @@ def test_a_disk_without_room_for_a_run(shell: Shell, monkeypatch: pytest.MonkeyP
     retrained(shell)
 
 
-@follows(
-    "train/build_embeddings.py::open_device",
-    "train/build_embeddings.py::open_device#2",
-    "train/build_embeddings.py::open_device#3",
-)
-def test_a_device_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert shell.refused(*TRAIN, "other", "--device", "gpu") == "--device is cpu or cuda"
-    hint = shell.refused(*TRAIN, "other", "--device", "cuda")
-    shell.works(*TRAIN, "other", *hint.removeprefix("use ").split())
-    with monkeypatch.context() as patched:
-        patched.setattr("torch.cuda.is_available", lambda: True)
-        patched.setattr("torch.cuda.device_count", lambda: 1)
-        patched.setattr("torch.cuda.set_device", lambda device: None)
-        assert "cuda:0" in hint_of(lambda: open_device("cuda:1"))
-        assert open_device("cuda:0").index == 0
-
-
-@follows("train/run_log.py::divergence")
-def test_rates_that_are_too_high(shell: Shell) -> None:
-    hint = shell.refused(*TRAIN, "other", "--dense-lr", "1e30", "--embedding-lr", "1e30")
-    assert "lower --embedding-lr or --dense-lr, and give another --out or remove the folder" in hint
-    shutil.rmtree("other")
-    shell.works(*TRAIN, "other", "--dense-lr", "0.001", "--embedding-lr", "0.01")
-
-
 @follows("train/run_folder/files.py::refuse_missing_folder")
 def test_a_missing_folder_is_created(shell: Shell) -> None:
     shell.obey(hint_of(lambda: run_files.refuse_missing_folder(Path("my disk/x"))))
@@ -297,15 +196,8 @@ def full_disk(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-@follows("train/rows/tiers.py::refuse_more_rows_than_memory", "train/rows/tiers.py::mapped_rows")
-def test_more_rows_than_memory(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    shell.works("generate", "--samples", "4000", "--out", "long.tsv")
-    shell.works("preprocess", "long.tsv", "--hot-bytes", "64KiB", "--out", "large")
-    monkeypatch.setattr("hotset.train.rows.tiers.available_bytes", lambda: 2 << 20)
-    arguments = ["train", "large", "--placement", "hybrid", "--threads", "1", "--out"]
-    hint = shell.refused(*arguments, "a")
-    assert "keeps the other rows in a file" in hint
-    shell.works(*arguments, "b", *hint.split()[:2])
+@follows("train/rows/tiers.py::mapped_rows")
+def test_a_disk_without_room_for_rows(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("os.posix_fallocate", full_disk)
         hint = hint_of(lambda: tiers.mapped_rows(10, 4, Path()))
@@ -313,12 +205,7 @@ def test_more_rows_than_memory(shell: Shell, monkeypatch: pytest.MonkeyPatch) ->
     assert tiers.mapped_rows(10, 4, Path()).shape == (10, 4)
 
 
-@follows(
-    "train/spill/row_store.py::BlockFile.__init__",
-    "train/spill/row_store.py::BlockFile._fault",
-    "train/spill/run_plan.py::_no_room",
-    "train/spill/run_plan.py::choose_all_sizes",
-)
+@follows("train/spill/row_store.py::BlockFile.__init__ BlockFile._fault train/spill/run_plan.py::_no_room")
 def test_rows_on_disk(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = "give another --slow-dir"
     with monkeypatch.context() as patched:
@@ -326,12 +213,6 @@ def test_rows_on_disk(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
         assert hint_of(lambda: BlockFile(Path(), 4096, 1)).startswith(wanted)
         assert hint_of(lambda: mapped_zeros(Path(), 1000, np.int64)).startswith(wanted)
     assert str(BlockFile(Path(), 4096, 1)._fault("read", "broken").hint).startswith(wanted)
-    shell.works("generate", "--samples", "4000", "--out", "long.tsv")
-    shell.works("preprocess", "long.tsv", "--hot-bytes", "64KiB", "--out", "large")
-    Path("disk").mkdir()
-    arguments = ["train", "large", "--slow-dir", "disk", "--threads", "1"]
-    enough = shell.refused(*arguments, "--slow-bytes", "16KiB", "--out", "a").split()[:2]
-    shell.works(*arguments, *enough, "--out", "b")
 
 
 @follows("train/dense/gradients.py::choose_dense_dtype")
@@ -339,3 +220,345 @@ def test_a_type_that_this_machine_is_slow_with(shell: Shell) -> None:
     hint = hint_of(lambda: choose_dense_dtype("bf16", "cpu", frozenset()))
     for name in hint.removeprefix("use --dense-dtype ").split(" or "):
         shell.works(*TRAIN, name, "--dense-dtype", name)
+
+
+@follows("train/run_folder/files.py::locked")
+def test_a_run_in_use_is_waited_for(shell: Shell) -> None:
+    interrupt("other")
+    with locked(Path("other")):
+        assert "the same command then resumes" in shell.refused(*TRAIN, "other")
+    shell.works(*TRAIN, "other")
+
+
+@follows("train/checkpoints/files.py::ReservedRoom.__init__")
+def test_a_run_on_a_small_disk_goes_without_checkpoints(shell: Shell) -> None:
+    hint = hint_of(lambda: ReservedRoom(Path(), 1 << 60))
+    assert hint.endswith("--checkpoint-every off")
+    shell.works(*TRAIN, "other", *hint.split()[-2:])
+
+
+@follows(
+    "train/data/batch_order.py::ResumedOrder.epochs ResumedOrder.epochs#2 "
+    "train/checkpoints/tensors.py::refuse_other_shape"
+)
+def test_another_run_is_not_resumed() -> None:
+    order = RecordedOrder(np.array([1, 0], np.int32))
+    for done in ([0, 1], [1, 0, 1]):
+        resumed = ResumedOrder(order, np.array(done, np.int32))
+        hint = hint_of(lambda resumed=resumed: list(resumed.epochs()))  # type: ignore[misc]
+        assert hint == "resume on the shards that the run was begun with"
+    assert list(ResumedOrder(order, np.array([1], np.int32)).epochs()) == [[0]]
+    hint = hint_of(lambda: refuse_other_shape("it", "bias", torch.zeros(1), torch.zeros(2)))
+    assert hint == "give the model that the run was begun with"
+
+
+def another_day(shell: Shell) -> None:
+    """Extend ``data`` by a day, with the map of its ids, as ``more``."""
+    shell.works("generate", "--samples", "300", "--seed", "9", "--scale", "100", "--out", "day.tsv")
+    preprocess = ["preprocess", "log.tsv", "day.tsv", "--out", "more", "--batch-size", "128", "-q"]
+    shell.works(*preprocess, "--hot-bytes", "64KiB")
+    write_map("data", "more")
+
+
+@follows("train/resuming/source_run.py::_open_maps#2 _open_maps#3 _open_maps#4")
+def test_a_map_of_other_ids_is_made_again(shell: Shell) -> None:
+    another_day(shell)
+    start = ("train", "more", "--threads", "1", "--init-from", "run", "--out", "next")
+    right = shutil.move("more/id_map", "id_map")
+    shutil.copytree("more/shards", "more/id_map")
+    hint = shell.refused(*start)
+    assert hint.endswith("`hotset preprocess --extend`")
+    shutil.rmtree("more/id_map")
+    before, after = (Manifest.read(Path(name, "vocabulary")) for name in ("more", "data"))
+    map_ids(before, after, Path("more/id_map"))
+    assert shell.refused(*start) == hint
+    shutil.rmtree("more/id_map")
+    shutil.copytree(right, "more/id_map")
+    # Without fingerprints of vocabularies the numbers of rows tell.
+    other = read_config(Path("run"))
+    shards = Shards.open(Path("more"))
+    tables = (replace(other.tables[0], num_rows=1), *other.tables[1:])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source_run, "vocabulary_of", lambda shards: None)
+        assert hint == hint_of(
+            lambda: _open_maps(Path("run"), replace(other, vocabulary=None, tables=tables), shards)
+        )
+    shell.works(*start)
+
+
+@follows("train/resuming/source_run.py::_read_map _read_map#2")
+def test_a_damaged_map_is_made_again(shell: Shell) -> None:
+    another_day(shell)
+    path = Path("more/id_map/C1.arrow")
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    start = ("train", "more", "--threads", "1", "--init-from", "run", "--out", "next")
+    hint = shell.refused(*start)
+    assert hint.startswith("restore it from a copy, or extend a copy of the old DIR again")
+    path.write_bytes(whole)
+    manifest = Manifest.read(Path("more/id_map"))
+    table = next(table for table in read_config(Path("run")).tables if table.name == "C1")
+    assert hint == hint_of(lambda: _read_map(manifest, table, 1))
+    shutil.rmtree("more/id_map")
+    write_map("data", "more")
+    shell.works(*start)
+
+
+@follows("train/resuming/source_run.py::_refuse_other_sizes _refuse_other_sizes#2 _refuse_not_finite")
+def test_a_run_that_does_not_fit_is_not_started_from(shell: Shell) -> None:
+    write_shards(Path("tables/shards"))
+    hint = shell.refused("train", "tables", "--out", "next", "--init-from", "run")
+    assert hint.endswith("or leave --init-from out")
+    config = read_config(Path("run"))
+    shards = Shards.open(Path("data"))
+    assert hint == hint_of(lambda: _refuse_other_sizes(Path("run"), replace(config, num_dense=1), shards))
+    no_number = np.full((1, 1), np.nan, np.float32)
+    nothing = RowsPart(np.zeros(1, np.int32), np.zeros(1, np.int32), no_number, no_number)
+    assert hint_of(lambda: _refuse_not_finite(nothing, "C1")) == "start from another run"
+    shell.works(*TRAIN, "next", "--init-from", "run")
+
+
+@follows("train/run_log.py::RunLog._refuse")
+def test_a_run_that_diverged_goes_on_from_its_checkpoint(shell: Shell) -> None:
+    rates = ("--dense-lr", "1e30", "--embedding-lr", "1e-9", "--checkpoint-every", "1")
+    with pytest.MonkeyPatch.context() as patch:
+        take = RunCheckpoints.take
+
+        def take_and_wait(self: Any, *arguments: Any, **words: Any) -> None:
+            take(self, *arguments, **words)
+            self._writer._end.exception()
+
+        patch.setattr(RunCheckpoints, "take", take_and_wait)
+        hint = shell.refused(*TRAIN, "other", *rates)
+    assert "--init-from other" in hint and "--dense-lr 1e+29" in hint
+
+
+@follows("train/metrics.py::ScoreCounter.add")
+def test_diverged_weights_ask_for_lower_rates(shell: Shell) -> None:
+    none = np.zeros(1, np.bool_)
+    label = np.zeros(1, np.float32)
+    hint = hint_of(lambda: ScoreCounter().add(np.full(1, np.nan, np.float32), label, none, none))
+    assert hint == "train again with lower --embedding-lr or --dense-lr"
+    shell.works(*TRAIN, "other", "--embedding-lr", "0.01", "--dense-lr", "0.001")
+
+
+@follows("train/metrics.py::SortedScores._spill")
+def test_scores_want_room_on_the_disk(shell: Shell, tmp_path: Path) -> None:
+    words = np.arange(9, dtype=np.uint64)
+    folder = tmp_path / "full"
+    hint = hint_of(lambda: SortedScores(folder, part_words=2).add(words))
+    assert hint == "free 8 bytes of disk space there for each sample that is evaluated"
+    folder.mkdir()
+    scores = SortedScores(folder, part_words=2)
+    scores.add(words)
+    assert scores.count().counts_G3[0, 1] == 9
+
+
+@follows("train/resuming/best_weights.py::BestWeights._is_whole")
+def test_damaged_best_weights_are_left_out(shell: Shell) -> None:
+    Path("best-000000003.safetensors").write_bytes(b"x")
+    best = BestWeights(Path("."), 2, OneRank())
+    best.restore({"step": 3, "xxh3_128": "0" * 32})
+    trainer: Any = SimpleNamespace(step=9)
+    hint = hint_of(lambda: best.load(trainer))
+    assert hint == "remove it and give the same command again: it keeps the weights of the last step"
+    Path("best-000000003.safetensors").unlink()
+    assert not best.load(trainer)
+
+
+@follows("train/build_model.py::explained")
+def test_verbose_shows_where_the_code_of_a_user_fails(shell: Shell) -> None:
+    whole = Path("nets.py").read_text()
+    Path("nets.py").write_text(whole.replace("super().__init__()", "raise KeyError(hidden)"))
+    hint = shell.refused(*TRAIN, "new", "--model", "nets:Net")
+    assert hint == "--verbose shows where the error was raised"
+    status, _, err = shell.run(*TRAIN, "new", "--model", "nets:Net", hint.split()[0])
+    assert status == 1 and 'nets.py", line 6, in __init__' in err
+    Path("nets.py").write_text(whole)
+    shell.works(*TRAIN, "new", "--model", "nets:Net")
+
+
+@follows("train/build_model.py::import_class")
+def test_a_class_made_inside_a_program_is_given_from_python(shell: Shell) -> None:
+    class Inner(nn.Module):
+        def __init__(self, inputs: hotset.ModelInputs) -> None:
+            super().__init__()
+            self.layer = nn.Linear(inputs.num_dense + inputs.total_dim, 1)
+
+        def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+            logits: torch.Tensor = self.layer(torch.cat([dense, *embeddings.values()], dim=1))
+            return logits.squeeze(1)
+
+    hotset.fit("data", "new", model=Inner, threads=1)
+    hint = shell.refused("evaluate", "new", "data")
+    assert hint.startswith("give it from Python as model=, or put the class in a file")
+    hotset.evaluate("new", "data", model=Inner)
+
+
+@follows("train/fit.py::_with_settings FittedRun.table")
+def test_settings_and_tables_are_named_in_python(shell: Shell) -> None:
+    hint = hint_of(lambda: hotset.fit("data", "new", threads=1, epoch=1))
+    assert hint == "did you mean 'epochs'?"
+    run = hotset.fit("data", "new", threads=1, epochs=1)
+    hint = hint_of(partial(run.table, "C01"))
+    run.table(hint.split("'")[1])
+
+
+@follows("train/fit.py::Shards.batches Shards.counts _config_of workflows/library.py::_with_settings")
+def test_names_that_were_meant_are_taken_from_python(shell: Shell) -> None:
+    shards = hotset.Shards("data")
+    kind: Any = "hotonly"
+    assert hint_of(lambda: next(shards.batches(kind))) == "did you mean 'hot_only'?"
+    next(shards.batches("hot_only"))
+    assert hint_of(lambda: shards.counts("C22x")) == "did you mean 'C22'?"
+    assert shards.counts("C2").sum() > 0
+    assert hint_of(lambda: hotset.predict("run", "log.tsv", batchsize=9)) == "did you mean 'batch_size'?"
+    assert hotset.predict("run", "log.tsv", batch_size=9).height == 600
+    preprocess = partial(hotset.preprocess, "log.tsv", "other", workers=1)
+    assert hint_of(lambda: preprocess(batchsize=9)) == "did you mean 'batch_size'?"
+    preprocess(batch_size=9)
+
+
+def free_port() -> str:
+    """Return a port that nobody listens at."""
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return str(opened.getsockname()[1])
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, rank: int, num_ranks: int) -> None:
+    """Set the variables that torchrun sets."""
+    values = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, value in (values | {"RANK": str(rank), "WORLD_SIZE": str(num_ranks)}).items():
+        monkeypatch.setenv(name, value)
+
+
+@follows("train/ranks/ranks.py::join_ranks _lost_ranks")
+def test_a_process_becomes_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Rank 1 waits for rank 0, which was started by hand; its error is the first one.
+    launched(monkeypatch, rank=1, num_ranks=2)
+    assert hint_of(lambda: join_ranks(timeout_seconds=0.1)) == "look for the first error among the ranks"
+    monkeypatch.delenv("RANK")
+    assert hint_of(join_ranks).endswith("or set them as torchrun does")
+    launched(monkeypatch, rank=0, num_ranks=1)
+    ranks = join_ranks()
+    try:
+        assert ranks.gather(torch.tensor([7]))[0].tolist() == [7]
+    finally:
+        ranks.close()
+
+
+@follows("train/own_loop.py::_refuse_ranks")
+def test_a_loop_of_ones_own_is_started_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_shards(tmp_path / "shards")
+    launched(monkeypatch, rank=0, num_ranks=2)
+    hint = hint_of(lambda: hotset.nn.Embeddings(folder))
+    assert hint.startswith("hotset.fit trains your module on ranks; or start this program by itself")
+    launched(monkeypatch, rank=0, num_ranks=1)
+    hotset.nn.Embeddings(folder)
+
+
+@follows("train/data/batch.py::BatchShares.__post_init__")
+def test_a_batch_has_a_sample_for_each_share() -> None:
+    hint = hint_of(lambda: BatchShares(3, 4))
+    assert hint == "preprocess with a larger --batch-size, or use fewer shares or ranks"
+    BatchShares(4, 4)
+    BatchShares(3, 3)
+
+
+@follows("train/data/batch.py::BatchShares.__post_init__#2")
+def test_ranks_take_equally_many_shares() -> None:
+    hint = hint_of(lambda: BatchShares(100, 6, 0, 4))
+    assert hint == "--micro-batches 4 gives each rank one"
+    BatchShares(100, int(hint.split()[1]), 0, 4)
+
+
+@follows("train/ranks/ranks.py::_refuse_others")
+def test_all_ranks_get_the_same_options() -> None:
+    plans = [b"a" * 16, b"b" * 16]
+
+    def hint(ranks: Ranks) -> str:
+        return hint_of(lambda: refuse_other_plans(ranks, plans[ranks.rank]))
+
+    assert set(run_thread_ranks(2, hint)) == {
+        "give all ranks the same DIR (its shards/), options and version of hotset"
+    }
+    run_thread_ranks(2, lambda ranks: refuse_other_plans(ranks, plans[0]))
+
+
+@follows("train/build_embeddings.py::_refuse_rows_in_a_file")
+def test_an_option_of_one_process_is_left_out(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards"))
+    hint = hint_of(lambda: resolve(shards, TrainConfig(slow_bytes=ByteSize(1000)), 2))
+    assert hint == "leave --slow-bytes out"
+    assert resolve(shards, TrainConfig(), 2).micro_batches == 2
+
+
+@follows("train/build_embeddings.py::resolve")
+def test_ranks_compute_on_the_cpu(tmp_path: Path) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards"))
+    hint = hint_of(lambda: resolve(shards, TrainConfig(device="cuda"), 2))
+    assert hint == "use --device cpu, or start one process"
+    resolve(shards, TrainConfig(device="cpu"), 2)
+
+
+@follows("train/ranks/codes.py::refuse_unknown_tables")
+def test_a_bound_is_of_a_table_of_the_shards(tmp_path: Path) -> None:
+    tables = Shards.open(write_shards(tmp_path / "shards")).tables
+    hint = hint_of(lambda: refuse_unknown_tables(ChosenExchange("bounded:0.1,nope=0.2"), tables))
+    assert hint == f"tables are {', '.join(table.name for table in tables)}"
+    refuse_unknown_tables(ChosenExchange(f"bounded:0.1,{tables[0].name}=0.2"), tables)
+
+
+@pytest.fixture
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tiny cells, so that measuring takes a second."""
+    dense = (replace(TINY, mlp_width=64), TINY)
+    monkeypatch.setattr(module, "_DENSE_CELLS", dense)
+    monkeypatch.setattr(module, "_PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "cells", lambda most_bytes: list(dense))
+
+
+@pytest.mark.usefixtures("small_machine")
+@follows("train/advice.py::MachineSpeeds.read")
+def test_a_machine_is_measured_where_there_is_none(shell: Shell) -> None:
+    Path("other.json").write_text("{}")
+    hint = shell.refused("advise", "data", "--speeds", "other.json")
+    shell.obey(hint, FILE="machine.json")
+    assert MachineSpeeds.read(Path("machine.json")).threads >= 1
+    shell.works("advise", "data", "--speeds", "machine.json")
+
+
+@pytest.mark.usefixtures("small_machine")
+@follows("workflows/characterise.py::CellFile.read CellFile.read#2")
+def test_cells_of_another_machine(shell: Shell) -> None:
+    measure = ("characterise", "--minutes", "0.001", "--out")
+    cells = Path("machine.cells.jsonl")
+    cells.write_text('{"format": "hotset cells"}\n')
+    assert shell.refused(*measure, "machine.json") == "give another --out, or delete the file"
+    shell.works(*measure, "another.json")
+    cells.write_text("{\n")
+    assert shell.refused(*measure, "machine.json") == "delete it, and measure its cells again"
+    cells.unlink()
+    shell.works(*measure, "machine.json")
+
+
+@follows("workflows/characterise.py::CellFile.add")
+def test_cells_are_kept_where_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = CellFile(tmp_path / "machine.cells.jsonl", {"threads": 1})
+    runs = [
+        CellRun(cell=replace(TINY, batch_size=size), step_seconds=1.0, low=1.0, high=1.0) for size in (16, 32)
+    ]
+    file.add(runs[0])
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "open", refuse)
+        hint = hint_of(lambda: file.add(runs[1]))
+    assert hint == "free disk space, and run the same command: finished cells are kept"
+    assert file.read() == runs[:1]
+    file.add(runs[1])
+    assert file.read() == runs

@@ -1,7 +1,7 @@
 """The smallest case of each script runs and writes what made it.
 
 Tests `harness`, `polars_program`, `train_step`, `placements`, `quality`, `kills`, `fuzz`,
-`stats_kernels`, `host_steps` and `larger_than_memory`.
+`stats_kernels`, `host_steps`, `larger_than_memory` and `window`.
 """
 
 from __future__ import annotations
@@ -161,6 +161,12 @@ def test_host_steps(tmp_path: Path) -> None:
     rows = run("host_steps", tmp_path, "--samples", 5000, "--scale", 1000, "--batch-sizes", 512)["rows"]
     assert {row["placement"] for row in rows} == {"all-fast", "lookahead"}
     assert all(row["loop_us"] > 0 and row["calls"] for row in rows)
+
+
+@pytest.mark.slow
+def test_a_window_moves_hardly_more_than_a_whole_epoch(tmp_path: Path) -> None:
+    found = run("window", tmp_path, "--samples", 20_000, "--batch-size", 64, "--orders", "original")
+    assert found["cases"] and found["worst_excess"] < 0.02
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""The report as a whole: the page in a real browser, the series as Parquet, and the parts of the page."""
+"""The report as a whole: the page in a real browser, the series as Parquet, and the parts of the page.
+
+Tests `page`, `sections` and `write`.
+"""
 
 from __future__ import annotations
 
