@@ -41,10 +41,10 @@ from hotset.pipeline.runtime import limits, ray_engine, tasks
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.stages import ingest
+from hotset.pipeline.stages.fae import _appearances
 from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.pipeline.stages.pack import ShardBatches
 from hotset.pipeline.stages.rank import RankConfig, rank
-from hotset.pipeline.stages.fae import _appearances
 from hotset.pipeline.statistics import frequencies
 from hotset.tests.support.hints import Shell, follows, hint_of
 from hotset.tests.support.json_records import AnyRecord

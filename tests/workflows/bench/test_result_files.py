@@ -33,6 +33,7 @@ SCRIPTS = {
     "orders": "stats_kernels --orders",
     "fuzz": "fuzz",
     "host-steps": "host_steps",
+    "window": "window",
 }
 """For each result, by the beginning of its name, what makes it today."""
 OF_THE_MACHINE = {
