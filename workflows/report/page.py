@@ -24,6 +24,10 @@ _FRAME = Path(__file__).with_name("report_page.html")
 _NUMBER_AND_UNIT = re.compile(r"(\d) ((?:[KMGT]iB|B|GB/s|Tflop/s|[kMG])\b)")
 
 
+Commands = tuple[str, Sequence[str]]
+"""The name of an alternative, or "", and its commands to paste."""
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """One section of the report: text, chart and tables."""
@@ -37,8 +41,7 @@ class Section:
     """The numbers of the chart, shown at a click."""
     shown: Sequence[TextTable] = ()
     """Tables shown below the chart without a click."""
-    commands: Sequence[str] = ()
-    """Commands to paste that belong to the text."""
+    commands: Sequence[Commands] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Advice:
 
     heading: str
     sentences: Sequence[str]
-    commands: Sequence[str] = ()
+    commands: Sequence[Commands] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +112,8 @@ def _list(sentences: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{_prose(sentence)}</li>' for sentence in sentences)}</ul>"
 
 
-def _commands(commands: Sequence[str]) -> str:
-    """Return commands to paste; a line ``# …`` names an alternative."""
-    # Lines collect under the name before them, each group a block that is copied as a whole.
-    blocks: list[tuple[str, list[str]]] = []
-    for line in commands:
-        if line.startswith("#") or not blocks:
-            blocks.append((line.removeprefix("#").strip() if line.startswith("#") else "", []))
-        if not line.startswith("#"):
-            blocks[-1][1].append(line)
+def _commands(blocks: Sequence[Commands]) -> str:
+    """Return blocks of commands, each of which is copied as a whole."""
     return "".join(
         (f'<p class="name">{html.escape(name)}:</p>' if name else "")
         + f"<pre>{chr(10).join(map(_command, lines))}</pre>"

@@ -32,7 +32,7 @@ from .charts import (
     placements_chart,
     unique_rows_chart,
 )
-from .page import Advice, Page, Section
+from .page import Advice, Commands, Page, Section
 from .sentences import (
     LEAST_GAIN,
     budget_sentences,
@@ -75,7 +75,7 @@ def provenance_section(provenance: dict[str, Any]) -> Section:
     shown = TextTable(["log file", "size", "samples", "for training"], logs)
     prints = TextTable(["folder", "fingerprint"], marks)
     command = provenance["command"]
-    return Section("provenance", "Provenance", text, None, [prints], [shown], [command])
+    return Section("provenance", "Provenance", text, None, [prints], [shown], [("", [command])])
 
 
 def default_runs_sections(found: dict[str, Any]) -> Iterator[Section]:
@@ -199,7 +199,7 @@ def categories_section(rows: Sequence[Row], folder: Path) -> Section:
     )
     command = shlex.join(["hotset", "stats", str(folder), "--feature", rows[0]["table"], "--top", "100"])
     return Section(
-        "categories", "Top categories", text, None, [], [text_table("categories", rows)], [command]
+        "categories", "Top categories", text, None, [], [text_table("categories", rows)], [("", [command])]
     )
 
 
@@ -234,7 +234,7 @@ def _can_rebuild(statistics: dict[str, Any]) -> bool:
     return bool(statistics["log"]["labels"])
 
 
-def _budget_commands(folder: Path, statistics: dict[str, Any]) -> list[str]:
+def _budget_commands(folder: Path, statistics: dict[str, Any]) -> list[Commands]:
     """Return how to get the best budget, or peeled rows."""
     if not _can_rebuild(statistics) or statistics["mode"] != "budget":
         # Commands are offered only where this folder can be rebuilt by them.
@@ -246,21 +246,19 @@ def _budget_commands(folder: Path, statistics: dict[str, Any]) -> list[str]:
     chosen = next(row["bytes"] for row in statistics["budgets"] if row["is_chosen"])
     stop = where_doubling_stops_paying(sizes, [row["hot_sample_share"] for row in curve], LEAST_GAIN)
     wanted = sizes[-1] if stop is None else stop
-    lines = []
+    blocks: list[Commands] = []
     # A budget that is nearly the wanted one is left as it is.
     if chosen < sizes[-1] and not wanted / _NEARLY_EQUAL <= chosen <= wanted * _NEARLY_EQUAL:
         size = size_option(wanted)
-        lines += [f"# Hot rows of {size}", *rebuild_commands(provenance, folder, hot_bytes=size)]
+        blocks.append((f"Hot rows of {size}", rebuild_commands(provenance, folder, hot_bytes=size)))
     # With several row widths peeling needs the bytes of each, which `preprocess` finds.
     if peel_share(statistics) is not None and not provenance["settings"]["split"]["feature_dims"]:
-        lines += [
-            "# Or rows ranked by peeling" if lines else "# Rows ranked by peeling",
-            *rebuild_commands(provenance, folder, first="rank", rank_by="peel"),
-        ]
-    return lines
+        name = "Or rows ranked by peeling" if blocks else "Rows ranked by peeling"
+        blocks.append((name, rebuild_commands(provenance, folder, first="rank", rank_by="peel")))
+    return blocks
 
 
-def _training_commands(folder: Path, statistics: dict[str, Any], advice: PlacementAdvice) -> list[str]:
+def _training_commands(folder: Path, statistics: dict[str, Any], advice: PlacementAdvice) -> list[Commands]:
     """Return how to train with the placement that is enough."""
     enough = advice["enough"]
     option = next(option for option in advice["options"] if option["fast_bytes"] == enough["fast_bytes"])
@@ -277,7 +275,7 @@ def _training_commands(folder: Path, statistics: dict[str, Any], advice: Placeme
             train += ["--staging-bytes", size_option(best["memory"]["staging"])]
         if best["prefetch"] is not None:
             train += ["--prefetch", str(best["prefetch"])]
-    return [*lines, shlex.join([*train, "--out", "RUN"])]
+    return [("", [*lines, shlex.join([*train, "--out", "RUN"])])]
 
 
 _MOST_PARTS = 12
@@ -386,7 +384,7 @@ def _placements(advice: PlacementAdvice, folder: Path) -> Section:
         chart,
         [text_table("placements", tables.advice_rows(advice))],
         [],
-        [command],
+        [("", [command])],
     )
 
 

@@ -249,7 +249,7 @@ def test_the_commands_of_the_page_run_as_they_are_printed(
     provenance = statistics["provenance"] | {"command": preprocess_command(statistics["provenance"], here)}
     page = build_page(here, statistics | {"provenance": provenance}, advise(here, AdviceConfig(), Machine()))
     blocks = [one.commands for one in page.advice] + [section.commands for section in page.sections]
-    lines = [line for block in blocks for line in block if not line.startswith("#")]
+    lines = [line for own in blocks for _, own_lines in own for line in own_lines]
     commands = [shlex.split(line) for line in lines]
     assert {"split", "pack", "train", "advise", "stats", "preprocess"} <= {command[1] for command in commands}
     # The last one writes the folder as it was, with its own settings; the others have changed it.
@@ -262,7 +262,7 @@ def test_the_commands_of_the_page_run_as_they_are_printed(
 
 def test_alternatives_are_blocks_of_their_own() -> None:
     """A block that is pasted is one alternative, without its name: a comment is an error in some shells."""
-    shown = _commands(["# One", "hotset a <x>", "hotset b", "# Or two", "hotset c --an-option y"])
+    shown = _commands([("One", ["hotset a <x>", "hotset b"]), ("Or two", ["hotset c --an-option y"])])
     blocks = re.findall("<pre>(.*?)</pre>", shown, re.DOTALL)
     # No browser breaks a line within an option.
     assert blocks == ["hotset a &lt;x&gt;\nhotset b", "hotset c <span>--an-option</span> y"]
