@@ -46,9 +46,7 @@ class ColdWidth:
 def cold_widths(shards: Manifest, num_hot: Sequence[int] | None = None) -> list[ColdWidth]:
     """Return the row widths of shards, in the order of the tables.
 
-    Args:
-        shards: their manifest.
-        num_hot: hot rows of each table; None: those the shards were packed for.
+    ``num_hot``: hot rows of each table; None: those the shards were packed for.
     """
     totals = ShardsTotals.of(shards)
     hot = [table.num_hot for table in totals.tables] if num_hot is None else num_hot

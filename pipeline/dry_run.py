@@ -77,14 +77,7 @@ class StagePlan:
 def stage_states(
     out: Path, stages: Sequence[Stage], *, redo: str | None = None, extend: bool = False
 ) -> list[StagePlan]:
-    """Return the state that each stage has in ``out``, in order.
-
-    Args:
-        out: DIR, which need not exist.
-        stages: all stages, in order.
-        redo: a stage that would be removed first, with all stages after it.
-        extend: whether logs would be added.
-    """
+    """Return the state that each stage has in DIR ``out``, which need not exist; in order."""
     inspector = _Inspector(out, extend)
     # `--redo` removes a stage and all stages after it before the run starts.
     names = [stage.name for stage in stages]

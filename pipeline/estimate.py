@@ -213,13 +213,7 @@ class Estimate:
 
 
 def estimate_run(sample: LogSample, config: PreprocessConfig, *, workers: int) -> Estimate:
-    """Estimate bytes, seconds and memory of every stage.
-
-    Args:
-        sample: sample of all logs.
-        config: resolved settings.
-        workers: number of threads.
-    """
+    """Estimate bytes, seconds and memory of every stage; ``config``: resolved settings."""
     schema = schema_of(config.ingest.schema)
     samples = sum(sample.samples)
     has_label = config.ingest.label and schema.label is not None

@@ -140,12 +140,9 @@ def later_stage(name: str, config: Any) -> Stage:
 
 
 def stages_of(raw: Sequence[Path], config: PreprocessConfig, like: Path | None = None) -> list[Stage]:
-    """Return the stages that turn logs into shards, in order.
+    """Return the stages that turn logs into shards, in order; ``config``: resolved settings.
 
-    Args:
-        raw: logs, in order.
-        config: resolved settings.
-        like: a folder whose vocabulary provides the ids; then nothing is counted.
+    With ``like``, a folder whose vocabulary provides the ids, nothing is counted.
     """
     files = [RawFile.inspect(path) for path in raw]
     logs = tuple({"name": file.path.name, "bytes": file.num_bytes} for file in files)
@@ -263,14 +260,7 @@ def run_stage(name: str, config: Any, folder: Path, resources: Resources = DEFAU
 
 
 def refuse_stage(name: str, config: Any, folder: Path, resources: Resources = DEFAULT_RESOURCES) -> None:
-    """Raise HotsetError where a stage after `ingest` would refuse its inputs, settings or memory.
-
-    Args:
-        name: name of the stage.
-        config: its settings.
-        folder: the folder called DIR in help texts, with the folders that the stage reads.
-        resources: workers, and the memory cap.
-    """
+    """Raise HotsetError where a stage after `ingest` would refuse its inputs, settings or memory."""
     stage = later_stage(name, config)
     refuse_without_inputs(name, folder, stage.inputs)
     _REFUSALS[name](config, resources=resources, **_read_inputs(stage, folder))
@@ -389,11 +379,9 @@ def remove_stale(folder: Path, *, keep_vocabulary: bool = False) -> list[Path]:
 
 
 def refuse_extension(folder: Path, configs: Mapping[str, DataclassInstance]) -> None:
-    """Raise ManifestError if a log cannot be added to ``folder``, before anything is changed.
+    """Raise ManifestError if a log cannot be added to DIR ``folder``, before anything is changed.
 
-    Args:
-        folder: DIR.
-        configs: of the stages that continue from what they wrote, `ingest` and `count`.
+    ``configs``: of the stages that continue from what they wrote, `ingest` and `count`.
     """
     refuse_discarded(folder / "columns", "--extend", "ingest")
     for stage, config in configs.items():
@@ -461,11 +449,7 @@ def disk_needed(
 ) -> dict[str, int]:
     """Return the estimated bytes that each folder inside ``out`` still needs; sealed ones need none.
 
-    Args:
-        raw: existing logs.
-        out: the folder called DIR in help texts.
-        is_columnar: the logs are Parquet, compressed inside.
-        extend: sealed folders of fewer logs grow too.
+    ``is_columnar``: the logs are Parquet, compressed inside; ``extend``: sealed folders of fewer logs grow.
     """
     text_bytes = 0.0
     for path in raw:

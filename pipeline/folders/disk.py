@@ -52,16 +52,16 @@ def bytes_in(folder: Path) -> int:
 
 
 @contextmanager
-def temporary_folder(purpose: str, parent: Path | None = None) -> Iterator[Path]:
-    """Yield a temporary empty folder in ``parent`` or the system's temporary folder.
+def temporary_folder(purpose: str) -> Iterator[Path]:
+    """Yield an empty folder in the system's temporary folder.
 
     What a killed process left of its folder for the same purpose is removed by the next one.
     """
     prefix = f"hotset-{purpose}-"
     # Remove what killed processes left.
-    for left in Path(parent or tempfile.gettempdir()).glob(f"{prefix}*"):
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         _remove_left(left)
-    folder, descriptor = _locked_folder(prefix, parent)
+    folder, descriptor = _locked_folder(prefix)
     try:
         yield folder
     finally:
@@ -69,10 +69,10 @@ def temporary_folder(purpose: str, parent: Path | None = None) -> Iterator[Path]
         os.close(descriptor)
 
 
-def _locked_folder(prefix: str, parent: Path | None) -> tuple[Path, int]:
+def _locked_folder(prefix: str) -> tuple[Path, int]:
     """Create a folder, and a descriptor that keeps other processes from removing it."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
         with suppress(FileNotFoundError):
             descriptor = os.open(folder, os.O_RDONLY)
             with suppress(OSError):  # a file system without locks, where nothing is removed either

@@ -288,18 +288,11 @@ class Output(RemoteObject):
             num_bytes, checksum = checksum_of_written(aside)  # while it is in the page cache
             found = facts() if callable(facts) else facts
             entry = FileEntry(name, num_samples, num_bytes, checksum, found.to_json() if found else {})
-            if is_durable():
-                sync(aside)
             self._place(aside, entry)
 
-    def copy(self, source: Manifest, entry: FileEntry, facts: JsonRecord | None = None) -> None:
-        """Copy a file of another sealed folder."""
-        with self.writing(entry.path, entry.num_samples, facts) as path:
-            shutil.copyfile(source.hashed_path(entry), path)
-
-    def adopt(self, before: Manifest, entry: FileEntry, name: str, facts: JsonRecord) -> None:
-        """Keep a file of the folder before as ``name``: its bytes stay as they are."""
-        source = before.checked_path(entry)
+    def adopt(self, folder: Manifest, entry: FileEntry, name: str, facts: JsonRecord | None = None) -> None:
+        """Keep a file of another sealed folder as ``name``, with other facts if any are given."""
+        source = folder.hashed_path(entry)
         aside = self.temporary_path(name)
         with write_errors_explained(self.folder / name):
             aside.unlink(missing_ok=True)
@@ -308,10 +301,12 @@ class Output(RemoteObject):
                 os.link(source, aside)
             except OSError:  # a file system without links
                 shutil.copyfile(source, aside)
-            self._place(aside, replace(entry, path=name, facts=facts.to_json()))
+            self._place(aside, replace(entry, path=name, facts=facts.to_json() if facts else entry.facts))
 
     def _place(self, aside: Path, entry: FileEntry) -> None:
         self._refuse_overwriting(entry)
+        if is_durable():
+            sync(aside)
         # Renamed first, then recorded: a kill between the two costs this file, and no record is wrong.
         os.replace(aside, self.folder / entry.path)
         note_checksum(self.folder / entry.path, entry.xxh3_128)

@@ -101,11 +101,7 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def start_generation(path: Path, folder: Path) -> str:
-    """Wait until no worker of an earlier run writes ``folder``; return the token of this run.
-
-    Args:
-        path: the token's file, created if missing.
-        folder: for the message.
+    """Wait until no worker of an earlier run writes ``folder``; return this run's token, now in ``path``.
 
     Raises:
         ManifestError: a worker did not end within a minute.

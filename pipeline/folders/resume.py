@@ -334,11 +334,6 @@ def decide(state: FolderState, wanted: RunIdentity, continuation: Continuation |
         begun, but no file is finished           another                         FRESH
         begun                                    another                         refused
 
-    Args:
-        state: what the folder holds.
-        wanted: identity of the run.
-        continuation: how the stage continues from fewer inputs, if it can.
-
     Raises:
         ManifestError: the folder is refused, and left as it is.
     """

@@ -162,9 +162,6 @@ def whole_folder(
 ) -> Iterator[Path]:
     """Yield an empty folder that gets a manifest and the name ``path`` when the block ends without an error.
 
-    Args:
-        stage: stage, version and inputs are those of the manifest.
-
     Raises:
         HotsetError: ``path`` exists, another process is writing it, or it cannot be written.
     """
@@ -205,11 +202,8 @@ def link_folder(source: Manifest, target: Path) -> None:
     """Link a sealed folder to another place, where it stays when the first is removed.
 
     Files of a sealed folder are replaced and never changed in place, so a link takes no disk space and its
-    bytes stay as they are. A file system without links gets copies.
-
-    Args:
-        source: the sealed folder.
-        target: path of the new one; one of the same bytes that is there is kept, any other is replaced.
+    bytes stay as they are. A file system without links gets copies. A folder of the same bytes
+    that is at ``target`` is kept, any other is replaced.
 
     Raises:
         ManifestError: a file of the source is missing or damaged, or the target cannot be written.

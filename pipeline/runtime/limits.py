@@ -49,9 +49,7 @@ class ControlGroup:
 def control_groups(controller: str, process: Path = Path("/proc/self")) -> list[ControlGroup]:
     """Return the groups that may limit a process, its own before those around it; none on other systems.
 
-    Args:
-        controller: ``memory`` or ``cpu``.
-        process: folder in which the system describes the process.
+    ``controller``: ``memory`` or ``cpu``; ``process``: folder in which the system describes the process.
     """
     try:
         own = dict(_groups_of(process))
@@ -115,9 +113,6 @@ def usable_cores(process: Path = Path("/proc/self")) -> int:
     """Return the number of cores that the process and its container may use.
 
     A container that may use 2.5 cores counts as 3. All groups around the process are looked at.
-
-    Args:
-        process: folder in which the system describes the process.
     """
     num_cores = os.cpu_count() or 1
     # Only some systems can bind a process to cores.
@@ -157,9 +152,7 @@ def addresses_left() -> int | None:
 def refuse_few_addresses(subject: str, more_bytes: int = 0) -> None:
     """Raise SystemFaultError where threads could not start: the hint names a limit that would do.
 
-    Args:
-        subject: the command, for the message.
-        more_bytes: addresses that libraries of the command take later.
+    ``more_bytes``: addresses that libraries of the command ``subject`` take later.
     """
     left = addresses_left()
     wanted = _LEAST_BYTES + usable_cores() * _THREAD_BYTES + more_bytes

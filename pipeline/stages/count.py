@@ -79,10 +79,7 @@ class Base:
 def spans_of(num_train: int, count_last: int, samples_of_files: Sequence[int]) -> list[Span]:
     """Cut the training part, the first ``num_train`` samples, into spans.
 
-    Args:
-        num_train: samples.
-        count_last: only so many of the last raw files that have training samples; 0 takes them all.
-        samples_of_files: samples of each raw file.
+    ``count_last``: only so many of the last raw files that have training samples; 0 takes them all.
     """
     if not count_last:
         return [Span(0, num_train, None)]

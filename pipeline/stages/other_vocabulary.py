@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ...stats.id_tables import build_id_table, find_ids, most_rows_within
 from ..errors import MIB, ManifestError
-from ..folders.manifest import FileEntry, IdMapFacts, Manifest, TextsFacts
+from ..folders.manifest import FileEntry, IdMapFacts, Manifest
 from ..folders.output import Output, input_of
 from ..folders.temporary_files import array_in
 from ..folders.totals import (
@@ -81,8 +81,7 @@ def adopt(
     # Ids stay what they are: copy the files byte for byte.
     for done, entry in enumerate(model.files, 1):
         if not output.has(entry.path):
-            facts = TextsFacts.of(model, entry) if entry.is_texts else None
-            output.copy(model, entry, facts)
+            output.adopt(model, entry, entry.path)
         resources.progress("adopt", done, len(model.files))
     totals = VocabularyTotals.of(model)
     if model.stage != "adopt":

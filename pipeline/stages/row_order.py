@@ -283,14 +283,7 @@ def hot_curves(
     num_train: int,
     resources: Resources = DEFAULT_RESOURCES,
 ) -> list[HotCurve]:
-    """Count what is hot of the first ``num_train`` samples under each order and budget. Exact.
-
-    Args:
-        samples: written by `encode`.
-        orders: the levels of all rows under each order.
-        num_budgets: of every order.
-        num_train: training samples; they come first.
-    """
+    """Count what is hot of the first ``num_train`` samples under each order and budget. Exact."""
     # One level more than budgets: rows and samples that no budget makes hot are counted there.
     total = np.zeros((len(orders), 2, num_budgets + 1), np.int64)
     done = 0

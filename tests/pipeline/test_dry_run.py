@@ -31,7 +31,6 @@ from hotset.pipeline.dry_run import (
     NOT_REACHED,
     REFUSED,
     RESUMES,
-    StagePlan,
     plan_run,
     stage_states,
 )
@@ -352,18 +351,6 @@ def with_level(level: int, *stages: str) -> list[Stage]:
     return [replace(run, config=Settings(level=level)) if run.name in stages else run for run in RUNS]
 
 
-def test_a_folder_that_does_not_exist_will_be_built(tmp_path: Path) -> None:
-    assert states_of(tmp_path / "none", RUNS) == [MADE] * 3
-    assert not (tmp_path / "none").exists()
-
-
-def test_equal_runs_are_finished_and_nothing_is_written(tmp_path: Path) -> None:
-    seal(tmp_path, *RUNS)
-    before = tree_of(tmp_path)
-    assert states_of(tmp_path, RUNS) == [FINISHED] * 3
-    assert tree_of(tmp_path) == before
-
-
 def test_an_interrupted_stage_resumes_and_those_behind_it_are_built(tmp_path: Path) -> None:
     seal(tmp_path, RUNS[0])
     output = begin(tmp_path, RUNS[1])
@@ -385,13 +372,6 @@ def test_other_settings_are_refused_and_nothing_behind_is_reached(tmp_path: Path
     assert states[1].hint is not None and "--redo rank" in states[1].hint
 
 
-def test_stages_that_are_redone_are_rebuilt_whatever_their_settings(tmp_path: Path) -> None:
-    seal(tmp_path, *RUNS)
-    assert states_of(tmp_path, with_level(2, "rank"), redo="rank") == [FINISHED, AGAIN, AGAIN]
-    assert states_of(tmp_path, RUNS, redo="ingest") == [AGAIN] * 3
-    assert states_of(tmp_path / "none", RUNS, redo="ingest") == [MADE] * 3
-
-
 def test_behind_a_stage_that_changes_a_sealed_folder_depends_on_the_outcome(tmp_path: Path) -> None:
     seal(tmp_path, *RUNS)
     columns = Manifest.read(tmp_path / "columns").folder
@@ -403,34 +383,11 @@ def test_behind_a_stage_that_changes_a_sealed_folder_depends_on_the_outcome(tmp_
     assert states_of(tmp_path, with_level(2, "rank")) == [MADE, REFUSED, NOT_REACHED]
 
 
-def test_discarded_inputs_refuse_only_stages_that_have_work_to_do(tmp_path: Path) -> None:
-    seal(tmp_path, *RUNS)
-    discard_files(tmp_path / "columns")
-    assert states_of(tmp_path, RUNS) == [FINISHED] * 3
-    states = stage_states(tmp_path, RUNS, redo="encode")
-    assert [state.state for state in states] == [FINISHED, FINISHED, REFUSED]
-    assert "columns was discarded" in states[2].why and "--redo ingest" in str(states[2].hint)
-
-
 def test_a_missing_file_is_refused_before_a_run_would_meet_it(tmp_path: Path) -> None:
     seal(tmp_path, *RUNS)
     (tmp_path / "vocabulary" / "a.arrow").unlink()
     state = stage_states(tmp_path, RUNS)[1]
     assert state.state == REFUSED and "a.arrow cannot be read" in state.why
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "columns").mkdir()
-    (tmp_path / "columns" / "note").touch()
-    assert stage_states(tmp_path, RUNS[:1]) == [
-        StagePlan(
-            "ingest",
-            tmp_path / "columns",
-            REFUSED,
-            f"{tmp_path / 'columns'} is not empty and was not begun by this stage",
-            "use another folder, or remove this one",
-        )
-    ]
 
 
 @pytest.mark.parametrize("is_begun", [False, True])

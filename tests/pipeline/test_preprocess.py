@@ -43,7 +43,7 @@ from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.verify import verify
-from hotset.tests.support.logs.criteo_text import Sample, draw_samples, text_of, tree_of
+from hotset.tests.support.logs.criteo_text import NUM_SPARSE, Sample, draw_samples, text_of, tree_of
 from hotset.tests.support.preprocess_runs import CONFIG, assert_equals_naive_run, copy_of, failing_writer
 from hotset.workflows.cli import main
 
@@ -159,6 +159,19 @@ def test_what_is_sealed_is_only_looked_at(
     assert [report.was_sealed for report in reports] == [False] * 6 + [True] * 6
     assert {report.num_samples for report in reports} == {NUM_SAMPLES}
     assert [report.manifest.stage for report in reports] == [*FOLDERS, *FOLDERS]
+
+
+def test_the_progress_of_every_stage_ends_at_its_total(tmp_path: Path, log: Path) -> None:
+    told: dict[str, tuple[int, int]] = {}
+
+    def progress(stage: str, done: int, total: int) -> None:
+        told[stage] = (done, total)
+
+    preprocess([log], CONFIG, tmp_path / "dir", Resources(progress=progress))
+    lookups = (NUM_SAMPLES - int(0.3 * NUM_SAMPLES)) * NUM_SPARSE
+    wanted = {"ingest": log.stat().st_size, "count": lookups, "rank": lookups}
+    wanted |= dict.fromkeys(("encode", "split", "pack"), NUM_SAMPLES)
+    assert told == {stage: (total, total) for stage, total in wanted.items()}
 
 
 def test_another_budget_batch_size_or_seed_keeps_what_comes_before(
@@ -435,13 +448,15 @@ def test_a_small_memory_cap_is_refused_before_the_folder_is_begun(
     for path in made.iterdir():
         if path.name != FOLDERS[stage]:
             (tmp_path / path.name).symlink_to(path)
-    little = Resources(workers=1, memory_bytes=MIB)
     for run in (refuse_stage, run_stage):
-        with pytest.raises(HotsetError, match="cannot stay within 1 MiB of memory"):
-            run(stage, DEFAULTS[stage], tmp_path, little)
+        with pytest.raises(HotsetError, match=f"{stage} cannot stay within 1 MiB of memory") as caught:
+            run(stage, DEFAULTS[stage], tmp_path, Resources(workers=1, memory_bytes=MIB))
+    enough = int(str(caught.value.hint).removeprefix("--memory ").partition("MiB would do")[0]) * MIB
+    with pytest.raises(HotsetError, match="cannot stay within"):
+        refuse_stage(stage, DEFAULTS[stage], tmp_path, Resources(workers=1, memory_bytes=enough - MIB))
+    refuse_stage(stage, DEFAULTS[stage], tmp_path, Resources(workers=1, memory_bytes=enough))
     assert not (tmp_path / FOLDERS[stage]).exists()
-    refuse_stage(stage, DEFAULTS[stage], tmp_path, Resources(workers=1))
-    assert not (tmp_path / FOLDERS[stage]).exists()
+    run_stage(stage, DEFAULTS[stage], tmp_path, Resources(workers=1, memory_bytes=enough))
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ Folders on disk: their bytes, their names, and the space that is left.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -175,19 +177,22 @@ def test_a_folder_is_renamed_in_place_or_says_why_not(tmp_path: Path) -> None:
         rename_folder(tmp_path / "none", "vocabulary")
 
 
-def test_a_temporary_folder_is_removed_even_after_a_kill(tmp_path: Path) -> None:
+def test_a_temporary_folder_is_removed_even_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     script = (
-        "import os, pathlib, sys\n"
+        "import os\n"
         "from hotset.pipeline.folders.disk import temporary_folder\n"
-        "with temporary_folder('verify', pathlib.Path(sys.argv[1])) as folder:\n"
+        "with temporary_folder('verify') as folder:\n"
         "    (folder / 'counts').mkdir()\n"
         "    (folder / 'counts' / 'C1.arrow').write_bytes(b'x')\n"
         "    os.kill(os.getpid(), 9)\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    subprocess.run([sys.executable, "-c", script], check=False, env=os.environ | {"TMPDIR": str(tmp_path)})
     (tmp_path / "hotset-other-1").mkdir()
     assert len(paths_in(tmp_path)) == 2
-    with temporary_folder("verify", tmp_path) as first, temporary_folder("verify", tmp_path) as second:
+    with temporary_folder("verify") as first, temporary_folder("verify") as second:
         # Folders in use stay, that of the killed process is gone, those for other purposes are left alone.
         assert set(paths_in(tmp_path)) == {first, second, tmp_path / "hotset-other-1"}
     assert paths_in(tmp_path) == [tmp_path / "hotset-other-1"]

@@ -312,14 +312,6 @@ def test_a_table_that_only_misses_values_has_no_category(tmp_path: Path) -> None
     assert counted(counts) == [{None: 27}] * NUM_SPARSE
 
 
-def test_other_settings_need_another_folder(tmp_path: Path, rng: np.random.Generator) -> None:
-    columns = columns_of_of_count(tmp_path, draw_samples(9, rng))
-    made = count(CountConfig(), columns, tmp_path / "counts")
-    assert count(CountConfig(), columns, tmp_path / "counts") == made
-    with pytest.raises(ManifestError, match=r"was written with eval_fraction = 0\.142857\d+, now 0\.2"):
-        count(CountConfig(eval_fraction=0.2), columns, tmp_path / "counts")
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -336,16 +328,6 @@ def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
     (name,) = changes
     with pytest.raises(ConfigError, match=name):
         CountConfig(**changes)
-
-
-def test_progress_ends_at_the_total(tmp_path: Path, rng: np.random.Generator) -> None:
-    columns = columns_of_of_count(tmp_path, draw_samples(40, rng))
-    told: list[tuple[str, int, int]] = []
-    config = CountConfig(eval_fraction=0.5)
-    count(
-        config, columns, tmp_path / "counts", Resources(workers=1, progress=lambda *words: told.append(words))
-    )
-    assert told[-1] == ("count", 20 * NUM_SPARSE, 20 * NUM_SPARSE)
 
 
 @pytest.mark.diagonal(2)
@@ -376,13 +358,6 @@ def recording(
         spill(tables, name)
 
     return recorded
-
-
-def test_a_cap_that_cannot_be_kept_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
-    columns = columns_of_of_count(tmp_path, draw_samples(9, rng))
-    with pytest.raises(ConfigError, match="count cannot stay within 1 MiB of memory") as caught:
-        count(CountConfig(), columns, tmp_path / "counts", Resources(workers=1, memory_bytes=1 << 20))
-    assert "--memory 177MiB would do" in str(caught.value.hint)
 
 
 def test_a_full_disk_while_tables_are_emptied_is_one_clear_line(

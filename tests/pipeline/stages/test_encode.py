@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hotset.pipeline.errors import ConfigError, ManifestError
+from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats.ids import PartSize, largest_part
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
@@ -100,25 +100,6 @@ def test_parts_are_numbered_by_their_first_sample(tmp_path: Path, rng: np.random
     ]
 
 
-def test_sealed_samples_are_left_as_they_are(tmp_path: Path, rng: np.random.Generator) -> None:
-    run_to("encode", tmp_path, draw_samples(30, rng), PreprocessConfig())
-    before = tree_of(tmp_path / "samples")
-    columns, vocabulary = (Manifest.read(tmp_path / name) for name in ("columns", "vocabulary"))
-    encode(EncodeConfig(), columns, vocabulary, tmp_path / "samples")
-    assert tree_of(tmp_path / "samples") == before
-
-
-def test_another_vocabulary_needs_another_folder(tmp_path: Path, rng: np.random.Generator) -> None:
-    samples = draw_samples(30, rng)
-    for name, min_count in (("a", 1), ("b", 2)):
-        (tmp_path / name).mkdir()
-        config = PreprocessConfig(rank=RankConfig(min_count=min_count))
-        run_to("encode", tmp_path / name, samples, config)
-    columns, vocabulary = Manifest.read(tmp_path / "a/columns"), Manifest.read(tmp_path / "b/vocabulary")
-    with pytest.raises(ManifestError, match="was written from other inputs"):
-        encode(EncodeConfig(), columns, vocabulary, tmp_path / "a/samples")
-
-
 @pytest.mark.parametrize("damage", ["cut", "scrambled"])
 def test_a_damaged_input_file_is_named(tmp_path: Path, damage: str, rng: np.random.Generator) -> None:
     run_to("rank", tmp_path, draw_samples(30, rng), PreprocessConfig())
@@ -183,17 +164,3 @@ def test_stopped_between_passes_the_same_run_goes_on(
         )
     encode(EncodeConfig(), columns, vocabulary, out, Resources(workers=1, memory_bytes=memory_bytes + 2000))
     assert tree_of(out) == tree_of(tmp_path / "samples")
-
-
-def test_a_cap_that_cannot_be_kept_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
-    run_to("rank", tmp_path, draw_samples(9, rng), PreprocessConfig())
-    columns, vocabulary = (Manifest.read(tmp_path / name) for name in ("columns", "vocabulary"))
-    with pytest.raises(ConfigError, match="encode cannot stay within 1 MiB of memory") as caught:
-        encode(
-            EncodeConfig(),
-            columns,
-            vocabulary,
-            tmp_path / "samples",
-            Resources(workers=1, memory_bytes=1 << 20),
-        )
-    assert "MiB would do" in str(caught.value.hint)

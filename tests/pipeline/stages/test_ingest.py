@@ -316,23 +316,6 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
         assert tree_of(out) == tree_of(tmp_path / "whole")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"block_bytes": ByteSize(1501)}, "was written with block_bytes = 1500, now 1501"),
-        ({"on_bad_line": "skip"}, "was written with on_bad_line = error, now skip"),
-        ({"label": False}, "was written with label = True, now False"),
-    ],
-)
-def test_other_settings_need_another_folder(
-    tmp_path: Path, changes: dict[str, Any], message: str, rng: np.random.Generator
-) -> None:
-    raw = write(tmp_path / "log.tsv", text_of(draw_samples(9, rng)))
-    ingest([raw], config(), tmp_path / "out")
-    with pytest.raises(ManifestError, match=message):
-        ingest([raw], config(**changes), tmp_path / "out")
-
-
 def test_another_log_needs_another_folder(tmp_path: Path, rng: np.random.Generator) -> None:
     samples = draw_samples(9, rng)
     raw = write(tmp_path / "log.tsv", text_of(samples))
@@ -356,15 +339,6 @@ def test_a_file_that_grows_meanwhile_is_refused(
     monkeypatch.setattr("hotset.pipeline.stages.ingest.write_batch", growing)
     with pytest.raises(InputError, match=r"log\.tsv changed while it was read"):
         ingest([raw], config(), tmp_path / "out", Resources(workers=1))
-
-
-def test_progress_ends_at_the_total(tmp_path: Path, rng: np.random.Generator) -> None:
-    raw = [write(tmp_path / name, text_of(draw_samples(20, rng))) for name in ("a.tsv", "b.tsv")]
-    told: list[tuple[str, int, int]] = []
-    ingest(raw, config(), tmp_path / "out", Resources(progress=lambda *words: told.append(words)))
-    num_bytes = sum(path.stat().st_size for path in raw)
-    assert told[-1] == ("ingest", num_bytes, num_bytes)
-    assert [done for _, done, _ in told] == sorted({done for _, done, _ in told})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ Tests `shuffle` and `shuffle`, too.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -369,16 +368,6 @@ def test_a_long_log_is_packed_in_passes_however_much_memory_there_is(
         assert list(batches_of(shards, kind)) == list(batches_of(once, kind))
 
 
-def test_a_cap_that_cannot_be_kept_is_refused_with_one_that_can(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"pack cannot stay within 1 MiB of memory") as caught:
-        pack_in(folder, tmp_path / "shards", PackConfig(), memory_bytes=1 << 20)
-    enough = re.match(r"--memory (\d+)MiB would do", str(caught.value.hint))
-    assert enough is not None
-    with pytest.raises(ConfigError, match="pack cannot stay within"):
-        pack_in(folder, tmp_path / "shards", PackConfig(), memory_bytes=(int(enough[1]) - 1) << 20)
-    assert pack_in(folder, tmp_path / "shards", PackConfig(), memory_bytes=int(enough[1]) << 20)
-
-
 def test_seeds_give_other_orders_and_equal_ones_equal_bytes(tmp_path: Path, folder: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         pack_in(folder, tmp_path / name, PackConfig(batch_size=16, seed=seed))
@@ -386,28 +375,6 @@ def test_seeds_give_other_orders_and_equal_ones_equal_bytes(tmp_path: Path, fold
     assert trees[0] == trees[1]
     assert trees[0]["evaluation-00000.arrow"] == trees[2]["evaluation-00000.arrow"]
     assert trees[0]["mixed-00000.arrow"] != trees[2]["mixed-00000.arrow"]
-
-
-@pytest.mark.diagonal(2)
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("workers", [1, 2])
-def test_an_interrupted_run_goes_on_to_the_same_bytes(
-    tmp_path: Path, folder: Path, workers: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count_stages_alone(monkeypatch)
-    monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 4 * WORDS * 8 * 3)
-    config = PackConfig(batch_size=8)
-    pack_in(folder, tmp_path / "whole", config)
-    for num_files in (0, 1, 5):
-        out = tmp_path / f"out{num_files}"
-        with monkeypatch.context() as patch:
-            patch.setattr("hotset.pipeline.stages.pack.open_writer", failing_writer(num_files, error))
-            with pytest.raises(error):
-                least = least_bytes(folder, config, workers=workers)
-                pack_in(folder, out, config, workers=workers, memory_bytes=least)
-        assert not (out / MANIFEST).exists()
-        pack_in(folder, out, config, workers=3 - workers)
-        assert tree_of(out) == tree_of(tmp_path / "whole")
 
 
 def test_a_resumed_run_leaves_finished_files_between_others_as_they_are(
@@ -430,29 +397,6 @@ def test_a_resumed_run_leaves_finished_files_between_others_as_they_are(
         (out / PARTIAL / f"{path.name}.json").unlink()
     pack_in(folder, out, config)
     assert tree_of(out) == tree_of(tmp_path / "whole")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"batch_size": 3}, "was written with batch_size = 16, now 3"),
-        ({"order": "original"}, "was written with order = grouped, now original"),
-        ({"seed": 1}, "was written with seed = 0, now 1"),
-    ],
-)
-def test_other_settings_need_another_folder(
-    tmp_path: Path, folder: Path, changes: dict[str, Any], message: str
-) -> None:
-    made = pack_in(folder, tmp_path / "shards", PackConfig(batch_size=16))
-    assert pack_in(folder, tmp_path / "shards", PackConfig(batch_size=16)) == made
-    with pytest.raises(ManifestError, match=message):
-        pack_in(folder, tmp_path / "shards", PackConfig(**({"batch_size": 16} | changes)))
-
-
-def test_progress_ends_at_the_total(tmp_path: Path, folder: Path) -> None:
-    told: list[tuple[str, int, int]] = []
-    pack_in(folder, tmp_path / "shards", PackConfig(), progress=lambda *words: told.append(words))
-    assert told[-1] == ("pack", NUM_SAMPLES, NUM_SAMPLES)
 
 
 @pytest.mark.parametrize("changes", [{"batch_size": 0}, {"order": "groupd"}, {"seed": -1}, {"seed": 2**63}])

@@ -34,7 +34,6 @@ from hotset.tests.support.naive.naive_stages import (
     run_to,
     tags_of,
 )
-from hotset.tests.support.preprocess_runs import failing_writer
 
 NUM_TRAIN = 90
 
@@ -176,23 +175,6 @@ def test_counts_of_another_log_are_refused(
     counts, columns = Manifest.read(peeled / "counts"), Manifest.read(tmp_path / "other" / "columns")
     with pytest.raises(ManifestError, match=r"counts fewer lookups of C\d+ than"):
         rank(RankConfig(rank_by="peel"), counts, tmp_path / "out", columns=columns)
-
-
-def test_stopped_half_way_it_goes_on_to_the_same_bytes(
-    tmp_path: Path, peeled: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts, columns = Manifest.read(peeled / "counts"), Manifest.read(peeled / "columns")
-    monkeypatch.setattr("hotset.pipeline.stages.rank.PEEL_FLOOR", 3)
-    config = RankConfig(rank_by="peel")
-    rank(config, counts, tmp_path / "unbroken", Resources(workers=1), columns=columns)
-    with monkeypatch.context() as patch:
-        writer = failing_writer(5, KeyboardInterrupt)
-        patch.setattr("hotset.pipeline.stages.row_order.write_batch", writer)
-        with pytest.raises(KeyboardInterrupt):
-            rank(config, counts, tmp_path / "out", Resources(workers=1), columns=columns)
-    assert not (tmp_path / "out" / "manifest.json").exists()
-    rank(config, counts, tmp_path / "out", Resources(workers=2), columns=columns)
-    assert tree_of(tmp_path / "out") == tree_of(tmp_path / "unbroken")
 
 
 def test_only_samples_that_were_counted_are_peeled(tmp_path: Path, log: list[Sample]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hotset.pipeline.errors import ConfigError, ManifestError
+from hotset.pipeline.errors import ConfigError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats.arrow_files import read_batch, values_of
 from hotset.pipeline.preprocess import PreprocessConfig
@@ -18,7 +18,7 @@ from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.rank import RankConfig, rank
-from hotset.tests.support.logs.criteo_text import NUM_SPARSE, SCHEMA, draw_samples, tree_of
+from hotset.tests.support.logs.criteo_text import SCHEMA, draw_samples, tree_of
 from hotset.tests.support.naive.naive_stages import OOV, naive_log, naive_table, rows_of, run_to
 from hotset.tests.support.processes.memory_caps import count_stages_alone
 
@@ -81,24 +81,6 @@ def test_a_table_whose_ids_do_not_fit_is_refused(
     assert caught.value.hint == "raise --min-count"
 
 
-def test_other_settings_or_counts_need_another_folder(tmp_path: Path, rng: np.random.Generator) -> None:
-    (tmp_path / "other").mkdir()
-    counts, other = counts_in(tmp_path, 30, rng), counts_in(tmp_path / "other", 31, rng)
-    made = rank(RankConfig(min_count=2), counts, tmp_path / "vocabulary")
-    assert rank(RankConfig(min_count=2), counts, tmp_path / "vocabulary") == made
-    with pytest.raises(ManifestError, match="was written with min_count = 2, now 1"):
-        rank(RankConfig(), counts, tmp_path / "vocabulary")
-    with pytest.raises(ManifestError, match="was written from other inputs"):
-        rank(RankConfig(min_count=2), other, tmp_path / "vocabulary")
-
-
-def test_progress_ends_at_the_total(tmp_path: Path, rng: np.random.Generator) -> None:
-    told: list[tuple[str, int, int]] = []
-    counts = counts_in(tmp_path, 30, rng)
-    rank(RankConfig(), counts, tmp_path / "vocabulary", Resources(progress=lambda *words: told.append(words)))
-    assert told[-1] == ("rank", 18 * NUM_SPARSE, 18 * NUM_SPARSE)
-
-
 def test_nonsense_is_refused() -> None:
     with pytest.raises(ConfigError, match="min_count must be 1 or more, got 0"):
         RankConfig(min_count=0)
@@ -115,10 +97,3 @@ def test_tables_that_do_not_fit_are_written_through_the_disk_to_the_same_bytes(
     count_stages_alone(monkeypatch)
     rank(RankConfig(min_count=2), counts, tmp_path / "mapped", Resources(workers=workers, memory_bytes=1))
     assert tree_of(tmp_path / "mapped") == tree_of(tmp_path / "whole")
-
-
-def test_a_cap_that_cannot_be_kept_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
-    counts = counts_in(tmp_path, 9, rng)
-    with pytest.raises(ConfigError, match="rank cannot stay within 1 MiB of memory") as caught:
-        rank(RankConfig(), counts, tmp_path / "vocabulary", Resources(workers=1, memory_bytes=1 << 20))
-    assert "--memory 176MiB would do" in str(caught.value.hint)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.pipeline.errors import MIB, ByteSize, ConfigError, ManifestError, MemoryCapError
+from hotset.pipeline.errors import MIB, ByteSize, ConfigError, MemoryCapError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.preprocess import PreprocessConfig
 from hotset.pipeline.runtime.tasks import Resources
@@ -133,15 +133,6 @@ def test_a_memory_cap_that_cannot_be_kept_is_refused_before_the_folder_is_begun(
     assert needed_bytes(SplitConfig(), 1000, samples, 3) == 3 * 2 * largest
     assert needed_bytes(SplitConfig(mode="fae-code"), 1000, samples, 3) == 3 * 2 * largest + 40_000
     assert split(SplitConfig(), vocabulary, samples, tmp_path / "plan", Resources(1, 1)) == made
-
-
-def test_other_budgets_need_another_folder(tmp_path: Path, encoded: Path) -> None:
-    made = split_in(encoded, tmp_path / "plan", SplitConfig())
-    assert split_in(encoded, tmp_path / "plan", SplitConfig()) == made
-    with pytest.raises(ManifestError, match="was written with hot_bytes = 256MiB, now 64"):
-        split_in(encoded, tmp_path / "plan", SplitConfig(hot_bytes=ByteSize(64)))
-    with pytest.raises(ManifestError, match="was written with embedding_optimizer = adagrad, now sgd"):
-        split_in(encoded, tmp_path / "plan", SplitConfig(embedding_optimizer="sgd"))
 
 
 @pytest.mark.parametrize(
