@@ -1,7 +1,7 @@
 """The training loop: batch, rows, forward, backward, rows, dense layers, log.
 
-`run.train` builds a `Trainer` and runs `train_steps`. `StepSource` reads, plans and loads ahead in another
-thread; `HostSteps` shows the work of a step; on a GPU `gpu.queued_steps` queues the same work.
+`StepSource` reads, plans and loads ahead in another thread; `HostSteps` shows the work of a step; on a GPU
+`gpu.queued_steps` queues the same work.
 """
 
 from __future__ import annotations
@@ -45,18 +45,15 @@ class Trainer:
     shards: Shards
     model: DenseModel
     dense_optimizers: tuple[torch.optim.Optimizer, ...]
-    """Those of the parameters, each of a part of them."""
     embeddings: Embeddings
     order: BatchOrder
     step_source: StepSource
     runner: StepRunner
     rates: LearningRates
     stopping: Stopping
-    """Decides whether the run stops before its last step."""
     predictor: Predictor
     meter: Meter
     threads: WorkThreads
-    """Threads of the step."""
     ranks: Ranks = field(default_factory=OneRank)
     coded: CodedExchange | None = None
     """Codecs and counts of what crosses between several ranks."""
@@ -75,8 +72,8 @@ class Trainer:
 
     def weights(self) -> Weights:
         """Return dense layers and tables by name, copied to the host on access."""
-        dense = {f"{DENSE_PREFIX}{name}": tensor for name, tensor in self.model.state_dict().items()}
-        return Weights.of_run(dense, self.embeddings.parts_by_name(self.shards.tables))
+        tables = self.embeddings.parts_by_name(self.shards.tables)
+        return Weights.of_run(self.model.state_dict(prefix=DENSE_PREFIX), tables)
 
 
 def run_steps(trainer: Trainer, after_step: Callable[[Trainer, Batch, torch.Tensor], None]) -> None:
@@ -105,7 +102,7 @@ def train_steps(trainer: Trainer) -> Generator[tuple[Batch, torch.Tensor]]:
             trainer.num_samples += step.num_samples
             trainer.unlogged_samples += step.num_samples
             yield step.batch, loss_sum
-            # After the last planned step the source ends by itself, once what is staged has been sent back.
+            # After the last planned step the source ends by itself, once staged rows are written back.
             if trainer.stopping.reason is not None and trainer.step < num_planned:
                 break
         # Timed as part of training: a placement is not done before its rows are back.
@@ -138,8 +135,7 @@ class HostSteps:
         parts.threads.run_all(update_rows, *parts.step_dense)
         return loss_sum
 
-    def synchronize(self) -> None:
-        """Nothing is under way."""
+    def synchronize(self) -> None: ...
 
 
 def read_ahead(trainer: Trainer) -> BackgroundIterator[PlannedStep] | Generator[PlannedStep]:
@@ -147,8 +143,8 @@ def read_ahead(trainer: Trainer) -> BackgroundIterator[PlannedStep] | Generator[
     steps = trainer.step_source.steps(trainer.order.epochs(), trainer.runner.prepare)
     if not trainer.order.is_known:  # fae decides by the test loss
         return steps
-    num_ahead = num_steps_ahead(trainer.config, trainer.shards.mixed_share)
     # The loop of a device is the busiest thread: it wakes the one that reads ahead now and then.
     at_a_time = 1 if trainer.runner.is_synchronous else PLACES_AT_A_TIME
-    num_ahead += trainer.step_source.readers.num_threads + at_a_time - 1
-    return BackgroundIterator(steps, num_ahead, "steps", at_a_time)
+    depth = num_steps_ahead(trainer.config, trainer.shards.mixed_share)
+    depth += trainer.step_source.readers.num_threads + at_a_time - 1
+    return BackgroundIterator(steps, depth, "steps", at_a_time)
