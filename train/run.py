@@ -153,19 +153,28 @@ def train(
             # Every rank begins, or none: a folder that one of them cannot write stops them all.
             with raise_on_any_rank(ranks):
                 folder, saved = begin_run(trainer, request, description, checkpoint)
-            best = cast("BestWeights | None", trainer.resumables.get("best_weights"))
-            log = RunLog(
-                folder,
-                progress,
-                saved,
-                Interrupts(),
-                best,
-                needs_validation=config.recipe.needs_validation is not None,
-                has_ranks=ranks.num_ranks > 1,
-            )
+            log = _new_log(trainer, request, folder, saved)
             quality, is_last = _train(trainer, log, saved, checkpoint)
             summary = summarize(trainer, start.threads, out, quality)
             return _write_results(trainer, folder, replace(summary, provenance=provenance), is_last=is_last)
+
+
+def _new_log(
+    trainer: Trainer, request: RunRequest, folder: RunFolder, saved: RunCheckpoints | None
+) -> RunLog:
+    # What is decided by the validation part needs evaluations, once an epoch at least.
+    evaluate_every = trainer.config.evaluate_every
+    if evaluate_every is None and trainer.config.recipe.needs_validation is not None:
+        evaluate_every = trainer.shards.num_training_batches
+    return RunLog(
+        folder,
+        request.progress,
+        saved,
+        Interrupts(),
+        cast("BestWeights | None", trainer.resumables.get("best_weights")),
+        evaluate_every=evaluate_every,
+        has_ranks=trainer.ranks.num_ranks > 1,
+    )
 
 
 def _train(

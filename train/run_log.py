@@ -57,10 +57,11 @@ class RunLog:
         interrupts: Interrupts,
         best: BestWeights | None,
         *,
-        needs_validation: bool = False,
+        evaluate_every: int | str | None = None,
         has_ranks: bool = False,
     ) -> None:
-        self._needs_validation = needs_validation
+        self._evaluate_every = evaluate_every
+        """Steps or time between two evaluations; None: there are none."""
         self._best = best
         self._has_ranks = has_ranks
         self._last_evaluation = (-1, time.monotonic())
@@ -92,7 +93,7 @@ class RunLog:
             self._first_losses = self._first_losses or sum(map(float, trainer.losses[:-1]))
             self._first_losses += float(loss_sum)
             self._loss = self._first_losses / trainer.unlogged_samples
-        if self._is_evaluation_due(trainer):
+        if self._evaluate_every is not None and self._is_evaluation_due(trainer, self._evaluate_every):
             self.evaluate(trainer)
         # Ranks ask the clock of the first, so that all of them stop after the same step.
         has_limit = trainer.config.recipe.max_time is not None
@@ -108,7 +109,8 @@ class RunLog:
                 self._saved.take(trainer, self._folder.metrics)
         total = trainer.shards.num_training_samples * trainer.config.epochs
         self._progress("train", trainer.num_samples, total, self._note())
-        self._stop_if_interrupted(trainer.ranks)
+        if self.interrupts.number or self._has_ranks:
+            self._stop_if_interrupted(trainer.ranks)
 
     def evaluate(self, trainer: Trainer) -> None:
         """Evaluate the run after its last step, and log it."""
@@ -143,16 +145,13 @@ class RunLog:
         _log.info("the weights are those of step %s", stopping.best_step)
         return stopping.best_step == trainer.step
 
-    def _is_evaluation_due(self, trainer: Trainer) -> bool:
+    def _is_evaluation_due(self, trainer: Trainer, every: int | str) -> bool:
         """Return whether the run is to be evaluated after this step."""
-        every = trainer.config.evaluate_every
-        if isinstance(every, str):
-            seconds = parse_interval(every).seconds
-            assert seconds is not None, "the options refuse steps"
-            return first_says(trainer.ranks, time.monotonic() - self._last_evaluation[1] >= seconds)
-        if every is None and self._needs_validation:
-            every = trainer.shards.num_training_batches
-        return every is not None and trainer.step % every == 0
+        if isinstance(every, int):
+            return trainer.step % every == 0
+        seconds = parse_interval(every).seconds
+        assert seconds is not None, "the options refuse steps"
+        return first_says(trainer.ranks, time.monotonic() - self._last_evaluation[1] >= seconds)
 
     def evaluating(self, done: int, total: int) -> None:
         """Show how far an evaluation is."""

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError, ShardError
-from ...stats.batch_rows import BatchLookups, LookupsByRow, group_lookups, of_bags, of_matrix
+from ...stats.batch_rows import LookupsByRow, group_lookups, of_bags, of_matrix
 from ...stats.batch_work import interleave_bags
 
 # ruff: noqa: N815  (tensors carry shape suffixes)
@@ -204,13 +204,11 @@ class IdReader:
 
     def by_row(self, ids: BatchIds) -> LookupsByRow:
         """Return the lookups that ``read`` returned, by row; ids are within their tables."""
-        return group_lookups(self._of(ids))
-
-    def _of(self, ids: BatchIds) -> BatchLookups:
+        if ids.bags_N is None:
+            return group_lookups(of_matrix(ids.ids_N, self._num_rows_F))
         bags_N = ids.bags_of_features
-        if bags_N is None:
-            return of_matrix(ids.ids_N, self._num_rows_F)
-        return of_bags(ids.ids_N, bags_N, self._num_rows_F)
+        assert bags_N is not None, "lookups with bags have them of features"
+        return group_lookups(of_bags(ids.ids_N, bags_N, self._num_rows_F))
 
     def _read_bags(self, batch: Batch) -> BatchIds:
         num_samples = batch.num_samples

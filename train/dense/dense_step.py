@@ -147,7 +147,8 @@ class TiledStep:
         self._embedding_grads: list[torch.Tensor] = []
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
-        self._round_weights()
+        if self._rounded_vector.numel():
+            self._round_weights()
         # Tiles depend on the samples and shares alone, so the bits do not depend on the number of threads.
         tiles = BatchTiles(self._shares, batch.num_samples)
         bounds = tiles.bounds
@@ -175,7 +176,8 @@ class TiledStep:
         return torch.tensor(loss, dtype=torch.float64)
 
     def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        self._round_weights()
+        if self._rounded_vector.numel():
+            self._round_weights()
         # The same tiles as in training, so that a batch has the same logits in both.
         bounds = tile_bounds(batch.num_samples)
         logit_B = torch.empty(batch.num_samples)
@@ -197,9 +199,8 @@ class TiledStep:
 
     def _round_weights(self) -> None:
         """Round the weights for products in bf16."""
-        if self._rounded_vector.numel():
-            with one_torch_thread():
-                self._rounded_vector.copy_(self._parameters.vector)
+        with one_torch_thread():
+            self._rounded_vector.copy_(self._parameters.vector)
 
     def add_gradients(self, counts: Sequence[int]) -> ParameterViews:
         """Add the gradients of all tiles by the binary tree, in parallel.

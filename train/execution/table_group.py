@@ -445,8 +445,8 @@ class TableGroup:
             assert plan.in_place.is_whole, "a training step is in place as a whole"
             self.in_place.update(ids, lookups, plan.in_place, grad_PD, rate)
             return
-        # The gradient of a lookup is that of its bag.
-        by_bag = ids.by_bag(lookups)
+        # The gradient of a lookup is that of its bag; without bags, lookup i is bag i.
+        by_bag = lookups if ids.bags_N is None else ids.by_bag(lookups)
         own_U, slots_U = self._slots(lookups, plan)
         if plan.split is None:
             self._fast_rows.update(self.fast, by_bag, slots_U, grad_PD, ids.num_features, rate)

@@ -15,6 +15,7 @@ batches in passes; kernels of the device move the rows of a step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -115,6 +116,7 @@ class NumbaRows:
         self._optimizer = optimizer
         self._threads = threads
         self._shares = shares
+        self._num_levels = num_levels(1 if shares is None else shares.num_shares)
 
     def look_up(
         self,
@@ -151,8 +153,8 @@ class NumbaRows:
         grad = grad_PD.numpy()
         block = BLOCK_SAMPLES * num_features
         # Sums have a fixed shape: blocks of samples, added within a share, then shares by a binary tree.
-        ends = _share_ends(self._shares, grad, num_features)
-        levels = num_levels(ends.size)
+        ends = _share_ends(self._shares, grad.shape[0], num_features)
+        levels = self._num_levels
         num_rows = max(1, _CHUNK_FLOATS // grad.shape[1])
 
         ranges = row_ranges(by_bag, self._threads.num_threads)
@@ -176,7 +178,7 @@ class NumbaRows:
     def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
         every = np.arange(by_bag.num_rows)
         grad = grad_PD.numpy()
-        ends = _share_ends(self._shares, grad, num_features)
+        ends = _share_ends(self._shares, grad.shape[0], num_features)
         levels = num_levels(ends.size)
         sums = np.empty((every.size + levels, grad.shape[1]), np.float32)
         # The kernel of an update, for all rows in one call and without the step.
@@ -260,7 +262,7 @@ class TorchRows:
         grad_PD: torch.Tensor,
         num_features: int,
     ) -> torch.Tensor:
-        ends_G = _share_ends(self._shares, grad_PD, num_features)
+        ends_G = _share_ends(self._shares, grad_PD.shape[0], num_features)
         keys = _keys_of_levels(bags_N, ends_G, BLOCK_SAMPLES * num_features)
         rows, bags, *levels = self._on(grad_PD.device, rows_N, bags_N, *keys)
         return segment_sums(rows, bags, levels, grad_PD)[:num_rows]
@@ -279,11 +281,10 @@ def backend_of(
     return TorchRows(optimizer, device, shares)
 
 
-def _share_ends(
-    shares: BatchShares | None, grad_PD: torch.Tensor | NDArray[np.float32], num_features: int
-) -> NDArray[np.int64]:
+@lru_cache(maxsize=64)
+def _share_ends(shares: BatchShares | None, num_positions: int, num_features: int) -> NDArray[np.int64]:
     """Return where each micro-batch of a batch that is not empty ends, (num_shares,)."""
-    num_samples = grad_PD.shape[0] // max(num_features, 1)
+    num_samples = num_positions // max(num_features, 1)
     bounds = [(0, num_samples)] if shares is None else shares.bounds(num_samples)
     return np.array([stop * num_features for _, stop in bounds], np.int64)
 

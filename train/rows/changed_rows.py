@@ -180,10 +180,13 @@ class ChangedRows:
         Args:
             is_later: whether they are left to `catch_up`, which other threads call soon.
         """
-        self._unmarked.append(lookups)
-        if not is_later:
-            with self._lock:
+        if is_later:
+            self._unmarked.append(lookups)
+            return
+        with self._lock:
+            if self._unmarked:
                 self._mark_all()
+            _mark(lookups.rows_U, lookups.first_F1, self.layout.base_F, self._marks_R)
 
     def catch_up(self, *, waits: bool = True) -> None:
         """Mark the rows that were left for later.
