@@ -28,7 +28,6 @@ from ...stats.kernel import read_only
 from ..folders.manifest import FileEntry, Manifest, TextsFacts
 from ..folders.output import Output
 from ..folders.totals import ColumnsTotals
-from ..folders.whole_file import whole_file
 from ..raw.column_values import DistinctTexts
 from ..schema.schema_file import schema_of
 from .arrow_files import damage_named, map_batch, validity_of, values_of, write_batch
@@ -280,6 +279,8 @@ def score_writer(path: Path, *, overwrite: bool = False) -> Iterator[ScoreWriter
     """
     # pyarrow's Parquet module takes a fifth of the start of a command.
     import pyarrow.parquet as pq
+
+    from ..folders.whole_file import whole_file
 
     with whole_file(path, overwrite=overwrite) as file, pq.ParquetWriter(file, _SCHEMA) as parquet:
         writer = ScoreWriter(parquet)

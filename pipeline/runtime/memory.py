@@ -3,7 +3,7 @@
 The cap is on anonymous resident memory, of this process and its workers together. Part of it is spent before
 a stage begins (interpreter, libraries, compiled kernels, what the allocators keep): the rest is the stage's
 room. Pages of mapped files belong to the page cache and do not count, so what a stage cannot hold goes to
-files, see `folders.temporary_files`.
+files, see `folders.output`.
 """
 
 from __future__ import annotations

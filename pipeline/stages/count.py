@@ -30,9 +30,8 @@ from ...stats.count_merging import Counts, count_distinct, merge_counts
 from ...stats.counting import BYTES_PER_TABLE_BYTE, SMALLEST_ENTRIES, CategoryCounter
 from ..errors import MIB, ConfigError, ManifestError, hint_to_rewrite, require_at_least
 from ..folders.manifest import ColumnsFacts, CountsFacts, FileEntry, Manifest, checksum_of, is_sealed
-from ..folders.output import Output, input_of
+from ..folders.output import Output, RunsFile, array_in, input_of
 from ..folders.resume import Continuation, read_before, unless_none
-from ..folders.temporary_files import RunsFile, array_in
 from ..folders.totals import ColumnsTotals, CountedTable, CountsTotals, SpanInfo
 from ..formats.arrow_files import (
     COUNT_COLUMNS,

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from ...stats.id_tables import build_id_table, find_ids, most_rows_within
 from ..errors import MIB, ManifestError
 from ..folders.manifest import FileEntry, IdMapFacts, Manifest
-from ..folders.output import Output, input_of
-from ..folders.temporary_files import array_in
+from ..folders.output import Output, array_in, input_of
 from ..folders.totals import (
     ColumnsTotals,
     IdMapTotals,

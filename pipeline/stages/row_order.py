@@ -34,8 +34,7 @@ from ...stats.ranking.ranking import (
     runs_of,
 )
 from ..folders.manifest import FileEntry, Manifest
-from ..folders.output import Output
-from ..folders.temporary_files import array_in
+from ..folders.output import Output, array_in
 from ..folders.totals import CountedTable, TableInfo, VocabularyTable, VocabularyTotals
 from ..formats.arrow_files import (
     OpenedParts,

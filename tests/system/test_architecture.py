@@ -52,8 +52,7 @@ FLOORS = {
         "data device metrics recipe_options threads",
     ),
     "pipeline": (
-        "dry_run",
-        "estimate verify",
+        "dry_run verify",
         "export preprocess statistics",
         "cold_batches stages",
         "formats infer_schema",

@@ -27,7 +27,7 @@ from ...pipeline.raw.parquet_parts import TableParts
 from ...pipeline.raw.part import RawParts
 from ...pipeline.raw.raw_file import RawFile
 from ...pipeline.schema.schema import Schema
-from ...pipeline.stages.encode_raw import EncodedSamples, SampleEncoder, encode_parts
+from ...pipeline.stages.encode import EncodedSamples, SampleEncoder, encode_parts
 from ...stats.metrics import probabilities
 from ..build_embeddings import set_threads
 from ..build_model import ModelSource

@@ -26,13 +26,12 @@ from hotset.pipeline.errors import system_fault
 from hotset.pipeline.export import csv_writer
 from hotset.pipeline.folders import whole_file
 from hotset.pipeline.folders.manifest import CountsFacts, FileEntry, Manifest, read_referenced
-from hotset.pipeline.folders.output import Output
+from hotset.pipeline.folders.output import Output, spill_errors_explained
 from hotset.pipeline.folders.partial import (
     FolderLock,
     held_by_worker,
     start_generation,
 )
-from hotset.pipeline.folders.temporary_files import spill_errors_explained
 from hotset.pipeline.formats.arrow_files import columns_of, fixed_lists, offsets_of, read_file, values_of
 from hotset.pipeline.raw.part import iterate_blocks
 from hotset.pipeline.raw.raw_file import RawFile
@@ -127,7 +126,7 @@ def test_features_whose_names_lead_to_one_file(shell: Shell) -> None:
     write("b.arrow", b"two")
 
 
-@follows("pipeline/folders/temporary_files.py::spill_errors_explained")
+@follows("pipeline/folders/output.py::spill_errors_explained")
 def test_a_disk_that_is_full_of_spill_files(shell: Shell) -> None:
     output = Output.begin("stage", 1, AnyConfig(), [], Path("out"))
 

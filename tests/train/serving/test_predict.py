@@ -31,7 +31,7 @@ from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.totals import VocabularyTable
 from hotset.pipeline.formats.ids import PartIds
 from hotset.pipeline.raw.part import RawParts
-from hotset.pipeline.stages.encode_raw import EncodedSamples
+from hotset.pipeline.stages.encode import EncodedSamples
 from hotset.stats.metrics import probabilities
 from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo, run_on_lists
 from hotset.train.config import TrainConfig
