@@ -6,10 +6,11 @@ of bytes mostly does not.
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,25 @@ import pyarrow as pa
 import pyarrow.ipc
 from numpy.typing import NDArray
 
-from hotset.tests.fuzz.fuzz_files import mutate_bytes, mutate_parts
-
+_EXTREMES = [0, 1, 2, 3, 7, 8, 255, 2**16, 2**31 - 1, -(2**31), -1, 2**40, 2**62, 2**63 - 1, -(2**63)]
+_JSON: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**63,
+    1e308,
+    "x",
+    "../x",
+    "",
+    [],
+    {},
+    [1],
+    [[]],
+    {"name": 3},
+]
 _NUMBERS = (0, 1, 2, 7, 255, 2**16, 2**31 - 1, -(2**31), -1, -2, 2**40, 2**62, 2**63 - 1, -(2**63))
 _FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e38, float("nan"), float("inf"), float("-inf"), 1e-45)
 _NPY_HEADERS = (
@@ -33,8 +51,74 @@ _NPY_HEADERS = (
 
 
 def edit_bytes(whole: bytes, luck: random.Random) -> bytes:
-    """Flip, cut, repeat or overwrite some bytes."""
-    return mutate_bytes(whole, luck)
+    """Flip, cut, repeat or overwrite bytes, mostly where Arrow keeps its schema and its offsets."""
+    mutated = bytearray(whole)
+    for _ in range(luck.choice([1, 1, 1, 2, 3])):
+        _edit_some(mutated, luck)
+    return bytes(mutated)
+
+
+def _edit_some(mutated: bytearray, luck: random.Random) -> None:
+    length = len(mutated)
+    if not length:
+        return mutated.extend(luck.randbytes(8))
+    first, stop = luck.choice([(0, min(length, 2500)), (max(0, length - 2500), length), (0, length)])
+    place = luck.randrange(first, stop)
+    match luck.randrange(10):
+        case 0 | 1 | 2:
+            mutated[place] ^= 1 << luck.randrange(8)
+        case 3:
+            mutated[place] = luck.randrange(256)
+        case 4 | 5:
+            width = luck.choice([2, 4, 4, 8])
+            number = luck.choice(_EXTREMES) % (1 << 8 * width)
+            place -= place % width
+            mutated[place : min(place + width, length)] = number.to_bytes(8, "little")[
+                : min(width, length - place)
+            ]
+        case 6:
+            count = min(luck.randint(1, 64), length - place)
+            mutated[place : place + count] = luck.choice(
+                [luck.randbytes(count), bytes(count), b"\xff" * count]
+            )
+        case 7:
+            other = luck.randrange(first, stop)
+            for i in range(min(8, length - max(place, other))):
+                mutated[place + i], mutated[other + i] = mutated[other + i], mutated[place + i]
+        case 8:
+            other = luck.randrange(first, stop)
+            count = min(luck.choice([4, 8, 16, 64]), length - max(place, other))
+            mutated[place : place + count] = mutated[other : other + count]
+        case _:
+            if luck.random() < 0.5:
+                del mutated[place:]
+            else:
+                mutated.extend(luck.randbytes(luck.choice([1, 8, 100])))
+
+
+def edit_parts(parts: dict[str, Any], luck: random.Random) -> None:
+    """Change one value somewhere in a JSON value: remove it, or put another in its place."""
+    where, key = luck.choice(list(_places(parts)))
+    match luck.randrange(4):
+        case 0:
+            del where[key]
+        case 1 if type(where[key]) is int:
+            where[key] += luck.choice([-1, 1, 1000, -1000])
+        case 2 if isinstance(where, list):
+            where.insert(key, copy.deepcopy(where[luck.randrange(len(where))]))
+        case _:
+            where[key] = copy.deepcopy(luck.choice(_JSON))
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    items: Any = ()
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value))
+    for key, inner in items:
+        yield value, key
+        yield from _places(inner)
 
 
 def edit_values(path: Path, whole: bytes, luck: random.Random) -> bytes:
@@ -57,7 +141,7 @@ def edit_json(whole: bytes, luck: random.Random) -> bytes:
     parts = json.loads(whole)
     for _ in range(luck.choice([1, 1, 2, 3])):
         if parts:
-            mutate_parts(parts, luck)
+            edit_parts(parts, luck)
     return json.dumps(parts).encode()
 
 
@@ -164,6 +248,6 @@ def edit_safetensors(whole: bytes, luck: random.Random) -> bytes:
     elif luck.random() < 0.2:
         return luck.choice(_NUMBERS[:6]).to_bytes(8, "little") + whole[8:]
     else:
-        mutate_parts(header, luck)
+        edit_parts(header, luck)
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + bytes(data)

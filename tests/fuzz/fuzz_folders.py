@@ -2,11 +2,11 @@
 
     python -m hotset.tests.fuzz.fuzz_folders --folders 10000
 
-Each case edits a file of a preprocessed log, a schedule of ranks, an id map, a run, a run
-that was interrupted, an unfinished folder, a schema or a recipe: raw bytes, or values with every checksum
-computed anew, also those of the folders made from it. Whatever reads the file must refuse it in one line that
-names it, or give what it gave before. Only two kinds of other results are right: those of edits with new
-checksums that `verify` finds, and scores by other weights of a run. A schedule may never change the weights.
+Each case edits a file of a preprocessed log, an id map, a run, a run that was interrupted, an unfinished
+folder, a schema or a recipe: raw bytes, or values with every checksum computed anew, also those of the
+folders made from it. Whatever reads the file must refuse it in one line that names it, or give what it gave
+before. Only two kinds of other results are right: those of edits with new checksums that `verify` finds, and
+scores by other weights of a run.
 
 Workers are processes: one that ends by a signal or hangs is named with its case, and another one goes on.
 """
@@ -254,8 +254,6 @@ class Crafter:
             return "other" if faults else "a resumed folder holds other data, and verify finds no fault"
         if not is_resealed:
             return "other results from a file whose checksum is not that of its manifest"
-        if folder == "exchange":
-            return "an exchange folder changed the weights"
         if folder in ("run", "halted") or outcomes.get("verify") == "refused":
             return "other"
         found = outcomes.setdefault("verify --inputs", self.judge("verify --inputs"))

@@ -1,4 +1,4 @@
-"""Feed mutated lines, fields, files and whole folders to everything that reads them.
+"""Feed mutated lines, fields and whole folders to everything that reads them.
 
 Each part runs in a separate process, as ``python -m hotset.tests.fuzz.NAME``. A part lists each input that
 was judged wrongly in ``wrong``; a process that ends by a signal counts as one.
@@ -23,7 +23,6 @@ def parser() -> argparse.ArgumentParser:
     """Return the options of the script."""
     found = new_parser(__spec__.name if __spec__ else "fuzz", __doc__ or "")
     found.add_argument("--lines", type=int, default=1_000_000, help="lines of Criteo's format, and fields")
-    found.add_argument("--files", type=int, default=1_000, help="files changed one at a time, twice")
     found.add_argument("--folders", type=int, default=10_000, help="crafted folders")
     found.add_argument("--seed", type=int, default=0, help="seed of all inputs")
     return found
@@ -32,10 +31,8 @@ def parser() -> argparse.ArgumentParser:
 def measure(options: argparse.Namespace) -> Facts:
     """Run every part; a part of size 0 is left out."""
     parts = {
-        "lines": ("fuzz_lines", ["--lines", options.lines]),
-        "fields": ("fuzz_fields", ["--lines", options.lines]),
-        "files": ("fuzz_files", ["--files", options.files]),
-        "files with lists": ("fuzz_files", ["--lists", "--files", options.files]),
+        "lines": ("fuzz_text", ["--kind", "lines", "--lines", options.lines]),
+        "fields": ("fuzz_text", ["--kind", "fields", "--lines", options.lines]),
         "folders": ("fuzz_folders", ["--workers", num_workers(0), "--folders", options.folders]),
     }
     found: Facts = {}

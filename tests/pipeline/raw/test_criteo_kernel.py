@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hotset.pipeline.raw.criteo import MAX_FIELD_BYTES, REASONS, classify_line
 from hotset.pipeline.raw.criteo_kernel import PADDING_BYTES, count_newlines, parse_lines
-from hotset.tests.fuzz.fuzz_lines import naive_reason
+from hotset.tests.fuzz.fuzz_text import naive_reason
 from hotset.tests.support.logs.criteo_text import (
     NUM_DENSE,
     NUM_SPARSE,

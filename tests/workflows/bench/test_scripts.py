@@ -125,7 +125,7 @@ def test_a_checkpoint_of_few_rows_stalls_less(tmp_path: Path) -> None:
 
 
 def test_fuzz(tmp_path: Path) -> None:
-    found = run("fuzz", tmp_path, "--lines", 200, "--files", 0, "--folders", 0)
+    found = run("fuzz", tmp_path, "--lines", 200, "--folders", 0)
     assert min(found["lines"]["inputs"], found["fields"]["inputs"]) >= 200
     assert not found["lines"]["wrong"] and not found["fields"]["wrong"]
 

@@ -1,9 +1,10 @@
-"""Mutated lines of Criteo's format through the parser, each held against a naive one.
+"""Mutated lines of text through the kernels that parse them, each held against a naive twin.
 
-    python -m hotset.tests.fuzz.fuzz_lines --lines 1000000
+    python -m hotset.tests.fuzz.fuzz_text --kind lines --lines 1000000
 
-The text ends where a page ends whose next one may not be read, and every array the parser writes has guard
-bytes behind it: a read or write out of bounds is a crash or a failure, not luck.
+Lines are of Criteo's format, fields those of separated text. The text ends where a page ends whose next one
+may not be read, and every array the parser writes has guard bytes behind it: a read or write out of bounds is
+a crash or a failure, not luck.
 """
 
 from __future__ import annotations
@@ -23,16 +24,23 @@ from numpy.typing import NDArray
 
 from hotset.pipeline.raw.criteo import MAX_FIELD_BYTES, REASONS, classify_line
 from hotset.pipeline.raw.criteo_kernel import PADDING_BYTES, parse_lines
+from hotset.pipeline.raw.text_fields import BAD, GOOD, MISSING, parse_hex8, parse_integers, split_fields
 from hotset.tests.support.logs.criteo_text import NUM_DENSE, NUM_SPARSE, Sample, draw_samples, parse_naively
+from hotset.tests.support.naive.naive_fields import naive_fields, naive_integer
 
 _REGION_BYTES = 1 << 23
 _LINES_A_TEXT = 2000
-GUARD = 0xA5
+_GUARD = 0xA5
 _GUARD_BYTES = 64
 _SHARP = [b"\t", b"\0", b"\r", b"\n", b"-", b"+", b" ", b".", b"0", b"9", b":", b"/", b"g", b"G", b"@", b"`"]
 _INTEGERS = [2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 10**7, 10**8 - 1, 10**8, 10**10, 2**32, 2**63, 2**64]
 _INTEGER = re.compile(rb"-?[0-9]+")
 _CATEGORY = re.compile(rb"[0-9a-fA-F]{8}")
+
+_NUM_COLUMNS = 6
+_MOST = 2**31 - 1
+_STATES = {GOOD: "good", MISSING: "missing", BAD: "bad"}
+_FIELDS = [b"", b"0", b"-1", b"2147483648", b"7.0", b"deadBEEF", b'say ""x""', b"a b", b"x" * 90]
 
 
 class GuardedText:
@@ -56,7 +64,7 @@ class GuardedText:
 def guarded(shape: tuple[int, ...], dtype: Any, fill: int) -> tuple[NDArray[Any], NDArray[np.uint8]]:
     """An array and the guard bytes behind it."""
     num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    memory = np.full(num_bytes + _GUARD_BYTES, GUARD, np.uint8)
+    memory = np.full(num_bytes + _GUARD_BYTES, _GUARD, np.uint8)
     array = memory[:num_bytes].view(dtype).reshape(shape)
     array[...] = fill
     return array, memory[num_bytes:]
@@ -135,7 +143,7 @@ def naive_reason(line: bytes, *, label: bool) -> str:
     return "good" if is_good else "bad_category"
 
 
-def check_text(text: bytes, memory: GuardedText, *, label: bool) -> Counter[str]:
+def check_lines(text: bytes, memory: GuardedText, *, label: bool) -> Counter[str]:
     """Parse ``text`` and hold every line against the naive parser; counts of lines by reason."""
     lines = text.split(b"\n")[:-1]
     naive = [(naive_reason(line, label=label), parse_naively(line, label=label)) for line in lines]
@@ -145,7 +153,7 @@ def check_text(text: bytes, memory: GuardedText, *, label: bool) -> Counter[str]
     shapes += [((NUM_SPARSE, num_lines), np.uint32, 9), (bits, np.uint8, 0), ((num_lines, 2), np.int64, -1)]
     arrays, guards = zip(*(guarded(*shape) for shape in shapes), strict=True)
     num_samples, num_bad = parse_lines(memory.put(text + bytes(PADDING_BYTES)), len(text), *arrays)
-    assert all((guard == GUARD).all() for guard in guards), "wrote beyond an array"
+    assert all((guard == _GUARD).all() for guard in guards), "wrote beyond an array"
     bad_lines = [text[start:stop] for start, stop in arrays[4][:num_bad]]
     assert bad_lines == [line for line, (reason, _) in zip(lines, naive, strict=True) if reason != "good"]
     assert samples_of(arrays, num_samples, label=label) == [
@@ -173,25 +181,95 @@ def samples_of(arrays: tuple[NDArray[Any], ...], num_samples: int, *, label: boo
     ]
 
 
-def fuzz_lines(num_lines: int, seed: int) -> dict[str, Any]:
+def draw_line(separator: bytes, luck: random.Random) -> bytes:
+    """A line of up to eight fields: integers, hex digits, text, quoted or not."""
+    fields = []
+    for _ in range(luck.choice([1, 5, 6, 6, 6, 6, 7, 8])):
+        field = luck.choice(_FIELDS)
+        if luck.random() < 0.4:
+            field = b"%d" % luck.randint(-(10 ** luck.randint(1, 20)), 10 ** luck.randint(1, 20))
+        fields.append(b'"' + field + b'"' if luck.random() < 0.2 else field)
+    return separator.join(fields)
+
+
+def naive_hex(field: bytes) -> tuple[int, int]:
+    """Value and state of a field of eight hex digits."""
+    if not field:
+        return 0, MISSING
+    return (int(field, 16), GOOD) if _CATEGORY.fullmatch(field) else (0, BAD)
+
+
+def check_fields(text: bytes, separator: bytes, memory: GuardedText) -> Counter[str]:
+    """Split ``text``, read every wanted field as a number, and compare; counts of lines and fields."""
+    lines = text.split(b"\n")[:-1]
+    shape = (_NUM_COLUMNS, len(lines))
+    (starts, after_starts), (stops, after_stops) = (guarded(shape, np.int64, 0) for _ in range(2))
+    found, after_found = guarded((len(lines),), np.int64, 0)
+    bytes_ = memory.put(text)
+    places = np.arange(_NUM_COLUMNS)
+    assert split_fields(bytes_, 0, len(text), separator[0], places, starts, stops, found) == len(lines)
+    assert all((guard == _GUARD).all() for guard in (after_starts, after_stops, after_found))
+    counts: Counter[str] = Counter()
+    for line, number in zip(lines, range(len(lines)), strict=True):
+        wanted = naive_fields(line, separator)
+        assert found[number] == (-1 if wanted is None else len(wanted)), line
+        counts["unclosed quote" if wanted is None else "good line"] += 1
+        if wanted is not None:
+            spans = zip(starts[: len(wanted), number], stops[: len(wanted), number], strict=True)
+            assert [bytes(bytes_[a:b]) for a, b in spans] == wanted[:_NUM_COLUMNS], line
+    for column in range(_NUM_COLUMNS):
+        counts += _check_numbers(bytes_, starts[column], stops[column])
+    return counts
+
+
+def _check_numbers(
+    text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64]
+) -> Counter[str]:
+    fields = [bytes(text[a:b]) for a, b in zip(starts, stops, strict=True)]
+    counts: Counter[str] = Counter()
+    for kind, naive in (("integer", lambda field: naive_integer(field, -_MOST, _MOST)), ("hex", naive_hex)):
+        values, after_values = guarded((len(fields),), np.uint64, 9)
+        states, after_states = guarded((len(fields),), np.uint8, 9)
+        if kind == "integer":
+            parse_integers(text, starts, stops, np.uint64(_MOST), np.uint64(_MOST), values, states)
+        else:
+            parse_hex8(text, starts, stops, values, states)
+        assert (after_values == _GUARD).all() and (after_states == _GUARD).all()
+        wanted = [naive(field) for field in fields]
+        assert list(zip(values.tolist(), states.tolist(), strict=True)) == wanted
+        counts.update(f"{kind}: {_STATES[state]}" for _, state in wanted)
+    return counts
+
+
+def _mutated_lines(base: list[bytes], memory: GuardedText, luck: random.Random) -> Counter[str]:
+    label = luck.random() < 0.7
+    lines = [mutate(luck.choice(base), luck.choice(base), luck) for _ in range(_LINES_A_TEXT)]
+    if not label:
+        lines = [line.partition(b"\t")[2] if luck.random() < 0.95 else line for line in lines]
+    return check_lines(b"\n".join(lines) + b"\n", memory, label=label)
+
+
+def _mutated_fields(memory: GuardedText, luck: random.Random) -> Counter[str]:
+    separator = luck.choice([b",", b"\t", b";"])
+    drawn = [draw_line(separator, luck) for _ in range(_LINES_A_TEXT)]
+    lines = [mutate(line, luck.choice(drawn), luck) for line in drawn]
+    return check_fields(b"\n".join(lines) + b"\n", separator, memory)
+
+
+def fuzz_text(kind: str, num_lines: int, seed: int) -> dict[str, Any]:
     """At least ``num_lines`` mutated lines; raises AssertionError at the first that is judged wrongly."""
     luck = random.Random(seed)
     memory = GuardedText()
     counts = Counter[str]()
     base = [sample.line() for sample in draw_samples(2000, np.random.default_rng(seed))]
     base.append(b"0" + b"\t" * (NUM_DENSE + NUM_SPARSE))
+    num_texts = -(-num_lines // _LINES_A_TEXT)
     started = time.perf_counter()
-    while counts.total() < num_lines:
-        label = luck.random() < 0.7
-        lines = [mutate(luck.choice(base), luck.choice(base), luck) for _ in range(_LINES_A_TEXT)]
-        if not label:
-            lines = [line.partition(b"\t")[2] if luck.random() < 0.95 else line for line in lines]
-        counts += check_text(b"\n".join(lines) + b"\n", memory, label=label)
-    accepted = counts.pop("good", 0)
+    for _ in range(num_texts):
+        counts += _mutated_lines(base, memory, luck) if kind == "lines" else _mutated_fields(memory, luck)
     return {
-        "inputs": accepted + counts.total(),
-        "accepted": accepted,
-        "refused": dict(counts.most_common()),
+        "inputs": num_texts * _LINES_A_TEXT,
+        "outcomes": dict(sorted(counts.items())),
         "wrong": 0,
         "seed": seed,
         "seconds": time.perf_counter() - started,
@@ -200,11 +278,12 @@ def fuzz_lines(num_lines: int, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     """Print the result as JSON."""
-    parser = argparse.ArgumentParser(description=fuzz_lines.__doc__)
+    parser = argparse.ArgumentParser(description=fuzz_text.__doc__)
+    parser.add_argument("--kind", choices=["lines", "fields"], default="lines")
     parser.add_argument("--lines", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    print(json.dumps(fuzz_lines(options.lines, options.seed), indent=1))
+    print(json.dumps(fuzz_text(options.kind, options.lines, options.seed), indent=1))
 
 
 if __name__ == "__main__":

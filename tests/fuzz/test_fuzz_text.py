@@ -13,26 +13,37 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hotset.pipeline.raw.criteo import REASONS
 from hotset.pipeline.raw.criteo_kernel import parse_lines
-from hotset.tests.fuzz import fuzz_lines
-from hotset.tests.fuzz.fuzz_lines import GuardedText, check_text, mutate
+from hotset.tests.fuzz import fuzz_text
+from hotset.tests.fuzz.fuzz_text import GuardedText, check_lines, mutate
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
+
+_OUTCOMES = {
+    "lines": {*REASONS},
+    "fields": {
+        "good line",
+        "unclosed quote",
+        *(f"{kind}: {state}" for kind in ("integer", "hex") for state in ("good", "missing", "bad")),
+    },
+}
 
 
 @pytest.mark.parametrize("num_lines", [2_000, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_mutated_lines_are_judged_as_the_naive_parser_does(num_lines: int) -> None:
-    words = ["-m", "hotset.tests.fuzz.fuzz_lines", "--lines", str(num_lines), "--seed", "1"]
+@pytest.mark.parametrize("kind", _OUTCOMES)
+def test_mutated_text_is_judged_as_the_naive_parsers_do(kind: str, num_lines: int) -> None:
+    words = ["-m", "hotset.tests.fuzz.fuzz_text", "--kind", kind, "--lines", str(num_lines), "--seed", "1"]
     found = subprocess.run([sys.executable, *words], capture_output=True, text=True)
     assert found.returncode == 0, f"{words}: {found.stderr}"
     result = json.loads(found.stdout)
-    assert result["inputs"] == result["accepted"] + sum(result["refused"].values()) >= num_lines
-    assert result["accepted"] > num_lines / 10 and len(result["refused"]) == 7
+    assert result["inputs"] >= num_lines and result["outcomes"].keys() == _OUTCOMES[kind]
+    assert kind == "fields" or result["outcomes"]["good"] > num_lines / 10
 
 
 def test_a_read_beyond_the_guarded_text_is_a_crash() -> None:
     program = """
 import ctypes
-from hotset.tests.fuzz.fuzz_lines import GuardedText
+from hotset.tests.fuzz.fuzz_text import GuardedText
 text = GuardedText().put(b"text")
 ctypes.string_at(text.ctypes.data, 4)
 print("inside", flush=True)
@@ -44,16 +55,16 @@ ctypes.string_at(text.ctypes.data, 5)
 
 def test_a_line_that_is_judged_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     text = text_of(draw_samples(20, np.random.default_rng(4)))
-    assert check_text(text, GuardedText(), label=True) == Counter(good=20)
+    assert check_lines(text, GuardedText(), label=True) == Counter(good=20)
 
     def wrong(text: Any, num_bytes: int, label: Any, *arrays: Any) -> tuple[int, int]:
         found: tuple[int, int] = parse_lines(text, num_bytes, label, *arrays)
         label[3] ^= 1
         return found
 
-    monkeypatch.setattr(fuzz_lines, "parse_lines", wrong)
+    monkeypatch.setattr(fuzz_text, "parse_lines", wrong)
     with pytest.raises(AssertionError):
-        check_text(text, GuardedText(), label=True)
+        check_lines(text, GuardedText(), label=True)
 
 
 def test_equal_seeds_mutate_equally() -> None:
