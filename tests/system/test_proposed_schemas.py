@@ -22,14 +22,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ByteSize, InputError
-from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.infer_schema import Proposal, propose_schema
 from hotset.pipeline.preprocess import preprocess
 from hotset.pipeline.schema.schema_file import read_schema, write_schema
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.tests.support.logs.other_logs import columns_in
 from hotset.workflows.recipes import recipe_for
 
 _TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0"), max_size=5)
@@ -237,26 +235,6 @@ def check(raw: Path, folder: Path) -> None:
     assert columns.num_samples == proposal.num_rows
 
 
-@pytest.mark.parametrize("form", ["csv", "unix", "parquet"])
-def test_times_become_hour_and_weekday(form: str, tmp_path: Path) -> None:
-    start = datetime.datetime(2024, 5, 6, tzinfo=datetime.UTC)
-    times = [start + datetime.timedelta(minutes=37 * row) for row in range(400)]
-    raw = tmp_path / f"clicks.{form}"
-    sites = [row % 5 for row in range(400)]
-    if form == "parquet":
-        pq.write_table(pa.table({"click": [row % 2 for row in sites], "ts": times, "site": sites}), raw)
-    else:
-        written = [f"{time:%Y-%m-%d %H:%M:%S}" if form == "csv" else int(time.timestamp()) for time in times]
-        rows = "".join(f"{site % 2},{time},{site}\n" for site, time in zip(sites, written, strict=True))
-        raw.write_text("click,ts,site\n" + rows)
-    proposal = propose_schema(raw)
-    assert proposal.schema.kind_of == {"ts_hour": "hour", "ts_weekday": "weekday", "site": "integer"}
-    assert preprocesses(raw, proposal, tmp_path) == 400
-    columns = columns_in(Manifest.read(tmp_path / "out" / "columns"))
-    assert columns["ts_hour"] == [time.hour for time in times]
-    assert columns["ts_weekday"] == [time.isoweekday() for time in times]
-
-
 SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -270,24 +248,21 @@ def test_the_schema_proposed_for_a_parquet_log_preprocesses_it(log: pa.Table) ->
         check(raw, Path(folder))
 
 
-@settings(SETTINGS, max_examples=10)
-@given(csv_logs())
-def test_the_schema_proposed_for_a_csv_log_preprocesses_it(log: bytes) -> None:
-    check_csv(log)
-
-
-@pytest.mark.slow
-@SETTINGS
-@given(csv_logs())
-def test_the_schema_proposed_for_any_of_many_csv_logs_preprocesses_it(log: bytes) -> None:
-    check_csv(log)
-
-
 def check_csv(log: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "log.csv"
         raw.write_bytes(log)
         check(raw, Path(folder))
+
+
+def many(num_examples: int) -> Any:
+    """Ten examples, and ``num_examples`` in the slow run."""
+    return pytest.mark.parametrize("num_examples", [10, pytest.param(num_examples, marks=pytest.mark.slow)])
+
+
+@many(25)
+def test_the_schema_proposed_for_a_csv_log_preprocesses_it(num_examples: int) -> None:
+    settings(SETTINGS, max_examples=num_examples)(given(csv_logs())(check_csv))()
 
 
 def changed(text: str, hint: str) -> str:
@@ -427,18 +402,6 @@ def check_contradicted(log: tuple[list[list[str]], list[list[str]]]) -> None:
         assert len(hints) <= 8
 
 
-@settings(SETTINGS, max_examples=10)
-@given(contradicted_logs())
-def test_hints_lead_from_a_proposal_to_a_schema_that_reads_the_log(
-    log: tuple[list[list[str]], list[list[str]]],
-) -> None:
-    check_contradicted(log)
-
-
-@pytest.mark.slow
-@settings(SETTINGS, max_examples=150)
-@given(contradicted_logs())
-def test_hints_lead_from_many_proposals_to_schemas_that_read_the_log(
-    log: tuple[list[list[str]], list[list[str]]],
-) -> None:
-    check_contradicted(log)
+@many(150)
+def test_hints_lead_from_a_proposal_to_a_schema_that_reads_the_log(num_examples: int) -> None:
+    settings(SETTINGS, max_examples=num_examples)(given(contradicted_logs())(check_contradicted))()
