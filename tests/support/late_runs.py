@@ -84,6 +84,15 @@ def is_wrong(run: DrawnRun, wanted: Trainer, seed: int, **fields: Any) -> bool:
     return False
 
 
+def wanted_of(run: DrawnRun, placement: str = "all-fast", **fields: Any) -> Trainer:
+    """Train on the host, or with ``device`` among the fields; the bits that a placement must end with.
+
+    fae orders its batches by itself; the others follow the order of all-fast.
+    """
+    base = "fae" if placement == "fae" else "all-fast"
+    return trained(run.shards, placement=base, **run.fields, **fields)
+
+
 def keep_slow(monkeypatch: pytest.MonkeyPatch, stream: StreamName) -> None:
     """Let one stream run hardly ever while others have work."""
     begin = LateDevice.__init__
@@ -95,6 +104,17 @@ def keep_slow(monkeypatch: pytest.MonkeyPatch, stream: StreamName) -> None:
     monkeypatch.setattr(LateDevice, "__init__", begin_with_slow_stream)
     monkeypatch.setattr(simulated_device, "_CALLS_OF_A_WHILE", 10**9)
     monkeypatch.setattr(simulated_device, "_SLOW_SHARE", 0.99)
+
+
+def forget_moves_on_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the host go on without the events of the rows that move."""
+    wait = LateDevice.wait_on_host
+
+    def wait_for_others(device: LateDevice, event: Event) -> None:
+        if getattr(event, "stream", None) != "moves":
+            wait(device, event)
+
+    monkeypatch.setattr(LateDevice, "wait_on_host", wait_for_others)
 
 
 def ignore_waits(monkeypatch: pytest.MonkeyPatch, waiting: StreamName, recorded: StreamName) -> None:

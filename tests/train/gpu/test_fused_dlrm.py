@@ -5,6 +5,7 @@ Tests `build`, too.
 
 from __future__ import annotations
 
+import importlib.util
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -14,19 +15,30 @@ import pytest
 import torch
 
 from hotset.pipeline.errors import ByteSize
-from hotset.tests.support.late_runs import draw_run, ignore_waits, is_wrong, keep_slow, train_late
+from hotset.tests.support.late_runs import draw_run, is_wrong, wanted_of
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.tests.support.trained_models import trained
+from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.build import build_trainer
 from hotset.train.config import CheckpointSettings, PlacementName, TrainConfig
 from hotset.train.data.shards import Shards
-from hotset.train.device import StreamName
+from hotset.train.gpu import row_moves
 from hotset.train.gpu.fused_dlrm import FusedAtOnce, keeps_float32_sums
 from hotset.train.gpu.queued_steps import QueuedSteps
+from hotset.train.loop import Trainer
 from hotset.train.recipe_options import parse_interval
 from hotset.train.run import train
+from hotset.train.run_log import summarize_transfers
 
 LAYERS: dict[str, Any] = {"bottom_mlp": (7,), "top_mlp": (9, 5)}
+
+
+def assert_near(found: Trainer, wanted: Trainer, *, rtol: float, atol: float) -> None:
+    """Compare the dense weights, and the rows to ten times as much."""
+    for name, tensor in wanted.model.state_dict().items():
+        torch.testing.assert_close(found.model.state_dict()[name], tensor, rtol=rtol, atol=atol)
+    for table in range(len(wanted.shards.tables)):
+        rows = found.embeddings.table(table)
+        torch.testing.assert_close(rows, wanted.embeddings.table(table), rtol=10 * rtol, atol=10 * atol)
 
 
 @pytest.mark.diagonal(2)
@@ -39,12 +51,7 @@ def test_the_layers_train_as_those_of_the_host(
     settings: dict[str, Any] = {"placement": "all-fast", "dense_optimizer": optimizer, **LAYERS}
     wanted = trained(shards, **settings)
     found = trained(shards, device="late:3", kernels="torch", **settings)
-    for name, tensor in wanted.model.state_dict().items():
-        torch.testing.assert_close(found.model.state_dict()[name], tensor, rtol=2e-4, atol=2e-5)
-    for table in range(len(shards.tables)):
-        torch.testing.assert_close(
-            found.embeddings.table(table), wanted.embeddings.table(table), rtol=2e-3, atol=2e-4
-        )
+    assert_near(found, wanted, rtol=2e-4, atol=2e-5)
 
 
 def test_layers_in_bf16_round_as_those_of_the_host(tmp_path: Path) -> None:
@@ -104,19 +111,19 @@ def test_placements_give_equal_bits(drawn: int, dtype: str, tmp_path: Path) -> N
     fused: dict[str, Any] = {"kernels": "torch", "dense_dtype": dtype, **LAYERS}
     if drawn % 2:
         fused["mover"] = "threads"
-    wanted = trained(run.shards, device="late:1", placement="all-fast", **run.fields, **fused)
+    wanted = wanted_of(run, device="late:1", **fused)
     names = ("lookahead", "cache", "hybrid", "hybrid-dedup", "hybrid-uva", "all-fast")
     for seed, name in enumerate(names):
         assert not is_wrong(run, wanted, seed, placement=name, **fused)
     # fae orders its batches by itself.
-    of_fae = trained(run.shards, device="late:1", placement="fae", **run.fields, **fused)
+    of_fae = wanted_of(run, "fae", device="late:1", **fused)
     assert not is_wrong(run, of_fae, 2, placement="fae", **fused)
 
 
 def test_a_whole_step_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = draw_run(9, tmp_path, has_one_width=True)
     fused: dict[str, Any] = {"kernels": "torch", **LAYERS}
-    wanted = trained(run.shards, device="late:1", placement="all-fast", **run.fields, **fused)
+    wanted = wanted_of(run, device="late:1", **fused)
     begin = QueuedSteps.__init__
     monkeypatch.setattr(
         QueuedSteps, "__init__", lambda *args, **kwargs: begin(*args, **(kwargs | {"is_recorded": True}))
@@ -170,41 +177,6 @@ def test_a_step_at_once_copies_nothing_from_the_host(tmp_path: Path, monkeypatch
     assert copied == [] and at_once._rates_2.tolist() == [0.25, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("placement", "waiting", "recorded", "drawn"),
-    [
-        ("lookahead", "copies", "compute", 12),
-        ("lookahead", "compute", "copies", 12),
-        ("lookahead", "compute", "moves", 12),
-        ("lookahead", "moves", "copies", 12),
-        ("lookahead", "moves", "compute", 5),
-        ("hybrid-uva", "copies", "compute", 5),
-        ("hybrid-uva", "moves", "compute", 5),
-        ("hybrid", "compute", "copies", 5),
-        ("hybrid-dedup", "moves", "compute", 5),
-        ("fae", "compute", "copies", 5),
-        ("fae", "moves", "compute", 5),
-    ],
-)
-def test_a_missing_wait_is_found(
-    placement: str,
-    waiting: StreamName,
-    recorded: StreamName,
-    drawn: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The kernels of a step are one piece of recorded work: its waits are those of the whole."""
-    run = draw_run(drawn, tmp_path, has_one_width=True)
-    # fae orders its batches by itself; the others follow the order of all-fast.
-    base = "fae" if placement == "fae" else "all-fast"
-    wanted = train_late(run, 0, placement=base, kernels="torch")
-    keep_slow(monkeypatch, recorded)
-    assert not is_wrong(run, wanted, 1, placement=placement, kernels="torch")
-    ignore_waits(monkeypatch, waiting, recorded)
-    assert any(is_wrong(run, wanted, seed, placement=placement, kernels="torch") for seed in range(8))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("name", ["lookahead", "all-fast"])
@@ -232,3 +204,39 @@ def test_a_stopped_run_on_the_device_ends_with_the_bits_of_an_unbroken_one(
     train(folder, config, tmp_path / "stopped", checkpoints=every)
     for file in ("weights.safetensors", "metrics.jsonl"):
         assert (tmp_path / "stopped" / file).read_bytes() == (tmp_path / "unbroken" / file).read_bytes()
+
+
+SMALL = ShardSpec(num_hot_only=20, num_mixed=50, batch_size=16, embedding_optimizer="adagrad")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off where there is a GPU")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"placement": "lookahead"},
+        {"placement": "lookahead", "mover": "threads"},
+        {"placement": "cache"},
+        {"placement": "cache", "mover": "threads"},
+        {"placement": "hybrid"},
+        {"placement": "hybrid-dedup"},
+    ],
+    ids=str,
+)
+def test_kernels_of_triton_train_as_those_of_torch_under_every_placement(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Rows that threads move come as several pieces.
+    monkeypatch.setattr(row_moves, "PIECE_BYTES", 640)
+    shards = Shards.open(write_shards(tmp_path / "shards", SMALL))
+    fields = {"staging_bytes": 1_600, "dense_optimizer": "adagrad", **LAYERS}
+    of_torch, wanted = (
+        trained(shards, device="late:3", placement="all-fast", kernels=each, **fields)
+        for each in ("torch", "triton")
+    )
+    assert_near(wanted, of_torch, rtol=1e-4, atol=1e-5)
+    found = trained(shards, device="late:5", kernels="triton", **changes, **fields)
+    moves_rows = not changes["placement"].startswith("hybrid")
+    assert summarize_transfers(found).mover == (changes.get("mover", "kernel") if moves_rows else None)
+    assert_equal_bits(found, wanted)

@@ -1,8 +1,4 @@
-"""Steps around rows that stay on the host give the bits of the host, and planted faults are found.
-
-Tests the rows that `passes` sends with a step, too.
-
-Steps queued on a device that runs late give the bits of steps on the host, and planted faults are found.
+"""Steps queued on the simulated device give the bits of steps on the host, and planted faults are found.
 
 Tests `transfers`, `passes` and `step`, too.
 """
@@ -26,83 +22,290 @@ from hotset.tests.support.late_runs import (
     PLACEMENTS,
     DrawnRun,
     draw_run,
+    forget_moves_on_host,
     ignore_waits,
     is_wrong,
     keep_slow,
     train_late,
+    wanted_of,
 )
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
-from hotset.train.device import Device, Event, Graph, StreamName
+from hotset.train.device import Device, Graph, StreamName
 from hotset.train.gpu import queued_steps as step_module
-from hotset.train.gpu import twins
-from hotset.train.gpu.packed_batch import InputRing, RowMoves, RowTensors
+from hotset.train.gpu import row_moves, twins
+from hotset.train.gpu.packed_batch import InputRing, RowMoves, RowTensors, WidthTensors
 from hotset.train.gpu.queued_steps import QueuedSteps
+from hotset.train.gpu.row_moves import PieceRing, ThreadMover
 from hotset.train.gpu.simulated_device import LateDevice
-from hotset.train.gpu.transfers import QueuedTransfers
+from hotset.train.gpu.transfers import QueuedTransfers, ThreadedTransfers
 from hotset.train.gpu.twins import move_rows
 from hotset.train.loop import HostSteps, Trainer
 from hotset.train.placements.choose_placement import num_steps_ahead
 from hotset.train.placements.fae import Fae, HotCopies
-from hotset.train.rows.step_plan import PlannedStep
+from hotset.train.rows.step_plan import Moves, PlannedStep
 from hotset.train.run import train
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let transfers by threads take several pieces, and some of them each slot of a ring more than once."""
+    monkeypatch.setattr(row_moves, "PIECE_BYTES", 640)
+
+
+@pytest.fixture
+def drawn(tmp_path: Path) -> DrawnRun:
+    return draw_run(9, tmp_path)
 
 
 def hold_against_the_host(seed: int, folder: Path) -> None:
     run = draw_run(seed, folder)
-    wanted = trained(run.shards, placement="all-fast", **run.fields)
-    assert_equal_bits(train_late(run, seed, placement="hybrid"), wanted)
-    assert_equal_bits(train_late(run, seed, placement="hybrid-dedup"), wanted)
-    # fae orders its batches by itself.
-    assert_equal_bits(
-        train_late(run, seed, placement="fae"), trained(run.shards, placement="fae", **run.fields)
-    )
+    fields = PLACEMENTS[seed % len(PLACEMENTS)]
+    assert_equal_bits(train_late(run, seed, **fields), wanted_of(run, fields["placement"]))
 
 
-def test_hybrid_and_fae_give_the_bits_of_the_host(tmp_path: Path) -> None:
-    for seed in range(5):
+def test_every_placement_gives_the_bits_of_the_host(tmp_path: Path) -> None:
+    for seed in range(2 * len(PLACEMENTS)):
         hold_against_the_host(seed, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(5, 105, 10))
-def test_hybrid_and_fae_give_the_bits_of_the_host_in_many_runs(first: int, tmp_path: Path) -> None:
-    for seed in range(first, first + 10):
+@pytest.mark.parametrize("first", range(16, 400, 12))
+def test_every_placement_gives_the_bits_of_the_host_in_many_runs(first: int, tmp_path: Path) -> None:
+    for seed in range(first, first + 12):
         hold_against_the_host(seed, tmp_path)
 
 
-def test_no_such_step_is_taken_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = draw_run(9, tmp_path)
+THREADS: dict[str, Any] = {"mover": "threads"}
+FUSED: dict[str, Any] = {"kernels": "torch"}
+
+
+@pytest.mark.parametrize("fields", [{"multi_hot": (1,)}, {"num_dense": 0}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"micro_batches": 2}], ids=str)
+def test_other_shards_give_the_bits_of_the_host(
+    fields: dict[str, Any], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec(**fields)))
+    settings |= {"staging_bytes": 3_000, "evaluate_every": 3}
+    wanted = trained(shards, placement="all-fast", **settings)
+    names = ("all-fast", "lookahead", "hybrid", "hybrid-dedup")
+    for more in (*({"placement": name} for name in names), THREADS | {"placement": "lookahead"}):
+        assert_equal_bits(trained(shards, device="late:2", **more, **settings), wanted)
+
+
+@pytest.mark.parametrize(
+    ("placement", "waiting", "recorded", "draw", "how"),
+    [
+        # The next batch arrives over that of a step; a step without its batch, and without its rows.
+        ("lookahead", "copies", "compute", 12, {}),
+        ("lookahead", "compute", "copies", 9, {}),
+        ("lookahead", "compute", "moves", 9, {}),
+        # Transfers by lists that have not arrived, and before their victims are computed.
+        ("lookahead", "moves", "copies", 9, {}),
+        ("lookahead", "moves", "compute", 5, {}),
+        # The same where every batch moves its rows, behind whose copy the moves are.
+        ("hybrid-uva", "copies", "compute", 12, {}),
+        ("hybrid-uva", "compute", "moves", 12, {}),
+        ("hybrid-uva", "moves", "copies", 12, {}),
+        ("hybrid-uva", "moves", "compute", 12, {}),
+        # Dense layers without their batch, and gradients that come down before they are there.
+        ("hybrid", "compute", "copies", 9, {}),
+        ("hybrid", "moves", "compute", 9, {}),
+        ("hybrid-dedup", "compute", "copies", 9, {}),
+        ("hybrid-dedup", "moves", "compute", 9, {}),
+        # Rows that threads move: a step without them, and a transfer before its victims are computed.
+        ("lookahead", "compute", "moves", 9, THREADS),
+        ("lookahead", "moves", "compute", 5, THREADS),
+        ("lookahead", "compute", "moves", 9, THREADS | FUSED),
+        ("lookahead", "moves", "compute", 5, THREADS | FUSED),
+        # The kernels of a whole step are one piece of recorded work: its waits are those of the whole.
+        ("lookahead", "copies", "compute", 12, FUSED),
+        ("lookahead", "compute", "copies", 12, FUSED),
+        ("lookahead", "compute", "moves", 12, FUSED),
+        ("lookahead", "moves", "copies", 12, FUSED),
+        ("lookahead", "moves", "compute", 5, FUSED),
+        ("hybrid-uva", "copies", "compute", 5, FUSED),
+        ("hybrid-uva", "moves", "compute", 5, FUSED),
+        ("hybrid", "compute", "copies", 5, FUSED),
+        ("hybrid-dedup", "moves", "compute", 5, FUSED),
+        ("fae", "compute", "copies", 5, FUSED),
+        ("fae", "moves", "compute", 5, FUSED),
+    ],
+)
+def test_a_missing_wait_is_found(
+    placement: str,
+    waiting: StreamName,
+    recorded: StreamName,
+    draw: int,
+    how: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = draw_run(draw, tmp_path, has_one_width="kernels" in how)
+    wanted = wanted_of(run, placement, **(FUSED | {"device": "late:0"} if "kernels" in how else {}))
+    keep_slow(monkeypatch, recorded)
+    assert not is_wrong(run, wanted, 1, placement=placement, **how)
+    ignore_waits(monkeypatch, waiting, recorded)
+    assert any(is_wrong(run, wanted, seed, placement=placement, **how) for seed in range(12))
+
+
+def fetch_first_by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[tuple[Any, ...]] = []
+
+    def move_later(moves: RowMoves, source: RowTensors, target: RowTensors) -> None:
+        move_rows(moves, source, target)
+        if held:
+            move_rows(*held.pop())
+        # What a write-back has read is kept until the fetch behind it is done.
+        held.append((RowMoves(*(each.clone() for each in moves)), source, target))
+
+    monkeypatch.setattr(twins, "move_rows", move_later)
+
+
+def fetch_first_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slots of a fetch may be those of a write-back, and its rows those of the one before."""
+    held: list[tuple[WidthTensors, Moves]] = []
+    write_back, fetch = ThreadMover.write_back, ThreadMover.fetch
+
+    def then_write_back(mover: ThreadMover, width: WidthTensors, moves: Moves) -> None:
+        fetch(mover, width, moves)
+        write_back(mover, *held.pop())
+
+    monkeypatch.setattr(ThreadMover, "write_back", lambda mover, *moved: held.append(moved))
+    monkeypatch.setattr(ThreadMover, "fetch", then_write_back)
+
+
+def keep_two_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few that a slot in use is filled again however little runs ahead."""
+    begin = InputRing.__init__
+
+    def begin_with_few_slots(ring: InputRing, device: Device, num_ahead: int) -> None:
+        begin(ring, device, num_ahead)
+        del ring._slots[2:]
+
+    keep_slow(monkeypatch, "copies")
+    monkeypatch.setattr(InputRing, "__init__", begin_with_few_slots)
+
+
+def pack_into_one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = torch.zeros(1 << 20, dtype=torch.uint8)
+    take = InputRing.take
+
+    def take_the_same(ring: InputRing, num_bytes: int) -> torch.Tensor:
+        take(ring, num_bytes)
+        return shared
+
+    monkeypatch.setattr(InputRing, "take", take_the_same)
+
+
+def view_the_memory_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = QueuedSteps._pack
+    monkeypatch.setattr(QueuedSteps, "_pack", lambda steps, number, *rest: pack(steps, number + 1, *rest))
+
+
+def flush_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flush_at_once(transfers: QueuedTransfers[Any], number: int) -> None:
+        while transfers._queue and transfers._queue[0].number < number:
+            transfers._run(transfers._queue.popleft().work)
+
+    monkeypatch.setattr(QueuedTransfers, "_run_before", flush_at_once)
+
+
+def take_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    # One slot is enough, as long as each copy is waited for.
+    monkeypatch.setattr(row_moves, "_SLOTS", 1)
+    monkeypatch.setattr(PieceRing, "take", lambda ring: ring._slots[0])
+
+
+def start_before_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ThreadedTransfers, "_may_start", lambda transfers: bool(transfers._queue))
+
+
+def update_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_slow(monkeypatch, "moves")
+    forget_moves_on_host(monkeypatch)
+
+
+FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], int, dict[str, Any]]] = {
+    "a fetch before the write-back": (fetch_first_by_kernel, 9, {}),
+    "a fetch before the write-back, by threads": (fetch_first_by_threads, 9, THREADS),
+    "a slot of the ring used too early": (keep_two_slots, 9, {}),
+    "batches packed by other threads into a slot in use": (pack_into_one_slot, 9, {"threads": 3}),
+    "views of another's memory": (view_the_memory_of_another, 9, {}),
+    "a flush that does not wait for the last step": (flush_without_waiting, 9, {}),
+    "a slot of the ring of pieces used too early": (take_one_piece, 9, THREADS),
+    "rows that land before their copy": (forget_moves_on_host, 9, THREADS),
+    "a transfer before its batch is queued": (start_before_the_batch, 5, THREADS),
+    "rows updated before their gradients": (update_without_gradients, 9, {"placement": "hybrid"}),
+    "distinct rows updated before": (update_without_gradients, 9, {"placement": "hybrid-dedup"}),
+}
+"""What is planted, the drawn run, and its settings."""
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, draw, fields = FAULTS[name]
+    run = draw_run(draw, tmp_path)
+    wanted = wanted_of(run)
+    fields = {"placement": "lookahead"} | fields
+    assert not is_wrong(run, wanted, 0, **fields)
+    plant(monkeypatch)
+    assert any(is_wrong(run, wanted, seed, **fields) for seed in range(12))
+
+
+@pytest.mark.parametrize("how", [{}, THREADS], ids=str)
+def test_an_evaluation_without_a_pause_is_found(
+    how: dict[str, Any], drawn: DrawnRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evaluated(**fields: Any) -> list[NDArray[np.float32]]:
+        found = []
+
+        def after_step(trainer: Trainer, *_: object) -> None:
+            if trainer.step % 5 == 0:
+                found.append(np.concatenate([logit_B for _, logit_B in trainer.predictor.logits()]))
+
+        trained(drawn.shards, after_step=after_step, **drawn.fields, **fields)
+        return found
+
+    wanted = evaluated(placement="all-fast")
+    late = {"placement": "lookahead", "device": "late:1"} | how
+    np.testing.assert_array_equal(evaluated(**late), wanted)
+    if not how:
+        monkeypatch.setattr(QueuedTransfers, "paused", lambda transfers: nullcontext())
+        with pytest.raises(AssertionError):
+            np.testing.assert_array_equal(evaluated(**late), wanted)
+
+
+@pytest.mark.parametrize("how", [{}, THREADS], ids=str)
+def test_closing_with_work_queued_is_found(
+    how: dict[str, Any], drawn: DrawnRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop_at_step_4(trainer: Trainer, *_: object) -> None:
+        if trainer.step == 4:
+            raise KeyError
+
+    fields = {"placement": "lookahead", "after_step": stop_at_step_4} | how
+    with pytest.raises(KeyError):
+        train_late(drawn, 1, **fields)
+    if not how:
+        monkeypatch.setattr(QueuedTransfers, "close", lambda transfers: transfers._device.close())
+        with pytest.raises(RuntimeError, match="work queued"):
+            train_late(drawn, 1, **fields)
+
+
+def test_no_such_step_is_taken_at_once(drawn: DrawnRun, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def refuse(*_: object) -> None:
         raise AssertionError("the device stands still for this step")
 
     monkeypatch.setattr(HostSteps, "train", refuse)
     for name in ("hybrid", "hybrid-dedup", "fae"):
-        train_late(run, 1, placement=name)
+        train_late(drawn, 1, placement=name)
     # Shares of a batch are summed apart, which no kernel does.
     with pytest.raises(AssertionError, match="stands still"):
-        train_late(run, 1, placement="hybrid-dedup", micro_batches=2)
-
-
-@pytest.mark.parametrize("fields", [{"multi_hot": (1,)}, {"num_dense": 0}], ids=str)
-@pytest.mark.parametrize("settings", [{}, {"micro_batches": 2}], ids=str)
-@pytest.mark.parametrize("placement", ["hybrid", "hybrid-dedup"])
-def test_other_shards_give_the_bits_of_the_host(
-    fields: dict[str, Any], settings: dict[str, Any], placement: str, tmp_path: Path
-) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec(**fields)))
-    wanted = trained(shards, placement="hybrid", **settings)
-    assert_equal_bits(trained(shards, device="late:2", placement=placement, **settings), wanted)
-
-
-def test_kernels_of_the_dense_layers_give_the_bits_of_all_fast(tmp_path: Path) -> None:
-    run = draw_run(9, tmp_path, has_one_width=True)
-    wanted = train_late(run, 1, placement="all-fast", kernels="torch")
-    for seed, name in enumerate(("hybrid", "hybrid-dedup")):
-        assert_equal_bits(train_late(run, seed, placement=name, kernels="torch"), wanted)
+        train_late(drawn, 1, placement="hybrid-dedup", micro_batches=2)
 
 
 def test_rows_that_are_sent_move_the_bytes_that_the_host_counts(drawn: DrawnRun) -> None:
@@ -121,50 +324,6 @@ def test_fae_may_send_distinct_rows(drawn: DrawnRun, monkeypatch: pytest.MonkeyP
     late = train_late(drawn, 1, placement="fae")
     assert_equal_bits(late, wanted)
     assert isinstance(late.runner, QueuedSteps) and late.runner.sent_samples == late.num_samples
-
-
-@pytest.fixture
-def drawn(tmp_path: Path) -> DrawnRun:
-    return draw_run(9, tmp_path)
-
-
-@pytest.mark.parametrize("placement", ["hybrid", "hybrid-dedup"])
-@pytest.mark.parametrize(
-    ("waiting", "recorded"),
-    [
-        # Dense layers without their batch, and gradients that come down before they are there.
-        ("compute", "copies"),
-        ("moves", "compute"),
-    ],
-)
-def test_a_missing_wait_is_found(
-    waiting: StreamName,
-    recorded: StreamName,
-    placement: str,
-    drawn: DrawnRun,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    wanted = trained(drawn.shards, placement="all-fast", **drawn.fields)
-    keep_slow(monkeypatch, recorded)
-    assert not is_wrong(drawn, wanted, 0, placement=placement)
-    ignore_waits(monkeypatch, waiting, recorded)
-    assert any(is_wrong(drawn, wanted, seed, placement=placement) for seed in range(4))
-
-
-@pytest.mark.parametrize("placement", ["hybrid", "hybrid-dedup"])
-def test_rows_updated_before_their_gradients_are_there_are_found(
-    placement: str, drawn: DrawnRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = trained(drawn.shards, placement="all-fast", **drawn.fields)
-    keep_slow(monkeypatch, "moves")
-    wait = LateDevice.wait_on_host
-
-    def wait_for_others(device: LateDevice, event: Event) -> None:
-        if getattr(event, "stream", None) != "moves":
-            wait(device, event)
-
-    monkeypatch.setattr(LateDevice, "wait_on_host", wait_for_others)
-    assert any(is_wrong(drawn, wanted, seed, placement=placement) for seed in range(4))
 
 
 def test_a_switch_of_fae_that_does_not_wait_for_the_device_is_found(
@@ -186,194 +345,16 @@ def test_a_switch_of_fae_that_does_not_wait_for_the_device_is_found(
     assert any(is_wrong(drawn, wanted, seed, **fields) for seed in range(8))
 
 
-def compare_with_host(seed: int, folder: Path) -> None:
-    run = draw_run(seed, folder)
-    fields = PLACEMENTS[seed % len(PLACEMENTS)]
-    # fae orders its batches by itself; the others follow the order of all-fast.
-    placement = fields if fields["placement"] == "fae" else {"placement": "all-fast"}
-    assert_equal_bits(train_late(run, seed, **fields), trained(run.shards, **run.fields, **placement))
-
-
-def test_every_placement_gives_the_bits_of_the_host(tmp_path: Path) -> None:
-    for seed in range(len(PLACEMENTS)):
-        compare_with_host(seed, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(9, 270, 9))
-def test_every_placement_gives_the_bits_of_the_host_in_many_runs(first: int, tmp_path: Path) -> None:
-    for seed in range(first, first + 9):
-        compare_with_host(seed, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("placement", "waiting", "recorded", "drawn"),
-    [
-        # The next batch arrives over that of a step; a step without its batch, and without its rows.
-        ("lookahead", "copies", "compute", 12),
-        ("lookahead", "compute", "copies", 9),
-        ("lookahead", "compute", "moves", 9),
-        # Transfers by lists that have not arrived, and before their victims are computed.
-        ("lookahead", "moves", "copies", 9),
-        ("lookahead", "moves", "compute", 5),
-        # The same where every batch moves its rows, behind whose copy the moves are.
-        ("hybrid-uva", "copies", "compute", 12),
-        ("hybrid-uva", "compute", "moves", 12),
-        ("hybrid-uva", "moves", "copies", 12),
-        ("hybrid-uva", "moves", "compute", 12),
-    ],
-)
-def test_a_missing_wait_is_found_in_queued_steps(
-    placement: str,
-    waiting: StreamName,
-    recorded: StreamName,
-    drawn: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = draw_run(drawn, tmp_path)
-    wanted = trained(run.shards, placement="all-fast", **run.fields)
-    assert not is_wrong(run, wanted, 0, placement=placement)
-    ignore_waits(monkeypatch, waiting, recorded)
-    assert any(is_wrong(run, wanted, seed, placement=placement) for seed in range(6))
-
-
-def test_a_fetch_before_the_write_back_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = draw_run(9, tmp_path)
-    wanted = trained(run.shards, placement="all-fast", **run.fields)
-    held: list[tuple[Any, ...]] = []
-
-    def move_later(moves: RowMoves, source: RowTensors, target: RowTensors) -> None:
-        move_rows(moves, source, target)
-        if held:
-            move_rows(*held.pop())
-        # What a write-back has read is kept until the fetch behind it is done.
-        held.append((RowMoves(*(each.clone() for each in moves)), source, target))
-
-    monkeypatch.setattr(twins, "move_rows", move_later)
-    assert any(is_wrong(run, wanted, seed, placement="lookahead") for seed in range(3))
-
-
-def test_a_slot_of_the_ring_that_is_used_too_early_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = draw_run(9, tmp_path)
-    wanted = trained(run.shards, placement="all-fast", **run.fields)
-    begin = InputRing.__init__
-
-    def begin_with_few_slots(ring: InputRing, device: Device, num_ahead: int) -> None:
-        begin(ring, device, num_ahead)
-        # So few that a slot in use is filled again however little runs ahead.
-        del ring._slots[2:]
-
-    keep_slow(monkeypatch, "copies")
-    assert not is_wrong(run, wanted, 0, placement="lookahead")
-    monkeypatch.setattr(InputRing, "__init__", begin_with_few_slots)
-    assert any(is_wrong(run, wanted, seed, placement="lookahead") for seed in range(6))
-
-
-def test_batches_packed_by_other_threads_into_a_slot_in_use_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = draw_run(9, tmp_path)
-    wanted = trained(run.shards, placement="all-fast", **run.fields)
-    assert not is_wrong(run, wanted, 0, placement="lookahead", threads=3)
-    shared = torch.zeros(1 << 20, dtype=torch.uint8)
-    take = InputRing.take
-
-    def take_the_same(ring: InputRing, num_bytes: int) -> torch.Tensor:
-        take(ring, num_bytes)
-        return shared
-
-    monkeypatch.setattr(InputRing, "take", take_the_same)
-    assert any(is_wrong(run, wanted, seed, placement="lookahead", threads=3) for seed in range(6))
-
-
-def test_a_batch_whose_views_are_of_anothers_memory_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = draw_run(9, tmp_path)
-    wanted = trained(run.shards, placement="all-fast", **run.fields)
-    pack = QueuedSteps._pack
-    monkeypatch.setattr(QueuedSteps, "_pack", lambda steps, number, *rest: pack(steps, number + 1, *rest))
-    assert any(is_wrong(run, wanted, seed, placement="lookahead") for seed in range(6))
-
-
-def test_a_flush_that_does_not_wait_for_the_last_step_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = draw_run(9, tmp_path)
-    wanted = trained(run.shards, placement="all-fast", **run.fields)
-
-    def flush_at_once(transfers: QueuedTransfers[Any], number: int) -> None:
-        while transfers._queue and transfers._queue[0].number < number:
-            transfers._run(transfers._queue.popleft().work)
-
-    monkeypatch.setattr(QueuedTransfers, "_run_before", flush_at_once)
-    assert any(is_wrong(run, wanted, seed, placement="lookahead") for seed in range(6))
-
-
-def predictions(trainer: Trainer) -> NDArray[np.float32]:
-    return np.concatenate([logit_B for _, logit_B in trainer.predictor.logits()])
-
-
-def test_an_evaluation_without_a_pause_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = draw_run(9, tmp_path)
-
-    def evaluated(**fields: Any) -> list[NDArray[np.float32]]:
-        found = []
-
-        def after_step(trainer: Trainer, *_: object) -> None:
-            if trainer.step % 5 == 0:
-                found.append(predictions(trainer))
-
-        trained(run.shards, after_step=after_step, **run.fields, **fields)
-        return found
-
-    wanted = evaluated(placement="all-fast")
-    late = {"placement": "lookahead", "device": "late:1"}
-    np.testing.assert_array_equal(evaluated(**late), wanted)
-    monkeypatch.setattr(QueuedTransfers, "paused", lambda transfers: nullcontext())
-    with pytest.raises(AssertionError):
-        np.testing.assert_array_equal(evaluated(**late), wanted)
-
-
-def test_closing_with_work_queued_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = draw_run(9, tmp_path)
-
-    def stop_at_step_4(trainer: Trainer, *_: object) -> None:
-        if trainer.step == 4:
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        trained(run.shards, after_step=stop_at_step_4, device="late:1", placement="lookahead", **run.fields)
-    monkeypatch.setattr(QueuedTransfers, "close", lambda transfers: transfers._device.close())
-    with pytest.raises(RuntimeError, match="work queued"):
-        trained(run.shards, after_step=stop_at_step_4, device="late:1", placement="lookahead", **run.fields)
-
-
-@pytest.mark.parametrize("fields", [{"multi_hot": (1,)}, {"num_dense": 0}], ids=str)
-def test_other_shards_give_the_bits_of_the_host_in_queued_steps(
-    fields: dict[str, Any], tmp_path: Path
-) -> None:
-    shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec(**fields)))
-    settings: dict[str, Any] = {"staging_bytes": 3_000, "evaluate_every": 3}
-    wanted = trained(shards, placement="all-fast", **settings)
-    for name in ("all-fast", "lookahead", "hybrid"):
-        assert_equal_bits(trained(shards, device="late:2", placement=name, **settings), wanted)
-
-
 def test_work_that_is_not_recorded_gives_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    drawn: DrawnRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = draw_run(9, tmp_path)
-    wanted = trained(run.shards, placement="all-fast", **run.fields)
+    wanted = wanted_of(drawn)
     begin = QueuedSteps.__init__
     monkeypatch.setattr(
         QueuedSteps, "__init__", lambda *args, **kwargs: begin(*args, **(kwargs | {"is_recorded": False}))
     )
-    assert not is_wrong(run, wanted, 1, placement="lookahead")
-    assert not is_wrong(run, wanted, 2, placement="cache")
+    assert not is_wrong(drawn, wanted, 1, placement="lookahead")
+    assert not is_wrong(drawn, wanted, 2, placement="cache")
 
 
 def test_the_second_step_records_the_work_of_all_places(
@@ -400,10 +381,9 @@ def test_the_second_step_records_the_work_of_all_places(
 
 
 def test_a_device_that_refuses_to_record_costs_speed_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    drawn: DrawnRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = draw_run(9, tmp_path)
-    wanted = trained(run.shards, placement="all-fast", **run.fields)
+    wanted = wanted_of(drawn)
     capture = LateDevice.capture
     refused: list[StreamName] = []
 
@@ -414,7 +394,7 @@ def test_a_device_that_refuses_to_record_costs_speed_alone(
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     monkeypatch.setattr(LateDevice, "capture", refuse)
-    trainer = train_late(run, 1, placement="lookahead")
+    trainer = train_late(drawn, 1, placement="lookahead")
     assert_equal_bits(trainer, wanted)
     assert isinstance(trainer.runner, QueuedSteps) and not trainer.runner.is_recorded
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
