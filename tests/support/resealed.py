@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,14 @@ def write_manifest(folder: Path, parts: dict[str, Any]) -> None:
     parts.pop("checksum")
     text = json.dumps(parts | {"checksum": checksum_of(parts)})
     (folder / "manifest.json").write_text(text)
+
+
+def set_in_manifest(folder: Path, keys: str, value: Any) -> None:
+    """Give the place that ``keys`` lead to, such as ``totals.tables.0.name``, another value."""
+    parts = json.loads((folder / "manifest.json").read_text())
+    *outer, last = (int(key) if key.isdigit() else key for key in keys.split("."))
+    reduce(getitem, outer, parts)[last] = value
+    write_manifest(folder, parts)
 
 
 def reseal_later_folders(folder: Path) -> None:

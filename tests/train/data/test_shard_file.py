@@ -64,15 +64,6 @@ def test_threads_read_files_that_others_would_close(tmp_path: Path) -> None:
     assert wrong == []
 
 
-def test_a_file_that_is_replaced_or_removed_while_it_is_open_is_read_as_it_was(tmp_path: Path) -> None:
-    paths = write_files(tmp_path, 2)
-    files = [UnchangedFile(path) for path in paths]
-    (tmp_path / "other").write_bytes(b"x" * 1000)
-    os.replace(tmp_path / "other", paths[0])
-    paths[1].unlink()
-    assert [read(file) for file in files] == [b"\0" * 1000, b"\1" * 1000]
-
-
 @pytest.mark.usefixtures("_few_files")
 @pytest.mark.parametrize("how", ["changed", "removed"])
 def test_a_file_that_had_to_be_closed_and_is_another_now_is_named(tmp_path: Path, how: str) -> None:

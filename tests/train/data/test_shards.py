@@ -1,11 +1,7 @@
-"""Parts of the evaluation samples, whose batches begin with the first sample of the part.
-
-Shards as batches, and what is refused.
-"""
+"""Shards as batches, parts of the evaluation samples, and what is refused."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -18,20 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ByteSize, ConfigError, HotsetError, ManifestError, ShardError
-from hotset.pipeline.folders.manifest import checksum_of
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.runtime import tasks
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.tests.support.shard_factory import ShardSpec, draw_samples, training_samples, write_shards
+from hotset.tests.support.resealed import set_in_manifest
+from hotset.tests.support.shard_factory import ShardSpec, training_samples, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.data.batch import Batch
 from hotset.train.data.shards import EvaluationPart, Part, Shards, with_hot_bytes
@@ -121,22 +116,6 @@ def test_a_part_of_whole_stored_batches_is_handed_out_without_a_copy(tmp_path: P
 SPEC = ShardSpec()
 
 
-def change_manifest(folder: Path, **changes: Any) -> None:
-    """Write other facts into a manifest and seal it again."""
-    path = folder / "manifest.json"
-    parts = json.loads(path.read_text())
-    parts.pop("checksum")
-    parts |= changes
-    path.write_text(json.dumps(parts | {"checksum": checksum_of(parts)}))
-
-
-def overwrite(path: Path, old: bytes, new: bytes) -> None:
-    """Replace the first occurrence of ``old`` in a file, size unchanged."""
-    content = path.read_bytes()
-    assert old in content and len(old) == len(new)
-    path.write_bytes(content.replace(old, new, 1))
-
-
 def test_batches_hold_what_was_written(tmp_path: Path) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
     kinds = training_samples(SPEC, np.random.default_rng(SPEC.seed))
@@ -157,20 +136,6 @@ def test_evaluation_batches_say_which_samples_are_hot(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         np.concatenate([batch.is_hot_B for batch in batches]), np.concatenate(is_hot)
     )
-
-
-def test_a_validation_part_larger_than_all_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="num_valid_samples is 91, want 0 to 90"):
-        Shards.open(write_shards(tmp_path / "shards", num_validation=91))
-
-
-def test_evaluation_samples_that_no_file_has_are_refused(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "shards")
-    totals = json.loads((folder / "manifest.json").read_text())["totals"]
-    totals["samples"]["evaluation"] += 5
-    change_manifest(folder, totals=totals)
-    with pytest.raises(ShardError, match="95 evaluation samples, want 90, those of its files"):
-        Shards.open(folder)
 
 
 def test_the_folder_around_the_shards_will_do(tmp_path: Path) -> None:
@@ -208,115 +173,90 @@ def test_unlabelled_shards_are_refused(tmp_path: Path) -> None:
         Shards.open(write_shards(tmp_path / "shards", has_label=False))
 
 
-@pytest.mark.parametrize("changes", [{"stage": "split"}, {"version": 2}, {"config": {}}, {"totals": {}}])
-def test_another_stage_or_version_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "shards")
-    change_manifest(folder, **changes)
-    with pytest.raises(HotsetError):
-        Shards.open(folder)
-
-
 def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="unfinished"):
         Shards.open(tmp_path)
 
 
-def test_a_cut_file_is_named(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "shards")
-    path = folder / "mixed-00000.arrow"
-    path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(ManifestError, match=r"mixed-00000\.arrow has"):
-        Shards.open(folder)
-
-
-def test_a_file_of_zeros_is_named(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "shards")
-    path = folder / "mixed-00000.arrow"
-    path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(ShardError, match=r"mixed-00000\.arrow cannot be read"):
-        Shards.open(folder)
-
-
-def test_another_number_of_batches_is_refused(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "shards")
-    files = json.loads((folder / "manifest.json").read_text())["files"]
-    files[0]["batches"] += 1
-    change_manifest(folder, files=files)
-    with pytest.raises(ShardError, match="has 3 batches, want 4"):
-        Shards.open(folder)
-
-
-@pytest.mark.parametrize("stray", [-1, 300, 2**31 - 1])
-def test_an_id_outside_its_table_is_named(stray: int, tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "shards")
-    ids_BF = Shards.open(folder).training_batch(3).ids_BF
-    damaged = ids_BF.copy()
-    damaged[7, 2] = stray
-    overwrite(folder / "mixed-00000.arrow", ids_BF.tobytes(), damaged.tobytes())
-    with pytest.raises(ShardError, match=f"mixed-00000.arrow: batch 0: id {stray} in table C3 of 300 rows"):
-        Shards.open(folder).training_batch(3)
-
-
-def test_a_cold_row_in_a_hot_only_batch_is_named(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "shards")
-    ids_BF = Shards.open(folder).training_batch(0).ids_BF
-    damaged = ids_BF.copy()
-    damaged[0, 1] = 10
-    overwrite(folder / "hot_only-00000.arrow", ids_BF.tobytes(), damaged.tobytes())
-    with pytest.raises(ShardError, match="id 10 in table C2 of 10 hot rows"):
-        Shards.open(folder).training_batch(0)
-
-
 @pytest.mark.parametrize(
-    ("column", "number", "message"),
+    ("keys", "value", "message"),
     [
-        ("dense", np.nan, "a dense value of batch 0 is not finite"),
-        ("dense", -np.inf, "a dense value of batch 0 is not finite"),
-        ("label", 2.0, "a label of batch 0 is neither 0 nor 1"),
-        ("label", np.nan, "a label of batch 0 is neither 0 nor 1"),
+        ("stage", "split", "holds the stage 'split', want 'pack'"),
+        ("version", 2, "version 2"),
+        ("config", {}, "config.batch_size is missing"),
+        ("totals", {}, "totals.tables is missing"),
+        ("totals.num_valid_samples", 91, "num_valid_samples is 91, want 0 to 90"),
+        ("totals.samples.evaluation", 95, "95 evaluation samples, want 90, those of its files"),
+        ("totals.tables.0.name", "dense.top.0.bias", r"'dense\.top\.0\.bias': weights of dense layers begin"),
+        ("totals.dense", ["I1"], "column 'dense'"),
+        ("files.0.batches", 4, "has 3 batches, want 4"),
+        ("files.0.samples", 69, "samples, want"),
     ],
 )
-def test_values_that_would_make_the_loss_nan_are_named(
-    column: str, number: float, message: str, tmp_path: Path
-) -> None:
+def test_a_manifest_that_does_not_fit_is_refused(keys: str, value: Any, message: str, tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards")
-    batch = Shards.open(folder).training_batch(3)
-    values = (batch.dense_BK if column == "dense" else batch.label_B).numpy()
-    damaged = values.copy()
-    damaged[7] = number
-    overwrite(folder / "mixed-00000.arrow", values.tobytes(), damaged.tobytes())
-    with pytest.raises(ShardError, match=f"mixed-00000.arrow cannot be read: {message}"):
-        Shards.open(folder).training_batch(3)
-
-
-def test_another_number_of_samples_is_refused(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "shards")
-    files = json.loads((folder / "manifest.json").read_text())["files"]
-    files[0]["samples"] -= 1
-    change_manifest(folder, files=files)
-    with pytest.raises(ShardError, match="samples, want"):
+    set_in_manifest(folder, keys, value)
+    with pytest.raises(HotsetError, match=message):
         shards = Shards.open(folder)
-        numbers = range(shards.num_evaluation_batches)
-        assert [shards.evaluation_batch(number) for number in numbers]
+        assert [shards.evaluation_batch(number) for number in range(shards.num_evaluation_batches)]
         assert [shards.training_batch(number) for number in range(shards.num_training_batches)]
 
 
-def test_other_columns_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "kind", "message"), [("cut", ManifestError, "has"), ("zeros", ShardError, "cannot be read")]
+)
+def test_a_damaged_file_is_named(damage: str, kind: type[HotsetError], message: str, tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards")
-    change_manifest(
-        folder, totals=json.loads((folder / "manifest.json").read_text())["totals"] | {"dense": ["I1"]}
-    )
-    with pytest.raises(ShardError, match="column 'dense'"):
-        Shards.open(folder).training_batch(0)
+    path = folder / "mixed-00000.arrow"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-8] if damage == "cut" else bytes(len(whole)))
+    with pytest.raises(kind, match=rf"mixed-00000\.arrow {message}"):
+        Shards.open(folder)
 
 
-def test_the_factory_writes_the_columns_of_the_format(tmp_path: Path, rng: np.random.Generator) -> None:
-    folder = write_shards(tmp_path / "shards", SPEC)
-    with pa.memory_map(str(folder / "evaluation-00000.arrow")) as source:
-        schema = pa.ipc.open_file(source).schema
-    assert [str(kind) for kind in schema.types][:1] == ["float"]
-    assert schema.names == ["label", "dense", "ids", "is_hot"]
-    assert draw_samples(SPEC, 3, hot_only=True, rng=rng)["is_hot"].tolist() == [1, 1, 1]
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("ids_BF", -1, "batch 0: id -1 in table C3 of 300 rows"),
+        ("ids_BF", 300, "batch 0: id 300 in table C3 of 300 rows"),
+        ("ids_BF", 2**31 - 1, "batch 0: id 2147483647 in table C3 of 300 rows"),
+        ("hot ids_BF", 20, "batch 0: id 20 in table C3 of 20 hot rows"),
+        ("dense_BK", np.nan, "cannot be read: a dense value of batch 0 is not finite"),
+        ("dense_BK", -np.inf, "cannot be read: a dense value of batch 0 is not finite"),
+        ("label_B", 2.0, "cannot be read: a label of batch 0 is neither 0 nor 1"),
+        ("label_B", np.nan, "cannot be read: a label of batch 0 is neither 0 nor 1"),
+    ],
+)
+def test_a_value_outside_its_range_is_named(column: str, value: float, message: str, tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "shards")
+    kind, number = ("hot_only", 0) if column.startswith("hot") else ("mixed", 3)
+    values = np.asarray(getattr(Shards.open(folder).training_batch(number), column.split()[-1]))
+    damaged = values.copy()
+    damaged[(7, -1) if column.endswith("BF") else 7] = value
+    path = folder / f"{kind}-00000.arrow"
+    whole = path.read_bytes()
+    assert whole.count(values.tobytes()) == 1
+    path.write_bytes(whole.replace(values.tobytes(), damaged.tobytes()))
+    with pytest.raises(ShardError, match=rf"{kind}-00000\.arrow:? {message}"):
+        Shards.open(folder).training_batch(number)
+
+
+@pytest.mark.parametrize("change", ["cut", "overwritten"])
+def test_a_file_that_changes_in_use_is_named(change: str, tmp_path: Path) -> None:
+    """A mapped file that is cut would end the process with SIGBUS at the next access."""
+    shards = Shards.open(write_shards(tmp_path / "shards", SPEC))
+    first = shards.training_batch(3)
+    path = tmp_path / "shards" / "mixed-00000.arrow"
+    if change == "cut":
+        os.truncate(path, 512)
+    else:
+        with open(path, "r+b") as file:
+            file.seek(path.stat().st_size // 2)
+            file.write(b"noise")
+        os.utime(path, ns=(1, 1))  # clocks of file systems are coarse, and this test is quick
+    assert first.label_B.sum() >= 0 and first.ids_BF.min() >= 0  # in memory, and stays there
+    with pytest.raises(ShardError, match=r"mixed-00000\.arrow was changed by another program"):
+        shards.training_batch(4)
 
 
 def test_multi_hot_features_are_columns_of_lists(tmp_path: Path) -> None:
@@ -411,26 +351,6 @@ def test_grouped_shards_and_shards_alone_are_refused(tmp_path: Path) -> None:
         with_hot_bytes(original, 100, "sgd")
 
 
-def test_a_table_that_is_called_like_a_dense_layer_is_refused(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "shards", SPEC)
-    totals = json.loads((folder / "manifest.json").read_text())["totals"]
-    totals["tables"][0]["name"] = "dense.bottom.0.weight"
-    change_manifest(folder, totals=totals)
-    with pytest.raises(HotsetError, match=r"'dense\.bottom\.0\.weight': weights of dense layers begin"):
-        Shards.open(folder)
-
-
-def test_a_file_that_is_cut_short_in_use_is_named(tmp_path: Path) -> None:
-    """A mapped file would end the process with SIGBUS, at the next access to any of its batches."""
-    folder = write_shards(tmp_path / "shards", SPEC)
-    shards = Shards.open(folder)
-    first = shards.training_batch(3)
-    os.truncate(folder / "mixed-00000.arrow", 512)
-    assert first.label_B.sum() >= 0 and first.ids_BF.min() >= 0  # in memory, and stays there
-    with pytest.raises(ShardError, match=r"mixed-00000\.arrow was changed by another program"):
-        shards.training_batch(4)
-
-
 def test_a_file_that_ends_while_it_is_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_shards(tmp_path / "shards", SPEC)
     shards = Shards.open(folder)
@@ -441,18 +361,6 @@ def test_a_file_that_ends_while_it_is_read_is_named(tmp_path: Path, monkeypatch:
         return read(descriptor, buffers, position)
 
     monkeypatch.setattr(os, "preadv", cut_first)
-    with pytest.raises(ShardError, match=r"mixed-00000\.arrow was changed by another program"):
-        shards.training_batch(3)
-
-
-def test_a_file_that_is_overwritten_in_use_is_named(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "shards", SPEC)
-    shards = Shards.open(folder)
-    path = folder / "mixed-00000.arrow"
-    with open(path, "r+b") as file:
-        file.seek(path.stat().st_size // 2)
-        file.write(b"noise")
-    os.utime(path, ns=(1, 1))  # clocks of file systems are coarse, and this test is quick
     with pytest.raises(ShardError, match=r"mixed-00000\.arrow was changed by another program"):
         shards.training_batch(3)
 
