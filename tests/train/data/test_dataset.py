@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import os
 import pickle
 import shutil
@@ -20,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from hotset.pipeline.errors import ConfigError, HotsetError
-from hotset.tests.support.resealed import write_manifest
+from hotset.tests.support.resealed import set_in_manifest
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.data.batch import EmbeddingTable
 from hotset.train.data.batch_order import SeededOrder
@@ -303,20 +302,19 @@ def naive_lists(num_rows: list[int], sizes: list[int], seed: int) -> list[list[l
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_lists_are_drawn_as_mlperf_draws_them(seed: int) -> None:
+    assert (len(MLPERF_SIZES), sum(MLPERF_SIZES)) == (26, 214)
     num_rows, sizes = [5, 40, 3, 300], [3, 1, 2, 4]
     tables = [EmbeddingTable(f"C{number}", rows, 0, 4) for number, rows in enumerate(num_rows)]
     draws = MultiHotDraws(tables, sizes, seed)
     for table, size, lists in zip(tables, sizes, naive_lists(num_rows, sizes, seed), strict=True):
         ids = torch.tensor([0, table.num_rows - 1, 1, 0], dtype=torch.int32)
+        none, _ = draws.expand(table.name, ids[:0])
+        assert none.shape == (0,)
         found, offsets = draws.expand(table.name, ids)
         assert found.dtype == torch.int32
         assert found.tolist() == [each for row in ids.tolist() for each in lists[row]]
         wanted = None if size == 1 else [size * n for n in range(5)]
         assert (None if offsets is None else offsets.tolist()) == wanted
-
-
-def test_mlperfs_sizes_are_214_ids_of_26_features() -> None:
-    assert (len(MLPERF_SIZES), sum(MLPERF_SIZES)) == (26, 214)
 
 
 def test_a_dataset_hands_them_out_the_same_in_every_copy_of_it(tmp_path: Path) -> None:
@@ -332,14 +330,6 @@ def test_a_dataset_hands_them_out_the_same_in_every_copy_of_it(tmp_path: Path) -
         # What EmbeddingBag takes as it is.
         bags = torch.nn.EmbeddingBag(40, 4, include_last_offset=True)
         assert bags(batch["C2"].long(), batch["C2_offsets"]).shape == (32, 4)
-
-
-def rename_table(folder: Path, name: str, new: str) -> None:
-    """Give a table of one-hot lookups another name, and seal the shards again."""
-    parts = json.loads((folder / "manifest.json").read_text())
-    (table,) = (each for each in parts["totals"]["tables"] if each["name"] == name)
-    table["name"] = new
-    write_manifest(folder, parts)
 
 
 def test_sizes_that_do_not_fit_the_log_are_refused(tmp_path: Path) -> None:
@@ -368,14 +358,6 @@ def test_lists_that_a_log_has_already_stay_as_they_are(tmp_path: Path) -> None:
             assert all(torch.equal(drawn[name], plain[name]) for name in same)
 
 
-def test_sizes_of_one_are_the_batches_of_the_log(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "shards", ShardSpec())
-    pairs = zip(ShardDataset(folder), ShardDataset(folder, multi_hot=(1, 1, 1)), strict=True)
-    for plain, drawn in pairs:
-        assert drawn.keys() == plain.keys()
-        assert all(torch.equal(drawn[name], plain[name]) for name in plain)
-
-
 def test_a_row_has_one_list_in_every_batch_rank_and_epoch(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "shards", ShardSpec())
     list_of: dict[tuple[str, int], list[int]] = {}
@@ -391,16 +373,10 @@ def test_a_row_has_one_list_in_every_batch_rank_and_epoch(tmp_path: Path) -> Non
     assert all(0 <= found < num_rows[name] for (name, _), ids in list_of.items() for found in ids)
 
 
-def test_no_samples_have_no_lists() -> None:
-    draws = MultiHotDraws([EmbeddingTable("a", 6, 0, 4)], [3])
-    found, offsets = draws.expand("a", torch.empty(0, dtype=torch.int32))
-    assert found.shape == (0,) and offsets is not None and offsets.tolist() == [0]
-
-
 def test_offsets_of_drawn_lists_overwrite_no_feature(tmp_path: Path) -> None:
     """Without draws the names differ."""
     folder = write_shards(tmp_path / "shards", ShardSpec())
-    rename_table(folder, "C3", "C1_offsets")
+    set_in_manifest(folder, "totals.tables.2.name", "C1_offsets")
     assert len(ShardDataset(folder, multi_hot=(1, 2, 2))) > 0
     with pytest.raises(ConfigError, match="a feature is called 'C1_offsets', which a batch holds"):
         ShardDataset(folder, multi_hot=(2, 1, 1))
