@@ -41,23 +41,6 @@ class TextTable:
     """First columns that are text."""
 
 
-def count(number: int | None) -> str:
-    """Return a number with its thousands marked; nothing for None."""
-    return "" if number is None else f"{number:,}"
-
-
-def _whole(number: float) -> str:
-    return f"{number:,.0f}"
-
-
-def _percent_2(share: float | None) -> str:
-    return percent(share, 2)
-
-
-def _percent_4(share: float) -> str:
-    return percent(share, 4)
-
-
 def _difference(found: float, expected: float) -> str:
     return f"{100 * (found / expected - 1):+.1f}%"
 
@@ -70,28 +53,8 @@ def _speed(batch_size: int, step_seconds: float) -> str:
     return rounded(batch_size / step_seconds)
 
 
-def _text(value: object) -> str:
-    return "" if value is None else str(value)
-
-
-def _hot(is_hot: bool | None) -> str:
-    return "hot" if is_hot else ""
-
-
-def _kind(kind: str) -> str:
-    return "fully hot" if kind == "hot" else kind
-
-
-def _part(is_training: bool) -> str:
-    return "" if is_training else "evaluation"
-
-
 CHOSEN = "<- chosen"
 """The mark of the plan's budget."""
-
-
-def _chosen(is_chosen: bool) -> str:
-    return CHOSEN if is_chosen else ""
 
 
 def _printable(category: str) -> str:
@@ -104,10 +67,8 @@ def shown(category: str, most: int = 32) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def short_number(value: float | None) -> str:
+def short_number(value: float) -> str:
     """Return a number with three digits: 1234567 as ``1.23 M``."""
-    if value is None:
-        return ""
     for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if abs(value) >= 0.9995 * unit and abs(value) < 1e13:
             return f"{value / unit:.3g}{name}"
@@ -126,117 +87,123 @@ def predicted_bytes(num_bytes: float) -> str:
     return format_byte_size(float(f"{num_bytes / unit:.2g}") * unit)
 
 
+_Form = str | Mapping[Any, str] | Callable[..., str]
+"""The form of a cell: a format, the text of each value, or a function; None is an empty cell."""
 _SERVED = (
-    ("hot lookups", "hot_lookup_share", percent),
-    ("fully hot samples", "hot_sample_share", percent),
-    ("lookups of unseen rows", "unseen_lookup_share", percent),
+    ("hot lookups", "hot_lookup_share", "{:.1%}"),
+    ("fully hot samples", "hot_sample_share", "{:.1%}"),
+    ("lookups of unseen rows", "unseen_lookup_share", "{:.1%}"),
 )
 _LABELS = (
-    ("clicks", "num_clicks", count),
-    ("label rate", "label_rate", _percent_2),
+    ("clicks", "num_clicks", "{:,}"),
+    ("label rate", "label_rate", "{:.2%}"),
 )
-_FAST = (("fast memory", "fast_bytes", format_byte_size), ("placement", "placement", str))
+_FAST = (("fast memory", "fast_bytes", format_byte_size), ("placement", "placement", "{}"))
 USES = ("hot", "staging", "dense", "activations", "inputs", "transfers")
 """Uses of fast memory, in the order of the columns."""
 
-COLUMNS: dict[str, Sequence[tuple[str, str, Callable[..., str]]]] = {
+COLUMNS: dict[str, Sequence[tuple[str, str, _Form]]] = {
     "features": (
-        ("table", "name", str),
-        ("rows", "num_rows", count),
-        *((f"top {k}", f"top_share_{k}", percent) for k in (1, 10, 100, 1000)),
-        ("rows for 80%", "rows_for_share_0.8", count),
-        *((f"for {k}%", f"rows_for_share_{k / 100:g}", count) for k in (90, 95, 99)),
+        ("table", "name", "{}"),
+        ("rows", "num_rows", "{:,}"),
+        *((f"top {k}", f"top_share_{k}", "{:.1%}") for k in (1, 10, 100, 1000)),
+        ("rows for 80%", "rows_for_share_0.8", "{:,}"),
+        *((f"for {k}%", f"rows_for_share_{k / 100:g}", "{:,}") for k in (90, 95, 99)),
     ),
     "budgets": (
         ("hot bytes", "bytes", format_byte_size),
-        ("hot rows", "num_hot_rows", count),
-        ("of all rows", "row_share", _percent_2),
-        ("hot lookups", "hot_lookup_share", percent),
-        ("fully hot samples", "hot_sample_share", percent),
-        ("", "is_chosen", _chosen),
+        ("hot rows", "num_hot_rows", "{:,}"),
+        ("of all rows", "row_share", "{:.2%}"),
+        ("hot lookups", "hot_lookup_share", "{:.1%}"),
+        ("fully hot samples", "hot_sample_share", "{:.1%}"),
+        ("", "is_chosen", {True: CHOSEN}),
     ),
     "coverage": (
-        ("table", "table", str),
-        ("top rows", "num_rows", count),
-        ("lookups", "lookup_share", percent),
+        ("table", "table", "{}"),
+        ("top rows", "num_rows", "{:,}"),
+        ("lookups", "lookup_share", "{:.1%}"),
     ),
     "hot_samples": (
-        ("order", "order", str),
+        ("order", "order", "{}"),
         ("memory", "bytes", format_byte_size),
-        ("hot rows", "num_hot_rows", count),
-        ("hot lookups", "hot_lookup_share", percent),
-        ("fully hot samples", "hot_sample_share", percent),
+        ("hot rows", "num_hot_rows", "{:,}"),
+        ("hot lookups", "hot_lookup_share", "{:.1%}"),
+        ("fully hot samples", "hot_sample_share", "{:.1%}"),
     ),
     "miss_ratios_curve": (
-        ("policy", "policy", str),
+        ("policy", "policy", "{}"),
         ("fast memory", "bytes", format_byte_size),
-        ("slots", "num_slots", count),
-        ("refetched rows", "num_refetched", count),
-        ("share of rows needed", "refetched_share", percent),
+        ("slots", "num_slots", "{:,}"),
+        ("refetched rows", "num_refetched", "{:,}"),
+        ("share of rows needed", "refetched_share", "{:.1%}"),
     ),
     "default_runs_placements": (
-        ("placement", "placement", str),
+        ("placement", "placement", "{}"),
         ("fast memory for rows", "fast_bytes", format_byte_size),
         ("to fast", "bytes_to_fast", format_byte_size),
         ("to slow", "bytes_to_slow", format_byte_size),
         ("both per sample", "bytes_to_fast_per_sample bytes_to_slow_per_sample", _sum_of_bytes),
-        ("rows initialized on first use", "rows_initialized", count),
-        ("transfers shortened", "shortened", count),
+        ("rows initialized on first use", "rows_initialized", "{:,}"),
+        ("transfers shortened", "shortened", "{:,}"),
     ),
     "unique_rows": (
-        ("batch size", "batch_size", count),
-        ("lookups", "num_lookups", count),
-        ("expected", "expected", _whole),
-        ("measured", "measured", _whole),
+        ("batch size", "batch_size", "{:,}"),
+        ("lookups", "num_lookups", "{:,}"),
+        ("expected", "expected", "{:,.0f}"),
+        ("measured", "measured", "{:,.0f}"),
         ("difference", "measured expected", _difference),
     ),
     "drift_parts": (
-        ("part", "name", str),
-        ("samples", "num_samples", count),
-        ("hot lookups under the plan", "plan_hot_lookup_share", percent),
-        ("fully hot samples under the plan", "plan_hot_sample_share", percent),
-        ("out-of-vocabulary lookups", "no_id_share", percent),
+        ("part", "name", "{}"),
+        ("samples", "num_samples", "{:,}"),
+        ("hot lookups under the plan", "plan_hot_lookup_share", "{:.1%}"),
+        ("fully hot samples under the plan", "plan_hot_sample_share", "{:.1%}"),
+        ("out-of-vocabulary lookups", "no_id_share", "{:.1%}"),
     ),
     "drift_pairs": (
-        ("chosen on", "chosen_on", str),
-        ("serves", "serves", str),
-        ("rows in common", "common_rows_share", percent),
+        ("chosen on", "chosen_on", "{}"),
+        ("serves", "serves", "{}"),
+        ("rows in common", "common_rows_share", "{:.1%}"),
         *_SERVED,
     ),
-    "drift_by_age": (("age (parts)", "age", count), *_SERVED),
+    "drift_by_age": (("age (parts)", "age", "{:,}"), *_SERVED),
     "hot_tables": (
-        ("table", "table", str),
-        ("rows", "num_rows", count),
-        ("hot rows", "num_hot_rows", count),
+        ("table", "table", "{}"),
+        ("rows", "num_rows", "{:,}"),
+        ("hot rows", "num_hot_rows", "{:,}"),
         ("hot bytes", "hot_bytes", format_byte_size),
-        ("of the budget", "hot_bytes_share", percent),
-        ("of all lookups", "lookup_share", percent),
-        ("hot lookups", "hot_lookup_share", percent),
-        ("of all cold lookups", "cold_lookup_share", percent),
-        ("evaluation lookups of oov", "evaluation_oov_share", percent),
+        ("of the budget", "hot_bytes_share", "{:.1%}"),
+        ("of all lookups", "lookup_share", "{:.1%}"),
+        ("hot lookups", "hot_lookup_share", "{:.1%}"),
+        ("of all cold lookups", "cold_lookup_share", "{:.1%}"),
+        ("evaluation lookups of oov", "evaluation_oov_share", "{:.1%}"),
     ),
-    "log_labels": (("samples", "kind", _kind), ("number", "num_samples", count), *_LABELS),
-    "log_parts": (
-        ("part", "part", str),
-        ("samples", "num_samples", count),
+    "log_labels": (
+        ("samples", "kind", {"hot": "fully hot", "mixed": "mixed", "evaluation": "evaluation"}),
+        ("number", "num_samples", "{:,}"),
         *_LABELS,
-        ("", "is_training", _part),
+    ),
+    "log_parts": (
+        ("part", "part", "{}"),
+        ("samples", "num_samples", "{:,}"),
+        *_LABELS,
+        ("", "is_training", {False: "evaluation"}),
     ),
     "log_missing": (
-        ("feature", "feature", str),
-        ("type", "type", str),
-        ("missing", "missing_share", percent),
-        ("in evaluation", "evaluation_missing_share", percent),
-        ("label rate if missing", "label_rate_missing", percent),
-        ("if present", "label_rate_present", percent),
+        ("feature", "feature", "{}"),
+        ("type", "type", "{}"),
+        ("missing", "missing_share", "{:.1%}"),
+        ("in evaluation", "evaluation_missing_share", "{:.1%}"),
+        ("label rate if missing", "label_rate_missing", "{:.1%}"),
+        ("if present", "label_rate_present", "{:.1%}"),
     ),
     "log_dense": (
-        ("feature", "feature", str),
-        ("transform", "transform", str),
-        ("missing", "missing_share", percent),
-        ("zero", "zero_share", percent),
-        ("negative", "negative_share", percent),
-        ("made 0", "clamped_share", percent),
+        ("feature", "feature", "{}"),
+        ("transform", "transform", "{}"),
+        ("missing", "missing_share", "{:.1%}"),
+        ("zero", "zero_share", "{:.1%}"),
+        ("negative", "negative_share", "{:.1%}"),
+        ("made 0", "clamped_share", "{:.1%}"),
         ("least", "min", short_number),
         ("mean", "mean", short_number),
         ("5%", "quantiles_0.05", short_number),
@@ -245,26 +212,26 @@ COLUMNS: dict[str, Sequence[tuple[str, str, Callable[..., str]]]] = {
         ("greatest", "max", short_number),
     ),
     "log_dense_bins": (
-        ("feature", "feature", str),
+        ("feature", "feature", "{}"),
         ("from", "low", short_number),
         ("to", "high", short_number),
-        ("values", "num_values", count),
+        ("values", "num_values", "{:,}"),
     ),
     "categories": (
-        ("table", "table", str),
+        ("table", "table", "{}"),
         ("category", "category", shown),
-        ("lookups", "num_lookups", count),
-        ("share", "lookup_share", percent),
-        ("label rate", "label_rate", percent),
-        ("", "is_hot", _hot),
+        ("lookups", "num_lookups", "{:,}"),
+        ("share", "lookup_share", "{:.1%}"),
+        ("label rate", "label_rate", "{:.1%}"),
+        ("", "is_hot", {True: "hot"}),
     ),
     "rows_of_table": (
-        ("id", "id", count),
+        ("id", "id", "{:,}"),
         ("category", "category", _printable),
-        ("lookups", "count", count),
-        ("share", "share", _percent_4),
-        ("up to here", "cumulative_share", _percent_4),
-        ("", "is_hot", _hot),
+        ("lookups", "count", "{:,}"),
+        ("share", "share", "{:.4%}"),
+        ("up to here", "cumulative_share", "{:.4%}"),
+        ("", "is_hot", {True: "hot"}),
     ),
     "placements": (
         *_FAST,
@@ -272,7 +239,7 @@ COLUMNS: dict[str, Sequence[tuple[str, str, Callable[..., str]]]] = {
         ("step", "step_seconds", predicted_seconds),
         ("to fast per step", "to_fast_bytes", predicted_bytes),
         ("to slow per step", "to_slow_bytes", predicted_bytes),
-        ("prefetch", "prefetch", _text),
+        ("prefetch", "prefetch", "{}"),
         ("needs", "memory_bytes", format_byte_size),
     ),
     "memory": (
@@ -281,10 +248,7 @@ COLUMNS: dict[str, Sequence[tuple[str, str, Callable[..., str]]]] = {
         ("sum", "memory_bytes", format_byte_size),
     ),
 }
-"""By table its columns: the heading, the keys of a flat row, and how their values are written."""
-
-
-_TEXTS = (str, shown, _kind)
+"""By table its columns: the heading, the keys of a flat row, and the form of their values."""
 
 
 def text_table(name: str, rows: Sequence[Row], title: str = "") -> TextTable:
@@ -294,7 +258,7 @@ def text_table(name: str, rows: Sequence[Row], title: str = "") -> TextTable:
         rows = by_hot_bytes(rows)
     if name == "categories":
         rows = _first_categories(rows)
-    num_texts = next(place for place, (*_, write) in enumerate(columns) if write not in _TEXTS)
+    num_texts = next(place for place, (*_, form) in enumerate(columns) if not _is_text(form))
     headings = [heading for heading, _, _ in columns]
     return TextTable(headings, [cells_of(name, row) for row in rows], title, num_texts=num_texts)
 
@@ -302,7 +266,19 @@ def text_table(name: str, rows: Sequence[Row], title: str = "") -> TextTable:
 def cells_of(name: str, row: Row) -> list[str]:
     """Return the cells of one row of the table ``name``."""
     flat = _flat(row)
-    return [write(*(flat[key] for key in keys.split())) for _, keys, write in COLUMNS[name]]
+    return [_cell(form, [flat[key] for key in keys.split()]) for _, keys, form in COLUMNS[name]]
+
+
+def _cell(form: _Form, values: list[Any]) -> str:
+    if None in values:
+        return ""
+    if isinstance(form, str):
+        return form.format(*values)
+    return form.get(values[0], "") if isinstance(form, Mapping) else form(*values)
+
+
+def _is_text(form: _Form) -> bool:
+    return form in ("{}", shown) or isinstance(form, Mapping)
 
 
 def by_hot_bytes(rows: Sequence[Row]) -> list[Row]:
