@@ -53,11 +53,12 @@ from .run_folder.files import (
     claimed,
     describe,
     is_unfinished,
-    recorded_description,
+    read_begun,
     recorded_exchange,
     recorded_micro_batches,
     refuse_missing_folder,
     refuse_occupied,
+    refuse_other_settings,
     remove_begun,
     settings_of,
 )
@@ -283,12 +284,13 @@ def prepare_run(request: RunRequest, ranks: Ranks, *, is_resumed: bool) -> Prepa
     threads = set_threads(config.threads)
     replay = request.replay
     # A batch order that was changed since would be replayed as if it were the run's.
-    if replay is not None and (recorded := read_manifest(replay)) is not None:
-        refuse_changed_files(recorded, (BATCH_ORDER,))
+    if replay is not None and (manifest := read_manifest(replay)) is not None:
+        refuse_changed_files(manifest, (BATCH_ORDER,))
     order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None
     # A resumed run keeps its micro-batches, whatever the number of ranks now.
+    recorded = read_begun(out) if is_resumed else {}
     if is_resumed and config.micro_batches is None:
-        config = replace(config, micro_batches=recorded_micro_batches(out))
+        config = replace(config, micro_batches=recorded_micro_batches(recorded))
     config = resolve(opened, config, ranks.num_ranks)
     description = describe(opened, config, threads, is_replay=replay is not None)
     # One process sends nothing. A resumed run keeps what was chosen for it, and measures no more.
@@ -302,7 +304,7 @@ def prepare_run(request: RunRequest, ranks: Ranks, *, is_resumed: bool) -> Prepa
     elif options.names_codecs:
         _log.warning("one process sends nothing: --exchange changes nothing in this run")
     if is_resumed and ranks.num_ranks > 1:
-        begun_with = recorded_exchange(out)
+        begun_with = recorded_exchange(recorded)
         if leaves_codecs_open or begun_with.vectors == exchange.vectors:
             exchange = begun_with
             leaves_codecs_open = False
@@ -316,7 +318,8 @@ def prepare_run(request: RunRequest, ranks: Ranks, *, is_resumed: bool) -> Prepa
         description["init_from"] = source.fingerprint
     # Last, when the description of this command is complete.
     if is_resumed:
-        description = recorded_description(out, description)
+        refuse_other_settings(out, recorded, description)
+        description = recorded
     return PreparedRun(
         shards=opened,
         config=config,

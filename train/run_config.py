@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from ..pipeline.errors import ByteSize, HotsetError, first_line
-from ..pipeline.folders.manifest import JsonRecord, RecordError, read_value
+from ..pipeline.folders.manifest import JsonRecord, RecordError, read_value, require_range
 from ..stats.ranking.row_bytes import OPTIMIZERS
 from .config import MOST_THREADS, ModelConfig, TrainConfig
 from .recipe_options import RecipeOptions
 
+RUN_HINT = "give the folder that a finished training run wrote (its --out)"
+_MOST_BYTES = 64 * 2**20
+_NESTED = "recipe"
 _PRESETS = ("kaggle", "terabyte", "mlperf", "small")
 _MOST_ROWS = 2**31
 _MOST_FLOATS = 2**20
@@ -93,19 +96,16 @@ class RunConfig(JsonRecord):
             config = cls.from_json(value)
             config._refuse_nonsense()
         except RecordError as error:
-            raise HotsetError(
-                f"{where} is damaged: {error}",
-                hint="give the folder that a finished training run wrote (its --out)",
-            ) from error
+            raise HotsetError(f"{where} is damaged: {error}", hint=RUN_HINT) from error
         return config
 
     def _refuse_nonsense(self) -> None:
         """Raise RecordError for a number out of bounds or a duplicate table."""
-        _require("threads", self.threads, 1, MOST_THREADS)
-        _require("embedding_dim", self.embedding_dim, 1, _MOST_FLOATS)
-        _require("num_dense", self.num_dense, 0, _MOST_FLOATS)
+        require_range("threads", self.threads, 1, MOST_THREADS)
+        require_range("embedding_dim", self.embedding_dim, 1, _MOST_FLOATS)
+        require_range("num_dense", self.num_dense, 0, _MOST_FLOATS)
         if self.batch_size is not None:
-            _require("batch_size", self.batch_size, 1, _MOST_ROWS)
+            require_range("batch_size", self.batch_size, 1, _MOST_ROWS)
         # A model of hotset is one of its presets; any other has a description in addition to its name.
         names: tuple[str, ...] = _PRESETS
         if self.dense_model is not None and self.dense_model.kind != "dlrm":
@@ -113,45 +113,51 @@ class RunConfig(JsonRecord):
         if self.model not in names:
             raise RecordError(f"model is {self.model!r}, want {' or '.join(names)}")
         for number, table in enumerate(self.tables):
-            _require(f"tables[{number}].num_rows", table.num_rows, 1, _MOST_ROWS)
-            _require(f"tables[{number}].embedding_dim", table.embedding_dim, 1, _MOST_FLOATS)
+            require_range(f"tables[{number}].num_rows", table.num_rows, 1, _MOST_ROWS)
+            require_range(f"tables[{number}].embedding_dim", table.embedding_dim, 1, _MOST_FLOATS)
             if table.num_hot is not None:
-                _require(f"tables[{number}].num_hot", table.num_hot, 0, table.num_rows)
+                require_range(f"tables[{number}].num_hot", table.num_hot, 0, table.num_rows)
         # Names are columns and tensors, so each must be of one table.
         tables = [table.name for table in self.tables]
         if len(set(tables)) != len(tables):
             raise RecordError("tables lists a table twice")
 
 
-def _require(key: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise RecordError(f"{key} is {value}, want {least} to {most}")
+def read_object(path: Path, hint: str | None = RUN_HINT) -> dict[str, Any]:
+    """Return the JSON object in a file, which may be anything of any size.
 
-
-_MOST_BYTES = 64 * 2**20
-_NESTED = "recipe"
+    Raises:
+        HotsetError: it cannot be read, is no plain file, or holds no object.
+    """
+    try:
+        # Opening a pipe would wait forever.
+        if path.exists() and not path.is_file():
+            raise OSError("it is not a plain file")
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"it has {path.stat().st_size} bytes")
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("it is no object")
+    except (OSError, ValueError, RecursionError) as error:
+        state = "cannot be read" if isinstance(error, OSError) else "is damaged"
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise HotsetError(f"{path} {state}: {reason}", hint=hint) from error
+    return found
 
 
 def read_settings(path: Path) -> TrainConfig:
-    """Return the settings in ``path``, with defaults for those of older versions.
-
-    Older versions lack some settings.
+    """Return the settings in ``path``, with defaults for those that older versions lack.
 
     Raises:
         HotsetError: it is missing or damaged, or holds a setting that no run has.
     """
+    found = read_object(path)
     try:
-        # The file may be anything, and may have any size.
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            raise FileNotFoundError("it is no file that train writes")
-        config = json.loads(path.read_bytes())["config"]
+        config = found["config"]
         recipe = RecipeOptions(**_known(RecipeOptions, config.get(_NESTED, {}), "recipe."))
         return TrainConfig(**_known(TrainConfig, config, "") | {_NESTED: recipe})
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, HotsetError) as error:
-        state = "cannot be read" if isinstance(error, OSError) else "is damaged"
-        raise HotsetError(
-            f"{path} {state}: {first_line(error)}", hint="give the folder that a training run wrote"
-        ) from error
+    except (KeyError, TypeError, ValueError, AttributeError, HotsetError) as error:
+        raise HotsetError(f"{path} is damaged: {first_line(error)}", hint=RUN_HINT) from error
 
 
 def _known(kind: type, values: object, where: str) -> dict[str, Any]:

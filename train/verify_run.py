@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..pipeline.errors import HotsetError, first_line
+from ..pipeline.errors import HotsetError
 from ..pipeline.folders.disk import paths_in
 from ..pipeline.folders.manifest import MANIFEST, Manifest, checksum_of
 from .build_model import ModelSource, build_model
@@ -29,7 +29,7 @@ from .data.shards import Shards, with_hot_bytes
 from .evaluate import evaluate
 from .model.choose_model import recorded_model
 from .model.shapes import ModelInputs
-from .run_config import read_settings
+from .run_config import read_object, read_settings
 from .run_folder.files import CONFIG, RUN_FILES, SUMMARY, VOCABULARY, is_unfinished, settings_of
 from .run_folder.reader import (
     read_config,
@@ -72,7 +72,7 @@ def _faults_of_unfinished(run: Path) -> Iterator[str]:
         try:
             record = read_record(path)
             refuse_damaged_files(run / CHECKPOINTS, record)
-            if record.run != checksum_of(settings_of(_read_object(run / CONFIG))):
+            if record.run != checksum_of(settings_of(read_object(run / CONFIG))):
                 raise HotsetError(f"{path} is of a run with other settings")
         except HotsetError as error:
             yield str(error)
@@ -152,7 +152,7 @@ def _check_order(run: Path, settings: TrainConfig | None) -> None:
     """Check that the order has the steps of the run, in whole epochs; raises HotsetError."""
     path = run / BATCH_ORDER
     order = read_batch_order(path)
-    summary = _read_object(run / SUMMARY)
+    summary = read_object(run / SUMMARY)
     num_steps = summary.get("num_steps", order.size)
     if order.size != num_steps:
         raise HotsetError(f"{path} is damaged: it has {order.size} steps, {SUMMARY} has {num_steps}")
@@ -183,7 +183,7 @@ def faults_against_shards(
     Raises:
         HotsetError: the shards are damaged, or do not fit the run.
     """
-    config = _read_object(run / CONFIG)
+    config = read_object(run / CONFIG)
     settings = read_settings(run / CONFIG)
     opened = Shards.open(shards)
     if opened.manifest.fingerprint != config.get("shards"):
@@ -194,7 +194,7 @@ def faults_against_shards(
             opened, settings.hot_bytes, settings.row_optimizer(opened.embedding_optimizer)
         )
     opened.refuse_damage()
-    summary = _read_object(run / SUMMARY)
+    summary = read_object(run / SUMMARY)
     yield from _faults_of_batches(run, opened, settings, summary, is_replay=bool(config.get("is_replay")))
     quality = evaluate(run, shards, model_source=model_source, progress=progress)
     # As the run writes them: plain data.
@@ -244,14 +244,3 @@ def _differences(
 def _is_near(recorded: object, score: object, tolerance: float) -> bool:
     numbers = [each for each in (recorded, score) if isinstance(each, float)]
     return len(numbers) == 2 and math.isclose(*numbers, rel_tol=tolerance)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; raises HotsetError where it holds none."""
-    try:
-        parsed = json.loads(path.read_bytes())
-        if not isinstance(parsed, dict):
-            raise ValueError("it is no object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise HotsetError(f"{path} is damaged: {first_line(error)}") from error
-    return parsed

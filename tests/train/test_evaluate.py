@@ -252,7 +252,7 @@ WEIGHT_EDITS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
     "transposed": (lambda rows: rows.T.contiguous(), r"C2 has the shape \(4, 40\)"),
     "int32": (lambda rows: rows.int(), "C2 holds I32, want F32"),
     "float64": (lambda rows: rows.double(), "C2 holds F64, want F32"),
-    "bfloat16": (lambda rows: rows.bfloat16(), "C2 holds BF16, want F32"),
+    "bfloat16": (lambda rows: rows.bfloat16(), "C2 holds BF16, want one of F32"),
     "not a number": (lambda rows: rows * float("nan"), "C2 holds values that are not finite"),
     "infinite": (lambda rows: rows / 0, "C2 holds values that are not finite"),
 }

@@ -51,7 +51,7 @@ def test_a_value_that_no_run_has_is_refused_with_the_name_of_the_setting(
 
 
 def test_what_is_no_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(HotsetError, match="cannot be read: it is no file"):
+    with pytest.raises(HotsetError, match="cannot be read: it is not a plain file"):
         read_settings(tmp_path)
     for text in ("{", "[]", "{}", '{"config": 3}', '{"config": {"recipe": []}}', "[" * 200_000):
         (tmp_path / "config.json").write_text(text)

@@ -26,7 +26,6 @@ import logging
 import os
 import shlex
 import shutil
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -36,7 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...pipeline.errors import HotsetError, MissingExtraError, first_line, install_hint
+from ...pipeline.errors import HotsetError, MissingExtraError, install_hint
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.manifest import MANIFEST, FileEntry, Manifest, checksum_of
 from ...pipeline.folders.whole_file import link_folder
@@ -47,6 +46,7 @@ from ..data.shards import ShardOrigin, Shards, vocabulary_of
 from ..dense.gradients import cpu_features
 from ..dense.linear import choose_library
 from ..model.choose_model import choose_model, recorded_name
+from ..run_config import read_object
 from .weights import Weights, write_weights
 
 CONFIG = "config.json"
@@ -64,7 +64,6 @@ BEST_PREFIX = "best-"
 RUN_STAGE = "train"
 """The stage that the manifest of a run names."""
 RUN_VERSION = 1
-RUN_HINT = "give the folder that a finished training run wrote (its --out)"
 
 
 def make_folder(path: Path) -> None:
@@ -81,20 +80,6 @@ def refuse_missing_folder(path: Path) -> None:
     """Raise HotsetError unless ``path`` is a folder."""
     if not path.is_dir():
         raise HotsetError(f"{path} is not a folder", hint=f"`mkdir -p {shlex.quote(str(path))}` creates it")
-
-
-def plain_file(path: Path) -> Path:
-    """Return ``path``; raise HotsetError unless it is a plain file.
-
-    Opening a pipe waits forever.
-    """
-    try:
-        is_plain = stat.S_ISREG(path.stat().st_mode)
-    except OSError as error:
-        raise HotsetError(f"{path} cannot be read: {error.strerror}", hint=RUN_HINT) from error
-    if not is_plain:
-        raise HotsetError(f"{path} cannot be read: it is not a plain file", hint=RUN_HINT)
-    return path
 
 
 @contextmanager
@@ -270,48 +255,42 @@ def settings_of(description: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def recorded_description(path: Path, description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``config.json`` of an unfinished run, to go on with.
+def read_begun(path: Path) -> dict[str, Any]:
+    """Return ``config.json`` of an unfinished run; raises HotsetError where it is damaged."""
+    return read_object(path / CONFIG, "give another --out, or remove the folder")
 
-    Raises:
-        HotsetError: unless the run has these settings, but for threads and the mover.
+
+def refuse_other_settings(path: Path, recorded: Mapping[str, Any], description: Mapping[str, Any]) -> None:
+    """Raise HotsetError unless an unfinished run has these settings, but for threads and the mover.
+
+    Args:
+        path: folder of the run.
+        recorded: its ``config.json``.
+        description: that of the command.
     """
-    try:
-        found = json.loads(plain_file(path / CONFIG).read_bytes())
-        if not isinstance(found, dict):
-            raise ValueError("it is no object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise HotsetError(
-            f"{path / CONFIG} cannot be read: {first_line(error)}",
-            hint="give another --out, or remove the folder",
-        ) from error
     # Through JSON, so that tuples and lists compare as the file has them.
     wanted = settings_of(json.loads(json.dumps(description)))
-    for name, value in _differences(settings_of(without_removed(path, found)), wanted):
+    for name, value in _differences(settings_of(without_removed(path, recorded)), wanted):
         raise HotsetError(
             f"{path} holds an unfinished run with other settings: {name} is {value[0]!r}, here {value[1]!r}",
             hint="give the settings of that run to resume it, or another --out, or remove the folder",
         )
-    return found
 
 
-def recorded_micro_batches(path: Path) -> int | None:
+def recorded_micro_batches(recorded: Mapping[str, Any]) -> int | None:
     """Return the micro-batches of an unfinished run; None where its config does not say."""
-    try:
-        config = json.loads(plain_file(path / CONFIG).read_bytes())["config"]
-        found = config[next(name for name in ("micro_batches", "shares") if name in config)]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, StopIteration):
-        return None  # `recorded_description` says what is wrong with it
+    config = recorded.get("config")
+    found = config.get("micro_batches", config.get("shares")) if isinstance(config, dict) else None
     return found if isinstance(found, int) and 1 <= found <= MOST_MICRO_BATCHES else None
 
 
-def recorded_exchange(path: Path) -> ChosenExchange:
+def recorded_exchange(recorded: Mapping[str, Any]) -> ChosenExchange:
     """Return the codecs of an unfinished run; none where its config names none."""
+    found = recorded.get("exchange")
     try:
-        found = json.loads(plain_file(path / CONFIG).read_bytes()).get("exchange")
         return ChosenExchange() if found is None else ChosenExchange.of_json(found)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return ChosenExchange()  # `recorded_description` says what is wrong with it
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ChosenExchange()  # `refuse_other_settings` says what is wrong with it
 
 
 _RENAMED = {"shares": "micro_batches"}
@@ -531,7 +510,7 @@ class RunFolder:
         there = [name for name in (*RUN_FILES, STATES) if (self.path / name).exists()]
         # Hash the files on disk, which are what a reader will find.
         entries = [FileEntry(name, 0, *hash_file(self.path / name)) for name in there]
-        shards = json.loads((self.path / CONFIG).read_bytes()).get("shards")
+        shards = read_object(self.path / CONFIG).get("shards")
         # What the run was made from, and the vocabulary that it keeps.
         inputs = [{"name": "shards", "fingerprint": shards}]
         if (self.path / VOCABULARY).is_dir():

@@ -6,23 +6,22 @@ have the checksums of the manifest, its weights the names, shapes and finite val
 
 from __future__ import annotations
 
-import json
 import logging
+import stat
 from pathlib import Path
 
 import torch
 
-from ...pipeline.errors import HotsetError, ManifestError, first_line
+from ...pipeline.errors import HotsetError, ManifestError
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.manifest import MANIFEST, Manifest
 from ...pipeline.schema.schema import DENSE_PREFIX
-from ..run_config import RunConfig
-from .files import CONFIG, RUN_HINT, RUN_STAGE, RUN_VERSION, STATES, SUMMARY, WEIGHTS, plain_file
+from ..run_config import RUN_HINT, RunConfig, read_object
+from .files import CONFIG, RUN_STAGE, RUN_VERSION, STATES, SUMMARY, WEIGHTS
 from .weights import Weights, open_weights
 
 _log = logging.getLogger(__name__)
 
-_MOST_CONFIG_BYTES = 64 * 2**20
 _PART_BYTES = 8 * 2**20
 """Bytes of a tensor that are checked at a time."""
 
@@ -40,14 +39,21 @@ def read_config(run: Path, *, must_be_finished: bool = True) -> RunConfig:
             state = "is unfinished" if (run / CONFIG).exists() else "holds no training run"
             state += f": it has no {SUMMARY}"
         raise HotsetError(f"{run} {state}", hint=RUN_HINT)
-    path = plain_file(run / CONFIG)
+    return RunConfig.read(read_object(run / CONFIG), str(run / CONFIG))
+
+
+def _plain_file(path: Path) -> Path:
+    """Return ``path``; raise HotsetError unless it is a plain file.
+
+    Opening a pipe waits forever.
+    """
     try:
-        if path.stat().st_size > _MOST_CONFIG_BYTES:
-            raise ValueError(f"it has {path.stat().st_size} bytes")
-        parsed = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise HotsetError(f"{path} cannot be read: {first_line(error)}", hint=RUN_HINT) from error
-    return RunConfig.read(parsed, str(path))
+        is_plain = stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        raise HotsetError(f"{path} cannot be read: {error.strerror}", hint=RUN_HINT) from error
+    if not is_plain:
+        raise HotsetError(f"{path} cannot be read: it is not a plain file", hint=RUN_HINT)
+    return path
 
 
 def read_weights(run: Path) -> Weights:
@@ -56,12 +62,12 @@ def read_weights(run: Path) -> Weights:
     Raises:
         HotsetError: the file is missing or damaged, or holds other values than float32.
     """
-    return open_weights(plain_file(run / WEIGHTS))
+    return open_weights(_plain_file(run / WEIGHTS))
 
 
 def read_states(run: Path) -> Weights:
     """The optimizer states of a run by name; raises HotsetError as `read_weights`."""
-    return open_weights(plain_file(run / STATES))
+    return open_weights(_plain_file(run / STATES))
 
 
 def read_manifest(run: Path) -> Manifest | None:

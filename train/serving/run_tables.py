@@ -9,7 +9,6 @@ little: the command line builds its options from this module.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError, HotsetError, ManifestError, first_line
-from ...pipeline.folders.manifest import Manifest, RecordError
+from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.totals import ColumnsTotals, VocabularyTable, VocabularyTotals
 from ...pipeline.formats.arrow_files import read_batch, values_of
 from ...pipeline.runtime.tasks import ProgressCallback, silent
@@ -28,7 +27,7 @@ from ...pipeline.schema.schema import Schema
 from ...pipeline.schema.schema_file import schema_of
 from ..data.batch import EmbeddingTable
 from ..data.shards import CRITEO
-from ..run_config import RunConfig
+from ..run_config import RunConfig, read_object
 from ..run_folder.files import CONFIG, VOCABULARY, WEIGHTS
 from ..run_folder.reader import read_config, read_manifest, read_weights, refuse_changed_files
 from ..run_folder.weights import Weights
@@ -252,14 +251,14 @@ class ExportedModel:
             HotsetError: it is missing or damaged.
         """
         path = folder / MODEL
+        found = read_object(path, None)
         try:
-            found = json.loads(path.read_bytes())
             row_type = found["row_type"]
             text = found["schema"]
             if row_type not in ROW_TYPES or not isinstance(text, str):
                 raise ValueError(f"row_type is {row_type!r}")
             config = found["config"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, RecordError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise HotsetError(f"{path} cannot be read: {first_line(error)}") from error
         return cls(RunConfig.read(config, str(path)), text, row_type)
 
