@@ -10,13 +10,17 @@ outputs, the gradient of the inputs and the gradient of the weights:
 
 | samples, inputs, outputs | EPYC of family 26 (Zen 5) | EPYC of family 25 (Zen 4) |
 | --- | --- | --- |
-| 512, 368, 512 | 117 / 255, - / 257, - / 226 | 104 / 109, 104 / 111, 103 / 103 |
-| 512, 512, 256 | 115 / 255, - / 250, - / 223 | 103 / 111, 104 / 110, 96 / 100 |
-| 128, 512, 256 | 115 / 224, - / 231, - / 203 | 102 / 106, 101 / 103, 94 / 91 |
-| 512, 256, 64 | not measured | 97 / 100, 99 / 100, 89 / 70 |
-| 512, 512, 16 | not measured | 77 / 86, 81 / 81, 38 / 35 |
-| 512, 64, 16 | not measured | 75 / 37, 75 / 42, 64 / 22 |
+| 512, 368, 512 | 107 / 233, 107 / 238, 109 / 208 | 104 / 109, 104 / 111, 103 / 103 |
+| 512, 512, 256 | 111 / 238, 108 / 238, 105 / 222 | 103 / 111, 104 / 110, 96 / 100* |
+| 512, 256, 64 | 106 / 210, 107 / 212, 93 / 180 | 97 / 100, 99 / 100, 89 / 70* |
+| 512, 512, 16 | 90 / 156, 97 / 169, 51 / 108 | 77 / 86, 81 / 81, 38 / 35* |
+| 512, 32, 512 | 103 / 141, 97 / 184, 94 / 149 | not measured |
+| 512, 64, 16 | 86 / 67, 86 / 74, 78 / 49 | 75 / 37, 75 / 42, 64 / 22* |
 | 32, 512, 512 | not measured | 87 / 85, 89 / 87, 92 / 77 |
+
+oneDNN copies its left matrix where that is transposed, as for the gradient of the weights, but not its right
+one. So the narrower of both is on the left, and the product may be transposed: without that the 222 of the
+second line are 187, and the 180 of the third 128. Those with a star were measured before.
 
 On an Intel Xeon with AVX-512 all products of a step take 23.9 CPU microseconds a sample with MKL and 32.9
 with oneDNN. In bfloat16 `torch.mm` itself calls oneDNN.
@@ -35,12 +39,12 @@ _LINEAR = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default
 """oneDNN's linear layer, ``x w' + b``; None where torch has none."""
 Library = Literal["torch", "oneDNN"]
 _FASTER_WITH_ONEDNN = frozenset({"AuthenticAMD", "avx512f"})
-_LEAST_WIDTH = 128
-"""Fewest inputs and outputs of a layer that oneDNN multiplies."""
+_LEAST_WEIGHTS = 8192
+"""Fewest weights of a layer that oneDNN multiplies."""
 
 
 def choose_library(features: frozenset[str], dtype: str) -> Library:
-    """Return the library that multiplies wide layers on a CPU.
+    """Return the library that multiplies large layers on a CPU.
 
     A function of its arguments alone, so that resumed runs, ranks and placements agree.
 
@@ -52,9 +56,9 @@ def choose_library(features: frozenset[str], dtype: str) -> Library:
     return "oneDNN" if is_faster and _LINEAR is not None else "torch"
 
 
-def is_wide(num_inputs: int, num_outputs: int) -> bool:
-    """Return whether a layer is wide enough for oneDNN."""
-    return min(num_inputs, num_outputs) >= _LEAST_WIDTH
+def is_large(num_inputs: int, num_outputs: int) -> bool:
+    """Return whether a layer is large enough for oneDNN."""
+    return num_inputs * num_outputs >= _LEAST_WEIGHTS
 
 
 def multiply(
@@ -67,20 +71,33 @@ def multiply(
 ) -> torch.Tensor:
     """Return the product: in ``out_MN``, or by oneDNN in newly allocated memory.
 
-    oneDNN takes a thousand times as long where the right matrix has gaps between its rows or columns, so
-    torch multiplies such matrices.
+    oneDNN takes a thousand times as long where a matrix has gaps between its rows or columns, so torch
+    multiplies such matrices.
 
     Args:
         is_added: add it to what is in ``out_MN``, and return that.
     """
-    num_inputs, num_outputs = right_KN.shape
-    if by_onednn and right_KN.stride() in ((num_outputs, 1), (1, num_inputs)):
-        assert _LINEAR is not None
-        product_MN: torch.Tensor = _LINEAR(left_MK, right_KN.t(), None, "none", [], "")
+    if by_onednn and not (_has_gaps(left_MK) or _has_gaps(right_KN)):
+        product_MN = _multiply_by_onednn(left_MK, right_KN)
         return out_MN.add_(product_MN) if is_added else product_MN
     if is_added:
         return torch.addmm(out_MN, left_MK, right_KN, out=out_MN)
     return torch.mm(left_MK, right_KN, out=out_MN)
+
+
+def _has_gaps(matrix: torch.Tensor) -> bool:
+    num_rows, num_columns = matrix.shape
+    return matrix.stride() not in ((num_columns, 1), (1, num_rows))
+
+
+def _multiply_by_onednn(left_MK: torch.Tensor, right_KN: torch.Tensor) -> torch.Tensor:
+    """Return the product, whose memory may be that of the transposed one."""
+    assert _LINEAR is not None
+    is_swapped = not left_MK.is_contiguous() and right_KN.shape[1] < left_MK.shape[0]
+    if is_swapped:
+        left_MK, right_KN = right_KN.t(), left_MK.t()
+    product_MN: torch.Tensor = _LINEAR(left_MK, right_KN.t(), None, "none", [], "")
+    return product_MN.t() if is_swapped else product_MN
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +109,7 @@ class StepWeights:
     rounded: ParameterViews | None
     """The same in bfloat16, whose matrices are multiplied; None: products are in float32."""
     library: Library
-    """Multiplies wide layers."""
+    """Multiplies large layers."""
     most_samples: int
     """Samples of the largest tile."""
 
@@ -117,7 +134,7 @@ class Matrix:
         self._weight_KN = stored[name][:num_inputs]
         # A transposed view for the backward pass: it is multiplied without a copy.
         self._weight_NK = self._weight_KN.t()
-        self._by_onednn = weights.library == "oneDNN" and is_wide(*self._weight_KN.shape)
+        self._by_onednn = weights.library == "oneDNN" and is_large(*self._weight_KN.shape)
         # Products in bfloat16 are kept apart, because the gradients themselves are float32.
         self._product_KN = None if weights.rounded is None else torch.empty_like(self._weight_KN)
 

@@ -219,7 +219,7 @@ SHAPES = {
     "widths that are not rounded": DlrmShape(33, 3, 4, (37,), (50, 41)),
 }
 AMD = frozenset({"AuthenticAMD", "avx512f"})
-"""Features of a CPU on which oneDNN multiplies wide layers."""
+"""Features of a CPU on which oneDNN multiplies large layers."""
 Embeddings = list[torch.Tensor]
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from hotset.train.dense import linear
-from hotset.train.dense.linear import choose_library, is_wide, multiply
+from hotset.train.dense.linear import choose_library, is_large, multiply
 
 AMD = frozenset({"AuthenticAMD", "avx2", "avx512f", "avx512_bf16"})
-SIZES = [(1, 128, 128), (7, 129, 200), (32, 368, 512), (512, 512, 256)]
+SIZES = [(1, 128, 128), (7, 129, 200), (32, 368, 512), (512, 512, 256), (200, 64, 33)]
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -22,7 +22,7 @@ def test_onednn_is_chosen_on_amd_with_avx512_in_float32_alone() -> None:
     assert choose_library(AMD - {"avx512f"}, "fp32") == "torch"
     assert choose_library(AMD - {"AuthenticAMD"} | {"GenuineIntel"}, "fp32") == "torch"
     assert choose_library(frozenset(), "fp32") == "torch"
-    assert [is_wide(*sizes) for sizes in ((128, 128), (127, 512), (512, 127))] == [True, False, False]
+    assert [is_large(*sizes) for sizes in ((256, 64), (64, 256), (64, 16))] == [True, True, False]
 
 
 def test_torch_multiplies_where_the_operator_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,5 +72,6 @@ def test_torch_multiplies_what_has_gaps_between_its_rows(monkeypatch: pytest.Mon
     left, right = torch.randn(4, 6), torch.randn(6, 8)
     monkeypatch.setattr(linear, "_LINEAR", lambda *_: pytest.fail("multiplied by oneDNN"))
     out = torch.empty(4, 5)
-    assert multiply(left, right[:, :5], out, by_onednn=True) is out
-    torch.testing.assert_close(out, left @ right[:, :5])
+    for first, second in ((left, right[:, :5]), (left[:, :3], right[:3, :5].contiguous())):
+        assert multiply(first, second, out, by_onednn=True) is out
+        torch.testing.assert_close(out, first @ second)
