@@ -257,7 +257,7 @@ def settings_of(description: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_begun(path: Path) -> dict[str, Any]:
     """Return ``config.json`` of an unfinished run; raises HotsetError where it is damaged."""
-    return read_object(path / CONFIG, hint="give another --out, or remove the folder")
+    return read_object(path / CONFIG, "give another --out, or remove the folder")
 
 
 def refuse_other_settings(path: Path, recorded: Mapping[str, Any], description: Mapping[str, Any]) -> None:
