@@ -27,9 +27,9 @@ from ...train.config import TrainConfig
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
 from ...train.loop import Trainer, run_steps
-from ...train.placements.simulate import simulate_epoch
 from ..recipes import criteo_kaggle
 from .harness import Facts, median_ratio, new_parser, run_script, scratch_folder, take_turns, tell
+from .simulate import simulate_epoch
 
 _BELADY = "belady, P = 0"
 _WARM_UP_BATCHES, _BATCHES = 3, 20

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from ...stats.lookahead.step_plans import RowTraffic
 from ...stats.ranking.row_bytes import row_bytes
-from ..config import TrainConfig
-from ..data.batch import IdReader
-from ..data.shards import Shards
-from ..model.shapes import tables_by_width
-from .choose_placement import build_placements
-from .placements import AllFast, Hybrid, HybridDedup
-from .staging import PlanQueue, StagingPlacement
+from ...train.config import TrainConfig
+from ...train.data.batch import IdReader
+from ...train.data.shards import Shards
+from ...train.model.shapes import tables_by_width
+from ...train.placements.choose_placement import build_placements
+from ...train.placements.placements import AllFast, Hybrid, HybridDedup
+from ...train.placements.staging import PlanQueue, StagingPlacement
 
 
 @dataclass(frozen=True, slots=True)
