@@ -28,7 +28,7 @@ from .execution.embeddings import Embeddings
 from .execution.row_parts import RowsSource
 from .execution.table_group import TableGroup
 from .metrics import Meter
-from .model.shapes import tables_by_width
+from .model.shapes import tables_by_dim
 from .placements.choose_placement import build_placements, spills, with_staging
 from .placements.placements import Placement
 from .rows.backends import RowMover, mover_of
@@ -150,7 +150,7 @@ def build_groups(
         _refuse_more_rows_than_memory(placements, optimizer, tools.device, tools.host)
     groups = []
     # Rows of one dim share two tiers and a plan; a row of another dim would not fit in their slots.
-    for dim, chosen in tables_by_width([table.embedding_dim for table in tables]).items():
+    for dim, chosen in tables_by_dim([table.embedding_dim for table in tables]).items():
         placement = placements[dim]
         fast, slow, mover = _build_tiers(placement, dim, optimizer, tools, (slow_tiers or {}).get(dim))
         initial = (initial_values or {}).get(dim) or InitialValues.of(seed, chosen, placement.num_rows)

@@ -35,7 +35,7 @@ from .dense.gradients import BuildSums, DenseDtype
 from .dense.graph_step import set_mode
 from .model.dense_model import DenseModel
 from .model.dlrm import Dlrm
-from .model.shapes import DcnShape, ModelInputs, shape_of_widths, tables_by_width
+from .model.shapes import DcnShape, ModelInputs, shape_of_widths, tables_by_dim
 from .threads import WorkThreads
 
 ModelSource = Callable[..., nn.Module] | nn.Module
@@ -162,7 +162,7 @@ class UserModel(DenseModel):
         self.name = name
         self.inputs = inputs
         self.is_per_sample = bool(getattr(module, PER_SAMPLE, False))
-        self._widths = tables_by_width(inputs.table_dims)
+        self._widths = tables_by_dim(inputs.table_dims)
 
     def logits(self, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
         num_samples = dense_BK.shape[0]
@@ -206,7 +206,7 @@ def try_model(model: UserModel, seed: int, least_samples: int | None = None) -> 
     dense_BK = torch.rand(_TRIED_SAMPLES, inputs.num_dense, generator=generator).requires_grad_()
     embeddings = [
         torch.rand(_TRIED_SAMPLES, len(tables), dim, generator=generator).sub_(0.5).requires_grad_()
-        for dim, tables in tables_by_width(inputs.table_dims).items()
+        for dim, tables in tables_by_dim(inputs.table_dims).items()
     ]
     with torch.random.fork_rng([]):
         # Lazy layers draw their initial values at the first batch.

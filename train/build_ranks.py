@@ -25,7 +25,7 @@ from .data.shards import Shards
 from .execution.ranked_embeddings import RankedEmbeddings, RankedGroup
 from .execution.table_group import TableGroup
 from .loop import Trainer
-from .model.shapes import tables_by_width
+from .model.shapes import tables_by_dim
 from .placements.choose_placement import build_placements
 from .ranks.codes import CodedExchange, Kind
 from .ranks.exchange import ExchangeReader, HeldRows, RankReader, choose_owners
@@ -60,7 +60,7 @@ def build_ranked_embeddings(
         held = _hold_rows(shards, tools.shares)
     # Ranks that read other batches would wait for messages that nobody sends.
     owners = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
-    owners.update(b"".join(of_width.owners_K.tobytes() for of_width in held.values()))
+    owners.update(b"".join(rows.owners_K.tobytes() for rows in held.values()))
     refuse_other_plans(ranks, owners.digest())
 
     groups = []
@@ -85,7 +85,7 @@ def build_ranked_embeddings(
 def _hold_rows(shards: Shards, shares: BatchShares) -> dict[int, HeldRows]:
     """Return the owner of each row, by embedding dimension."""
     held = {}
-    for dim, chosen in tables_by_width([table.embedding_dim for table in shards.tables]).items():
+    for dim, chosen in tables_by_dim([table.embedding_dim for table in shards.tables]).items():
         reader = RankReader(shards, chosen, shares.num_ranks, shares.num_shares)
         owners_K = choose_owners(reader, shards.num_training_batches)
         held[dim] = HeldRows([shards.tables[table].num_rows for table in chosen], owners_K, shares.rank)
@@ -102,7 +102,7 @@ def _lay_out_own_rows(
     """Lay out the tiers of the rows that this rank owns, table by table."""
     tables = list(shards.tables)
     initial = {}
-    for dim, chosen in tables_by_width([table.embedding_dim for table in tables]).items():
+    for dim, chosen in tables_by_dim([table.embedding_dim for table in tables]).items():
         for table, cut in zip(chosen, held[dim].cut([tables[table] for table in chosen]), strict=True):
             tables[table] = cut
         initial[dim] = replace(_initial_values(shards, config.seed, chosen), held=held[dim].ids)

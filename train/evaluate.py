@@ -26,7 +26,7 @@ from .dense.dense_step import DenseStep
 from .execution.embeddings import Embeddings
 from .metrics import Meter, Quality, RunQuality, ScoreCounter
 from .model.choose_model import recorded_model
-from .model.shapes import ModelInputs, tables_by_width
+from .model.shapes import ModelInputs, tables_by_dim
 from .placements.placements import AllFast, Hybrid
 from .ranks.ranks import OneRank, Ranks
 from .rows.optimizers import RowOptimizer
@@ -244,7 +244,7 @@ def _rows_in_memory(
     tables: Sequence[EmbeddingTable],
     tools: RowTools,
 ) -> Embeddings:
-    chosen = tables_by_width([table.embedding_dim for table in tables])
+    chosen = tables_by_dim([table.embedding_dim for table in tables])
     placements = {dim: AllFast([tables[number] for number in numbers]) for dim, numbers in chosen.items()}
     embeddings = Embeddings(len(tables), build_groups(tables, placements, _NO_TRAINING, 0, tools))
     # One table at a time: only the current one is in memory twice.
@@ -265,15 +265,15 @@ def _rows_in_file(
     # Rows are checked while they are read in parts: they may not fit in memory together.
     for table in tables:
         refuse_not_finite(run, weights, table.name)
-    widths = tables_by_width([table.embedding_dim for table in tables])
-    chosen = {dim: [tables[number] for number in numbers] for dim, numbers in widths.items()}
-    # The memory is divided among widths by the bytes of their rows.
-    sizes = {dim: dim * sum(table.num_rows for table in of_width) for dim, of_width in chosen.items()}
+    groups = tables_by_dim([table.embedding_dim for table in tables])
+    chosen = {dim: [tables[number] for number in numbers] for dim, numbers in groups.items()}
+    # The memory is divided among table groups by the bytes of their rows.
+    sizes = {dim: dim * sum(table.num_rows for table in of_dim) for dim, of_dim in chosen.items()}
     tiers = {
-        dim: SavedTier(of_width, dim, weights, room_bytes * sizes[dim] // sum(sizes.values()))
-        for dim, of_width in chosen.items()
+        dim: SavedTier(of_dim, dim, weights, room_bytes * sizes[dim] // sum(sizes.values()))
+        for dim, of_dim in chosen.items()
     }
-    placements = {dim: Hybrid(of_width) for dim, of_width in chosen.items()}
+    placements = {dim: Hybrid(of_dim) for dim, of_dim in chosen.items()}
     rows = build_groups(tables, placements, _NO_TRAINING, 0, tools, slow_tiers=tiers)
     return Embeddings(len(tables), rows)
 

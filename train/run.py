@@ -492,9 +492,9 @@ def _warn_of_passes(trainer: Trainer) -> None:
     source = trainer.step_source
     if not source.num_split:
         return
-    # The bytes of the slots there are: each width has one slot at least, even with fewer staging bytes.
+    # The bytes of the slots there are: each group has one slot at least, even with fewer staging bytes.
     staged = sum(
-        width.placement.num_staging_slots * width.fast.row_bytes for width in trainer.embeddings.groups
+        group.placement.num_staging_slots * group.fast.row_bytes for group in trainer.embeddings.groups
     )
     assert trainer.config.staging_bytes is not None, "build_trainer chooses it"
     enough = math.ceil(max(staged, trainer.config.staging_bytes) * source.slots_wanted / KIB) + 1

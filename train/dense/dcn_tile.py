@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from ..data.batch import at_cache_line
-from ..model.shapes import DcnShape, tables_by_width
+from ..model.shapes import DcnShape, tables_by_dim
 from .gradients import ParameterViews, stored_inputs
 from .kernels import cross, cross_backward
 from .linear import Matrix, StepWeights
@@ -61,7 +61,7 @@ class DcnTile:
         self._deep_place = slice(num_inputs, num_inputs + num_deep)
         self._places: list[slice] = []
         stop = num_dense
-        for dim, tables in tables_by_width(shape.table_dims).items():
+        for dim, tables in tables_by_dim(shape.table_dims).items():
             self._places.append(slice(stop, stop + dim * len(tables)))
             stop = self._places[-1].stop
 

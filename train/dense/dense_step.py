@@ -21,7 +21,7 @@ from ...stats.batch_work import MOST_TILE_SAMPLES
 from ..data.batch import Batch, BatchShares, EmbeddingTable
 from ..model.dense_model import DenseModel
 from ..model.dlrm import Dlrm
-from ..model.shapes import tables_by_width
+from ..model.shapes import tables_by_dim
 from ..threads import WorkThreads, one_torch_thread
 from .gradients import (
     BatchTiles,
@@ -238,7 +238,7 @@ class MeanPooling:
         self.dtype: DenseDtype = step.dtype
         self._step = step
         multi_hot = [number for number, table in enumerate(tables) if table.is_multi_hot]
-        widths = tables_by_width([table.embedding_dim for table in tables])
+        widths = tables_by_dim([table.embedding_dim for table in tables])
         # Where each multi-hot table is: its width, its position there, and that of its bags in a batch.
         self._places = [
             (width, position, multi_hot.index(table))

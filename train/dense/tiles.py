@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..data.batch import at_cache_line
-from ..model.shapes import DlrmShape, tables_by_width
+from ..model.shapes import DlrmShape, tables_by_dim
 from .gradients import ParameterViews, stored_inputs
 from .interaction import dot_workspace, interact, interact_backward, vector_workspace
 from .kernels import (
@@ -228,7 +228,7 @@ class DenseTile:
     def __init__(self, shape: DlrmShape, weights: StepWeights) -> None:
         dim = shape.embedding_dim
         self._weights = weights.values
-        self._widths = tables_by_width(shape.table_dims) if shape.table_dims else {}
+        self._widths = tables_by_dim(shape.table_dims) if shape.table_dims else {}
         self.bottom = Mlp(mlp_layers("bottom", shape.bottom), weights) if shape.bottom else None
         # Only the inputs of the top MLP are filled up: the others are the batch's, or outputs of a layer.
         filled_up = stored_inputs(shape.top_inputs)

@@ -22,7 +22,7 @@ from .table_group import TableGroup
 
 @dataclass(frozen=True, slots=True)
 class RowsPart:
-    """Some rows of one width with their state."""
+    """Some rows of one group with their state."""
 
     tables_N: NDArray[np.int32]
     """(N,); table of each row, as numbered in the shards."""
@@ -50,8 +50,8 @@ RowsSource = Callable[[], Iterable[RowsPart]]
 
 def settle(embeddings: Embeddings, *, is_lost: bool) -> None:
     """End the saving of rows: they are saved, or changed as before."""
-    for width in embeddings.groups:
-        changed_of(width).settle(is_lost=is_lost)
+    for group in embeddings.groups:
+        changed_of(group).settle(is_lost=is_lost)
 
 
 def restore_rows(embeddings: Embeddings, source: RowsSource, *, are_saved: bool) -> None:
@@ -62,62 +62,62 @@ def restore_rows(embeddings: Embeddings, source: RowsSource, *, are_saved: bool)
     Args:
         are_saved: whether the rows are in a checkpoint of this run already.
     """
-    for width, part in _newest(embeddings, source):
-        changed = changed_of(width)
-        tables_N = _positions_in(width, part)
+    for group, part in _newest(embeddings, source):
+        changed = changed_of(group)
+        tables_N = _positions_in(group, part)
         ids_N = part.ids_N.astype(np.int64)
-        width.restore(tables_N, ids_N, part.weights_ND, part.state_NW)
+        group.restore(tables_N, ids_N, part.weights_ND, part.state_NW)
         changed.mark_rows(changed.layout.slots_of_rows(tables_N, ids_N), is_saved=are_saved)
 
 
 def refill_stores(embeddings: Embeddings, source: RowsSource) -> None:
     """Put restored rows of spill files where their next fetch is."""
     # Only rows in files must be where their next fetch expects them.
-    if not any(isinstance(width.slow, FileTier) for width in embeddings.groups):
+    if not any(isinstance(group.slow, FileTier) for group in embeddings.groups):
         return
-    for width, part in _newest(embeddings, source):
-        slow = width.slow
+    for group, part in _newest(embeddings, source):
+        slow = group.slow
         if not isinstance(slow, FileTier):
             continue
-        slots_N = slow.layout.slots_of_rows(_positions_in(width, part), part.ids_N.astype(np.int64))
+        slots_N = slow.layout.slots_of_rows(_positions_in(group, part), part.ids_N.astype(np.int64))
         is_cold_N = slots_N >= 0
         slow.refill(slots_N[is_cold_N], part.weights_ND[is_cold_N], part.state_NW[is_cold_N])
 
 
-def used_slow_rows(width: TableGroup) -> Iterator[NDArray[np.int64]]:
+def used_slow_rows(group: TableGroup) -> Iterator[NDArray[np.int64]]:
     """Yield the changed rows of a table group's slow tier, ascending, in parts."""
-    changed = changed_of(width)
+    changed = changed_of(group)
     for rows_N in changed.used():
-        slots_N = width.slow.layout.slots_of_rows(*changed.layout.rows_at(rows_N))
+        slots_N = group.slow.layout.slots_of_rows(*changed.layout.rows_at(rows_N))
         yield slots_N[slots_N >= 0]
 
 
 def _newest(embeddings: Embeddings, source: RowsSource) -> Iterator[tuple[TableGroup, RowsPart]]:
-    """Yield each row once, with its newest value, and its width."""
-    # A bitmap a width: the first part that holds a row has its newest value.
-    width_of = {table: width for width in embeddings.groups for table in width.tables}
+    """Yield each row once, with its newest value, and its group."""
+    # A bitmap a group: the first part that holds a row has its newest value.
+    group_of = {table: group for group in embeddings.groups for table in group.tables}
     seen = {
-        width.embedding_dim: np.zeros(sum(width.placement.num_rows), np.bool_) for width in embeddings.groups
+        group.embedding_dim: np.zeros(sum(group.placement.num_rows), np.bool_) for group in embeddings.groups
     }
     for whole in source():
         is_held_N, ids_N = embeddings.local_ids(whole.tables_N, whole.ids_N)
         part = replace(whole.chosen(is_held_N), ids_N=ids_N)
         if part.ids_N.size == 0:
             continue
-        width = width_of[int(part.tables_N[0])]
-        layout = changed_of(width).layout
-        rows_N = layout.slots_of_rows(_positions_in(width, part), part.ids_N.astype(np.int64))
-        is_new_N = ~seen[width.embedding_dim][rows_N]
-        seen[width.embedding_dim][rows_N] = True
-        yield width, part if is_new_N.all() else part.chosen(is_new_N)
+        group = group_of[int(part.tables_N[0])]
+        layout = changed_of(group).layout
+        rows_N = layout.slots_of_rows(_positions_in(group, part), part.ids_N.astype(np.int64))
+        is_new_N = ~seen[group.embedding_dim][rows_N]
+        seen[group.embedding_dim][rows_N] = True
+        yield group, part if is_new_N.all() else part.chosen(is_new_N)
 
 
-def _positions_in(width: TableGroup, part: RowsPart) -> NDArray[np.int64]:
-    """(N,): the table of each row among those of the width, which are ascending."""
-    return np.searchsorted(np.array(width.tables), part.tables_N).astype(np.int64)
+def _positions_in(group: TableGroup, part: RowsPart) -> NDArray[np.int64]:
+    """(N,): the table of each row among those of the group, which are ascending."""
+    return np.searchsorted(np.array(group.tables), part.tables_N).astype(np.int64)
 
 
-def changed_of(width: TableGroup) -> ChangedRows:
-    """The marks of the rows of a width."""
-    assert width.changed is not None, "rows are tracked where there are checkpoints"
-    return width.changed
+def changed_of(group: TableGroup) -> ChangedRows:
+    """The marks of the rows of a group."""
+    assert group.changed is not None, "rows are tracked where there are checkpoints"
+    return group.changed

@@ -30,5 +30,5 @@ class DenseModel(nn.Module):
         Args:
             dense_BK: (B, K) float32; K is 0 without dense features.
             embeddings: (B, F, d) float32 of each table group, widths in the order of their first table and
-                tables of a width in theirs, as `tables_by_width` lists them.
+                tables of a width in theirs, as `tables_by_dim` lists them.
         """

@@ -19,7 +19,7 @@ from torch import nn
 
 from .dense_model import DenseModel
 from .dropout import HashDropout
-from .shapes import DlrmShape, tables_by_width
+from .shapes import DlrmShape, tables_by_dim
 
 
 class PairwiseDots(torch.autograd.Function):
@@ -127,7 +127,7 @@ class Projections(nn.Module):
 
     def __init__(self, shape: DlrmShape, generator: torch.Generator) -> None:
         super().__init__()
-        self._widths = tables_by_width(shape.table_dims)
+        self._widths = tables_by_dim(shape.table_dims)
         self._num_tables = shape.num_tables
         self.maps = nn.ParameterDict()
         # A projection for each width but the common one, drawn so that variances stay as they are.

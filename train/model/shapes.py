@@ -123,7 +123,7 @@ def preset_widths(model: str, embedding_dim: int) -> tuple[tuple[int, ...], tupl
     return preset.bottom_widths, preset.top_widths
 
 
-def tables_by_width(dims: Sequence[int]) -> dict[int, tuple[int, ...]]:
+def tables_by_dim(dims: Sequence[int]) -> dict[int, tuple[int, ...]]:
     """Group the numbers of tables by embedding_dim, in the order of their first table.
 
     Args:

@@ -24,7 +24,7 @@ from ...pipeline.errors import ShardError
 from ..config import ModelConfig
 from .dense_model import DenseModel
 from .dlrm import PairwiseDots, build_mlp, pair_positions
-from .shapes import tables_by_width
+from .shapes import tables_by_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Tbsm(DenseModel):
         """Return the (B, L, F, D) embeddings of all tables, by element."""
         tables_BLD: dict[int, torch.Tensor] = {}
         num_elements = self.shape.num_elements
-        widths = tables_by_width(self.shape.table_dims)
+        widths = tables_by_dim(self.shape.table_dims)
         for tables, emb_BSd in zip(widths.values(), embeddings, strict=True):
             counts = [num_elements if self.shape.are_histories[table] else 1 for table in tables]
             for table, part in zip(tables, torch.split(emb_BSd, counts, dim=1), strict=True):

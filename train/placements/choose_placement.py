@@ -18,7 +18,7 @@ from ...stats.ranking.row_bytes import row_bytes, share_slots
 from ..config import TrainConfig
 from ..data.batch import IdReader
 from ..data.shards import Shards
-from ..model.shapes import tables_by_width
+from ..model.shapes import tables_by_dim
 from .placements import AllFast, Hybrid, HybridDedup, Placement
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ def build_placements(
     Args:
         config: settings of the run.
         shards: with the tables.
-        held: the rows of each width that live at this rank, where there are several.
+        held: the rows of each table group that live at this rank, where there are several.
     """
     config = with_staging(config, shards)
-    widths = tables_by_width([table.embedding_dim for table in shards.tables])
+    groups = tables_by_dim([table.embedding_dim for table in shards.tables])
     return {
         dim: _build_placement(config, shards, dim, tables, held[dim] if held else None)
-        for dim, tables in widths.items()
+        for dim, tables in groups.items()
     }
 
 
@@ -156,15 +156,15 @@ def with_staging(config: TrainConfig, shards: Shards) -> TrainConfig:
 def staging_slots(config: TrainConfig, shards: Shards) -> dict[int, int]:
     """Return staging slots of each table group, in proportion to its cold rows."""
     assert config.staging_bytes is not None, "with_staging comes first"
-    widths = tables_by_width([table.embedding_dim for table in shards.tables])
+    groups = tables_by_dim([table.embedding_dim for table in shards.tables])
     optimizer = config.row_optimizer(shards.embedding_optimizer)
-    sizes = [row_bytes(dim, optimizer) for dim in widths]
-    # Every width gets slots in proportion to its cold rows.
+    sizes = [row_bytes(dim, optimizer) for dim in groups]
+    # Every group gets slots in proportion to its cold rows.
     num_cold = [
         sum(shards.tables[table].num_rows - shards.tables[table].num_hot for table in tables)
-        for tables in widths.values()
+        for tables in groups.values()
     ]
-    return dict(zip(widths, share_slots(config.staging_bytes, num_cold, sizes), strict=True))
+    return dict(zip(groups, share_slots(config.staging_bytes, num_cold, sizes), strict=True))
 
 
 def count_row_lookups(shards: Shards, tables: Sequence[int]) -> NDArray[np.int64]:

@@ -259,10 +259,10 @@ class EpochFetches:
 
 
 class PlanQueue:
-    """The step plans of one width for one epoch.
+    """The step plans of one table group for one epoch.
 
     Args:
-        placement: that of the width.
+        placement: that of the group.
         planner: that of the run; None where all plans are there already.
     """
 

@@ -35,7 +35,7 @@ from ...stats.codecs import EARLY_SHARE, BoundedCodec, RowCodec, bound_factor, c
 from ...stats.published_bounds import BASE, bound_by_size
 from ..config import AUTO, ChosenExchange, CodecChoice, ExchangeOptions, ExchangePrediction, parse_codec
 from ..data.batch import EmbeddingTable
-from ..model.shapes import tables_by_width
+from ..model.shapes import tables_by_dim
 
 _EXACT = "none"
 _DENSE_CODECS = (_EXACT, "fp16", "bf16")
@@ -284,7 +284,7 @@ def build_coded_exchange(
         ConfigError: a bound of a table that is not there.
     """
     refuse_unknown_tables(chosen, tables)
-    widths = tables_by_width([table.embedding_dim for table in tables]).values()
+    widths = tables_by_dim([table.embedding_dim for table in tables]).values()
     coded = CodedExchange(rank, seed, [[tables[n] for n in of_width] for of_width in widths], num_done)
     coded.use(chosen)
     return coded

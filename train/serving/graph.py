@@ -19,7 +19,7 @@ from torch import nn
 
 from ...pipeline.schema.schema import Schema
 from ..model.dense_model import DenseModel
-from ..model.shapes import tables_by_width
+from ..model.shapes import tables_by_dim
 
 
 class CategoryIndex(nn.Module):
@@ -152,7 +152,7 @@ class ServingGraph(nn.Module):
         self._takes_mean = takes_mean
         self._num_elements = num_elements
         dims = [int(table.rows_ND.shape[1]) for table in tables]
-        self._widths = tables_by_width(dims)
+        self._widths = tables_by_dim(dims)
         self.register_buffer("one_hot_G", torch.tensor(self._one_hot, dtype=torch.int64))
         self.one_hot_G: torch.Tensor
 

@@ -63,41 +63,41 @@ def plan_run(source: StepSource, epochs: Iterable[Iterable[int]], limits: SpillL
         HotsetError: the disk is too small.
     """
     planned: deque[tuple[list[int], list[PlanQueue]]] = deque()
-    planners = [_planner_within(width, limits) for width in source.staged]
+    planners = [_planner_within(group, limits) for group in source.staged]
     source.mark_restored(planners)
     for batches in epochs:
         numbers = list(batches)
         spools = [
-            EpochSpool(_staging(width), planner, limits.folder, limits.planning_bytes)
-            for width, planner in zip(source.staged, planners, strict=True)
+            EpochSpool(_staging(group), planner, limits.folder, limits.planning_bytes)
+            for group, planner in zip(source.staged, planners, strict=True)
         ]
         for number in numbers:
             source.add(number, spools)
         planned.append((numbers, [spool.finish() for spool in spools]))
-    restored = [_restored_rows(source, width, limits) for width in source.staged]
+    restored = [_restored_rows(source, group, limits) for group in source.staged]
     open_stores(source.staged, [queues for _, queues in planned], limits, restored)
     source.planned = planned
 
 
-def _planner_within(width: TableGroup, limits: SpillLimits) -> StagingPlanner:
+def _planner_within(group: TableGroup, limits: SpillLimits) -> StagingPlanner:
     """Build a planner whose array of cold rows is mapped if memory is short."""
-    placement = _staging(width)
+    placement = _staging(group)
     num_rows = max(placement.slow.num_own_slots, 1)
     return placement.planner(0, mapped_zeros(limits.folder, num_rows, np.int32, limits.planning_bytes))
 
 
-def _restored_rows(source: StepSource, width: TableGroup, limits: SpillLimits) -> NDArray[np.int64]:
-    """Return the restored rows of a width on the slow tier, ascending."""
+def _restored_rows(source: StepSource, group: TableGroup, limits: SpillLimits) -> NDArray[np.int64]:
+    """Return the restored rows of a group on the slow tier, ascending."""
     if not source.is_resumed:
         return np.empty(0, np.int64)
     spool = SpooledArrays(limits.folder, alignment=1)
-    for rows_N in used_slow_rows(width):
+    for rows_N in used_slow_rows(group):
         spool.append(rows_N)
     return spool.map_joined(np.int64)
 
 
 def open_stores(
-    widths: Sequence[TableGroup],
+    groups: Sequence[TableGroup],
     epochs: Sequence[Sequence[PlanQueue]],
     limits: SpillLimits,
     restored: Sequence[NDArray[np.int64]],
@@ -107,10 +107,10 @@ def open_stores(
     The plans learn where rows come from and go to.
 
     Args:
-        widths: those with cold rows on the slow tier.
-        epochs: of each epoch the plans of all widths.
-        limits: of all widths together.
-        restored: of each width the rows of a checkpoint, ascending, which the stores are given before the
+        groups: those with cold rows on the slow tier.
+        epochs: of each epoch the plans of all groups.
+        limits: of all groups together.
+        restored: of each group the rows of a checkpoint, ascending, which the stores are given before the
             first step.
 
     Raises:
@@ -119,52 +119,52 @@ def open_stores(
     """
     # Widths without cold rows have nothing to spill.
     spilling = [
-        (width, [of_widths[number] for of_widths in epochs], rows_U)
-        for number, (width, rows_U) in enumerate(zip(widths, restored, strict=True))
-        if width.placement.slow.num_own_slots
+        (group, [of_groups[number] for of_groups in epochs], rows_U)
+        for number, (group, rows_U) in enumerate(zip(groups, restored, strict=True))
+        if group.placement.slow.num_own_slots
     ]
     # The sizes follow from what the plans fetch, so these are read before memory is divided.
-    found = [_fetches_of(width, queues, rows_U, limits) for width, queues, rows_U in spilling]
-    shapes = [_shape_of(width, fetches) for (width, _, _), fetches in zip(spilling, found, strict=True)]
+    found = [_fetches_of(group, queues, rows_U, limits) for group, queues, rows_U in spilling]
+    shapes = [_shape_of(group, fetches) for (group, _, _), fetches in zip(spilling, found, strict=True)]
     divided = choose_all_sizes(shapes, limits.memory_bytes)
-    # Each plan learns where its rows come from and go to, then the store of the width can be opened.
-    for (width, queues, rows_U), fetches, shape, sizes in zip(spilling, found, shapes, divided, strict=True):
+    # Each plan learns where its rows come from and go to, then the store of the group can be opened.
+    for (group, queues, rows_U), fetches, shape, sizes in zip(spilling, found, shapes, divided, strict=True):
         before, *of_epochs = fetches.epochs
         for queue, of_epoch in zip(queues, of_epochs, strict=True):
             queue.set_fetches(of_epoch)
         store = RowStore(shape, sizes, fetches.rows, limits.folder)
-        _slow_tier(width).open(store, rows_U, before.of_residents)
+        _slow_tier(group).open(store, rows_U, before.of_residents)
 
 
 def _fetches_of(
-    width: TableGroup, queues: Sequence[PlanQueue], restored_U: NDArray[np.int64], limits: SpillLimits
+    group: TableGroup, queues: Sequence[PlanQueue], restored_U: NDArray[np.int64], limits: SpillLimits
 ) -> RunFetches:
     # Restored rows are those that an epoch without a step, before all others, writes back.
     plans = [EpochPlans((), restored_U)]
     plans += [EpochPlans(queue.chunks, queue.flush.write_back.rows_N) for queue in queues]
-    num_rows = width.placement.slow.num_own_slots
+    num_rows = group.placement.slow.num_own_slots
     return find_fetches(plans, num_rows, limits.folder, limits.planning_bytes, restored_U)
 
 
-def _shape_of(width: TableGroup, fetches: RunFetches) -> SpillShape:
-    slow = _slow_tier(width)
+def _shape_of(group: TableGroup, fetches: RunFetches) -> SpillShape:
+    slow = _slow_tier(group)
     counts = slow.layout.last_F - slow.layout.first_F
     state_width = slow.state_SW.shape[1]
     rows_of_tables = tuple(counts.tolist())
     return SpillShape(
-        width.embedding_dim, state_width, rows_of_tables, fetches.fetches_of_items, fetches.used
+        group.embedding_dim, state_width, rows_of_tables, fetches.fetches_of_items, fetches.used
     )
 
 
-def _slow_tier(width: TableGroup) -> SpilledTier:
-    slow = width.slow
+def _slow_tier(group: TableGroup) -> SpilledTier:
+    slow = group.slow
     assert isinstance(slow, SpilledTier)
     return slow
 
 
-def _staging(width: TableGroup) -> StagingPlacement:
-    assert isinstance(width.placement, StagingPlacement)
-    return width.placement
+def _staging(group: TableGroup) -> StagingPlacement:
+    assert isinstance(group.placement, StagingPlacement)
+    return group.placement
 
 
 _CHUNK_ENTRIES = 1 << 17
@@ -173,10 +173,10 @@ _ARRAYS = StepPlans._fields[1:]
 
 
 class EpochSpool:
-    """The batches of one epoch and width, and then their step plans.
+    """The batches of one epoch and group, and then their step plans.
 
     Args:
-        placement: that of the width.
+        placement: that of the group.
         planner: that of the run.
         folder: where the files lie.
         memory_bytes: memory that a list of all cold rows may take.

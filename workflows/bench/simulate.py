@@ -13,7 +13,7 @@ from ...stats.ranking.row_bytes import row_bytes
 from ...train.config import TrainConfig
 from ...train.data.batch import IdReader
 from ...train.data.shards import Shards
-from ...train.model.shapes import tables_by_width
+from ...train.model.shapes import tables_by_dim
 from ...train.placements.choose_placement import build_placements
 from ...train.placements.placements import AllFast, Hybrid, HybridDedup
 from ...train.placements.staging import PlanQueue, StagingPlacement
@@ -54,7 +54,7 @@ def simulate_epoch(shards: Shards, config: TrainConfig, order: Sequence[int]) ->
         ValueError: the placement is fae, whose switches depend on the test loss.
     """
     moved = NOTHING_MOVED
-    widths = tables_by_width([table.embedding_dim for table in shards.tables])
+    widths = tables_by_dim([table.embedding_dim for table in shards.tables])
     # Each table group has its own tiers and plans.
     for dim, placement in build_placements(config, shards).items():
         reader = IdReader(shards.tables, widths[dim])

@@ -23,7 +23,7 @@ from hotset.train.dense.dense_step import TiledStep, build_dense_step
 from hotset.train.dense.gradients import DenseDtype
 from hotset.train.dense.graph_step import GraphStep, GraphTiles
 from hotset.train.model.dcn import Dcn
-from hotset.train.model.shapes import DcnShape, tables_by_width
+from hotset.train.model.shapes import DcnShape, tables_by_dim
 from hotset.train.threads import WorkThreads
 
 BATCH_SIZE = 64
@@ -67,7 +67,7 @@ def drawn(shape: DcnShape, num_samples: int, seed: int = 0) -> tuple[Batch, Rows
     generator = torch.Generator().manual_seed(seed)
     embeddings = [
         torch.randn(num_samples, len(tables), dim, generator=generator)
-        for dim, tables in tables_by_width(shape.table_dims).items()
+        for dim, tables in tables_by_dim(shape.table_dims).items()
     ]
     batch = Batch(
         label_B=(torch.rand(num_samples, generator=generator) < 0.3).float(),

@@ -36,7 +36,7 @@ from hotset.train.dense.graph_step import GraphStep
 from hotset.train.model.dcn import Dcn
 from hotset.train.model.dense_model import DenseModel
 from hotset.train.model.dlrm import Dlrm
-from hotset.train.model.shapes import DcnShape, DlrmShape, dlrm_shape, tables_by_width
+from hotset.train.model.shapes import DcnShape, DlrmShape, dlrm_shape, tables_by_dim
 from hotset.train.model.tbsm import Tbsm
 from hotset.train.threads import WorkThreads
 
@@ -126,7 +126,7 @@ def test_histories_of_different_lengths_are_refused() -> None:
 def naive_embeddings(tables_ND: list[torch.Tensor], batch: Batch, num_elements: int) -> list[torch.Tensor]:
     """(B, S, d) of each width, element by element: a history ends with its last place."""
     found = []
-    for tables in tables_by_width(SPEC.table_dims or ()).values():
+    for tables in tables_by_dim(SPEC.table_dims or ()).values():
         samples = []
         for sample in range(batch.num_samples):
             rows = []
@@ -229,7 +229,7 @@ def drawn(shape: DlrmShape, num_samples: int, seed: int = 0) -> tuple[Batch, Emb
     dims = shape.table_dims or (shape.embedding_dim,) * shape.num_tables
     embeddings = [
         torch.randn(num_samples, len(tables), dim, generator=generator)
-        for dim, tables in tables_by_width(dims).items()
+        for dim, tables in tables_by_dim(dims).items()
     ]
     batch = Batch(
         label_B=(torch.rand(num_samples, generator=generator) < 0.3).float(),
@@ -638,7 +638,7 @@ def pooled(tables_ND: list[torch.Tensor], batch: Batch, *, mean: bool) -> list[t
             total = torch.stack([table_ND[row] for row in ids]).sum(0) if ids else torch.zeros(DIMS[feature])
             rows.append(total / max(len(ids), 1) if mean else total)
         found.append(torch.stack(rows))
-    widths = tables_by_width(DIMS)
+    widths = tables_by_dim(DIMS)
     return [torch.stack([found[table] for table in tables], dim=1) for tables in widths.values()]
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hotset.pipeline.errors import ShardError
 from hotset.train.config import ModelConfig
 from hotset.train.model.dcn import CrossLayer, Dcn
-from hotset.train.model.shapes import DcnShape, tables_by_width
+from hotset.train.model.shapes import DcnShape, tables_by_dim
 
 Array = NDArray[np.float64]
 
@@ -37,7 +37,7 @@ SHAPES = {
 
 def drawn(shape: DcnShape, num_samples: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
-    widths = tables_by_width(shape.table_dims)
+    widths = tables_by_dim(shape.table_dims)
     dense_BK = torch.rand(num_samples, shape.num_dense, generator=generator, dtype=torch.float64)
     return dense_BK, [
         torch.randn(num_samples, len(tables), dim, generator=generator, dtype=torch.float64)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hotset.pipeline.errors import ShardError
 from hotset.train.config import ModelConfig
-from hotset.train.model.shapes import tables_by_width
+from hotset.train.model.shapes import tables_by_dim
 from hotset.train.model.tbsm import Tbsm, TbsmShape
 
 Array = NDArray[np.float64]
@@ -57,7 +57,7 @@ def drawn(shape: TbsmShape) -> tuple[torch.Tensor, list[torch.Tensor]]:
     lengths_B = torch.tensor([min(length, num_elements) for length in LENGTHS])
     dense_BK = torch.rand(len(LENGTHS), shape.num_dense, generator=generator, dtype=torch.float64)
     embeddings = []
-    for dim, tables in tables_by_width(shape.table_dims).items():
+    for dim, tables in tables_by_dim(shape.table_dims).items():
         parts = []
         for table in tables:
             count = num_elements if shape.are_histories[table] else 1
@@ -85,7 +85,7 @@ def naive_logit(model: Tbsm, dense_K: Array, length: int, embeddings: list[Array
 
     # The embedding of each table for each element.
     of_table: dict[int, list[Array]] = {}
-    for tables, emb_Sd in zip(tables_by_width(shape.table_dims).values(), embeddings, strict=True):
+    for tables, emb_Sd in zip(tables_by_dim(shape.table_dims).values(), embeddings, strict=True):
         rows = list(emb_Sd)
         for table in tables:
             own = [rows.pop(0) for _ in range(count if shape.are_histories[table] else 1)]
