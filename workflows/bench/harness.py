@@ -35,6 +35,7 @@ from ..machine import describe_machine
 Result = TypeVar("Result")
 Facts = dict[str, Any]
 """Plain data, ready for JSON."""
+_MESSAGES = "messages.txt"
 _SAMPLING_SECONDS = 0.02
 """Interval at which anonymous memory is read."""
 
@@ -268,18 +269,15 @@ def summarize(candidate: Candidate, rounds: Sequence[Measurement]) -> Facts:
     }
 
 
-def run_hotset(arguments: Sequence[str], scratch: Path, num_ranks: int = 1) -> None:
-    """Run ``hotset``, on several ranks as a launcher does: a process each.
-
-    Raises:
-        HotsetError: a process failed; the last line of its messages is in the message.
-    """
+def start_hotset(
+    arguments: Sequence[str], scratch: Path, num_ranks: int = 1
+) -> list[subprocess.Popen[bytes]]:
+    """Start ``hotset``, on several ranks as a launcher does: a process each; messages go to a file."""
     launched: dict[str, str] = {}
     if num_ranks > 1:
-        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(num_ranks)}
-    messages = scratch / "messages.txt"
-    with messages.open("wb") as file:
-        processes = [
+        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "WORLD_SIZE": str(num_ranks)}
+    with (scratch / _MESSAGES).open("wb") as file:
+        return [
             subprocess.Popen(
                 [sys.executable, "-m", "hotset", *arguments],
                 env=os.environ | launched | ({"RANK": str(rank)} if launched else {}),
@@ -288,13 +286,25 @@ def run_hotset(arguments: Sequence[str], scratch: Path, num_ranks: int = 1) -> N
             )
             for rank in range(num_ranks)
         ]
-        statuses = [process.wait() for process in processes]
-    if any(statuses):
-        last = (messages.read_text(errors="replace").splitlines() or ["it printed nothing"])[-1]
-        raise HotsetError(f"hotset {' '.join(arguments)} failed: {last}")
 
 
-def free_port() -> str:
+def last_message(scratch: Path) -> str:
+    """Return the last line that the processes of `start_hotset` have printed."""
+    lines = (scratch / _MESSAGES).read_text(errors="replace").splitlines()
+    return lines[-1] if lines else "it printed nothing"
+
+
+def run_hotset(arguments: Sequence[str], scratch: Path, num_ranks: int = 1) -> None:
+    """Run ``hotset``, on several ranks perhaps.
+
+    Raises:
+        HotsetError: a process failed; the last line of its messages is in the message.
+    """
+    if any([process.wait() for process in start_hotset(arguments, scratch, num_ranks)]):
+        raise HotsetError(f"hotset {' '.join(arguments)} failed: {last_message(scratch)}")
+
+
+def _free_port() -> str:
     """Return a port of this machine at which nobody listens."""
     with socket.socket() as opened:
         opened.bind(("127.0.0.1", 0))

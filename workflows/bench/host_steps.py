@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from ...stats.ranking.row_bytes import row_bytes
 from ...train.build import build_trainer
 from ...train.config import PlacementName, TrainConfig
 from ...train.data.shards import Shards
-from ...train.device import Event, Graph, StreamName
+from ...train.device import Device, Graph, StreamName
 from ...train.gpu.queued_steps import QueuedSteps
 from ...train.loop import read_ahead
 from .harness import Facts, new_parser, run_script, scratch_folder, tell
@@ -63,44 +63,29 @@ class IdleDevice:
         self.calls: list[str] = []
         """Names in the order of the calls: a list, whose growth costs the least."""
 
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return a call that is counted: ``copy``, ``launch``, ``record``, ``wait`` and the others."""
+
+        def count(*_: object) -> IdleDevice:
+            self.calls.append(name)
+            return self
+
+        # Each call looks its name up once.
+        self.__dict__[name] = count
+        return count
+
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype)
 
-    def allocate_pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return self.allocate(shape, dtype)
+    allocate_pinned = allocate
 
     def pin(self, tensor: torch.Tensor) -> bool:
         return True
-
-    def copy(self, stream: StreamName, source: torch.Tensor, target: torch.Tensor) -> None:
-        self.calls.append("copy")
-
-    def launch(self, stream: StreamName, kernel: Callable[..., object], *arguments: Any) -> None:
-        self.calls.append("launch")
-
-    def record(self, stream: StreamName) -> Event:
-        self.calls.append("record")
-        return self
-
-    def wait(self, stream: StreamName, event: Event) -> None:
-        self.calls.append("wait")
-
-    def wait_on_host(self, event: Event) -> None:
-        self.calls.append("wait on the host")
-
-    def synchronize(self) -> None:
-        self.calls.append("synchronize")
 
     def capture(self, stream: StreamName, queue_work: Callable[[], None]) -> Graph:
         self.calls.append("capture")
         queue_work()
         return self
-
-    def replay(self, stream: StreamName, graph: Graph) -> None:
-        self.calls.append("replay")
-
-    def close(self) -> None:
-        """Nothing is under way."""
 
 
 def measure(options: argparse.Namespace) -> Facts:
@@ -141,7 +126,7 @@ def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> lis
         dense_optimizer=_OPTIMIZER,
     )
     # Runs have checkpoints by default, for which the rows that change are marked.
-    trainer = build_trainer(shards, config, device_api=device, tracks_changes=True)
+    trainer = build_trainer(shards, config, device_api=cast(Device, device), tracks_changes=True)
     runner = trainer.runner
     assert isinstance(runner, QueuedSteps)
     found: list[_QueuedStep] = []

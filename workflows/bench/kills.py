@@ -9,7 +9,6 @@ end with the same weights. ``--of train`` also measures how long training pauses
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import shutil
 import subprocess
@@ -34,7 +33,16 @@ from ...train.data.shards import Shards
 from ...train.recipe_options import Interval
 from ...train.resuming.resume import RunCheckpoints
 from ..drawn_shards import DrawnShards
-from .harness import Facts, free_port, new_parser, run_hotset, run_script, scratch_folder, tell
+from .harness import (
+    Facts,
+    last_message,
+    new_parser,
+    run_hotset,
+    run_script,
+    scratch_folder,
+    start_hotset,
+    tell,
+)
 
 _FILES = ("weights.safetensors", "states.safetensors", "metrics.jsonl", "batch_order.npy")
 """Files of a finished run that must have the bytes of an unbroken one."""
@@ -186,22 +194,8 @@ def _training(data: Path, placement: str, optimizer: str) -> list[str]:
 def _start(
     arguments: Sequence[str], scratch: Path, num_ranks: int = 1, timeout: int = _PATIENCE
 ) -> list[subprocess.Popen[bytes]]:
-    """Start the command, on several ranks as a launcher does: a process each."""
-    command = [sys.executable, "-m", "hotset", *arguments]
-    launched: dict[str, str] = {}
-    if num_ranks > 1:
-        command += ["--rank-timeout", str(timeout)]
-        launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(num_ranks)}
-    with open(scratch / "messages.txt", "wb") as messages:
-        return [
-            subprocess.Popen(
-                command,
-                env=os.environ | launched | ({"RANK": str(rank)} if launched else {}),
-                stdout=messages,
-                stderr=messages,
-            )
-            for rank in range(num_ranks)
-        ]
+    more = ["--rank-timeout", str(timeout)] if num_ranks > 1 else []
+    return start_hotset([*arguments, *more], scratch, num_ranks)
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], timeout: float | None = None) -> list[int]:
@@ -212,11 +206,6 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], timeout: float | None = N
         except subprocess.TimeoutExpired:
             process.kill()
     return [process.wait() for process in processes]
-
-
-def _last_line(scratch: Path) -> str:
-    lines = (scratch / "messages.txt").read_text(errors="replace").splitlines()
-    return lines[-1] if lines else "it printed nothing"
 
 
 def _wait_for(path: Path, processes: Sequence[subprocess.Popen[bytes]]) -> float:
@@ -235,7 +224,7 @@ def _run_unbroken(kind: Kind, scratch: Path) -> Unbroken:
         processes = _start([*kind.arguments, "--out", str(out)], scratch, kind.num_ranks)
         ready = _wait_for(out / kind.marker, processes)
         if any(_end(processes)):
-            raise ConfigError(f"{kind.name} failed: {_last_line(scratch)}")
+            raise ConfigError(f"{kind.name} failed: {last_message(scratch)}")
         ended = time.perf_counter()
     found = Unbroken(_checksums(kind, out), ready - begin, ended - ready)
     shutil.rmtree(out)
@@ -278,7 +267,7 @@ def _kill_and_resume(
         if any(status < 0 for rank, status in enumerate(statuses) if rank != victim):
             tally.faults.append(f"{kind.name}: a rank did not stop when another was killed")
         if statuses[victim] > 0:
-            tally.faults.append(f"{kind.name}: exit status {statuses[victim]}: {_last_line(scratch)}")
+            tally.faults.append(f"{kind.name}: exit status {statuses[victim]}: {last_message(scratch)}")
         if _is_finished(kind, out) or statuses[victim] >= 0:
             tally.late += 1
             num_late += 1
@@ -296,7 +285,7 @@ def _kill_and_resume(
     tally.folders += 1
     tally.identical += is_identical
     if not is_identical:
-        tally.faults.append(f"{kind.name} differs (exit status {status}: {_last_line(scratch)})")
+        tally.faults.append(f"{kind.name} differs (exit status {status}: {last_message(scratch)})")
     shutil.rmtree(out, ignore_errors=True)
 
 
