@@ -86,14 +86,8 @@ def left_by(arguments: str, folder: Path, columns: int, *, color: bool = True) -
     return [line for line in lines if not line.startswith("compiling kernels")]
 
 
-@pytest.mark.parametrize(
-    ("columns", "color"),
-    [
-        (80, True),
-        pytest.param(60, False, marks=pytest.mark.slow),
-        pytest.param(200, True, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("columns", "color"), [(80, True), (60, False), (200, True)])
 def test_the_main_job_leaves_one_line_of_each_stage(
     columns: int, color: bool, log: Path, tmp_path: Path
 ) -> None:
