@@ -612,7 +612,7 @@ def show_findings(result: Characterised, console: Console) -> None:
     table = plain_table("Samples per second by placement", ("model", *placements), texts=texts)
     for model, by_placement in placement_speeds(result.runs).items():
         table.add_row(
-            model, *(f"{by_placement[name]:,.0f}" if name in by_placement else "-" for name in names)
+            model, *(f"{by_placement[name]:,.0f}" if name in by_placement else "-" for name in placements)
         )
     print_table(console, table)
     num_cells = len(median_seconds(result.runs))

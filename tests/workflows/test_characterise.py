@@ -5,12 +5,14 @@ Tests `characterise`, too.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError
 from hotset.stats.curves import CONTRADICTED, SUPPORTED, UNDECIDED
@@ -151,6 +153,23 @@ def test_little_is_undecided() -> None:
     assert set(verdicts(few).values()) == {UNDECIDED}
     # Where steps of a run vary by half, no placement wins clearly.
     assert verdicts(runs_of(as_published, 0.5))["No placement is best for every model"] == UNDECIDED
+
+
+def test_speeds_of_every_placement_are_printed() -> None:
+    runs = runs_of(lambda cell: 1e-3)
+    speeds = MachineSpeeds(
+        device_name="a CPU",
+        threads=1,
+        flops=1e9,
+        host_rows_per_second=1e6,
+        row_bytes=64,
+        link_bytes_per_second=1e9,
+        loader_samples_per_second=1e6,
+    )
+    shown = io.StringIO()
+    module.show_findings(module.Characterised(speeds, runs, 1.0), Console(file=shown, width=200))
+    (base,) = (line.split() for line in shown.getvalue().splitlines() if line.startswith("base "))
+    assert base[1:] == ["2,048,000"] * len(FACTORS["placement"])
 
 
 @pytest.fixture
