@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 
 from rich.console import Console
 from rich.progress import (
@@ -31,26 +33,12 @@ _ROOM_FOR_UNIT = 70
 """Columns in which a note and the unit of the rate do."""
 _WINDOW_SECONDS = 30.0
 _LEAST_SECONDS = 0.25
-_UNITS = {
-    "ingest": "B",
-    "generate": "samples",
-    "count": "lookups",
-    "rank": "lookups",
-    "encode": "samples",
-    "split": "samples",
-    "pack": "samples",
-    "schedule": "samples",
-    "export": "samples",
-    "log": "samples",
-    "train": "samples",
-    "evaluate": "samples",
-    "predict": "samples",
-    "rows": "rows",
-    "verify": "B",
-    "hot": "samples",
-    "trace": "samples",
-    "drift": "samples",
-}
+_SAMPLES = (
+    *("generate", "encode", "split", "pack", "export", "log", "train", "evaluate", "predict"),
+    *("hot", "trace", "drift"),
+)
+_UNITS = {"ingest": "B", "verify": "B", "count": "lookups", "rank": "lookups", "rows": "rows"}
+_UNITS |= dict.fromkeys(_SAMPLES, "samples")
 """In what a stage reports how far it is; the rate of other stages means nothing to a user."""
 
 
@@ -145,51 +133,43 @@ def columns_for(note: str, width: int) -> tuple[ProgressColumn, ...]:
         columns.append(BarColumn(bar_width=None, table_column=Column(ratio=1)))
     columns.append(TaskProgressColumn())
     if note:
-        columns.append(_NoteColumn())
+        columns.append(_ShownColumn(lambda task: str(task.fields.get("note", ""))))
     has_unit = not note or width >= _ROOM_FOR_UNIT
-    return (*columns, _RateColumn(has_unit=has_unit), _TimeColumn())
+    return (*columns, _ShownColumn(partial(rate_of, has_unit=has_unit)), _ShownColumn(time_of))
 
 
-class _NoteColumn(ProgressColumn):
-    """Note on the work so far, such as the loss."""
+class _ShownColumn(ProgressColumn):
+    """A text about the work so far, in one line."""
 
-    def render(self, task: Task) -> Text:
-        """Return the note of the last call."""
-        return Text(str(task.fields.get("note", "")), no_wrap=True)
-
-
-class _RateColumn(ProgressColumn):
-    """Bytes, samples or lookups per second, of the last half minute."""
-
-    def __init__(self, *, has_unit: bool) -> None:
+    def __init__(self, show: Callable[[Task], str]) -> None:
         super().__init__()
-        self._has_unit = has_unit
+        self._show = show
 
     def render(self, task: Task) -> Text:
-        """Return the rate, nothing where it is unknown or in a unit that no user knows."""
-        # Bytes have separate units; other rates name theirs where there is room.
-        unit = _UNITS.get(task.description)
-        speed = task.fields.get("speed")
-        if not speed or unit is None:
-            return Text("")
-        if unit == "B":
-            return Text(f"{format_byte_size(int(speed))}/s", no_wrap=True)
-        rate = f"{_short(speed)} {unit}/s" if self._has_unit else f"{_short(speed).strip()}/s"
-        return Text(rate, no_wrap=True)
+        """Return the text."""
+        return Text(self._show(task), no_wrap=True)
 
 
-class _TimeColumn(ProgressColumn):
-    """Remaining time; elapsed time if the end is unknown."""
+def rate_of(task: Task, *, has_unit: bool) -> str:
+    """Return the rate of the last half minute: nothing where it is unknown or in a unit that no user knows."""
+    # Bytes have separate units; other rates name theirs where there is room.
+    unit = _UNITS.get(task.description)
+    speed = task.fields.get("speed")
+    if not speed or unit is None:
+        return ""
+    if unit == "B":
+        return f"{format_byte_size(int(speed))}/s"
+    return f"{_short(speed)} {unit}/s" if has_unit else f"{_short(speed).strip()}/s"
 
-    def render(self, task: Task) -> Text:
-        """Return minutes and seconds, and the word for the kind of time."""
-        speed = task.fields.get("speed")
-        # With a speed the time that is left, without one the time that has passed.
-        left = (task.total - task.completed) / speed if task.total and speed else None
-        seconds = int(task.elapsed or 0) if left is None or task.finished else int(left)
-        hours, rest = divmod(seconds, 3600)
-        clock = f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
-        return Text(f"{clock} {'passed' if left is None or task.finished else 'left'}", no_wrap=True)
+
+def time_of(task: Task) -> str:
+    """Return the remaining time, or the elapsed time if the end is unknown, with a word for its kind."""
+    speed = task.fields.get("speed")
+    left = (task.total - task.completed) / speed if task.total and speed else None
+    seconds = int(task.elapsed or 0) if left is None or task.finished else int(left)
+    hours, rest = divmod(seconds, 3600)
+    clock = f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+    return f"{clock} {'passed' if left is None or task.finished else 'left'}"
 
 
 def _short(number: float) -> str:

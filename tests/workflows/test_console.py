@@ -19,7 +19,7 @@ from rich.table import Table
 from hotset.tests.support.terminal import run_in_terminal
 from hotset.workflows import progress_columns
 from hotset.workflows.console import describe_rate, plain_table, print_table, say_error
-from hotset.workflows.progress_columns import Bars, Speed, columns_for
+from hotset.workflows.progress_columns import Bars, Speed, rate_of
 
 _TWO_STAGES = """
 import sys, time
@@ -352,13 +352,6 @@ def test_a_first_run_says_that_it_compiles_and_the_next_one_does_not(tmp_path: P
     assert shown == [[told, "ingest   done"], ["ingest   done"], []]
 
 
-def rate_beside(stage: str, speed: float) -> str:
-    """What the column of rates shows for a stage at a speed."""
-    (column,) = (column for column in columns_for("", 100) if type(column).__name__ == "_RateColumn")
-    task = Task(TaskID(0), stage, 10, 1, _get_time=lambda: 0.0, fields={"speed": speed})
-    return str(column.render(task))
-
-
 @pytest.mark.parametrize(
     ("stage", "rate"),
     [
@@ -372,7 +365,8 @@ def rate_beside(stage: str, speed: float) -> str:
     ],
 )
 def test_a_stage_with_a_unit_shows_its_rate(stage: str, rate: str) -> None:
-    assert rate_beside(stage, 3 << 20) == rate
+    task = Task(TaskID(0), stage, 10, 1, _get_time=lambda: 0.0, fields={"speed": 3 << 20})
+    assert rate_of(task, has_unit=True) == rate
 
 
 def test_every_command_of_a_hint_is_one_that_this_shell_finds(
