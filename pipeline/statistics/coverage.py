@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.curves import coverage_points, top_shares
-from ...stats.drift import count_rows
 from ...stats.ranking.ranking import levels_by_count
 from ...stats.traffic import AccessRates, EpochUses, mean_unique_rows
 from ..errors import GIB, MIB, ConfigError
@@ -26,14 +25,13 @@ from ..folders.disk import is_discarded
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.totals import PlanSettings, PlanTotals, SamplesTotals, VocabularyTotals, multi_hot
 from ..formats.arrow_files import fixed_lists, read_batch
-from ..formats.ids import ONE_EACH, read_lookups
 from ..runtime.tasks import Resources, run_tasks, silent
 from ..schema.schema import FeatureSettings
 from ..stages.peel_order import peel_order
 from ..stages.rank import PEEL_FLOOR, RankConfig, counted_samples, rank_tables
 from ..stages.row_order import Levels, hot_curves, levels_of_tables
 from .folder import Inspected, Row
-from .traffic import choose_samples, largest_key
+from .traffic import draw_part, largest_key
 
 POINTS_PER_DECADE = 6
 SMALLEST_BUDGET = 1 << 14
@@ -121,13 +119,12 @@ MAX_PEELED_SAMPLES = 5_000_000
 
 def _sampled_levels(inspected: Inspected, budgets: Sequence[int]) -> Levels:
     """Return levels by the counts of a sample, as FAE's code does."""
-    first_row_T = np.cumsum([0, *(table.num_rows for table in inspected.tables)])
-    counts_R = np.zeros(int(first_row_T[-1]), np.int32)
+    counts_R = np.zeros(sum(table.num_rows for table in inspected.tables), np.int32)
     # Only training samples are drawn from, as FAE does.
-    tasks = ((inspected.samples, *part) for part in inspected.train_parts())
-    for drawn in run_tasks(_draw_ids, tasks, workers=inspected.resources.workers):
-        for ids, first in zip(drawn, first_row_T, strict=False):
-            count_rows(ids, counts_R[first:])
+    largest = largest_key(FAE_SHARE)
+    tasks = ((inspected.samples, *part, _SEED, largest) for part in inspected.train_parts())
+    for _, rows, _ in run_tasks(draw_part, tasks, workers=inspected.resources.workers):
+        np.add.at(counts_R, rows, 1)
     return _levels(inspected, counts_R, budgets)
 
 
@@ -185,19 +182,6 @@ def _peeled_levels(inspected: Inspected, budgets: Sequence[int]) -> Levels | str
         width_of_place[moved] = width
     level_of_place = np.searchsorted(np.array(budgets, np.int64), np.cumsum(width_of_place)).astype(np.uint8)
     return [level_of_place[moved] for moved in new_places]
-
-
-def _draw_ids(samples: Manifest, first: int, entry: FileEntry, stop: int) -> list[NDArray[np.int32]]:
-    """Return each table's lookups of the samples drawn from a file."""
-    chosen, _ = choose_samples(first, stop, _SEED, largest_key(FAE_SHARE))
-    tables = read_lookups(samples, entry, 0, stop)
-    return [
-        # One lookup per sample: samples are positions of ids. Otherwise bag after bag.
-        table.ids[chosen]
-        if table.offsets is ONE_EACH
-        else np.concatenate([table.ids[:0], *(table.of_samples(i, i + 1).ids for i in chosen.tolist())])
-        for table in tables
-    ]
 
 
 BUDGETS = tuple(int(size) for size in (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB))

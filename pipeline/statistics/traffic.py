@@ -82,7 +82,7 @@ def draw_trace(inspected: Inspected, num_wanted: int, *, seed: int = 0) -> Trace
     tasks = [(inspected.samples, *part, seed, largest) for part in inspected.train_parts()]
     parts = []
     done = 0
-    with closing(run_tasks(_draw_part, tasks, workers=inspected.resources.workers)) as drawn:
+    with closing(run_tasks(draw_part, tasks, workers=inspected.resources.workers)) as drawn:
         for (*_, num_read, _, _), part in zip(tasks, drawn, strict=True):
             parts.append(part)
             done += num_read
@@ -92,8 +92,7 @@ def draw_trace(inspected: Inspected, num_wanted: int, *, seed: int = 0) -> Trace
     order = np.argsort(keys, kind="stable")
     starts = np.cumsum(lengths) - lengths
     offsets = np.concatenate([[0], np.cumsum(lengths[order])])
-    take = np.repeat(starts[order] - offsets[:-1], lengths[order]) + np.arange(offsets[-1])
-    return Trace(rows[take], offsets)
+    return Trace(rows[_ranges(starts[order], lengths[order])], offsets)
 
 
 def largest_key(share: float) -> np.uint64:
@@ -101,42 +100,42 @@ def largest_key(share: float) -> np.uint64:
     return np.uint64(2**64 - 1) if share >= 1 else np.uint64(int(share * 2**64))
 
 
-def choose_samples(
-    first: int, stop: int, seed: int, largest: np.uint64
-) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Return the samples with keys up to ``largest``, and their keys."""
-    keys = np.empty(stop, np.uint64)
-    kinds = np.empty(stop, np.uint8)
-    keys_and_kinds(seed, first, first + stop, np.zeros(stop, np.uint8), False, keys, kinds)
-    chosen = np.flatnonzero(keys <= largest)
-    return chosen, keys[chosen]
-
-
 _Part = tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]
 _NOTHING: _Part = (np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def _draw_part(
+def draw_part(
     samples: Manifest, first: int, entry: FileEntry, stop: int, seed: int, largest: np.uint64
 ) -> _Part:
     """Return keys, rows and lookups of a file's samples up to ``largest``."""
-    chosen, keys = choose_samples(first, stop, seed, largest)
+    keys = np.empty(stop, np.uint64)
+    kinds = np.empty(stop, np.uint8)
+    keys_and_kinds(seed, first, first + stop, np.zeros(stop, np.uint8), False, keys, kinds)
+    chosen = np.flatnonzero(keys <= largest)
+    keys = keys[chosen]
     tables = read_lookups(samples, entry, 0, stop)
     first_row_T = np.cumsum([0, *(table.num_rows for table in SamplesTotals.of(samples).tables)])
     # One lookup per table and sample: a matrix of rows, without a loop over samples.
     if all(table.offsets is ONE_EACH for table in tables):
         rows = np.stack([table.ids[chosen] for table in tables], axis=1) + first_row_T[:-1]
         return keys, rows.reshape(-1), np.full(chosen.shape[0], len(tables), np.int64)
-    # With lists there are few enough samples for a loop: a trace is bounded by its lookups.
-    bags = [
-        [
-            table.of_samples(sample, sample + 1).ids + base
-            for table, base in zip(tables, first_row_T, strict=False)
-        ]
-        for sample in chosen.tolist()
-    ]
-    lengths = np.array([sum(map(len, bag)) for bag in bags], np.int64)
-    return keys, np.concatenate([_NOTHING[1], *(ids for bag in bags for ids in bag)]), lengths
+    # With lists: table after table, then put into the order of samples.
+    found = [_NOTHING[1]]
+    places = [_NOTHING[1]]
+    for table, base in zip(tables, first_row_T, strict=False):
+        offsets = np.arange(stop + 1) if table.offsets is ONE_EACH else table.offsets
+        sizes = np.diff(offsets)[chosen]
+        found.append(table.ids[_ranges(offsets[chosen], sizes)] + base)
+        places.append(np.repeat(np.arange(chosen.size), sizes))
+    place = np.concatenate(places)
+    rows = np.concatenate(found)[np.argsort(place, kind="stable")]
+    return keys, rows, np.bincount(place, minlength=chosen.size)
+
+
+def _ranges(starts: NDArray[np.integer[Any]], sizes: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Return the positions of ranges of so many elements, one range after another."""
+    begins = np.cumsum(sizes) - sizes
+    return np.repeat(starts - begins, sizes) + np.arange(sizes.sum())
 
 
 NUM_BATCHES = 32
