@@ -54,14 +54,10 @@ _MOST_BARS = 60
 
 def provenance_section(provenance: dict[str, Any]) -> Section:
     """Return the logs, the settings and the command of the folder."""
-    logs = [
-        [log["name"], format_byte_size(log["bytes"]), f"{log['samples']:,}", f"{log['train_samples']:,}"]
-        for log in provenance["logs"]
-    ]
-    schema = provenance["schema"]
+    logs = provenance["logs"]
     # The command is complete: it holds every setting that differs from the default of its schema.
     text = (
-        f"hotset {provenance['hotset']}, schema {schema}, {len(logs)} "
+        f"hotset {provenance['hotset']}, schema {provenance['schema']}, {len(logs)} "
         f"log file{'s' if len(logs) > 1 else ''}. "
         "This command, in the folder of the logs, writes the same bytes again:"
     )
@@ -71,11 +67,9 @@ def provenance_section(provenance: dict[str, Any]) -> Section:
         text = f"{skipped:,} bad lines were skipped. {text}"
     if provenance["is_adopted"]:
         text = f"Ids are those of another folder (MODEL_DIR). {text}"
-    marks = [[folder, fingerprint] for folder, fingerprint in provenance["fingerprints"].items()]
-    shown = TextTable(["log file", "size", "samples", "for training"], logs)
-    prints = TextTable(["folder", "fingerprint"], marks)
-    command = provenance["command"]
-    return Section("provenance", "Provenance", text, None, [prints], [shown], [("", [command])])
+    prints = TextTable(["folder", "fingerprint"], list(provenance["fingerprints"].items()))
+    commands = [("", [provenance["command"]])]
+    return Section("provenance", "Provenance", text, None, [prints], [text_table("logs", logs)], commands)
 
 
 def default_runs_sections(found: dict[str, Any]) -> Iterator[Section]:

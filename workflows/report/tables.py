@@ -233,6 +233,12 @@ COLUMNS: dict[str, Sequence[tuple[str, str, _Form]]] = {
         ("up to here", "cumulative_share", "{:.4%}"),
         ("", "is_hot", {True: "hot"}),
     ),
+    "logs": (
+        ("log file", "name", "{}"),
+        ("size", "bytes", format_byte_size),
+        ("samples", "samples", "{:,}"),
+        ("for training", "train_samples", "{:,}"),
+    ),
     "placements": (
         *_FAST,
         ("samples/s", "batch_size step_seconds", _speed),
