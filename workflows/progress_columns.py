@@ -151,7 +151,7 @@ class _ShownColumn(ProgressColumn):
 
 
 def rate_of(task: Task, *, has_unit: bool) -> str:
-    """Return the rate of the last half minute: nothing where it is unknown or in a unit that no user knows."""
+    """Return the rate of the last half minute; nothing where it or its unit is unknown."""
     # Bytes have separate units; other rates name theirs where there is room.
     unit = _UNITS.get(task.description)
     speed = task.fields.get("speed")
