@@ -16,9 +16,7 @@ from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
-from hotset.pipeline.statistics.coverage import budgets_up_to
 from hotset.pipeline.statistics.frequencies import QUICK, SERIES, frequency_statistics
-from hotset.stats.curves import coverage_points
 from hotset.tests.support.logs.criteo_text import Sample, draw_samples
 from hotset.tests.support.naive.naive_stages import run_to
 
@@ -135,10 +133,3 @@ def test_misses_shrink_with_slots(log: list[Sample], tmp_path: Path) -> None:
         again = [row["num_refetched"] for row in found["curve"] if row["policy"] == policy]
         assert again == sorted(again, reverse=True) and again[-1] == 0
         assert again[0] <= found["num_needed"] - found["num_first_uses"]
-
-
-def test_points_of_curves() -> None:
-    assert coverage_points(0, 6) == [] and coverage_points(1, 6) == [1]
-    assert coverage_points(100, 2) == [1, 3, 10, 32, 100]
-    assert budgets_up_to(40000) == [16384, 23170, 32768, 40000]
-    assert budgets_up_to(64) == [64]
