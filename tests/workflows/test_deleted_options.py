@@ -14,6 +14,7 @@ DELETED_OPTIONS = [
     ("advise", "--codecs"),
     ("advise", "--device"),
     ("advise", "--threads"),
+    ("advise", "--step-us"),
     ("characterise", "--sweep"),
     ("characterise", "--fit"),
     ("characterise", "--ranks"),

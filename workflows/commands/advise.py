@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline.errors import ByteSize, ConfigError, format_byte_size, require_at_least
+from ...pipeline.errors import ByteSize, ConfigError, format_byte_size
 from ...pipeline.runtime.tasks import Resources
 from ...stats.step_times import Machine
 from ...train.advice import AdviceConfig, MachineSpeeds, PlacementAdvice, advise
@@ -52,9 +52,6 @@ class AdviseCommand(Command):
     teraflops: float | None = None
     """Measured speed of the dense layers, in 10**12 operations per second. Typical: 10."""
 
-    step_us: float | None = None
-    """Other time per step, such as launches and small kernels, in microseconds. Typical: 300."""
-
     workers: int = 0
     """Number of threads that count; 0 takes every core."""
 
@@ -66,7 +63,6 @@ class AdviseCommand(Command):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigError(f"{name} must be above 0, got {value}")
-        require_at_least("step_us", self.step_us, 0)
 
     def machine(self) -> Machine:
         """Return the speeds of the file or typical ones, with those of the options in their place.
@@ -79,7 +75,6 @@ class AdviseCommand(Command):
             "link_bytes_per_second": (self.link_gbps, _GIGA),
             "host_bytes_per_second": (self.host_gbps, _GIGA),
             "flops": (self.teraflops, _TERA),
-            "step_seconds": (self.step_us, _MICRO),
         }
         return replace(
             machine, **{name: value * unit for name, (value, unit) in given.items() if value is not None}
@@ -88,7 +83,7 @@ class AdviseCommand(Command):
     @property
     def source(self) -> str:
         """Origin of the speeds, for the title of the output."""
-        given = (self.link_gbps, self.host_gbps, self.teraflops, self.step_us)
+        given = (self.link_gbps, self.host_gbps, self.teraflops)
         kind = "typical speeds" if self.speeds is None else f"speeds of {self.speeds.name}"
         return kind if all(value is None for value in given) else f"{kind} and those given"
 

@@ -45,11 +45,9 @@ def printed(advice: Any, width: int = 200) -> str:
 
 
 def test_the_machine_is_in_units_of_the_prediction() -> None:
-    machine = AdviseCommand(
-        dir=Path("dir"), link_gbps=25.0, host_gbps=8.0, teraflops=2.0, step_us=150.0
-    ).machine()
+    machine = AdviseCommand(dir=Path("dir"), link_gbps=25.0, host_gbps=8.0, teraflops=2.0).machine()
     assert machine.link_bytes_per_second == 25e9 and machine.host_bytes_per_second == 8e9
-    assert machine.flops == 2e12 and machine.step_seconds == pytest.approx(150e-6)
+    assert machine.flops == 2e12
 
 
 @pytest.mark.parametrize("name", ["link_gbps", "host_gbps", "teraflops"])
@@ -57,12 +55,6 @@ def test_the_machine_is_in_units_of_the_prediction() -> None:
 def test_a_speed_that_is_none_is_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be above 0, got {value}"):
         AdviseCommand(dir=Path("dir"), **{name: value})  # type: ignore[arg-type]
-
-
-def test_a_step_may_take_no_other_time_but_not_less() -> None:
-    assert AdviseCommand(dir=Path("dir"), step_us=0.0).machine().step_seconds == 0
-    with pytest.raises(ConfigError, match="step_us must be 0 or more"):
-        AdviseCommand(dir=Path("dir"), step_us=-1.0)
 
 
 def test_every_placement_of_every_size_is_a_row(advice: dict[str, Any]) -> None:
