@@ -76,6 +76,7 @@ def line_with(column: int, field: bytes) -> bytes:
     [
         (b"", "field_count", ": found 1 field, want 40 between tabs"),
         (b"\t" * 38, "field_count", ": found 39 fields, want 40 between tabs"),
+        (b"\t" * 40, "field_count", ": found 41 fields, want 40 between tabs"),
         (line_with(0, b"2"), "bad_label", ", column 1 (label): found '2', want 0 or 1"),
         (line_with(0, b""), "bad_label", ", column 1 (label): found '', want 0 or 1"),
         (

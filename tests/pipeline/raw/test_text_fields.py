@@ -1,8 +1,4 @@
-"""The compiled instructions do what the plain functions say.
-
-Fields and numbers in text, against regular expressions and Python's integers.
-
-Decimal numbers against Python's float, elements of lists against str.split.
+"""Fields of text against naive twins, numbers against Python's, elements of lists against str.split.
 
 Tests `column_values`, too.
 """
@@ -20,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hotset.pipeline.raw.column_values import ListSpans, Spans, elements_of, read_values
+from hotset.pipeline.raw.column_values import ListSpans, elements_of, read_values
 from hotset.pipeline.raw.text_fields import (
     BAD,
     CHUNK_BYTES,
@@ -32,12 +28,13 @@ from hotset.pipeline.raw.text_fields import (
     join_spans,
     load8,
     parse_decimals,
-    parse_hex8,
     parse_integers,
     split_fields,
 )
 from hotset.stats.simd import count_bits, lowest_bit
-from hotset.tests.support.naive.naive_fields import naive_fields, naive_integer
+from hotset.tests.fuzz.fuzz_text import GuardedText, check_fields
+from hotset.tests.support.logs.text_spans import spans_of
+from hotset.tests.support.naive.naive_fields import naive_integer
 
 
 @numba.njit
@@ -69,32 +66,22 @@ def test_hex_digits_have_the_values_of_python() -> None:
         assert HEX_VALUES[byte] == (int(chr(byte), 16) if is_digit else 16)
 
 
-def split(text: bytes, separator: bytes, num_columns: int) -> list[list[bytes] | None]:
-    """The first ``num_columns`` fields of each line, by the kernel; shorter lines are filled with b''."""
-    array = np.frombuffer(text, np.uint8).copy()
-    num_lines = text.count(b"\n")
-    starts = np.zeros((num_columns, num_lines), np.int64)
-    stops = np.zeros_like(starts)
-    found = np.zeros(num_lines, np.int64)
-    places = np.arange(num_columns)
-    lines = split_fields(array, 0, array.shape[0], ord(separator), places, starts, stops, found)
-    assert lines == num_lines
-    return [
-        None
-        if found[line] < 0
-        else [bytes(array[starts[c, line] : stops[c, line]]) for c in range(num_columns)][: found[line]]
-        for line in range(num_lines)
-    ]
-
-
 @pytest.mark.parametrize("separator", [b",", b"\t"])
-def test_fields_are_those_of_the_naive_split(separator: bytes, rng: np.random.Generator) -> None:
-    alphabet = np.frombuffer(b'ab"\r' + separator, np.uint8)
-    lines = [rng.choice(alphabet, rng.integers(9)).tobytes() for _ in range(5000)]
+@pytest.mark.parametrize(
+    ("alphabet", "most"), [(b'ab"\r', 9), (b"/09:@AFG`afg", 8)], ids=["quotes", "hex digits"]
+)
+def test_fields_are_those_of_the_naive_twins(
+    alphabet: bytes, most: int, separator: bytes, rng: np.random.Generator
+) -> None:
+    letters = np.frombuffer(alphabet + (separator if b'"' in alphabet else b""), np.uint8)
+    lines = [
+        rng.choice(letters, most if b"/" in alphabet else rng.integers(most)).tobytes() for _ in range(5000)
+    ]
     lines += [b'"a""b"%c"c"' % separator[0], b'""', b'"', b"", b"\r", b'"a"\r']
-    found = split(b"".join(line + b"\n" for line in lines), separator, 12)
-    assert found == [naive_fields(line, separator) for line in lines]
-    assert None in found and ['a"b', "c"] == [field.decode() for field in found[5000] or []]
+    lines += [b"%08x" % value for value in (0, 1, 2**31, 2**32 - 1)]
+    lines += [b"0", b"000000000", b"0x000000", b"ABCDEFab", b"0123456 ", b"-1234567"]
+    found = check_fields(b"".join(line + b"\n" for line in lines), separator, GuardedText())
+    assert found["good line"] and found["unclosed quote"] and found["hex: good"] and found["hex: bad"]
 
 
 def test_only_wanted_fields_are_kept() -> None:
@@ -106,52 +93,18 @@ def test_only_wanted_fields_are_kept() -> None:
     assert (starts.tolist(), stops.tolist(), found.tolist()) == ([[2, 0]], [[3, 0]], [3, 1])
 
 
-def spans_of(fields: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    stops = np.cumsum([len(field) for field in fields], dtype=np.int64)
-    starts = stops - np.array([len(field) for field in fields], np.int64)
-    return np.frombuffer(b"".join(fields), np.uint8), starts, stops
-
-
 @pytest.mark.parametrize(("below", "above"), [(0, 1), (2**31, 2**31 - 1), (2**63, 2**63 - 1), (0, 2**64 - 1)])
 def test_integers_are_those_of_python(below: int, above: int, rng: np.random.Generator) -> None:
     near = [edge + step for edge in (0, -below, above, 10 * above, 2**64, 2**65) for step in range(-11, 12)]
     fields = [b"%d" % value for value in near]
     fields += [rng.choice(np.frombuffer(b"01.-9", np.uint8), rng.integers(6)).tobytes() for _ in range(2000)]
-    fields += [
-        b"",
-        b"-",
-        b".",
-        b"-.0",
-        b"+1",
-        b" 1",
-        b"1 ",
-        b"1e3",
-        b"0x1",
-        b"1.00",
-        b"1.5",
-        b"007",
-        b"9" * 99,
-    ]
-    text, starts, stops = spans_of(fields)
+    fields += [b"", b" 1", b"1 ", b"9" * 99, *b"- . -.0 +1 1e3 0x1 1.00 1.5 007".split()]
+    spans = spans_of(fields)
     values = np.zeros(len(fields), np.uint64)
     states = np.zeros(len(fields), np.uint8)
-    parse_integers(text, starts, stops, np.uint64(below), np.uint64(above), values, states)
+    parse_integers(spans.text, spans.starts, spans.stops, np.uint64(below), np.uint64(above), values, states)
     wanted = [naive_integer(field, -below, above) for field in fields]
     assert list(zip(values.tolist(), states.tolist(), strict=True)) == wanted
-
-
-def test_hex_digits_are_those_of_python(rng: np.random.Generator) -> None:
-    fields = [b"%08x" % value for value in (0, 1, 2**31, 2**32 - 1)] + [b"", b"0", b"000000000", b"0x000000"]
-    fields += [rng.choice(np.frombuffer(b"/09:@AFG`afg", np.uint8), 8).tobytes() for _ in range(2000)]
-    fields += [b"ABCDEFab", b"0123456 ", b"-1234567"]
-    text, starts, stops = spans_of(fields)
-    values = np.zeros(len(fields), np.uint64)
-    states = np.zeros(len(fields), np.uint8)
-    parse_hex8(text, starts, stops, values, states)
-    is_hex = [re.fullmatch(rb"[0-9a-fA-F]{8}", field) is not None for field in fields]
-    assert values.tolist() == [int(f, 16) if good else 0 for f, good in zip(fields, is_hex, strict=True)]
-    want = [MISSING if not f else GOOD if good else BAD for f, good in zip(fields, is_hex, strict=True)]
-    assert states.tolist() == want
 
 
 def test_spans_are_joined() -> None:
@@ -162,12 +115,6 @@ def test_spans_are_joined() -> None:
 
 
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-
-
-def spans_of_of_text_numbers(texts: list[bytes]) -> Spans:
-    joined = np.frombuffer(b"".join(texts) or b"x", np.uint8)
-    stops = np.cumsum([len(text) for text in texts], dtype=np.int64)
-    return Spans(joined, np.concatenate([[0], stops[:-1]]).astype(np.int64)[: len(texts)], stops)
 
 
 def naive_float(text: bytes) -> tuple[float, int]:
@@ -183,41 +130,16 @@ def bits(values: NDArray[np.float64]) -> list[int]:
 
 
 HARD_ONES = [
-    b"9007199254740993",
-    b"0.1000000000000000055511151231257827021181583404541015625",
-    b"2.2250738585072011e-308",
-    b"4.9e-324",
-    b"2e-324",
-    b"1.7976931348623158e308",
-    b"1.7976931348623159e308",
-    b"8.5e22",
-    b"1e23",
-    b"123456789012345678901234567890",
-    b"0." + b"0" * 400 + b"1",
-    b"1" + b"0" * 400,
-    b"1e-100000000000000000000",
-    b"0e100000000000000000000",
+    *b"9007199254740993 0.1000000000000000055511151231257827021181583404541015625".split(),
+    *b"2.2250738585072011e-308 4.9e-324 2e-324 1.7976931348623158e308 1.7976931348623159e308".split(),
+    *b"8.5e22 1e23 123456789012345678901234567890 1e-100000000000000000000 0e100000000000000000000".split(),
+    *(b"0." + b"0" * 400 + b"1", b"1" + b"0" * 400),
 ]
-ODD_ONES = [
-    b"-",
-    b"+",
-    b".",
-    b"e5",
-    b"1e",
-    b"1e+",
-    b"1.2.3",
-    b"0x10",
-    b"1_0",
-    b" 1",
-    b"1 ",
-    b"nan",
-    b"inf",
-    b"1,5",
-]
+ODD_ONES = [b" 1", b"1 ", *b"- + . e5 1e 1e+ 1.2.3 0x10 1_0 nan inf 1,5".split()]
 
 
 def check(texts: list[bytes]) -> None:
-    values, states = read_values(spans_of_of_text_numbers(texts), "float")
+    values, states = read_values(spans_of(texts), "float")
     wanted = [naive_float(text) for text in texts]
     assert states.tolist() == [state for _, state in wanted]
     assert bits(values) == bits(np.array([value for value, _ in wanted], np.float64))
@@ -246,12 +168,12 @@ def test_any_text_is_read_or_refused_as_the_grammar_says(numbers: list[bytes], o
 
 def test_short_decimals_need_no_second_look() -> None:
     texts = [b"%d.%02d" % (n, n % 100) for n in range(2000)] + [b"9007199254740992", b"1e22", b"123e-22"]
-    spans = spans_of_of_text_numbers(texts)
+    spans = spans_of(texts)
     values = np.empty(len(texts), np.float64)
     states = np.empty(len(texts), np.uint8)
     parse_decimals(spans.text, spans.starts, spans.stops, values, states)
     assert (states == GOOD).all() and values.tolist() == [float(text) for text in texts]
-    spans = spans_of_of_text_numbers([b"9007199254740993", b"1e23", b"12345678901234567890123"])
+    spans = spans_of([b"9007199254740993", b"1e23", b"12345678901234567890123"])
     parse_decimals(spans.text, spans.starts, spans.stops, values[:3], states[:3])
     assert (states[:3] == HARD).all()
 
@@ -259,7 +181,7 @@ def test_short_decimals_need_no_second_look() -> None:
 def test_what_a_float32_cannot_hold_is_bad_where_it_must() -> None:
     largest = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
     texts = [repr(largest).encode(), b"3.4028235677973366e38", b"3.4028235677973362e38", b"-1e39", b"1e-50"]
-    values, states = read_values(spans_of_of_text_numbers(texts), "float32")
+    values, states = read_values(spans_of(texts), "float32")
     assert states.tolist() == [GOOD, BAD, GOOD, BAD, GOOD]
     assert values[[0, 4]].tolist() == [largest, 1e-50] and values[1] == 0
 
@@ -267,7 +189,7 @@ def test_what_a_float32_cannot_hold_is_bad_where_it_must() -> None:
 @given(st.lists(st.text("ab|,", max_size=8), max_size=12))
 @settings(deadline=None, max_examples=60)
 def test_elements_are_those_of_split(fields: list[str]) -> None:
-    spans = spans_of_of_text_numbers([field.encode() for field in fields])
+    spans = spans_of([field.encode() for field in fields])
     offsets = np.empty(len(fields) + 1, np.int64)
     found = elements_of(ListSpans(spans, ord("|")), offsets)
     texts = [bytes(found.text[a:b]).decode() for a, b in zip(found.starts, found.stops, strict=True)]
@@ -279,5 +201,5 @@ def test_elements_are_those_of_split(fields: list[str]) -> None:
 def test_elements_of_many_fields(num_fields: int, rng: np.random.Generator) -> None:
     fields = ["|".join(["x"] * int(n)) for n in rng.integers(0, 20, num_fields)]
     offsets = np.empty(num_fields + 1, np.int64)
-    elements_of(ListSpans(spans_of_of_text_numbers([f.encode() for f in fields]), ord("|")), offsets)
+    elements_of(ListSpans(spans_of([f.encode() for f in fields]), ord("|")), offsets)
     assert np.diff(offsets).tolist() == [field.count("|") + 1 for field in fields]
