@@ -1,8 +1,7 @@
-"""List-valued columns and floats from the raw log to shards, against naive twins."""
+"""CSV and Parquet logs of any shape to shards, lists and floats among them, against naive twins."""
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from dataclasses import replace
@@ -15,7 +14,7 @@ import pyarrow.ipc
 import pytest
 
 from hotset.pipeline.folders.checksum import checksum_of_written, hash_file
-from hotset.pipeline.folders.manifest import Manifest, checksum_of
+from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import CountConfig
@@ -32,10 +31,12 @@ from hotset.tests.support.logs.other_logs import (
     write_csv,
     write_parquet,
 )
-from hotset.tests.support.naive.naive_stages import OOV, naive_table, shuffled
-from hotset.tests.support.resealed import reseal
+from hotset.tests.support.naive.naive_stages import OOV, naive_table, rows_of, shuffled
+from hotset.tests.support.resealed import reseal, set_in_manifest
 
 DENSE = ("dense", "float", "raw", "whole")
+PLAIN = {"unused": "unused", "clicked": "label", "age": "dense", "user id": "text", "n": "integer"}
+PLAIN |= {"hash": "unsigned", "site": "hex8", "price": "dense"}
 SHAPES = {
     "lists and more": (120, KINDS),
     "one list": (60, {"y": "label", "only": "list text"}),
@@ -43,7 +44,17 @@ SHAPES = {
     "one row": (1, KINDS),
     "one row of a list": (1, {"only": "list integer"}),
     "thirty lists": (20, {"y": "label"} | {f"list {n}": "list integer" for n in range(30)}),
+    "no lists": (90, PLAIN),
+    "a single feature": (90, {"y": "label", "d": "dense", "only": "text"}),
+    "no dense column": (30, {"y": "label", "a": "integer", "b": "hex8"}),
+    "no label": (30, {"d": "dense", "a": "unsigned"}),
+    "one row of no lists": (1, PLAIN),
+    "300 features": (
+        20,
+        {"y": "label", "d": "dense", **{f"f{n}": ("text", "unsigned", "hex8")[n % 3] for n in range(300)}},
+    ),
 }
+WIDE = ("thirty lists", "300 features")
 
 
 def write(path: Path, log: Log, format: str) -> Path:
@@ -56,19 +67,30 @@ def naive_dense(kind: str, value: Any) -> float:
     return float(np.float32(math.log1p(max(value or 0, 0))))
 
 
+def naive_bags(log: Log) -> dict[str, list[list[Any]]]:
+    """Categories of each sparse feature, sample by sample; those that are no lists as lists of one."""
+    columns = naive_columns(log)
+    sparse = {n: k for n, k in log.kinds.items() if k not in ("label", "unused", *DENSE)}
+    return {
+        name: [value if kind.startswith("list ") else [value] for value in columns[name]]
+        for name, kind in sparse.items()
+    }
+
+
+def naive_tables(log: Log, num_train: int) -> dict[str, list[Any]]:
+    """Categories and counts of each table, in the order of their ids."""
+    bags = {name: bags[:num_train] for name, bags in naive_bags(log).items()}
+    return {name: naive_table([value for bag in bags[name] for value in bag], 1) for name in bags}
+
+
 def naive_samples(log: Log, num_train: int, num_hot: list[int]) -> list[tuple[Any, ...]]:
     """Label, dense values, ids of one-hot tables, bags, and tag of each sample of the log."""
-    columns = naive_columns(log)
-    sparse = [n for n, k in log.kinds.items() if k not in ("label", "unused", *DENSE)]
+    columns, sparse = naive_columns(log), naive_bags(log)
     dense = [name for name, kind in log.kinds.items() if kind in DENSE]
-    bags = {
-        name: [v if log.kinds[name].startswith("list ") else [v] for v in columns[name]] for name in sparse
-    }
     ids = {}
-    for name in sparse:
-        table = naive_table([value for bag in bags[name][:num_train] for value in bag], 1)
+    for name, table in naive_tables(log, num_train).items():
         known = {what: row for row, (what, _) in enumerate(table)}
-        ids[name] = [[known.get(value, known[OOV]) for value in bag] for bag in bags[name]]
+        ids[name] = [[known.get(value, known[OOV]) for value in bag] for bag in sparse[name]]
     samples = []
     for i in range(len(log.rows)):
         is_hot = all(row < hot for name, hot in zip(sparse, num_hot, strict=True) for row in ids[name][i])
@@ -93,8 +115,7 @@ def samples_in(shards: Manifest, kind: str) -> list[tuple[Any, ...]]:
             assert all(str(batch.schema.field(name).type) == "list<item: int32>" for name in lists)
             columns = batch.to_pydict()
             labels = columns.get("label", [None] * batch.num_rows)
-            rows = zip(*(columns[name] for name in lists), strict=True)
-            bags = [dict(zip(lists, row, strict=True)) for row in rows]
+            bags = [{name: columns[name][row] for name in lists} for row in range(batch.num_rows)]
             found += zip(labels, columns["dense"], columns["ids"], bags, strict=True)
     return found
 
@@ -106,7 +127,7 @@ def samples_in(shards: Manifest, kind: str) -> list[tuple[Any, ...]]:
         pytest.param(
             shape,
             format,
-            marks=[] if number % 2 == is_parquet and shape != "thirty lists" else pytest.mark.slow,
+            marks=[] if number % 2 == is_parquet and shape not in WIDE else pytest.mark.slow,
         )
         for number, shape in enumerate(SHAPES)
         for is_parquet, format in enumerate(["csv", "parquet"])
@@ -121,6 +142,8 @@ def test_shards_are_those_of_the_naive_twin(
     shards = preprocess([raw], recipe(log, format, seed=3), tmp_path / "out", Resources(workers=2))
     assert columns_in(Manifest.read(tmp_path / "out/columns")) == naive_columns(log)
     num_train = num_rows - num_rows // 3
+    vocabulary = Manifest.read(tmp_path / "out/vocabulary")
+    assert rows_of(vocabulary) == list(naive_tables(log, num_train).values())
     samples = naive_samples(log, num_train, [table["num_hot"] for table in shards.totals["tables"]])
     order = shuffled(range(num_train), 3)
     for kind, numbers in {
@@ -206,8 +229,8 @@ def set_an_element(columns: dict[str, list[Any]], name: str, value: int) -> None
 
 
 FAULTS = {
-    "columns": (lambda c: c["tags"][0].append(7), "its lists of tags have"),
-    "columns nan": (lambda c: c["price"].__setitem__(0, float("nan")), "a value of price is not finite"),
+    "columns": (lambda c: c["tags"][0].append(7), "tags in row"),
+    "columns nan": (lambda c: c["price"].__setitem__(0, float("nan")), "price in row"),
     "shards longer": (lambda c: c["tags"][0].append(0), "tags in row 0"),
     "samples longer": (lambda c: c["tags"][0].append(0), "tags in row 0"),
     "samples moved": (lambda c: move_an_element(c, "tags"), "tags in row"),
@@ -235,42 +258,33 @@ def test_lists_that_do_not_fit_are_found_though_every_checksum_does(
     shutil.copytree(lists, tmp_path / "out")
     change, message = FAULTS[case]
     path = reseal(tmp_path / "out" / case.partition(" ")[0], change)
-    faults = verify(tmp_path / "out")
+    faults = verify(tmp_path / "out", raw=[lists.parent / "log"])
     assert any(str(path) in fault and message in fault for fault in faults), faults
 
 
-def test_offsets_that_run_backwards_are_found(tmp_path: Path, rng: np.random.Generator) -> None:
-    log = draw_log(90, KINDS, rng, empty_lists=True)
-    preprocess([write_parquet(tmp_path / "log", log)], recipe(log, "parquet"), tmp_path / "out")
-    for stage in ("columns", "samples", "shards"):
-        manifest = Manifest.read(tmp_path / "out" / stage)
-        path = manifest.folder / manifest.files[0].path
-        whole = path.read_bytes()
-        offsets = np.array(pa.ipc.open_file(whole).get_batch(0).column("tags").offsets)
-        swapped = offsets.copy()
-        swapped[[1, -2]] = offsets[[-2, 1]]
-        assert whole.count(offsets.tobytes()) == 1
-        path.write_bytes(whole.replace(offsets.tobytes(), swapped.tobytes()))
-        parts = json.loads((manifest.folder / "manifest.json").read_text())
-        parts["files"][0]["xxh3_128"] = hash_file(path)[1]
-        parts.pop("checksum")
-        text = json.dumps(parts | {"checksum": checksum_of(parts)})
-        before = (manifest.folder / "manifest.json").read_text()
-        (manifest.folder / "manifest.json").write_text(text)
-        faults = verify(tmp_path / "out")
-        wanted = "the offsets of a list column do not cut" if stage == "columns" else "tags in row"
-        assert any(str(path) in fault and wanted in fault for fault in faults), faults
-        path.write_bytes(whole)
-        (manifest.folder / "manifest.json").write_text(before)
+@pytest.mark.parametrize("stage", ["columns", "samples", "shards"])
+def test_offsets_that_run_backwards_are_found(stage: str, lists: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(lists, tmp_path / "out")) / stage
+    path = folder / Manifest.read(folder).files[0].path
+    whole = path.read_bytes()
+    offsets = np.array(pa.ipc.open_file(whole).get_batch(0).column("tags").offsets)
+    swapped = offsets.copy()
+    swapped[[1, -2]] = offsets[[-2, 1]]
+    assert whole.count(offsets.tobytes()) == 1
+    path.write_bytes(whole.replace(offsets.tobytes(), swapped.tobytes()))
+    set_in_manifest(folder, "files.0.xxh3_128", hash_file(path)[1])
+    faults = verify(tmp_path / "out", raw=[lists.parent / "log"])
+    assert any(str(path) in fault and "tags in row" in fault for fault in faults), faults
 
 
+@pytest.mark.parametrize("format", ["csv", "parquet"])
 def test_an_interrupted_run_goes_on_to_the_same_bytes(
-    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, format: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = draw_log(150, KINDS, rng, empty_lists=True)
-    raw = write_parquet(tmp_path / "log", log)
+    log = draw_log(150, KINDS, rng, empty_lists=format == "parquet")
+    raw = write(tmp_path / "log", log, format)
     monkeypatch.setattr("hotset.pipeline.stages.pack._FILE_BYTES", 4000)
-    preprocess([raw], recipe(log, "parquet"), tmp_path / "whole", Resources(workers=1))
+    preprocess([raw], recipe(log, format), tmp_path / "whole", Resources(workers=1))
     for number in (0, 7, 18):
         left, out = number, tmp_path / f"out{number}"
 
@@ -284,6 +298,6 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
         with monkeypatch.context() as patch:
             patch.setattr("hotset.pipeline.folders.output.checksum_of_written", stopping)
             with pytest.raises(KeyboardInterrupt):
-                preprocess([raw], recipe(log, "parquet"), out, Resources(workers=2))
-        preprocess([raw], recipe(log, "parquet"), out, Resources(workers=3))
+                preprocess([raw], recipe(log, format), out, Resources(workers=2))
+        preprocess([raw], recipe(log, format), out, Resources(workers=3))
         assert tree_of(out) == tree_of(tmp_path / "whole")

@@ -1,4 +1,4 @@
-"""CSV and Parquet logs to columns and on, against naive readers; what is refused and where.
+"""CSV and Parquet logs to columns, lists among them, against naive readers; what is refused and where.
 
 Tests `log_parts` and `part`, too.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,18 +16,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hotset.pipeline.errors import ByteSize, InputError, ManifestError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
-from hotset.pipeline.formats.arrow_files import read_batch, write_batch
-from hotset.pipeline.preprocess import FOLDERS, PreprocessConfig, run_stage
+from hotset.pipeline.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.raw.parquet_parts import ParquetParts
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema_file import read_schema
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
-from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.verify import verify
-from hotset.tests.support.logs.criteo_text import tree_of
 from hotset.tests.support.logs.other_logs import (
     Log,
     columns_in,
@@ -37,7 +36,6 @@ from hotset.tests.support.logs.other_logs import (
     write_csv,
     write_parquet,
 )
-from hotset.tests.support.naive.naive_stages import OOV, ids_of, naive_table
 
 KINDS = {
     "unused": "unused",
@@ -125,33 +123,6 @@ def test_one_log_gives_one_column_of_numbers_from_csv_and_parquet(
     assert columns_in(from_csv) == columns_in(from_parquet) == naive_columns(whole)
     assert [file["samples"] for file in from_csv.totals["raw"]] == [50, 1, 0, 30]
     assert [file["samples"] for file in from_parquet.totals["raw"]] == [50, 1, 0, 30]
-
-
-@pytest.mark.parametrize("format", ["csv", "parquet"])
-def test_workers_change_no_byte_and_an_interrupted_run_goes_on(
-    tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
-) -> None:
-    log = draw_log(150, KINDS, rng)
-    raw = [(write_csv if format == "csv" else write_parquet)(tmp_path / f"log.{format}", log)] * 2
-    setting = config(schema_text(log, format=format), block_bytes=ByteSize(900))
-    ingest(raw, setting, tmp_path / "whole", Resources(workers=1))
-    for num_files in (0, 3, 20):
-        out = tmp_path / f"out{num_files}"
-        left = num_files
-
-        def failing(path: Path, columns: dict[str, Any]) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-            write_batch(path, columns)
-
-        with monkeypatch.context() as patch:
-            patch.setattr("hotset.pipeline.stages.ingest.write_batch", failing)
-            with pytest.raises(KeyboardInterrupt):
-                ingest(raw, setting, out, Resources(workers=2))
-        ingest(raw, setting, out, Resources(workers=3))
-        assert tree_of(out) == tree_of(tmp_path / "whole")
 
 
 def test_the_schema_is_part_of_the_folder_and_its_path_is_not(
@@ -367,90 +338,6 @@ def test_a_damaged_parquet_file_is_one_clear_line(tmp_path: Path, rng: np.random
             assert "\n" not in str(error) and str(raw) in str(error)
 
 
-def run_to_plan(folder: Path, raw: list[Path], setting: IngestConfig, stage: str = "split") -> Manifest:
-    """Every stage up to ``stage``, evaluation being a third."""
-    recipe = PreprocessConfig(ingest=setting, pack=PackConfig(batch_size=8))
-    recipe = replace(recipe, count=replace(recipe.count, eval_fraction=1 / 3))
-    made = ingest(raw, setting, folder / "columns")
-    for name in list(FOLDERS)[1 : list(FOLDERS).index(stage) + 1]:
-        made = run_stage(name, getattr(recipe, name), folder, Resources(workers=2))
-    return made
-
-
-WIDE = "300 features"
-SHAPES = {
-    "strings and numbers": (90, KINDS),
-    "a single feature": (90, {"y": "label", "d": "dense", "only": "text"}),
-    WIDE: (
-        20,
-        {"y": "label", "d": "dense", **{f"f{n}": ("text", "unsigned", "hex8")[n % 3] for n in range(300)}},
-    ),
-    "one row": (1, KINDS),
-    "no dense column": (30, {"y": "label", "a": "integer", "b": "hex8"}),
-    "no label": (30, {"d": "dense", "a": "unsigned"}),
-}
-
-
-def config_of(shape: str, text: str) -> IngestConfig:
-    """Settings that cut a log into parts; a wide one into few, as each file of each feature takes time."""
-    return config(text, block_bytes=ByteSize(30_000)) if shape == WIDE else config(text)
-
-
-@pytest.mark.diagonal(2)
-@pytest.mark.parametrize(
-    ("shape", "format"),
-    [
-        pytest.param(shape, format, marks=[pytest.mark.slow] if shape == WIDE else [])
-        for shape, format in product(SHAPES, ["csv", "parquet"])
-    ],
-)
-def test_ids_are_those_of_the_naive_count(
-    tmp_path: Path, shape: str, format: str, rng: np.random.Generator
-) -> None:
-    """Categories of 2**63 and more among them: no stage may take them for negative."""
-    num_rows, kinds = SHAPES[shape]
-    log = draw_log(num_rows, kinds, rng)
-    raw = (write_csv if format == "csv" else write_parquet)(tmp_path / "log", log)
-    run_to_plan(tmp_path, [raw], config_of(shape, schema_text(log, format=format)))
-    vocabulary = Manifest.read(tmp_path / "vocabulary")
-    columns = naive_columns(log)
-    num_train = num_rows - num_rows // 3
-    tables = [
-        naive_table(columns[name][:num_train], 1)
-        for name in Manifest.read(tmp_path / "columns").totals["sparse"]
-    ]
-    for table, facts in zip(tables, vocabulary.totals["tables"], strict=True):
-        entry = next(entry for entry in vocabulary.files if entry.path == f"{facts['name']}.arrow")
-        batch = read_batch(vocabulary, entry)
-        assert batch.column("category").to_pylist() == [
-            what if isinstance(what, int) else None for what, _ in table
-        ]
-        assert batch.column("count").to_pylist() == [count for _, count in table]
-    id_of = [{what: i for i, (what, _) in enumerate(table)} for table in tables]
-    sparse = [columns[facts["name"]] for facts in vocabulary.totals["tables"]]
-    wanted = [
-        [known.get(value, known[OOV]) for known, value in zip(id_of, row, strict=True)]
-        for row in zip(*sparse, strict=True)
-    ]
-    assert ids_of(Manifest.read(tmp_path / "samples")) == wanted
-    assert verify(tmp_path, raw=[raw]) == []
-
-
-@pytest.mark.diagonal(2)
-@pytest.mark.parametrize(
-    "shape",
-    [pytest.param(name, marks=pytest.mark.slow) if name == "300 features" else name for name in SHAPES],
-)
-def test_logs_of_any_shape_become_shards(tmp_path: Path, shape: str, rng: np.random.Generator) -> None:
-    num_rows, kinds = SHAPES[shape]
-    log = draw_log(num_rows, kinds, rng)
-    setting = config_of(shape, schema_text(log))
-    shards = run_to_plan(tmp_path, [write_csv(tmp_path / "log", log)], setting, "pack")
-    assert sum(shards.totals["samples"].values()) == num_rows
-    assert shards.totals["has_label"] == ("label" in kinds.values())
-    assert verify(tmp_path) == []
-
-
 def test_a_label_can_be_left_out(tmp_path: Path, rng: np.random.Generator) -> None:
     log = draw_log(20, KINDS, rng)
     raw = write_csv(tmp_path / "log.csv", log)
@@ -463,7 +350,7 @@ def test_a_label_can_be_left_out(tmp_path: Path, rng: np.random.Generator) -> No
 @pytest.mark.real_data
 def test_the_real_avazu_sample_is_read(tmp_path: Path, real_data: Path) -> None:
     raw = real_data / "avazu_train_head_10k.csv.gz"
-    run_to_plan(tmp_path, [raw], IngestConfig(schema="avazu"))
+    preprocess([raw], PreprocessConfig(ingest=IngestConfig(schema="avazu")), tmp_path, until="split")
     columns = Manifest.read(tmp_path / "columns")
     assert columns.num_samples == 9999 and columns.totals["bad_lines"] == {}
     assert verify(tmp_path, raw=[raw]) == []
@@ -475,3 +362,129 @@ def test_a_finished_part_that_says_it_has_no_rows_is_refused() -> None:
     part = SimpleNamespace(path="row0", read_facts=lambda kind: SimpleNamespace(num_lines=0))
     with pytest.raises(ManifestError, match=r"row0 is said to have 0 rows of log\.parquet"):
         ParquetParts._finished_names(parts, 0, 5, {"row0": part})  # type: ignore[dict-item]
+
+
+BAD_ROWS: dict[str, tuple[str, Any, str]] = {
+    "csv list": ("csv", b"1,0000beef|abc|,1\n", "column 'codes', element 2: found 'abc', want 8 hex digits"),
+    "csv float": ("csv", b"1,,1.5.2\n", "column 'price': found '1.5.2', want a finite number, or nothing"),
+    "csv nan": ("csv", b"1,,nan\n", "column 'price': found 'nan', want a finite number, or nothing"),
+    "csv huge": ("csv", b"1,,-1e999\n", "column 'price': found '-1e999', want a finite number, or nothing"),
+    "list": ("parquet", (["0000beef", None, "x"], 1.0), "column 'codes', element 3: found 'x', want 8 hex"),
+    "nan": ("parquet", ([], float("nan")), "column 'price': found nan, want a finite number, or nothing"),
+    "inf": ("parquet", ([], float("-inf")), "column 'price': found -inf, want a finite number, or nothing"),
+}
+CODES = "label = 'y'\n[dense]\nprice = 'float'\n[sparse]\ncodes = { kind = 'hex8', list = true }\n"
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_a_bad_element_is_refused_with_what_was_found(tmp_path: Path, case: str) -> None:
+    format, row, message = BAD_ROWS[case]
+    raw = tmp_path / "log"
+    if format == "csv":
+        raw.write_bytes(b"y,codes,price\n1,ffffffff|,2\n0,,.5\n" + row + b"0,x,y\n")
+    else:
+        table = {"y": [1, 0, 1], "codes": [["ffffffff"], None, row[0]], "price": [2.0, None, row[1]]}
+        pq.write_table(pa.table(table, pa.schema(PARQUET_CODES)), raw)
+    config = IngestConfig(schema=f"format = '{format}'\n{CODES}")
+    with pytest.raises(InputError) as caught:
+        ingest([raw], config, tmp_path / "out")
+    unit = "line 4" if format == "csv" else "row 3"
+    assert f"{raw}, {unit}, {message}" in str(caught.value)
+    skipping = replace(config, on_bad_line="skip:0.9")
+    columns = ingest([raw], skipping, tmp_path / "skipped")
+    found = columns_in(columns)
+    assert found["codes"] == [[0xFFFFFFFF, None] if format == "csv" else [0xFFFFFFFF], [None]]
+    assert found["price"] == [2.0, 0.5 if format == "csv" else None]
+    assert sum(columns.totals["bad_lines"].values()) == (2 if format == "csv" else 1)
+
+
+PARQUET_CODES = [
+    ("y", pa.int8()),
+    ("codes", pa.list_(pa.dictionary(pa.int32(), pa.string()))),
+    ("price", pa.float32()),
+]
+
+
+PARQUET_LISTS: dict[str, tuple[Any, str]] = {
+    "fixed size": (
+        pa.array([[1, 2], None, [3, None]], pa.list_(pa.int64(), 2)),
+        "[[1, 2], [None], [3, None]]",
+    ),
+    "large": (pa.array([[1], [], None], pa.large_list(pa.uint8())), "[[1], [], [None]]"),
+    "nothing": (pa.array([[None], [], None], pa.list_(pa.null())), "[[None], [], [None]]"),
+    "whole floats": (pa.array([[1.0], [2], [-1]], pa.list_(pa.float32())), f"[[1], [2], [{2**64 - 1}]]"),
+    "text": (pa.array([["1", ""], ["-2"], []]), f"[[1, None], [{2**64 - 2}], []]"),
+    "no list": (pa.array([1, 2, 3]), "column 'd' is int64, want a list of an integer"),
+    "lists of lists": (pa.array([[[1]], [], []]), "column 'd' is list<element: list<element: int64>>, want"),
+}
+
+
+@pytest.mark.parametrize("case", PARQUET_LISTS)
+def test_parquet_lists_are_read_or_refused(tmp_path: Path, case: str) -> None:
+    array, wanted = PARQUET_LISTS[case]
+    pq.write_table(pa.table({"d": array}), tmp_path / "log")
+    config = IngestConfig(schema="format = 'parquet'\n[sparse]\nd = { kind = 'integer', list = true }")
+    if wanted.startswith("["):
+        assert str(columns_in(ingest([tmp_path / "log"], config, tmp_path / "out"))["d"]) == wanted
+        return
+    with pytest.raises(InputError) as caught:
+        ingest([tmp_path / "log"], config, tmp_path / "out")
+    assert wanted in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("separator", ["|", ",", ";", " "])
+def test_lists_in_quotes_may_have_the_separator_of_fields(tmp_path: Path, separator: str) -> None:
+    rows: list[list[str | None]] = [["a", "b", "a"], ["c"], [None], ["", 'd"e'], ["", ""]]
+    fields = [separator.join(element or "" for element in row).replace('"', '""') for row in rows]
+    lines = [f'"{field}",{n}' for n, field in enumerate(fields)]
+    (tmp_path / "log").write_text("\n".join(["tags,n", *lines]))
+    keys = f'kind = "text", list = true, separator = "{separator}"'
+    schema = f'format = "csv"\n[sparse]\ntags = {{ {keys} }}\nn = "integer"'
+    found = columns_in(ingest([tmp_path / "log"], IngestConfig(schema=schema), tmp_path / "out"))
+    log = Log({"tags": "list text"}, [(row,) for row in rows])
+    assert found == naive_columns(log) | {"n": [0, 1, 2, 3, 4]}
+
+
+def test_a_list_that_the_schema_does_not_call_one_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"d": [[1], [2]]}), tmp_path / "log")
+    with pytest.raises(InputError, match="rows that hold lists need list = true in the schema"):
+        ingest(
+            [tmp_path / "log"],
+            IngestConfig(schema="format = 'parquet'\n[sparse]\nd = 'text'"),
+            tmp_path / "a",
+        )
+
+
+def test_parts_of_long_lists_have_fewer_rows(tmp_path: Path) -> None:
+    lists = [list(range(1000)) for _ in range(64)]
+    pq.write_table(pa.table({"d": lists}), tmp_path / "log", row_group_size=32)
+    schema = "format = 'parquet'\n[sparse]\nd = { kind = 'integer', list = true }"
+    config = IngestConfig(schema=schema, block_bytes=ByteSize(64_000))
+    columns = ingest([tmp_path / "log"], config, tmp_path / "out")
+    assert [entry.num_samples for entry in columns.files] == [8] * 8
+    assert columns.files[0].facts["lookups"] == {"d": 8000}
+
+
+def test_a_batch_with_lists_much_longer_than_others_is_cut(tmp_path: Path) -> None:
+    lengths = [1] * 500 + [2000] + [1] * 100 + [900] * 5 + [1] * 300
+    lists = [list(range(length)) for length in lengths]
+    pq.write_table(pa.table({"a.b": lists}), tmp_path / "log")
+    schema = "format = 'parquet'\n[sparse]\n'a.b' = { kind = 'integer', list = true, name = 'd' }"
+    config = IngestConfig(schema=schema, block_bytes=ByteSize(8000))
+    columns = ingest([tmp_path / "log"], config, tmp_path / "out")
+    assert columns_in(columns)["d"] == lists
+    sizes = [(entry.num_samples, entry.facts["lookups"]["d"]) for entry in columns.files]
+    assert (1, 2000) in sizes and all(rows == 1 or lookups <= 2000 for rows, lookups in sizes)
+    whole = ingest([tmp_path / "log"], config, tmp_path / "two", Resources(workers=2))
+    assert whole.fingerprint == columns.fingerprint
+
+
+@given(st.lists(st.none() | st.lists(st.none() | st.text(max_size=3), max_size=4), min_size=1, max_size=9))
+@settings(deadline=None, max_examples=12)
+def test_any_lists_come_back(lists: list[list[str | None] | None]) -> None:
+    """A missing list is one of one missing element, and so is an empty text."""
+    log = Log({"a": "list text"}, [(value,) for value in lists])
+    with TemporaryDirectory() as name:
+        raw = write_parquet(Path(name) / "log", log)
+        columns = ingest([raw], IngestConfig(schema=schema_text(log, format="parquet")), Path(name) / "out")
+        assert columns_in(columns) == naive_columns(log)
