@@ -64,7 +64,7 @@ class RowMessage(NamedTuple):
     """The rows of a message, table after table."""
 
     rows_ND: NDArray[np.float32]
-    """C-contiguous, finite."""
+    """C-contiguous; finite but for exact codecs."""
     starts_T1: NDArray[np.int64]
     """Beginning of each table's rows, and the end of the last."""
     keys_N: NDArray[np.int64]
@@ -124,7 +124,7 @@ class RowCodec(Protocol):
             How many numbers were too large for the code and became its largest.
 
         Raises:
-            NotFiniteError: a row is not finite.
+            NotFiniteError: a row is not finite, and the codec is not exact.
         """
 
     def decode(self, data: NDArray[np.uint8], shape: MessageShape, rows: NDArray[np.float32]) -> None:
@@ -260,8 +260,7 @@ class Float32Codec:
         return 4 * shape.num_rows * shape.embedding_dim
 
     def encode(self, message: RowMessage, data: NDArray[np.uint8]) -> int:
-        """Copy the rows."""
-        _finite_tops(message)
+        """Copy the rows, infinities and NaN among them."""
         data.view(np.float32)[:] = message.rows_ND.reshape(-1)
         return 0
 

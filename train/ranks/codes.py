@@ -175,6 +175,10 @@ class Coding(NamedTuple):
         """Return whether the rows cross as they are."""
         return all(codec.is_exact for codec in self.codecs)
 
+    def codec(self, width: int) -> RowCodec:
+        """Return the codec of the rows of a width."""
+        return self.codecs[width] if self.codecs else codec_of(_EXACT)
+
 
 @dataclass(slots=True)
 class ExchangeCounts:

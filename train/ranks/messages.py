@@ -53,70 +53,6 @@ class CrossingRows(NamedTuple):
             first += count
 
 
-class RowsUnderWay:
-    """Rows that are being received.
-
-    Args:
-        pending: the message.
-        sent: what goes out meanwhile; kept until all is there.
-        received: where the message arrives.
-        rows: of each width, those that arrive.
-        coding: of the rows.
-        layout: of each width.
-    """
-
-    def __init__(
-        self,
-        pending: Pending,
-        sent: Message,
-        received: Message,
-        rows: Sequence[CrossingRows],
-        coding: Coding,
-        layout: Sequence[WidthLayout],
-    ) -> None:
-        self._pending = pending
-        self._sent = sent
-        self._received = received
-        self._rows = rows
-        self._coding = coding
-        self._layout = layout
-
-    def wait(self) -> list[NDArray[np.float32]]:
-        """Return the rows of each table group, (num_rows, embedding_dim), in the order of ranks."""
-        self._pending.wait()
-        data = self._received.data.numpy()
-        if not self._coding.is_exact:
-            return self._decoded(data)
-        # With one width the message is the rows as they are.
-        floats = data.view(np.float32)
-        if len(self._layout) == 1:
-            return [floats.reshape(-1, self._layout[0].embedding_dim)]
-        parts: list[list[NDArray[np.float32]]] = [[] for _ in self._layout]
-        first = 0
-        # Of each rank those of the first width come first.
-        for of_rank in zip(*(rows.counts for rows in self._rows), strict=True):
-            for found, count, layout in zip(parts, of_rank, self._layout, strict=True):
-                dim = layout.embedding_dim
-                found.append(floats[first : first + count * dim].reshape(-1, dim))
-                first += count * dim
-        return [np.concatenate(found) for found in parts]
-
-    def _decoded(self, data: NDArray[np.uint8]) -> list[NDArray[np.float32]]:
-        found = [
-            np.empty((rows.keys_N.size, layout.embedding_dim), np.float32)
-            for rows, layout in zip(self._rows, self._layout, strict=True)
-        ]
-        first = 0
-        # Both sides know the rows of each part, and with them where it ends.
-        for _, width, part in _parts(self._rows):
-            shape = self._layout[width].shape(self._rows[width].keys_N[part])
-            codec = self._coding.codecs[width]
-            num_bytes = codec.num_bytes(shape)
-            codec.decode(data[first : first + num_bytes], shape, found[width][part])
-            first += _padded(num_bytes)
-        return found
-
-
 class WidthLayout(NamedTuple):
     """The tables of a width, as a codec and an error need them."""
 
@@ -133,6 +69,39 @@ class WidthLayout(NamedTuple):
         """Return the table and the id of a row."""
         table = int(np.searchsorted(self.first_key_F1, key, side="right")) - 1
         return f"row {key - int(self.first_key_F1[table])} of table {self.names[table]}"
+
+
+class RowsUnderWay(NamedTuple):
+    """Rows that are being received."""
+
+    pending: Pending
+    """The message."""
+    sent: Message
+    """What goes out meanwhile; kept until all is there."""
+    received: Message
+    """Where the message arrives."""
+    rows: Sequence[CrossingRows]
+    """Rows of each width that arrive."""
+    coding: Coding
+    layout: Sequence[WidthLayout]
+
+    def wait(self) -> list[NDArray[np.float32]]:
+        """Return the rows of each table group, (num_rows, embedding_dim), in the order of ranks."""
+        self.pending.wait()
+        data = self.received.data.numpy()
+        found = [
+            np.empty((rows.keys_N.size, layout.embedding_dim), np.float32)
+            for rows, layout in zip(self.rows, self.layout, strict=True)
+        ]
+        first = 0
+        # Both sides know the rows of each part, and with them where it ends.
+        for _, width, part in _parts(self.rows):
+            shape = self.layout[width].shape(self.rows[width].keys_N[part])
+            codec = self.coding.codec(width)
+            num_bytes = codec.num_bytes(shape)
+            codec.decode(data[first : first + num_bytes], shape, found[width][part])
+            first += _padded(num_bytes)
+        return found
 
 
 class RowMessages:
@@ -170,7 +139,7 @@ class RowMessages:
             NotFiniteRowError: a row that is to be coded has an infinity or a NaN.
         """
         self.num_saturated = 0
-        data = self._packed(rows, sent) if coding.is_exact else self._coded(rows, sent, coding)
+        data = self._coded(rows, sent, coding)
         message = Message(torch.from_numpy(data), self._sizes(sent, coding))
         arriving = Message.unset(self._sizes(received, coding))
         self.sent_bytes = message.data.numel()
@@ -179,28 +148,16 @@ class RowMessages:
 
     def _sizes(self, rows: Sequence[CrossingRows], coding: Coding) -> tuple[int, ...]:
         sizes = [0] * self._ranks.num_ranks
-        if coding.is_exact:
-            for each, layout in zip(rows, self._layout, strict=True):
-                for rank, count in enumerate(each.counts):
-                    sizes[rank] += _FLOAT_BYTES * layout.embedding_dim * count
-            return tuple(sizes)
         for rank, width, part in _parts(rows):
             shape = self._layout[width].shape(rows[width].keys_N[part])
-            sizes[rank] += _padded(coding.codecs[width].num_bytes(shape))
+            sizes[rank] += _padded(coding.codec(width).num_bytes(shape))
         return tuple(sizes)
-
-    def _packed(self, rows: Sequence[NDArray[np.float32]], sent: Sequence[CrossingRows]) -> NDArray[np.uint8]:
-        # The rows of a single table group are in the order of ranks already.
-        if len(rows) == 1:
-            return np.ascontiguousarray(rows[0]).reshape(-1).view(np.uint8)
-        # Of several, the rows to a rank stand together, those of the first width before the others.
-        cut = [[each[part] for part in of_width.parts()] for each, of_width in zip(rows, sent, strict=True)]
-        parts = [part.reshape(-1) for of_rank in zip(*cut, strict=True) for part in of_rank]
-        return np.concatenate(parts).view(np.uint8)
 
     def _coded(
         self, rows: Sequence[NDArray[np.float32]], sent: Sequence[CrossingRows], coding: Coding
     ) -> NDArray[np.uint8]:
+        errors = None if coding.is_exact else coding.errors
+        streams = coding.streams or [None] * len(rows)
         # Zeros pad the codes of a table group.
         data = np.zeros(sum(self._sizes(sent, coding)), np.uint8)
         first = 0
@@ -208,22 +165,22 @@ class RowMessages:
             keys_N = sent[width].keys_N[part]
             layout = self._layout[width]
             shape = layout.shape(keys_N)
-            codec = coding.codecs[width]
+            codec = coding.codec(width)
             num_bytes = codec.num_bytes(shape)
             rows_ND = np.ascontiguousarray(rows[width][part])
-            if coding.errors is not None:
-                rows_ND = coding.errors[width].added(rows_ND, keys_N)
-            message = RowMessage(rows_ND, shape.starts_T1, keys_N.astype(np.int64), coding.streams[width])
+            if errors is not None:
+                rows_ND = errors[width].added(rows_ND, keys_N)
+            message = RowMessage(rows_ND, shape.starts_T1, keys_N.astype(np.int64), streams[width])
             try:
                 self.num_saturated += codec.encode(message, data[first : first + num_bytes])
             except NotFiniteError as error:
                 name = layout.name_of(int(keys_N[error.args[0]]))
                 raise NotFiniteRowError(f"{name}, sent to rank {rank}, is not finite") from None
             # What the receiver will decode is decoded here too, to know its errors.
-            if coding.errors is not None:
+            if errors is not None:
                 arrived_ND = np.empty_like(rows_ND)
                 codec.decode(data[first : first + num_bytes], shape, arrived_ND)
-                coding.errors[width].keep(rows_ND, arrived_ND, keys_N)
+                errors[width].keep(rows_ND, arrived_ND, keys_N)
             first += _padded(num_bytes)
         return data
 
