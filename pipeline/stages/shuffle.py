@@ -35,8 +35,6 @@ from ...stats.shuffle import (
     files_of_keys,
     find_in_bins,
     keys_and_kinds,
-    num_buckets,
-    order_keys,
     place_bags,
     scatter_bags,
     scatter_rows,
@@ -442,12 +440,8 @@ class Buffers:
     lock: Lock
 
     def order(self, rows: slice) -> NDArray[np.int64]:
-        """Return the positions of some rows in the order of their keys; valid until the thread asks again."""
-        keys = self.keys[rows]
-        order = thread_buffer("order", keys.shape, np.int64)
-        next_places = thread_buffer("next places", (num_buckets(keys.shape[0]),), np.uint32)
-        order_keys(keys, next_places, thread_buffer("sorted keys", keys.shape, np.uint64), order)
-        return order
+        """Return the positions of some rows in the order of their keys, which are distinct."""
+        return np.argsort(self.keys[rows])
 
     @classmethod
     def of_group(
