@@ -25,9 +25,7 @@ from hotset.stats.batch_rows import (
     first_stray_lookup,
     group_lookups,
     locate_distinct_rows,
-    locate_named_rows,
     locate_rows,
-    name_rows,
     of_bags,
     of_matrix,
     of_tables,
@@ -202,21 +200,3 @@ def test_distinct_rows_are_located_table_by_table() -> None:
     ranges = [np.array(bound, np.int64) for bound in ([2, 0, 0], [9, 5, 3], [10, 20, 30])]
     assert locate_distinct_rows(rows_U, offsets_F1, *ranges, slots_U) == 3
     assert slots_U.tolist() == [-1, 10, 16, -1, 30, -1]
-
-
-def test_rows_numbered_through_all_tables_are_named_and_located() -> None:
-    rows_N = np.array([0, 2, 3, 5, 9], np.int64)
-    tables_N, ids_N = np.empty(5, np.int32), np.empty(5, np.int32)
-    # Four tables of 3, 0, 2 and 5 rows.
-    name_rows(rows_N, np.array([0, 3, 3, 5]), tables_N, ids_N)
-    assert list(zip(tables_N.tolist(), ids_N.tolist(), strict=True)) == [
-        (0, 0),
-        (0, 2),
-        (2, 0),
-        (3, 0),
-        (3, 4),
-    ]
-    slots_N = np.empty(5, np.int64)
-    ranges = [np.array(bound, np.int64) for bound in ([1, 0, 0, 4], [3, 0, 2, 5], [7, 9, 9, 20])]
-    assert locate_named_rows(tables_N, ids_N, *ranges, slots_N) == 2
-    assert slots_N.tolist() == [-1, 8, 9, -1, 20]

@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import HotsetError
-from ...stats.batch_rows import locate_named_rows, name_rows
+from ...stats.batch_rows import locate_distinct_rows
 from ..execution.embeddings import Embeddings
 from ..execution.row_parts import RowsPart, changed_of
 from ..execution.table_group import TableGroup
@@ -396,11 +396,11 @@ class _WidthCopy:
         """Compile the kernels on no rows, before the first checkpoint needs them."""
         no_rows_N = np.empty(0, np.int64)
         nothing = _empty_part(0, *self._dims)
-        self._name(no_rows_N, nothing.tables_N, nothing.ids_N)
+        offsets_F1 = self._name(no_rows_N, nothing.tables_N, nothing.ids_N)
         for tier in (self._fast, self._slow):
             layout = tier.layout
             ranges = (layout.first_F, layout.last_F, layout.base_F)
-            locate_named_rows(nothing.tables_N, nothing.ids_N, *ranges, no_rows_N)
+            locate_distinct_rows(nothing.ids_N, offsets_F1, *ranges, no_rows_N)
             tier.copy_out(no_rows_N, nothing.weights_ND, nothing.state_NW)
 
     def _copy_own(self, rows_N: NDArray[np.int64], _: int, target: RowsPart) -> None:
@@ -412,13 +412,14 @@ class _WidthCopy:
         # Pieces of fixed size, so that threads share the work evenly.
         def copy_piece(piece: int, _: int) -> None:
             own = slice(piece * _PIECE_ROWS, (piece + 1) * _PIECE_ROWS)
-            tables_N = self._name(rows_N[own], target.tables_N[own], target.ids_N[own])
-            slots_N = np.empty(tables_N.size, np.int64)
+            offsets_F1 = self._name(rows_N[own], target.tables_N[own], target.ids_N[own])
+            slots_N = np.empty(offsets_F1[-1], np.int64)
             num_found = 0
             for tier in tiers:
                 layout = tier.layout
                 ranges = (layout.first_F, layout.last_F, layout.base_F)
-                num_here = slots_N.size - locate_named_rows(tables_N, target.ids_N[own], *ranges, slots_N)
+                num_absent = locate_distinct_rows(target.ids_N[own], offsets_F1, *ranges, slots_N)
+                num_here = slots_N.size - num_absent
                 num_found += num_here
                 if num_here:
                     tier.copy_out(slots_N, target.weights_ND[own], target.state_NW[own])
@@ -428,15 +429,14 @@ class _WidthCopy:
 
     def _name(
         self, rows_N: NDArray[np.int64], tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]
-    ) -> NDArray[np.int32]:
-        """Write table and id of rows; return their tables' positions.
-
-        A position is among the tables of the group.
-        """
-        positions_N = np.empty(rows_N.size, np.int32)
-        name_rows(rows_N, self._changed.layout.base_F, positions_N, ids_N)
-        tables_N[:] = self._tables_T[positions_N]
-        return positions_N
+    ) -> NDArray[np.int64]:
+        """Write table and id of ascending rows; return where those of each table of the group begin."""
+        base_F = self._changed.layout.base_F
+        offsets_F1 = np.append(np.searchsorted(rows_N, base_F), rows_N.size)
+        counts_F = np.diff(offsets_F1)
+        tables_N[:] = np.repeat(self._tables_T, counts_F)
+        ids_N[:] = rows_N - np.repeat(base_F, counts_F)
+        return offsets_F1
 
     def _add_staged(self) -> None:
         """Copy pending rows in staging slots.
