@@ -108,8 +108,7 @@ def gain_of_doubling(sizes: Sequence[int], shares: Sequence[float], size: float)
         shares: at those sizes; beyond the last one nothing is gained.
         size: where to look.
     """
-    at, doubled = np.interp(np.log2([size, 2 * size]), np.log2(sizes), shares)
-    return float(doubled - at)
+    return gain_of_one_more(sizes, shares, size, size)
 
 
 def gain_of_one_more(sizes: Sequence[int], shares: Sequence[float], size: float, more: float) -> float:

@@ -22,47 +22,11 @@ from ..kernel import kernel
 
 NUM_CHUNKS = 35
 CHUNK_ROWS = 1024
-CONFIDENCE = 0.999
+_QUANTILE = 3.6007157973864294
+"""The t with P(|T| <= t) = 0.999 for Student's distribution with ``NUM_CHUNKS - 1`` degrees of freedom."""
 LARGE_TABLE_BYTES = 1 << 20
 """Smaller tables are hot as a whole."""
 _SEARCH_STEPS = 100
-
-
-def student_t_probability(t: float, degrees: int) -> float:
-    """Return P(|T| <= t) for Student's distribution with an integer number of degrees of freedom.
-
-    Error:
-        Rounding only: a finite sum.
-
-    Source:
-        Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
-    """
-    angle = math.atan(t / math.sqrt(degrees))
-    sine = math.sin(angle)
-    cosine = math.cos(angle)
-    if degrees == 1:
-        return 2 * angle / math.pi
-    # A sum of powers of the cosine, which begins with the cosine itself or with 1.
-    odd = degrees % 2
-    term = total = cosine if odd else 1.0
-    for k in range(2 + odd, degrees - 1, 2):
-        term *= cosine * cosine * (k - 1) / k
-        total += term
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
-
-
-def student_t_quantile(confidence: float, degrees: int) -> float:
-    """Return the t with P(|T| <= t) = ``confidence``, in (0, 1), to 12 digits."""
-    low, high = 0.0, 1.0
-    while student_t_probability(high, degrees) < confidence:
-        high *= 2
-    for _ in range(_SEARCH_STEPS):
-        middle = (low + high) / 2
-        if student_t_probability(middle, degrees) < confidence:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +38,14 @@ class Interval:
     high: float
 
 
-def estimate_rows(
-    chunk_counts: NDArray[np.int64], num_chunks: float, confidence: float = CONFIDENCE
-) -> Interval:
+def estimate_rows(chunk_counts: NDArray[np.int64], num_chunks: float) -> Interval:
     """Estimate the rows of a table that pass a threshold, from those that pass in some of its chunks.
 
     The t-interval of the mean with the correction for a finite population, times the number of chunks.
 
     Args:
-        chunk_counts: (n,), rows that pass in each chunk looked at; at least 2.
+        chunk_counts: (n,), rows that pass in each chunk looked at; n is `NUM_CHUNKS`.
         num_chunks: chunks of the whole table; with ``n`` or fewer the interval is a point.
-        confidence: in (0, 1).
 
     Source:
         Adnan et al., section 4.2 (n = 35 chunks of 1024 counters, 99.9 %).
@@ -95,18 +56,13 @@ def estimate_rows(
     # The sample variance from integer sums, then the half width with the finite population correction.
     variance = (int((chunk_counts * chunk_counts).sum()) - total * mean) / (n - 1)
     left = max(0.0, (num_chunks - n) / num_chunks)
-    half = student_t_quantile(confidence, n - 1) * math.sqrt(max(0.0, left * variance / n))
+    half = _QUANTILE * math.sqrt(max(0.0, left * variance / n))
     return Interval(max(0.0, mean - half) * num_chunks, mean * num_chunks, (mean + half) * num_chunks)
 
 
 def is_permutation(positions: NDArray[np.int64]) -> bool:
     """Return whether (num_rows,) ``positions`` are each of 0 to ``num_rows - 1`` once."""
-    num_rows = positions.shape[0]
-    if positions.min(initial=0) < 0 or positions.max(initial=-1) >= num_rows:
-        return False
-    is_taken = np.zeros(num_rows, np.bool_)
-    is_taken[positions] = True
-    return bool(is_taken.all())
+    return np.array_equal(np.sort(positions), np.arange(positions.shape[0]))
 
 
 def draw_chunks(num_chunks: int, wanted: int, seed: int) -> NDArray[np.int64]:

@@ -33,14 +33,15 @@ class DcnTile:
         num_inputs = self._num_inputs = shape.num_inputs
         filled_up = stored_inputs(num_inputs)
         self._is_stacked = config.structure == "stacked"
+        narrow = 0 if config.cross_rank is None else stored_inputs(config.cross_rank)
         # Bottom and deep network allocate their memory; so does each cross layer for its outputs.
         self.bottom = Mlp(mlp_layers("bottom", shape.bottom), weights) if shape.bottom else None
         hidden = mlp_layers("deep", (filled_up, *config.top_widths))
         self.top = Mlp(hidden, weights) if hidden else None
-        self._scratch = _CrossScratch(filled_up, config.cross_rank, most_samples)
+        # Memory that the cross layers use in turn: gradients of products, and of narrow ones.
+        scratch = torch.zeros(most_samples, filled_up), torch.zeros(most_samples, narrow)
         self._cross = [
-            _CrossLayer(f"cross_layers.{number}", filled_up, config.cross_rank, weights, self._scratch)
-            for number in range(config.cross_layers)
+            _CrossLayer(f"cross_layers.{number}", weights, *scratch) for number in range(config.cross_layers)
         ]
         # The last layer reads the deep network's outputs, those of the cross network, or both side by side.
         num_deep = hidden[-1].num_outputs if hidden else num_inputs
@@ -144,21 +145,6 @@ class DcnTile:
         return crossed_grad_TP, found
 
 
-class _CrossScratch:
-    """Memory that the cross layers of a tile use in turn.
-
-    Args:
-        width: P.
-        rank: R; None for full matrices.
-        most_samples: samples of the largest tile.
-    """
-
-    def __init__(self, width: int, rank: int | None, most_samples: int) -> None:
-        self.most_samples = most_samples
-        self.product_grads = torch.zeros(most_samples, width)
-        self.narrow_grads = torch.zeros(most_samples, 0 if rank is None else stored_inputs(rank))
-
-
 class _CrossLayer:
     """A cross layer on a tile, perhaps of low rank.
 
@@ -166,29 +152,24 @@ class _CrossLayer:
 
     Args:
         name: of the layer.
-        width: P.
-        rank: R; None for a full matrix.
         weights: of the model.
-        scratch: memory that it may use during a pass.
+        product_grads: memory that it may use during a pass, (most_samples, P).
+        narrow_grads: likewise, (most_samples, R with padding); without columns for a full matrix.
     """
 
     def __init__(
-        self,
-        name: str,
-        width: int,
-        rank: int | None,
-        weights: StepWeights,
-        scratch: _CrossScratch,
+        self, name: str, weights: StepWeights, product_grads: torch.Tensor, narrow_grads: torch.Tensor
     ) -> None:
-        self._scratch = scratch
-        self._narrow = None if rank is None else _Product(f"{name}.narrow.weight", weights)
+        self._product_grads = product_grads
+        self._narrow_grads = narrow_grads
+        self._narrow = None if narrow_grads.shape[1] == 0 else _Product(f"{name}.narrow.weight", weights)
         self._wide = _Product(f"{name}.cross.weight", weights)
         self._bias = f"{name}.cross.bias"
         self._bias_N = weights.values.arrays[self._bias]
         # Zeros, like the padding of all rows.
-        self._narrow_outputs = torch.zeros_like(scratch.narrow_grads)
-        self._products = torch.zeros(scratch.most_samples, width)
-        self._outputs = torch.zeros(scratch.most_samples, width)
+        self._narrow_outputs = torch.zeros_like(narrow_grads)
+        self._products = torch.zeros_like(product_grads)
+        self._outputs = torch.zeros_like(product_grads)
         self._inputs_TP = self._outputs
 
     def forward(self, first_TP: torch.Tensor, inputs_TP: torch.Tensor) -> torch.Tensor:
@@ -221,7 +202,7 @@ class _CrossLayer:
             gradients: where the gradient of each parameter goes, by name.
         """
         num_samples = grad_TP.shape[0]
-        product_grad_TP = self._scratch.product_grads[:num_samples]
+        product_grad_TP = self._product_grads[:num_samples]
         cross_backward(
             grad_TP.numpy(),
             first_TP.numpy(),
@@ -235,7 +216,7 @@ class _CrossLayer:
             self._wide.backward(self._inputs_TP, product_grad_TP, gradients, grad_TP, is_added=True)
             return
         narrow_TR = self._narrow_outputs[:num_samples]
-        narrow_grad_TR = self._scratch.narrow_grads[:num_samples]
+        narrow_grad_TR = self._narrow_grads[:num_samples]
         self._wide.backward(narrow_TR, product_grad_TP, gradients, narrow_grad_TR, is_added=False)
         self._narrow.backward(self._inputs_TP, narrow_grad_TR, gradients, grad_TP, is_added=True)
 
