@@ -43,7 +43,7 @@ from hotset.train.data.shards import Shards
 from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.shapes import dlrm_shape
 from hotset.train.placements.fae import ShuffleScheduler
-from hotset.workflows.bench.simulate import simulate_epoch
+from hotset.workflows.bench.placements import simulate_epoch
 from hotset.workflows.cli import main
 
 

@@ -16,7 +16,7 @@ from hotset.tests.support.trained_models import STAGING, STATELESS, trained
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.placements.choose_placement import with_staging
-from hotset.workflows.bench.simulate import NOTHING_MOVED, simulate_epoch
+from hotset.workflows.bench.placements import NOTHING_MOVED, simulate_epoch
 from hotset.workflows.recipes import criteo_kaggle
 
 
