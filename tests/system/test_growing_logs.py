@@ -34,7 +34,7 @@ from hotset.tests.support.logs.criteo_text import SCHEMA, Sample, draw_samples, 
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_csv, write_parquet
 from hotset.tests.support.naive.naive_stages import naive_log, naive_table, rows_of
 from hotset.tests.support.preprocess_runs import CONFIG_OF_FEW as CONFIG
-from hotset.tests.support.preprocess_runs import assert_equals_naive_run, copy_of
+from hotset.tests.support.preprocess_runs import copy_of
 from hotset.tests.support.processes.kills import Killed, killed
 from hotset.tests.support.resealed import reseal, reseal_later_folders
 from hotset.workflows.cli import main
@@ -123,15 +123,6 @@ def test_several_days_at_once_an_empty_one_and_a_single_one_before(
     assert data_of(tmp_path / "dir") == data_of(tmp_path / "at once")
 
 
-def test_the_extended_folder_agrees_with_the_naive_run(
-    tmp_path: Path, days: list[Path], samples: list[list[Sample]], made: dict[int, Path]
-) -> None:
-    out = copy_of(made[2], tmp_path / "dir")
-    preprocess(days[:3], CONFIG, out, extend=True)
-    log = [sample for day in samples[:3] for sample in day]
-    assert_equals_naive_run(out, log, len(log) - int(0.3 * len(log)), CONFIG)
-
-
 def test_only_the_new_day_is_read_and_counted(
     tmp_path: Path, days: list[Path], made: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,19 +204,6 @@ def test_a_bad_new_day_leaves_the_old_state_to_go_back_to(
     assert data_of(tmp_path / "back") == data_of(made[2])
     bad.write_bytes(good)
     preprocess(logs, CONFIG, out, Resources(workers=1), extend=True)
-    assert data_of(out) == data_of(made[3])
-
-
-def test_a_day_that_grew_while_it_was_added_begins_the_addition_anew(
-    tmp_path: Path, days: list[Path], made: dict[int, Path]
-) -> None:
-    out = copy_of(made[2], tmp_path / "dir")
-    half = tmp_path / "day_2"
-    half.write_bytes(days[2].read_bytes()[:9000] + b"x\n")
-    with pytest.raises(InputError):
-        preprocess([*days[:2], half], CONFIG, out, Resources(workers=1), extend=True)
-    half.write_bytes(days[2].read_bytes())
-    preprocess([*days[:2], half], CONFIG, out, Resources(workers=1), extend=True)
     assert data_of(out) == data_of(made[3])
 
 
@@ -324,14 +302,6 @@ def test_a_window_counts_the_last_days_of_the_training_part(
     assert naive_log(log[first:], num_train - first, min_count=2, num_hot_rows=40).tables == rows_of(
         vocabulary
     )
-
-
-def test_a_window_longer_than_the_log_counts_all_of_it(tmp_path: Path, days: list[Path]) -> None:
-    whole, window = CountConfig(eval_files=1), CountConfig(eval_files=1, count_last=9)
-    for name, config in (("whole", whole), ("window", window)):
-        preprocess(days, replace(CONFIG, count=config), tmp_path / name)
-    rows = [rows_of(Manifest.read(tmp_path / name / "vocabulary")) for name in ("whole", "window")]
-    assert rows[0] == rows[1]
 
 
 @pytest.mark.parametrize(

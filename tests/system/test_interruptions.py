@@ -6,7 +6,6 @@ import os
 import random
 import resource
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from hotset.pipeline.runtime.tasks import Resources
 from hotset.tests.support.logs.criteo_text import draw_samples, few_features, text_of, tree_of
 from hotset.tests.support.preprocess_runs import CONFIG_OF_FEW as CONFIG
 from hotset.tests.support.preprocess_runs import copy_of
-from hotset.tests.support.processes.kills import Killed, start_holder
+from hotset.tests.support.processes.kills import Killed, killed, start_holder
 from hotset.workflows.cli import main
 
 STAGES = list(FOLDERS)
@@ -95,16 +94,6 @@ def test_a_second_run_is_told_who_writes_the_folder(
     check_goes_on(log, out, unbroken)
 
 
-def test_the_second_command_is_one_line_and_exit_status_1(
-    tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with start_holder(tmp_path / "dir" / "columns" / PARTIAL / "lock") as holder:
-        assert main(["preprocess", str(log), "--out", str(tmp_path / "dir")]) == 1
-        error, hint = capsys.readouterr().err.splitlines()
-        assert error.startswith("error: ") and f"process {holder.pid}" in error and hint.startswith("hint: ")
-        holder.kill()
-
-
 @contextmanager
 def no_file_beyond(num_bytes: int) -> Iterator[None]:
     """Writes beyond ``num_bytes`` of any file fail, as on a device that is full."""
@@ -130,30 +119,6 @@ def test_a_full_device_loses_nothing(
     with no_file_beyond(num_bytes):
         assert "cannot be written: File too large" in refusal(log, out)
     check_goes_on(log, out, unbroken)
-
-
-def test_a_full_device_is_one_line_of_the_command_and_exit_status_1(tmp_path: Path) -> None:
-    # Another process knows all features of the format.
-    log = tmp_path / "log.tsv"
-    log.write_bytes(180 * (b"1" + b"\t5" * 13 + b"\t0a1b2c3d" * 26 + b"\n"))
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-
-    words = [
-        sys.executable,
-        "-B",  # bytecode would be cut short without an error, and later imports break on it
-        "-m",
-        "hotset.workflows.cli",
-        "preprocess",
-        str(log),
-        "--out",
-        str(tmp_path / "d"),
-    ]
-    found = subprocess.run(words, preexec_fn=limit, capture_output=True, text=True)
-    error, hint = found.stderr.splitlines()[-2:]
-    assert found.returncode == 1 and "Traceback" not in found.stderr
-    assert error.startswith("error: ") and "File too large" in error and hint.startswith("hint: ")
 
 
 @contextmanager
@@ -238,18 +203,6 @@ def test_a_log_that_changes_while_it_is_read_is_named(
     check_goes_on(log, tmp_path / "dir", unbroken)
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_log_that_changes_between_stages_is_named(
-    tmp_path: Path, original: Path, log: Path, made: Path, unbroken: dict[str, bytes], change: str
-) -> None:
-    out = copy_of(made, tmp_path / "dir", before="encode")
-    CHANGES[change](log)
-    kind = ManifestError if change in ("cut", "grown") else InputError
-    assert log.name in refusal(log, out, kind)
-    restore(original, log)
-    check_goes_on(log, out, unbroken)
-
-
 @pytest.mark.diagonal(2)
 @pytest.mark.parametrize(("stage", "name"), [(stage, name) for stage in INPUTS for name in INPUTS[stage]])
 @pytest.mark.parametrize("is_folder", [pytest.param(True, marks=pytest.mark.slow), False])
@@ -318,25 +271,6 @@ def fail(report: StageReport) -> None:
         raise RuntimeError
 
 
-def killing(monkeypatch: pytest.MonkeyPatch, after: int) -> Callable[[], int]:
-    """Let ``after`` removals and renames through and kill at the next; returns how many there were."""
-    num_calls = 0
-
-    def counting(function: Callable[..., None]) -> Callable[..., None]:
-        def call(*args: object, **names: object) -> None:
-            nonlocal num_calls
-            num_calls += 1
-            if num_calls > after:
-                raise Killed
-            function(*args, **names)
-
-        return call
-
-    for name in ("replace", "unlink", "rmdir"):
-        monkeypatch.setattr(os, name, counting(getattr(os, name)))
-    return lambda: num_calls
-
-
 @pytest.mark.parametrize("stage", ["ingest", "encode", "pack"])
 def test_a_redo_that_is_killed_goes_on_with_the_plain_command(
     tmp_path: Path,
@@ -346,16 +280,12 @@ def test_a_redo_that_is_killed_goes_on_with_the_plain_command(
     stage: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with monkeypatch.context() as patch:
-        num_calls = killing(patch, after=10**6)
+    with killed(-1, monkeypatch) as calls:
         remove_from(stage, copy_of(made, tmp_path / "all"))
-    most = num_calls()
-    for after in sorted({*range(4), most // 2, most - 1}):
+    for after in sorted({*range(1, 5), calls[0] // 2, calls[0]}):
         out = copy_of(made, tmp_path / f"dir{after}")
-        with monkeypatch.context() as patch:
-            killing(patch, after)
-            with pytest.raises(Killed):
-                remove_from(stage, out)
+        with killed(after, monkeypatch), pytest.raises(Killed):
+            remove_from(stage, out)
         check_goes_on(log, out, unbroken)
         shutil.rmtree(out)
 
