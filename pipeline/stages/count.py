@@ -63,18 +63,6 @@ class Span:
         return "" if self.file is None else f"file{self.file:04}-"
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
-    """Counts of the first samples of a span, from before the log grew."""
-
-    span: Span
-    counts: Manifest
-
-    def entry(self, table: str) -> FileEntry:
-        """Return the file of one table."""
-        return self.counts.entry(f"{self.span.prefix}{table}.arrow")
-
-
 def spans_of(num_train: int, count_last: int, samples_of_files: Sequence[int]) -> list[Span]:
     """Cut the training part, the first ``num_train`` samples, into spans.
 
@@ -107,9 +95,9 @@ def describe_spans(spans: Iterable[Span], columns: Manifest) -> tuple[SpanInfo, 
     )
 
 
-def bases_of(spans: Sequence[Span], columns: Manifest, before: Manifest | None) -> dict[Span, Base]:
-    """Find the spans whose first samples, or all of them, were counted before from the same parts."""
-    bases: dict[Span, Base] = {}
+def bases_of(spans: Sequence[Span], columns: Manifest, before: Manifest | None) -> dict[Span, Span]:
+    """Return the counted span that each span begins with, if ``before`` counted one from the same parts."""
+    bases: dict[Span, Span] = {}
     if before is None:
         return bases
     # The same span has the same first sample, whatever was added to the log after it.
@@ -121,7 +109,7 @@ def bases_of(spans: Sequence[Span], columns: Manifest, before: Manifest | None) 
         if span is None or old.stop > span.stop:
             continue
         if _is_same_log(known, columns):
-            bases[span] = Base(old, before)
+            bases[span] = old
     return bases
 
 
@@ -165,11 +153,6 @@ def _checksum_of_parts(columns: Manifest, first: int, stop: int) -> str:
 def samples_from(array: Any, low: int) -> Any:
     """Return an Arrow array from its value ``low`` on, beginning at offset 0; copied where low is not 0."""
     return array if low == 0 else array.take(pa.array(np.arange(low, len(array))))
-
-
-def counts_in(counts: Manifest, entry: FileEntry) -> Counts:
-    """Map one file of a counts folder."""
-    return _counts_of(read_batch(counts, entry))
 
 
 def counts_written(output: Output, entry: FileEntry) -> Counts:
@@ -369,7 +352,7 @@ def count(
     features = ColumnsTotals.of(columns).sparse
     # Spans decide what is counted; bases, which of it is there already.
     spans = spans_of(num_train, config.count_last, _samples_of_files(columns))
-    log = _Log(columns, output, spans, bases_of(spans, columns, output.before))
+    log = _Log(columns, output, spans, output.before, bases_of(spans, columns, output.before))
     names = [name for name in features if not output.has(f"{name}.arrow")]
     # Features are counted in groups, each with one pass over the log: more groups than workers even out the
     # load, and a group's tables share its room.
@@ -390,7 +373,9 @@ def count(
         pass
     # Texts are last: which categories are frequent is known only when all are counted.
     if config.texts:
-        wanted = {name: _top(config, name, output) for name in text_features(columns)}
+        names = text_features(columns)
+        found = {name: counts_written(output, output.finished[f"{name}.arrow"]) for name in names}
+        wanted = {name: top_categories(counts, config.texts) for name, counts in found.items()}
         write_top_texts(output, columns, wanted)
     totals = CountsTotals(
         num_samples=columns.num_samples,
@@ -413,10 +398,6 @@ def refuse_count(config: CountConfig, columns: Manifest, resources: Resources) -
 def grown_counts(columns: Manifest, counts: Path) -> Continuation:
     """Return how counts continue: if ``columns`` still has all that was counted, only new parts are."""
     return Continuation(lambda *_: True, keeps_files=False, is_wanted=has_grown(columns, counts))
-
-
-def _top(config: CountConfig, name: str, output: Output) -> NDArray[np.uint64]:
-    return top_categories(counts_written(output, output.finished[f"{name}.arrow"]), config.texts)
 
 
 def _describe_table(name: str, columns: Manifest, entry: FileEntry) -> CountedTable:
@@ -442,11 +423,19 @@ class _Log:
     columns: Manifest
     output: Output
     spans: list[Span]
-    bases: dict[Span, Base]
+    before: Manifest | None
+    """The counts from before the log grew."""
+    bases: dict[Span, Span]
+    """Spans of those counts that spans begin with."""
 
     def first_new(self, span: Span) -> int:
         """Return the first sample of a span that is not counted yet."""
-        return self.bases[span].span.stop if span in self.bases else span.first
+        return self.bases[span].stop if span in self.bases else span.first
+
+    def counted_before(self, span: Span, table: str) -> tuple[Manifest, FileEntry]:
+        """Return the counts that a span begins with, and their file of one table."""
+        assert self.before is not None
+        return self.before, self.before.entry(f"{self.bases[span].prefix}{table}.arrow")
 
     @property
     def num_new_samples(self) -> int:
@@ -461,9 +450,9 @@ def _count_group(names: list[str], log: _Log, room: int, advance: Advance) -> No
         todo = [name for name in names if not log.output.has(f"{span.prefix}{name}.arrow")]
         if log.first_new(span) == span.stop:
             for name in todo:
-                entry = log.bases[span].entry(name)
+                before, entry = log.counted_before(span, name)
                 facts = _sum_facts([entry], span.file)
-                log.output.adopt(log.bases[span].counts, entry, f"{span.prefix}{name}.arrow", facts)
+                log.output.adopt(before, entry, f"{span.prefix}{name}.arrow", facts)
         elif todo:
             _count_span(span, todo, log, room, advance)
     # A window of several files: its counts are the sum of theirs, which are kept for the next window.
@@ -496,10 +485,9 @@ def _count_span(span: Span, names: list[str], log: _Log, room: int, advance: Adv
         num_missing = tables.counters[name].num_missing
         earlier = []
         if span in log.bases:
-            base = log.bases[span]
-            entry = base.entry(name)
-            earlier.append(counts_in(base.counts, entry))
-            num_missing += CountsFacts.of(base.counts, entry).num_missing
+            before, entry = log.counted_before(span, name)
+            earlier.append(_counts_of(read_batch(before, entry)))
+            num_missing += CountsFacts.of(before, entry).num_missing
         categories, counts = tables.result(name, dtypes[name], earlier)
         is_multi_hot = name in ColumnsTotals.of(log.columns).lists
         total = num_missing + int(counts.sum()) if is_multi_hot else None
