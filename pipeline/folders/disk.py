@@ -26,6 +26,7 @@ from .partial import (
     REMOVED,
     WORKERS,
     FolderLock,
+    remove_children,
     start_generation,
     sync,
     write_errors_explained,
@@ -111,7 +112,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     with write_errors_explained(partial):
         lock = FolderLock.take(partial / LOCK, path)
         try:
-            _remove_children(partial)
+            remove_children(partial, LOCK)
             yield partial
             for file in partial.iterdir():
                 sync(file)
@@ -123,12 +124,6 @@ def new_folder(path: Path) -> Iterator[Path]:
             raise
         finally:
             lock.release()
-
-
-def _remove_children(partial: Path) -> None:
-    for child in partial.iterdir():
-        if child.name != LOCK:
-            shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
 
 
 def free_bytes(folder: Path) -> int:
@@ -187,12 +182,9 @@ def mark_removed(folder: Path) -> None:
 
 def empty_folder(folder: Path) -> None:
     """Remove what a folder marked for removal holds; the mark goes last, the locks stay."""
-    mark = folder / PARTIAL / REMOVED
-    locks = [folder / PARTIAL / name for name in (LOCK, WORKERS)]
-    for child in [*folder.iterdir(), *(folder / PARTIAL).iterdir()]:
-        if child not in (folder / PARTIAL, mark, *locks):
-            shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
-    mark.unlink()
+    remove_children(folder, PARTIAL)
+    remove_children(folder / PARTIAL, LOCK, WORKERS, REMOVED)
+    (folder / PARTIAL / REMOVED).unlink()
 
 
 DISCARDABLE = ("columns", "samples")

@@ -55,6 +55,7 @@ from .partial import (
     durable_files,
     held_by_worker,
     is_durable,
+    link_or_copy,
     start_generation,
     sync,
     write_errors_explained,
@@ -304,11 +305,7 @@ class Output(RemoteObject):
         aside = self.temporary_path(name)
         with write_errors_explained(self.folder / name):
             aside.unlink(missing_ok=True)
-            # A link costs nothing, and both names stay valid if one is removed.
-            try:
-                os.link(source, aside)
-            except OSError:  # a file system without links
-                shutil.copyfile(source, aside)
+            link_or_copy(source, aside)
             self._place(aside, replace(entry, path=name, facts=facts.to_json() if facts else entry.facts))
 
     def _place(self, aside: Path, entry: FileEntry) -> None:

@@ -21,6 +21,7 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -86,6 +87,21 @@ def write_synced(path: Path, text: bytes, *, aside: Path | None = None, sync: bo
             file.flush()
             os.fsync(file.fileno())
     os.replace(aside, path)
+
+
+def remove_children(folder: Path, *kept: str) -> None:
+    """Remove what a folder holds, except what is named."""
+    for child in folder.iterdir():
+        if child.name not in kept:
+            shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Link a file, which costs nothing; copy it to another device, or on a file system without links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def num_recorded(folder: Path) -> int:

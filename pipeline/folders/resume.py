@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..errors import ManifestError, exact_byte_size, first_line, hint_to_rewrite
 from .manifest import MANIFEST, Manifest, refuse_removed, without_removed
-from .partial import BEGUN, LOCK, PARTIAL, REMOVED, WORKERS, write_synced
+from .partial import BEGUN, LOCK, PARTIAL, REMOVED, WORKERS, remove_children, write_synced
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -195,7 +194,7 @@ def reopen(folder: Path, begun: bytes) -> None:
     """Turn a sealed folder, locked by this run, into one that the run of identity ``begun`` resumes."""
     partial = folder / PARTIAL
     # First remove what earlier runs left, whose records would pass for this run's.
-    clear_partial(folder)
+    remove_children(partial, LOCK, WORKERS)
     (partial / _FOLDER).mkdir()
     write_synced(partial / BEGUN, begun, sync=False)
     # Last, for it unseals the folder: until then a kill leaves it sealed as it was.
@@ -236,19 +235,12 @@ def drop_added(folder: Path) -> Manifest:
     """
     before = read_before(folder)
     assert before is not None
-    clear_partial(folder, BEGUN, _FOLDER)
+    remove_children(folder / PARTIAL, LOCK, WORKERS, BEGUN, _FOLDER)
     kept = {entry.path for entry in before.files}
     for path in folder.iterdir():
         if path.name not in kept and path.name != PARTIAL:
             path.unlink()
     return before
-
-
-def clear_partial(folder: Path, *kept: str) -> None:
-    """Remove what is in ``.partial`` except the locks and what is named."""
-    for path in (folder / PARTIAL).iterdir():
-        if path.name not in (LOCK, WORKERS, *kept):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from ..errors import HotsetError
 from .checksum import hash_file
 from .disk import new_folder, paths_in
 from .manifest import MANIFEST, FileEntry, Manifest, checksum_of
-from .partial import LOCK, write_errors_explained
+from .partial import LOCK, link_or_copy, write_errors_explained
 
 _PREFIX = ".hotset-"
 _SUFFIX = ".tmp"
@@ -218,13 +218,6 @@ def link_folder(source: Manifest, target: Path) -> None:
                 shutil.rmtree(folder)
         aside.mkdir()
         for entry in source.files:
-            _link(source.checked_path(entry), aside / entry.path)
+            link_or_copy(source.checked_path(entry), aside / entry.path)
         shutil.copyfile(source.folder / MANIFEST, aside / MANIFEST)
         os.rename(aside, target)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another device, or a file system without links
-        shutil.copyfile(source, target)

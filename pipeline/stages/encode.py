@@ -119,18 +119,8 @@ class LookupPass:
                 np.maximum(ids, found, out=ids)
 
 
-def plan_passes(vocabulary: Manifest, room_bytes: int) -> Iterator[list[TablePiece]]:
-    """Group all tables so that the hash tables of each group fit in ``room_bytes`` together."""
-    return groups_within(room_bytes, _pieces(vocabulary, room_bytes), lambda piece: piece.num_bytes)
-
-
-def whole_tables(vocabulary: Manifest) -> Iterator[TablePiece]:
-    """Yield a piece for each table, whatever memory they take together."""
-    return _pieces(vocabulary, None)
-
-
-def _pieces(vocabulary: Manifest, room_bytes: int | None) -> Iterator[TablePiece]:
-    """Each table, cut where it does not fit in ``room_bytes`` alone; None never cuts."""
+def pieces_of(vocabulary: Manifest, room_bytes: int | None) -> Iterator[TablePiece]:
+    """Yield each table, cut where it does not fit in ``room_bytes`` alone; None never cuts."""
     for feature, table in enumerate(VocabularyTotals.of(vocabulary).tables):
         array = read_batch(vocabulary, vocabulary.entry(f"{table.name}.arrow")).column("category")
         category_bytes = array.type.bit_width // 8
@@ -188,7 +178,8 @@ def encode(
     largest = largest_part(columns, [entry for entry, _ in todo])
     needed = needed_bytes(largest, len(one_hot(totals.tables)), resources.workers)
     room = room_for("encode", resources, needed) - needed + LEAST_TABLE_BYTES
-    passes = list(plan_passes(vocabulary, room)) if todo else []
+    pieces = pieces_of(vocabulary, room) if todo else []
+    passes = list(groups_within(room, pieces, lambda piece: piece.num_bytes))
     # Workers in other processes map the hash tables from files; threads share them as they are.
     shared = output if num_processes(resources.workers) else None
     done = 0
@@ -334,7 +325,7 @@ class SampleEncoder:
                 f"the schema has {', '.join(schema.sparse)}"
             )
         # Whole tables are loaded once and shared by the threads: lines are looked up as they arrive.
-        loading = ((vocabulary, piece, None) for piece in whole_tables(vocabulary))
+        loading = ((vocabulary, piece, None) for piece in pieces_of(vocabulary, None))
         self._pieces: list[LoadedPiece] = list(
             run_tasks(load_piece, loading, workers=workers, shares_memory=True)
         )

@@ -13,7 +13,6 @@ is, and all passes reuse them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -186,7 +185,10 @@ def pack(
     for number, group in enumerate(groups):
         is_last = number == len(groups) - 1
         buffers = scatter_samples(group, shuffled, lookups, inputs, memory, resources.workers)
-        for num_samples in _write_group(group, config, inputs, buffers, is_last, output, resources.workers):
+        starts = starts_of([file.num_samples for file in group])
+        files = zip(group, starts, strict=True)
+        tasks = ((file, config, inputs, buffers, start, is_last, output) for file, start in files)
+        for num_samples in run_tasks(_write_file, tasks, workers=resources.workers, shares_memory=True):
             done += num_samples
             resources.progress("pack", done, columns.num_samples)
     return output.seal(_totals(config, inputs, output))
@@ -230,22 +232,6 @@ def _worker_bytes(config: PackConfig, width: int, samples_of_part: int, workers:
     scattering = samples_of_part * (4 * width + 17 + 8)
     writing = samples_per_file(config, width) * 24 + 3 * config.batch_size * 4 * width
     return num_workers(workers) * max(scattering, writing)
-
-
-def _write_group(
-    group: list[ShuffledFile],
-    config: PackConfig,
-    inputs: PackInputs,
-    buffers: Buffers,
-    is_last: bool,
-    output: Output,
-    workers: int,
-) -> Iterator[int]:
-    """Write the files of one pass and yield the samples of each."""
-    starts = starts_of([file.num_samples for file in group])
-    pairs = zip(group, starts, strict=True)
-    tasks = ((file, config, inputs, buffers, start, is_last, output) for file, start in pairs)
-    yield from run_tasks(_write_file, tasks, workers=workers, shares_memory=True)
 
 
 def _name(file: ShuffledFile) -> str:

@@ -17,14 +17,21 @@ import pytest
 from hotset.pipeline.errors import MIB, ManifestError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.folders.output import Output
-from hotset.pipeline.folders.partial import BEGUN, LOCK, PARTIAL, REMOVED, WORKERS, FolderLock
+from hotset.pipeline.folders.partial import (
+    BEGUN,
+    LOCK,
+    PARTIAL,
+    REMOVED,
+    WORKERS,
+    FolderLock,
+    remove_children,
+)
 from hotset.pipeline.folders.resume import (
     BEFORE,
     Continuation,
     Decision,
     FolderState,
     RunIdentity,
-    clear_partial,
     decide,
     drop_added,
     go_back,
@@ -268,7 +275,7 @@ def test_clearing_keeps_locks_and_what_is_named(folder: Path) -> None:
     (partial / "below" / "file").touch()
     (partial / BEGUN).touch()
     (partial / "link").symlink_to(folder)
-    clear_partial(folder, BEGUN)
+    remove_children(partial, LOCK, WORKERS, BEGUN)
     assert sorted(path.name for path in partial.iterdir()) == sorted([LOCK, WORKERS, BEGUN])
     assert files_of(folder) >= set(NAMES)
 
