@@ -25,12 +25,12 @@ from rich.table import Table
 
 from ...pipeline.errors import HotsetError, format_byte_size
 from ...pipeline.folders.whole_file import whole_file
+from ...train.run_config import read_object
 from ..command_list import Command
 from ..console import plain_table, print_json, print_line, print_table, say, stdout_console
 from ..options import Arg
 
 _CONFIG, _SUMMARY, _METRICS = "config.json", "summary.json", "metrics.jsonl"
-_MOST_BYTES = 64 * 2**20
 _MOST_DEPTH = 4
 """Folders below the one that is named are searched so deep."""
 _NOT_SETTINGS = frozenset({"tables", "threads", "dense_model", "embedding_dim", "num_dense"})
@@ -41,12 +41,10 @@ _AS_OPTIONS = {
         "vectors": "exchange",
         "gradients": "exchange_back",
         "dense": "exchange_dense",
-        "decay": "exchange_decay",
-        "early_steps": "exchange_early_steps",
         "feedback": "exchange_feedback",
     },
 }
-"""Nested records whose keys say nothing without the name of the record, and what their options are called."""
+"""Nested records whose keys say nothing without the name of the record, and what they are called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
     """Return the settings that differ between readable runs, by name."""
     found = [run.settings for run in runs if run.fault is None]
     names = sorted({name for settings in found for name in settings})
-    return [name for name in names if len({_key(settings.get(name)) for settings in found}) > 1]
+    return [name for name in names if len({json.dumps(settings.get(name)) for settings in found}) > 1]
 
 
 def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
@@ -104,22 +102,13 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
 def _read_run(path: Path, name: str) -> Run:
     # A damaged run is listed with its fault, among the readable ones.
     try:
-        config = _object_in(path / _CONFIG)
-        summary = _object_in(path / _SUMMARY) if (path / _SUMMARY).is_file() else None
+        config = read_object(path / _CONFIG)
+        summary = read_object(path / _SUMMARY) if (path / _SUMMARY).is_file() else None
         curves = _curves_in(path / _METRICS) if (path / _METRICS).is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError, HotsetError) as error:
         return Run(name, {}, None, {}, fault=str(error))
     settings = {key: value for key, value in config.items() if key not in _NOT_SETTINGS}
     return Run(name, dict(_flat(settings)), summary, curves)
-
-
-def _object_in(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > _MOST_BYTES:
-        raise ValueError(f"{path} has {path.stat().st_size:,} bytes")
-    found = json.loads(path.read_bytes())
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no object")
-    return found
 
 
 def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -133,8 +122,6 @@ def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _curves_in(path: Path) -> dict[str, list[tuple[int, float]]]:
-    if path.stat().st_size > _MOST_BYTES:
-        raise ValueError(f"{path} has {path.stat().st_size:,} bytes")
     curves: dict[str, list[tuple[int, float]]] = {"loss": [], "validation": [], "evaluation": []}
     # A line has a loss, or scores of one part; whatever else it holds is left out.
     for line in path.read_text().splitlines():
@@ -146,10 +133,6 @@ def _curves_in(path: Path) -> dict[str, list[tuple[int, float]]]:
             if type(step) is int and type(value) is float and math.isfinite(value):
                 points.append((step, value))
     return curves
-
-
-def _key(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
 
 
 _FIGURES = ("run", "AUC", "log loss", "samples/s", "moved")
@@ -215,34 +198,32 @@ def page_of_runs(runs: Sequence[Run]) -> str:
     """Return a page of HTML with the table and the curves of runs; it needs nothing else."""
     names = differing_settings(runs)
     ordered = best_first(runs)
-    # The color of a row is that of its curves below.
-    rows = []
-    for number, run in enumerate(ordered):
-        swatch = f'<td style="background:{_COLORS[number % len(_COLORS)]}">&nbsp;</td>'
-        figures = "".join(f"<td>{html.escape(cell)}</td>" for cell in (run.name, *_figures(run)))
-        texts = "".join(
-            f'<td class="text">{html.escape(text)}</td>'
-            for text in (_differences(run, names), _provenance(run))
-        )
-        rows.append(f"<tr>{swatch}{figures}{texts}</tr>")
     titles = ("", "run", "AUC", "log loss", "samples/s", "bytes moved", "what differs", "made by")
+    rows = ["".join(f"<th>{title}</th>" for title in titles)]
+    for number, run in enumerate(ordered):
+        # The color of a row is that of its curves below.
+        cells = [f'<td style="background:{_COLORS[number % len(_COLORS)]}">&nbsp;</td>']
+        cells += [f"<td>{html.escape(cell)}</td>" for cell in (run.name, *_figures(run))]
+        texts = (_differences(run, names), _provenance(run))
+        cells += [f'<td class="text">{html.escape(text)}</td>' for text in texts]
+        rows.append("".join(cells))
     # A chart for each series that any of the runs has.
+    series = {
+        "validation": "AUC of the validation part by step",
+        "evaluation": "AUC of the test part by step",
+        "loss": "Training loss by step, nats per sample",
+    }
     charts = [
         f"<h2>{title}</h2>{_chart({run.name: run.curves.get(name, []) for run in ordered})}"
-        for name, title in (
-            ("validation", "AUC of the validation part by step"),
-            ("evaluation", "AUC of the test part by step"),
-            ("loss", "Training loss by step, nats per sample"),
-        )
+        for name, title in series.items()
         if any(run.curves.get(name) for run in ordered)
     ]
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>hotset runs</title><style>{_STYLE}</style></head><body><h1>Runs</h1>"
-        '<div class="wide"><table><tr>'
-        + "".join(f"<th>{title}</th>" for title in titles)
-        + f"</tr>{''.join(rows)}</table></div>{''.join(charts)}</body></html>\n"
+        f'<div class="wide"><table>{"".join(f"<tr>{row}</tr>" for row in rows)}</table></div>'
+        f"{''.join(charts)}</body></html>\n"
     )
 
 
@@ -419,7 +400,7 @@ def _compared(group: Sequence[Run], best: Sequence[Run], names: Sequence[str]) -
         settings={name: group[0].settings.get(name) for name in names},
         seeds=sorted(by_seed),
         mean_auc=_mean(group, "auc"),
-        deviation_auc=_deviation([_figure(run, "auc") for run in group]),
+        deviation_auc=_deviation([_number(run, "auc") or 0.0 for run in group]),
         mean_log_loss=_mean(group, "log_loss"),
         mean_samples_per_second=_mean(group, "samples_per_second"),
         difference_auc=statistics.fmean(pairs) if pairs and group is not best else None,
@@ -432,16 +413,12 @@ def _auc_by_seed(group: Sequence[Run]) -> Mapping[int, float]:
     """Return the AUC of each seed; of several runs with one seed their mean."""
     found: dict[int, list[float]] = {}
     for run in group:
-        found.setdefault(int(run.settings.get("seed", 0)), []).append(_figure(run, "auc"))
+        found.setdefault(int(run.settings.get("seed", 0)), []).append(_number(run, "auc") or 0.0)
     return {seed: statistics.fmean(values) for seed, values in found.items()}
 
 
 def _mean(group: Sequence[Run], name: str) -> float:
-    return statistics.fmean(_figure(run, name) for run in group)
-
-
-def _figure(run: Run, name: str) -> float:
-    return float((run.summary or {}).get(name) or 0.0)
+    return statistics.fmean(_number(run, name) or 0.0 for run in group)
 
 
 def _deviation(values: Sequence[float]) -> float | None:
