@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ class _Cursor(threading.local):
     def __init__(self) -> None:
         self.position = 0
         self.chunks: list[NDArray[np.uint8]] = []
+        """Blocks that were read since the list was emptied; Arrow's buffers are in these."""
 
 
 class UnchangedFile:
@@ -56,36 +57,20 @@ class UnchangedFile:
         self._close = weakref.finalize(self, _open_files.remove, self._number)
         with _open_files.descriptor(self._number) as descriptor:
             self._found = _status_of(descriptor)
-        self._cursor = _Cursor()
-
-    @property
-    def chunks(self) -> list[NDArray[np.uint8]]:
-        """Return the blocks that this thread has read since the list was emptied.
-
-        Arrow's buffers are in these.
-        """
-        return self._cursor.chunks
-
-    @contextmanager
-    def _descriptor(self) -> Iterator[int]:
-        """Yield a descriptor of the file, which may have been reopened."""
-        try:
-            with _open_files.descriptor(self._number) as descriptor:
-                yield descriptor
-        except FileNotFoundError:
-            raise self._changed("removed") from None
+        self.cursor = _Cursor()
 
     def refuse_change(self) -> None:
-        """Raise ShardError where the file was written to since it was opened."""
-        with self._descriptor() as descriptor:
-            if _status_of(descriptor) != self._found:
-                raise self._changed("changed")
-
-    def _changed(self, how: str) -> ShardError:
-        return ShardError(
-            f"{self._path} was {how} by another program while it was in use",
-            hint=f"{hint_to_rewrite(self._path.parent)}, and leave it alone while it is trained on",
-        )
+        """Raise ShardError where the file was written to since it was opened, or removed and closed."""
+        try:
+            with _open_files.descriptor(self._number) as descriptor:
+                how = "" if _status_of(descriptor) == self._found else "changed"
+        except FileNotFoundError:
+            how = "removed"
+        if how:
+            raise ShardError(
+                f"{self._path} was {how} by another program while it was in use",
+                hint=f"{hint_to_rewrite(self._path.parent)}, and leave it alone while it is trained on",
+            )
 
     @property
     def closed(self) -> bool:
@@ -95,12 +80,12 @@ class UnchangedFile:
         self._close()
 
     def tell(self) -> int:
-        return self._cursor.position
+        return self.cursor.position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._cursor.position, os.SEEK_END: self._found[0]}[whence]
-        self._cursor.position = base + offset
-        return self._cursor.position
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.cursor.position, os.SEEK_END: self._found[0]}[whence]
+        self.cursor.position = base + offset
+        return self.cursor.position
 
     def read(self, num_bytes: int) -> NDArray[np.uint8]:
         """Read bytes into new memory, at most those that the file has.
@@ -108,21 +93,22 @@ class UnchangedFile:
         A damaged file may ask for more.
         """
         # Never more than the file has: a damaged file could request all memory.
-        num_bytes = max(0, min(num_bytes, self._found[0] - self._cursor.position))
+        num_bytes = max(0, min(num_bytes, self._found[0] - self.cursor.position))
         # Aligned as in the file, whatever the allocator gives: libraries may order sums by alignment.
         memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
-        start = (self._cursor.position - memory.ctypes.data) % _ALIGNMENT
+        start = (self.cursor.position - memory.ctypes.data) % _ALIGNMENT
         chunk = memory[start : start + num_bytes]
         num_read = 0
         if num_bytes:
-            with self._descriptor() as descriptor:
-                num_read = os.preadv(descriptor, [chunk.data], self._cursor.position)
-        # A file that was cut short meanwhile is named as changed; anything else is an error of the disk.
+            with suppress(FileNotFoundError), _open_files.descriptor(self._number) as descriptor:
+                num_read = os.preadv(descriptor, [chunk.data], self.cursor.position)
+        # A file that was cut short meanwhile, or is gone, is named as changed; anything else is an error of
+        # the disk.
         if num_read != num_bytes:
             self.refuse_change()
             raise OSError(f"{num_read} of {num_bytes} bytes could be read")
-        self._cursor.position += num_bytes
-        self.chunks.append(chunk)
+        self.cursor.position += num_bytes
+        self.cursor.chunks.append(chunk)
         return chunk
 
 
@@ -247,7 +233,10 @@ class ShardFile:
     def read(self, index: int, columns: Columns, *, is_hot_only: bool) -> Batch:
         """Read batch ``index``; raises ShardError where the columns are not those of a shard."""
         with damage_named(self.path, ShardError, _FAULT):
-            batch, chunks = self._get_batch(index)
+            reader = self._reader()
+            self._file.refuse_change()
+            self._file.cursor.chunks.clear()
+            batch, chunks = reader.get_batch(index), tuple(self._file.cursor.chunks)
             # The file may be anything: its structure is checked before its columns are, and these before
             # values.
             batch.validate()
@@ -264,12 +253,6 @@ class ShardFile:
         return Batch(
             torch.from_numpy(label_B), torch.from_numpy(dense_BK), ids_BF, is_hot_B, is_hot_only, bags
         )
-
-    def _get_batch(self, index: int) -> tuple[Any, Chunks]:
-        reader = self._reader()
-        self._file.refuse_change()
-        self._file.chunks.clear()
-        return reader.get_batch(index), tuple(self._file.chunks)
 
     def _reader(self) -> Any:
         """The file as Arrow parsed it for this thread: others read other batches meanwhile."""

@@ -111,7 +111,7 @@ def test_stray_ids_and_lost_columns_are_packed_again(shell: Shell) -> None:
     retrained(shell)
 
 
-@follows("train/data/shard_file.py::UnchangedFile._changed")
+@follows("train/data/shard_file.py::UnchangedFile.refuse_change")
 def test_shards_that_change_while_they_are_used(shell: Shell) -> None:
     shards = Shards.open(Path("data"))
     for path in Path("data/shards").glob("*.arrow"):

@@ -22,7 +22,7 @@ def write_files(folder: Path, count: int) -> list[Path]:
 
 
 def read(file: UnchangedFile, start: int = 0) -> bytes:
-    file.chunks.clear()
+    file.cursor.chunks.clear()
     file.seek(start)
     return file.read(1000).tobytes()
 
