@@ -79,7 +79,16 @@ def test_preprocessing_imports_few_modules(data: Path, tmp_path: Path) -> None:
 
 
 def test_training_in_one_process_imports_few_modules(data: Path, tmp_path: Path) -> None:
-    options = ("--placement", "all-fast", "--threads", "1", "--out", str(tmp_path / "run"))
+    options = (
+        "--placement",
+        "all-fast",
+        "--threads",
+        "1",
+        "--max-steps",
+        "2",
+        "--out",
+        str(tmp_path / "run"),
+    )
     found = imported_by("train", "-q", str(data / "data"), *options)
     assert len(found) <= MOST_IMPORTED_BY_TRAIN, "\n".join(found)
 

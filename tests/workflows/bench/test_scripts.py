@@ -158,7 +158,7 @@ def test_two_ranks_end_with_the_bits_of_one_process(tmp_path: Path) -> None:
 
 
 def test_host_steps(tmp_path: Path) -> None:
-    rows = run("host_steps", tmp_path, "--samples", 8000, "--scale", 1000, "--batch-sizes", 256)["rows"]
+    rows = run("host_steps", tmp_path, "--samples", 12_000, "--scale", 50, "--batch-sizes", 256)["rows"]
     assert {row["placement"] for row in rows} == {"all-fast", "lookahead"}
     assert all(row["loop_us"] > 0 and row["calls"] for row in rows)
 
