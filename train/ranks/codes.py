@@ -65,37 +65,27 @@ def chosen_by(options: ExchangeOptions, num_steps: int) -> ChosenExchange:
     )
 
 
-class WidthCodec:
-    """The codec of the rows of some tables, by step.
+def codec_for(text: str, tables: Sequence[EmbeddingTable]) -> RowCodec:
+    """Return the codec of the rows of some tables.
 
     Args:
-        option: the name of the setting, for errors.
         text: the codec's name.
         tables: of one width.
 
     Raises:
         ConfigError: no such codec.
     """
+    choice = parse_codec("exchange", text)
+    return _bounds_of(choice, tables) if choice.kind == "bounded" else codec_of(choice.kind)
 
-    def __init__(self, option: str, text: str, tables: Sequence[EmbeddingTable]) -> None:
-        choice = parse_codec(option, text)
-        self._bounded: BoundedCodec | None = None
-        self._fixed: RowCodec = codec_of(_EXACT)
-        if choice.kind == "bounded":
-            self._bounded = _bounds_of(choice, tables)
-        else:
-            self._fixed = codec_of(choice.kind)
 
-    def at(self, factor: float) -> RowCodec:
-        """Return the codec of a step whose bounds are multiplied by ``factor``."""
-        if self._bounded is None:
-            return self._fixed
-        if factor == 1:
-            return self._bounded
-        # The codec takes bounds below 1/2, and the factor of early steps may lead beyond.
-        codec = self._bounded
-        of_tables = {table: min(bound * factor, _MOST_BOUND) for table, bound in codec.of_tables.items()}
-        return BoundedCodec(min(codec.bound * factor, _MOST_BOUND), of_tables)
+def loosened(codec: RowCodec, factor: float) -> RowCodec:
+    """Return a codec with its bounds, if it has any, multiplied by ``factor``."""
+    if factor == 1 or not isinstance(codec, BoundedCodec):
+        return codec
+    # The codec takes bounds below 1/2, and the factor of early steps may lead beyond.
+    of_tables = {table: min(bound * factor, _MOST_BOUND) for table, bound in codec.of_tables.items()}
+    return BoundedCodec(min(codec.bound * factor, _MOST_BOUND), of_tables)
 
 
 def refuse_unknown_tables(chosen: ChosenExchange, tables: Sequence[EmbeddingTable]) -> None:
@@ -104,11 +94,6 @@ def refuse_unknown_tables(chosen: ChosenExchange, tables: Sequence[EmbeddingTabl
     for name, _ in parse_codec("exchange", chosen.vectors).of_tables:
         if name not in names:
             raise ConfigError(f"exchange: there is no table {name!r}", hint=f"tables are {', '.join(names)}")
-
-
-def factor_at(chosen: ChosenExchange, step: int) -> float:
-    """Return the factor of all bounds in a step, counted from 0."""
-    return bound_factor(step, chosen.early_steps)
 
 
 def _bounds_of(choice: CodecChoice, tables: Sequence[EmbeddingTable]) -> BoundedCodec:
@@ -224,21 +209,23 @@ class CodedExchange:
     def use(self, chosen: ChosenExchange) -> None:
         """Send by these codecs from now on."""
         self.chosen = chosen
-        self._vectors = [WidthCodec("exchange", chosen.vectors, tables) for tables in self._widths]
-        self._gradients = [WidthCodec("exchange", chosen.gradients, tables) for tables in self._widths]
+        self._vectors = [codec_for(chosen.vectors, tables) for tables in self._widths]
+        self._gradients = [codec_for(chosen.gradients, tables) for tables in self._widths]
         self._dense = codec_of(chosen.dense)
         self.errors = [WidthErrors(tables) for tables in self._widths] if chosen.feedback else None
 
     def vectors(self) -> Coding:
         """The coding of the vectors of this step."""
-        factor = factor_at(self.chosen, self.step)
-        return Coding([codec.at(factor) for codec in self._vectors], [None] * len(self._widths))
+        return Coding(self._loosened(self._vectors), [None] * len(self._widths))
 
     def gradients(self) -> Coding:
         """The coding of the gradients of this step."""
-        factor = factor_at(self.chosen, self.step)
         streams = [self._stream("gradients", width) for width in range(len(self._widths))]
-        return Coding([codec.at(factor) for codec in self._gradients], streams, self.errors)
+        return Coding(self._loosened(self._gradients), streams, self.errors)
+
+    def _loosened(self, codecs: Sequence[RowCodec]) -> list[RowCodec]:
+        factor = bound_factor(self.step, self.chosen.early_steps)
+        return [loosened(codec, factor) for codec in codecs]
 
     def dense(self, half: Literal["partials", "sums"]) -> tuple[RowCodec, int]:
         """Return the codec and the rounding seed of this step's dense gradient.

@@ -19,10 +19,10 @@ from hotset.train.ranks.codes import (
     EXACT,
     CodedExchange,
     Coding,
-    WidthCodec,
     WidthErrors,
     chosen_by,
-    factor_at,
+    codec_for,
+    loosened,
     refuse_unknown_tables,
 )
 from hotset.train.ranks.messages import CrossingRows, RowMessages, WidthLayout
@@ -43,16 +43,16 @@ def test_what_is_left_open_follows_from_the_options() -> None:
 
 
 def test_bounds_go_by_table_and_step() -> None:
-    by_size = WidthCodec("exchange", "bounded:sizes,C1=0.2", TABLES).at(1.0)
+    by_size = codec_for("bounded:sizes,C1=0.2", TABLES)
     assert isinstance(by_size, BoundedCodec) and by_size.of_tables == {0: 0.05, 1: 0.2, 2: 0.03, 3: 0.01}
-    codec = WidthCodec("exchange", "bounded:0.3,C2=0.01", TABLES)
-    looser = codec.at(factor_at(ChosenExchange(early_steps=10), 5))
+    codec = codec_for("bounded:0.3,C2=0.01", TABLES)
+    looser = loosened(codec, 1.5)
     assert isinstance(looser, BoundedCodec)
     # A bound of half the range would say nothing.
     assert looser.of_tables == pytest.approx({0: 0.45, 1: 0.45, 2: 0.015, 3: 0.45})
-    twice = codec.at(2.0)
+    twice = loosened(codec, 2.0)
     assert isinstance(twice, BoundedCodec) and twice.bound == 0.49 == twice.of_tables[0]
-    assert WidthCodec("exchange", "int8", TABLES).at(2.0).name == "int8"
+    assert loosened(codec_for("int8", TABLES), 2.0).name == "int8"
 
 
 def test_a_bound_of_no_table_is_refused() -> None:
