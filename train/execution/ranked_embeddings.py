@@ -62,7 +62,7 @@ class RankedGroup(TableGroup):
         # Every rank cuts its own share out of the batch, and reads the others', too.
         own = self.reader.read(self.shares.cut(batch))
         ids = self.reader.read(batch)
-        served, exchange = self.exchange.read(ids, self.reader.by_row(ids), self._ranks_of(ids), own)
+        served, exchange = self.exchange.read(ids, self._ranks_of(ids), own, is_training=True)
         return GroupLookups(served_ids(served), served, exchange)
 
     def look_at(self, batch: Batch) -> WidthExchange:
@@ -72,8 +72,7 @@ class RankedGroup(TableGroup):
         """
         ids = self.reader.read(batch)
         own = self.reader.read(self.shares.cut(batch))
-        lookups = self.reader.by_row(ids)
-        return self.exchange.look(ids, lookups, self._ranks_of(ids), own)[1]
+        return self.exchange.read(ids, self._ranks_of(ids), own, is_training=False)[1]
 
     def _ranks_of(self, ids: BatchIds) -> NDArray[np.uint8]:
         shares = self.shares
@@ -86,7 +85,7 @@ class RankedGroup(TableGroup):
         ranks_B = np.repeat(np.arange(len(parts)), [part.num_samples for part in parts]).astype(np.uint8)
         ids = _joined(parts)
         own = parts[self.shares.rank]
-        served, exchange = self.exchange.look(ids, self.reader.by_row(ids), ranks_B, own)
+        served, exchange = self.exchange.read(ids, ranks_B, own, is_training=False)
         return GroupLookups(served_ids(served), served, exchange)
 
     def cold_rows(self, batch: Batch) -> ColdRows:

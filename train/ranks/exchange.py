@@ -108,19 +108,27 @@ class RankReader:
         """The training batch ``number``."""
         ids = self._reader.read(self._shards.training_batch(number))
         lookups = self._reader.by_row(ids)
-        ranks_N = self._ranks_of(ids)
-        # Rows of all tables are numbered as one: to each id the first key of its table is added.
-        keys_U = lookups.rows_U + np.repeat(self._first_key_F1[:-1], np.diff(lookups.first_F1))
+        batch_size = self._shards.batch_size
+        ranks_B = ranks_of_samples(ids.num_samples, batch_size, self._num_shares, self.num_ranks)
+        ranks_N = _ranks_of(ranks_B, ids)
+        keys_U = _keys_of(lookups, self._first_key_F1)
         masks_U = rank_masks(lookups, ranks_N, self.num_ranks)
-        return RankedBatch(lookups, ranks_N, keys_U.astype(np.int32), masks_U, ids.num_samples)
+        return RankedBatch(lookups, ranks_N, keys_U, masks_U, ids.num_samples)
 
-    def _ranks_of(self, ids: BatchIds) -> NDArray[np.uint8]:
-        """(num_lookups,); the rank of each lookup's sample."""
-        ranks_B = ranks_of_samples(ids.num_samples, self._shards.batch_size, self._num_shares, self.num_ranks)
-        # A sample has one lookup of each feature, or each lookup names its bag.
-        if ids.bags_N is None:
-            return np.repeat(ranks_B, ids.num_features)
-        return ranks_B[ids.bags_N // max(ids.num_features, 1)]
+
+def _keys_of(lookups: LookupsByRow, first_key_F1: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return the keys of the distinct rows of a batch, (num_rows,), ascending."""
+    firsts = np.repeat(first_key_F1[:-1], np.diff(lookups.first_F1))
+    keys_U: NDArray[np.int32] = (lookups.rows_U + firsts).astype(np.int32)
+    return keys_U
+
+
+def _ranks_of(ranks_B: NDArray[np.uint8], ids: BatchIds) -> NDArray[np.uint8]:
+    """Return the rank of each lookup's sample, (num_lookups,)."""
+    # A sample has one lookup of each feature, or each lookup names its bag.
+    if ids.bags_N is None:
+        return np.repeat(ranks_B, ids.num_features)
+    return ranks_B[ids.bags_N // max(ids.num_features, 1)]
 
 
 def read_epoch(reader: RankReader, order: Iterable[int]) -> RankedEpoch:
@@ -303,43 +311,25 @@ class ExchangeReader:
         self._is_used_K[keys_N] = True
 
     def read(
-        self, ids: BatchIds, lookups: LookupsByRow, ranks_B: NDArray[np.uint8], own: BatchIds
+        self, ids: BatchIds, ranks_B: NDArray[np.uint8], own: BatchIds, *, is_training: bool
     ) -> tuple[LookupsByRow, WidthExchange]:
-        """Return the rows served in the next training step, and what crosses.
+        """Return the rows served in the next step, and what crosses.
 
         Args:
             ids: lookups of all ranks.
-            lookups: the same by row.
             ranks_B: the rank of each sample.
             own: lookups of this rank.
+            is_training: whether rows count as used from then on; else every row comes from its owner.
         """
-        keys_U = self.keys(lookups)
-        is_first_U = ~self._is_used_K[keys_U]
-        self._is_used_K[keys_U] = True
-        return self._lists(ids, lookups, ranks_B, own, is_first_U, is_training=True)
-
-    def look(
-        self, ids: BatchIds, lookups: LookupsByRow, ranks_B: NDArray[np.uint8], own: BatchIds
-    ) -> tuple[LookupsByRow, WidthExchange]:
-        """Return the same of lookups that change nothing: every row comes from its owner."""
-        is_first_U = np.zeros(lookups.num_rows, np.bool_)
-        return self._lists(ids, lookups, ranks_B, own, is_first_U, is_training=False)
-
-    def _lists(
-        self,
-        ids: BatchIds,
-        lookups: LookupsByRow,
-        ranks_B: NDArray[np.uint8],
-        own: BatchIds,
-        is_first_U: NDArray[np.bool_],
-        *,
-        is_training: bool,
-    ) -> tuple[LookupsByRow, WidthExchange]:
         # The distinct rows of the step, and the ranks that use each.
         held = self.held
+        lookups = self.reader.by_row(ids)
         keys_U = self.keys(lookups)
-        ranks_N = np.repeat(ranks_B, ids.num_features) if ids.bags_N is None else _of_bags(ranks_B, ids)
-        masks_U = rank_masks(lookups, ranks_N, self._num_ranks)
+        is_first_U = np.zeros(keys_U.size, np.bool_)
+        if is_training:
+            is_first_U = ~self._is_used_K[keys_U]
+            self._is_used_K[keys_U] = True
+        masks_U = rank_masks(lookups, _ranks_of(ranks_B, ids), self._num_ranks)
         step = StepRows(keys_U, masks_U, held.owners_K[keys_U], is_first_U)
         messages = list_messages(step, held.rank, self._num_ranks)
 
@@ -373,9 +363,7 @@ class ExchangeReader:
 
     def keys(self, lookups: LookupsByRow) -> NDArray[np.int32]:
         """Return the keys of the distinct rows of a batch, (num_rows,), ascending."""
-        firsts = np.repeat(self.held.first_key_F1[:-1], np.diff(lookups.first_F1))
-        keys_U: NDArray[np.int32] = (lookups.rows_U + firsts).astype(np.int32)
-        return keys_U
+        return _keys_of(lookups, self.held.first_key_F1)
 
 
 def served_ids(served: LookupsByRow) -> BatchIds:
@@ -398,11 +386,6 @@ def _partials(
     partials_SW[served_U[incoming.positions], sources] = np.arange(incoming.positions.size)
     partials_SW[served_U[kept], rank] = incoming.positions.size + np.arange(kept.size)
     return partials_SW
-
-
-def _of_bags(ranks_B: NDArray[np.uint8], ids: BatchIds) -> NDArray[np.uint8]:
-    assert ids.bags_N is not None
-    return ranks_B[ids.bags_N // max(ids.num_features, 1)]
 
 
 def _crossing(lists: RowLists, keys_U: NDArray[np.int32], places_U: NDArray[np.int32]) -> Crossing:
