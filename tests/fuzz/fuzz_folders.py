@@ -17,20 +17,20 @@ import argparse
 import contextlib
 import faulthandler
 import json
+import multiprocessing
+import os
 import random
 import resource
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections import Counter, deque
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,6 @@ from hotset.train.checkpoints.files import CHECKPOINTS
 
 _HANG_SECONDS = 60
 _MAKING_SECONDS = 600
-_HANG = "Timeout ("
-"""How what `faulthandler` prints of a hang begins."""
 _MOST_PRINTED = 6000
 """Characters of a worker's last words that the result keeps."""
 _MEMORY_BYTES = 12 << 30
@@ -265,19 +263,30 @@ def _folder_of(path: Path) -> str:
     return path.parts[1] if path.parts[0] == "dir" else path.parts[0]
 
 
-def run_child(root: Path, numbers: Sequence[int], seed: int) -> None:
-    """Run the cases ``numbers``; prints a line of JSON before and after each."""
+@cache
+def crafter_of(root: Path, seed: int) -> Crafter:
+    """Make the folders of a worker, whose last words go to a file next to them."""
+    os.dup2(os.open(_errors_of(root), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    faulthandler.enable()
     # Making the folders compiles kernels where there is no cache of them.
     faulthandler.dump_traceback_later(_MAKING_SECONDS, exit=True)
     crafter = Crafter(root, seed)
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + _MEMORY_BYTES,) * 2)
-    for number in numbers:
-        print(json.dumps({"begun": number}), flush=True)
-        # Until the next case begins, or the process has ended.
-        faulthandler.dump_traceback_later(_HANG_SECONDS, exit=True)
-        case = crafter.run(number)
-        print(json.dumps(asdict(case) | {"path": str(case.path), "number": number}), flush=True)
+    return crafter
+
+
+def run_case(root: Path, seed: int, number: int) -> Case:
+    """Run one case in a worker; one that takes too long ends it."""
+    crafter = crafter_of(root, seed)
+    faulthandler.dump_traceback_later(_HANG_SECONDS, exit=True)
+    case = crafter.run(number)
+    faulthandler.cancel_dump_traceback_later()
+    return case
+
+
+def _errors_of(root: Path) -> Path:
+    return root.with_suffix(".stderr")
 
 
 class _Tally:
@@ -290,27 +299,24 @@ class _Tally:
         self.outcomes: Counter[str] = Counter()
         self.wrong: list[str] = []
 
-    def add(self, case: dict[str, Any]) -> None:
+    def add(self, number: int, case: Case) -> None:
         """Count what the readers of one case made of it."""
         with self._lock:
             self.num_cases += 1
-            kind = "checksums anew" if case["is_resealed"] else "as damaged"
-            self.folders[f"{_folder_of(Path(case['path']))}, {kind}"] += 1
-            for reader, outcome in case["outcomes"].items():
+            kind = "checksums anew" if case.is_resealed else "as damaged"
+            self.folders[f"{_folder_of(case.path)}, {kind}"] += 1
+            for reader, outcome in case.outcomes.items():
                 is_right = outcome in _IS_RIGHT
                 self.outcomes[f"{reader}: {outcome if is_right else 'wrong'}"] += 1
                 if not is_right:
-                    self.wrong.append(f"folder {case['number']}, {case['path']}, {reader}: {outcome}")
+                    self.wrong.append(f"folder {number}, {case.path}, {reader}: {outcome}")
 
-    def add_crash(self, number: int, status: int, errors: Path, when: str = "at") -> None:
-        """Count a case whose process ended, at it or after the last one; ``errors`` is what it printed."""
-        name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        # What ends a process that hangs prints the stacks of all its threads before.
-        _, hang, stacks = errors.read_text(errors="replace").rpartition(_HANG)
-        how = f"hung: {stacks[:_MOST_PRINTED]}" if hang else f"ended by {name}"
+    def add_crash(self, number: int, errors: Path) -> None:
+        """Count a case whose process ended; ``errors`` is what it printed, with the stacks of its threads."""
         with self._lock:
-            self.num_cases += when == "at"
-            self.wrong.append(f"{when} folder {number}: the process {how}")
+            self.num_cases += 1
+            last_words = errors.read_text(errors="replace")[-_MOST_PRINTED:]
+            self.wrong.append(f"folder {number}: the process ended: {last_words}")
 
 
 def fuzz_folders(
@@ -326,18 +332,18 @@ def fuzz_folders(
     """
     started = time.perf_counter()
     tally = _Tally()
-    with tempfile.TemporaryDirectory(prefix="hotset-fuzz-", dir=scratch) as folder:
-        threads = [
-            threading.Thread(
-                target=_run_children,
-                args=(Path(folder) / str(worker), range(worker, num_folders, workers), seed, tally),
+    with (
+        tempfile.TemporaryDirectory(prefix="hotset-fuzz-", dir=scratch) as folder,
+        ThreadPoolExecutor(workers) as threads,
+    ):
+        done = [
+            threads.submit(
+                _run_cases, Path(folder) / str(worker), range(worker, num_folders, workers), seed, tally
             )
             for worker in range(workers)
         ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        for each in done:
+            each.result()
     return {
         "inputs": tally.num_cases,
         "folders": dict(sorted(tally.folders.items())),
@@ -348,40 +354,21 @@ def fuzz_folders(
     }
 
 
-def _run_children(root: Path, numbers: range, seed: int, tally: _Tally) -> None:
-    """Run cases in one process after the other: a new one takes over where one ended before the last case."""
-    left = list(numbers)
-    is_first = True
+def _run_cases(root: Path, numbers: range, seed: int, tally: _Tally) -> None:
+    """Run cases in one process after the other: a new one takes over where one ended."""
+    left = deque(numbers)
     while left:
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir()
-        words = ["--child", str(root), "--seed", str(seed)]
-        words += ["--first", str(left[0]), "--folders", str(numbers.stop), "--step", str(numbers.step)]
-        command = [sys.executable, "-m", __spec__.name, *words]
-        # Where a worker hangs, its stacks are the last it prints.
-        errors = root.with_suffix(".stderr")
-        with errors.open("w") as stderr:
-            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
-        begun = None
-        assert child.stdout is not None
-        with child, child.stdout:
-            for line in child.stdout:
-                found = json.loads(line)
-                begun = found.get("begun", None)
-                if begun is None:
-                    tally.add(found)
-                    left = [number for number in left if number > found["number"]]
-        if not child.returncode:
-            return
-        if not left:
-            tally.add_crash(numbers[-1], child.returncode, errors, "after")
-            return
-        if is_first and begun is None and left[0] == numbers[0]:
-            raise RuntimeError(f"the folders cannot be made: exit status {child.returncode}")
-        is_first = False
-        number = left[0] if begun is None else begun
-        tally.add_crash(number, child.returncode, errors)
-        left = [other for other in left if other > number]
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            try:
+                while left:
+                    tally.add(left[0], pool.submit(run_case, root, seed, left[0]).result())
+                    left.popleft()
+            except BrokenProcessPool:
+                if not (root / "run" / MANIFEST).exists():
+                    raise
+                tally.add_crash(left.popleft(), _errors_of(root))
 
 
 def main() -> None:
@@ -390,14 +377,8 @@ def main() -> None:
     parser.add_argument("--folders", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--child", type=Path)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--step", type=int, default=1)
     options = parser.parse_args()
-    if options.child:
-        run_child(options.child, range(options.first, options.folders, options.step), options.seed)
-    else:
-        print(json.dumps(fuzz_folders(options.folders, options.seed, options.workers), indent=1))
+    print(json.dumps(fuzz_folders(options.folders, options.seed, options.workers), indent=1))
 
 
 if __name__ == "__main__":

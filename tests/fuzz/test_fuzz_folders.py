@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from hotset.pipeline.folders.manifest import FileEntry, Manifest
 from hotset.tests.fuzz import fuzz_folders
 from hotset.tests.fuzz.crafted_files import edit_bytes, edit_values
 from hotset.tests.fuzz.fuzz_folders import Crafter
+from hotset.tests.fuzz.stopped_cases import abort_or_hang
 
 IS_RIGHT = {"same", "refused", "other"}
 
@@ -77,33 +77,12 @@ def test_tracebacks_and_messages_without_a_file_are_found(
 
 @pytest.mark.slow
 def test_processes_that_end_by_a_signal_or_hang_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = """
-import os, sys
-from hotset.tests.fuzz import fuzz_folders
-run = fuzz_folders.Crafter.run
-def crash(self, number):
-    if number == 1:
-        os.abort()
-    if number == 2:
-        fuzz_folders.faulthandler.cancel_dump_traceback_later()
-        fuzz_folders.faulthandler.dump_traceback_later(0.1, exit=True)
-        fuzz_folders.time.sleep(50)
-    return run(self, number)
-fuzz_folders.Crafter.run = crash
-sys.argv[0] = "fuzz_folders"
-fuzz_folders.main()
-"""
-    popen = subprocess.Popen
-
-    def start(command: list[str], **options: Any) -> Any:
-        return popen([command[0], "-c", program, *command[3:]], **options)
-
-    monkeypatch.setattr("subprocess.Popen", start)
+    monkeypatch.setattr(fuzz_folders, "run_case", abort_or_hang)
     result = fuzz_folders.fuzz_folders(4, 0)
     assert result["inputs"] == 4 and len(result["wrong"]) == 2
-    assert re.match("at folder 1: the process ended by SIGABRT", result["wrong"][0])
-    hung = r"at folder 2: the process hung: (?s:.*) in crash\n.* in run_child\n.*"
-    assert re.match(hung, result["wrong"][1])
+    ends = (r"Fatal Python error: Aborted\n", r"Timeout \(0:00:00")
+    for number, (end, line) in enumerate(zip(ends, result["wrong"], strict=True), 1):
+        assert re.match(rf"folder {number}: the process ended: (?s:.*){end}(?s:.*) in abort_or_hang\n", line)
 
 
 def test_every_kind_of_file_is_edited_and_equal_seeds_edit_equally(crafter: Crafter) -> None:
