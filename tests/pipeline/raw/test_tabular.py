@@ -6,7 +6,6 @@ Tests `log_parts` and `part`, too.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -138,37 +137,52 @@ def test_the_schema_is_part_of_the_folder_and_its_path_is_not(
         ingest([raw], config(text.replace('"hex8"', '"text"')), tmp_path / "out")
 
 
-GOOD = "label = 'y'\ndense = ['d']\n[sparse]\nu = 'text'\ni = 'integer'\nn = 'unsigned'\nh = 'hex8'\n"
-HEADER = b"y,d,u,i,n,h\n"
+GOOD = """
+label = 'y'
+[dense]
+d = 'integer'
+p = 'float'
+[sparse]
+u = 'text'
+i = 'integer'
+n = 'unsigned'
+h = 'hex8'
+c = { kind = 'hex8', list = true }
+"""
+HEADER = b"y,d,u,i,n,h,c,p\n"
+INT32 = "want an integer from -2147483648 to 2147483647, or nothing"
+NUMBER = "want a finite number, or nothing"
+UNCLOSED = ": a quoted field is not closed before the next field or line"
 BAD_LINES: dict[bytes, tuple[str, str]] = {
-    b",1,a,1,1,": ("missing_label", ", column 'y': found nothing, want 0 or 1"),
-    b"2,1,a,1,1,": ("bad_label", ", column 'y': found '2', want 0 or 1"),
-    b"1,1.5,a,1,1,": (
-        "bad_integer",
-        ", column 'd': found '1.5', want an integer from -2147483648 to 2147483647, or nothing",
-    ),
-    b"1,2147483648,a,1,1,": (
-        "bad_integer",
-        ", column 'd': found '2147483648', want an integer from -2147483648 to 2147483647, or nothing",
-    ),
-    b"1,,a,9223372036854775808,1,": (
+    b",1,a,1,1,,,": ("missing_label", ", column 'y': found nothing, want 0 or 1"),
+    b"2,1,a,1,1,,,": ("bad_label", ", column 'y': found '2', want 0 or 1"),
+    b"1,1.5,a,1,1,,,": ("bad_integer", f", column 'd': found '1.5', {INT32}"),
+    b"1,2147483648,a,1,1,,,": ("bad_integer", f", column 'd': found '2147483648', {INT32}"),
+    b"1,,a,9223372036854775808,1,,,": (
         "bad_category",
         ", column 'i': found '9223372036854775808', want an integer from -2**63 to 2**63 - 1, or nothing",
     ),
-    b"1,,a,1,-1,": (
+    b"1,,a,1,-1,,,": (
         "bad_category",
         ", column 'n': found '-1', want an integer from 0 to 2**64 - 1, or nothing",
     ),
-    b"1,,a,1,1,abc": ("bad_category", ", column 'h': found 'abc', want 8 hex digits, or nothing"),
-    b"1,,a,1,1," + b"x" * 99: (
+    b"1,,a,1,1,abc,,": ("bad_category", ", column 'h': found 'abc', want 8 hex digits, or nothing"),
+    b"1,,a,1,1," + b"x" * 99 + b",,": (
         "bad_category",
         f", column 'h': found '{'x' * 40}'... (99 bytes), want 8 hex digits, or nothing",
     ),
-    b"1,1,a": ("field_count", ": found 3 fields, want 6 between ','"),
-    b"": ("field_count", ": found 1 field, want 6 between ','"),
-    b"1,1,a,1,1,,": ("field_count", ": found 7 fields, want 6 between ','"),
-    b'1,1,"a,1,1,': ("field_count", ": a quoted field is not closed before the next field or line"),
-    b'1,1,"a"b,1,1,': ("field_count", ": a quoted field is not closed before the next field or line"),
+    b"1,,a,1,1,,0000beef|abc|,": (
+        "bad_category",
+        ", column 'c', element 2: found 'abc', want 8 hex digits, or nothing",
+    ),
+    b"1,,a,1,1,,,1.5.2": ("bad_float", f", column 'p': found '1.5.2', {NUMBER}"),
+    b"1,,a,1,1,,,nan": ("bad_float", f", column 'p': found 'nan', {NUMBER}"),
+    b"1,,a,1,1,,,-1e999": ("bad_float", f", column 'p': found '-1e999', {NUMBER}"),
+    b"1,1,a": ("field_count", ": found 3 fields, want 8 between ','"),
+    b"": ("field_count", ": found 1 field, want 8 between ','"),
+    b"1,1,a,1,1,,,,": ("field_count", ": found 9 fields, want 8 between ','"),
+    b'1,1,"a,1,1,,,': ("field_count", UNCLOSED),
+    b'1,1,"a"b,1,1,,,': ("field_count", UNCLOSED),
 }
 
 
@@ -177,7 +191,7 @@ def test_a_bad_csv_line_is_refused_with_file_line_column_found_and_wanted(
     tmp_path: Path, line: bytes
 ) -> None:
     raw = tmp_path / "log.csv"
-    raw.write_bytes(HEADER + b"1,1,a,1,1,\n" * 200 + line + b"\n" + b"x\n")
+    raw.write_bytes(HEADER + b"1,1,a,1,1,,ffffffff|,.5\n" * 200 + line + b"\n" + b"x\n")
     with pytest.raises(InputError) as caught:
         ingest([raw], config('format = "csv"\n' + GOOD), tmp_path / "out", Resources(workers=2))
     assert str(caught.value) == f"{raw}, line 202{BAD_LINES[line][1]}"
@@ -187,7 +201,7 @@ def test_a_bad_csv_line_is_refused_with_file_line_column_found_and_wanted(
 
 def test_bad_csv_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     raw = tmp_path / "log.csv"
-    lines = [line for bad in BAD_LINES for line in (b'0,-7,"""q"",",-1,7,0000beef', bad)]
+    lines = [line for bad in BAD_LINES for line in (b'0,-7,"""q"",",-1,7,0000beef,ffffffff|,.5', bad)]
     raw.write_bytes(b"\xef\xbb\xbf" + HEADER + b"\n".join(lines))
     skipping = config('format = "csv"\n' + GOOD, on_bad_line="skip:0.5")
     columns = ingest([raw], skipping, tmp_path / "out")
@@ -196,6 +210,7 @@ def test_bad_csv_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     found = columns_in(columns)
     assert found["u"] == row["u"] * len(BAD_LINES) and found["i"] == row["i"] * len(BAD_LINES)
     assert found["label"] == [0] * len(BAD_LINES) and found["d"] == [-7] * len(BAD_LINES)
+    assert found["c"] == [[0xFFFFFFFF, None]] * len(BAD_LINES) and found["p"] == [0.5] * len(BAD_LINES)
     assert columns.totals["raw"][0]["lines"] == 2 * len(BAD_LINES)
 
 
@@ -203,14 +218,19 @@ def test_bad_csv_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     ("text", "message", "hint"),
     [
         (GOOD.replace("u =", "U ="), "has no column 'U'", "did you mean"),
-        (GOOD.replace("'y'", "'click'"), "has no column 'click'", "it has ['y', 'd', 'u', 'i', 'n', 'h']"),
+        (
+            GOOD.replace("'y'", "'click'"),
+            "has no column 'click'",
+            "it has ['y', 'd', 'u', 'i', 'n', 'h', 'c', 'p']",
+        ),
     ],
 )
 @pytest.mark.parametrize("format", ["csv", "parquet"])
 def test_a_column_that_is_not_there_is_named(
     tmp_path: Path, format: str, text: str, message: str, hint: str
 ) -> None:
-    log = Log(dict(zip("yduinh", ("label", "dense", "text", "integer", "unsigned", "hex8"), strict=True)), [])
+    kinds = ("label", "dense", "text", "integer", "unsigned", "hex8", "list hex8", "float")
+    log = Log(dict(zip("yduinhcp", kinds, strict=True)), [])
     raw = (write_csv if format == "csv" else write_parquet)(tmp_path / "log", log)
     with pytest.raises(InputError, match=message) as caught:
         ingest([raw], config(f'format = "{format}"\n' + text), tmp_path / "out")
@@ -227,37 +247,85 @@ def test_a_file_of_the_other_format_is_refused(tmp_path: Path, rng: np.random.Ge
         ingest([parquet], config(schema_text(log)), tmp_path / "b")
 
 
-PARQUET: dict[str, tuple[Any, str]] = {
-    "whole floats": (pa.array([1.0, None, -3.0]), "[1, None, -3]"),
-    "small integers": (pa.array([1, None, -3], pa.int8()), "[1, None, -3]"),
-    "text": (pa.array(["1", "", "-3"]), "[1, None, -3]"),
-    "views": (pa.array(["1", "", "-3"], pa.string_view()), "[1, None, -3]"),
-    "nothing": (pa.nulls(3), "[None, None, None]"),
-    "floats": (pa.array([1.0, 2.0, 2.5]), "row 3, column 'd': found 2.5, want an integer"),
-    "nan": (pa.array([1.0, float("nan"), 2.5]), "row 2, column 'd': found nan, want an integer"),
-    "infinity": (pa.array([float("inf"), 1, 1]), "row 1, column 'd': found inf, want an integer"),
+DENSE = "[dense]\nd = 'integer'\n[sparse]\nu = 'text'"
+LISTS = "[sparse]\nd = { kind = 'integer', list = true }"
+HOUR = "[sparse]\nd = { kind = 'hour' }"
+MS = "[sparse]\nd = { kind = 'hour', unit = 'ms' }"
+FLOAT = "[dense]\nd = 'float'\n[sparse]\nu = 'text'"
+CODES = "[sparse]\nd = { kind = 'hex8', list = true }"
+COLUMNS: dict[str, tuple[str, Any, Any]] = {
+    "whole floats": (DENSE, pa.array([1.0, None, -3.0]), [1, None, -3]),
+    "small integers": (DENSE, pa.array([1, None, -3], pa.int8()), [1, None, -3]),
+    "text": (DENSE, pa.array(["1", "", "-3"]), [1, None, -3]),
+    "views": (DENSE, pa.array(["1", "", "-3"], pa.string_view()), [1, None, -3]),
+    "nothing": (DENSE, pa.nulls(3), [None, None, None]),
+    "floats": (DENSE, pa.array([1.0, 2.0, 2.5]), "row 3, column 'd': found 2.5, want an integer"),
+    "nan": (DENSE, pa.array([1.0, float("nan"), 2.5]), "row 2, column 'd': found nan, want an integer"),
+    "infinity": (DENSE, pa.array([float("inf"), 1, 1]), "row 1, column 'd': found inf, want an integer"),
     "infinity in a half": (
+        DENSE,
         pa.array(np.array([1, 1, np.inf], np.float16)),
         "row 3, column 'd': found inf, want an integer",
     ),
-    "large": (pa.array([1, 2**31, 3]), "row 2, column 'd': found 2147483648, want an integer"),
-    "unsigned": (pa.array([1, 2**63, 3], pa.uint64()), "row 2, column 'd': found 9223372036854775808"),
-    "lists": (pa.array([[1], [], None]), "column 'd' is list<element: int64>, want an integer"),
-    "times": (pa.array([1, 2, 3], pa.timestamp("s")), "column 'd' is timestamp[ms], want an integer"),
+    "large": (DENSE, pa.array([1, 2**31, 3]), "row 2, column 'd': found 2147483648, want an integer"),
+    "unsigned": (DENSE, pa.array([1, 2**63, 3], pa.uint64()), "row 2, column 'd': found 9223372036854775808"),
+    "lists as dense": (
+        DENSE,
+        pa.array([[1], [], None]),
+        "column 'd' is list<element: int64>, want an integer",
+    ),
+    "times as dense": (
+        DENSE,
+        pa.array([1, 2, 3], pa.timestamp("s")),
+        "column 'd' is timestamp[ms], want an integer",
+    ),
+    "float nan": (FLOAT, pa.array([1, float("nan")]), f"row 2, column 'd': found nan, {NUMBER}"),
+    "float infinity": (FLOAT, pa.array([1, -np.inf]), f"row 2, column 'd': found -inf, {NUMBER}"),
+    "fixed lists": (LISTS, pa.array([[1, 2], None], pa.list_(pa.int64(), 2)), [[1, 2], [None]]),
+    "large lists": (LISTS, pa.array([[1], [], None], pa.large_list(pa.uint8())), [[1], [], [None]]),
+    "lists of nothing": (LISTS, pa.array([[None], [], None], pa.list_(pa.null())), [[None], [], [None]]),
+    "lists of whole floats": (LISTS, pa.array([[1.0], [-1]], pa.list_(pa.float32())), [[1], [2**64 - 1]]),
+    "lists of text": (LISTS, pa.array([["1", ""], ["-2"], []]), [[1, None], [2**64 - 2], []]),
+    "no list": (LISTS, pa.array([1, 2, 3]), "column 'd' is int64, want a list of an integer"),
+    "lists of lists": (LISTS, pa.array([[[1]], [], []]), "column 'd' is list<element: list<element: int64>>"),
+    "lists of dictionaries": (
+        CODES,
+        pa.array([["0000beef", None, "x"]], pa.list_(pa.dictionary(pa.int32(), pa.string()))),
+        "row 1, column 'd', element 3: found 'x', want 8 hex digits",
+    ),
+    "lists that the schema does not call so": (
+        "[sparse]\nd = 'text'",
+        pa.array([[1], [2]]),
+        "rows that hold lists need list = true in the schema",
+    ),
+    "no day": (HOUR, ["2024-05-06", "2024-02-30"], "line 3, column 'd': found '2024-02-30', want a time"),
+    "no ticks": (MS, ["1", "1.5"], "line 3, column 'd': found '1.5', want an integer (ms since 1970)"),
+    "ticks without a unit": (
+        HOUR,
+        pa.array([1]),
+        "is int64, want times as text or timestamps, or integers with",
+    ),
+    "times of day": (HOUR, pa.array([1, 2], pa.time32("s")), "column 'd' is time32[ms], want times as text"),
+    "timestamps with a unit": (MS, pa.array([1], pa.timestamp("s")), "is timestamp[ms], want an integer (ms"),
 }
+"""Features and a column, of CSV where it is a list, and what is read or why it is refused."""
 
 
-@pytest.mark.parametrize("case", PARQUET)
-def test_parquet_types_are_read_or_refused(tmp_path: Path, case: str) -> None:
-    array, wanted = PARQUET[case]
-    pq.write_table(pa.table({"y": [True, False, True], "d": array, "u": ["a", "", None]}), tmp_path / "log")
-    text = "format = 'parquet'\nlabel = 'y'\ndense = ['d']\n[sparse]\nu = 'text'"
-    if wanted.startswith("["):
-        found = columns_in(ingest([tmp_path / "log"], config(text), tmp_path / "out"))
-        assert str(found["d"]) == wanted and found["label"] == [1, 0, 1] and found["u"][1:] == [None, None]
+@pytest.mark.parametrize("case", COLUMNS)
+def test_columns_of_each_type_are_read_or_refused(tmp_path: Path, case: str) -> None:
+    features, values, wanted = COLUMNS[case]
+    raw = tmp_path / "log"
+    is_csv = isinstance(values, list)
+    if is_csv:
+        raw.write_text("d,u\n" + "".join(f"{value},a\n" for value in values))
+    else:
+        pq.write_table(pa.table({"d": values, "u": ["a"] * len(values)}), raw)
+    setting = config(f"format = '{'csv' if is_csv else 'parquet'}'\n{features}", label=False)
+    if isinstance(wanted, list):
+        assert columns_in(ingest([raw], setting, tmp_path / "out"))["d"] == wanted
         return
     with pytest.raises(InputError) as caught:
-        ingest([tmp_path / "log"], config(text), tmp_path / "out")
+        ingest([raw], setting, tmp_path / "out")
     assert wanted in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -286,39 +354,6 @@ def test_columns_hold_hours_and_weekdays(tmp_path: Path) -> None:
     text = ('format = "parquet"' + TIMES).replace(', { kind = "text", name = "moment" }', "")
     again = columns_in(ingest([tmp_path / "log.parquet"], config(text, label=False), tmp_path / "b"))
     assert again == {name: found[name] for name in ("site", "when", "day", "ms")}
-
-
-@pytest.mark.parametrize(
-    ("column", "values", "message"),
-    [
-        (
-            "when",
-            ["2024-05-06", "2024-02-30"],
-            "line 3, column 'when': found '2024-02-30', want a time such as",
-        ),
-        ("ms", ["1", "1.5"], "line 3, column 'ms': found '1.5', want an integer (ms since 1970), or nothing"),
-        (
-            "when",
-            pa.array([1, 2]),
-            "column 'when' is int64, want times as text or timestamps, or integers with",
-        ),
-        ("when", pa.array([1, 2], pa.time32("s")), "column 'when' is time32[ms], want times as text"),
-        ("ms", pa.array([1, 2], pa.timestamp("s")), "is timestamp[ms], want an integer (ms since 1970)"),
-    ],
-)
-def test_what_is_no_time_is_refused(column: str, values: Any, message: str, tmp_path: Path) -> None:
-    table = {"site": ["a", "b"], "when": ["2024-05-06"] * 2, "ms": ["1", "2"]} | {column: values}
-    is_text = isinstance(values, list)
-    raw = tmp_path / "log"
-    if is_text:
-        rows = "".join(",".join(row) + "\n" for row in zip(*table.values(), strict=True))
-        raw.write_text(",".join(table) + "\n" + rows)
-    else:
-        pq.write_table(pa.table(table), raw)
-    with pytest.raises(InputError) as caught:
-        setting = config(f'format = "{"csv" if is_text else "parquet"}"' + TIMES, label=False)
-        ingest([raw], setting, tmp_path / "out")
-    assert message in str(caught.value)
 
 
 def test_a_damaged_parquet_file_is_one_clear_line(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -364,74 +399,6 @@ def test_a_finished_part_that_says_it_has_no_rows_is_refused() -> None:
         ParquetParts._finished_names(parts, 0, 5, {"row0": part})  # type: ignore[dict-item]
 
 
-BAD_ROWS: dict[str, tuple[str, Any, str]] = {
-    "csv list": ("csv", b"1,0000beef|abc|,1\n", "column 'codes', element 2: found 'abc', want 8 hex digits"),
-    "csv float": ("csv", b"1,,1.5.2\n", "column 'price': found '1.5.2', want a finite number, or nothing"),
-    "csv nan": ("csv", b"1,,nan\n", "column 'price': found 'nan', want a finite number, or nothing"),
-    "csv huge": ("csv", b"1,,-1e999\n", "column 'price': found '-1e999', want a finite number, or nothing"),
-    "list": ("parquet", (["0000beef", None, "x"], 1.0), "column 'codes', element 3: found 'x', want 8 hex"),
-    "nan": ("parquet", ([], float("nan")), "column 'price': found nan, want a finite number, or nothing"),
-    "inf": ("parquet", ([], float("-inf")), "column 'price': found -inf, want a finite number, or nothing"),
-}
-CODES = "label = 'y'\n[dense]\nprice = 'float'\n[sparse]\ncodes = { kind = 'hex8', list = true }\n"
-
-
-@pytest.mark.parametrize("case", BAD_ROWS)
-def test_a_bad_element_is_refused_with_what_was_found(tmp_path: Path, case: str) -> None:
-    format, row, message = BAD_ROWS[case]
-    raw = tmp_path / "log"
-    if format == "csv":
-        raw.write_bytes(b"y,codes,price\n1,ffffffff|,2\n0,,.5\n" + row + b"0,x,y\n")
-    else:
-        table = {"y": [1, 0, 1], "codes": [["ffffffff"], None, row[0]], "price": [2.0, None, row[1]]}
-        pq.write_table(pa.table(table, pa.schema(PARQUET_CODES)), raw)
-    config = IngestConfig(schema=f"format = '{format}'\n{CODES}")
-    with pytest.raises(InputError) as caught:
-        ingest([raw], config, tmp_path / "out")
-    unit = "line 4" if format == "csv" else "row 3"
-    assert f"{raw}, {unit}, {message}" in str(caught.value)
-    skipping = replace(config, on_bad_line="skip:0.9")
-    columns = ingest([raw], skipping, tmp_path / "skipped")
-    found = columns_in(columns)
-    assert found["codes"] == [[0xFFFFFFFF, None] if format == "csv" else [0xFFFFFFFF], [None]]
-    assert found["price"] == [2.0, 0.5 if format == "csv" else None]
-    assert sum(columns.totals["bad_lines"].values()) == (2 if format == "csv" else 1)
-
-
-PARQUET_CODES = [
-    ("y", pa.int8()),
-    ("codes", pa.list_(pa.dictionary(pa.int32(), pa.string()))),
-    ("price", pa.float32()),
-]
-
-
-PARQUET_LISTS: dict[str, tuple[Any, str]] = {
-    "fixed size": (
-        pa.array([[1, 2], None, [3, None]], pa.list_(pa.int64(), 2)),
-        "[[1, 2], [None], [3, None]]",
-    ),
-    "large": (pa.array([[1], [], None], pa.large_list(pa.uint8())), "[[1], [], [None]]"),
-    "nothing": (pa.array([[None], [], None], pa.list_(pa.null())), "[[None], [], [None]]"),
-    "whole floats": (pa.array([[1.0], [2], [-1]], pa.list_(pa.float32())), f"[[1], [2], [{2**64 - 1}]]"),
-    "text": (pa.array([["1", ""], ["-2"], []]), f"[[1, None], [{2**64 - 2}], []]"),
-    "no list": (pa.array([1, 2, 3]), "column 'd' is int64, want a list of an integer"),
-    "lists of lists": (pa.array([[[1]], [], []]), "column 'd' is list<element: list<element: int64>>, want"),
-}
-
-
-@pytest.mark.parametrize("case", PARQUET_LISTS)
-def test_parquet_lists_are_read_or_refused(tmp_path: Path, case: str) -> None:
-    array, wanted = PARQUET_LISTS[case]
-    pq.write_table(pa.table({"d": array}), tmp_path / "log")
-    config = IngestConfig(schema="format = 'parquet'\n[sparse]\nd = { kind = 'integer', list = true }")
-    if wanted.startswith("["):
-        assert str(columns_in(ingest([tmp_path / "log"], config, tmp_path / "out"))["d"]) == wanted
-        return
-    with pytest.raises(InputError) as caught:
-        ingest([tmp_path / "log"], config, tmp_path / "out")
-    assert wanted in str(caught.value) and "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("separator", ["|", ",", ";", " "])
 def test_lists_in_quotes_may_have_the_separator_of_fields(tmp_path: Path, separator: str) -> None:
     rows: list[list[str | None]] = [["a", "b", "a"], ["c"], [None], ["", 'd"e'], ["", ""]]
@@ -443,16 +410,6 @@ def test_lists_in_quotes_may_have_the_separator_of_fields(tmp_path: Path, separa
     found = columns_in(ingest([tmp_path / "log"], IngestConfig(schema=schema), tmp_path / "out"))
     log = Log({"tags": "list text"}, [(row,) for row in rows])
     assert found == naive_columns(log) | {"n": [0, 1, 2, 3, 4]}
-
-
-def test_a_list_that_the_schema_does_not_call_one_is_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"d": [[1], [2]]}), tmp_path / "log")
-    with pytest.raises(InputError, match="rows that hold lists need list = true in the schema"):
-        ingest(
-            [tmp_path / "log"],
-            IngestConfig(schema="format = 'parquet'\n[sparse]\nd = 'text'"),
-            tmp_path / "a",
-        )
 
 
 def test_parts_of_long_lists_have_fewer_rows(tmp_path: Path) -> None:
