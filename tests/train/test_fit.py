@@ -253,26 +253,14 @@ def test_logs_and_frames_get_the_same_predictions(scored: ScoredRun) -> None:
         hotset.predict(scored.run, frame.drop("site"))
 
 
-class ServedNet(nn.Module):
-    """A linear layer of everything."""
-
-    def __init__(self, inputs: hotset.ModelInputs) -> None:
-        super().__init__()
-        self.layer = nn.Linear(inputs.num_dense + inputs.total_dim, 1)
-
-    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        logits: torch.Tensor = self.layer(torch.cat([dense, *embeddings.values()], dim=1))
-        return logits.squeeze(1)
-
-
 def test_the_module_of_a_fitted_run_goes_along(tmp_path: Path) -> None:
     scored = prepared_lists(tmp_path)
-    run = hotset.fit(scored.data, scored.run, model=lambda inputs: ServedNet(inputs), threads=1)
-    wanted = probabilities(scored.evaluated(ServedNet)).astype(np.float32)
+    run = hotset.fit(scored.data, scored.run, model=lambda inputs: Net(inputs), threads=1)
+    wanted = probabilities(scored.evaluated(Net)).astype(np.float32)
     np.testing.assert_array_equal(hotset.predict(run, scored.log)["probability"].to_numpy(), wanted)
     # From shards alone the vocabulary is given.
     shutil.rmtree(scored.run / "vocabulary")
-    found = hotset.predict(scored.run, scored.log, model=ServedNet, vocabulary=scored.data)
+    found = hotset.predict(scored.run, scored.log, model=Net, vocabulary=scored.data)
     np.testing.assert_array_equal(found["probability"].to_numpy(), wanted)
 
 
