@@ -267,6 +267,18 @@ def test_evaluations_pauses_and_a_resumed_run_change_no_bit(
     assert_equal(other.state(), wanted)
 
 
+@pytest.mark.parametrize("settings", PLACEMENTS[3:6])
+def test_tables_are_saved_with_their_newest_rows_after_any_batch(
+    folder: Path, settings: dict[str, Any]
+) -> None:
+    """Between hot-only batches fae has the newest hot rows on the fast tier alone."""
+    loop, yardstick = Loop(folder, **settings), Loop(folder, placement="all-fast")
+    for batch in loop.emb.read_ahead(batches_of(folder, 0)):
+        loop.train(batch)
+        yardstick.train(batch)
+        assert_equal(loop.state(), yardstick.state())
+
+
 @torch.no_grad()
 def evaluated(loop: Loop, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = loop.emb(batch)

@@ -287,30 +287,13 @@ class Embeddings:
         return group.table_parts(position, state=state)
 
     def parts_by_name(
-        self, tables: Sequence[EmbeddingTable], *, is_newest: bool = False
+        self, tables: Sequence[EmbeddingTable]
     ) -> dict[str, tuple[tuple[int, int], Callable[[], Iterator[torch.Tensor]]]]:
-        """Return the shape of each table, and what yields its weights: see `table_parts`.
-
-        Args:
-            tables: those of the shards.
-            is_newest: whether the weights are read wherever they are newest: see `newest_parts`.
-        """
-        read = self.newest_parts if is_newest else self.table_parts
+        """Return the shape of each table of the shards, and what yields its weights: see `table_parts`."""
         return {
-            table.name: ((table.num_rows, table.embedding_dim), partial(read, number))
+            table.name: ((table.num_rows, table.embedding_dim), partial(self.table_parts, number))
             for number, table in enumerate(tables)
         }
-
-    def newest_parts(self, table: int) -> Iterator[torch.Tensor]:
-        """Yield the newest weights of one table in id order, in bounded parts.
-
-        Valid while no transfer runs, and where no row is in a file.
-        """
-        group, position = self._position_of[table]
-        num_rows = group.placement.num_rows[position]
-        most = max(_PART_BYTES // group.fast.row_bytes, 1)
-        for first in range(0, num_rows, most):
-            yield group.newest_rows(position, first, min(first + most, num_rows))
 
     def local_ids(
         self, tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -32,7 +31,7 @@ from ..placements.staging import ColdRows, StagingPlacement
 from ..ranks.codes import EXACT, CodedExchange, Kind
 from ..ranks.exchange import ExchangeReader, WidthExchange, served_ids
 from ..ranks.messages import RowMessages, RowsUnderWay, WidthLayout, sum_over_ranks
-from ..ranks.ranks import Message, NotFiniteRowError, Ranks
+from ..ranks.ranks import NotFiniteRowError, Ranks, sent_to_first
 from ..rows.backends import NumbaRows
 from ..rows.kernels import copy_rows
 from ..rows.optimizers import RowOptimizer
@@ -114,58 +113,17 @@ _SLICE_BYTES = 64 * MIB
 """Bytes of a table that are gathered at a time."""
 
 
-def gather_table(
-    group: RankedGroup,
-    position: int,
-    num_rows: int,
-    dim: int,
-    rows_of: Callable[[int, int], torch.Tensor],
-    ranks: Ranks,
-) -> Iterator[torch.Tensor]:
-    """Yield the rows of a table of all ranks in parts, at rank 0.
-
-    They come in id order; other ranks yield none. Every rank calls this and takes all parts.
-
-    Args:
-        group: of the table.
-        position: of the table in it.
-        num_rows: rows of the whole table.
-        dim: floats of a row.
-        rows_of: the rows that this rank owns, from the first to before the last, by their ids here.
-        ranks: all of them.
-    """
-    held = group.exchange.held
-    ids = held.ids.of_table(position)
-    first_key = int(held.first_key_F1[position])
-    # There is nothing to send of a table without rows, or of rows without a state.
-    if num_rows * dim == 0:
-        yield torch.empty(num_rows, dim)
-        return
-    most = max(_SLICE_BYTES // (_FLOAT_BYTES * dim), 1)
-    for first in range(0, num_rows, most):
-        stop = min(first + most, num_rows)
-        start, end = np.searchsorted(ids, [first, stop]).tolist()
-        owners_N = held.owners_K[first_key + first : first_key + stop]
-        yield _gather_part(rows_of(start, end), owners_N, ranks)
-
-
 def _gather_part(own_ND: torch.Tensor, owners_N: NDArray[np.uint8], ranks: Ranks) -> torch.Tensor:
     """Return rows of all ranks in order at rank 0, none elsewhere."""
-    # Only rank 0 receives; the others send all they have of this part.
-    rank = ranks.rank
-    num_ranks = ranks.num_ranks
     row_bytes = _FLOAT_BYTES * own_ND.shape[1]
-    out = tuple(row_bytes * own_ND.shape[0] if other == 0 and rank else 0 for other in range(num_ranks))
-    counts = np.bincount(owners_N, minlength=num_ranks).tolist()
-    into = tuple(row_bytes * counts[other] if rank == 0 and other else 0 for other in range(num_ranks))
-    data = own_ND.contiguous().reshape(-1).view(torch.uint8) if rank else torch.empty(0, dtype=torch.uint8)
-    received = Message.unset(into)
-    ranks.exchange(Message(data, out), received).wait()
-    if rank:
+    counts = np.bincount(owners_N, minlength=ranks.num_ranks)
+    data = own_ND.contiguous().reshape(-1).view(torch.uint8)
+    received = sent_to_first(ranks, data, (row_bytes * counts).tolist())
+    if ranks.rank:
         return own_ND[:0]
     # Rows of a rank arrive in ascending order, so its places in the whole are those that it owns.
     whole_ND = torch.empty(owners_N.size, own_ND.shape[1])
-    for other, part in enumerate(received.parts()):
+    for other, part in enumerate(received):
         rows_ND = part.view(torch.float32).view(-1, own_ND.shape[1]) if other else own_ND
         whole_ND[torch.from_numpy(np.flatnonzero(owners_N == other))] = rows_ND
     return whole_ND
@@ -363,29 +321,25 @@ class RankedEmbeddings(Embeddings):
         Parts are in id order. Every rank calls this and takes all parts; those of the other ranks are empty.
         """
         group, position = self._position_of[table]
-        # A rank may have no row of a table.
-        fast = group.fast
-        rows_ND = (fast.state_SW if state else fast.weights_SD)[:0]
-        if self._num_held(table):
-            rows_ND = torch.cat(list(group.table_parts(position, state=state)))
-        yield from self._gather_table(table, rows_ND.shape[1], lambda first, stop: rows_ND[first:stop])
-
-    def newest_parts(self, table: int) -> Iterator[torch.Tensor]:
-        """As `log_parts`, of the newest weights wherever they are."""
-        group, position = self._position_of[table]
-        return self._gather_table(table, group.embedding_dim, partial(group.newest_rows, position))
-
-    def _gather_table(
-        self, table: int, dim: int, rows_of: Callable[[int, int], torch.Tensor]
-    ) -> Iterator[torch.Tensor]:
-        group, position = self._position_of[table]
         assert isinstance(group, RankedGroup)
-        return gather_table(group, position, self._tables[table].num_rows, dim, rows_of, self._ranks)
-
-    def _num_held(self, table: int) -> int:
-        """Rows of a table that live here."""
-        group, position = self._position_of[table]
-        return group.placement.num_rows[position]
+        # A rank may have no row of a table.
+        rows_ND = (group.fast.state_SW if state else group.fast.weights_SD)[:0]
+        if group.placement.num_rows[position]:
+            rows_ND = torch.cat(list(group.table_parts(position, state=state)))
+        # There is nothing to send of a table without rows, or of rows without a state.
+        num_rows, dim = self._tables[table].num_rows, rows_ND.shape[1]
+        if num_rows * dim == 0:
+            yield torch.empty(num_rows, dim)
+            return
+        held = group.exchange.held
+        ids = held.ids.of_table(position)
+        first_key = int(held.first_key_F1[position])
+        most = max(_SLICE_BYTES // (_FLOAT_BYTES * dim), 1)
+        for first in range(0, num_rows, most):
+            stop = min(first + most, num_rows)
+            start, end = np.searchsorted(ids, [first, stop]).tolist()
+            owners_N = held.owners_K[first_key + first : first_key + stop]
+            yield _gather_part(rows_ND[start:end], owners_N, self._ranks)
 
 
 def _exchanges_of(step: PlannedStep) -> list[WidthExchange]:

@@ -347,44 +347,6 @@ class TableGroup:
         assert isinstance(self.slow, FileTier)
         self.slow.read(wanted_U, self.fast, *self.staged.by_row())
 
-    def copy_newest(
-        self,
-        tables_N: NDArray[np.int64],
-        ids_N: NDArray[np.int64],
-        weights_ND: torch.Tensor,
-        state_NW: torch.Tensor,
-    ) -> NDArray[np.bool_]:
-        """Copy the newest values of rows to the host; valid while no transfer runs.
-
-        Args:
-            tables_N: (N,); table of each row among those of the group.
-            ids_N: (N,).
-            weights_ND: written.
-            state_NW: written.
-
-        Returns:
-            (N,), whether the row was copied; the others are in the file of the slow tier.
-        """
-        fast_N = self.fast.layout.slots_of_rows(tables_N, ids_N)
-        slow_N = self.slow.layout.slots_of_rows(tables_N, ids_N)
-        # Rows with a place on both tiers (fae) are read where they are newer.
-        if not self.slow.is_stale:
-            fast_N[slow_N >= 0] = -1
-        # A row that is staged is newer in its staging slot than on its tier.
-        rows_R, slots_R = self.staged.by_row()
-        if rows_R.size:
-            found_N = np.minimum(np.searchsorted(rows_R, slow_N), rows_R.size - 1)
-            is_staged_N = rows_R[found_N] == slow_N
-            fast_N[is_staged_N] = slots_R[found_N[is_staged_N]]
-        is_fast_N = fast_N >= 0
-        # Each row from the tier that has its newest value; those in a file are left to the caller.
-        self.fast.copy_out(fast_N, weights_ND.numpy(), state_NW.numpy())
-        if isinstance(self.slow, FileTier):
-            return is_fast_N
-        slow_N[is_fast_N] = -1
-        self.slow.copy_out(slow_N, weights_ND.numpy(), state_NW.numpy())
-        return np.ones(tables_N.size, np.bool_)
-
     def restore(
         self,
         tables_N: NDArray[np.int64],
@@ -392,12 +354,9 @@ class TableGroup:
         weights_ND: NDArray[np.float32],
         state_NW: NDArray[np.float32],
     ) -> None:
-        """Set rows wherever they are in memory, before the first step.
-
-        The places are those of `copy_newest`.
-        """
+        """Set rows wherever they are in memory, before the first step."""
         tiers = [self.fast] if isinstance(self.slow, FileTier) else [self.fast, self.slow]
-        for tier in tiers:
+        for tier in tiers[self.slow.is_stale :]:
             slots_N = tier.layout.slots_of_rows(tables_N, ids_N)
             is_here_N = slots_N >= 0
             here = torch.from_numpy(slots_N[is_here_N]).to(tier.device)
@@ -459,34 +418,24 @@ class TableGroup:
             self._fast_rows.update(self.fast, by_bag, slots_of_pass, grad_PD, ids.num_features, rate)
             self.load(Transfer(write_back=moves))
 
-    def newest_rows(self, position: int, first: int, stop: int) -> torch.Tensor:
-        """Return the newest weights of some rows of a table, (stop - first, D).
-
-        The rows live here and none is in a file; valid while no transfer runs.
-
-        Args:
-            position: of the table among those of the group.
-        """
-        ids_N = np.arange(first, stop)
-        weights_ND = torch.empty(ids_N.size, self.embedding_dim)
-        state_NW = torch.empty(ids_N.size, self.fast.state_SW.shape[1])
-        is_copied_N = self.copy_newest(np.full(ids_N.size, position), ids_N, weights_ND, state_NW)
-        assert is_copied_N.all(), "rows are in memory"
-        return weights_ND
-
     def table_parts(self, position: int, *, state: bool = False) -> Iterator[torch.Tensor]:
         """Yield the host weights of a table, or its state, in id order.
 
         Parts are of bounded size where they are in a file. Valid once every row is written back.
         """
         # A table has hot rows first and cold rows after them, or all rows on one tier: read whichever tier
-        # has the next id.
+        # has the next id. Rows with a place on both tiers (fae) are read where they are newer.
+        tiers = (self.slow, self.fast, self.slow)
         next_id = 0
-        for tier in (self.slow, self.fast, self.slow):
+        for tier in tiers[self.slow.is_stale :]:
             first, last = int(tier.layout.first_F[position]), int(tier.layout.last_F[position])
-            if first == next_id < last:
-                yield from tier.parts_of_table(position, state=state)
-                next_id = last
+            if not first <= next_id < last:
+                continue
+            num_read = next_id - first
+            for part in tier.parts_of_table(position, state=state):
+                yield part[num_read:]
+                num_read = max(num_read - part.shape[0], 0)
+            next_id = last
 
     def _gather(self, lookups: LookupsByRow, plan: StepPlan, vectors_ND: torch.Tensor) -> None:
         """Write the row of each lookup to its position, wherever the rows are."""

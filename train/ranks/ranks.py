@@ -160,6 +160,23 @@ def raise_on_any_rank(ranks: Ranks) -> Iterator[None]:
     raise SaidElsewhereError(f"rank {first} cannot start") from error
 
 
+def sent_to_first(ranks: Ranks, data: torch.Tensor, num_bytes: Sequence[int]) -> list[torch.Tensor]:
+    """Return at rank 0 the bytes of each rank, none of its own; nothing elsewhere.
+
+    Args:
+        data: bytes of this rank.
+        num_bytes: of each rank.
+    """
+    # All messages go to rank 0, whose own part needs none.
+    if ranks.rank == 0:
+        data = torch.empty(0, dtype=torch.uint8)
+    out = (data.numel(), *[0] * (ranks.num_ranks - 1))
+    into = (0, *num_bytes[1:]) if ranks.rank == 0 else (0,) * ranks.num_ranks
+    received = Message.unset(into)
+    ranks.exchange(Message(data, out), received).wait()
+    return [] if ranks.rank else list(received.parts())
+
+
 def first_says(ranks: Ranks, own: bool) -> bool:
     """Return what rank 0 says, such as by its clock; every rank calls this."""
     return bool(ranks.gather(torch.tensor([own]))[0])

@@ -75,7 +75,7 @@ class BestWeights:
 
     def save(self, trainer: Trainer) -> None:
         """Write the weights as they are now; raises HotsetError where the disk is full."""
-        weights = newest_weights(trainer)
+        weights = trainer.weights()
         with trainer.embeddings.rows_written_back():
             if self._ranks.rank:
                 send_weights(weights)
@@ -168,16 +168,6 @@ class BestWeights:
         for path in self._folder.glob(f"{BEST_PREFIX}*"):
             if path not in kept:
                 path.unlink(missing_ok=True)
-
-
-def newest_weights(trainer: Trainer) -> Weights:
-    """Return the current weights, wherever the newest values of rows are.
-
-    No transfer may run.
-    """
-    # A row may be in a slot, in its own tier, or just evicted.
-    tables = trainer.embeddings.parts_by_name(trainer.shards.tables, is_newest=True)
-    return Weights.of_run(trainer.model.state_dict(prefix=DENSE_PREFIX), tables)
 
 
 def _set_weights(trainer: Trainer, weights: Weights) -> None:

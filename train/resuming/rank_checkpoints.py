@@ -26,7 +26,7 @@ from ..execution.ranked_embeddings import RankedEmbeddings
 from ..execution.row_parts import RowsPart, settle
 from ..loop import Trainer
 from ..ranks.codes import WidthErrors
-from ..ranks.ranks import Message, Ranks, first_says, wait_for_first
+from ..ranks.ranks import Ranks, first_says, sent_to_first, wait_for_first
 from ..run_folder.files import RunFolder
 from ..run_folder.weights import Weights
 from .resume import RunCheckpoints, most_waiting, num_used_rows
@@ -84,27 +84,10 @@ class SavedErrors:
         row_bytes = own.element_size() * (own.shape[1] if own.dim() > 1 else 1)
         counts = ranks.gather(torch.tensor([own.shape[0]]))
         data = own.contiguous().reshape(-1).view(torch.uint8)
-        received = _sent_to_first(ranks, data, [row_bytes * int(count) for count in counts])
+        received = sent_to_first(ranks, data, [row_bytes * int(count) for count in counts])
         for rank, part in enumerate(received):
             found = part.clone().view(own.dtype).reshape(-1, *own.shape[1:]) if rank else own.clone()
             self._state[f"rank {rank} {name}"] = found
-
-
-def _sent_to_first(ranks: Ranks, data: torch.Tensor, num_bytes: Sequence[int]) -> list[torch.Tensor]:
-    """Return at rank 0 the bytes of each rank, none of its own; nothing elsewhere.
-
-    Args:
-        data: bytes of this rank.
-        num_bytes: of each rank.
-    """
-    # All messages go to rank 0, whose own part needs none.
-    if ranks.rank == 0:
-        data = torch.empty(0, dtype=torch.uint8)
-    out = (data.numel(), *[0] * (ranks.num_ranks - 1))
-    into = (0, *num_bytes[1:]) if ranks.rank == 0 else (0,) * ranks.num_ranks
-    received = Message.unset(into)
-    ranks.exchange(Message(data, out), received).wait()
-    return [] if ranks.rank else list(received.parts())
 
 
 _PART_BYTES = 16 * MIB
@@ -216,7 +199,7 @@ def _brought_parts(trainer: Trainer) -> Iterator[list[RowsPart]]:
             return
         num_bytes = [count * (2 * _NAME_BYTES + 4 * sum(width)) for count, width in sizes]
         data = torch.empty(0, dtype=torch.uint8) if own is None else _packed(own)
-        received = zip(_sent_to_first(ranks, data, num_bytes), sizes, strict=False)
+        received = zip(sent_to_first(ranks, data, num_bytes), sizes, strict=False)
         parts = [own] if ranks.rank == 0 and own is not None else []
         yield parts + [_unpacked(part, *size) for part, size in received if part.numel()]
 

@@ -54,21 +54,18 @@ def rows_of(parts: list[RowsPart]) -> Rows:
 def changed_rows(trainer: Trainer) -> Rows:
     """All changed rows at once."""
     found: Rows = {}
-    with trainer.embeddings.transfers_paused():
-        for width in trainer.embeddings.groups:
+    embeddings = trainer.embeddings
+    with embeddings.rows_written_back():
+        for width in embeddings.groups:
             changed = changed_of(width)
-            rows_N = np.flatnonzero(changed._marks_R & 1)
-            tables_N, ids_N = changed.layout.rows_at(rows_N)
-            weights = torch.empty(rows_N.size, width.embedding_dim)
-            state = torch.empty(rows_N.size, width.fast.state_SW.shape[1])
-            width.copy_newest(tables_N, ids_N, weights, state)
-            part = RowsPart(
-                np.array(width.tables, np.int32)[tables_N],
-                ids_N.astype(np.int32),
-                weights.numpy(),
-                state.numpy(),
-            )
-            found |= rows_of([part])
+            tables_N, ids_N = changed.layout.rows_at(np.flatnonzero(changed._marks_R & 1))
+            for position, table in enumerate(width.tables):
+                own_N = ids_N[tables_N == position]
+                numbers_N = np.full(own_N.size, table, np.int32)
+                weights, state = (
+                    embeddings.table(table, state=state)[own_N].numpy() for state in (False, True)
+                )
+                found |= rows_of([RowsPart(numbers_N, own_N.astype(np.int32), weights, state)])
     return found
 
 
