@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from .errors import ByteSize, HotsetError, ManifestError, MemoryCapError, first_line, refuse_system_fault
+from .errors import HotsetError, ManifestError, MemoryCapError, first_line, refuse_system_fault
 from .folders.checksum import hash_file, note_checksum
 from .folders.disk import MARK, folder_exists, is_discarded, paths_in, temporary_folder
 from .folders.manifest import MANIFEST, FileEntry, Manifest, is_sealed
@@ -112,7 +112,7 @@ def _build_of(
         return (lambda out: ingest(raw, _ingest_config(made), out, resources)) if raw else None
     if made.stage in ("adopt", "map-ids"):
         return _build_from_other_vocabulary(made, manifests, other, resources)
-    config = _CONFIGS[made.stage](made)
+    config: Any = made.read_config(_CONFIGS[made.stage])
     # All other stages are built from the folders next to them, which are already checked.
     stage = later_stage(made.stage, config)
     if any(name not in manifests for name in stage.inputs):
@@ -146,23 +146,17 @@ def _build_from_other_vocabulary(
 
 def _ingest_config(columns: Manifest) -> IngestConfig:
     """Return the config that columns were parsed with."""
-
-    def build(config: dict[str, Any]) -> IngestConfig:
-        config["schema"] = columns.totals.get("schema") or config["schema"]
-        config["block_bytes"] = ByteSize(config["block_bytes"])
-        return IngestConfig(**config)
-
-    return columns.read_config(build)
+    schema = columns.totals.get("schema") or columns.config.get("schema")
+    return columns.read_config(IngestConfig, schema=schema)
 
 
-_CONFIGS: dict[str, Callable[[Manifest], Any]] = {
-    "count": lambda counts: counts.read_config(lambda config: CountConfig(**config)),
-    "rank": RankConfig.of,
-    "encode": lambda _: EncodeConfig(),
-    "split": SplitConfig.of,
-    "pack": lambda shards: shards.read_config(lambda config: PackConfig(**config)),
+_CONFIGS = {
+    "count": CountConfig,
+    "rank": RankConfig,
+    "encode": EncodeConfig,
+    "split": SplitConfig,
+    "pack": PackConfig,
 }
-"""The config that each folder was made with, from its manifest."""
 
 
 def _differences(made: Manifest, rebuilt: Manifest) -> Iterator[str]:

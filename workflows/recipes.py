@@ -154,11 +154,7 @@ def recipe_like(folder: Path, schema: str | None = None) -> PreprocessConfig:
     # Counting and ranking are skipped for such a log; hot rows and batches must be those of the model.
     columns, plan, shards = (Manifest.read(folder / name) for name in ("columns", "plan", "shards"))
     recipe = recipe_for(schema or setting_in(columns))
-    return replace(
-        recipe,
-        split=SplitConfig.of(plan),
-        pack=shards.read_config(lambda config: PackConfig(**config)),
-    )
+    return replace(recipe, split=plan.read_config(SplitConfig), pack=shards.read_config(PackConfig))
 
 
 def setting_in(columns: Manifest) -> str:

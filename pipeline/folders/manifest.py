@@ -348,15 +348,15 @@ class Manifest:
         """Return the config as ``kind``; raises ManifestError if a setting is missing or of another type."""
         return self._read(self.config, kind, "config")
 
-    def read_config(self, build: Callable[[dict[str, Any]], Setting]) -> Setting:
-        """Return what ``build`` makes of a copy of the config.
+    def read_config(self, kind: Callable[..., Setting], **changes: Any) -> Setting:
+        """Return the config as ``kind``, with other values for some settings.
 
         Raises:
             ManifestError: the config lacks a setting, or has one that no stage writes (any more).
         """
         refuse_removed(self.folder, self.stage, self.config, hint_to_rewrite(self.folder))
         try:
-            return build(dict(self.config))
+            return kind(**self.config | changes)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ManifestError(
                 f"{self.folder / MANIFEST} is damaged: its config is not one of {self.stage!r}: "

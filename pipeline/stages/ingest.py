@@ -124,6 +124,7 @@ class IngestConfig:
             schema_of(self.schema)
         if self.max_bad_fraction == _MOST_BAD:  # one spelling of equal settings
             object.__setattr__(self, "on_bad_line", "skip")
+        object.__setattr__(self, "block_bytes", ByteSize(self.block_bytes))  # a manifest has a plain number
         require_at_least("block_bytes", self.block_bytes, 1)
 
     @property

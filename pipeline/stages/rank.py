@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -63,6 +63,8 @@ class RankConfig:
     """With sampled: draw with replacement, as FAE's released code does."""
 
     def __post_init__(self) -> None:
+        for name in ("feature_min_counts", "peel_row_bytes"):  # lists in a manifest
+            object.__setattr__(self, name, FeatureSettings(getattr(self, name)))
         if self.rank_by not in ("frequency", "peel", "sampled"):
             raise ConfigError(f"rank_by must be frequency, peel or sampled, got {self.rank_by!r}")
         if not 0 < self.sampling_rate <= 1:
@@ -72,17 +74,6 @@ class RankConfig:
         require_at_least("min_count", self.min_count, 1)
         check_settings("feature_min_counts", self.feature_min_counts)
         check_settings("peel_row_bytes", self.peel_row_bytes)
-
-    @classmethod
-    def of(cls, vocabulary: Manifest) -> RankConfig:
-        """Return the config that a vocabulary was ranked with; raise ManifestError where it is damaged."""
-
-        def build(config: dict[str, Any]) -> RankConfig:
-            for name in ("feature_min_counts", "peel_row_bytes"):
-                config[name] = FeatureSettings(config[name])
-            return cls(**config)
-
-        return vocabulary.read_config(build)
 
 
 def rank(

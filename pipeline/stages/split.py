@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -72,6 +72,9 @@ class SplitConfig:
     uses it by default."""
 
     def __post_init__(self) -> None:
+        # A manifest has a plain number and lists.
+        object.__setattr__(self, "hot_bytes", ByteSize(self.hot_bytes))
+        object.__setattr__(self, "feature_dims", FeatureSettings(self.feature_dims))
         require_at_least("hot_bytes", self.hot_bytes, 0)
         require_choices(self)
         # Readers take rows that are wider for damage.
@@ -80,17 +83,6 @@ class SplitConfig:
         check_settings("feature_dims", self.feature_dims)
         for name, dim in self.feature_dims:
             require_at_most(f"feature_dims {name}", dim, MOST_FLOATS)
-
-    @classmethod
-    def of(cls, plan: Manifest) -> SplitConfig:
-        """Return the config that a plan was split with; raise ManifestError where it is damaged."""
-
-        def build(config: dict[str, Any]) -> SplitConfig:
-            config["hot_bytes"] = ByteSize(config["hot_bytes"])
-            config["feature_dims"] = FeatureSettings(config["feature_dims"])
-            return cls(**config)
-
-        return plan.read_config(build)
 
 
 def split(

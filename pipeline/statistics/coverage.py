@@ -160,7 +160,7 @@ def _peeled_levels(inspected: Inspected, budgets: Sequence[int]) -> Levels | str
     row_bytes = PlanTotals.of(inspected.plan).bytes_of_rows
     resources = inspected.resources
     try:
-        config = RankConfig.of(inspected.vocabulary)
+        config = inspected.vocabulary.read_config(RankConfig)
         names = [table.name for table in inspected.tables]
         # Peeling weighs samples against bytes, so it has to know the widths where they differ.
         if len(set(row_bytes)) > 1:

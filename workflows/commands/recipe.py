@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from ...pipeline.errors import ByteSize, ConfigError
+from ...pipeline.errors import ConfigError
 from ...pipeline.folders.manifest import MANIFEST, Manifest
 from ...pipeline.preprocess import PreprocessConfig
 from ...pipeline.stages.count import CountConfig
@@ -100,15 +100,11 @@ def _config_of_folder(folder: Path) -> PreprocessConfig:
             hint="give that folder",
         )
     return PreprocessConfig(
-        ingest=columns.read_config(
-            lambda config: IngestConfig(
-                **config | {"schema": setting_in(columns), "block_bytes": ByteSize(config["block_bytes"])}
-            )
-        ),
-        count=Manifest.read(folder / "counts").read_config(lambda config: CountConfig(**config)),
-        rank=RankConfig.of(vocabulary),
-        split=SplitConfig.of(plan),
-        pack=shards.read_config(lambda config: PackConfig(**config)),
+        ingest=columns.read_config(IngestConfig, schema=setting_in(columns)),
+        count=Manifest.read(folder / "counts").read_config(CountConfig),
+        rank=vocabulary.read_config(RankConfig),
+        split=plan.read_config(SplitConfig),
+        pack=shards.read_config(PackConfig),
     )
 
 

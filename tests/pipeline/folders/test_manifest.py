@@ -388,9 +388,9 @@ def test_settings_are_checked_when_they_are_read(tmp_path: Path) -> None:
         with pytest.raises(ManifestError) as refused:
             replace(manifest, config={"eval_fraction": 0.2} | seed).read_settings(CountedSettings)
         assert str(refused.value) == f"{tmp_path / MANIFEST} is damaged: {message}"
-    assert manifest.read_config(lambda found: found.pop("name")) == "x" and config["name"] == "x"
-    with pytest.raises(ManifestError, match="damaged: its config is not one of 'count': 'span'"):
-        manifest.read_config(lambda found: found["span"])
+    assert manifest.read_config(dict, seed=8) == config | {"seed": 8} and config["seed"] == 7
+    with pytest.raises(ManifestError, match=r"damaged: its config is not one of 'count': .*argument 'name'"):
+        manifest.read_config(CountedSettings)
 
 
 def test_only_a_sealed_folder_has_a_manifest(tmp_path: Path) -> None:
