@@ -24,7 +24,7 @@ from hotset.pipeline.errors import install_hint
 from hotset.train.resuming.resume import Interrupted
 from hotset.workflows import cli
 from hotset.workflows.cli import main
-from hotset.workflows.command_list import COMMANDS, REMOVED, command_class
+from hotset.workflows.command_list import COMMANDS, command_class
 from hotset.workflows.console import say
 from hotset.workflows.options import options_of
 
@@ -126,14 +126,6 @@ def test_what_a_user_can_fix_is_one_line_and_exit_status_1(
     assert hint.startswith("hint: ")
 
 
-def test_the_hint_at_a_bad_line_works(tmp_path: Path, capsys: pytest.CaptureFixture[str], log: Path) -> None:
-    (tmp_path / "bad.tsv").write_bytes(b"0\tx\n" + log.read_bytes())
-    arguments = ["preprocess", str(tmp_path / "bad.tsv"), "--out", str(tmp_path / "out")]
-    assert main(arguments) == 1
-    assert "--on-bad-line skip" in capsys.readouterr().err
-    assert main([*arguments, "--on-bad-line", "skip"]) == 0
-
-
 def test_without_torch_the_extra_is_named(tmp_path: Path) -> None:
     commands = (["demo", "--samples", "500"], ["train", "DIR", "--out", "RUN"])
     program = "import sys; sys.modules['torch'] = None; from hotset.workflows.cli import main"
@@ -159,14 +151,6 @@ def test_a_generated_log_is_written_once(tmp_path: Path, capsys: pytest.CaptureF
     assert str(out) in capsys.readouterr().err
     assert main([*arguments, "--overwrite", "--no-label"]) == 0
     assert len(out.read_text().splitlines()) == 50
-
-
-@pytest.mark.parametrize("command", sorted(set(REMOVED) - set(COMMANDS)))
-def test_a_removed_command_is_refused_with_what_replaces_it(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([command, "DIR"]) == 2
-    assert capsys.readouterr().err == f"error: there is no command {command!r}\nhint: {REMOVED[command]}\n"
 
 
 def test_a_cache_of_kernels_that_cannot_be_written_is_noted_once(

@@ -7,62 +7,25 @@ import pytest
 from hotset.workflows.cli import main
 from hotset.workflows.command_list import REMOVED
 
-DELETED_OPTIONS = [
-    ("advise", "--machine"),
-    ("advise", "--ranks"),
-    ("advise", "--link"),
-    ("advise", "--codecs"),
-    ("advise", "--device"),
-    ("advise", "--threads"),
-    ("advise", "--step-us"),
-    ("characterise", "--sweep"),
-    ("characterise", "--fit"),
-    ("characterise", "--ranks"),
-    ("characterise", "--device"),
-    ("train", "--homes"),
-    ("train", "--shares"),
-    ("train", "--sync-rows"),
-    ("train", "--sync-every"),
-    ("train", "--exchange-back"),
-    ("train", "--exchange-dense"),
-    ("train", "--exchange-decay"),
-    ("train", "--exchange-early"),
-    ("train", "--rank-timeout"),
-    ("train", "--kernels"),
-    ("train", "--mover"),
-    ("train", "--no-save-states"),
-    ("train", "--id-map"),
-    ("preprocess", "--map-ids"),
-    ("preprocess", "--discard"),
-    ("preprocess", "--max-bad-fraction"),
-    ("preprocess", "--train-last"),
-    ("preprocess", "--peel-floor"),
-    ("preprocess", "--peel-row-bytes"),
-    ("preprocess", "--with-replacement"),
-    ("ingest", "--max-bad-fraction"),
-    ("pack", "--train-last"),
-    ("rank", "--peel-floor"),
-    ("rank", "--peel-row-bytes"),
-    ("rank", "--with-replacement"),
-    ("preprocess", "--transpose"),
-    ("train", "--plan"),
-    ("train", "--window"),
-    ("verify", "--md5sums"),
-    ("verify", "--scratch"),
-    ("train", "--cross-structure"),
-    ("train", "--history-length"),
-    ("train", "--attention-mlp"),
-    ("train", "--last-mlp"),
-    ("train", "--lr-schedule-of"),
-    ("train", "--decay-start"),
-    ("train", "--decay-power"),
-    ("train", "--plateau-factor"),
-    ("train", "--plateau-patience"),
-    ("train", "--evaluate-time"),
-]
-"""Command and option of each, one a line."""
+DELETED_OPTIONS = """
+    advise --machine --ranks --link --codecs --device --threads --step-us
+    characterise --sweep --fit --ranks --device
+    train --homes --shares --sync-rows --sync-every --exchange-back --exchange-dense
+    train --exchange-decay --exchange-early --rank-timeout --kernels --mover --no-save-states
+    train --id-map --plan --window --cross-structure --history-length --attention-mlp
+    train --last-mlp --lr-schedule-of --decay-start --decay-power --plateau-factor
+    train --plateau-patience --evaluate-time
+    preprocess --map-ids --discard --max-bad-fraction --train-last --peel-floor --peel-row-bytes
+    preprocess --with-replacement --transpose
+    ingest --max-bad-fraction
+    pack --train-last
+    rank --peel-floor --peel-row-bytes --with-replacement
+    verify --md5sums --scratch
+"""
+"""The options of each command, some to a line."""
+LINES = [line.split() for line in DELETED_OPTIONS.strip().splitlines()]
+EACH = [(command, option) for command, *options in LINES for option in options]
 NEEDED = {
-    "schedule": ("data",),
     "train": ("data", "--out", "run"),
     "advise": ("data",),
     "characterise": ("--out", "machine.json"),
@@ -75,7 +38,7 @@ NEEDED = {
 """Arguments that a command needs before it looks at options."""
 
 
-@pytest.mark.parametrize(("command", "option"), DELETED_OPTIONS)
+@pytest.mark.parametrize(("command", "option"), EACH)
 def test_a_deleted_option_is_refused_by_name(
     command: str, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

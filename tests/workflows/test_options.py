@@ -126,14 +126,6 @@ def test_a_value_that_the_config_refuses_is_one_line_that_names_the_option(
     )
 
 
-@pytest.mark.parametrize("arguments", [["--wheels"], ["--window", "x"], ["--memory", "4Mip"], ["--window"]])
-def test_wrong_usage_ends_with_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        parse(*arguments)
-    assert stopped.value.code == 2
-    assert arguments[0] in capsys.readouterr().err
-
-
 def test_options_that_decide_defaults_are_found_in_either_form() -> None:
     arguments = ["a.tsv", "--out", "b.toml", "--schema", "c.toml", "--like=d", "--seed", "1"]
     found, others = find_options(arguments, "--schema", "--like")

@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 from ...pipeline.errors import ByteSize, HotsetError, first_line, parse_byte_size
 from ...pipeline.folders.whole_file import refuse_target, whole_file
 from ...pipeline.runtime.tasks import num_workers
+from ...train.config import TIMEOUT_VARIABLE
 from ..machine import describe_machine
 
 Result = TypeVar("Result")
@@ -270,12 +271,17 @@ def summarize(candidate: Candidate, rounds: Sequence[Measurement]) -> Facts:
 
 
 def start_hotset(
-    arguments: Sequence[str], scratch: Path, num_ranks: int = 1
+    arguments: Sequence[str], scratch: Path, num_ranks: int = 1, timeout: int = 60
 ) -> list[subprocess.Popen[bytes]]:
-    """Start ``hotset``, on several ranks as a launcher does: a process each; messages go to a file."""
+    """Start ``hotset``, on several ranks as a launcher does: a process each; messages go to a file.
+
+    Args:
+        timeout: seconds after which a rank that another one does not answer stops.
+    """
     launched: dict[str, str] = {}
     if num_ranks > 1:
         launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "WORLD_SIZE": str(num_ranks)}
+        launched[TIMEOUT_VARIABLE] = str(timeout)
     with (scratch / _MESSAGES).open("wb") as file:
         return [
             subprocess.Popen(

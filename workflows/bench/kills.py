@@ -191,13 +191,6 @@ def _training(data: Path, placement: str, optimizer: str) -> list[str]:
     return [*words, "--staging-bytes", "2MiB"]
 
 
-def _start(
-    arguments: Sequence[str], scratch: Path, num_ranks: int = 1, timeout: int = _PATIENCE
-) -> list[subprocess.Popen[bytes]]:
-    more = ["--rank-timeout", str(timeout)] if num_ranks > 1 else []
-    return start_hotset([*arguments, *more], scratch, num_ranks)
-
-
 def _end(processes: Sequence[subprocess.Popen[bytes]], timeout: float | None = None) -> list[int]:
     """Wait for the end of all processes, which are killed after ``timeout``; return exit statuses."""
     for process in processes:
@@ -221,7 +214,7 @@ def _run_unbroken(kind: Kind, scratch: Path) -> Unbroken:
     for _ in range(2):
         shutil.rmtree(out, ignore_errors=True)
         begin = time.perf_counter()
-        processes = _start([*kind.arguments, "--out", str(out)], scratch, kind.num_ranks)
+        processes = start_hotset([*kind.arguments, "--out", str(out)], scratch, kind.num_ranks, _PATIENCE)
         ready = _wait_for(out / kind.marker, processes)
         if any(_end(processes)):
             raise ConfigError(f"{kind.name} failed: {last_message(scratch)}")
@@ -253,7 +246,7 @@ def _kill_and_resume(
     for _ in range(rng.randint(1, _MOST_KILLS_PER_FOLDER)):
         # Another number of workers each time: a resumed run must not depend on the run before.
         workers = [] if kind.optimizer else ["--workers", str(rng.randint(1, _MOST_WORKERS))]
-        processes = _start([*arguments, *workers], scratch, kind.num_ranks, timeout=20)
+        processes = start_hotset([*arguments, *workers], scratch, kind.num_ranks, timeout=20)
         _wait_for(out / kind.marker, processes)
         victim = rng.randrange(kind.num_ranks)
         # A resumed run has its marker from the beginning, and still has to start.
@@ -280,7 +273,7 @@ def _kill_and_resume(
     num_ranks = rng.choice((1, 4)) if kind.num_ranks > 1 else 1
     status = 0
     if not (kind.optimizer and _is_finished(kind, out)):
-        status = max(_end(_start(arguments, scratch, num_ranks)), key=abs)
+        status = max(_end(start_hotset(arguments, scratch, num_ranks, _PATIENCE)), key=abs)
     is_identical = status == 0 and _checksums(kind, out) == unbroken.checksums
     tally.folders += 1
     tally.identical += is_identical
