@@ -26,6 +26,7 @@ from .dense.dense_step import DenseStep
 from .execution.embeddings import Embeddings
 from .metrics import Meter, Quality, RunQuality, ScoreCounter
 from .model.choose_model import recorded_model
+from .model.dense_model import DenseModel
 from .model.shapes import ModelInputs, tables_by_dim
 from .placements.placements import AllFast, Hybrid
 from .ranks.ranks import OneRank, Ranks
@@ -201,16 +202,12 @@ class LoadedModel:
         meter = Meter(device)
         # Seeds and optimizer do not matter: every weight is overwritten, and none is trained.
         chosen = recorded_model(config)
-        model = build_model(chosen, ModelInputs.of(config), 0, model_source).to(device)
-        refuse_other_weights(run, weights, config, model)
+        model = load_dense_layers(run, config, weights, model_source).to(device)
         if chosen.kind == "tbsm":
             _refuse_other_lists(run, config, tables)
             tables = with_histories(tables, chosen.history_length + 1)
         workers = WorkThreads(threads or config.threads)
         dense = build_step(model, chosen, tables, BatchShares(batch_size), workers, config.dense_dtype)
-        model.load_state_dict(
-            {name: read_finite(run, weights, f"{DENSE_PREFIX}{name}") for name in model.state_dict()}
-        )
         tools = RowTools(device=device, meter=meter, threads=workers, shares=BatchShares(batch_size))
         # All rows in memory where they fit, because reading them for each batch is far slower.
         num_bytes = sum(4 * table.num_rows * table.embedding_dim for table in tables)
@@ -221,6 +218,23 @@ class LoadedModel:
             _log.info("the rows take %s: they are read as batches need them", format_byte_size(num_bytes))
             embeddings = _rows_in_file(run, weights, tables, tools, room)
         return cls(dense, embeddings, meter)
+
+
+def load_dense_layers(
+    run: Path, config: RunConfig, weights: Weights, model_source: ModelSource | None
+) -> DenseModel:
+    """Return the dense layers of a run with their trained weights.
+
+    Raises:
+        HotsetError: the weights are damaged, or not those that the config describes.
+    """
+    # Seeds do not matter: every weight is overwritten.
+    model = build_model(recorded_model(config), ModelInputs.of(config), 0, model_source)
+    refuse_other_weights(run, weights, config, model)
+    model.load_state_dict(
+        {name: read_finite(run, weights, f"{DENSE_PREFIX}{name}") for name in model.state_dict()}
+    )
+    return model
 
 
 def _refuse_other_lists(run: Path, config: RunConfig, tables: Sequence[EmbeddingTable]) -> None:

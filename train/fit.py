@@ -21,20 +21,18 @@ from torch import nn
 from ..pipeline.errors import ConfigError
 from ..pipeline.folders.manifest import Manifest
 from ..pipeline.formats.columns import PROBABILITY
-from ..pipeline.schema.schema import DENSE_PREFIX, nearest
+from ..pipeline.schema.schema import nearest
 from ..pipeline.stages.row_order import read_tables
 from . import evaluate as _evaluate
 from . import run as _run
-from .build_model import ModelSource, UserModel, build_model, name_of
+from .build_model import ModelSource, UserModel, name_of
 from .config import CheckpointSettings, ExchangeOptions, TrainConfig
 from .data import shards as _shards
 from .data.batch import Batch
 from .data.shards import ShardOrigin
 from .metrics import Quality
-from .model.choose_model import recorded_model
-from .model.shapes import ModelInputs
 from .recipe_options import RecipeOptions, parse_interval
-from .run_folder.reader import read_config, read_finite, read_weights, refuse_other_weights
+from .run_folder.reader import read_config, read_finite, read_weights
 from .run_log import TrainProgress, TrainSummary
 from .serving.changes import apply_changes as apply_to_export
 from .serving.configs import ExportConfig, PredictConfig
@@ -194,15 +192,7 @@ def load_model(run: Folder, *, model: ModelSource | None = None) -> nn.Module:
         ``dense_layers = hotset.load_model("run")``
     """
     folder = Path(run)
-    config = read_config(folder)
-    weights = read_weights(folder)
-    # The model as it was built for the run, then its weights, each checked by name, shape and value.
-    inputs = ModelInputs.of(config)
-    built = build_model(recorded_model(config), inputs, 0, model)
-    refuse_other_weights(folder, weights, config, built)
-    built.load_state_dict(
-        {name: read_finite(folder, weights, f"{DENSE_PREFIX}{name}") for name in built.state_dict()}
-    )
+    built = _evaluate.load_dense_layers(folder, read_config(folder), read_weights(folder), model)
     built.eval()
     # Users get their module as they wrote it, without what hotset wraps around it.
     return built.module if isinstance(built, UserModel) else built

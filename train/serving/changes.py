@@ -222,6 +222,7 @@ def apply_changes(
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if shapes != {name: tuple(tensor.shape) for name, tensor in dense.items()}:
         raise HotsetError(f"{changes} is damaged: its dense layers are not those that its model has")
+    model.load_state_dict(dense)
     tables = []
     counts = []
     done = 0
@@ -238,7 +239,7 @@ def apply_changes(
         progress("rows", done, total)
     inputs = [{"name": "run", "fingerprint": run}]
     with whole_folder(out, stage=STAGE, version=VERSION, inputs=inputs) as folder:
-        graph = graph_of(found, model, dense, tables)
+        graph = graph_of(found, model, tables)
         progress("write", 0, 0)
         write_export(folder, graph, found, (exported / ONNX).exists(), run)
     return counts

@@ -29,14 +29,13 @@ from ...pipeline.errors import MissingExtraError, install_hint
 from ...pipeline.folders.whole_file import whole_folder, write_json, write_text
 from ...pipeline.runtime.tasks import ProgressCallback, silent
 from ...pipeline.schema.schema import DENSE_PREFIX, Schema
-from ..build_model import ModelSource, build_model, explained
+from ..build_model import ModelSource, explained
 from ..checkpoints.files import ReservedRoom
-from ..evaluate import evaluate
+from ..evaluate import evaluate, load_dense_layers
 from ..metrics import Scores
 from ..model.choose_model import recorded_model
 from ..model.dense_model import DenseModel
-from ..model.shapes import ModelInputs
-from ..run_folder.reader import read_finite, read_weights, refuse_other_weights
+from ..run_folder.reader import read_finite, read_weights
 from ..run_folder.weights import Weights
 from . import serving_inputs
 from .configs import ExportConfig, RowType
@@ -240,18 +239,15 @@ def build_graph(
     progress: ProgressCallback = silent,
 ) -> ServingGraph:
     """Build the graph of a run, in evaluation mode."""
-    # The dense layers, with the weights of the run in place of initial ones.
     described = ExportedModel.of(found, config.row_type)
-    model = build_model(recorded_model(found.config), ModelInputs.of(described.config), 0, model_source)
-    refuse_other_weights(found.run, found.weights, found.config, model)
-    dense = {name: _finite(found, f"{DENSE_PREFIX}{name}") for name in model.state_dict()}
+    model = load_dense_layers(found.run, described.config, found.weights, model_source)
     tables = []
     # Rows in the order of their categories, so that what is served does not depend on the ids of a run.
     for table in found.categories(progress):
         ids_N = np.append(table.ids_N, [table.oov_id, table.missing_id]).astype(np.int64)
-        rows_ND = _finite(found, table.table.name)[torch.from_numpy(ids_N)]
+        rows_ND = read_finite(found.run, found.weights, table.table.name)[torch.from_numpy(ids_N)]
         tables.append(ServedTable(table.categories_N, *pack_rows(rows_ND, config.row_type)))
-    return graph_of(described, model, dense, tables)
+    return graph_of(described, model, tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,12 +264,10 @@ class ServedTable:
 def graph_of(
     described: ExportedModel,
     model: DenseModel,
-    dense: Mapping[str, torch.Tensor],
     tables: Sequence[ServedTable],
 ) -> ServingGraph:
-    """Return the graph of a model with these tensors, in evaluation mode."""
+    """Return the graph of a model with these rows, in evaluation mode."""
     chosen = recorded_model(described.config)
-    model.load_state_dict(dense)
     graph = ServingGraph(
         model,
         CategoryIndex([table.categories_N for table in tables]),
@@ -300,10 +294,6 @@ def features_of(schema: Schema) -> dict[str, Any]:
             for name, kind in schema.kind_of.items()
         ],
     }
-
-
-def _finite(found: RunTables, name: str) -> torch.Tensor:
-    return read_finite(found.run, found.weights, name)
 
 
 def _program_of(graph: ServingGraph, described: ExportedModel) -> torch.export.ExportedProgram:
