@@ -62,27 +62,14 @@ INPUTS = {
 }
 """Folders each stage after `ingest` reads with its default settings."""
 
-_RUNS: dict[str, Callable[..., Manifest]] = {
-    "count": count_stage.count,
-    "rank": rank_stage.rank,
-    "encode": encode_stage.encode,
-    "split": split_stage.split,
-    "pack": pack_stage.pack,
+_LATER: dict[str, tuple[Callable[..., Manifest], Callable[..., object], int]] = {
+    "count": (count_stage.count, count_stage.refuse_count, count_stage.VERSION),
+    "rank": (rank_stage.rank, rank_stage.refuse_rank, rank_stage.VERSION),
+    "encode": (encode_stage.encode, encode_stage.refuse_encode, encode_stage.VERSION),
+    "split": (split_stage.split, split_stage.refuse_split, split_stage.VERSION),
+    "pack": (pack_stage.pack, pack_stage.refuse_pack, pack_stage.VERSION),
 }
-_REFUSALS: dict[str, Callable[..., object]] = {
-    "count": count_stage.refuse_count,
-    "rank": rank_stage.refuse_rank,
-    "encode": encode_stage.refuse_encode,
-    "split": split_stage.refuse_split,
-    "pack": pack_stage.refuse_pack,
-}
-"""What raises HotsetError where a stage would refuse, before it writes anything."""
-_VERSIONS = {
-    "count": count_stage.VERSION,
-    "encode": encode_stage.VERSION,
-    "split": split_stage.VERSION,
-    "pack": pack_stage.VERSION,
-}
+"""Stages after `ingest`: the stage, what raises HotsetError where it would refuse, and its version."""
 
 ID_MAP = "id_map"
 """Folder of the new id of each row of the vocabulary before an extension."""
@@ -128,7 +115,8 @@ class Stage:
 
     def run(self, inputs: Mapping[str, Manifest], out: Path, resources: Resources) -> Manifest:
         """Run a stage after `ingest` into ``out``, wherever it is, from the folders that it reads."""
-        return _RUNS[self.name](self.config, out=out, resources=resources, **inputs)
+        run, *_ = _LATER[self.name]
+        return run(self.config, out=out, resources=resources, **inputs)
 
 
 def later_stage(name: str, config: Any) -> Stage:
@@ -136,7 +124,8 @@ def later_stage(name: str, config: Any) -> Stage:
     if isinstance(config, RankConfig):
         columns = () if config.rank_by == "frequency" else ("columns",)
         return Stage(name, name, rank_stage.version_of(config), config, INPUTS[name] + columns)
-    return Stage(name, name, _VERSIONS[name], config, INPUTS[name])
+    *_, version = _LATER[name]
+    return Stage(name, name, version, config, INPUTS[name])
 
 
 def stages_of(raw: Sequence[Path], config: PreprocessConfig, like: Path | None = None) -> list[Stage]:
@@ -263,7 +252,8 @@ def refuse_stage(name: str, config: Any, folder: Path, resources: Resources = DE
     """Raise HotsetError where a stage after `ingest` would refuse its inputs, settings or memory."""
     stage = later_stage(name, config)
     refuse_without_inputs(name, folder, stage.inputs)
-    _REFUSALS[name](config, resources=resources, **_read_inputs(stage, folder))
+    _, refuse, _ = _LATER[name]
+    refuse(config, resources=resources, **_read_inputs(stage, folder))
 
 
 def _read_inputs(stage: Stage, folder: Path) -> dict[str, Manifest]:

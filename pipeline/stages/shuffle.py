@@ -170,16 +170,6 @@ class ShufflePlan:
         )
         return ChosenSamples(positions[:num_chosen], keys, files, counts)
 
-    def parts_for(self, kinds: set[int]) -> list[tuple[FileEntry, int]]:
-        """Parts that may hold samples of the kinds given."""
-        num_train = PlanTotals.of(self.shuffle.plan).num_train_samples
-        return [
-            (entry, first)
-            for entry, first in self.parts
-            if (first < num_train and kinds != {EVALUATION})
-            or (first + entry.num_samples > num_train and EVALUATION in kinds)
-        ]
-
 
 def plan_shuffle(shuffle: Shuffle, *, workers: int = 0, room_bytes: int = _ROOM_BYTES) -> ShufflePlan:
     """Divide all samples among output files; exact, and the same for any number of workers."""
@@ -368,14 +358,6 @@ class PackInputs:
         num_lookups = sum((table.lookups_train or 0) + (table.lookups_evaluation or 0) for table in lists)
         return self.layout.width + -(-num_lookups // max(1, self.samples.num_samples))
 
-    def open(self, name: str) -> tuple[Any, PartIds]:
-        """Read one part: its record batch of columns, and its ids."""
-        return self.opened.read(self.columns, self.columns.entry(name)), self.read_ids(name)
-
-    def read_tags(self, entry: FileEntry) -> NDArray[np.uint8]:
-        """Read the tags of one part: (num_samples,)."""
-        return values_of(self.opened.read(self.plan, entry).column("is_hot"), np.uint8)
-
     def read_ids(self, name: str) -> PartIds:
         """Read the ids of one part; whether they are inside their tables is for the caller to check."""
         batch = self.opened.read(self.samples, self.samples.entry(name))
@@ -539,9 +521,8 @@ def scatter_samples(
     """Collect the rows of a group of files in ``memory``, in the layout of `Buffers.of_group`."""
     # Parts are threads' tasks: all write to the same buffers, each into rows that it reserved.
     buffers = Buffers.of_group(group, lookups_of_files, inputs, memory)
-    parts = shuffled.parts_for({file.kind for file in group})
     ranges = shuffled.key_ranges(group)
-    tasks = ((entry, first, shuffled, inputs, ranges, buffers) for entry, first in parts)
+    tasks = ((entry, first, shuffled, inputs, ranges, buffers) for entry, first in shuffled.parts)
     for _ in run_tasks(_scatter_part, tasks, workers=workers, shares_memory=True):
         pass
     return buffers
@@ -562,7 +543,8 @@ def _scatter_part(
     if not chosen.counts.any():
         return
     # Reserve before anything is filled: from here on the part owns its rows and needs no lock.
-    columns, ids = inputs.open(entry.path)
+    columns = inputs.opened.read(inputs.columns, inputs.columns.entry(entry.path))
+    ids = inputs.read_ids(entry.path)
     lengths, lookups = _bag_lengths(ids, chosen)
     next_row, next_lookup = buffers.reserve(chosen.counts, lookups)
     # Everything but the ids, column by column: the kernel turns columns into rows as it scatters them.
@@ -570,7 +552,8 @@ def _scatter_part(
     positions = chosen.positions
     values = thread_buffer("columns", (layout.ids.start, positions.shape[0]), np.int32)
     as_floats = values.view(np.float32)
-    take_bytes(read_only(inputs.read_tags(entry)), positions, values[TAG])
+    is_hot = values_of(inputs.opened.read(inputs.plan, entry).column("is_hot"), np.uint8)
+    take_bytes(read_only(is_hot), positions, values[TAG])
     if inputs.has_label:
         label = values_of(columns.column("label"), np.uint8)
         take_bytes(read_only(label), positions, as_floats[LABEL])
