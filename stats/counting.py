@@ -1,7 +1,8 @@
 """Count categories exactly, in memory proportional to the distinct ones.
 
-Where even those are too many, a counter is emptied into a run, ascending, as often as needed, and the runs
-are merged: see `count_merging`.
+Where even those are too many, a counter is emptied into a run, ascending, as often as needed. Sorted counts
+of several sources, runs or days, are merged a range of categories at a time: sources may be mapped files, and
+memory holds only some chunks, whatever their length; each is read once, in order.
 
 Lookups are counted into hash tables of two kinds. An entry of two words has the category and its count so
 far. For 32-bit categories an entry of one word, with the category in the upper half and the count in the
@@ -20,7 +21,7 @@ factor of two for logs a hundred times the sample's length with the skew of clic
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -391,3 +392,78 @@ def distinct_at(num_lookups: float, distinct: Sequence[int], num_sampled: int) -
         power *= ratio
         doublings -= 1
     return float(min(num_lookups, whole * 2**log2_growth))
+
+
+Counts = tuple[NDArray[Any], NDArray[Any]]
+"""Categories, ascending, uint32 or uint64; and as many counts, int64."""
+CHUNK_ROWS = 1 << 16
+"""Rows of all sources together that are merged at a time: 2 MiB of buffers."""
+
+
+def merge_counts(sources: Sequence[Counts], categories: NDArray[Any], counts: NDArray[np.int64]) -> int:
+    """Merge ``sources``, adding the counts of equal categories.
+
+    Args:
+        sources: any number of them, none is changed.
+        categories: (num_distinct or more,) out, uint32 or uint64.
+        counts: (num_distinct or more,) out.
+
+    Returns:
+        num_distinct, the distinct categories. Exact.
+    """
+    num_merged = 0
+    for chunk, chunk_counts in merge_chunks(sources):
+        stop = num_merged + chunk.shape[0]
+        categories[num_merged:stop] = chunk
+        counts[num_merged:stop] = chunk_counts
+        num_merged = stop
+    return num_merged
+
+
+def count_distinct(sources: Sequence[Counts]) -> int:
+    """Distinct categories of all sources together, by a pass over them."""
+    return sum(chunk.shape[0] for chunk, _ in merge_chunks(sources))
+
+
+def merge_chunks(sources: Sequence[Counts]) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
+    """Yield the merged categories and counts, ascending, in chunks that are valid until the next one."""
+    heads = [0] * len(sources)
+    share = max(1, CHUNK_ROWS // max(1, len(sources)))
+    while True:
+        windows = [cats[head : head + share] for (cats, _), head in zip(sources, heads, strict=True)]
+        if not any(window.shape[0] for window in windows):
+            return
+        # A source's categories beyond its window are above the window's last one: up to the least of these
+        # last ones, nothing is missing.
+        lasts = [
+            int(window[-1])
+            for window, (cats, _), head in zip(windows, sources, heads, strict=True)
+            if head + share < cats.shape[0]
+        ]
+        lengths = [_up_to(min(lasts), window) if lasts else window.shape[0] for window in windows]
+        yield _merge_windows(sources, heads, lengths)
+        heads = [head + length for head, length in zip(heads, lengths, strict=True)]
+
+
+def _up_to(limit: int, window: NDArray[Any]) -> int:
+    """Return how many of a window's categories are ``limit`` or below."""
+    if limit >= np.iinfo(window.dtype).max:
+        return int(window.shape[0])
+    return int(np.searchsorted(window, window.dtype.type(limit), "right"))
+
+
+def _merge_windows(
+    sources: Sequence[Counts], heads: list[int], lengths: list[int]
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    # Sources may be mapped, strided or of another width.
+    windows = [
+        (categories[head : head + length].astype(np.uint64), counts[head : head + length])
+        for (categories, counts), head, length in zip(sources, heads, lengths, strict=True)
+    ]
+    categories = np.concatenate([window for window, _ in windows])
+    # A stable sort of 64-bit integers merges runs that ascend.
+    order = np.argsort(categories, kind="stable")
+    categories = categories[order]
+    is_new = np.concatenate([[True], categories[1:] != categories[:-1]])
+    counts = np.concatenate([counts for _, counts in windows])[order]
+    return categories[is_new], np.add.reduceat(counts, np.flatnonzero(is_new))

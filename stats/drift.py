@@ -11,6 +11,7 @@ decide between a part's rows of equal count.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,38 +42,13 @@ def count_rows(ids_N: NDArray[np.int32], counts_T: NDArray[np.int32]) -> None:
         counts_T[ids_N[i]] += 1
 
 
-@kernel
-def _bytes_from(
-    counts_R: NDArray[np.int32],
-    first_row_T: NDArray[np.int64],
-    row_bytes_F: NDArray[np.int64],
-    scale_F: NDArray[np.int64],
-    least: int,
-) -> int:
-    """Return the bytes of all rows that were looked up and whose ``count * scale`` is ``least`` or more."""
-    total = 0
-    for table in range(row_bytes_F.shape[0]):
-        num_rows = 0
-        for row in range(first_row_T[table], first_row_T[table + 1]):
-            num_rows += counts_R[row] > 0 and counts_R[row] * scale_F[table] >= least
-        total += num_rows * row_bytes_F[table]
-    return total
-
-
-@kernel
-def _mark_from(
-    counts_R: NDArray[np.int32],
-    first_row_T: NDArray[np.int64],
-    scale_F: NDArray[np.int64],
-    least: int,
-    bit: int,
-    marks_R: NDArray[np.unsignedinteger],
-) -> None:
-    word = marks_R.dtype.type(1) << marks_R.dtype.type(bit)
-    for table in range(scale_F.shape[0]):
-        for row in range(first_row_T[table], first_row_T[table + 1]):
-            if counts_R[row] > 0 and counts_R[row] * scale_F[table] >= least:
-                marks_R[row] |= word
+def _rows_from(
+    counts_R: NDArray[np.int32], first_row_T: NDArray[np.int64], scale_F: NDArray[np.int64], least: int
+) -> Iterator[tuple[slice, NDArray[np.bool_]]]:
+    """Yield each table's rows, and which of them have lookups and ``count * scale`` of ``least`` or more."""
+    for first, stop, scale in zip(first_row_T[:-1], first_row_T[1:], scale_F.tolist(), strict=True):
+        rows = slice(first, stop)
+        yield rows, counts_R[rows] >= max(1, -(-least // scale))
 
 
 def mark_part(
@@ -100,21 +76,33 @@ def mark_part(
     Returns:
         Hot rows of the part.
     """
-    _mark_from(counts_R, first_row_T, np.ones_like(row_bytes_F), 1, num_parts + part, marks_R)
+    word = marks_R.dtype.type
+    for rows, is_seen in _rows_from(counts_R, first_row_T, np.ones_like(row_bytes_F), 1):
+        marks_R[rows][is_seen] |= word(1 << (num_parts + part))
     scale_F = math.lcm(*row_bytes_F.tolist()) // row_bytes_F
+
+    def taken(least: int) -> int:
+        """Return the bytes of all rows of at least this worth."""
+        found = _rows_from(counts_R, first_row_T, scale_F, least)
+        return sum(
+            int(np.count_nonzero(is_worth)) * width
+            for (_, is_worth), width in zip(found, row_bytes_F.tolist(), strict=True)
+        )
+
     # Worth is lookups per byte, as integers; bisect for the least worth whose rows all fit.
     low, high = 1, int(counts_R.max(initial=0)) * int(scale_F.max(initial=1)) + 1
     while low < high:
         middle = (low + high) // 2
-        if _bytes_from(counts_R, first_row_T, row_bytes_F, scale_F, middle) <= budget_bytes:
+        if taken(middle) <= budget_bytes:
             high = middle
         else:
             low = middle + 1
-    _mark_from(counts_R, first_row_T, scale_F, low, part, marks_R)
-    room = budget_bytes - int(_bytes_from(counts_R, first_row_T, row_bytes_F, scale_F, low))
+    for rows, is_worth in _rows_from(counts_R, first_row_T, scale_F, low):
+        marks_R[rows][is_worth] |= word(1 << part)
+    room = budget_bytes - taken(low)
     tied = _tied_rows(counts_R, first_row_T, row_bytes_F, scale_F, low - 1, room)
-    marks_R[tied] |= marks_R.dtype.type(1 << part)
-    return int(np.count_nonzero(marks_R & marks_R.dtype.type(1 << part)))
+    marks_R[tied] |= word(1 << part)
+    return int(np.count_nonzero(marks_R & word(1 << part)))
 
 
 def _tied_rows(
@@ -194,7 +182,6 @@ def judge_lookups(
                 lookups_M[bit] += np.int64(mark >> np.uint64(bit) & np.uint64(1))
 
 
-@kernel
 def count_bits(everywhere_B: NDArray[np.uint64], samples_P: NDArray[np.int64]) -> None:
     """Count the samples that have each bit. Exact.
 
@@ -202,9 +189,8 @@ def count_bits(everywhere_B: NDArray[np.uint64], samples_P: NDArray[np.int64]) -
         everywhere_B: (num_samples,), from `judge_lookups` of all tables.
         samples_P: (num_parts,) out, added to.
     """
-    for sample in range(everywhere_B.shape[0]):
-        for p in range(samples_P.shape[0]):
-            samples_P[p] += np.int64(everywhere_B[sample] >> np.uint64(p) & np.uint64(1))
+    for p in range(samples_P.shape[0]):
+        samples_P[p] += np.count_nonzero(everywhere_B >> np.uint64(p) & np.uint64(1))
 
 
 def mean_by_age(served_SP: NDArray[np.int64], total_P: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -55,7 +55,7 @@ from numpy.typing import NDArray
 
 from .batch_rows import LookupsByRow
 from .kernel import kernel
-from .simd import count_bits, lowest_bit
+from .simd import lowest_bit
 from .traffic import presence
 
 # ruff: noqa: N815  (arrays carry shape suffixes)
@@ -164,44 +164,16 @@ class Crossings:
 NOTHING = Crossings(0, 0)
 
 
-@kernel
-def _count_crossings(step: StepRows, counts_2: NDArray[np.int64]) -> None:
-    for i in range(step.rows_U.shape[0]):
-        mask = np.uint64(step.masks_U[i])
-        # An owner needs no message.
-        others = np.int64(count_bits(mask)) - np.int64(mask >> np.uint64(step.owners_U[i]) & np.uint64(1))
-        counts_2[0] += others * np.int64(not step.is_first_U[i])
-        counts_2[1] += others
-
-
 def count_crossings(step: StepRows) -> Crossings:
     """Count what crosses in a step. Exact.
 
     Args:
         step: its rows.
     """
-    counts_2 = np.zeros(2, np.int64)
-    _count_crossings(step, counts_2)
-    return Crossings(*counts_2.tolist())
-
-
-@kernel
-def _least_crossings(rows_U: NDArray[np.int32], masks_U: Masks, users_N: Masks) -> int:
-    total = 0
-    for i in range(rows_U.shape[0]):
-        # The ranks that use the row in this step, and those of the last step that used it.
-        mask = np.uint64(masks_U[i])
-        last = np.uint64(users_N[rows_U[i]])
-        num_users = int(count_bits(mask))
-        # The best owner is one of the users: the others send it their gradients, and get the vector from it.
-        total += num_users - 1
-        if last:
-            total += num_users - 1
-            # If none of them used it last, another rank must send it first.
-            if not last & mask:
-                total += 1
-        users_N[rows_U[i]] = masks_U[i]
-    return total
+    # An owner needs no message.
+    is_user_U = step.masks_U >> step.owners_U.astype(step.masks_U.dtype) & 1
+    others_U = np.bitwise_count(step.masks_U).astype(np.int64) - is_user_U.astype(np.int64)
+    return Crossings(int(others_U[~step.is_first_U].sum()), int(others_U.sum()))
 
 
 def least_crossings(rows: NDArray[np.int32], masks: Masks, users: Masks) -> int:
@@ -212,22 +184,13 @@ def least_crossings(rows: NDArray[np.int32], masks: Masks, users: Masks) -> int:
         masks: (num_entries,), the ranks that use each.
         users: (num_rows,), the ranks of each row's last use, 0 before the first; changed.
     """
-    return int(_least_crossings(rows, masks, users))
-
-
-@kernel
-def _count_remote(
-    order_N: NDArray[np.int32],
-    starts_U1: NDArray[np.int32],
-    ranks_N: NDArray[np.uint8],
-    owners_U: NDArray[np.uint8],
-) -> int:
-    remote = 0
-    for i in range(owners_U.shape[0]):
-        for k in range(starts_U1[i], starts_U1[i + 1]):
-            if ranks_N[order_N[k]] != owners_U[i]:
-                remote += 1
-    return remote
+    last = users[rows]
+    users[rows] = masks
+    # The best owner is one of the users: the others send it their gradients, and get the vector from it. If
+    # none of them used it last, another rank must send it first.
+    others = np.bitwise_count(masks).astype(np.int64) - 1
+    was_used = last != 0
+    return int(others.sum() + others[was_used].sum() + np.count_nonzero(was_used & (last & masks == 0)))
 
 
 def count_remote_lookups(lookups: LookupsByRow, ranks: NDArray[np.uint8], owners: NDArray[np.uint8]) -> int:
@@ -238,7 +201,7 @@ def count_remote_lookups(lookups: LookupsByRow, ranks: NDArray[np.uint8], owners
         ranks: (num_lookups,), the rank of each lookup's sample.
         owners: (num_rows of the batch,), the rank that holds each distinct row.
     """
-    return int(_count_remote(lookups.order_N, lookups.starts_U1, ranks, owners))
+    return int(np.count_nonzero(ranks[lookups.order_N] != np.repeat(owners, lookups.counts_U)))
 
 
 _LISTS = 4

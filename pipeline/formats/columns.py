@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.batch_work import log1p_table, transform_dense, transform_values
-from ...stats.count_merging import Counts
+from ...stats.batch_rows import log1p_table, transform_dense, transform_values
+from ...stats.counting import Counts
 from ...stats.kernel import read_only
 from ..folders.manifest import FileEntry, Manifest, TextsFacts
 from ..folders.output import Output

@@ -26,8 +26,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.count_merging import Counts, count_distinct, merge_counts
-from ...stats.counting import BYTES_PER_TABLE_BYTE, SMALLEST_ENTRIES, CategoryCounter
+from ...stats.counting import (
+    BYTES_PER_TABLE_BYTE,
+    SMALLEST_ENTRIES,
+    CategoryCounter,
+    Counts,
+    count_distinct,
+    merge_counts,
+)
 from ..errors import MIB, ConfigError, ManifestError, hint_to_rewrite, require_at_least
 from ..folders.manifest import ColumnsFacts, CountsFacts, FileEntry, Manifest, checksum_of, is_sealed
 from ..folders.output import Output, RunsFile, array_in, input_of

@@ -64,11 +64,11 @@ FLOORS = {
     "stats": (
         "step_times",
         "drift exchange lookahead",
-        "batch_work ranking traffic",
+        "ranking traffic",
         "batch_rows codecs counting shuffle",
         "curves id_tables metrics value_summary",
         "kernel",
-        "compile_notice count_merging published_bounds simd",
+        "compile_notice published_bounds simd",
     ),
 }
 """Rooms of each folder, and modules at its root: one imports from floors below, never from its own."""

@@ -23,8 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError, ShardError
-from ...stats.batch_rows import LookupsByRow, group_lookups, of_bags, of_matrix
-from ...stats.batch_work import interleave_bags
+from ...stats.batch_rows import LookupsByRow, group_lookups, interleave_bags, of_bags, of_matrix
 
 # ruff: noqa: N815  (tensors carry shape suffixes)
 

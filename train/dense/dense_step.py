@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import HotsetError
-from ...stats.batch_work import MOST_TILE_SAMPLES
+from ...stats.batch_rows import MOST_TILE_SAMPLES
 from ..data.batch import Batch, BatchShares, EmbeddingTable
 from ..model.dense_model import DenseModel
 from ..model.dlrm import Dlrm

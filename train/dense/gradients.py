@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...pipeline.errors import ConfigError
-from ...stats.batch_work import num_tiles_of
+from ...stats.batch_rows import num_tiles_of
 from ...stats.kernel import kernel
 from ..data.batch import BatchShares
 from ..threads import WorkThreads

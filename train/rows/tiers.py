@@ -33,8 +33,7 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB, HotsetError, format_byte_size
 from ...pipeline.runtime.memory import available_bytes
-from ...stats.batch_rows import LookupsByRow, locate_distinct_rows, locate_rows
-from ...stats.batch_work import locate_bags
+from ...stats.batch_rows import LookupsByRow, locate_bags, locate_distinct_rows, locate_rows
 from ...stats.id_tables import mix64_pair
 from ..data.batch import BatchIds
 from ..metrics import Kind, Meter

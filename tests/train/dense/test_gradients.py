@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotset.pipeline.errors import ConfigError
-from hotset.stats.batch_work import MOST_TILE_SAMPLES
+from hotset.stats.batch_rows import MOST_TILE_SAMPLES
 from hotset.train.dense.gradients import (
     SUM_COLUMNS,
     FlatParameters,
