@@ -19,7 +19,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import resolve_name
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 from .. import __version__
 from ..pipeline.errors import HotsetError, MissingExtraError, SaidElsewhereError, install_hint, system_fault
@@ -30,6 +31,10 @@ from .console import say, say_error, set_verbosity, with_help
 _LEAST_COLUMNS = 20
 """Least width of help: narrower terminals have no room for a word next to its options."""
 
+_MAPS = Path("/proc/self/maps")
+_SHOW_CURSOR = "\x1b[?25h"
+_bus_handlers: list[Any] = []
+"""Handlers that are installed; the C library holds their addresses alone."""
 _CACHE_HINT = "set NUMBA_CACHE_DIR to a folder that can be written, with room for 50 MB"
 
 
@@ -209,9 +214,8 @@ def _say_compiling() -> None:
 def _run(command: str, arguments: Sequence[str]) -> int:
     # Imported here, so that the help of all commands does not need them.
     from ..pipeline.runtime.limits import TORCH_BYTES, refuse_few_addresses
-    from .bus_errors import explain_bus_errors
 
-    explain_bus_errors()
+    _explain_bus_errors()
     call_when_compiling(_say_compiling)
     # Modules are imported when called, so that only the commands that train import torch.
     try:
@@ -224,6 +228,62 @@ def _run(command: str, arguments: Sequence[str]) -> int:
             raise
         raise MissingExtraError(f"hotset {command} needs {error.name}", hint=install_hint("train")) from error
     return status
+
+
+def _explain_bus_errors() -> None:
+    """Let SIGBUS end this process with an error line; does nothing on systems without Linux's ``/proc``.
+
+    Stages map the files they read: their pages are the page cache's, so they take none of ``--memory``, and
+    columns that a stage does not need are never read. Linux ends a process by SIGBUS where it reads a page
+    that the file has lost since it was mapped. Nothing can be computed from then on, and nothing has to be: a
+    run that ends at any moment resumes to the same bytes. So the handler names the file and ends the process.
+    """
+    import ctypes  # here, so that help starts without it
+
+    if _bus_handlers or not _MAPS.exists():
+        return
+    # Python's own handlers run between two instructions of the interpreter, which are never reached here.
+    library = ctypes.CDLL(None)
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(_end_of_mapped_file)
+    library.signal.argtypes = [ctypes.c_int, type(handler)]
+    library.signal.restype = ctypes.c_void_p
+    _bus_handlers.append(handler)
+    library.signal(signal.SIGBUS, handler)
+
+
+def _end_of_mapped_file(_: int) -> None:
+    """Print which file was cut short, and end the process."""
+    try:
+        found = _cut_files()
+        what = f"{found[0]} was cut short by another program" if found else "a mapped file cannot be read"
+        lines = (
+            f"error: {what} while it was in use",
+            "hint: leave the folder alone while a command works on it; `hotset verify` finds what is damaged",
+        )
+        text = "".join(f"{line}\n" for line in lines)
+        with suppress(OSError):
+            end_of_bar = f"{_SHOW_CURSOR}\n" if os.isatty(2) else ""
+            os.write(2, (end_of_bar + text).encode(errors="backslashreplace"))
+    finally:
+        # Nothing may run any more, also no other thread: it would read the same page.
+        os._exit(1)
+
+
+def _cut_files() -> list[Path]:
+    """Return the mapped files of this process that are shorter than what is mapped of them."""
+    found = []
+    for line in _MAPS.read_bytes().splitlines():
+        addresses, _, offset, _, inode, *name = line.split(maxsplit=5)
+        if inode == b"0" or not name:
+            continue
+        first, stop = (int(address, 16) for address in addresses.split(b"-"))
+        path = Path(os.fsdecode(name[0]))
+        with suppress(OSError):  # deleted, which leaves its pages as they are
+            # The last page of a map may reach beyond the end of its file.
+            num_bytes = int(offset, 16) + stop - first
+            if path.stat().st_size <= num_bytes - os.sysconf("SC_PAGE_SIZE"):
+                found.append(path)
+    return found
 
 
 def leave(status: int) -> NoReturn:

@@ -30,7 +30,7 @@ FLOORS = {
         "command_list recipe_file report",
         "characterise options",
         "bench console",
-        "bus_errors drawn_shards machine progress_columns recipes",
+        "drawn_shards machine progress_columns recipes",
     ),
     "train": (
         "fit",
