@@ -431,11 +431,12 @@ def begin_run(
     kind = RunCheckpoints
     try:
         if ranks.num_ranks > 1:
-            from .resuming.rank_checkpoints import RankCheckpoints, RankFolder
+            from .resuming.rank_checkpoints import RankCheckpoints
 
             kind = RankCheckpoints
-        folder = _begin_folder(trainer, request, description, checkpoint) if not ranks.rank else None
-        folder = folder or RankFolder(request.out)
+        folder = RunFolder(request.out, is_first=False)
+        if ranks.rank == 0:
+            folder = _begin_folder(trainer, request, description, checkpoint)
         if request.checkpoints.checkpoint_every.is_off:
             return folder, None
         run = checksum_of(settings_of(description))

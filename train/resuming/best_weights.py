@@ -25,8 +25,7 @@ from ..checkpoints.files import ReservedRoom
 from ..loop import Trainer
 from ..ranks.ranks import Ranks, raise_on_any_rank, wait_for_first
 from ..run_folder.files import BEST_PREFIX, explained
-from ..run_folder.weights import Weights, open_weights, write_weights
-from .rank_checkpoints import send_weights
+from ..run_folder.weights import Weights, open_weights, send_weights, write_weights
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from ...pipeline.errors import MIB, SaidElsewhereError
-from ...pipeline.folders.manifest import Manifest
 from ..checkpoints.files import CheckpointRecord
 from ..checkpoints.writer import NotFiniteError, RowsCopy, Written
 from ..execution.ranked_embeddings import RankedEmbeddings
@@ -27,8 +26,6 @@ from ..execution.row_parts import RowsPart, settle
 from ..loop import Trainer
 from ..ranks.codes import WidthErrors
 from ..ranks.ranks import Ranks, first_says, sent_to_first, wait_for_first
-from ..run_folder.files import RunFolder
-from ..run_folder.weights import Weights
 from .resume import RunCheckpoints, most_waiting, num_used_rows
 
 SAVED_ERRORS = "exchange_errors"
@@ -220,42 +217,3 @@ def _unpacked(data: torch.Tensor, count: int, width: tuple[int, int]) -> RowsPar
     return RowsPart(
         tables_N, ids_N, weights.view(floats).reshape(count, dim), states.view(floats).reshape(count, state)
     )
-
-
-class RankFolder(RunFolder):
-    """Writes nothing.
-
-    Args:
-        path: of the run.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-
-    def log(self, entry: Mapping[str, Any]) -> None:
-        """Leave the log to rank 0."""
-
-    def keep_vocabulary(self, vocabulary: Manifest) -> None:
-        """Leave the vocabulary to rank 0."""
-
-    def save_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Send the rows of this rank to rank 0, in its writing order."""
-        assert isinstance(weights, Weights)
-        send_weights(weights)
-
-    def save_states(self, states: Weights) -> None:
-        """Send the states of these rows, likewise."""
-        self.save_weights(states)
-
-    def save_batch_order(self, numbers: list[int]) -> None:
-        """Leave the order to rank 0."""
-
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Leave the summary to rank 0."""
-
-
-def send_weights(weights: Weights) -> None:
-    """Send the rows of this rank to rank 0, in `write_weights`'s order."""
-    for name in sorted(weights.shapes):
-        for _ in weights.parts(name):
-            pass

@@ -47,7 +47,7 @@ from ..dense.gradients import cpu_features
 from ..dense.linear import choose_library
 from ..model.choose_model import choose_model, recorded_name
 from ..run_config import read_object
-from .weights import Weights, write_weights
+from .weights import Weights, send_weights, write_weights
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -418,10 +418,17 @@ def _numbers(entry: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 class RunFolder:
-    """The folder of a run while it is written."""
+    """The folder of a run while it is written.
 
-    def __init__(self, path: Path, weight_bytes: int = 0) -> None:
+    Args:
+        path: of the run.
+        weight_bytes: room to reserve for the weights.
+        is_first: whether this process writes: it is alone, or rank 0. Others send it their rows.
+    """
+
+    def __init__(self, path: Path, weight_bytes: int = 0, *, is_first: bool = True) -> None:
         self.path = path
+        self._is_first = is_first
         self._room = ReservedRoom(path, weight_bytes, "weights", way_out="") if weight_bytes else None
         self.metrics: list[str] = []
         """Lines of the metrics so far."""
@@ -459,6 +466,8 @@ class RunFolder:
 
     def log(self, entry: Mapping[str, Any]) -> None:
         """Append one line to the metrics."""
+        if not self._is_first:
+            return
         line = json.dumps(entry)
         with explained(self.path / METRICS), open(self.path / METRICS, "a") as file:
             file.write(f"{line}\n")
@@ -474,15 +483,23 @@ class RunFolder:
         """Write all weights, float32 tensors on the host."""
         whole = weights if isinstance(weights, Weights) else Weights.of(weights)
         self._room = None
-        self._write_aside(WEIGHTS, lambda aside: write_weights(aside, whole))
+        self._write_weights(WEIGHTS, whole)
 
     def save_states(self, states: Weights) -> None:
         """Write the states of all optimizers, where there are any."""
         if len(states):
-            self._write_aside(STATES, lambda aside: write_weights(aside, states))
+            self._write_weights(STATES, states)
+
+    def _write_weights(self, name: str, weights: Weights) -> None:
+        if self._is_first:
+            self._write_aside(name, lambda aside: write_weights(aside, weights))
+        else:
+            send_weights(weights)
 
     def save_batch_order(self, numbers: list[int]) -> None:
         """Write the training batch of each step."""
+        if not self._is_first:
+            return
 
         def write(aside: Path) -> None:
             # Given a path, numpy would append ".npy" to its name.
@@ -496,6 +513,8 @@ class RunFolder:
 
         The seal marks the run as finished.
         """
+        if not self._is_first:
+            return
         self._write_aside(SUMMARY, lambda aside: aside.write_text(_to_json(summary)))
         self.seal()
         # Last, so that a kill before leaves an unfinished run that can be resumed.

@@ -28,8 +28,9 @@ from hotset.train.execution.row_parts import RowsPart
 from hotset.train.loop import Trainer, run_steps
 from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.recipe_options import parse_interval
-from hotset.train.resuming.rank_checkpoints import SAVED_ERRORS, RankCheckpoints, RankFolder, SavedErrors
+from hotset.train.resuming.rank_checkpoints import SAVED_ERRORS, RankCheckpoints, SavedErrors
 from hotset.train.resuming.resume import Checkpoint, RunCheckpoints, restore, table_sizes
+from hotset.train.run_folder.files import RunFolder
 from hotset.train.run_folder.weights import Weights
 
 SETTINGS = replace(CheckpointSettings(), checkpoint_every=parse_interval("2"))
@@ -208,7 +209,7 @@ def test_every_part_is_asked_for_in_the_order_of_the_file_and_nothing_is_written
             asked.append(f"{name}{number}")
             yield torch.empty(0, 2)
 
-    folder = RankFolder(tmp_path / "run")
+    folder = RunFolder(tmp_path / "run", is_first=False)
     weights = Weights({"b": (4, 2), "a": (4, 2)}, lambda _: torch.empty(0), parts_of)
     folder.save_weights(weights)
     folder.save_states(weights)
