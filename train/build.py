@@ -131,7 +131,7 @@ def build_trainer(
         tools.meter,
         threads,
         ranks=ranks,
-        coded=coded,
+        rank_codecs=coded,
         before_step=[] if embeddings.hot_copies is None else [embeddings.hot_copies.before_step],
         resumables={"stopping": stopping},
     )

@@ -141,7 +141,7 @@ def choose_exchange(trainer: Trainer, options: ExchangeOptions) -> ChosenExchang
         trainer: of the run, before its first step; what it sends from then on is not changed here.
         options: of the exchange, which leave the codecs open.
     """
-    assert options.exchange == AUTO and trainer.coded is not None, "nothing is left open"
+    assert options.exchange == AUTO and trainer.rank_codecs is not None, "nothing is left open"
     link = measure_link(trainer.ranks)
     volumes = _volumes(trainer)
     open_kinds: dict[Kind, tuple[str, ...]] = {
@@ -157,11 +157,11 @@ def choose_exchange(trainer: Trainer, options: ExchangeOptions) -> ChosenExchang
         seconds[kind] = {name: cost.seconds_at(link.bytes_per_second) for name, cost in costs.items()}
     # Four messages a step: vectors, gradients, and both halves of the dense sum.
     step_seconds = 4 * link.delay_seconds + sum(seconds[kind][name] for kind, name in names.items())
-    trainer.coded.prediction = ExchangePrediction(
+    trainer.rank_codecs.prediction = ExchangePrediction(
         link.delay_seconds, link.bytes_per_second, step_seconds, seconds
     )
     return replace(
-        trainer.coded.chosen,
+        trainer.rank_codecs.chosen,
         vectors=names["vectors"],
         gradients=names["gradients"],
         dense=names["dense"],

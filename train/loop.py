@@ -55,7 +55,7 @@ class Trainer:
     meter: Meter
     threads: WorkThreads
     ranks: Ranks = field(default_factory=OneRank)
-    coded: CodedExchange | None = None
+    rank_codecs: CodedExchange | None = None
     """Codecs and counts of what crosses between several ranks."""
     before_step: list[Callable[[PlannedStep], None]] = field(default_factory=list)
     """Work before a step changes rows: FAE's copies, and rows that a checkpoint has yet to save."""

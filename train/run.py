@@ -147,9 +147,9 @@ def train(
             if start.leaves_codecs_open:
                 from .build_ranks import choose_exchange
 
-                assert trainer.coded is not None
-                trainer.coded.use(choose_exchange(trainer, request.rank_options))
-                description = description | coding_of(trainer.coded.chosen, ranks)
+                assert trainer.rank_codecs is not None
+                trainer.rank_codecs.use(choose_exchange(trainer, request.rank_options))
+                description = description | coding_of(trainer.rank_codecs.chosen, ranks)
             _report_settings(trainer, start.threads)
             # Every rank begins, or none: a folder that one of them cannot write stops them all.
             with raise_on_any_rank(ranks):
@@ -197,7 +197,7 @@ def _train(
                     for batch, loss_sum in steps:
                         log(trainer, batch, loss_sum)
             if saved is not None:
-                saved.go_on(trainer, to_end=True)
+                saved.advance(trainer, to_end=True)
             log.log_loss(trainer)
             is_last = log.choose_weights(trainer)
             return trainer.predictor.score_run(progress=log.evaluating), is_last
@@ -405,10 +405,10 @@ def build_run(
     # A checkpoint has the dense layers too, and they are restored with it.
     if source is not None and checkpoint is None:
         restore_dense(trainer.model, trainer.dense_optimizers, source.dense, source.where)
-    if trainer.coded is not None and trainer.coded.errors is not None:
+    if trainer.rank_codecs is not None and trainer.rank_codecs.errors is not None:
         from .resuming.rank_checkpoints import SAVED_ERRORS, SavedErrors
 
-        trainer.resumables[SAVED_ERRORS] = SavedErrors(ranks, trainer.coded.errors)
+        trainer.resumables[SAVED_ERRORS] = SavedErrors(ranks, trainer.rank_codecs.errors)
     if start.config.recipe.keeps_best:
         from .resuming.best_weights import BestWeights
 

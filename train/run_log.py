@@ -102,7 +102,7 @@ class RunLog:
         # A checkpoint of a loss that is no number would be one to resume a broken run from.
         if self._saved is not None:
             if self._saved.is_under_way:
-                self._saved.go_on(trainer)
+                self._saved.advance(trainer)
                 self._settle(trainer, self._saved)
             if self._saved.is_due(trainer.step):
                 self._refuse_bad_losses(trainer)
@@ -381,7 +381,7 @@ def summarize(trainer: Trainer, threads: int, out: Path, quality: RunQuality) ->
 def _summarize_exchange(trainer: Trainer) -> ExchangeSummary | None:
     """Bring together what all ranks have sent; every rank calls this."""
     ranks = trainer.ranks
-    coded = trainer.coded
+    coded = trainer.rank_codecs
     if coded is None:
         return None
     counts = coded.counts

@@ -205,7 +205,7 @@ def chosen_on(
     def work(ranks: Ranks) -> tuple[ChosenExchange, ExchangePrediction | None]:
         coded = CodedExchange(ranks.rank, 0)
         coded.use(chosen_by(options, 10))
-        trainer: Any = SimpleNamespace(ranks=ranks, coded=coded, config=SimpleNamespace(seed=0))
+        trainer: Any = SimpleNamespace(ranks=ranks, rank_codecs=coded, config=SimpleNamespace(seed=0))
         found = module.choose_exchange(trainer, options)
         # The run goes on by what is returned, not by itself.
         assert coded.chosen == chosen_by(options, 10)

@@ -60,10 +60,6 @@ class Placement(ABC):
                 planned ahead of those computed, so a placement cannot know it.
         """
 
-    def plan_finish(self) -> StepPlan:
-        """The plan that writes every row back after the last step."""
-        return NOTHING_TO_MOVE
-
 
 class AllFast(Placement):
     """Every row on the fast tier: the reference for the others."""

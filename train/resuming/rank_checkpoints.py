@@ -153,7 +153,7 @@ class RankCheckpoints(RunCheckpoints):
             return _NOT_FINITE
         return _WHOLE if self.last_written == trainer.step else _LOST
 
-    def go_on(self, trainer: Trainer, *, to_end: bool = False) -> None:
+    def advance(self, trainer: Trainer, *, to_end: bool = False) -> None:
         """Nothing is left to be copied once a checkpoint was taken."""
 
     def settle(self, trainer: Trainer, *, wait: bool = False) -> Written | None:

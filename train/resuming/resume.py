@@ -290,7 +290,7 @@ class RunCheckpoints:
         return self._settings.checkpoint_every.is_due(step - self._last_step, seconds)
 
     def take(self, trainer: Trainer, metrics: Iterable[str], *, is_logged: bool = True) -> None:
-        """Begin a checkpoint; `before_update` and `go_on` copy its rows."""
+        """Begin a checkpoint; `before_update` and `advance` copy its rows."""
         with self._standing_still(trainer):
             self._begin(trainer, metrics, num_used_rows(trainer), is_logged=is_logged)
             self._copy.begin()
@@ -321,7 +321,7 @@ class RunCheckpoints:
         with self._standing_still(trainer):
             self._copy.before_update(step)
 
-    def go_on(self, trainer: Trainer, *, to_end: bool = False) -> None:
+    def advance(self, trainer: Trainer, *, to_end: bool = False) -> None:
         """Copy the next part of the checkpoint, if none waits; or all parts."""
         while self._captured is not None and (to_end or self._writer.is_ready):
             with self._standing_still(trainer):
@@ -361,7 +361,7 @@ class RunCheckpoints:
             NotFiniteError: weights are not finite.
         """
         if wait:
-            self.go_on(trainer, to_end=True)
+            self.advance(trainer, to_end=True)
         written = self._writer.result(waits=wait)
         if written is None:
             return None

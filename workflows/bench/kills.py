@@ -310,7 +310,7 @@ def measure_stall(num_rows: int, scratch: Path) -> Facts:
             trainer.batch_numbers.append(0)
             saved.take(trainer, [])
             while saved.is_copying:
-                saved.go_on(trainer)
+                saved.advance(trainer)
                 time.sleep(0.005)
             found[name].append(1000 * saved.stall_seconds)
             written = saved.settle(trainer, wait=True)

@@ -216,8 +216,8 @@ def test_evaluation_reads_rows_as_they_are(shards: Shards, monkeypatch: pytest.M
 
     def scored(ranks: Ranks) -> tuple[float | None, int]:
         trainer = build_trainer(shards, config, ranks=ranks, exchange=INT8)
-        assert trainer.coded is not None
-        return trainer.predictor.score_run().auc, sum(trainer.coded.counts.sent_bytes.values())
+        assert trainer.rank_codecs is not None
+        return trainer.predictor.score_run().auc, sum(trainer.rank_codecs.counts.sent_bytes.values())
 
     exact = build_trainer(
         shards, TrainConfig(threads=1, micro_batches=2, placement="all-fast")

@@ -65,8 +65,8 @@ def train(
     checkpoint = Checkpoint.open(folder, record, table_sizes(shards, config)) if record else None
     start = checkpoint.start if checkpoint else None
     trainer = build_trainer(shards, config, start=start, tracks_changes=True, ranks=ranks, exchange=exchange)
-    if trainer.coded is not None and trainer.coded.errors is not None:
-        trainer.resumables[SAVED_ERRORS] = SavedErrors(ranks, trainer.coded.errors)
+    if trainer.rank_codecs is not None and trainer.rank_codecs.errors is not None:
+        trainer.resumables[SAVED_ERRORS] = SavedErrors(ranks, trainer.rank_codecs.errors)
     if checkpoint:
         restore(trainer, checkpoint)
     kind = RunCheckpoints if ranks.num_ranks == 1 else RankCheckpoints

@@ -132,7 +132,7 @@ def _checkpoints_are_written_before_the_next_step(monkeypatch: pytest.MonkeyPatc
 
     def take_and_wait(self: Any, trainer: Any, metrics: Any, *, is_logged: bool = True) -> None:
         TAKE(self, trainer, metrics, is_logged=is_logged)
-        self.go_on(trainer, to_end=True)
+        self.advance(trainer, to_end=True)
         self._writer._end.exception()
 
     monkeypatch.setattr(run_checkpoints.RunCheckpoints, "take", take_and_wait)
