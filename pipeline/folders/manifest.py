@@ -344,10 +344,6 @@ class Manifest:
         """Samples in all files together."""
         return sum(entry.num_samples for entry in self.files)
 
-    def read_settings(self, kind: type[Record]) -> Record:
-        """Return the config as ``kind``; raises ManifestError if a setting is missing or of another type."""
-        return self._read(self.config, kind, "config")
-
     def read_config(self, kind: Callable[..., Setting], **changes: Any) -> Setting:
         """Return the config as ``kind``, with other values for some settings.
 
@@ -372,16 +368,13 @@ class Manifest:
         """
         # Checking totals of hundreds of tables takes time, and every task reads them.
         if kind not in self._totals_read:
-            self._totals_read[kind] = self._read(self.totals, kind, "totals")
+            self._totals_read[kind] = self.read_record(self.totals, kind, "totals")
         found = self._totals_read[kind]
         assert isinstance(found, kind)
         return found
 
-    def read_facts(self, entry: FileEntry, kind: type[Record]) -> Record:
-        """The facts of a listed file as ``kind``; raises ManifestError where they are not such."""
-        return self._read(entry.facts, kind, f"files.{entry.path}")
-
-    def _read(self, value: dict[str, Any], kind: type[Record], where: str) -> Record:
+    def read_record(self, value: dict[str, Any], kind: type[Record], where: str) -> Record:
+        """Return a part of the manifest as ``kind``; ManifestError names the key where it is none."""
         try:
             return kind.from_json(value, where)
         except RecordError as error:
@@ -502,7 +495,7 @@ class FileFacts(JsonRecord):
     @classmethod
     def of(cls, manifest: Manifest, entry: FileEntry) -> Self:
         """The facts of ``entry``; raises ManifestError where they are not those of such a file."""
-        return manifest.read_facts(entry, cls)
+        return manifest.read_record(entry.facts, cls, f"files.{entry.path}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

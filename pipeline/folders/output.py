@@ -278,15 +278,8 @@ class Output(RemoteObject):
         return self._partial / name
 
     @contextmanager
-    def writing(
-        self, name: str, num_samples: int, facts: JsonRecord | Callable[[], JsonRecord] | None = None
-    ) -> Iterator[Path]:
+    def writing(self, name: str, num_samples: int, facts: JsonRecord | None = None) -> Iterator[Path]:
         """Yield a path to write ``name`` at; on leaving, the file is hashed, renamed and recorded.
-
-        Args:
-            name: of the file.
-            num_samples: in it.
-            facts: about it, or what returns them once it is written.
 
         Raises:
             ManifestError: the device is full, or the file cannot be written for another such reason.
@@ -295,8 +288,7 @@ class Output(RemoteObject):
         with write_errors_explained(self.folder / name), _removed_on_failure(aside):
             yield aside
             num_bytes, checksum = checksum_of_written(aside)  # while it is in the page cache
-            found = facts() if callable(facts) else facts
-            entry = FileEntry(name, num_samples, num_bytes, checksum, found.to_json() if found else {})
+            entry = FileEntry(name, num_samples, num_bytes, checksum, facts.to_json() if facts else {})
             self._place(aside, entry)
 
     def adopt(self, folder: Manifest, entry: FileEntry, name: str, facts: JsonRecord | None = None) -> None:

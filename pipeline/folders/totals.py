@@ -478,7 +478,7 @@ class StageSettings(JsonRecord):
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
         """Return the settings of ``manifest``; raise ManifestError where one is missing."""
-        return manifest.read_settings(cls)
+        return manifest.read_record(manifest.config, cls, "config")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

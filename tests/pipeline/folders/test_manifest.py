@@ -39,6 +39,7 @@ from hotset.pipeline.folders.totals import (
     PlannedTable,
     SampleTable,
     SpanInfo,
+    StageSettings,
     VocabularyTable,
     VocabularyTotals,
 )
@@ -368,7 +369,7 @@ def test_thousands_of_files_are_found_by_name_and_a_manifest_travels_by_its_fold
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountedSettings(JsonRecord):
+class CountedSettings(StageSettings):
     """Some settings of a stage."""
 
     eval_fraction: float
@@ -378,7 +379,7 @@ class CountedSettings(JsonRecord):
 def test_settings_are_checked_when_they_are_read(tmp_path: Path) -> None:
     config = {"eval_fraction": 0.2, "seed": 7, "name": "x"}
     manifest = Manifest(tmp_path, "count", 1, config, [], [], {}, "")
-    assert manifest.read_settings(CountedSettings) == CountedSettings(eval_fraction=0.2, seed=7)
+    assert CountedSettings.of(manifest) == CountedSettings(eval_fraction=0.2, seed=7)
     for seed, message in (
         ({"seed": -1}, "config.seed is -1, want 0 or more"),
         ({"seed": None}, "config.seed is None, want a whole number"),
@@ -386,7 +387,7 @@ def test_settings_are_checked_when_they_are_read(tmp_path: Path) -> None:
         ({}, "config.seed is missing"),
     ):
         with pytest.raises(ManifestError) as refused:
-            replace(manifest, config={"eval_fraction": 0.2} | seed).read_settings(CountedSettings)
+            CountedSettings.of(replace(manifest, config={"eval_fraction": 0.2} | seed))
         assert str(refused.value) == f"{tmp_path / MANIFEST} is damaged: {message}"
     assert manifest.read_config(dict, seed=8) == config | {"seed": 8} and config["seed"] == 7
     with pytest.raises(ManifestError, match=r"damaged: its config is not one of 'count': .*argument 'name'"):
