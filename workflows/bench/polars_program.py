@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import polars as pl
-import pyarrow as pa
-import pyarrow.csv
 
 from ...pipeline.schema.schema import Schema, schema_named
 from ...stats.ranking.row_bytes import row_bytes
@@ -177,27 +175,6 @@ def polars_settings(recipe: PreprocessConfig) -> dict[str, Any]:
 def polars_read_csv(folder: Path, log: Path, workers: int) -> dict[str, Any]:
     """Parse with ``read_csv``, then convert hex to integers."""
     return {"num_samples": pl.read_csv(log, **csv_options(_CRITEO)).with_columns(from_hex(_CRITEO)).height}
-
-
-def polars_scan_csv(folder: Path, log: Path, workers: int) -> dict[str, Any]:
-    """Parse with ``scan_csv`` and convert hex in one streaming query: Polars's fastest variant."""
-    lazy = pl.scan_csv(log, **csv_options(_CRITEO)).with_columns(from_hex(_CRITEO))
-    return {"num_samples": lazy.collect(engine="streaming").height}
-
-
-def pyarrow_read_csv(folder: Path, log: Path, workers: int) -> dict[str, Any]:
-    """Parse with ``pyarrow.csv``; categories stay text, because Arrow has no function that reads hex."""
-    # Types are given, since guessing them would read the file twice.
-    pa.set_cpu_count(workers)
-    types = {"label": pa.float32()} | dict.fromkeys(_CRITEO.dense, pa.int32())
-    types |= dict.fromkeys(_CRITEO.sparse, pa.string())
-    table = pyarrow.csv.read_csv(
-        log,
-        read_options=pyarrow.csv.ReadOptions(column_names=list(types)),
-        parse_options=pyarrow.csv.ParseOptions(delimiter="\t", quote_char=False),
-        convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=True),
-    )
-    return {"num_samples": table.num_rows}
 
 
 def main() -> None:

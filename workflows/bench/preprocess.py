@@ -1,4 +1,4 @@
-"""Raw log to shards next to Polars and pyarrow, to DLRM's own preprocessing, and on growing logs.
+"""Raw log to shards next to Polars, to DLRM's own preprocessing, and on growing logs.
 
 The Polars program does the same job all in memory; both write the same samples. ``--dlrm`` takes a checkout
 of facebookresearch/dlrm instead, whose outputs differ: ids in order of first appearance, not shuffled. What
@@ -46,7 +46,7 @@ from ...pipeline.raw.raw_file import RawFile
 from ...pipeline.runtime.memory import default_memory_bytes
 from ...pipeline.runtime.tasks import Resources, num_workers, run_tasks
 from ...pipeline.schema.schema import schema_named
-from ...pipeline.stages.ingest import IngestConfig, ingest
+from ...pipeline.stages.ingest import IngestConfig
 from ..recipes import criteo_kaggle
 from . import polars_program as polars
 from .harness import (
@@ -88,10 +88,7 @@ _INGEST = IngestConfig()
 _PAIRS = (
     ("polars", "hotset"),
     ("polars read_csv", "hotset parse"),
-    ("polars scan_csv", "hotset parse"),
-    ("pyarrow read_csv", "hotset parse"),
     ("polars read_csv", "hotset parse, kept"),
-    ("polars scan_csv", "hotset parse, kept"),
 )
 """The slow and the fast candidate of each ratio."""
 
@@ -157,9 +154,6 @@ def _candidates(warm_up: Path, log: Path, recipe: PreprocessConfig) -> list[Cand
         "hotset parse": ("Arrow columns, passed on block by block", hotset_parse),
         "polars read_csv": ("read_csv, hex to integers, all in memory", polars.polars_read_csv),
         "hotset parse, kept": ("Arrow columns, all in memory", hotset_parse_kept),
-        "polars scan_csv": ("scan_csv with hex to integers, streaming, in memory", polars.polars_scan_csv),
-        "hotset ingest": ("Arrow columns, written, hashed and sealed", hotset_ingest),
-        "pyarrow read_csv": ("read_csv, categories left as text, all in memory", polars.pyarrow_read_csv),
     }
     short, long = (warm_up, workers), (log, workers)
     room = _ROOM_LOGS * log.stat().st_size
@@ -256,11 +250,6 @@ def hotset_parse(folder: Path, log: Path, workers: int) -> Facts:
 def hotset_parse_kept(folder: Path, log: Path, workers: int) -> Facts:
     """Parse each block to Arrow columns and keep all in memory."""
     return {"num_samples": sum(batch.num_rows for batch in _parse_blocks(_keep, log, workers))}
-
-
-def hotset_ingest(folder: Path, log: Path, workers: int) -> Facts:
-    """Run the whole stage: Arrow columns written, hashed and sealed, raw text hashed."""
-    return {"num_samples": ingest([log], _INGEST, folder / "columns", Resources(workers=workers)).num_samples}
 
 
 def _parse_blocks(function: Callable[..., _Result], log: Path, workers: int) -> list[_Result]:

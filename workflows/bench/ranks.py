@@ -31,7 +31,6 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError
@@ -191,8 +190,6 @@ def ratios_of(
             num_bytes[f"distinct rows, bounded:{bound:g}"] += BoundedCodec(bound).num_bytes(shape)
         for number, (table, ids, rows) in enumerate(zip(tables, ids_BF.T, distinct, strict=True)):
             looked_up = table[ids]
-            num_bytes["zstd"] += _zstd_bytes(looked_up)
-            num_bytes["distinct rows, zstd"] += _zstd_bytes(rows)
             for bound in BOUNDS:
                 codes = levels_of(looked_up, bound)
                 of_tables[number, bound] += (vector_lz_bytes(codes), huffman_bytes(codes))
@@ -209,11 +206,6 @@ def _slices(batches: list[NDArray[np.int32]], slice_samples: int) -> Iterator[ND
         size = min(slice_samples, ids_BF.shape[0])
         for first in range(0, ids_BF.shape[0] - size + 1, size):
             yield ids_BF[first : first + size]
-
-
-def _zstd_bytes(rows: NDArray[np.float32]) -> int:
-    data = np.ascontiguousarray(rows).tobytes()
-    return len(pa.compress(data, codec="zstd", asbytes=True))
 
 
 def levels_of(rows: NDArray[np.float32], bound: float) -> NDArray[np.uint8]:
