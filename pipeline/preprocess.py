@@ -408,13 +408,8 @@ def check_resources(
 ) -> None:
     """Raise ConfigError if a setting names no feature, or the disk or the memory cap is too small.
 
-    Args:
-        raw: logs, in order.
-        config: settings of every stage.
-        out: the folder that is DIR elsewhere.
-        resources: the cap, and the workers.
-        extend: read only the logs after those that ``out`` was made from.
-        redo: the stage to remove before the run, with all later ones.
+    ``extend``: read only the logs after those that ``out`` was made from; ``redo``: a stage to remove first,
+    with all later ones.
     """
     config = resolved(config)
     # What the stage to redo reads is there already, so its own settings can be tried before it is removed.

@@ -73,14 +73,8 @@ def sampled_order(
 ) -> tuple[Arrange, SamplingInfo]:
     """Rank the rows of all tables by their lookups in a sample of the log; ties are by table.
 
-    Args:
-        tables: by frequency.
-        columns: what they were counted from.
-        counted: the samples of the log that were counted.
-        rate: share of them that is drawn.
-        seed: seed of the draw.
-        with_replacement: see `stats.ranking.fae_sampling.draw_samples`.
-        resources: workers are threads of this process; progress reports lookups as they are read.
+    ``tables`` are by frequency; ``counted`` are the samples of ``columns`` that were counted, of which the
+    share ``rate`` is drawn as by `draw_samples`. Workers are threads of this process.
 
     Raises:
         ConfigError: the cap cannot be kept.

@@ -60,7 +60,7 @@ def peel_order(
         floor: rows that stay first, by place.
         columns: what the tables were counted from.
         counted: the samples of the log that were counted.
-        resources: workers are threads of this process; progress reports lookups as they are read.
+        resources: workers are threads of this process.
 
     Returns:
         (num_rows,) the new place of each row, by its place in the order by frequency; and the settings.
