@@ -38,6 +38,7 @@ import torch
 from ...pipeline.errors import HotsetError, first_line, format_byte_size
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.manifest import JsonRecord, RecordError, checksum_of
+from ...pipeline.folders.partial import write_synced
 from ..execution.row_parts import RowsPart
 from .tensors import read_part
 
@@ -198,13 +199,9 @@ def write_record(folder: Path, record: CheckpointRecord) -> None:
         OSError: the disk is full or does not work.
     """
     parts = record.to_json()
+    text = json.dumps(parts | {"checksum": checksum_of(parts)})
     path = record_path(folder, record.state.step)
-    aside = path.with_name(f".{path.name}.tmp")
-    with open(aside, "w") as file:
-        file.write(json.dumps(parts | {"checksum": checksum_of(parts)}))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    write_synced(path, text.encode(), aside=path.with_name(f".{path.name}.tmp"), sync=True)
 
 
 def read_record(path: Path) -> CheckpointRecord:
