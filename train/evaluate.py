@@ -38,7 +38,6 @@ from .run_folder.reader import (
     read_finite,
     read_manifest,
     read_weights,
-    refuse_changed_files,
     refuse_not_finite,
     refuse_other_weights,
 )
@@ -327,8 +326,7 @@ def evaluate(
     num_hot = config.num_hot
     if num_hot is not None and num_hot != [table.num_hot for table in opened.tables]:
         opened = opened.with_hot_rows(num_hot)
-    if (manifest := read_manifest(run)) is not None:
-        refuse_changed_files(manifest, (CONFIG, WEIGHTS))
+    read_manifest(run, (CONFIG, WEIGHTS))
     opened.refuse_damage(["evaluation"])
     set_threads(config.threads)
     model = LoadedModel.load(

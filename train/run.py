@@ -62,7 +62,7 @@ from .run_folder.files import (
     remove_begun,
     settings_of,
 )
-from .run_folder.reader import read_manifest, refuse_changed_files
+from .run_folder.reader import read_manifest
 from .run_log import RunLog, TrainProgress, TrainSummary, no_progress, summarize
 
 if TYPE_CHECKING:
@@ -284,8 +284,8 @@ def prepare_run(request: RunRequest, ranks: Ranks, *, is_resumed: bool) -> Prepa
     threads = set_threads(config.threads)
     replay = request.replay
     # A batch order that was changed since would be replayed as if it were the run's.
-    if replay is not None and (manifest := read_manifest(replay)) is not None:
-        refuse_changed_files(manifest, (BATCH_ORDER,))
+    if replay is not None:
+        read_manifest(replay, (BATCH_ORDER,))
     order = RecordedOrder.of_run(replay, opened.num_training_batches, config.epochs) if replay else None
     # A resumed run keeps its micro-batches, whatever the number of ranks now.
     recorded = read_begun(out) if is_resumed else {}

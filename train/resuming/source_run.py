@@ -82,12 +82,12 @@ def open_source(run: Path, shards: Shards, chosen: Optimizers, model: ModelConfi
     maps, map_fingerprint = _open_maps(run, config, shards)
     # A manifest marks a finished run, whose files are checked before they are read.
     if (run / MANIFEST).exists():
-        manifest = read_manifest(run)
+        manifest = read_manifest(run, (CONFIG, WEIGHTS))
         assert manifest is not None
-        refuse_changed_files(
-            manifest, tuple(name for name in (CONFIG, WEIGHTS, STATES) if name in manifest.entries)
-        )
-        states = read_states(run) if STATES in manifest.entries else None
+        states = None
+        if STATES in manifest.entries:
+            refuse_changed_files(manifest, (STATES,))
+            states = read_states(run)
         rows, dense = _of_finished(config, read_weights(run), states, maps, chosen)
         fingerprint = manifest.fingerprint
     else:

@@ -70,11 +70,14 @@ def read_states(run: Path) -> Weights:
     return open_weights(_plain_file(run / STATES))
 
 
-def read_manifest(run: Path) -> Manifest | None:
+def read_manifest(run: Path, checked: tuple[str, ...] = ()) -> Manifest | None:
     """Return the manifest of a run; None, with a warning, for old runs.
 
+    Args:
+        checked: files that are hashed.
+
     Raises:
-        ManifestError: there is one, and it is damaged or that of a stage.
+        ManifestError: there is one, and it is damaged or that of a stage, or a file has changed.
     """
     if not (run / MANIFEST).exists():
         _log.warning("%s has no %s (an earlier hotset wrote it): its files cannot be checked", run, MANIFEST)
@@ -87,6 +90,7 @@ def read_manifest(run: Path) -> Manifest | None:
             f"want {RUN_STAGE!r} of {RUN_VERSION}",
             hint=RUN_HINT,
         )
+    refuse_changed_files(manifest, checked)
     return manifest
 
 

@@ -29,7 +29,7 @@ from ..data.batch import EmbeddingTable
 from ..data.shards import CRITEO
 from ..run_config import RunConfig, read_object
 from ..run_folder.files import CONFIG, VOCABULARY, WEIGHTS
-from ..run_folder.reader import read_config, read_manifest, read_weights, refuse_changed_files
+from ..run_folder.reader import read_config, read_manifest, read_weights
 from ..run_folder.weights import Weights
 from .configs import ROW_TYPES, RowType
 
@@ -87,9 +87,7 @@ class RunTables:
         folder, text = open_vocabulary(run, config, vocabulary)
         schema = schema_of(text)
         tables = _tables(run, config, folder, schema)
-        manifest = read_manifest(run)
-        if manifest is not None:
-            refuse_changed_files(manifest, (CONFIG, WEIGHTS))
+        manifest = read_manifest(run, (CONFIG, WEIGHTS))
         fingerprint = manifest.fingerprint if manifest is not None else None
         return cls(run, config, weights, schema, folder, tables, fingerprint, text)
 
