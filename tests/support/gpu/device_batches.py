@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from hotset.train.gpu.packed_batch import (
     SlotLayout,
     StepNumbers,
 )
+from hotset.train.gpu.twins import kernel_of
 from hotset.train.rows.optimizers import RowOptimizer
 from hotset.train.rows.tiers import Layout
 
@@ -158,3 +160,54 @@ def _stored_lists(
 
 def _fill(tensor: torch.Tensor, values: NDArray[np.generic]) -> None:
     tensor[: values.size] = torch.from_numpy(values.astype(np.int64)).to(tensor.dtype).to(tensor.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Kernels by name, and what they are called with on their device."""
+
+    engine: str
+    device: torch.device
+    rng: np.random.Generator
+
+    def run(self, name: str, *arguments: Any) -> None:
+        """Call one kernel."""
+        kernel_of(name, self.engine)(*arguments)
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Draw numbers."""
+        values = self.rng.normal(size=shape).astype(np.float32)
+        return torch.from_numpy(values).to(self.device).to(dtype)
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Return a tensor of poison."""
+        return poisoned(torch.empty(shape, dtype=dtype, device=self.device))
+
+    def count(self, number: int) -> torch.Tensor:
+        """Return a number that is read on the device."""
+        return torch.tensor([number], dtype=torch.int32, device=self.device)
+
+    def batch(self, ids_BF: NDArray[np.int32], num_hot: list[int], **fields: Any) -> DrawnBatch:
+        """Draw the batch of these ids, and decode it."""
+        batch = draw_batch(ids_BF, np.array(num_hot), self.rng, device=self.device, **fields)
+        self.run("decode_batch", batch.lists, batch.layout, batch.decoded)
+        return batch
+
+    def rows(self, optimizer: RowOptimizer, num_slots: int, dim: int) -> RowTensors:
+        """Draw rows and a state."""
+        return draw_rows(optimizer, num_slots, dim, self.rng, self.device)
+
+    def gradients(self, batch: DrawnBatch, dim: int) -> torch.Tensor:
+        """Draw gradients of a batch, and poison behind them."""
+        grad_BFD = self.empty(batch.room.num_samples, batch.room.num_tables, dim)
+        grad_BFD[: batch.ids_BF.shape[0]] = self.normal(*batch.ids_BF.shape, dim)
+        return grad_BFD
+
+    def step(
+        self, batch: DrawnBatch, grad_BFD: torch.Tensor, optimizer: RowOptimizer, rows: RowTensors
+    ) -> None:
+        """Sum the gradients of each row and take a step at the optimizer's own rate."""
+        partials = poisoned(batch.room.new_partials(grad_BFD.shape[-1], self.device))
+        numbers = numbers_of(optimizer, self.device)
+        arguments = (batch.lists, batch.decoded, grad_BFD, partials, optimizer, numbers, rows)
+        self.run("sum_and_step", *arguments)

@@ -17,11 +17,9 @@ from hotset.stats.batch_rows import LONG_LOOKUPS
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.gpu.device_batches import (
     DrawnBatch,
-    draw_batch,
+    Kernels,
     draw_ids,
-    draw_rows,
     is_guarded,
-    numbers_of,
     poisoned,
 )
 from hotset.train.dense import kernels as dense_kernels
@@ -34,7 +32,6 @@ from hotset.train.gpu.twins import (
     DenseOptimizerName,
     DenseRule,
     choose_kernels,
-    kernel_of,
 )
 from hotset.train.rows import kernels as row_kernels
 from hotset.train.rows.kernels import BLOCK_SAMPLES
@@ -44,18 +41,6 @@ from hotset.train.rows.tiers import InitialValues, Layout
 F32 = np.float32
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Tolerance of the norm."""
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> torch.device:
-    """Where the tensors of the kernels are."""
-    return torch.device(request.param)
-
-
-def draw(
-    shape: tuple[int, ...], rng: np.random.Generator, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    return torch.from_numpy(rng.normal(size=shape).astype(F32)).to(device).to(dtype)
 
 
 def assert_near(found: torch.Tensor, wanted: NDArray[np.float64], tolerance: float) -> None:
@@ -87,25 +72,23 @@ def test_dots_of_all_pairs_and_their_gradients(
     dim: int,
     has_bottom: bool,
     dtype: torch.dtype,
-    engine: str,
-    device: torch.device,
-    rng: np.random.Generator,
+    on: Kernels,
 ) -> None:
-    if dtype == torch.bfloat16 and engine == "triton" and device.type == "cpu":
+    if dtype == torch.bfloat16 and on.engine == "triton" and on.device.type == "cpu":
         pytest.skip("Triton's interpreter multiplies bfloat16 wrongly")
     room = num_samples + num_padding
-    weights = draw((50, dim), rng, torch.float32, device)
-    slots_BF = torch.from_numpy(rng.integers(-1, 50, (room, num_tables)).astype(np.int32)).to(device)
-    bottom = draw((room, dim), rng, dtype, device) if has_bottom else None
+    weights = on.normal(50, dim)
+    slots_BF = torch.from_numpy(on.rng.integers(-1, 50, (room, num_tables)).astype(np.int32)).to(on.device)
+    bottom = on.normal(room, dim, dtype=dtype) if has_bottom else None
     if bottom is not None:
         bottom[num_samples:] = float("nan")
-    num_samples_1 = torch.tensor([num_samples], dtype=torch.int32, device=device)
+    num_samples_1 = on.count(num_samples)
     num_passed = dim if has_bottom else 0
     num_vectors = num_tables + has_bottom
     num_inputs = num_passed + num_vectors * (num_vectors - 1) // 2
     padded = -(-num_inputs // 16) * 16
-    inputs = poisoned(torch.empty(room, padded, dtype=dtype, device=device))
-    kernel_of("gather_dots", engine)(weights, slots_BF, num_samples_1, bottom, inputs)
+    inputs = on.empty(room, padded, dtype=dtype)
+    on.run("gather_dots", weights, slots_BF, num_samples_1, bottom, inputs)
 
     vectors = naive_vectors(weights, slots_BF, bottom, dtype)[:num_samples]
     rows, columns = np.tril_indices(num_vectors, -1)
@@ -115,13 +98,11 @@ def test_dots_of_all_pairs_and_their_gradients(
         assert torch.equal(inputs[:num_samples, :dim], bottom[:num_samples])
     assert not inputs[num_samples:].any() and not inputs[:, num_inputs:].any()
 
-    grad_BP = draw((room, padded), rng, dtype, device)
+    grad_BP = on.normal(room, padded, dtype=dtype)
     grad_BP[num_samples:] = float("nan")
-    grad_BFD = poisoned(torch.empty(room, num_tables, dim, device=device))
+    grad_BFD = on.empty(room, num_tables, dim)
     bottom_grad = None if bottom is None else poisoned(torch.empty_like(bottom))
-    kernel_of("gather_dots_backward", engine)(
-        weights, slots_BF, num_samples_1, bottom, grad_BP, grad_BFD, bottom_grad
-    )
+    on.run("gather_dots_backward", weights, slots_BF, num_samples_1, bottom, grad_BP, grad_BFD, bottom_grad)
     grads = grad_BP[:num_samples].cpu().double().numpy()
     symmetric = np.zeros((num_samples, num_vectors, num_vectors))
     symmetric[:, rows, columns] = grads[:, num_passed:num_inputs]
@@ -137,28 +118,22 @@ def test_dots_of_all_pairs_and_their_gradients(
     ("num_samples", "num_padding", "num_inputs"), [(1, 0, 1), (300, 3, 40), (LOSS_BLOCK, 0, 256)]
 )
 def test_the_last_layer_passes_the_loss_and_its_gradients(
-    num_samples: int,
-    num_padding: int,
-    num_inputs: int,
-    dtype: torch.dtype,
-    engine: str,
-    device: torch.device,
-    rng: np.random.Generator,
+    num_samples: int, num_padding: int, num_inputs: int, dtype: torch.dtype, on: Kernels
 ) -> None:
     room = num_samples + num_padding
-    hidden = draw((room, num_inputs), rng, dtype, device)
-    weights = draw((num_inputs + 1,), rng, torch.float32, device) * 3
-    labels = torch.from_numpy((rng.random(room) < 0.3).astype(np.uint8)).to(device)
+    hidden = on.normal(room, num_inputs, dtype=dtype)
+    weights = on.normal(num_inputs + 1) * 3
+    labels = torch.from_numpy((on.rng.random(room) < 0.3).astype(np.uint8)).to(on.device)
     hidden[num_samples:], labels[num_samples:] = float("nan"), 255
     hidden_grad = poisoned(torch.empty_like(hidden))
     num_blocks = -(-room // LOSS_BLOCK)
-    partials = poisoned(torch.empty(num_blocks, num_inputs + 1, device=device))
-    losses = poisoned(torch.empty(num_blocks, dtype=torch.float64, device=device))
+    partials = on.empty(num_blocks, num_inputs + 1)
+    losses = on.empty(num_blocks, dtype=torch.float64)
     grad = poisoned(torch.empty_like(weights))
-    loss_1 = poisoned(torch.empty(1, dtype=torch.float64, device=device))
-    count_1 = torch.tensor([num_samples], dtype=torch.int32, device=device)
+    loss_1 = on.empty(1, dtype=torch.float64)
+    count_1 = on.count(num_samples)
     arrays = (hidden, weights, labels, count_1, 1 / 2048, hidden_grad, partials, losses, grad, loss_1)
-    kernel_of("last_layer", engine)(*arrays)
+    on.run("last_layer", *arrays)
 
     inputs = hidden[:num_samples].cpu().double().numpy()
     weight = weights.cpu().double().numpy()
@@ -177,19 +152,14 @@ def test_the_last_layer_passes_the_loss_and_its_gradients(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(("num_samples", "num_outputs"), [(1, 1), (300, 70), (513, 64)])
 def test_gradients_pass_where_relu_did(
-    num_samples: int,
-    num_outputs: int,
-    dtype: torch.dtype,
-    engine: str,
-    device: torch.device,
-    rng: np.random.Generator,
+    num_samples: int, num_outputs: int, dtype: torch.dtype, on: Kernels
 ) -> None:
-    outputs = draw((num_samples, num_outputs), rng, dtype, device).clamp(min=0)
-    grad = draw((num_samples, num_outputs), rng, dtype, device)
+    outputs = on.normal(num_samples, num_outputs, dtype=dtype).clamp(min=0)
+    grad = on.normal(num_samples, num_outputs, dtype=dtype)
     wanted = torch.where(outputs > 0, grad, 0.0)
-    bias_grad = poisoned(torch.empty(num_outputs, device=device))
-    partials = poisoned(torch.empty(-(-num_samples // BIAS_BLOCK), num_outputs, device=device))
-    kernel_of("relu_backward", engine)(grad, outputs, partials, bias_grad)
+    bias_grad = on.empty(num_outputs)
+    partials = on.empty(-(-num_samples // BIAS_BLOCK), num_outputs)
+    on.run("relu_backward", grad, outputs, partials, bias_grad)
     assert torch.equal(grad, wanted)
     assert_near(bias_grad, wanted.cpu().double().numpy().sum(0), 1e-6)
 
@@ -217,28 +187,28 @@ def naive_step(
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 def test_a_step_of_all_dense_parameters_rounds_every_operation(
-    name: DenseOptimizerName, decay: float, engine: str, device: torch.device, rng: np.random.Generator
+    name: DenseOptimizerName, decay: float, on: Kernels
 ) -> None:
     rule = DenseRule(name, decay)
-    weights = draw((2500,), rng, torch.float32, device)
-    states = torch.zeros(rule.num_states, 2500, device=device)
-    rounded = poisoned(torch.empty(2500, dtype=torch.bfloat16, device=device))
+    weights = on.normal(2500)
+    states = torch.zeros(rule.num_states, 2500, device=on.device)
+    rounded = on.empty(2500, dtype=torch.bfloat16)
     wanted, wanted_states = weights.cpu().numpy().copy(), states.cpu().numpy().copy()
     module = torch.nn.Parameter(weights.cpu().clone())
     kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
     peer = kinds[name]([module], lr=0.02, weight_decay=decay)
     for step in (1, 2, 3):
-        grad = draw((2500,), rng, torch.float32, device)
+        grad = on.normal(2500)
         rates = rule.rates(0.02, step)
-        numbers = torch.from_numpy(rates).to(device)
-        kernel_of("step_dense", engine)(rule, numbers, weights, grad, states, rounded)
+        numbers = torch.from_numpy(rates).to(on.device)
+        on.run("step_dense", rule, numbers, weights, grad, states, rounded)
         wanted = naive_step(rule, rates, wanted, grad.cpu().numpy(), wanted_states)
         module.grad = grad.cpu()
         peer.step()
     np.testing.assert_array_equal(weights.cpu().numpy(), wanted)
     np.testing.assert_array_equal(states.cpu().numpy(), wanted_states)
     # Triton's interpreter cuts off what it should round.
-    most_off = 1 if engine == "triton" and device.type == "cpu" else 0
+    most_off = 1 if on.engine == "triton" and on.device.type == "cpu" else 0
     bits = (rounded.view(torch.int16).int() - weights.bfloat16().view(torch.int16).int()).abs()
     assert int(bits.max()) <= most_off
     # Torch's own optimizer is the same formula in another order of operations.
@@ -273,27 +243,10 @@ SHAPES = [(37, 3, 5), (1, 1, 0), (130, 2, 6)]
 """Samples, tables and samples of padding."""
 
 
-def drawn(
-    shape: tuple[int, int, int], rng: np.random.Generator, device: torch.device, engine: str
-) -> DrawnBatch:
+def drawn(shape: tuple[int, int, int], on: Kernels) -> DrawnBatch:
     num_samples, num_tables, num_padding = shape
-    ids_BF = draw_ids(num_samples, num_tables, 50, rng)
-    num_hot = np.full(num_tables, 8)
-    return decoded(draw_batch(ids_BF, num_hot, rng, num_padding=num_padding, device=device), engine)
-
-
-def decoded(batch: DrawnBatch, engine: str) -> DrawnBatch:
-    kernel_of("decode_batch", engine)(batch.lists, batch.layout, batch.decoded)
-    return batch
-
-
-def draw_gradients(batch: DrawnBatch, dim: int, rng: np.random.Generator) -> torch.Tensor:
-    """Gradients of the batch, and poison behind it."""
-    room = batch.room
-    grad_BFD = poisoned(torch.empty(room.num_samples, room.num_tables, dim))
-    values = rng.normal(size=(*batch.ids_BF.shape, dim)).astype(np.float32)
-    grad_BFD[: batch.ids_BF.shape[0]] = torch.from_numpy(values)
-    return grad_BFD.to(batch.lists.order_N.device)
+    ids_BF = draw_ids(num_samples, num_tables, 50, on.rng)
+    return on.batch(ids_BF, [8] * num_tables, num_padding=num_padding)
 
 
 def numba_sums(
@@ -312,18 +265,11 @@ def numba_sums(
     return sums[:count], slots[:count]
 
 
-def assert_steps_as_numba(
-    batch: DrawnBatch, dim: int, optimizer: RowOptimizer, engine: str, rng: np.random.Generator
-) -> None:
-    device = batch.lists.order_N.device
-    rows = draw_rows(optimizer, batch.num_slots, dim, rng, device)
+def assert_steps_as_numba(batch: DrawnBatch, dim: int, optimizer: RowOptimizer, on: Kernels) -> None:
+    rows = on.rows(optimizer, batch.num_slots, dim)
     weights, state = (each.cpu().numpy().copy() for each in rows)
-    grad_BFD = draw_gradients(batch, dim, rng)
-    partials = poisoned(batch.room.new_partials(dim, device))
-    numbers = numbers_of(optimizer, device)
-    kernel_of("sum_and_step", engine)(
-        batch.lists, batch.decoded, grad_BFD, partials, optimizer, numbers, rows
-    )
+    grad_BFD = on.gradients(batch, dim)
+    on.step(batch, grad_BFD, optimizer, rows)
     sums, slots = numba_sums(batch, grad_BFD, batch.slots_U)
     step_with_numba(optimizer, weights, state, slots, sums)
     np.testing.assert_array_equal(rows.weights_SD.cpu().numpy(), weights)
@@ -332,10 +278,8 @@ def assert_steps_as_numba(
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_decoding_finds_the_slot_of_every_lookup(
-    shape: tuple[int, int, int], engine: str, device: torch.device, rng: np.random.Generator
-) -> None:
-    batch = drawn(shape, rng, device, engine)
+def test_decoding_finds_the_slot_of_every_lookup(shape: tuple[int, int, int], on: Kernels) -> None:
+    batch = drawn(shape, on)
     num_samples, num_rows = shape[0], batch.by_row.num_rows
     starts = np.concatenate([[0], np.cumsum(batch.by_row.counts_U)])
     np.testing.assert_array_equal(batch.decoded.slots_BF[:num_samples].cpu(), batch.slots_BF)
@@ -345,14 +289,12 @@ def test_decoding_finds_the_slot_of_every_lookup(
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rows_are_gathered_by_their_slots(
-    shape: tuple[int, int, int], engine: str, device: torch.device, rng: np.random.Generator
-) -> None:
-    batch = drawn(shape, rng, device, engine)
-    weights = draw_rows(RowOptimizer("sgd", 0.1), batch.num_slots, 10, rng, device).weights_SD
+def test_rows_are_gathered_by_their_slots(shape: tuple[int, int, int], on: Kernels) -> None:
+    batch = drawn(shape, on)
+    weights = on.rows(RowOptimizer("sgd", 0.1), batch.num_slots, 10).weights_SD
     batch.decoded.slots_BF[shape[0] :] = 0
-    vectors_BFD = poisoned(torch.empty(batch.room.num_samples, shape[1], 10, device=device))
-    kernel_of("gather_rows", engine)(weights, batch.decoded.slots_BF, batch.lists.num_samples_1, vectors_BFD)
+    vectors_BFD = on.empty(batch.room.num_samples, shape[1], 10)
+    on.run("gather_rows", weights, batch.decoded.slots_BF, batch.lists.num_samples_1, vectors_BFD)
     wanted = np.zeros(vectors_BFD.shape, np.float32)
     is_here = batch.slots_BF >= 0
     wanted[: shape[0]][is_here] = weights.cpu().numpy()[batch.slots_BF[is_here]]
@@ -372,12 +314,10 @@ def test_rows_are_gathered_by_their_slots(
     ],
     ids=str,
 )
-def test_a_step_gives_the_bits_of_numba(
-    name: str, shape: tuple[int, int, int], engine: str, device: torch.device, rng: np.random.Generator
-) -> None:
+def test_a_step_gives_the_bits_of_numba(name: str, shape: tuple[int, int, int], on: Kernels) -> None:
     optimizer = RowOptimizer(name, 0.03, 0.1 if shape[1] == 2 else 0.0)
     dim = {1: 3, 2: 10, 3: 16}[shape[1]]
-    assert_steps_as_numba(drawn(shape, rng, device, engine), dim, optimizer, engine, rng)
+    assert_steps_as_numba(drawn(shape, on), dim, optimizer, on)
 
 
 def draw_long(rng: np.random.Generator) -> NDArray[np.int32]:
@@ -398,30 +338,22 @@ def draw_long(rng: np.random.Generator) -> NDArray[np.int32]:
         ),
     ],
 )
-def test_rows_with_long_lists_take_the_same_steps(
-    name: str, dim: int, engine: str, device: torch.device, rng: np.random.Generator
-) -> None:
-    hot = np.array([0, 4])
-    drawn = draw_batch(draw_long(rng), hot, rng, num_padding=50, absent_share=0.6, device=device)
-    batch = decoded(drawn, engine)
+def test_rows_with_long_lists_take_the_same_steps(name: str, dim: int, on: Kernels) -> None:
+    batch = on.batch(draw_long(on.rng), [0, 4], num_padding=50, absent_share=0.6)
     is_absent = batch.slots_U[batch.by_row.counts_U > LONG_LOOKUPS] < 0
     assert sorted(is_absent.tolist()) == [False, False, False, True]
-    assert_steps_as_numba(batch, dim, RowOptimizer(name, 0.03), engine, rng)
+    assert_steps_as_numba(batch, dim, RowOptimizer(name, 0.03), on)
 
 
-def test_rows_at_the_length_of_long_lists_are_updated_once(
-    engine: str, device: torch.device, rng: np.random.Generator
-) -> None:
-    ids_BF = rng.permutation(np.repeat([0, 1, 2], [LONG_LOOKUPS, LONG_LOOKUPS + 1, 1])).astype(np.int32)
-    batch = decoded(draw_batch(ids_BF.reshape(-1, 1), np.array([3]), rng, device=device), engine)
+def test_rows_at_the_length_of_long_lists_are_updated_once(on: Kernels) -> None:
+    ids_BF = on.rng.permutation(np.repeat([0, 1, 2], [LONG_LOOKUPS, LONG_LOOKUPS + 1, 1])).astype(np.int32)
+    batch = on.batch(ids_BF.reshape(-1, 1), [3])
     assert int(batch.lists.long_offsets_F1[-1]) == 1
-    assert_steps_as_numba(batch, 2, RowOptimizer("sgd", 0.03), engine, rng)
+    assert_steps_as_numba(batch, 2, RowOptimizer("sgd", 0.03), on)
 
 
-def test_rows_that_an_earlier_batch_left_take_no_step(
-    engine: str, device: torch.device, rng: np.random.Generator
-) -> None:
-    batch = decoded(draw_batch(draw_long(rng), np.array([4, 4]), rng, device=device), engine)
+def test_rows_that_an_earlier_batch_left_take_no_step(on: Kernels) -> None:
+    batch = on.batch(draw_long(on.rng), [4, 4])
     num_rows, num_long = batch.by_row.num_rows, int(batch.lists.long_offsets_F1[-1])
     assert num_long > 0
     # Behind the end are rows with a slot, short lists and a long one.
@@ -430,7 +362,7 @@ def test_rows_that_an_earlier_batch_left_take_no_step(
     left.starts_U1[num_rows + 1 :] = left.starts_U1[num_rows]
     left.slots_U[num_rows:] = 0
     left.long_rows_L[num_long:] = left.long_rows_L[0]
-    assert_steps_as_numba(batch, 16, RowOptimizer("adam", 0.03), engine, rng)
+    assert_steps_as_numba(batch, 16, RowOptimizer("adam", 0.03), on)
 
 
 def far_rows(num_rows: int, dim: int) -> torch.Tensor:
@@ -440,64 +372,53 @@ def far_rows(num_rows: int, dim: int) -> torch.Tensor:
     return torch.frombuffer(pages, dtype=torch.float32).view(num_rows, dim)
 
 
-def test_rows_lie_beyond_two_to_the_31_numbers(
-    engine: str, device: torch.device, rng: np.random.Generator
-) -> None:
+def test_rows_lie_beyond_two_to_the_31_numbers(on: Kernels) -> None:
     num_rows, dim = 20_000_000, 128
-    if device.type == "cpu":
+    if on.device.type == "cpu":
         weights = far_rows(num_rows, dim)
     else:
-        weights = torch.empty(num_rows, dim, device=device)
-    near = rng.normal(size=(9, dim)).astype(np.float32)
+        weights = torch.empty(num_rows, dim, device=on.device)
+    near = on.rng.normal(size=(9, dim)).astype(np.float32)
     weights[-9:] = torch.from_numpy(near)
     rows = RowTensors(weights, weights[:, :0])
-    slots_BF = torch.arange(num_rows - 9, num_rows, dtype=torch.int32, device=device).view(3, 3)
-    count_1 = torch.tensor([3], dtype=torch.int32, device=device)
-    vectors_BFD = poisoned(torch.empty(3, 3, dim, device=device))
-    kernel_of("gather_rows", engine)(weights, slots_BF, count_1, vectors_BFD)
+    slots_BF = torch.arange(num_rows - 9, num_rows, dtype=torch.int32, device=on.device).view(3, 3)
+    count_1 = on.count(3)
+    vectors_BFD = on.empty(3, 3, dim)
+    on.run("gather_rows", weights, slots_BF, count_1, vectors_BFD)
     np.testing.assert_array_equal(vectors_BFD.flatten(0, 1).cpu(), near)
 
     # Three rows take a step, one of them by a long list, then go to the front.
     lookups = np.array([1, 2, LONG_LOOKUPS + 1])
     ids_BF = np.repeat(np.arange(3, dtype=np.int32), lookups).reshape(-1, 1)
-    batch = decoded(draw_batch(ids_BF, np.array([3]), rng, device=device), engine)
+    batch = on.batch(ids_BF, [3])
     slots_U = slots_BF.flatten()[3:6].contiguous()
     batch.decoded.slots_U[:3] = slots_U
     optimizer = RowOptimizer("sgd", 0.5)
-    grad_BFD = torch.ones(*ids_BF.shape, dim, device=device)
-    partials = poisoned(batch.room.new_partials(dim, device))
-    numbers = numbers_of(optimizer, device)
-    kernel_of("sum_and_step", engine)(
-        batch.lists, batch.decoded, grad_BFD, partials, optimizer, numbers, rows
-    )
+    grad_BFD = torch.ones(*ids_BF.shape, dim, device=on.device)
+    on.step(batch, grad_BFD, optimizer, rows)
     changes = np.float32(0.5) * lookups.astype(np.float32)
     np.testing.assert_array_equal(weights[-9:].cpu().numpy()[3:6], near[3:6] - changes[:, None])
-    targets = torch.arange(3, dtype=torch.int32, device=device)
-    place_3 = torch.tensor([3, 0, 0], dtype=torch.int32, device=device)
-    kernel_of("move_rows", engine)(RowMoves(place_3, slots_U, targets), rows, rows)
+    targets = torch.arange(3, dtype=torch.int32, device=on.device)
+    place_3 = torch.tensor([3, 0, 0], dtype=torch.int32, device=on.device)
+    on.run("move_rows", RowMoves(place_3, slots_U, targets), rows, rows)
     assert torch.equal(weights[:3], weights[-6:-3])
 
 
-def test_sums_and_steps_apart_are_those_at_once(
-    engine: str, device: torch.device, rng: np.random.Generator
-) -> None:
-    ids_BF = np.minimum(draw_ids(300, 2, 50, rng), 5)
-    batch = decoded(draw_batch(ids_BF, np.array([2, 5]), rng, num_padding=5, device=device), engine)
-    grad_BFD = draw_gradients(batch, 16, rng)
-    sums_UD = poisoned(torch.empty(batch.room.num_rows, 16, device=device))
-    partials = poisoned(batch.room.new_partials(16, device))
-    kernel_of("sum_gradients", engine)(batch.lists, batch.decoded, grad_BFD, partials, sums_UD)
+def test_sums_and_steps_apart_are_those_at_once(on: Kernels) -> None:
+    ids_BF = np.minimum(draw_ids(300, 2, 50, on.rng), 5)
+    batch = on.batch(ids_BF, [2, 5], num_padding=5)
+    grad_BFD = on.gradients(batch, 16)
+    sums_UD = on.empty(batch.room.num_rows, 16)
+    partials = poisoned(batch.room.new_partials(16, on.device))
+    on.run("sum_gradients", batch.lists, batch.decoded, grad_BFD, partials, sums_UD)
     num_rows = batch.by_row.num_rows
     wanted, _ = numba_sums(batch, grad_BFD, np.arange(num_rows))
     np.testing.assert_array_equal(sums_UD[:num_rows].cpu(), wanted)
 
     optimizer = RowOptimizer("adam", 0.03)
-    rows = draw_rows(optimizer, batch.num_slots, 16, rng, device)
+    rows = on.rows(optimizer, batch.num_slots, 16)
     weights, state = (each.cpu().numpy().copy() for each in rows)
-    numbers = numbers_of(optimizer, device)
-    kernel_of("sum_and_step", engine)(
-        batch.lists, batch.decoded, grad_BFD, partials, optimizer, numbers, rows
-    )
+    on.step(batch, grad_BFD, optimizer, rows)
     # The sums that were stored, stepped by the host.
     has_slot = batch.slots_U >= 0
     sums = sums_UD[:num_rows].cpu().numpy()[has_slot]
@@ -507,26 +428,22 @@ def test_sums_and_steps_apart_are_those_at_once(
 
 
 @pytest.mark.slow
-def test_a_row_with_sixty_thousand_lookups_takes_the_step_of_numba(
-    engine: str, device: torch.device, rng: np.random.Generator
-) -> None:
-    ids_BF = (rng.random((65_536, 1)) < 0.08).astype(np.int32)
-    batch = decoded(draw_batch(ids_BF, np.array([2]), rng, device=device), engine)
+def test_a_row_with_sixty_thousand_lookups_takes_the_step_of_numba(on: Kernels) -> None:
+    ids_BF = (on.rng.random((65_536, 1)) < 0.08).astype(np.int32)
+    batch = on.batch(ids_BF, [2])
     assert batch.by_row.counts_U.max() > 60_000
-    assert_steps_as_numba(batch, 16, RowOptimizer("sgd", 0.03), engine, rng)
+    assert_steps_as_numba(batch, 16, RowOptimizer("sgd", 0.03), on)
 
 
-def draw_moves(
-    num_moves: int, num_sources: int, num_targets: int, rng: np.random.Generator, device: torch.device
-) -> RowMoves:
+def draw_moves(num_moves: int, num_sources: int, num_targets: int, on: Kernels) -> RowMoves:
     """Moves whose lists lie in one array, with poison before, between and behind them."""
     first_source, first_target = 3, num_moves + 5
     numbers = poisoned(torch.empty(2 * num_moves + 9, dtype=torch.int32))
     for first, most in ((first_source, num_sources), (first_target, num_targets)):
-        drawn = rng.permutation(most)[:num_moves].astype(np.int32)
+        drawn = on.rng.permutation(most)[:num_moves].astype(np.int32)
         numbers[first : first + num_moves] = torch.from_numpy(drawn)
     place_3 = torch.tensor([num_moves, first_source, first_target], dtype=torch.int32)
-    return RowMoves(place_3.to(device), numbers.to(device), numbers.to(device))
+    return RowMoves(place_3.to(on.device), numbers.to(on.device), numbers.to(on.device))
 
 
 def lists_of(moves: RowMoves) -> tuple[torch.Tensor, torch.Tensor]:
@@ -539,14 +456,12 @@ def lists_of(moves: RowMoves) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize(
     ("num_moves", "dim", "name"), [(0, 16, "sgd"), (1, 3, "adam"), (70, 16, "adagrad"), (70, 128, "adam")]
 )
-def test_moved_rows_keep_their_bits(
-    num_moves: int, dim: int, name: str, engine: str, device: torch.device, rng: np.random.Generator
-) -> None:
+def test_moved_rows_keep_their_bits(num_moves: int, dim: int, name: str, on: Kernels) -> None:
     optimizer = RowOptimizer(name, 0.1)
-    source, target = (draw_rows(optimizer, size, dim, rng, device) for size in (90, 80))
+    source, target = (on.rows(optimizer, size, dim) for size in (90, 80))
     wanted = [each.clone() for each in target]
-    moves = draw_moves(num_moves, 90, 80, rng, device)
-    kernel_of("move_rows", engine)(moves, source, target)
+    moves = draw_moves(num_moves, 90, 80, on)
+    on.run("move_rows", moves, source, target)
     sources_N, targets_N = lists_of(moves)
     assert sources_N.numel() == num_moves
     for found, want, origin in zip(target, wanted, source, strict=True):
@@ -555,17 +470,15 @@ def test_moved_rows_keep_their_bits(
 
 
 @pytest.mark.parametrize(("num_moves", "dim"), [(0, 16), (1, 16), (70, 10), (127, 128)])
-def test_made_rows_have_the_bits_of_the_host(
-    num_moves: int, dim: int, engine: str, device: torch.device, rng: np.random.Generator
-) -> None:
+def test_made_rows_have_the_bits_of_the_host(num_moves: int, dim: int, on: Kernels) -> None:
     # A table without a row on the tier lies between two that have some; 127 are the rows of all.
     layout = Layout.of([3, 40, 0], [60, 40, 70])
     initial = InitialValues.of(11, range(3), [60, 40, 70])
     optimizer = RowOptimizer("adagrad", 0.1)
-    rows = draw_rows(optimizer, 130, dim, rng, device)
+    rows = on.rows(optimizer, 130, dim)
     weights, state = (each.cpu().clone() for each in rows)
-    moves = draw_moves(num_moves, layout.num_own_slots, 130, rng, device)
-    kernel_of("make_rows", engine)(moves, SeedTables.of(layout, initial, device), rows)
+    moves = draw_moves(num_moves, layout.num_own_slots, 130, on)
+    on.run("make_rows", moves, SeedTables.of(layout, initial, on.device), rows)
     sources, targets = lists_of(moves)
     tables_N, ids_N = layout.rows_at(sources.numpy())
     initial.write(tables_N, ids_N, weights, targets.numpy())
