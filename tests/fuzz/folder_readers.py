@@ -27,19 +27,15 @@ from hotset.pipeline.stages.other_vocabulary import adopt, map_ids
 from hotset.pipeline.statistics.frequencies import frequency_statistics
 from hotset.pipeline.statistics.table_rows import open_table
 from hotset.pipeline.verify import verify
-from hotset.stats.step_times import Machine
 from hotset.tests.support.thread_ranks import run_thread_ranks
-from hotset.train.advice import AdviceConfig, advise
 from hotset.train.build import build_trainer
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.data.shards import Shards
-from hotset.train.evaluate import evaluate
 from hotset.train.loop import run_steps
 from hotset.train.ranks.ranks import RankError, Ranks
 from hotset.train.recipe_options import Interval, RecipeOptions
 from hotset.train.run import train
 from hotset.train.serving.predict import RunPredictor, predict_file
-from hotset.train.verify_run import verify_run
 from hotset.workflows.recipe_file import with_recipe
 
 ONE = Resources(workers=1, memory_bytes=None)
@@ -89,9 +85,9 @@ def adopt_again(root: Path, out: Path) -> Any:
     return values_of(made)
 
 
-def train_again(root: Path, out: Path, *, replay: bool = False) -> Any:
-    """Train on the shards, perhaps in the order of the run."""
-    train(root / "dir", TRAIN, out / "run", replay=root / "run" if replay else None)
+def train_again(root: Path, out: Path, **runs: str) -> Any:
+    """Train on the shards, perhaps in the order of a run, or from its weights and states."""
+    train(root / "dir", TRAIN, out / "run", **{how: root / run for how, run in runs.items()})
     return hash_file(out / "run" / "weights.safetensors")
 
 
@@ -117,18 +113,6 @@ def train_on_ranks_again(root: Path, out: Path) -> Any:
         raise causes[0] if causes else error from None
 
 
-def init_from_run(root: Path, out: Path) -> Any:
-    """Train from the weights and states of the run."""
-    train(root / "dir", TRAIN, out / "run", init_from=root / "run")
-    return hash_file(out / "run" / "weights.safetensors")
-
-
-def init_from_older_ids(root: Path, out: Path) -> Any:
-    """Train from a run on the old vocabulary, whose ids are mapped."""
-    train(root / "dir", TRAIN, out / "run", init_from=root / "old_run")
-    return hash_file(out / "run" / "weights.safetensors")
-
-
 def resume_run(root: Path, out: Path) -> Any:
     """Finish a run that was interrupted."""
     shutil.copytree(root / "halted", out / "halted")
@@ -142,11 +126,6 @@ def predict_again(root: Path, out: Path) -> Any:
     return hash_file(out / "scores.parquet")
 
 
-def evaluate_again(root: Path, out: Path) -> Any:
-    """Score the run."""
-    return evaluate(root / "run", root / "dir").to_dict()
-
-
 def statistics_of(root: Path, out: Path) -> Any:
     """Compute the statistics of DIR."""
     found = frequency_statistics(root / "dir", ONE)
@@ -158,11 +137,6 @@ def tables_of(root: Path, out: Path) -> Any:
     """Read every table row by row, with texts."""
     tables = VocabularyTotals.of(Manifest.read(root / "dir" / "vocabulary")).tables
     return [open_table(root / "dir", table.name).head(50) for table in tables]
-
-
-def advice_of(root: Path, out: Path) -> Any:
-    """Predict the placements."""
-    return advise(root / "dir", AdviceConfig(), Machine(), ONE)
 
 
 def resume(config: PreprocessConfig, folder: str, log: str, root: Path, out: Path) -> Any:
@@ -184,16 +158,6 @@ def faults_of_dir(root: Path, out: Path, *, rebuild: bool = False) -> list[str]:
     raw = [root / "log.parquet"] if rebuild else []
     other = root / "old" if rebuild else None
     return verify(root / "dir", ONE, raw=raw, rebuild=rebuild, other_vocabulary=other)
-
-
-def faults_of_run(name: str, root: Path, out: Path) -> list[str]:
-    """Check a run, finished or interrupted."""
-    return verify_run(root / name)
-
-
-def faults_of(made: Path, root: Path) -> list[str]:
-    """Check another DIR that was made from the same log."""
-    return verify(made, ONE, raw=[root / "log.parquet"])
 
 
 def recipe_of_file(root: Path, out: Path) -> list[str]:

@@ -39,11 +39,16 @@ from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import MANIFEST, checksum_of
 from hotset.pipeline.folders.partial import BEGUN, PARTIAL
 from hotset.pipeline.preprocess import INPUTS
+from hotset.pipeline.verify import verify
+from hotset.stats.step_times import Machine
 from hotset.tests.fuzz import folder_readers as readers
 from hotset.tests.fuzz.crafted_files import edit_bytes, edit_json, edit_values
 from hotset.tests.fuzz.whole_folders import BEGUN_STAGES, make_folders, write_log
 from hotset.tests.support.resealed import reseal_checkpoints, reseal_later_folders, write_manifest
+from hotset.train.advice import AdviceConfig, advise
 from hotset.train.checkpoints.files import CHECKPOINTS
+from hotset.train.evaluate import evaluate
+from hotset.train.verify_run import verify_run
 
 _HANG_SECONDS = 60
 _MAKING_SECONDS = 600
@@ -122,21 +127,21 @@ class Crafter:
             "adopt": readers.adopt_again,
             "train": readers.train_again,
             "train-ranks": readers.train_on_ranks_again,
-            "replay": partial(readers.train_again, replay=True),
-            "init-from": readers.init_from_run,
-            "init-mapped": readers.init_from_older_ids,
+            "replay": partial(readers.train_again, replay="run"),
+            "init-from": partial(readers.train_again, init_from="run"),
+            "init-mapped": partial(readers.train_again, init_from="old_run"),
             "resume-run": readers.resume_run,
-            "evaluate": readers.evaluate_again,
+            "evaluate": lambda root, out: evaluate(root / "run", root / "dir").to_dict(),
             "predict": readers.predict_again,
             "statistics": readers.statistics_of,
             "tables": readers.tables_of,
-            "advice": readers.advice_of,
+            "advice": lambda root, out: advise(root / "dir", AdviceConfig(), Machine(), readers.ONE),
             "schema": readers.schema_of_file,
             "recipe": readers.recipe_of_file,
             "verify": readers.faults_of_dir,
             "verify --inputs": partial(readers.faults_of_dir, rebuild=True),
-            "verify RUN": partial(readers.faults_of_run, "run"),
-            "verify halted": partial(readers.faults_of_run, "halted"),
+            "verify RUN": lambda root, out: verify_run(root / "run"),
+            "verify halted": lambda root, out: verify_run(root / "halted"),
         }
 
     def _read(self, name: str) -> Any:
@@ -205,8 +210,8 @@ class Crafter:
             reseal_later_folders(self.root / "dir")
 
     def _judge_all(self, folder: str, is_resealed: bool) -> dict[str, str]:
-        verify = {"run": "verify RUN", "halted": "verify halted"}.get(folder, "verify")
-        names = [*_READERS_OF[folder], verify]
+        checks = {"run": "verify RUN", "halted": "verify halted"}
+        names = [*_READERS_OF[folder], checks.get(folder, "verify")]
         if folder in (*_TEXTS, *BEGUN_STAGES):
             names = names[:1]
         outcomes = {name: self.judge(name) for name in names}
@@ -248,7 +253,7 @@ class Crafter:
         if name in BEGUN_STAGES:
             # What was left unfinished is checked as the sealed folder that it became.
             self._read(name)
-            faults = readers.faults_of(self._scratch / "dir", self.root)
+            faults = verify(self._scratch / "dir", readers.ONE, raw=[self.root / "log.parquet"])
             return "other" if faults else "a resumed folder holds other data, and verify finds no fault"
         if not is_resealed:
             return "other results from a file whose checksum is not that of its manifest"

@@ -87,6 +87,16 @@ def made(days: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[int
     return {number: folder / str(number) for number in (2, 3)}
 
 
+def check_extended(raw: list[Path], stops: list[int], config: PreprocessConfig, folder: Path) -> None:
+    """Add logs up to each stop; the folder has the bytes of one that was made from scratch."""
+    for number in stops:
+        preprocess(raw[:number], config, folder / "dir", Resources(workers=2), extend=True)
+        preprocess(raw[:number], config, folder / str(number), Resources(workers=1))
+        assert data_of(folder / "dir") == data_of(folder / str(number))
+    assert verify(folder / "dir", raw=raw) == []
+    assert all(stage.state == FINISHED for stage in plan_run(raw, config, folder / "dir").stages)
+
+
 @pytest.mark.parametrize(
     "setting",
     # The setting with most in it stands for the others in quick runs.
@@ -98,14 +108,9 @@ def made(days: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[int
 def test_days_added_one_by_one_end_in_the_bytes_of_a_run_from_scratch(
     tmp_path: Path, days: list[Path], setting: str
 ) -> None:
-    config = SETTINGS[setting]
-    for number in range(2, len(days) + 1):
-        preprocess(days[:number], config, tmp_path / "dir", Resources(workers=2), extend=True)
-        preprocess(days[:number], config, tmp_path / str(number), Resources(workers=1))
-        assert data_of(tmp_path / "dir") == data_of(tmp_path / str(number))
-    assert verify(tmp_path / "dir", raw=days) == []
-    preprocess(days, config, tmp_path / "dir", extend=True)  # nothing to add
-    assert data_of(tmp_path / "dir") == data_of(tmp_path / str(len(days)))
+    check_extended(days, [2, 3, 4], SETTINGS[setting], tmp_path)
+    preprocess(days, SETTINGS[setting], tmp_path / "dir", extend=True)  # nothing to add
+    assert data_of(tmp_path / "dir") == data_of(tmp_path / "4")
 
 
 @pytest.mark.parametrize("setting", ["a window", pytest.param("a fraction", marks=pytest.mark.slow)])
@@ -114,13 +119,9 @@ def test_several_days_at_once_an_empty_one_and_a_single_one_before(
 ) -> None:
     empty = tmp_path / "empty"
     empty.write_bytes(b"")
-    logs = [days[0], empty, *days[1:]]
     config = SETTINGS[setting]
-    first = replace(config, count=replace(config.count, eval_files=0, eval_fraction=0.3))
-    preprocess(logs[:1], first, tmp_path / "dir", extend=True)
-    preprocess(logs, first, tmp_path / "dir", extend=True)
-    preprocess(logs, first, tmp_path / "at once")
-    assert data_of(tmp_path / "dir") == data_of(tmp_path / "at once")
+    config = replace(config, count=replace(config.count, eval_files=0, eval_fraction=0.3))
+    check_extended([days[0], empty, *days[1:]], [1, 5], config, tmp_path)
 
 
 def test_only_the_new_day_is_read_and_counted(
@@ -252,10 +253,11 @@ def test_a_run_stopped_anywhere_is_extended(
     assert data_of(out) == data_of(made[3])
 
 
-def test_the_commands_say_what_is_made_again(
+def test_the_commands_say_what_is_made_again_and_stages_alone_go_on_too(
     tmp_path: Path, days: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    logs, out = [str(day) for day in days[:3]], str(tmp_path / "dir")
+    logs, scratch, out = [str(day) for day in days[:3]], str(tmp_path / "scratch"), str(tmp_path / "dir")
+    assert main(["preprocess", *logs, "--out", scratch]) == 0
     assert main(["preprocess", *logs[:2], "--out", out]) == 0
     assert main(["preprocess", *logs, "--out", out]) == 1
     assert "hint: give --extend, which adds the 1 behind them" in capsys.readouterr().err
@@ -264,19 +266,12 @@ def test_the_commands_say_what_is_made_again(
     assert f"removed {out}/samples, which was written from fewer logs; it will be rebuilt" in said
     assert f"removed {out}/vocabulary" not in said  # kept for the map of ids, until that is written
     assert f"removed {out}/counts" not in said
-    assert main(["preprocess", *logs, "--out", str(tmp_path / "scratch")]) == 0
-    assert data_of(tmp_path / "dir") == data_of(tmp_path / "scratch")
-
-
-def test_stage_by_stage_counts_go_on_too(tmp_path: Path, days: list[Path]) -> None:
-    logs, out = [str(day) for day in days[:3]], str(tmp_path / "dir")
-    stages = ("count", "rank", "encode", "split", "pack")
-    assert main(["ingest", *logs[:2], "--out", out]) == 0
-    assert all(main([stage, out]) == 0 for stage in stages)
-    assert main(["ingest", *logs, "--out", out, "--extend"]) == 0
-    assert all(main([stage, out]) == 0 for stage in stages)
-    assert main(["preprocess", *logs, "--out", str(tmp_path / "scratch")]) == 0
-    assert data_of(tmp_path / "dir") == data_of(tmp_path / "scratch")
+    assert data_of(Path(out)) == data_of(Path(scratch))
+    alone = str(tmp_path / "alone")
+    for first, more in ((logs[:2], ()), (logs, ("--extend",))):
+        assert main(["ingest", *first, "--out", alone, *more]) == 0
+        assert all(main([stage, alone]) == 0 for stage in ("count", "rank", "encode", "split", "pack"))
+    assert data_of(Path(alone)) == data_of(Path(scratch))
 
 
 def test_other_columns_are_not_gone_on_from(tmp_path: Path, days: list[Path], made: dict[int, Path]) -> None:
@@ -326,12 +321,7 @@ def test_days_with_lists_and_texts_are_added(
         rank=RankConfig(rank_by=rank_by),
         pack=PackConfig(batch_size=8),
     )
-    for number in (2, 3):
-        preprocess(raw[:number], config, tmp_path / "dir", Resources(workers=2), extend=True)
-    assert all(stage.state == FINISHED for stage in plan_run(raw, config, tmp_path / "dir").stages)
-    preprocess(raw, config, tmp_path / "scratch", Resources(workers=1))
-    assert data_of(tmp_path / "dir") == data_of(tmp_path / "scratch")
-    assert verify(tmp_path / "dir", raw=raw) == []
+    check_extended(raw, [2, 3], config, tmp_path)
 
 
 @pytest.mark.slow

@@ -82,18 +82,6 @@ def test_a_copy_reads_its_source_when_it_runs() -> None:
     assert found == {0.0, 1.0}
 
 
-def test_recorded_work_runs_at_each_replay_and_not_before() -> None:
-    device = LateDevice()
-    done: list[int] = []
-    graph = device.capture("compute", lambda: device.launch("compute", done.append, 1))
-    device.synchronize()
-    assert done == []
-    device.replay("compute", graph)
-    device.replay("compute", graph)
-    device.synchronize()
-    assert done == [1, 1]
-
-
 def test_another_thread_goes_on_while_work_is_recorded() -> None:
     device = LateDevice()
     other = threading.Thread(target=lambda: device.wait("moves", device.record("moves")))
@@ -109,13 +97,16 @@ def test_another_thread_goes_on_while_work_is_recorded() -> None:
     assert len(device._queues["moves"]) == 2
 
 
-def test_recorded_work_is_of_one_stream() -> None:
+def test_recorded_work_runs_at_each_replay_in_its_stream_and_not_before() -> None:
     device = LateDevice()
     done: list[int] = []
     graph = device.capture("moves", lambda: device.launch("moves", done.append, 1))
+    device.synchronize()
+    assert done == []
+    device.replay("moves", graph)
     device.replay("moves", graph)
     device.synchronize()
-    assert done == [1]
+    assert done == [1, 1]
     with pytest.raises(AssertionError):
         device.replay("compute", graph)
     with pytest.raises(AssertionError, match="one stream"):
@@ -136,17 +127,11 @@ def test_products_have_one_thread_whoever_runs_them() -> None:
     assert found == [1, 1] and torch.get_num_threads() == before
 
 
-def test_streams_that_wait_for_each_other_are_named() -> None:
-    device = LateDevice()
-    other = LateDevice().record("compute")
-    device.wait("moves", other)
-    with pytest.raises(RuntimeError, match="wait for each other"):
-        device.synchronize()
-
-
-def test_a_device_is_not_closed_with_work_queued() -> None:
+def test_streams_that_wait_for_each_other_are_named_and_not_closed() -> None:
     device = LateDevice()
     device.wait("moves", LateDevice().record("compute"))
+    with pytest.raises(RuntimeError, match="wait for each other"):
+        device.synchronize()
     with pytest.raises(RuntimeError, match=r"work queued: \{'moves': 1\}"):
         device.close()
 
