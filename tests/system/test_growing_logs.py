@@ -87,6 +87,12 @@ def made(days: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[int
     return {number: folder / str(number) for number in (2, 3)}
 
 
+@pytest.fixture
+def out(made: dict[int, Path], tmp_path: Path) -> Path:
+    """DIR of the first two days, which a test may change."""
+    return copy_of(made[2], tmp_path / "dir")
+
+
 def check_extended(raw: list[Path], stops: list[int], config: PreprocessConfig, folder: Path) -> None:
     """Add logs up to each stop; the folder has the bytes of one that was made from scratch."""
     for number in stops:
@@ -125,9 +131,8 @@ def test_several_days_at_once_an_empty_one_and_a_single_one_before(
 
 
 def test_only_the_new_day_is_read_and_counted(
-    tmp_path: Path, days: list[Path], made: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+    out: Path, days: list[Path], made: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = copy_of(made[2], tmp_path / "dir")
     read: list[str] = []
     iterate = raw_module.iterate_blocks
 
@@ -152,10 +157,7 @@ def test_only_the_new_day_is_read_and_counted(
     assert told["count"] == 9 * (trained[3] - trained[2])
 
 
-def test_a_longer_log_is_refused_without_extend(
-    tmp_path: Path, days: list[Path], made: dict[int, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = copy_of(made[2], tmp_path / "dir")
+def test_a_longer_log_is_refused_without_extend(out: Path, days: list[Path], made: dict[int, Path]) -> None:
     before = tree_of(out)
     with pytest.raises(ManifestError, match="columns was made from the first 2 of these 3 files") as caught:
         preprocess(days[:3], CONFIG, out)
@@ -165,9 +167,8 @@ def test_a_longer_log_is_refused_without_extend(
 
 @pytest.mark.parametrize("order", [(1, 0, 2), (0, 2, 1), (0,), (1, 2)])
 def test_other_logs_than_those_behind_are_refused(
-    tmp_path: Path, days: list[Path], made: dict[int, Path], order: tuple[int, ...]
+    out: Path, days: list[Path], order: tuple[int, ...]
 ) -> None:
-    out = copy_of(made[2], tmp_path / "dir")
     before = tree_of(out)
     with pytest.raises(ManifestError, match="columns was written from other inputs"):
         preprocess([days[number] for number in order], CONFIG, out, extend=True)
@@ -175,9 +176,8 @@ def test_other_logs_than_those_behind_are_refused(
 
 
 def test_a_setting_that_counts_differently_is_refused_before_anything_changes(
-    tmp_path: Path, days: list[Path], made: dict[int, Path]
+    out: Path, days: list[Path]
 ) -> None:
-    out = copy_of(made[2], tmp_path / "dir")
     before = tree_of(out)
     with pytest.raises(ManifestError, match=r"counts was written with eval_fraction = 0.3, now 0.2"):
         preprocess(days[:3], replace(CONFIG, count=CountConfig(eval_fraction=0.2)), out, extend=True)
@@ -191,9 +191,8 @@ def test_a_setting_that_counts_differently_is_refused_before_anything_changes(
 
 
 def test_a_bad_new_day_leaves_the_old_state_to_go_back_to(
-    tmp_path: Path, days: list[Path], made: dict[int, Path]
+    out: Path, tmp_path: Path, days: list[Path], made: dict[int, Path]
 ) -> None:
-    out = copy_of(made[2], tmp_path / "dir")
     bad, good = tmp_path / "day_2", days[2].read_bytes()
     bad.write_bytes(good[:-60] + b"x")
     logs = [*days[:2], bad]
@@ -234,9 +233,8 @@ def test_killed_at_any_moment_the_same_command_ends_in_the_same_bytes(
 
 
 def test_killed_while_counting_a_run_without_extend_goes_on_too(
-    tmp_path: Path, days: list[Path], made: dict[int, Path]
+    out: Path, days: list[Path], made: dict[int, Path]
 ) -> None:
-    out = copy_of(made[2], tmp_path / "dir")
     preprocess(days[:3], CONFIG, out, extend=True, until="ingest")
     assert sorted(path.name for path in out.iterdir()) == ["columns", "counts", "old_vocabulary"]
     preprocess(days[:3], CONFIG, out)
@@ -274,8 +272,7 @@ def test_the_commands_say_what_is_made_again_and_stages_alone_go_on_too(
     assert data_of(Path(alone)) == data_of(Path(scratch))
 
 
-def test_other_columns_are_not_gone_on_from(tmp_path: Path, days: list[Path], made: dict[int, Path]) -> None:
-    out = copy_of(made[2], tmp_path / "dir")
+def test_other_columns_are_not_gone_on_from(out: Path, days: list[Path]) -> None:
     shutil.rmtree(out / "columns")
     with pytest.raises(ManifestError, match="counts was written from other inputs"):
         preprocess([days[3], days[2]], CONFIG, out)
@@ -365,10 +362,7 @@ def test_a_day_that_does_not_add_up_is_found(tmp_path: Path, days: list[Path]) -
         assert any(fault.startswith(f"{path}: count in row 0") for fault in verify(folder))
 
 
-def test_removing_a_reopened_folder_leaves_nothing(
-    tmp_path: Path, days: list[Path], made: dict[int, Path]
-) -> None:
-    out = copy_of(made[2], tmp_path / "dir")
+def test_removing_a_reopened_folder_leaves_nothing(out: Path, tmp_path: Path, days: list[Path]) -> None:
     bad = tmp_path / "day_2"
     bad.write_bytes(b"x\n")
     with pytest.raises(InputError):

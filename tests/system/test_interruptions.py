@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -62,36 +63,51 @@ def unbroken(made: Path) -> dict[str, bytes]:
     return tree_of(made)
 
 
-def refusal(log: Path, out: Path, kind: type[HotsetError] = ManifestError) -> str:
-    """The one line that a run ends in."""
-    with pytest.raises(kind) as caught:
-        preprocess([log], CONFIG, out, Resources(workers=2))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A log, the folder it is preprocessed to, and the bytes of one that nothing disturbs."""
+
+    log: Path
+    out: Path
+    unbroken: dict[str, bytes]
+
+    def refusal(self, kind: type[HotsetError] = ManifestError) -> str:
+        """The one line that a run ends in."""
+        with pytest.raises(kind) as caught:
+            preprocess([self.log], CONFIG, self.out, Resources(workers=2))
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    def check_goes_on(self) -> None:
+        preprocess([self.log], CONFIG, self.out, Resources(workers=2))
+        assert tree_of(self.out) == self.unbroken
 
 
-def check_goes_on(log: Path, out: Path, unbroken: dict[str, bytes]) -> None:
-    preprocess([log], CONFIG, out, Resources(workers=2))
-    assert tree_of(out) == unbroken
+@pytest.fixture
+def stage() -> str:
+    """The first stage whose folder is missing; most tests are of each of them."""
+    return "ingest"
+
+
+@pytest.fixture
+def run(log: Path, made: Path, unbroken: dict[str, bytes], stage: str, tmp_path: Path) -> Run:
+    """A run with the folders of the stages before ``stage``."""
+    return Run(log, copy_of(made, tmp_path / "dir", before=stage), unbroken)
 
 
 @pytest.mark.diagonal(2)
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_second_run_is_told_who_writes_the_folder(
-    tmp_path: Path, log: Path, made: Path, unbroken: dict[str, bytes], stage: str
-) -> None:
-    out = copy_of(made, tmp_path / "dir", before=stage)
-    folder = out / FOLDERS[stage]
+def test_a_second_run_is_told_who_writes_the_folder(run: Run, stage: str) -> None:
+    folder = run.out / FOLDERS[stage]
     with start_holder(folder / PARTIAL / "lock") as holder:
-        assert refusal(log, out) == f"{folder} is being written by process {holder.pid}"
-        before = tree_of(out)
+        assert run.refusal() == f"{folder} is being written by process {holder.pid}"
+        before = tree_of(run.out)
         with pytest.raises(ManifestError, match="is being written"):
-            remove_from("ingest", out)
-        assert {name: text for name, text in tree_of(out).items() if PARTIAL not in name} == {
-            name: text for name, text in before.items() if PARTIAL not in name
-        }
+            remove_from("ingest", run.out)
+        changes = tree_of(run.out).items() ^ before.items()
+        assert all(PARTIAL in name for name, _ in changes)
         holder.kill()
-    check_goes_on(log, out, unbroken)
+    run.check_goes_on()
 
 
 @contextmanager
@@ -112,13 +128,10 @@ def no_file_beyond(num_bytes: int) -> Iterator[None]:
 @pytest.mark.diagonal(2)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("num_bytes", [0, 1500, pytest.param(150, marks=pytest.mark.slow)])
-def test_a_full_device_loses_nothing(
-    tmp_path: Path, log: Path, made: Path, unbroken: dict[str, bytes], stage: str, num_bytes: int
-) -> None:
-    out = copy_of(made, tmp_path / "dir", before=stage)
+def test_a_full_device_loses_nothing(run: Run, stage: str, num_bytes: int) -> None:
     with no_file_beyond(num_bytes):
-        assert "cannot be written: File too large" in refusal(log, out)
-    check_goes_on(log, out, unbroken)
+        assert "cannot be written: File too large" in run.refusal()
+    run.check_goes_on()
 
 
 @contextmanager
@@ -140,22 +153,19 @@ def read_only(folder: Path) -> Iterator[None]:
 
 @pytest.mark.diagonal(2)
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_read_only_folder_is_refused_and_a_finished_one_is_read(
-    log: Path, made: Path, unbroken: dict[str, bytes], stage: str
-) -> None:
+def test_a_read_only_folder_is_refused_and_a_finished_one_is_read(run: Run, made: Path, stage: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:  # tmp_path lies in folders that only its owner may enter
         Path(scratch).chmod(0o755)
-        raw, out = Path(scratch) / log.name, Path(scratch) / "dir"
-        shutil.copy(log, raw)
-        copy_of(made, out, before=stage).mkdir(exist_ok=True)
-        with read_only(out):
-            assert refusal(raw, out) == f"{out / FOLDERS[stage]} cannot be written: Permission denied"
-        check_goes_on(raw, out, unbroken)
-        with read_only(out):
-            preprocess([raw], CONFIG, out, Resources(workers=2))
+        run = replace(run, log=Path(shutil.copy(run.log, scratch)), out=Path(scratch) / "dir")
+        copy_of(made, run.out, before=stage).mkdir(exist_ok=True)
+        with read_only(run.out):
+            assert run.refusal() == f"{run.out / FOLDERS[stage]} cannot be written: Permission denied"
+        run.check_goes_on()
+        with read_only(run.out):
+            run.check_goes_on()
             with pytest.raises(ManifestError, match="cannot be written: Permission denied"):
-                remove_from("ingest", out)
-        assert tree_of(out) == unbroken
+                remove_from("ingest", run.out)
+        assert tree_of(run.out) == run.unbroken
 
 
 def cut(path: Path) -> None:
@@ -179,91 +189,83 @@ CHANGES: dict[str, Callable[[Path], None]] = {
 }
 
 
-def restore(original: Path, log: Path) -> None:
-    if log.is_dir():
-        log.rmdir()
-    shutil.copy(original, log)
-
-
 @pytest.mark.diagonal(2)
 @pytest.mark.parametrize(
     ("change", "workers"), [("cut", 1), ("cut", 2), ("grown", 2), ("gone", 1), ("gone", 2), ("a folder", 1)]
 )
 def test_a_log_that_changes_while_it_is_read_is_named(
-    tmp_path: Path, original: Path, log: Path, unbroken: dict[str, bytes], change: str, workers: int
+    run: Run, original: Path, change: str, workers: int
 ) -> None:
+    log = run.log
+
     def change_it(stage: str, done: int, total: int) -> None:
         if log.is_file() and log.stat().st_size == original.stat().st_size:
             CHANGES[change](log)
 
     with pytest.raises(InputError) as caught:
-        preprocess([log], CONFIG, tmp_path / "dir", Resources(workers=workers, progress=change_it))
+        preprocess([log], CONFIG, run.out, Resources(workers=workers, progress=change_it))
     assert str(log) in str(caught.value) and "\n" not in str(caught.value)
-    restore(original, log)
-    check_goes_on(log, tmp_path / "dir", unbroken)
+    if log.is_dir():
+        log.rmdir()
+    shutil.copy(original, log)
+    run.check_goes_on()
 
 
 @pytest.mark.diagonal(2)
 @pytest.mark.parametrize(("stage", "name"), [(stage, name) for stage in INPUTS for name in INPUTS[stage]])
 @pytest.mark.parametrize("is_folder", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_an_input_that_vanishes_between_stages_is_named(
-    tmp_path: Path, log: Path, made: Path, unbroken: dict[str, bytes], stage: str, name: str, is_folder: bool
+    run: Run, tmp_path: Path, stage: str, name: str, is_folder: bool
 ) -> None:
-    out = copy_of(made, tmp_path / "dir", before=stage)
     before = STAGES[STAGES.index(stage) - 1]
-    gone = out / name if is_folder else out / name / Manifest.read(out / name).files[0].path
+    gone = run.out / name
+    if not is_folder:
+        gone /= Manifest.read(gone).files[0].path
 
     def remove(report: StageReport) -> None:
         if report.stage == before:
             gone.rename(tmp_path / "aside")
 
     with pytest.raises(ManifestError, match=str(gone)):
-        preprocess([log], CONFIG, out, Resources(workers=2), on_stage=remove)
+        preprocess([run.log], CONFIG, run.out, Resources(workers=2), on_stage=remove)
     (tmp_path / "aside").rename(gone)
-    check_goes_on(log, out, unbroken)
+    run.check_goes_on()
 
 
 @pytest.mark.parametrize("stage", ["count", "encode", "split", "pack"])
 def test_an_input_that_vanishes_during_a_stage_costs_no_more_than_that_run(
-    tmp_path: Path, log: Path, made: Path, unbroken: dict[str, bytes], stage: str
+    run: Run, tmp_path: Path, stage: str
 ) -> None:
-    out = copy_of(made, tmp_path / "dir", before=stage)
-    gone = out / INPUTS[stage][-1]
+    gone = run.out / INPUTS[stage][-1]
 
     def remove(at: str, done: int, total: int) -> None:
         if at == stage and gone.exists():
             gone.rename(tmp_path / "aside")
 
     try:
-        preprocess([log], CONFIG, out, Resources(workers=1, progress=remove))
+        preprocess([run.log], CONFIG, run.out, Resources(workers=1, progress=remove))
     except ManifestError as error:
         assert str(gone) in str(error)
     (tmp_path / "aside").rename(gone)
-    check_goes_on(log, out, unbroken)
+    run.check_goes_on()
 
 
-def test_a_pipe_in_place_of_a_log_is_refused_without_waiting(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_a_log_is_refused_without_waiting(run: Run, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert "is not a plain file" in refusal(tmp_path / "pipe", tmp_path / "dir", InputError)
-    with pytest.raises(InputError, match=r"log\.gz cannot be read: No such file"):
-        preprocess([tmp_path / "log.gz"], CONFIG, tmp_path / "dir")
+    assert "is not a plain file" in replace(run, log=tmp_path / "pipe").refusal(InputError)
+    assert "cannot be read: No such file" in replace(run, log=tmp_path / "log.gz").refusal(InputError)
 
 
-def test_a_clock_that_jumps_changes_nothing(
-    tmp_path: Path, log: Path, unbroken: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_jumps_changes_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     luck = random.Random(3)
     for name in ("time", "perf_counter"):
         monkeypatch.setattr(f"time.{name}", lambda: luck.uniform(-1e9, 1e10))
-    out = tmp_path / "dir"
     with pytest.raises(RuntimeError):
-        preprocess([log], CONFIG, out, Resources(workers=2), on_stage=fail)
-    for path in [log, *out.rglob("*")]:
-        os.utime(path, (0, luck.choice([0, 2**32])))
-    check_goes_on(log, out, unbroken)
-    for path in [log, *out.rglob("*")]:
-        os.utime(path, (0, luck.choice([0, 2**32])))
-    check_goes_on(log, out, unbroken)
+        preprocess([run.log], CONFIG, run.out, Resources(workers=2), on_stage=fail)
+    for _ in range(2):
+        for path in [run.log, *run.out.rglob("*")]:
+            os.utime(path, (0, luck.choice([0, 2**32])))
+        run.check_goes_on()
 
 
 def fail(report: StageReport) -> None:
@@ -273,12 +275,7 @@ def fail(report: StageReport) -> None:
 
 @pytest.mark.parametrize("stage", ["ingest", "encode", "pack"])
 def test_a_redo_that_is_killed_goes_on_with_the_plain_command(
-    tmp_path: Path,
-    log: Path,
-    made: Path,
-    unbroken: dict[str, bytes],
-    stage: str,
-    monkeypatch: pytest.MonkeyPatch,
+    run: Run, tmp_path: Path, made: Path, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with killed(-1, monkeypatch) as calls:
         remove_from(stage, copy_of(made, tmp_path / "all"))
@@ -286,20 +283,18 @@ def test_a_redo_that_is_killed_goes_on_with_the_plain_command(
         out = copy_of(made, tmp_path / f"dir{after}")
         with killed(after, monkeypatch), pytest.raises(Killed):
             remove_from(stage, out)
-        check_goes_on(log, out, unbroken)
+        replace(run, out=out).check_goes_on()
         shutil.rmtree(out)
 
 
-def test_a_folder_begun_and_removed_is_emptied_by_the_next_run(
-    tmp_path: Path, log: Path, made: Path, unbroken: dict[str, bytes]
-) -> None:
-    out = copy_of(made, tmp_path / "dir", before="pack")
-    with no_file_beyond(1500), pytest.raises(ManifestError):
-        preprocess([log], CONFIG, out)
-    partial = out / "shards" / PARTIAL
+@pytest.mark.parametrize("stage", ["pack"])
+def test_a_folder_begun_and_removed_is_emptied_by_the_next_run(run: Run, tmp_path: Path) -> None:
+    with no_file_beyond(1500):
+        run.refusal()
+    partial = run.out / "shards" / PARTIAL
     (partial / BEGUN).rename(partial / REMOVED)  # killed there
-    (out / "shards" / "half.arrow").write_text("half of it")
-    check_goes_on(log, out, unbroken)
+    (run.out / "shards" / "half.arrow").write_text("half of it")
+    run.check_goes_on()
     (tmp_path / "strange").mkdir()
     remove_folders([tmp_path / "strange"])
     assert not (tmp_path / "strange").exists()
