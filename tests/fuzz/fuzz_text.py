@@ -3,8 +3,8 @@
     python -m hotset.tests.fuzz.fuzz_text --kind lines --lines 1000000
 
 Lines are of Criteo's format, fields those of separated text. The text ends where a page ends whose next one
-may not be read, and every array the parser writes has guard bytes behind it: a read or write out of bounds is
-a crash or a failure, not luck.
+may not be read, and every array the parser writes is between guard bytes: a read or write out of bounds is a
+crash or a failure, not luck.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class GuardedText:
 
 
 def guarded(shape: tuple[int, ...], dtype: Any, fill: int) -> tuple[NDArray[Any], NDArray[np.uint8]]:
-    """An array and the guard bytes behind it."""
+    """An array between guard bytes, and these."""
     num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    memory = np.full(num_bytes + _GUARD_BYTES, _GUARD, np.uint8)
-    array = memory[:num_bytes].view(dtype).reshape(shape)
+    memory = np.full((num_bytes + 2 * _GUARD_BYTES), _GUARD, np.uint8)
+    array = memory[_GUARD_BYTES:-_GUARD_BYTES].view(dtype).reshape(shape)
     array[...] = fill
-    return array, memory[num_bytes:]
+    return array, np.lib.stride_tricks.as_strided(memory, (2, _GUARD_BYTES), (num_bytes + _GUARD_BYTES, 1))
 
 
 def mutate(line: bytes, other: bytes, luck: random.Random) -> bytes:
@@ -143,19 +143,27 @@ def naive_reason(line: bytes, *, label: bool) -> str:
     return "good" if is_good else "bad_category"
 
 
-def check_lines(text: bytes, memory: GuardedText, *, label: bool) -> Counter[str]:
-    """Parse ``text`` and hold every line against the naive parser; counts of lines by reason."""
+def check_lines(
+    text: bytes, memory: GuardedText, *, label: bool, capacity: int | None = None
+) -> Counter[str]:
+    """Parse ``text`` and hold every line against the naive parser; counts of lines by reason.
+
+    There is room for ``capacity`` bad lines; None: for all.
+    """
     lines = text.split(b"\n")[:-1]
     naive = [(naive_reason(line, label=label), parse_naively(line, label=label)) for line in lines]
     num_lines = len(lines)
     bits = (NUM_DENSE + NUM_SPARSE, -(-len(lines) // 8))
     shapes = [((num_lines if label else 0,), np.uint8, 9), ((NUM_DENSE, num_lines), np.int32, 9)]
-    shapes += [((NUM_SPARSE, num_lines), np.uint32, 9), (bits, np.uint8, 0), ((num_lines, 2), np.int64, -1)]
+    shapes += [((NUM_SPARSE, num_lines), np.uint32, 9), (bits, np.uint8, 0)]
+    room = num_lines if capacity is None else capacity
+    shapes.append(((room, 2), np.int64, -1))
     arrays, guards = zip(*(guarded(*shape) for shape in shapes), strict=True)
     num_samples, num_bad = parse_lines(memory.put(text + bytes(PADDING_BYTES)), len(text), *arrays)
     assert all((guard == _GUARD).all() for guard in guards), "wrote beyond an array"
-    bad_lines = [text[start:stop] for start, stop in arrays[4][:num_bad]]
-    assert bad_lines == [line for line, (reason, _) in zip(lines, naive, strict=True) if reason != "good"]
+    bad_lines = [line for line, (reason, _) in zip(lines, naive, strict=True) if reason != "good"]
+    assert num_bad == len(bad_lines)
+    assert [text[start:stop] for start, stop in arrays[4][:num_bad]] == bad_lines[:room]
     assert samples_of(arrays, num_samples, label=label) == [
         sample for _, sample in naive if sample is not None
     ]

@@ -175,29 +175,6 @@ def test_workers_and_memory_change_no_byte(
     assert tree_of(tmp_path / "whole") == tree_of(tmp_path / "small")
 
 
-def test_lists_and_floats_are_counted_in_totals(tmp_path: Path, rng: np.random.Generator) -> None:
-    log = draw_log(90, KINDS, rng)
-    preprocess([write_csv(tmp_path / "log", log)], recipe(log, "csv"), tmp_path / "out")
-    columns = Manifest.read(tmp_path / "out/columns")
-    assert columns.totals["lists"] == ["tags", "seen", "codes"]
-    assert (columns.totals["floats"], columns.totals["untransformed"]) == (
-        ["price", "depth"],
-        ["depth", "year"],
-    )
-    counts = {table["name"]: table for table in Manifest.read(tmp_path / "out/counts").totals["tables"]}
-    lengths = [len(value) for value in naive_columns(log)["tags"]]
-    assert counts["tags"]["num_lookups"] == sum(lengths[:60]) and "num_lookups" not in counts["site"]
-    for folder in ("counts", "vocabulary", "samples", "plan", "shards"):
-        tables = Manifest.read(tmp_path / "out" / folder).totals["tables"]
-        marked = [table["name"] for table in tables if "is_multi_hot" in table]
-        assert marked == ["tags", "seen", "codes"]
-    tables = {table["name"]: table for table in Manifest.read(tmp_path / "out/samples").totals["tables"]}
-    assert (tables["tags"]["lookups_train"], tables["tags"]["lookups_evaluation"]) == (
-        sum(lengths[:60]),
-        sum(lengths[60:]),
-    )
-
-
 def test_a_feature_can_be_called_otherwise_than_its_column(tmp_path: Path, rng: np.random.Generator) -> None:
     log = draw_log(40, {"y": "label", "ids": "list text", "dense": "dense", "b": "integer"}, rng)
     config = PreprocessConfig(count=CountConfig(eval_fraction=1 / 3), pack=PackConfig(batch_size=8))

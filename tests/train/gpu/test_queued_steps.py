@@ -36,16 +36,16 @@ from hotset.train.data.shards import Shards
 from hotset.train.device import Device, Graph, StreamName
 from hotset.train.gpu import queued_steps as step_module
 from hotset.train.gpu import row_moves, twins
-from hotset.train.gpu.packed_batch import InputRing, RowMoves, RowTensors, WidthTensors
+from hotset.train.gpu.packed_batch import InputRing, RowMoves, RowTensors
 from hotset.train.gpu.queued_steps import QueuedSteps
-from hotset.train.gpu.row_moves import PieceRing, ThreadMover
+from hotset.train.gpu.row_moves import PieceRing
 from hotset.train.gpu.simulated_device import LateDevice
 from hotset.train.gpu.transfers import QueuedTransfers, ThreadedTransfers
 from hotset.train.gpu.twins import move_rows
 from hotset.train.loop import HostSteps, Trainer
 from hotset.train.placements.choose_placement import num_steps_ahead
 from hotset.train.placements.fae import Fae, HotCopies
-from hotset.train.rows.step_plan import Moves, PlannedStep
+from hotset.train.rows.step_plan import PlannedStep
 from hotset.train.run import train
 
 
@@ -164,19 +164,6 @@ def fetch_first_by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(twins, "move_rows", move_later)
 
 
-def fetch_first_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slots of a fetch may be those of a write-back, and its rows those of the one before."""
-    held: list[tuple[WidthTensors, Moves]] = []
-    write_back, fetch = ThreadMover.write_back, ThreadMover.fetch
-
-    def then_write_back(mover: ThreadMover, width: WidthTensors, moves: Moves) -> None:
-        fetch(mover, width, moves)
-        write_back(mover, *held.pop())
-
-    monkeypatch.setattr(ThreadMover, "write_back", lambda mover, *moved: held.append(moved))
-    monkeypatch.setattr(ThreadMover, "fetch", then_write_back)
-
-
 def keep_two_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few that a slot in use is filled again however little runs ahead."""
     begin = InputRing.__init__
@@ -198,11 +185,6 @@ def pack_into_one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
         return shared
 
     monkeypatch.setattr(InputRing, "take", take_the_same)
-
-
-def view_the_memory_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    pack = QueuedSteps._pack
-    monkeypatch.setattr(QueuedSteps, "_pack", lambda steps, number, *rest: pack(steps, number + 1, *rest))
 
 
 def flush_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,10 +212,8 @@ def update_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 
 FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], int, dict[str, Any]]] = {
     "a fetch before the write-back": (fetch_first_by_kernel, 9, {}),
-    "a fetch before the write-back, by threads": (fetch_first_by_threads, 9, THREADS),
     "a slot of the ring used too early": (keep_two_slots, 9, {}),
     "batches packed by other threads into a slot in use": (pack_into_one_slot, 9, {"threads": 3}),
-    "views of another's memory": (view_the_memory_of_another, 9, {}),
     "a flush that does not wait for the last step": (flush_without_waiting, 9, {}),
     "a slot of the ring of pieces used too early": (take_one_piece, 9, THREADS),
     "rows that land before their copy": (forget_moves_on_host, 9, THREADS),
