@@ -87,7 +87,8 @@ def adopt_again(root: Path, out: Path) -> Any:
 
 def train_again(root: Path, out: Path, **runs: str) -> Any:
     """Train on the shards, perhaps in the order of a run, or from its weights and states."""
-    train(root / "dir", TRAIN, out / "run", **{how: root / run for how, run in runs.items()})
+    others: dict[str, Any] = {how: root / run for how, run in runs.items()}
+    train(root / "dir", TRAIN, out / "run", **others)
     return hash_file(out / "run" / "weights.safetensors")
 
 
