@@ -29,7 +29,7 @@ from .folders.manifest import Manifest, is_sealed
 from .folders.resume import FolderState, refuse_other_config
 from .formats.ids import PartSize, largest_part
 from .raw.raw_file import RawFile
-from .runtime.memory import StageNeed, need_of, need_of_worker, refuse_small_caps
+from .runtime.memory import least_cap, refuse_small_caps
 from .runtime.tasks import DEFAULT_RESOURCES, Resources
 from .schema.schema import FeatureSettings, numbers_of
 from .schema.schema_file import schema_of
@@ -466,8 +466,8 @@ def refuse_full_disk(needed: Mapping[str, int], out: Path, option: str = "--out"
 
 def _memory_needs(
     files: Sequence[RawFile], config: PreprocessConfig, out: Path, resources: Resources
-) -> list[StageNeed]:
-    """Return what each stage needs, as far as it follows from the logs to read and settings.
+) -> dict[str, int]:
+    """Return the least cap of each stage, as far as it follows from the logs to read and settings.
 
     What follows only from counts and samples is not in it: the rows of `rank` by another order than frequency
     and of FAE's modes of `split`, and the lists of one file of `pack`.
@@ -483,10 +483,11 @@ def _memory_needs(
         "encode": encode_stage.needed_bytes(part, len(schema.one_hot), workers),
         "pack": pack_stage.needed_bytes(config.pack, width, part.num_samples, workers),
     }
-    found = [need_of(stage, resources, needed) for stage, needed in needs.items()]
+    found = {stage: least_cap(resources, needed) for stage, needed in needs.items()}
     if files:
-        worker_bytes = ingest_stage.needed_bytes(files, config.ingest)
-        found.append(need_of_worker("ingest", resources, worker_bytes, option="--block-bytes"))
+        found["ingest"] = least_cap(
+            replace(resources, workers=1), ingest_stage.needed_bytes(files, config.ingest)
+        )
     return found
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +27,8 @@ FIXED_BYTES = 160 * MIB
 """Memory of the interpreter, libraries and kernels; 47 MiB at import, 110 to 140 after some stages."""
 _SLACK_BYTES = 32 * MIB
 """Allowance for what allocators take beyond what is requested."""
+_WAYS_OUT = {"ingest": "a smaller --block-bytes needs less"}
+"""Remedies of stages that take fewer workers by themselves where memory is short."""
 _NO_LIMIT = 1 << 62
 """Limits from here on are none; version 1 of control groups has the largest multiple of a page."""
 
@@ -110,14 +112,13 @@ def room_for(stage: str, resources: Resources, needed_bytes: int) -> int:
     return max(needed_bytes, (resources.memory_bytes or default_memory_bytes()) - spent)
 
 
-def workers_within(stage: str, resources: Resources, worker_bytes: int, *, option: str) -> int:
+def workers_within(stage: str, resources: Resources, worker_bytes: int) -> int:
     """Return the largest number of workers that keeps ``stage`` within the memory cap.
 
     Args:
         stage: for the message.
         resources: the cap, a quarter of the machine's memory where there is none, and the most workers.
         worker_bytes: memory of each worker.
-        option: the option that reduces it, for the hint.
 
     Raises:
         MemoryCapError: not even one worker keeps a cap that was given; the hint names one that would do.
@@ -128,51 +129,34 @@ def workers_within(stage: str, resources: Resources, worker_bytes: int, *, optio
     workers = num_workers(resources.workers)
     while workers > 1 and spent + num_processes(workers) * FIXED_BYTES + workers * worker_bytes > cap:
         workers -= 1
-    refuse_small_caps(resources, [need_of_worker(stage, resources, worker_bytes, option=option)])
+    refuse_small_cap(stage, replace(resources, workers=1), worker_bytes)
     return workers
 
 
-@dataclass(frozen=True, slots=True)
-class StageNeed:
-    """The least memory that a stage can do with."""
-
-    stage: str
-    cap_bytes: int
-    """The smallest ``--memory`` that does for the stage, fixed costs of all processes included."""
-    way_out: str = "fewer --workers need less"
-    """Other remedies, for the hint."""
-
-
-def need_of(stage: str, resources: Resources, needed_bytes: int) -> StageNeed:
-    """Return the need of a stage that holds ``needed_bytes`` at least, in all its workers together."""
-    return StageNeed(stage, (1 + num_processes(resources.workers)) * FIXED_BYTES + needed_bytes)
-
-
-def need_of_worker(stage: str, resources: Resources, worker_bytes: int, *, option: str) -> StageNeed:
-    """Return the need of a stage that takes fewer workers where memory is short; see `workers_within`."""
-    return replace(
-        need_of(stage, replace(resources, workers=1), worker_bytes), way_out=f"a smaller {option} needs less"
-    )
+def least_cap(resources: Resources, needed_bytes: int) -> int:
+    """Return the smallest ``--memory`` for a stage (bytes), fixed costs of all processes included."""
+    return (1 + num_processes(resources.workers)) * FIXED_BYTES + needed_bytes
 
 
 def refuse_small_cap(stage: str, resources: Resources, needed_bytes: int) -> None:
     """Raise MemoryCapError where ``stage`` cannot keep within the memory cap, if there is one."""
-    refuse_small_caps(resources, [need_of(stage, resources, needed_bytes)])
+    refuse_small_caps(resources, {stage: least_cap(resources, needed_bytes)})
 
 
-def refuse_small_caps(resources: Resources, needs: Sequence[StageNeed]) -> None:
+def refuse_small_caps(resources: Resources, least_caps: Mapping[str, int]) -> None:
     """Raise MemoryCapError where one of the stages cannot keep within the memory cap, if there is one.
 
     The error names the stage that needs the most, so the cap in its hint does for all of them.
     """
-    largest = max(needs, key=lambda need: need.cap_bytes)
-    if resources.memory_bytes is None or resources.memory_bytes >= largest.cap_bytes:
+    stage, largest = max(least_caps.items(), key=lambda need: need[1])
+    if resources.memory_bytes is None or resources.memory_bytes >= largest:
         return
     # Rounded up to whole mebibytes, so that the cap in the hint is accepted.
-    enough = -(-largest.cap_bytes // MIB)
+    enough = -(-largest // MIB)
+    way_out = _WAYS_OUT.get(stage, "fewer --workers need less")
     raise MemoryCapError(
-        f"{largest.stage} cannot stay within {format_byte_size(resources.memory_bytes)} of memory",
-        hint=f"--memory {enough}MiB would do; {largest.way_out}",
+        f"{stage} cannot stay within {format_byte_size(resources.memory_bytes)} of memory",
+        hint=f"--memory {enough}MiB would do; {way_out}",
     )
 
 

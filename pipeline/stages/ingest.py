@@ -241,7 +241,7 @@ def workers_for(files: Sequence[RawFile], config: IngestConfig, resources: Resou
     Raises:
         MemoryCapError: not even one worker keeps it.
     """
-    return workers_within("ingest", resources, needed_bytes(files, config), option="--block-bytes")
+    return workers_within("ingest", resources, needed_bytes(files, config))
 
 
 def needed_bytes(files: Sequence[RawFile], config: IngestConfig) -> int:

@@ -24,8 +24,7 @@ from hotset.pipeline.runtime.memory import (
     available_bytes,
     default_memory_bytes,
     groups_within,
-    need_of,
-    need_of_worker,
+    least_cap,
     refuse_small_caps,
     room_for,
     workers_within,
@@ -71,14 +70,11 @@ def test_a_cap_given_is_refused_where_it_cannot_be_kept_and_the_default_never_is
 
 def test_of_several_stages_the_one_that_needs_the_most_is_named() -> None:
     cap = Resources(3, FIXED_BYTES + 10 * MIB)
-    needs = [
-        need_of("count", cap, 11 * MIB),
-        need_of_worker("ingest", cap, 30 * MIB, option="--x"),
-        need_of("pack", cap, 20 * MIB),
-    ]
+    needed = {"count": 11 * MIB, "ingest": 30 * MIB, "pack": 20 * MIB}
+    needs = {stage: least_cap(cap, num_bytes) for stage, num_bytes in needed.items()}
     with pytest.raises(MemoryCapError, match="ingest cannot stay within 170 MiB of memory") as caught:
         refuse_small_caps(cap, needs)
-    assert caught.value.hint == "--memory 190MiB would do; a smaller --x needs less"
+    assert caught.value.hint == "--memory 190MiB would do; a smaller --block-bytes needs less"
     refuse_small_caps(Resources(3, 190 * MIB), needs)
     refuse_small_caps(Resources(), needs)
 
@@ -89,16 +85,14 @@ def test_as_many_workers_as_fit_are_taken_and_one_that_does_not_is_refused(
     monkeypatch.setattr("hotset.pipeline.runtime.memory.anonymous_bytes", lambda: 0)
     cap = FIXED_BYTES + 100 * MIB
     for workers, wanted in ((1, 1), (3, 3), (4, 3), (50, 3)):
-        assert workers_within("ingest", Resources(workers, cap), 33 * MIB, option="--x") == wanted
+        assert workers_within("ingest", Resources(workers, cap), 33 * MIB) == wanted
     monkeypatch.setattr("hotset.pipeline.runtime.memory.anonymous_bytes", lambda: FIXED_BYTES)
-    assert (
-        workers_within("ingest", Resources(4, cap), 33 * MIB, option="--x") == 2
-    )  # 32 MiB are the allocators'
+    assert workers_within("ingest", Resources(4, cap), 33 * MIB) == 2  # 32 MiB are the allocators'
     with pytest.raises(ConfigError, match="ingest cannot stay within 260 MiB of memory") as caught:
-        workers_within("ingest", Resources(4, cap), 101 * MIB, option="--block-bytes")
+        workers_within("ingest", Resources(4, cap), 101 * MIB)
     assert caught.value.hint == "--memory 261MiB would do; a smaller --block-bytes needs less"
     # Without a cap a quarter of the machine's memory bounds the workers, and nothing is refused.
-    assert workers_within("ingest", Resources(4), 1 << 50, option="--x") == 1
+    assert workers_within("ingest", Resources(4), 1 << 50) == 1
 
 
 def test_available_memory_is_the_least_of_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
