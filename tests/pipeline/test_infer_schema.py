@@ -137,8 +137,12 @@ KINDS = {
 }
 
 
-def proposed(log: Path) -> Proposal:
-    """Return what is proposed for a log; it is read back as it is."""
+def proposed(log: Path, content: str | dict[str, Any] | None = None) -> Proposal:
+    """Return what is proposed for a log, written before as text or Parquet; it is read back as it is."""
+    if isinstance(content, str):
+        log.write_text(content)
+    elif content is not None:
+        pq.write_table(pa.table(content), log)
     proposal = propose_schema(log)
     assert read_schema(proposal.text) == proposal.schema
     return proposal
@@ -240,8 +244,7 @@ def test_kinds_label_and_separator_are_guessed_and_fit(
 
 def test_a_log_without_a_header_gets_names(tmp_path: Path) -> None:
     path = tmp_path / "log.tsv"
-    path.write_text("1\t5\tabc\n0\t6\tabd\n")
-    proposal = proposed(path)
+    proposal = proposed(path, "1\t5\tabc\n0\t6\tabd\n")
     assert proposal.schema.fields == ("field1", "field2", "field3") and proposal.schema.label == "field1"
     assert proposal.schema.kind_of == {"field2": "integer", "field3": "text"}
 
@@ -264,8 +267,7 @@ def test_what_cannot_be_a_category_is_left_out_with_the_reason(tmp_path: Path) -
         "span": pa.array([0] * 200, pa.duration("s")),
         "flags": [[True]] * 200,
     }
-    pq.write_table(pa.table(columns), tmp_path / "log")
-    proposal = proposed(tmp_path / "log")
+    proposal = proposed(tmp_path / "log", columns)
     reasons = {look.name: look.note for look in proposal.columns if not look.is_used}
     assert set(reasons) == columns.keys() - {"kept"}
     assert reasons["every"] == "every row has another value"
@@ -311,8 +313,7 @@ def test_decimals_are_dense_and_what_looks_like_lists_is_a_hint(tmp_path: Path) 
         f"{n % 2},{n}.5,{n % 5}|{n % 7}|3,x{n % 3};y{n % 4},a|b,{'one; two' if n % 4 == 3 else n % 7}\n"
         for n in range(60)
     )
-    (tmp_path / "log").write_text("clicked,price,numbers,texts,one,titles\n" + rows)
-    proposal = proposed(tmp_path / "log")
+    proposal = proposed(tmp_path / "log", "clicked,price,numbers,texts,one,titles\n" + rows)
     assert proposal.schema.floats == proposal.schema.dense == ("price",)
     assert proposal.schema.kind_of == dict.fromkeys(("numbers", "texts", "one", "titles"), "text")
     notes = {look.name: look.note for look in proposal.columns}
@@ -333,8 +334,7 @@ def test_floats_with_negative_values_keep_them(tmp_path: Path) -> None:
         "every": [number + 0.25 for number in range(120)],
     }
     raw = tmp_path / "log"
-    pq.write_table(pa.table(columns), raw)
-    proposal = proposed(raw)
+    proposal = proposed(raw, columns)
     assert proposal.schema.untransformed == ("history", "rare")
     notes = {column.name: column.note for column in proposal.columns}
     assert notes["history"] == "2 distinct, 33% missing, 50% negative"
@@ -349,10 +349,8 @@ def test_floats_with_negative_values_keep_them(tmp_path: Path) -> None:
 def test_true_and_false_are_proposed_as_a_category_that_ingest_reads(tmp_path: Path) -> None:
     member = [True, False, None, True]
     raw = tmp_path / "log"
-    pq.write_table(
-        pa.table({"site": [5, 6, 5, 7], "member": member, "clicked": [True, False, True, True]}), raw
-    )
-    proposal = proposed(raw)
+    clicked = [True, False, True, True]
+    proposal = proposed(raw, {"site": [5, 6, 5, 7], "member": member, "clicked": clicked})
     assert proposal.schema.label == "clicked"
     assert [column.note for column in proposal.columns] == ["3 distinct", "true or false, 25% missing"]
     columns = columns_in(ingest([raw], IngestConfig(schema=proposal.text), tmp_path / "out"))
@@ -361,18 +359,17 @@ def test_true_and_false_are_proposed_as_a_category_that_ingest_reads(tmp_path: P
 
 def test_text_is_a_list_if_a_third_of_the_fields_with_text_have_a_separator(tmp_path: Path) -> None:
     genres = ["", "", "a|b|c", "b", "c|a", "a", "b|c|a", "c", ""] * 20
-    parquet = tmp_path / "log.parquet"
-    pq.write_table(pa.table({"genres": genres, "site": [1, 2, 3] * 60}), parquet)
-    text = tmp_path / "log.csv"
-    text.write_text("genres,site\n" + "".join(f"{genre},{row % 3}\n" for row, genre in enumerate(genres)))
-    hint = 'looks like a list: { kind = "text", list = true, separator = "|" }'
-    assert propose_schema(text).columns[0].note.endswith("; " + hint)
+    text = "genres,site\n" + "".join(f"{genre},{row % 3}\n" for row, genre in enumerate(genres))
     # In Parquet an entry with a separator would be refused.
-    assert (
-        propose_schema(parquet)
-        .columns[0]
-        .note.endswith("split the text at '|' into a column of lists to use it as one")
-    )
+    logs: list[tuple[str | dict[str, Any], str]] = [
+        (text, '; looks like a list: { kind = "text", list = true, separator = "|" }'),
+        (
+            {"genres": genres, "site": [1, 2, 3] * 60},
+            "split the text at '|' into a column of lists to use it as one",
+        ),
+    ]
+    for content, note in logs:
+        assert proposed(tmp_path / "log", content).columns[0].note.endswith(note)
 
 
 @pytest.mark.parametrize(
@@ -400,8 +397,7 @@ def test_times_are_proposed_as_hour_and_weekday(
     tmp_path: Path, values: list[str], entry: str, note: str
 ) -> None:
     lines = "".join(f"{value},{row % 3}\n" for row, value in enumerate(values))
-    (tmp_path / "log").write_text("ts,kept\n" + lines)
-    proposal = proposed(tmp_path / "log")
+    proposal = proposed(tmp_path / "log", "ts,kept\n" + lines)
     assert f"\nts = {entry}  # {note} of times, in UTC" in proposal.text
     assert proposal.schema.columns(has_label=True) == ("ts", "kept")
 
