@@ -9,7 +9,6 @@ import re
 import struct
 from itertools import pairwise
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -19,51 +18,17 @@ from numpy.typing import NDArray
 from hotset.pipeline.raw.column_values import ListSpans, elements_of, read_values
 from hotset.pipeline.raw.text_fields import (
     BAD,
-    CHUNK_BYTES,
     GOOD,
     HARD,
-    HEX_VALUES,
     MISSING,
-    find_separators,
     join_spans,
-    load8,
     parse_decimals,
     parse_integers,
     split_fields,
 )
-from hotset.stats.simd import count_bits, lowest_bit
 from hotset.tests.fuzz.fuzz_text import GuardedText, check_fields
 from hotset.tests.support.logs.text_spans import spans_of
 from hotset.tests.support.naive.naive_fields import naive_integer
-
-
-@numba.njit
-def compiled(text: NDArray[np.uint8], position: np.uint64) -> tuple[np.uint64, ...]:
-    word = load8(text, position)
-    separators, newlines = find_separators(text, position)
-    return word, separators, newlines, lowest_bit(word), count_bits(word), lowest_bit(newlines)
-
-
-@pytest.mark.parametrize("position", [0, 1, 7, 64])
-def test_compiled_words_are_those_of_plain_python(position: int, rng: np.random.Generator) -> None:
-    for most in (2, 12, 256):
-        text = rng.integers(0, most, position + CHUNK_BYTES).astype(np.uint8)
-        at = np.uint64(position)
-        word = load8(text, at)
-        separators, newlines = find_separators(text, at)
-        plain = (word, separators, newlines, lowest_bit(word), count_bits(word), lowest_bit(newlines))
-        assert compiled(text, at) == plain
-        assert int(word) == int.from_bytes(text[position : position + 8].tobytes(), "little")
-
-
-def test_no_bit_is_the_lowest_of_a_word_without_one() -> None:
-    assert lowest_bit(np.uint64(0)) == 64 and count_bits(np.uint64(0)) == 0
-
-
-def test_hex_digits_have_the_values_of_python() -> None:
-    for byte in range(256):
-        is_digit = chr(byte) in "0123456789abcdefABCDEF"
-        assert HEX_VALUES[byte] == (int(chr(byte), 16) if is_digit else 16)
 
 
 @pytest.mark.parametrize("separator", [b",", b"\t"])
