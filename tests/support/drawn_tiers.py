@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotset.stats.batch_rows import LookupsByRow, group_lookups, of_matrix
+from hotset.train.data.batch import BatchIds
 from hotset.train.rows.backends import RowBackend
 from hotset.train.rows.optimizers import RowOptimizer
 from hotset.train.rows.tiers import InitialValues, Layout, Tier
@@ -53,3 +54,8 @@ def step(
     num_tables = tier.layout.num_tables
     backend.update(tier, lookups.by_row, lookups.slots_U, grad_PD.clone(), num_tables, rate)
     return vectors_PD
+
+
+def one_hot_ids(ids_BF: NDArray[np.int32]) -> BatchIds:
+    """Return one lookup per feature and sample."""
+    return BatchIds(np.ascontiguousarray(ids_BF).reshape(-1), None, *ids_BF.shape)

@@ -137,11 +137,6 @@ class BatchIds:
     features_F: NDArray[np.int64] | None = None
     """Feature of each bag of a sample; None where there are no histories: bag f is of feature f."""
 
-    @classmethod
-    def of_matrix(cls, ids_BF: NDArray[np.int32]) -> BatchIds:
-        """Take one lookup per feature and sample."""
-        return cls(np.ascontiguousarray(ids_BF).reshape(-1), None, ids_BF.shape[0], ids_BF.shape[1])
-
     @property
     def num_bags(self) -> int:
         return self.num_samples * self.num_features
@@ -195,11 +190,12 @@ class IdReader:
 
     def read(self, batch: Batch) -> BatchIds:
         """The lookups of the chosen tables."""
-        if self._takes_all:
-            return BatchIds.of_matrix(batch.ids_BF)
-        if self._is_one_hot:
-            return BatchIds.of_matrix(batch.ids_BF[:, [column for _, column in self._positions]])
-        return self._read_bags(batch)
+        if not self._is_one_hot:
+            return self._read_bags(batch)
+        ids_BF = batch.ids_BF
+        if not self._takes_all:
+            ids_BF = ids_BF[:, [column for _, column in self._positions]]
+        return BatchIds(np.ascontiguousarray(ids_BF).reshape(-1), None, *ids_BF.shape)
 
     def by_row(self, ids: BatchIds) -> LookupsByRow:
         """Return the lookups that ``read`` returned, by row; ids are within their tables."""

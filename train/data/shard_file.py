@@ -56,14 +56,18 @@ class UnchangedFile:
         self._number = _open_files.add(path)
         self._close = weakref.finalize(self, _open_files.remove, self._number)
         with _open_files.descriptor(self._number) as descriptor:
-            self._found = _status_of(descriptor)
+            status = os.fstat(descriptor)
+        self._num_bytes = status.st_size
+        self._found = (status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino)
         self.cursor = _Cursor()
 
     def refuse_change(self) -> None:
         """Raise ShardError where the file was written to since it was opened, or removed and closed."""
         try:
             with _open_files.descriptor(self._number) as descriptor:
-                how = "" if _status_of(descriptor) == self._found else "changed"
+                status = os.fstat(descriptor)
+            found = (status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino)
+            how = "" if found == self._found else "changed"
         except FileNotFoundError:
             how = "removed"
         if how:
@@ -83,7 +87,7 @@ class UnchangedFile:
         return self.cursor.position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.cursor.position, os.SEEK_END: self._found[0]}[whence]
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.cursor.position, os.SEEK_END: self._num_bytes}[whence]
         self.cursor.position = base + offset
         return self.cursor.position
 
@@ -93,7 +97,7 @@ class UnchangedFile:
         A damaged file may ask for more.
         """
         # Never more than the file has: a damaged file could request all memory.
-        num_bytes = max(0, min(num_bytes, self._found[0] - self.cursor.position))
+        num_bytes = max(0, min(num_bytes, self._num_bytes - self.cursor.position))
         # Aligned as in the file, whatever the allocator gives: libraries may order sums by alignment.
         memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
         start = (self.cursor.position - memory.ctypes.data) % _ALIGNMENT
@@ -110,12 +114,6 @@ class UnchangedFile:
         self.cursor.position += num_bytes
         self.cursor.chunks.append(chunk)
         return chunk
-
-
-def _status_of(descriptor: int) -> tuple[int, ...]:
-    """Return what identifies a file and its state."""
-    status = os.fstat(descriptor)
-    return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
 
 
 class _OpenFiles:

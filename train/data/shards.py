@@ -298,17 +298,10 @@ class Shards:
                 f"{where} has {batch.num_samples} samples, want {min(left, self.batch_size)}",
                 hint=hint_to_rewrite(self.manifest.folder),
             )
-        self._refuse_strays(batch, where)
-        return batch
-
-    def _refuse_strays(self, batch: Batch, where: str) -> None:
-        """Raise ShardError for an id outside its table or its hot rows.
-
-        Hot-only batches have hot ids alone.
-        """
+        # Checked at each read: an id beyond its table would read or write another table's rows. Hot-only
+        # batches have hot ids alone.
         limit_F = self._num_hot_F if batch.is_hot_only else self._num_rows_F
         one_hot = [number for number, table in enumerate(self.tables) if not table.is_multi_hot]
-        # Checked at each read: an id beyond its table would read or write another table's rows.
         stray = first_stray_lookup(batch.ids_BF, limit_F[one_hot])
         if stray >= 0:
             self._refuse_stray(one_hot[stray % len(one_hot)], int(batch.ids_BF.flat[stray]), batch, where)
@@ -317,6 +310,7 @@ class Shards:
             stray = first_stray_lookup(bags.ids_N[:, None], limit_F[number : number + 1])
             if stray >= 0:
                 self._refuse_stray(number, bags.ids_N[stray], batch, where)
+        return batch
 
     def _refuse_stray(self, number: int, found: int, batch: Batch, where: str) -> NoReturn:
         table = self.tables[number]

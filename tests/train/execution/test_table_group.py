@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from hotset.stats.batch_rows import LookupsByRow, group_lookups, of_matrix
+from hotset.tests.support.drawn_tiers import one_hot_ids
 from hotset.train.data.batch import BatchIds, BatchShares, EmbeddingTable, IdReader
 from hotset.train.execution.table_group import TableGroup
 from hotset.train.metrics import Meter
@@ -87,7 +88,7 @@ def by_row(ids: BatchIds) -> LookupsByRow:
 def train(group: TableGroup, steps: list[tuple[list[list[int]], StepPlan]]) -> None:
     """Take steps whose gradient depends on the embeddings, so that a stale row shows."""
     for ids, plan in steps:
-        ids_BF = BatchIds.of_matrix(np.array(ids, np.int32))
+        ids_BF = one_hot_ids(np.array(ids, np.int32))
         move(group, plan)
         lookups = by_row(ids_BF)
         emb_BFD = group.look_up(ids_BF, lookups, plan)
@@ -169,7 +170,7 @@ def test_rows_in_place_train_as_rows_of_the_fast_tier(sends: Any, num_vectors: i
 def test_rows_of_the_slow_tier_alone_may_be_in_place() -> None:
     group = make_group([0, 0], NUM_HOT, [0, 0], NUM_ROWS)
     group.slow.weights_SD[[0, 1, 3]] = 9.0  # stale copies of hot rows
-    ids_BF = BatchIds.of_matrix(np.array([[0, 7], [1, 0]], np.int32))
+    ids_BF = one_hot_ids(np.array([[0, 7], [1, 0]], np.int32))
     expected = torch.stack(
         [
             torch.stack([group.fast.weights_SD[0], group.slow.weights_SD[3 + 7]]),
@@ -195,7 +196,7 @@ def test_tables_are_put_together_from_both_tiers() -> None:
 def test_a_plan_that_lists_too_little_is_a_bug() -> None:
     group = make_group([0, 0], NUM_HOT, NUM_HOT, NUM_ROWS)
     with pytest.raises(AssertionError, match="too few"):
-        ids_BF = BatchIds.of_matrix(np.array([[0, 7]], np.int32))
+        ids_BF = one_hot_ids(np.array([[0, 7]], np.int32))
         group.look_up(ids_BF, by_row(ids_BF), NOTHING_TO_MOVE)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hotset.train.data.batch import BatchIds, EmbeddingTable, IdReader
+from hotset.tests.support.drawn_tiers import one_hot_ids
+from hotset.train.data.batch import EmbeddingTable, IdReader
 from hotset.train.placements.placements import AllFast, Hybrid, HybridDedup
 from hotset.train.placements.staging import Cache, Lookahead, PlanQueue, StagingPlacement
 from hotset.train.rows.step_plan import NOTHING_TO_MOVE, InPlace, StepPlan
@@ -41,7 +42,7 @@ def test_evaluation_plans_are_those_of_training_here() -> None:
 
 
 BATCHES = [
-    BatchIds.of_matrix(np.array(ids, np.int32))
+    one_hot_ids(np.array(ids, np.int32))
     for ids in ([[0, 5], [3, 0], [0, 5]], [[1, 1], [2, 2]], [[3, 5], [0, 4]], [[2, 3], [2, 5]])
 ]
 
@@ -78,7 +79,7 @@ def test_cold_rows_are_those_that_live_on_the_slow_tier() -> None:
 
 
 def test_hashing_and_grouping_find_the_same_cold_rows(rng: np.random.Generator) -> None:
-    ids = BatchIds.of_matrix(np.minimum(rng.zipf(1.3, (200, 2)) - 1, [3, 5]).astype(np.int32))
+    ids = one_hot_ids(np.minimum(rng.zipf(1.3, (200, 2)) - 1, [3, 5]).astype(np.int32))
     lookups = IdReader(TABLES, [0, 1]).by_row(ids)
     for placement in (Lookahead(TABLES, 3, 0), cache(9)):
         first, second = placement.find_cold_rows(ids), placement.cold_rows(lookups)

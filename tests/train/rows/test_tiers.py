@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from hotset.pipeline.errors import MIB, ByteSize, HotsetError
+from hotset.tests.support.drawn_tiers import one_hot_ids
 from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, no_log, trained
 from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
-from hotset.train.data.batch import BatchIds
 from hotset.train.data.shards import Shards
 from hotset.train.loop import run_steps
 from hotset.train.rows.tiers import (
@@ -145,7 +145,7 @@ def test_tables_stand_one_after_the_other() -> None:
     layout = Layout.of([0, 2, 0], [3, 6, 0])
     assert layout.base_F.tolist() == [0, 3, 7] and layout.num_own_slots == 7
     assert [layout.slots_of_table(table) for table in range(3)] == [slice(0, 3), slice(3, 7), slice(7, 7)]
-    slots, num_absent = layout.locate(BatchIds.of_matrix(np.array([[2, 5, 0], [3, 2, 1]], np.int32)))
+    slots, num_absent = layout.locate(one_hot_ids(np.array([[2, 5, 0], [3, 2, 1]], np.int32)))
     assert slots.tolist() == [2, 6, -1, -1, 3, -1] and num_absent == 3
 
 
