@@ -69,7 +69,7 @@ def multiply(
     by_onednn: bool,
     is_added: bool = False,
 ) -> torch.Tensor:
-    """Return the product: in ``out_MN``, or by oneDNN in newly allocated memory.
+    """Return the product: in ``out_MN``, or by oneDNN in new memory, perhaps transposed.
 
     oneDNN takes a thousand times as long where a matrix has gaps between its rows or columns, so torch
     multiplies such matrices.
@@ -77,27 +77,21 @@ def multiply(
     Args:
         is_added: add it to what is in ``out_MN``, and return that.
     """
-    if by_onednn and not (_has_gaps(left_MK) or _has_gaps(right_KN)):
-        product_MN = _multiply_by_onednn(left_MK, right_KN)
+    has_gaps = not (
+        (left_MK.is_contiguous() or left_MK.t().is_contiguous())
+        and (right_KN.is_contiguous() or right_KN.t().is_contiguous())
+    )
+    if by_onednn and not has_gaps:
+        assert _LINEAR is not None
+        # The left matrix is copied where it is transposed: the narrower one goes there.
+        if left_MK.is_contiguous() or left_MK.shape[0] <= right_KN.shape[1]:
+            product_MN: torch.Tensor = _LINEAR(left_MK, right_KN.t(), None, "none", [], "")
+        else:
+            product_MN = _LINEAR(right_KN.t(), left_MK, None, "none", [], "").t()
         return out_MN.add_(product_MN) if is_added else product_MN
     if is_added:
         return torch.addmm(out_MN, left_MK, right_KN, out=out_MN)
     return torch.mm(left_MK, right_KN, out=out_MN)
-
-
-def _has_gaps(matrix: torch.Tensor) -> bool:
-    num_rows, num_columns = matrix.shape
-    return matrix.stride() not in ((num_columns, 1), (1, num_rows))
-
-
-def _multiply_by_onednn(left_MK: torch.Tensor, right_KN: torch.Tensor) -> torch.Tensor:
-    """Return the product, whose memory may be that of the transposed one."""
-    assert _LINEAR is not None
-    is_swapped = not left_MK.is_contiguous() and right_KN.shape[1] < left_MK.shape[0]
-    if is_swapped:
-        left_MK, right_KN = right_KN.t(), left_MK.t()
-    product_MN: torch.Tensor = _LINEAR(left_MK, right_KN.t(), None, "none", [], "")
-    return product_MN.t() if is_swapped else product_MN
 
 
 @dataclass(frozen=True, slots=True)
