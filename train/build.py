@@ -90,16 +90,8 @@ def build_trainer(
     # Rows on the host are the work of all threads; a GPU takes its work from one.
     threads = WorkThreads(1) if tools.device.type == "cuda" else tools.threads
 
-    coded, build_sums = None, None
-    if ranks.num_ranks > 1:
-        from .ranks.codes import build_coded_exchange
-        from .ranks.messages import DenseSums
-
-        num_done = start.num_done if start is not None else 0
-        coded = build_coded_exchange(
-            shards.tables, config.seed, ranks.rank, exchange or ChosenExchange(), num_done
-        )
-        build_sums = partial(DenseSums, ranks, coded)
+    num_done = start.num_done if start is not None else 0
+    coded, build_sums = _build_codecs(shards, config, ranks, exchange or ChosenExchange(), num_done)
     model, dense = _build_dense_layers(shards, config, tools, threads, build_sums, model_source)
     embeddings = _build_rows(shards, config, tools, ranks, coded, start)
     predictor = Predictor(shards, dense, embeddings, tools.meter, tools.folder, ranks)
@@ -135,6 +127,19 @@ def build_trainer(
         before_step=[] if embeddings.hot_copies is None else [embeddings.hot_copies.before_step],
         resumables={"stopping": stopping},
     )
+
+
+def _build_codecs(
+    shards: Shards, config: TrainConfig, ranks: Ranks, exchange: ChosenExchange, num_done: int
+) -> tuple[CodedExchange | None, BuildSums | None]:
+    """Build the codecs of what crosses between ranks, and the sums of dense gradients; one rank has none."""
+    if ranks.num_ranks == 1:
+        return None, None
+    from .ranks.codes import build_coded_exchange
+    from .ranks.messages import DenseSums
+
+    coded = build_coded_exchange(shards.tables, config.seed, ranks.rank, exchange, num_done)
+    return coded, partial(DenseSums, ranks, coded)
 
 
 def build_tools(

@@ -145,11 +145,7 @@ def train(
             with raise_on_any_rank(ranks):
                 trainer = build_run(start, request, ranks, checkpoint)
             if start.leaves_codecs_open:
-                from .build_ranks import choose_exchange
-
-                assert trainer.rank_codecs is not None
-                trainer.rank_codecs.use(choose_exchange(trainer, request.rank_options))
-                description = description | coding_of(trainer.rank_codecs.chosen, ranks)
+                description = description | _measure_codecs(trainer, request.rank_options)
             _report_settings(trainer, start.threads)
             # Every rank begins, or none: a folder that one of them cannot write stops them all.
             with raise_on_any_rank(ranks):
@@ -158,6 +154,15 @@ def train(
             quality, is_last = _train(trainer, log, saved, checkpoint)
             summary = summarize(trainer, start.threads, out, quality)
             return _write_results(trainer, folder, replace(summary, provenance=provenance), is_last=is_last)
+
+
+def _measure_codecs(trainer: Trainer, options: ExchangeOptions) -> dict[str, Any]:
+    """Choose the codecs that are left open by a measurement; return what describes them."""
+    from .build_ranks import choose_exchange
+
+    assert trainer.rank_codecs is not None
+    trainer.rank_codecs.use(choose_exchange(trainer, options))
+    return coding_of(trainer.rank_codecs.chosen, trainer.ranks)
 
 
 def _new_log(
@@ -293,21 +298,8 @@ def prepare_run(request: RunRequest, ranks: Ranks, *, is_resumed: bool) -> Prepa
         config = replace(config, micro_batches=recorded_micro_batches(recorded))
     config = resolve(opened, config, ranks.num_ranks)
     description = describe(opened, config, threads, is_replay=replay is not None)
-    # One process sends nothing. A resumed run keeps what was chosen for it, and measures no more.
-    options = request.rank_options
-    exchange = ChosenExchange()
-    leaves_codecs_open = ranks.num_ranks > 1 and options.exchange == AUTO
-    if ranks.num_ranks > 1:
-        from .ranks.codes import chosen_by
-
-        exchange = chosen_by(options, config.epochs * opened.num_training_batches)
-    elif options.names_codecs:
-        _log.warning("one process sends nothing: --exchange changes nothing in this run")
-    if is_resumed and ranks.num_ranks > 1:
-        begun_with = recorded_exchange(recorded)
-        if leaves_codecs_open or begun_with.vectors == exchange.vectors:
-            exchange = begun_with
-            leaves_codecs_open = False
+    num_steps = config.epochs * opened.num_training_batches
+    exchange, leaves_codecs_open = _choose_codecs(request.rank_options, num_steps, ranks, recorded)
     description |= coding_of(exchange, ranks)
     # Weights to start from are checked against the shards, and become part of what decides the bits.
     source = None
@@ -330,6 +322,30 @@ def prepare_run(request: RunRequest, ranks: Ranks, *, is_resumed: bool) -> Prepa
         exchange=exchange,
         leaves_codecs_open=leaves_codecs_open,
     )
+
+
+def _choose_codecs(
+    options: ExchangeOptions, num_steps: int, ranks: Ranks, recorded: Mapping[str, Any]
+) -> tuple[ChosenExchange, bool]:
+    """Return the codecs that options name, and whether some are left to a measurement.
+
+    Args:
+        recorded: description of the run that is resumed; empty for a new one.
+    """
+    # One process sends nothing. A resumed run keeps what was chosen for it, and measures no more.
+    if ranks.num_ranks == 1:
+        if options.names_codecs:
+            _log.warning("one process sends nothing: --exchange changes nothing in this run")
+        return ChosenExchange(), False
+    from .ranks.codes import chosen_by
+
+    exchange = chosen_by(options, num_steps)
+    is_open = options.exchange == AUTO
+    if recorded:
+        begun_with = recorded_exchange(recorded)
+        if is_open or begun_with.vectors == exchange.vectors:
+            return begun_with, False
+    return exchange, is_open
 
 
 def coding_of(exchange: ChosenExchange, ranks: Ranks) -> dict[str, Any]:
