@@ -1,4 +1,4 @@
-"""The readers of the folders that `fuzz_folders` edits: each stage, the trainer, statistics, `verify`.
+"""Every kind of folder there is, made from one small log, and its readers: the cases of `fuzz_folders`.
 
 Each reader is given a folder with DIR, the old vocabulary that DIR's id map is from, and a run, and an empty
 folder to write to. It returns something to compare.
@@ -6,27 +6,37 @@ folder to write to. It returns something to compare.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
 from hotset.pipeline.errors import ByteSize, HotsetError, SaidElsewhereError
 from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
+from hotset.pipeline.folders.output import Output
 from hotset.pipeline.folders.totals import VocabularyTotals
-from hotset.pipeline.preprocess import INPUTS, PreprocessConfig, preprocess, run_stage
+from hotset.pipeline.preprocess import FOLDERS, INPUTS, PreprocessConfig, preprocess, run_stage
 from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.schema.schema_file import setting_of
+from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.stages.other_vocabulary import adopt, map_ids
+from hotset.pipeline.stages.pack import PackConfig
+from hotset.pipeline.stages.rank import RankConfig
+from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.statistics.frequencies import frequency_statistics
 from hotset.pipeline.statistics.table_rows import open_table
 from hotset.pipeline.verify import verify
+from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_parquet
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train.build import build_trainer
 from hotset.train.config import CheckpointSettings, TrainConfig
@@ -42,7 +52,93 @@ ONE = Resources(workers=1, memory_bytes=None)
 TRAIN = TrainConfig(staging_bytes=ByteSize(3_000), prefetch=1, epochs=2, threads=1)
 KEEPING_BEST = replace(TRAIN, evaluate_every=3, recipe=RecipeOptions(keep_best=True))
 EVERY_FEW_STEPS = CheckpointSettings(checkpoint_every=Interval(steps=4))
+BEGUN_STAGES = {
+    "begun-columns": "ingest",
+    "begun-counts": "count",
+    "begun-samples": "encode",
+    "begun-shards": "pack",
+}
+"""Folders of runs that were stopped before a stage was sealed."""
+_KINDS = {"y": "label", "tags": "list text", "site": "hex8", "price": "float", "user": "integer"}
+_RECIPE = """[preprocess]
+hot_bytes = "64KiB"
+min_count = 2
+[train]
+placement = "lookahead"
+embedding_lr = 0.5
+bottom_mlp = [8, 4]
+keep_best = true
+"""
+_HALTED_SAMPLES = 150
+"""Samples after which a run is interrupted."""
 Reader = Callable[[Path, Path], Any]
+
+
+def write_log(root: Path, seed: int) -> PreprocessConfig:
+    """Write a log with lists, floats and texts, and its schema; return how to preprocess it."""
+    log = draw_log(160, _KINDS, np.random.default_rng(seed), empty_lists=True)
+    if not (root / "log.parquet").exists():
+        write_parquet(root / "log.parquet", log)
+        (root / "schema.toml").write_text(schema_text(log, format="parquet"))
+        (root / "recipe.toml").write_text(_RECIPE)
+    return PreprocessConfig(
+        ingest=IngestConfig(schema=setting_of(str(root / "schema.toml")), block_bytes=ByteSize(24_000)),
+        count=CountConfig(eval_fraction=0.3, valid_fraction=0.1),
+        rank=RankConfig(min_count=2),
+        split=SplitConfig(
+            hot_bytes=ByteSize(600), embedding_dim=4, feature_dims=FeatureSettings((("user", 8),))
+        ),
+        pack=PackConfig(batch_size=16, seed=4, order="original" if seed % 2 else "grouped"),
+    )
+
+
+class _StoppedError(Exception):
+    """A run was stopped before it sealed its folder."""
+
+
+def make_folders(root: Path, config: PreprocessConfig) -> None:
+    """Fill ``root`` with every kind of folder there is."""
+    log = root / "log.parquet"
+    preprocess([log], config, root / "dir", ONE)
+    old = replace(config, rank=RankConfig(min_count=1))
+    preprocess([log], old, root / "old", ONE)
+    before, after = (Manifest.read(root / name / "vocabulary") for name in ("old", "dir"))
+    map_ids(before, after, root / "dir" / "id_map", ONE)
+    train(root / "dir", TRAIN, root / "run")
+    train(root / "old", TRAIN, root / "old_run")
+    _halt(root)
+    # A run keeps its vocabulary as links, which an edit of either file would change with the other.
+    for name in ("run", "old_run", "halted"):
+        shutil.copytree(root / name / "vocabulary", root / "copy")
+        shutil.rmtree(root / name / "vocabulary")
+        (root / "copy").rename(root / name / "vocabulary")
+    seal = Output.seal
+    for name, stage in BEGUN_STAGES.items():
+
+        def stop(output: Output, totals: Any, stage: str = stage) -> Manifest:
+            if output.folder.name == FOLDERS[stage]:
+                raise _StoppedError
+            return seal(output, totals)
+
+        with mock.patch.object(Output, "seal", stop), contextlib.suppress(_StoppedError):
+            preprocess([log], config, root / name, ONE)
+
+
+def _halt(root: Path) -> None:
+    """Interrupt a run behind a checkpoint and better weights than its first."""
+
+    def stop(stage: str, done: int, total: int, note: str = "") -> None:
+        if stage == "train" and done > _HALTED_SAMPLES:
+            raise _StoppedError
+
+    with contextlib.suppress(_StoppedError):
+        train(
+            root / "dir",
+            KEEPING_BEST,
+            root / "halted",
+            checkpoints=EVERY_FEW_STEPS,
+            progress=stop,
+        )
 
 
 def files_of(made: Path) -> dict[str, tuple[int, str]]:

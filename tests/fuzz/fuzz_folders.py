@@ -43,7 +43,7 @@ from hotset.pipeline.verify import verify
 from hotset.stats.step_times import Machine
 from hotset.tests.fuzz import folder_readers as readers
 from hotset.tests.fuzz.crafted_files import edit_bytes, edit_json, edit_values
-from hotset.tests.fuzz.whole_folders import BEGUN_STAGES, make_folders, write_log
+from hotset.tests.fuzz.folder_readers import BEGUN_STAGES, make_folders, write_log
 from hotset.tests.support.resealed import reseal_checkpoints, reseal_later_folders, write_manifest
 from hotset.train.advice import AdviceConfig, advise
 from hotset.train.checkpoints.files import CHECKPOINTS
