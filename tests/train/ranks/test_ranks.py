@@ -1,41 +1,49 @@
-"""All ranks measure the same link, whatever its speed.
+"""Ranks as threads and as processes of torchrun: what arrives, who is gone, and how fast the link is.
 
-Ranks as processes of torch.distributed over gloo, started by torchrun.
+Whole runs end with the bits of one process, also where ranks are killed and others go on.
 """
 
 from __future__ import annotations
 
 import datetime
+import hashlib
+import os
+import random
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from hotset.pipeline.errors import ConfigError
 from hotset.tests.support.processes.rank_promises import check_promises
-from hotset.tests.support.thread_ranks import run_thread_ranks
+from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.tests.support.thread_ranks import _Mailboxes, run_thread_ranks
 from hotset.train.config import is_launched
-from hotset.train.ranks import ranks as link_speed
 from hotset.train.ranks import ranks as torch_ranks
 from hotset.train.ranks.ranks import (
     Message,
+    OneRank,
     RankError,
     Ranks,
     first_reason,
     join_ranks,
     joined_ranks,
     measure_link,
+    refuse_other_plans,
     slowest,
 )
 
 
 def test_every_rank_finds_the_line_through_both_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     # 0.5 s, and a second for each 10 MiB.
-    monkeypatch.setattr(link_speed, "_trial", lambda ranks, num_bytes: 0.5 + num_bytes / (10 << 20))
+    monkeypatch.setattr(torch_ranks, "_trial", lambda ranks, num_bytes: 0.5 + num_bytes / (10 << 20))
     for speed in run_thread_ranks(3, measure_link):
         assert speed.delay_seconds == pytest.approx(0.5)
         # Two messages of that size leave a rank in that time.
@@ -43,7 +51,7 @@ def test_every_rank_finds_the_line_through_both_messages(monkeypatch: pytest.Mon
 
 
 def test_messages_are_sent_and_the_slowest_rank_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_speed, "_MOST_TRIALS", 2)
+    monkeypatch.setattr(torch_ranks, "_MOST_TRIALS", 2)
     found = run_thread_ranks(2, measure_link)
     assert found[0] == found[1] and found[0].bytes_per_second > 0
 
@@ -202,3 +210,178 @@ def test_the_place_in_torchs_own_code_is_left_out() -> None:
     text = "[/third_party/gloo/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:19075. This is typical."
     assert first_reason(RuntimeError(text)) == "Connection closed by peer [127.0.0.1]:19075"
     assert first_reason(RuntimeError("\n")) == "RuntimeError"
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+def test_every_byte_and_every_tensor_arrives_where_it_was_sent(num_ranks: int) -> None:
+    run_thread_ranks(num_ranks, check_promises)
+
+
+def test_a_sent_buffer_may_be_written_at_once() -> None:
+    # More than the interface promises: what crosses between threads is copied when it is sent.
+    def work(ranks: Ranks) -> list[int]:
+        sizes = tuple(3 * (rank != ranks.rank) for rank in range(2))
+        sent = torch.full((3,), 40 + ranks.rank, dtype=torch.uint8)
+        received = Message.unset(sizes)
+        pending = ranks.exchange(Message(sent, sizes), received)
+        sent.fill_(255)
+        pending.wait()
+        return received.data.tolist()
+
+    assert run_thread_ranks(2, work) == [[41] * 3, [40] * 3]
+
+
+def test_messages_may_be_waited_for_in_another_order() -> None:
+    def work(ranks: Ranks) -> list[list[int]]:
+        other = 1 - ranks.rank
+        sizes = tuple(2 * (rank == other) for rank in range(2))
+        received = [Message.unset(sizes) for _ in range(3)]
+        pending = [
+            ranks.exchange(Message(torch.full((2,), 10 * step + ranks.rank, dtype=torch.uint8), sizes), each)
+            for step, each in enumerate(received)
+        ]
+        pending[1].wait()
+        # A message that nobody has waited for is not taken for a tensor that is gathered.
+        assert [int(each) for each in ranks.gather(torch.tensor([7 + ranks.rank]))] == [7, 8]
+        pending[2].wait()
+        pending[0].wait()
+        return [each.data.tolist() for each in received]
+
+    assert run_thread_ranks(2, work) == [[[10 * step + other] * 2 for step in range(3)] for other in (1, 0)]
+
+
+def test_a_rank_that_fails_stops_the_others_and_its_own_error_is_raised() -> None:
+    def work(ranks: Ranks) -> None:
+        if ranks.rank == 1:
+            raise ZeroDivisionError("mine")
+        with pytest.raises(RankError, match="rank 1 is gone"):
+            ranks.gather(torch.zeros(1))
+        raise RankError("rank 1 is gone")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        run_thread_ranks(3, work)
+
+
+def test_the_last_message_of_a_rank_that_ends_is_read() -> None:
+    mailboxes = _Mailboxes(2, timeout_seconds=60)
+
+    # It is sent after a look into the empty box, and the rank is gone before the next one.
+    class Leaving(threading.Event):
+        def is_set(self) -> bool:
+            mailboxes.put(0, 1, torch.tensor([5]))
+            return True
+
+    mailboxes.gone[0] = Leaving()
+    assert mailboxes.take(0, 1).tolist() == [5]
+
+
+def test_a_rank_that_sends_nothing_is_not_waited_for_for_ever() -> None:
+    def work(ranks: Ranks) -> None:
+        if ranks.rank == 0:
+            ranks.gather(torch.zeros(1))
+        else:
+            ranks.exchange(Message.unset([0, 0]), Message.unset([0, 0]))
+            ranks.exchange(Message.unset([0, 0]), Message.unset([3, 0])).wait()
+
+    with pytest.raises(RankError, match="rank 0 sent"):
+        run_thread_ranks(2, work, timeout_seconds=0.2)
+
+
+def test_ranks_with_other_plans_are_named_by_everyone() -> None:
+    plans = [b"a", b"b", b"a", b"c"]
+
+    def work(ranks: Ranks) -> str:
+        with pytest.raises(RankError) as caught:
+            refuse_other_plans(ranks, hashlib.md5(plans[ranks.rank]).digest())
+        return str(caught.value)
+
+    assert set(run_thread_ranks(4, work)) == {"ranks 1, 3 differ from rank 0 in the plan of the exchange"}
+    run_thread_ranks(3, lambda ranks: refuse_other_plans(ranks, bytes(16)))
+
+
+def test_one_rank_talks_to_nobody() -> None:
+    ranks = OneRank()
+    check_promises(ranks)
+    refuse_other_plans(ranks, bytes(16))
+    ranks.close()
+
+
+def test_a_message_has_the_bytes_of_its_parts() -> None:
+    with pytest.raises(ValueError, match=r"a message of 3 torch\.uint8 has parts of 4 bytes"):
+        Message(torch.zeros(3, dtype=torch.uint8), (0, 4))
+
+
+SPEC = ShardSpec(
+    num_rows=(300, 40, 900), num_hot=(9, 3, 20), num_hot_only=60, num_mixed=900, skew=1.2, batch_size=24
+)
+OPTIONS = ("--micro-batches", "4", "--threads", "1", "--epochs", "4", "--checkpoint-every", "5", "-q")
+
+
+def start(num_ranks: int, folder: Path, *options: str, timeout: int = 60) -> list[subprocess.Popen[bytes]]:
+    """Start the ranks of a run as a launcher does, one process each."""
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        port = str(opened.getsockname()[1])
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(num_ranks)}
+    shared |= {"HOTSET_RANK_TIMEOUT": str(timeout)}
+    command = [sys.executable, "-m", "hotset", "train", "shards", *OPTIONS, *options]
+    return [
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env=os.environ | shared | {"RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(num_ranks)
+    ]
+
+
+def finished(num_ranks: int, folder: Path, out: str, *options: str) -> bytes:
+    """Train to the end, and return the weights."""
+    ranks = start(num_ranks, folder, "--out", out, *options)
+    ends = [(process.communicate(timeout=300)[1].decode(), process.returncode) for process in ranks]
+    assert [code for _, code in ends] == [0] * num_ranks, ends
+    return weights_of(folder / out)
+
+
+def weights_of(run: Path) -> bytes:
+    """Return the file of weights of a finished run."""
+    return (run / "weights.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shards, and the run of one process under the default placement."""
+    folder = tmp_path_factory.mktemp("ranks")
+    write_shards(folder / "shards", SPEC)
+    finished(1, folder, "one")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--placement", "hybrid")], ids=["default", "hybrid"])
+def test_processes_write_the_weights_of_one(options: tuple[str, ...], folder: Path) -> None:
+    # All placements end with the same bits, and count the same losses.
+    assert finished(2, folder, "-".join(["two", *options]), *options) == weights_of(folder / "one")
+    log = [(folder / out / "metrics.jsonl").read_text() for out in ("one", "-".join(["two", *options]))]
+    assert log[0] == log[1]
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_noticed_and_any_number_of_ranks_goes_on(folder: Path) -> None:
+    wanted = weights_of(folder / "one")
+    rng = random.Random(7)
+    ranks = start(2, folder, "--out", "killed", timeout=300)
+    # From the first checkpoint on, at any moment.
+    while not list(folder.glob("killed/checkpoints/step-*.json")) and ranks[0].poll() is None:
+        time.sleep(0.01)
+    time.sleep(rng.random() * 0.3)
+    victim = rng.randrange(2)
+    ranks[victim].kill()
+    _, stderr = ranks[1 - victim].communicate(timeout=300)
+    ranks[victim].communicate(timeout=300)
+    # One of them, or both, may have ended just before.
+    assert ranks[1 - victim].returncode == 0 or b"lost another rank" in stderr
+    if not (folder / "killed" / "manifest.json").exists():
+        assert finished(4, folder, "killed") == wanted
