@@ -427,38 +427,47 @@ def count_distinct(sources: Sequence[Counts]) -> int:
 
 def merge_chunks(sources: Sequence[Counts]) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
     """Yield the merged categories and counts, ascending, in chunks that are valid until the next one."""
-    heads = [0] * len(sources)
     share = max(1, CHUNK_ROWS // max(1, len(sources)))
+    for windows in ascending_windows([categories for categories, _ in sources], share):
+        yield _merge_windows(sources, windows)
+
+
+def ascending_windows(sources: Sequence[NDArray[Any]], num_rows: int) -> Iterator[list[slice]]:
+    """Yield windows of ascending sources, of at most ``num_rows`` each, that are complete up to a limit.
+
+    What follows a list of windows is above all that is in them.
+    """
+    heads = [0] * len(sources)
     while True:
-        windows = [cats[head : head + share] for (cats, _), head in zip(sources, heads, strict=True)]
+        windows = [source[head : head + num_rows] for source, head in zip(sources, heads, strict=True)]
         if not any(window.shape[0] for window in windows):
             return
-        # A source's categories beyond its window are above the window's last one: up to the least of these
-        # last ones, nothing is missing.
+        # What a source has beyond its window is above the window's last number: up to the least of these last
+        # ones, nothing is missing.
         lasts = [
             int(window[-1])
-            for window, (cats, _), head in zip(windows, sources, heads, strict=True)
-            if head + share < cats.shape[0]
+            for window, source, head in zip(windows, sources, heads, strict=True)
+            if head + num_rows < source.shape[0]
         ]
         lengths = [_up_to(min(lasts), window) if lasts else window.shape[0] for window in windows]
-        yield _merge_windows(sources, heads, lengths)
+        yield [slice(head, head + length) for head, length in zip(heads, lengths, strict=True)]
         heads = [head + length for head, length in zip(heads, lengths, strict=True)]
 
 
 def _up_to(limit: int, window: NDArray[Any]) -> int:
-    """Return how many of a window's categories are ``limit`` or below."""
+    """Return how many numbers of a window are ``limit`` or below."""
     if limit >= np.iinfo(window.dtype).max:
         return int(window.shape[0])
     return int(np.searchsorted(window, window.dtype.type(limit), "right"))
 
 
 def _merge_windows(
-    sources: Sequence[Counts], heads: list[int], lengths: list[int]
+    sources: Sequence[Counts], parts: Sequence[slice]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     # Sources may be mapped, strided or of another width.
     windows = [
-        (categories[head : head + length].astype(np.uint64), counts[head : head + length])
-        for (categories, counts), head, length in zip(sources, heads, lengths, strict=True)
+        (categories[part].astype(np.uint64), counts[part])
+        for (categories, counts), part in zip(sources, parts, strict=True)
     ]
     categories = np.concatenate([window for window, _ in windows])
     # A stable sort of 64-bit integers merges runs that ascend.

@@ -10,6 +10,7 @@ size of a part.
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 import threading
 import time
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from ..pipeline.errors import HotsetError
 from ..stats import metrics
+from ..stats.counting import ascending_windows
 from ..stats.metrics import MOST_SAMPLES, RankCounts, close_tie, count_sorted
 
 Kind = Literal["hot_only", "mixed", "switch", "flush", "evaluation", "checkpoint"]
@@ -218,41 +220,21 @@ class SortedScores:
 
     def _merge(self, counts: RankCounts) -> None:
         """Count the words of all parts in order, a piece at a time."""
+        assert self._file is not None
         # Every part but the last is full, so their places in the file follow from their number.
         starts = [part * self._part_words for part in range(self._num_parts)]
-        stops = [start + self._part_words for start in starts]
-        stops[-1] = starts[-1] + self._last_words
+        stops = [*starts[1:], starts[-1] + self._last_words]
+        self._file.flush()
+        if os.fstat(self._file.fileno()).st_size != 8 * stops[-1]:
+            raise HotsetError("the file of the scores of an evaluation is cut short")
+        words_N = np.memmap(self._file, np.uint64, "r")
+        parts = [words_N[start:stop] for start, stop in zip(starts, stops, strict=True)]
         num_read = max(_FEWEST_MERGED, self._part_words // self._num_parts)
-        blocks = [np.empty(0, np.uint64)] * self._num_parts
-        # One block of each part in memory; a block that is used up is followed by the next of its part.
-        while True:
-            for part in range(self._num_parts):
-                if blocks[part].size == 0 and starts[part] < stops[part]:
-                    blocks[part] = self._read(starts[part], min(num_read, stops[part] - starts[part]))
-                    starts[part] += blocks[part].size
-            if not any(block.size for block in blocks):
-                return
-            # All words up to the least last one of a part that goes on are in memory.
-            ends = [blocks[part][-1] for part in range(self._num_parts) if starts[part] < stops[part]]
-            limit = min(ends) if ends else None
-            cuts = [
-                block.size if limit is None else int(np.searchsorted(block, limit, side="right"))
-                for block in blocks
-            ]
-            # What lies below the limit in any block is complete: sorted together, it is counted and
-            # forgotten.
-            joined_N = np.concatenate([block[:cut] for block, cut in zip(blocks, cuts, strict=True)])
+        # What lies below the limit in any part is complete: sorted together, it is counted and forgotten.
+        for windows in ascending_windows(parts, num_read):
+            joined_N = np.concatenate([part[window] for part, window in zip(parts, windows, strict=True)])
             joined_N.sort()
             count_sorted(joined_N, counts)
-            blocks = [block[cut:] for block, cut in zip(blocks, cuts, strict=True)]
-
-    def _read(self, first: int, num_words: int) -> NDArray[np.uint64]:
-        assert self._file is not None
-        self._file.seek(8 * first)
-        words_N = np.fromfile(self._file, np.uint64, num_words)
-        if words_N.size != num_words:
-            raise HotsetError("the file of the scores of an evaluation is cut short")
-        return words_N
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
