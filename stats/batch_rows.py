@@ -291,16 +291,6 @@ def _group_lookups(
     return num_rows
 
 
-def unset_lookups(num_lookups: int, num_rows: int, num_tables: int) -> LookupsByRow:
-    """Allocate the lookups of a batch by row."""
-    return LookupsByRow(
-        np.empty(num_lookups, np.int32),
-        np.empty(num_rows, np.int32),
-        np.empty(num_rows + 1, np.int32),
-        np.empty(num_tables + 1, np.int64),
-    )
-
-
 def group_lookups(batch: BatchLookups, *, is_local: bool = False) -> LookupsByRow:
     """Return the lookups of a batch by row.
 
@@ -313,7 +303,12 @@ def group_lookups(batch: BatchLookups, *, is_local: bool = False) -> LookupsByRo
     """
     num_lookups = batch.ids_N.shape[0]
     most = int(np.diff(batch.offsets_F1).max(initial=0))
-    found = unset_lookups(num_lookups, num_lookups, batch.num_rows_F.shape[0])
+    found = LookupsByRow(
+        np.empty(num_lookups, np.int32),
+        np.empty(num_lookups, np.int32),
+        np.empty(num_lookups + 1, np.int32),
+        np.empty(batch.num_rows_F.shape[0] + 1, np.int64),
+    )
     keys_2L = np.empty((2, most), np.int64)
     counts_DR = np.empty((_MOST_DIGITS, 1 << _MOST_DIGIT_BITS), np.int64)
     num_rows = _group_lookups(batch, is_local, keys_2L, counts_DR, found)

@@ -15,7 +15,7 @@ from ..data.batch import at_cache_line
 from ..model.shapes import DcnShape, tables_by_dim
 from .gradients import ParameterViews, stored_inputs
 from .kernels import cross, cross_backward
-from .linear import Matrix, StepWeights
+from .linear import Matrix, StepWeights, multiply
 from .tiles import LastLayer, Mlp, mlp_layers
 
 
@@ -254,7 +254,7 @@ class _Product:
         if self._is_rounded:
             inputs_TK = self._inputs[:num_samples].copy_(inputs_TK)
             product_TN = self._outputs[:num_samples]
-        product_TN = self._matrix.multiply(inputs_TK, product_TN)
+        product_TN = multiply(inputs_TK, self._matrix.weight_KN, product_TN, by_onednn=self._matrix.by_onednn)
         if product_TN is not target_TN:
             target_TN.copy_(product_TN)
 
@@ -278,15 +278,16 @@ class _Product:
         """
         num_samples = inputs_TK.shape[0]
         grad_TN = grad_TN[:, : self._num_outputs]
+        weight_NK, by_onednn = self._matrix.weight_NK, self._matrix.by_onednn
         if not self._is_rounded:
             self._matrix.write_gradient(inputs_TK, grad_TN, gradients)
-            found_TK = self._matrix.input_gradient(grad_TN, input_grad_TK, is_added=is_added)
+            found_TK = multiply(grad_TN, weight_NK, input_grad_TK, by_onednn=by_onednn, is_added=is_added)
             if found_TK is not input_grad_TK:
                 input_grad_TK.copy_(found_TK)
             return
         grad_TN = self._grads[:num_samples].copy_(grad_TN)
         self._matrix.write_gradient(self._inputs[:num_samples], grad_TN, gradients)
-        found_TK = self._matrix.input_gradient(grad_TN, self._input_grads[:num_samples])
+        found_TK = multiply(grad_TN, weight_NK, self._input_grads[:num_samples], by_onednn=by_onednn)
         if is_added:
             input_grad_TK.add_(found_TK)
         else:

@@ -169,7 +169,11 @@ class TiledStep:
             )
 
         self._threads.run(train_tile, len(bounds))
-        self._parameters.set_gradients(self.add_gradients(tiles.counts))
+        if self._gradients.is_first_tile(tiles.counts):
+            self._parameters.set_gradients(self._tile_views[0])
+        else:
+            self._gradients.add(tiles.counts)
+            self._parameters.set_gradients(self._sum_views)
         for emb_BFd, grad in zip(embeddings, grads, strict=True):
             emb_BFd.grad = grad
         loss = self._gradients.add_ranks(tiles.add_losses(losses))
@@ -201,19 +205,6 @@ class TiledStep:
         """Round the weights for products in bf16."""
         with one_torch_thread():
             self._rounded_vector.copy_(self._parameters.vector)
-
-    def add_gradients(self, counts: Sequence[int]) -> ParameterViews:
-        """Add the gradients of all tiles by the binary tree, in parallel.
-
-        Each thread adds a piece of the vector.
-
-        Args:
-            counts: tiles of each share.
-        """
-        if self._gradients.is_first_tile(counts):
-            return self._tile_views[0]
-        self._gradients.add(counts)
-        return self._sum_views
 
     def _make_room(self, num_tiles: int, embeddings: Sequence[torch.Tensor]) -> None:
         """Keep memory for the gradients of so many tiles and of these embeddings."""

@@ -34,7 +34,7 @@ from .kernels import (
     mask_by_relu,
     mask_by_relu_bf16,
 )
-from .linear import Matrix, StepWeights
+from .linear import Matrix, StepWeights, multiply
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ class Front:
     def cut(self, num_samples: int) -> None:
         """Cut the memory for a tile of so many samples."""
         self.tensor = self._whole[:num_samples]
-        self.array: NDArray[Any] = _array(self.tensor)
+        is_rounded = self.tensor.dtype == torch.bfloat16
+        self.array: NDArray[Any] = (self.tensor.view(torch.uint16) if is_rounded else self.tensor).numpy()
 
 
 class Mlp:
@@ -108,7 +109,7 @@ class Mlp:
             inputs_TK = self._rounded_inputs.tensor.copy_(inputs_TK)
         self._inputs_TK = inputs_TK
         for number, (matrix, outputs) in enumerate(zip(self._matrices, self._outputs, strict=True)):
-            product_TN = matrix.multiply(inputs_TK, outputs.tensor)
+            product_TN = multiply(inputs_TK, matrix.weight_KN, outputs.tensor, by_onednn=matrix.by_onednn)
             if self._is_rounded:
                 add_bias_relu_bf16(outputs.array, self._biases_N[number], self._rows_N[number])
             else:
@@ -134,7 +135,9 @@ class Mlp:
             bias_grad_N = gradients.arrays[self._layers[number].bias]
             outputs = self._outputs[number].array
             if self._is_rounded:
-                mask_by_relu_bf16(_array(grad_TN), outputs, bias_grad_N, self._rows_N[number])
+                mask_by_relu_bf16(
+                    grad_TN.view(torch.uint16).numpy(), outputs, bias_grad_N, self._rows_N[number]
+                )
             else:
                 mask_by_relu(grad_TN.numpy(), outputs, bias_grad_N)
             inputs_TK = self._outputs[number - 1].tensor if number else self._inputs_TK
@@ -143,7 +146,12 @@ class Mlp:
             # Nothing below the first layer needs a gradient where its inputs are data.
             if number == 0 and not to_inputs:
                 return None
-            grad_TN = matrix.input_gradient(grad_TN, self._input_grads[number].tensor)
+            grad_TN = multiply(
+                grad_TN,
+                matrix.weight_NK,
+                self._input_grads[number].tensor,
+                by_onednn=matrix.by_onednn,
+            )
         return self._float_input_grads.tensor.copy_(grad_TN) if self._is_rounded else grad_TN
 
     def _cut(self, num_samples: int) -> None:
@@ -210,11 +218,6 @@ def mlp_layers(name: str, widths: Sequence[int]) -> list[Layer]:
         Layer(f"{name}.{2 * number}.weight", f"{name}.{2 * number}.bias", inputs, outputs)
         for number, (inputs, outputs) in enumerate(pairwise(widths))
     ]
-
-
-def _array(values: torch.Tensor) -> NDArray[Any]:
-    """Return the memory of a tensor as an array: float32, or the bits of bfloat16."""
-    return (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()
 
 
 class DenseTile:
