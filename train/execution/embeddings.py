@@ -199,7 +199,10 @@ class Embeddings:
         """
         for group, part, emb_BFD in zip(self.groups, step.parts, embeddings, strict=True):
             group.update(part.ids, part.lookups, emb_BFD, part.plan, rate)
-        self.mark_updated(step)
+            if group.changed is not None:
+                group.changed.mark(part.lookups)
+        if step.item is not None:
+            self._mark_computed(step.item)
 
     def mark_updated(self, step: PlannedStep, computed: Event | None = None) -> None:
         """Note that the rows of a step are updated, or will be.
@@ -212,9 +215,13 @@ class Embeddings:
             if group.changed is not None:
                 group.changed.mark(part.lookups, is_later=computed is not None)
         if step.item is not None:
-            while self._sent and self._sent[0][0] <= step.item:
-                self._sent.popleft()
-            self.transfers.mark_computed(step.item, computed)
+            self._mark_computed(step.item, computed)
+
+    def _mark_computed(self, item: int, computed: Event | None = None) -> None:
+        """Let the transfers run that wait for the batch of an item."""
+        while self._sent and self._sent[0][0] <= item:
+            self._sent.popleft()
+        self.transfers.mark_computed(item, computed)
 
     def note_transfers(self, *, waits: bool = True) -> None:
         """Note and count queued transfers, and the rows that steps have changed.
