@@ -22,7 +22,7 @@ ALLOWED_OPTIONS = Path(__file__).with_name("options.txt")
 
 MOST_IMPORTED_BY_HELP = 9
 MOST_IMPORTED_BY_PREPROCESS = 70
-MOST_IMPORTED_BY_TRAIN = 108
+MOST_IMPORTED_BY_TRAIN = 104
 """Modules and packages of hotset that a process imports for one command."""
 
 MOST_FUNCTIONS_OF_A_STEP = 90
