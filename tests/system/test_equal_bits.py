@@ -112,6 +112,26 @@ def check_placements(
         assert_equal_bits(trained(shards, all_fast.batch_numbers, placement="fae", **fields), all_fast)
 
 
+def test_runs_that_stop_early_end_with_equal_bits(tmp_path: Path) -> None:
+    """Batches of the other kind are planned ahead of the last step."""
+    shards = Shards.open(write_shards(tmp_path / "shards", replace(TIGHT, num_hot_only=200, num_mixed=400)))
+    hot_only, mixed = (np.flatnonzero(shards.is_hot_only == kind).tolist() for kind in (True, False))
+    assert min(len(hot_only), len(mixed) // 2) > 6, "more than are planned ahead"
+    first_hot_only, first_mixed = len(mixed) // 2, len(mixed) // 2 + len(hot_only)
+    order = mixed[:first_hot_only] + hot_only + mixed[first_hot_only:]
+    for max_steps in (first_hot_only, first_hot_only + 1, first_mixed, first_mixed + 1):
+        run = FIELDS | {"epochs": 1, "recipe": RecipeOptions(max_steps=max_steps)}
+        all_fast = trained(shards, order, note_step, placement="all-fast", **run)
+        assert all_fast.step == max_steps
+        for placement in (STAGING[0], {"placement": "fae"}):
+            assert_equal_bits(trained(shards, order, note_step, **placement, **run), all_fast)
+
+
+def note_step(trainer: Trainer, *_: object) -> None:
+    """Let a run stop where its recipe says so, as its log does."""
+    trainer.stopping.note_step(trainer.step, is_time_over=False)
+
+
 @pytest.mark.parametrize(
     "optimizer",
     # Adam has the most state: two numbers of each weight, and the number of the step.

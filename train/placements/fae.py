@@ -118,7 +118,7 @@ class Fae(Placement):
         self.fast = Layout.of(self.none, self.num_hot)
         self.slow = Layout.of(self.none, self.num_rows)
         self._is_last_hot_only = False
-        """Kind of the batch planned last; batches may be planned far ahead of the one being computed."""
+        """Kind of the batch planned last. A replayed order is planned ahead of the batch being computed."""
 
     def plan(self, *, is_hot_only: bool) -> StepPlan:
         """Serve all on the fast tier or all in place; copy where that changes."""
@@ -131,13 +131,6 @@ class Fae(Placement):
     def plan_evaluation(self, *, is_stale: bool) -> StepPlan:
         """Read hot rows where they are current, cold rows in place."""
         return COLD_ROWS_IN_PLACE if is_stale else self._in_place
-
-    def plan_finish(self) -> StepPlan:
-        """The last switch, after which the slow tier is up to date."""
-        if not self._is_last_hot_only:
-            return NOTHING_TO_MOVE
-        self._is_last_hot_only = False
-        return StepPlan(copy_hot="to_slow")
 
 
 class FaeOrder:
@@ -228,7 +221,6 @@ def build_fae_order(
 class HotRows(NamedTuple):
     """The hot rows of one table group, which both tiers hold."""
 
-    placement: Fae
     fast: Tier
     slow: Tier
     traffic: TrafficCounter
@@ -255,10 +247,12 @@ class HotCopies:
                     _copy(hot, part.plan)
 
     def finish(self) -> None:
-        """Make the last switch, after which the slow tier is up to date."""
+        """Copy the hot rows that are newer on the fast tier; the slow one is then up to date."""
+        # What was planned last says nothing: a run that stops early has planned ahead.
         with self._paused():
             for hot in self._groups:
-                _copy(hot, hot.placement.plan_finish())
+                if hot.slow.is_stale:
+                    _copy(hot, StepPlan(copy_hot="to_slow"))
 
 
 def _copy(hot: HotRows, plan: StepPlan) -> None:

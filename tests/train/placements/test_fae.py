@@ -45,7 +45,7 @@ def test_weights_and_state_of_every_hot_row_are_copied_and_nothing_else(directio
     fast_before, slow_before = make_tiers()
     meter = Meter(torch.device("cpu"))
     meter.enter("mixed")
-    hot = HotRows(Fae([]), fast, slow, TrafficCounter(meter, slow.layout))
+    hot = HotRows(fast, slow, TrafficCounter(meter, slow.layout))
     HotCopies([hot], nullcontext).before_step(step_with(StepPlan(copy_hot=direction)))
     assert getattr(meter, f"bytes_{direction}")["switch"] == sum(NUM_HOT) * fast.row_bytes
     assert slow.is_stale == (direction == "to_fast")
@@ -63,6 +63,18 @@ def test_weights_and_state_of_every_hot_row_are_copied_and_nothing_else(directio
         assert torch.equal(getattr(slow, name), expected_slow)
 
 
+def test_the_end_copies_hot_rows_where_they_are_newer_on_the_fast_tier() -> None:
+    fast, slow = make_tiers()
+    meter = Meter(torch.device("cpu"))
+    meter.enter("flush")
+    copies = HotCopies([HotRows(fast, slow, TrafficCounter(meter, slow.layout))], nullcontext)
+    copies.finish()
+    assert meter.bytes_to_slow["switch"] == 0
+    slow.is_stale = True
+    copies.finish()
+    assert meter.bytes_to_slow["switch"] == sum(NUM_HOT) * fast.row_bytes and not slow.is_stale
+
+
 TABLES = [EmbeddingTable("C1", 4, 2, 16), EmbeddingTable("C2", 6, 3, 16)]
 
 
@@ -71,8 +83,6 @@ def test_hot_rows_are_copied_where_the_kind_of_batch_changes() -> None:
     kinds = (False, False, True, True, False, True)
     copies = [placement.plan(is_hot_only=is_hot_only).copy_hot for is_hot_only in kinds]
     assert copies == [None, None, "to_fast", None, "to_slow", "to_fast"]
-    assert placement.plan_finish().copy_hot == "to_slow"
-    assert placement.plan_finish() is NOTHING_TO_MOVE
 
 
 def test_the_replica_holds_the_hot_rows_and_the_slow_tier_all() -> None:
