@@ -185,7 +185,7 @@ def preprocess(
         like: a folder whose vocabulary provides the ids; nothing is counted, all samples are for evaluation.
         extend: if ``out`` was made from the first of these logs, read only the logs after them, count what
             is new, rebuild later stages, and write the new id of each old row to ``id_map/``, see
-            `stages.map_ids`. All other bytes are those of a run from scratch.
+            `stages.other_vocabulary`. All other bytes are those of a run from scratch.
         on_removed: called with the folders that were removed because they were made from fewer logs.
 
     Raises:

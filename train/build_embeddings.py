@@ -74,13 +74,13 @@ def build_embeddings(shards: Shards, config: TrainConfig, tools: RowTools) -> Em
     optimizer = optimizer_of(shards, config)
     groups = build_groups(shards.tables, placements, optimizer, config.seed, tools)
     embeddings = Embeddings(len(shards.tables), groups)
-    prepare_transfers(embeddings, config, tools)
+    attach_movers(embeddings, config, tools)
     embeddings.initialize()
     return embeddings
 
 
-def prepare_transfers(embeddings: Embeddings, config: TrainConfig, tools: RowTools) -> None:
-    """Queue transfers on the device of a run, if it has one, and copy hot rows for ``fae``."""
+def attach_movers(embeddings: Embeddings, config: TrainConfig, tools: RowTools) -> None:
+    """Set what runs transfers and, for ``fae``, what copies hot rows; nothing moves yet."""
     if tools.device_api is not None:
         from .gpu.transfers import QueuedTransfers
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..stats.codecs import RowMessage, codec_of, shape_of
 from ..stats.step_times import CodecCost, worthwhile_codec
-from .build_embeddings import RowTools, build_groups, optimizer_of, prepare_transfers
+from .build_embeddings import RowTools, attach_movers, build_groups, optimizer_of
 from .config import AUTO, ChosenExchange, ExchangeOptions, ExchangePrediction, TrainConfig
 from .data.batch import BatchShares, IdReader
 from .data.shards import Shards
@@ -77,7 +77,7 @@ def build_ranked_embeddings(
             )
         )
     embeddings = RankedEmbeddings(shards.tables, groups, ranks, tools.shares, optimizer, tools.threads, coded)
-    prepare_transfers(embeddings, config, tools)
+    attach_movers(embeddings, config, tools)
     embeddings.initialize()
     return embeddings
 

@@ -35,10 +35,10 @@ from ..pipeline.runtime.tasks import num_workers
 from ..stats.batch_rows import first_stray_lookup
 from .build_embeddings import (
     RowTools,
+    attach_movers,
     build_embeddings,
     open_device,
     open_device_api,
-    prepare_transfers,
     resolve,
 )
 from .config import PlacementName, TrainConfig, is_launched
@@ -394,7 +394,7 @@ class Embeddings(nn.Module):
             width.staged.forget()
         # The same tiers with new transfers: those that were stopped stay so.
         rows = Rows(len(self._tables), self._rows.groups)
-        prepare_transfers(rows, self._config, self._tools)
+        attach_movers(rows, self._config, self._tools)
         self._rows = self._moved_apart(rows)
 
     def _moved_apart(self, rows: Rows) -> Rows:

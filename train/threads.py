@@ -108,7 +108,8 @@ class BackgroundIterator(Generic[Item]):
         items: iterated in the thread.
         depth: items ahead.
         name: of the thread.
-        given_back: items whose places the thread gets back at a time; it may be so many less one less ahead.
+        given_back: places returned to the thread together; it may be up to ``given_back - 1`` items less
+            far ahead.
     """
 
     def __init__(self, items: Iterable[Item], depth: int, name: str, given_back: int = 1) -> None:

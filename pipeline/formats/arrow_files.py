@@ -253,8 +253,8 @@ def columns_of(manifest: Manifest) -> ColumnTypes:
 
 
 def _check_columns(batch: Any, wanted: ColumnTypes) -> None:
-    # Extra columns are fine; those of the stage must be there once, of the right type, without gaps.
-    # Each column once, of the type of its stage, and without missing values where it may have none.
+    # Extra columns are fine; those of the stage are there once, of their type, without gaps where none may
+    # be.
     found = Counter(batch.schema.names)
     for name, kinds in wanted.items():
         if found[name] != 1:

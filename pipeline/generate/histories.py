@@ -31,7 +31,6 @@ _NUM_EVENTS = 180
 """Events of a user at which a window may begin: those of the published preparation are of 200 events."""
 _SHARE_BITS = np.uint64(1023)
 _HIGH = np.uint64(32)
-_LOW_32 = np.uint64(0xFFFFFFFF)
 _SPREAD = 2_654_435_761
 """A prime above every number of rows: multiplying by it spreads ranks over the values."""
 _COMMA = 44

@@ -49,8 +49,6 @@ def open_parts(
     has_label = has_label and schema.label is not None
     if schema.format == "parquet":
         # pyarrow's Parquet reader and compute functions take a fifth of the start of a command.
-        pass
-
         from .parquet_parts import ParquetParts
 
         return ParquetParts(file, number, schema, block_bytes=block_bytes, has_label=has_label)

@@ -183,7 +183,6 @@ class IdReader:
         self._first_bags_F = np.array(firsts, np.int64)
         has_histories = any(table.history_length is not None for table in self._chosen)
         self._features_F = np.repeat(np.arange(len(chosen)), counts_F) if has_histories else None
-        self._tables_F = np.array(chosen, np.int64)
         self._num_rows_F = np.array([tables[table].num_rows for table in chosen], np.int64)
         # All columns: their matrix is taken as it is, without a copy.
         self._takes_all = self._is_one_hot and len(self._positions) == is_multi_hot.count(False)

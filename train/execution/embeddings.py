@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...pipeline.errors import MIB
 from ..data.batch import Batch, EmbeddingTable
 from ..metrics import Kind
 from ..rows.step_plan import GroupStep, PlannedStep, StepPlan, Transfer
@@ -71,9 +70,6 @@ def _most_read(group: TableGroup) -> int:
     assert isinstance(group.slow, FileTier)
     return group.slow.most_read
 
-
-_PART_BYTES = 8 * MIB
-"""Bytes of newest rows that are copied at a time."""
 
 Work = tuple[tuple[Transfer | None, ...], Kind]
 """One transfer per group, and the kind of work they count as."""

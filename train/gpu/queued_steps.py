@@ -188,7 +188,6 @@ def _by_bag(width: TableGroup, values_BFD: torch.Tensor) -> torch.Tensor:
     return values_BFD.view(-1, width.embedding_dim)
 
 
-_NONE = np.empty(0, np.int64)
 _LOSSES_AT_ONCE = 256
 """Losses whose memory is allocated together."""
 _KEPT_STEPS = 2

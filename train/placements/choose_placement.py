@@ -105,11 +105,10 @@ def spills(config: TrainConfig, shards: Shards) -> bool:
 
 
 def num_planned_steps(config: TrainConfig, shards: Shards) -> int:
-    """Return how many steps are planned in advance.
+    """Return the step after which all rows are written back.
 
-    These are the steps of all epochs, or with a spill file those of the run. A spill file orders cold rows by
-    their next use, so planning ends at ``--max-steps``; every row is then where it belongs after the last
-    step.
+    It is the last one of all epochs. With a spill file, which orders cold rows by their next use, planning
+    ends at ``--max-steps``.
     """
     whole = config.epochs * shards.num_training_batches
     most = config.recipe.max_steps

@@ -363,7 +363,7 @@ class PlanQueue:
             numbers[~is_first] = self._next_fetch + np.arange(np.count_nonzero(~is_first))
             self._next_fetch += int(np.count_nonzero(~is_first))
 
-        # More rows than slots: the transfer only makes room, the executor fetches pass by pass.
+        # More rows than slots: the transfer only makes room, rows are loaded pass by pass.
         if plans.is_split[step]:
             num_slots = self._placement.num_staging_slots
             self.slots_wanted = max(self.slots_wanted, rows_U.size / num_slots)

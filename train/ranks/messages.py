@@ -30,7 +30,6 @@ from .ranks import Message, NotFiniteRowError, Pending, Ranks
 # ruff: noqa: N815  (arrays carry shape suffixes)
 
 
-_FLOAT_BYTES = 4
 _PART_BYTES = 4
 """The codes of a width begin at a multiple of this, where numbers of 4 bytes may lie."""
 

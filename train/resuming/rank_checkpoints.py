@@ -33,7 +33,7 @@ SAVED_ERRORS = "exchange_errors"
 
 
 class SavedErrors:
-    """A part of a run whose state is the errors of all ranks (`checkpoints.run_state.Resumable`).
+    """A part of a run whose state is the errors of all ranks (`checkpoints.files.Resumable`).
 
     Args:
         ranks: all of them.

@@ -57,7 +57,7 @@ _CHUNK_FLOATS = 1 << 16
 
 
 class RowBackend(Protocol):
-    """The work of the executor on one device.
+    """The work of a table group on one device.
 
     ``lookups`` are those of a batch by row, and ``slots_U`` the slot of each distinct row, -1 for rows that
     are left out.

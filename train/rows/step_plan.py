@@ -1,6 +1,6 @@
 """The step plan: which rows must be where for one batch.
 
-A plan is plain data; placements make it, the executor runs it. It lists only rows that are not where they
+A plan is plain data; placements make it, table groups run it. It lists only rows that are not where they
 live: a row that lives on the fast tier needs no entry, its slot is a base plus its id. Rows of the slow tier
 are named by their slots there. The lookups themselves are those of the batch by row (`stats.batch_rows`), so
 a plan names distinct rows alone.
@@ -50,8 +50,7 @@ class Transfer:
     """
 
     after: int = -1
-    """The last batch, in the numbers of the transfers, that may still use a slot or a row of this one; -1
-    where there is none."""
+    """Step of the epoch that must be computed before this transfer starts; -1: none."""
     write_back: Moves = NO_MOVES
     """Staged rows that are written back to the slow tier; unchanged rows are evicted without."""
     fetch: Moves = NO_MOVES
@@ -96,7 +95,7 @@ class InPlace:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The work of the executor around one batch, in the order of the fields."""
+    """The work of a table group around one batch, in the order of the fields."""
 
     copy_hot: HotCopy | None = None
     """Copy every hot row between the tiers first (the switch of FAE)."""
