@@ -114,7 +114,8 @@ def _train(checkouts: dict[str, Path], options: argparse.Namespace, scratch: Pat
                 name: partial(_train_sample, checkout, data, scratch, chosen, options.epochs, num_samples)
                 for name, checkout in checkouts.items()
             }
-            take_turns(turns, 1)
+            if not found:
+                take_turns(turns, 1)
             found.append(setting | _ratio(take_turns(turns, options.rounds, is_alternating=True)))
     return found
 
