@@ -192,6 +192,16 @@ def fuxictr(result: Result) -> list[str]:
     return [f"{result['mean_auc'][name]:.4f}" for name in ("FuxiCTR", "hotset")]
 
 
+def checkouts(result: Result) -> list[str]:
+    ratios = [each["cpu_ratio"] for each in result["train"]]
+    return [
+        f"{result['preprocess']['samples'] / 1e6:.0f} M",
+        f"{result['preprocess']['cpu_ratio']:.2f}x",
+        f"{min(ratios):.2f}",
+        f"{max(ratios):.2f}",
+    ]
+
+
 def window(result: Result) -> list[str]:
     """Return samples of logs, the worst excess of all results, and the worst CPU time by batch size."""
     names = ("window", "window-12m", "window-45m")
@@ -383,6 +393,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "placements-2m-dim64": placements,
     "placements-plan-2m": placement_plans,
     "placements-plan-2m-original": placement_plans,
+    "checkouts": checkouts,
     "window": window,
     "window-12m": window,
     "window-45m": window,

@@ -34,6 +34,7 @@ SCRIPTS = {
     "fuzz": "fuzz",
     "host-steps": "host_steps",
     "window": "window",
+    "checkouts": "checkouts",
 }
 """For each result, by the beginning of its name, what makes it today."""
 OF_THE_MACHINE = {
