@@ -95,7 +95,7 @@ def _preprocess(checkouts: dict[str, Path], options: argparse.Namespace, scratch
 def _train(checkouts: dict[str, Path], options: argparse.Namespace, scratch: Path) -> list[Facts]:
     log = scratch / "train.tsv"
     generate(GenerateConfig(samples=options.train_samples), log)
-    found = []
+    found: list[Facts] = []
     for batch_size, dim in itertools.product(options.batch_sizes, options.embedding_dims):
         data = scratch / f"{batch_size}-{dim}"
         words = ("--batch-size", batch_size, "--embedding-dim", dim, "--hot-bytes", "1MiB")

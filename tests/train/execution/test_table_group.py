@@ -18,7 +18,7 @@ from hotset.tests.support.drawn_tiers import one_hot_ids
 from hotset.train.data.batch import BatchIds, BatchShares, EmbeddingTable, IdReader
 from hotset.train.execution.table_group import TableGroup
 from hotset.train.metrics import Meter
-from hotset.train.placements.fae import Fae, HotCopies, HotRows
+from hotset.train.placements.fae import HotCopies, HotRows
 from hotset.train.placements.placements import AllFast
 from hotset.train.rows.backends import mover_of
 from hotset.train.rows.optimizers import RowOptimizer
@@ -74,7 +74,7 @@ def make_group(
 def move(group: TableGroup, plan: StepPlan) -> None:
     if plan.copy_hot:
         nothing: Any = None
-        hot = HotRows(Fae([]), group.fast, group.slow, group.traffic)
+        hot = HotRows(group.fast, group.slow, group.traffic)
         step = PlannedStep(0, nothing, 0, (GroupStep(nothing, nothing, plan),))
         HotCopies([hot], nullcontext).before_step(step)
     if plan.transfer:
