@@ -5,7 +5,6 @@ Tests `embeddings`, too.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,16 +17,13 @@ from hotset.tests.support.drawn_tiers import one_hot_ids
 from hotset.train.data.batch import BatchIds, BatchShares, EmbeddingTable, IdReader
 from hotset.train.execution.table_group import TableGroup
 from hotset.train.metrics import Meter
-from hotset.train.placements.fae import HotCopies, HotRows
 from hotset.train.placements.placements import AllFast
 from hotset.train.rows.backends import mover_of
 from hotset.train.rows.optimizers import RowOptimizer
 from hotset.train.rows.step_plan import (
     NOTHING_TO_MOVE,
-    GroupStep,
     InPlace,
     Moves,
-    PlannedStep,
     SplitBatch,
     StepPlan,
     Transfer,
@@ -71,16 +67,6 @@ def make_group(
     return group
 
 
-def move(group: TableGroup, plan: StepPlan) -> None:
-    if plan.copy_hot:
-        nothing: Any = None
-        hot = HotRows(group.fast, group.slow, group.traffic)
-        step = PlannedStep(0, nothing, 0, (GroupStep(nothing, nothing, plan),))
-        HotCopies([hot], nullcontext).before_step(step)
-    if plan.transfer:
-        group.load(plan.transfer)
-
-
 def by_row(ids: BatchIds) -> LookupsByRow:
     return group_lookups(of_matrix(ids.ids_N, np.array(NUM_ROWS, np.int64)))
 
@@ -89,7 +75,8 @@ def train(group: TableGroup, steps: list[tuple[list[list[int]], StepPlan]]) -> N
     """Take steps whose gradient depends on the embeddings, so that a stale row shows."""
     for ids, plan in steps:
         ids_BF = one_hot_ids(np.array(ids, np.int32))
-        move(group, plan)
+        if plan.transfer:
+            group.load(plan.transfer)
         lookups = by_row(ids_BF)
         emb_BFD = group.look_up(ids_BF, lookups, plan)
         (emb_BFD.sin() * torch.arange(1, emb_BFD.numel() + 1).view_as(emb_BFD)).sum().backward()  # type: ignore[no-untyped-call]
