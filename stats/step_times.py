@@ -302,7 +302,7 @@ def _uses(workload: Workload) -> EpochUses:
 def _cold_uses(workload: Workload, budget: Budget) -> EpochUses:
     """Return the uses of cold rows, which the mixed batches have."""
     mixed_share = 1 - budget.hot_sample_share
-    cold = workload.rates.beyond(budget.num_hot_rows)
+    cold = workload.rates.split(budget.num_hot_rows)[1]
     # Cold lookups all fall into mixed samples, so there they are denser.
     mixed = AccessRates(np.minimum(cold.rates / max(1e-12, mixed_share), 1.0), cold.num_rows)
     return EpochUses.of_rates(mixed, mixed_share * workload.num_train_samples, workload.batch_size)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from hotset.workflows.bench.ranks import RANK_BATCH
+
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = {
     "README.md": 40,
@@ -73,7 +75,7 @@ def exchange(result: Result) -> list[str]:
     figures = four["rows_per_sample"].values()
     return [
         f"{settings['samples'] / 1e6:.0f} M",
-        "2,048",  # `_RANK_BATCH` of the script
+        f"{RANK_BATCH:,}",
         *(f"{figure:.{digits}f}" for figure in figures for digits in (1, 2)),
     ]
 

@@ -53,7 +53,7 @@ BOUNDS = (0.01, 0.03, 0.05)
 _FLOAT_BYTES = 4
 _LZ, _HUFFMAN = "vector-LZ", "Huffman"
 _SLICES, _BATCHES = (512, 2048), 8
-_STEPS, _RANK_BATCH = 20, 2048
+_STEPS, RANK_BATCH = 20, 2048
 _WINDOW = 32
 _BLOCK = 2048
 _BLOCK_BYTES = 8
@@ -100,7 +100,7 @@ def count_bytes(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
     """Count vectors and gradients per sample between all ranks, from the plainest scheme to the least."""
     found = []
     for ranks in options.ranks:
-        shards = _packed(log, folder, ranks * _RANK_BATCH, options.embedding_dim)
+        shards = _packed(log, folder, ranks * RANK_BATCH, options.embedding_dim)
         order = epoch_order(shards.is_hot_only, 0, 0, spread=shards.is_grouped)
         epoch = read_epoch(RankReader(shards, range(len(shards.tables)), ranks), order.tolist())
         counts = count_exchange(epoch)
@@ -114,12 +114,12 @@ def count_bytes(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
         per_sample = {name: count / epoch.num_samples for name, count in rows.items()}
         found.append({"ranks": ranks, "num_samples": epoch.num_samples, "rows_per_sample": per_sample})
         tell(f"{ranks} ranks: " + ", ".join(f"{name} {each:.2f}" for name, each in per_sample.items()))
-    return {"ranks": found, "rank_batch_size": _RANK_BATCH}
+    return {"ranks": found, "rank_batch_size": RANK_BATCH}
 
 
 def compare_codecs(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
     """Train one epoch and return, for each size of messages, how many times smaller each codec makes it."""
-    shards = _packed(log, folder, _RANK_BATCH, options.embedding_dim)
+    shards = _packed(log, folder, RANK_BATCH, options.embedding_dim)
     train(folder / "data", TrainConfig(placement="all-fast", embedding_optimizer="adagrad"), folder / "run")
     weights = read_weights(folder / "run")
     tables = [weights[table.name].numpy() for table in shards.tables]
@@ -131,7 +131,7 @@ def compare_codecs(options: argparse.Namespace, log: Path, folder: Path) -> Fact
 
 def compare_speed(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
     """Train in turns on the same batches and micro-batches; speeds are those that the runs report."""
-    shards = _packed(log, folder, 2 * _RANK_BATCH, options.embedding_dim)
+    shards = _packed(log, folder, 2 * RANK_BATCH, options.embedding_dim)
     steps = str(min(_STEPS, shards.num_training_batches))
     contestants: dict[str, tuple[int, list[str]]] = {
         "one process": (1, []),
