@@ -279,6 +279,19 @@ def test_tables_are_saved_with_their_newest_rows_after_any_batch(
         assert_equal(loop.state(), yardstick.state())
 
 
+@pytest.mark.parametrize("settings", PLACEMENTS[3:6])
+def test_batches_of_one_kind_may_come_one_by_one(folder: Path, settings: dict[str, Any]) -> None:
+    """Each ends with all rows written back; the next one of the same kind begins anew."""
+    tables = Shards.open(folder).tables
+    batches = sorted(batches_of(folder, 0), key=lambda batch: read_lookups(tables, batch).is_hot_only)
+    assert all(read_lookups(tables, batch).is_hot_only for batch in batches[-2:])
+    loop, yardstick = Loop(folder, **settings), Loop(folder, placement="all-fast")
+    for batch in batches:
+        loop.train(batch)
+        yardstick.train(batch)
+        assert_equal(loop.state(), yardstick.state())
+
+
 @torch.no_grad()
 def evaluated(loop: Loop, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = loop.emb(batch)

@@ -132,6 +132,10 @@ class Fae(Placement):
         """Read hot rows where they are current, cold rows in place."""
         return COLD_ROWS_IN_PLACE if is_stale else self._in_place
 
+    def start_over(self) -> None:
+        """Plan as at the start of a run: both tiers are equal, and no plan made before is carried out."""
+        self._is_last_hot_only = False
+
 
 class FaeOrder:
     """The order of batches by the shuffle scheduler: mixed and hot-only ones in turns.
@@ -221,6 +225,7 @@ def build_fae_order(
 class HotRows(NamedTuple):
     """The hot rows of one table group, which both tiers hold."""
 
+    placement: Fae
     fast: Tier
     slow: Tier
     traffic: TrafficCounter
@@ -253,6 +258,7 @@ class HotCopies:
             for hot in self._groups:
                 if hot.slow.is_stale:
                     _copy(hot, StepPlan(copy_hot="to_slow"))
+                hot.placement.start_over()
 
 
 def _copy(hot: HotRows, plan: StepPlan) -> None:

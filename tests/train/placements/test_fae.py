@@ -45,7 +45,7 @@ def test_weights_and_state_of_every_hot_row_are_copied_and_nothing_else(directio
     fast_before, slow_before = make_tiers()
     meter = Meter(torch.device("cpu"))
     meter.enter("mixed")
-    hot = HotRows(fast, slow, TrafficCounter(meter, slow.layout))
+    hot = HotRows(Fae([]), fast, slow, TrafficCounter(meter, slow.layout))
     HotCopies([hot], nullcontext).before_step(step_with(StepPlan(copy_hot=direction)))
     assert getattr(meter, f"bytes_{direction}")["switch"] == sum(NUM_HOT) * fast.row_bytes
     assert slow.is_stale == (direction == "to_fast")
@@ -67,7 +67,7 @@ def test_the_end_copies_hot_rows_where_they_are_newer_on_the_fast_tier() -> None
     fast, slow = make_tiers()
     meter = Meter(torch.device("cpu"))
     meter.enter("flush")
-    copies = HotCopies([HotRows(fast, slow, TrafficCounter(meter, slow.layout))], nullcontext)
+    copies = HotCopies([HotRows(Fae([]), fast, slow, TrafficCounter(meter, slow.layout))], nullcontext)
     copies.finish()
     assert meter.bytes_to_slow["switch"] == 0
     slow.is_stale = True
