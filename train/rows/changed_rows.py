@@ -25,7 +25,7 @@ _CHANGED = np.uint8(1)
 _SAVING = np.uint8(2)
 _USED = np.uint8(4)
 _PENDING = np.uint8(8)
-_PART_ROWS = 1 << 20
+_PART_ROWS = 1 << 18
 """Rows that are looked through at a time."""
 
 
@@ -49,107 +49,10 @@ def _mark(
             marks_R[base_F[table] + rows_U[i]] |= np.uint8(5)
 
 
-@kernel
-def _begin(marks_R: NDArray[np.uint8]) -> int:
-    """Let changed rows be saved and pending instead; return how many there are, exactly.
-
-    Args:
-        marks_R: (num_rows,), updated.
-    """
-    count = 0
-    for row in range(marks_R.size):
-        # From changed (1) to saving and pending (2 + 8); whether the row was used (4) stays.
-        mark = marks_R[row]
-        is_changed = int(mark & 1)
-        count += is_changed
-        marks_R[row] = (mark & 0xFE) | (is_changed * 10)
-    return count
-
-
-@kernel
-def _take_pending(marks_R: NDArray[np.uint8], first: int, rows_N: NDArray[np.int64]) -> tuple[int, int]:
-    """List pending rows in ascending order, which are pending no more.
-
-    Args:
-        marks_R: (num_rows,), updated.
-        first: row to begin with.
-        rows_N: (most rows to list,), written from the start.
-
-    Returns:
-        How many were listed, and the row to go on with.
-    """
-    count = 0
-    row = first
-    while row < marks_R.size and count < rows_N.size:
-        # The bit of a row that is to be saved and has not been copied yet.
-        if marks_R[row] & 8:
-            rows_N[count] = row
-            count += 1
-            marks_R[row] &= 0xF7
-        row += 1
-    return count, row
-
-
-@kernel
-def _take_pending_of(
-    rows_U: NDArray[np.int32],
-    first_F1: NDArray[np.int64],
-    base_F: NDArray[np.int64],
-    marks_R: NDArray[np.uint8],
-    rows_N: NDArray[np.int64],
-) -> int:
-    """List which distinct rows of a batch are pending; clear them.
-
-    The list ascends.
-
-    Args:
-        rows_U: (num_distinct,); their ids, table after table.
-        first_F1: (num_tables + 1,); where those of each table begin.
-        base_F: (num_tables,); number of the first row of each table.
-        marks_R: (num_rows,), updated.
-        rows_N: (num_distinct,), written from the start.
-
-    Returns:
-        How many were listed.
-    """
-    count = 0
-    for table in range(base_F.size):
-        for i in range(first_F1[table], first_F1[table + 1]):
-            # Stored rows count from the beginning of their table.
-            row = base_F[table] + rows_U[i]
-            if marks_R[row] & 8:
-                rows_N[count] = row
-                count += 1
-                marks_R[row] &= 0xF7
-    return count
-
-
-@kernel
-def _settle(marks_R: NDArray[np.uint8], is_lost: bool) -> None:
-    """End the saving of all rows; lost ones count as changed again.
-
-    Args:
-        marks_R: (num_rows,), updated.
-        is_lost: whether the checkpoint could not be written.
-    """
-    for row in range(marks_R.size):
-        # Saving and pending end; a row of a lost checkpoint is changed again.
-        if marks_R[row] & 2:
-            marks_R[row] = (marks_R[row] & 0xF5) | (1 if is_lost else 0)
-
-
-@kernel
-def _count(marks_R: NDArray[np.uint8], mark: int) -> int:
-    """Return how many rows have ``mark``, exactly.
-
-    Args:
-        marks_R: (num_rows,).
-        mark: one of the bits.
-    """
-    count = 0
-    for row in range(marks_R.size):
-        count += (marks_R[row] & mark) != 0
-    return count
+def _parts(marks_R: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
+    """Yield the marks in parts that stay in the cache, which share their memory."""
+    for first in range(0, marks_R.size, _PART_ROWS):
+        yield marks_R[first : first + _PART_ROWS]
 
 
 class ChangedRows:
@@ -208,29 +111,38 @@ class ChangedRows:
 
     def begin_saving(self) -> int:
         """Begin to save the changed rows; return how many are pending."""
+        num_pending = 0
         with self._caught_up() as marks_R:
             self._first_pending = 0
-            return int(_begin(marks_R))
+            for part in _parts(marks_R):
+                is_changed = part & _CHANGED
+                num_pending += np.count_nonzero(is_changed)
+                part &= ~_CHANGED
+                part |= is_changed * (_SAVING | _PENDING)
+        return num_pending
 
     def take_pending(self, most: int) -> NDArray[np.int64]:
         """Return the next pending rows, ascending, at most ``most``; they are no longer pending.
 
         The rows follow those of the last call; the result is empty where none are left.
         """
-        rows_N = np.empty(most, np.int64)
+        found = [np.empty(0, np.int64)]
         with self._caught_up() as marks_R:
-            count, self._first_pending = _take_pending(marks_R, self._first_pending, rows_N)
-        return rows_N[:count]
+            while most and self._first_pending < marks_R.size:
+                part = marks_R[self._first_pending : self._first_pending + _PART_ROWS]
+                pending_N = np.flatnonzero((part & _PENDING) != 0)[:most]
+                most -= pending_N.size
+                # The part may have more where no more are wanted.
+                part = part if most else part[: pending_N[-1] + 1]
+                part &= ~_PENDING
+                found.append(self._first_pending + pending_N)
+                self._first_pending += part.size
+        return np.concatenate(found)
 
     def take_pending_of(self, lookups: LookupsByRow) -> NDArray[np.int64]:
-        """Return pending rows that a step is about to change; clear them.
-
-        The rows ascend.
-        """
-        rows_N = np.empty(lookups.num_rows, np.int64)
-        with self._caught_up() as marks_R:
-            args = (lookups.rows_U, lookups.first_F1, self.layout.base_F, marks_R)
-            return rows_N[: _take_pending_of(*args, rows_N)]
+        """Return pending rows that a step is about to change, ascending; they are pending no more."""
+        rows_N = lookups.rows_U + np.repeat(self.layout.base_F, np.diff(lookups.first_F1))
+        return rows_N[self.take_pending_among(rows_N)]
 
     def take_pending_among(self, rows_N: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(num_rows,): whether each of these distinct rows was pending; they are pending no more."""
@@ -242,7 +154,10 @@ class ChangedRows:
     def settle(self, *, is_lost: bool) -> None:
         """End the saving of all taken rows: saved, or changed again."""
         with self._caught_up() as marks_R:
-            _settle(marks_R, is_lost)
+            for part in _parts(marks_R):
+                if is_lost:
+                    part[(part & _SAVING) != 0] |= _CHANGED
+                part &= ~(_SAVING | _PENDING)
 
     def is_being_saved(self, rows_N: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(num_rows,): whether the current checkpoint saves each of these rows."""
@@ -260,16 +175,16 @@ class ChangedRows:
     @property
     def num_changed(self) -> int:
         """Rows that are to be saved."""
-        return self._num_marked(int(_CHANGED))
+        return self._num_marked(_CHANGED)
 
     @property
     def num_used(self) -> int:
         """Rows that were ever changed."""
-        return self._num_marked(int(_USED))
+        return self._num_marked(_USED)
 
-    def _num_marked(self, mark: int) -> int:
+    def _num_marked(self, mark: np.uint8) -> int:
         with self._caught_up() as marks_R:
-            return int(_count(marks_R, mark))
+            return sum(np.count_nonzero(part & mark) for part in _parts(marks_R))
 
     @contextmanager
     def _caught_up(self) -> Iterator[NDArray[np.uint8]]:
