@@ -31,7 +31,6 @@ from .metrics import Meter
 from .model.shapes import tables_by_dim
 from .placements.choose_placement import build_placements, spills, with_staging
 from .placements.placements import Placement
-from .rows.backends import RowMover, mover_of
 from .rows.changed_rows import ChangedRows
 from .rows.optimizers import RowOptimizer
 from .rows.tiers import (
@@ -152,7 +151,7 @@ def build_groups(
     # Rows of one dim share two tiers and a plan; a row of another dim would not fit in their slots.
     for dim, chosen in tables_by_dim([table.embedding_dim for table in tables]).items():
         placement = placements[dim]
-        fast, slow, mover = _build_tiers(placement, dim, optimizer, tools, (slow_tiers or {}).get(dim))
+        fast, slow = _build_tiers(placement, dim, optimizer, tools, (slow_tiers or {}).get(dim))
         initial = (initial_values or {}).get(dim) or InitialValues.of(seed, chosen, placement.num_rows)
         group = TableGroup(
             embedding_dim=dim,
@@ -161,7 +160,6 @@ def build_groups(
             placement=placement,
             fast=fast,
             slow=slow,
-            mover=mover,
             optimizer=optimizer,
             initial=initial,
             traffic=TrafficCounter(tools.meter, slow.layout),
@@ -179,22 +177,17 @@ def _build_tiers(
     optimizer: RowOptimizer,
     tools: RowTools,
     slow: Tier | None,
-) -> tuple[Tier, Tier, RowMover]:
-    """Build the fast and the slow tier of a placement, rows not set, and what moves rows between them.
-
-    The slow tier may be given.
-    """
+) -> tuple[Tier, Tier]:
+    """Build the fast and the slow tier of a placement, which may be given; rows are not set."""
     state_width = optimizer.state_width(embedding_dim)
     num_staging = placement.num_staging_slots
     device = str(tools.device)
     fast = Tier(placement.fast, embedding_dim, state_width, num_staging=num_staging, device=device)
     if slow is None and tools.host is not None and tools.host.is_planned:
-        from .spill.spilled_tier import SpilledTier, SpillMover
+        from .spill.spilled_tier import SpilledTier
 
-        spilled = SpilledTier(placement.slow, embedding_dim, state_width)
-        return fast, spilled, SpillMover(fast, spilled)
-    slow = slow or Tier(placement.slow, embedding_dim, state_width, host=tools.host)
-    return fast, slow, mover_of(fast, slow)
+        return fast, SpilledTier(placement.slow, embedding_dim, state_width)
+    return fast, slow or Tier(placement.slow, embedding_dim, state_width, host=tools.host)
 
 
 def _changed_rows(placement: Placement, host: HostMemory | None) -> ChangedRows:

@@ -16,9 +16,23 @@ from hotset.train.spill.run_plan import (
     RunFetches,
     SpillShape,
     SpillSizes,
-    choose_sizes,
+    UsedRows,
+    choose_all_sizes,
     find_fetches,
 )
+
+
+def choose_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes:
+    """The sizes of one table group alone."""
+    return choose_all_sizes([shape], limit_bytes)[0]
+
+
+def all_used(num_rows: int) -> UsedRows:
+    """Counts in which every row is used."""
+    used = UsedRows(num_rows)
+    firsts_C = np.arange(used._counts_C.size) * used.cell_rows
+    used._counts_C[:] = np.minimum(num_rows - firsts_C, used.cell_rows)
+    return used
 
 
 def plan_epochs(
@@ -96,23 +110,23 @@ class Twin:
 
     def merged(self) -> NDArray[np.float32]:
         """All rows as the ranges have them, (rows, dim + width)."""
-        dim = self.shape.embedding_dim
         parts = []
         for number in range(self.sizes.num_ranges):
-            of_range = self.store.parts_of_range(number)
-            for first, stop in of_range:
-                whole = np.stack([self._initial(row) for row in range(first, stop)])
-                weights, state = whole[:, :dim].copy(), whole[:, dim:].copy()
-                of_range.add(first, weights, state)
+            for weights, state in self.store.parts_of_range(number, self._fill):
                 parts.append(np.concatenate([weights, state], axis=1))
         return np.concatenate(parts)
+
+    def _fill(self, first: int, weights: NDArray[np.float32]) -> None:
+        for row, target in enumerate(weights, first):
+            target[:] = self._initial(row)[: target.size]
 
     def wanted(self) -> NDArray[np.float32]:
         """The same by the dict."""
         return np.stack([self.values.get(row, self._initial(row)) for row in range(self.shape.num_rows)])
 
     def _initial(self, row: int) -> NDArray[np.float32]:
-        return np.full(self.shape.record_bytes // 4 - 1, -row - 1, np.float32)
+        state = np.zeros(self.shape.state_width, np.float32)
+        return np.append(np.full(self.shape.embedding_dim, -row - 1, np.float32), state)
 
     def _put(
         self, rows: NDArray[Any], targets: NDArray[np.int64], slots: dict[int, NDArray[np.float32]]

@@ -25,9 +25,9 @@ from ...stats.batch_rows import LookupsByRow, group_lookups, of_matrix
 from ..data.batch import Batch, BatchIds, BatchShares, IdReader
 from ..metrics import Kind
 from ..placements.placements import Placement
-from ..rows.backends import NumbaRows, RowBackend, RowMover, backend_of, initialize_rows
+from ..rows.backends import NumbaRows, RowBackend, backend_of, fetch, initialize_rows, write_back
 from ..rows.changed_rows import ChangedRows
-from ..rows.kernels import copy_found_rows
+from ..rows.kernels import copy_rows
 from ..rows.optimizers import RowOptimizer
 from ..rows.step_plan import InPlace, Moves, SplitBatch, StepPlan, Transfer
 from ..rows.tiers import FileTier, InitialValues, Tier, TrafficCounter, Way
@@ -151,7 +151,8 @@ class InPlaceWork:
 
         def copy_some(piece: int, _: int) -> None:
             own = slice(piece * _ROWS_AT_ONCE, (piece + 1) * _ROWS_AT_ONCE)
-            copy_found_rows(weights, slots_U[own], rows[own])
+            own_N = slots_U[own]
+            copy_rows(weights, own_N, rows[own], np.arange(own_N.size))
 
         self._threads.run(copy_some, -(-slots_U.size // _ROWS_AT_ONCE))
 
@@ -263,8 +264,6 @@ class TableGroup:
     """Rows on the device of the model."""
     slow: Tier
     """Rows on the host."""
-    mover: RowMover
-    """Moves rows between the tiers."""
     optimizer: RowOptimizer
     initial: InitialValues
     """Values of rows that no batch has used yet."""
@@ -324,8 +323,8 @@ class TableGroup:
         """Write rows back, then load others; counted as work of ``kind``."""
         self.staged.catch_up()
         # In this order: a slot is free, and a row up to date on the slow tier, once it is written back.
-        self.mover.write_back(transfer.write_back)
-        self.mover.fetch(transfer.fetch)
+        write_back(self.fast, self.slow, transfer.write_back)
+        fetch(self.fast, self.slow, transfer.fetch)
         initialize_rows(self.fast, self.slow, self.initial, transfer.initialize)
         self.staged.note(transfer, kind)
 
@@ -335,7 +334,7 @@ class TableGroup:
         if isinstance(self.slow, FileTier):
             return
         moves = Moves(*self.staged.by_slot())
-        self.mover.write_back(moves)
+        write_back(self.fast, self.slow, moves)
         self.traffic.rows("to_slow", moves.rows_N, self.fast.row_bytes, "evaluation")
 
     def read_rows(self, wanted_U: NDArray[np.int64]) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from ...stats.batch_rows import LookupsByRow
 from ..data.batch import BatchIds, BatchShares
 from ..threads import WorkThreads
 from . import kernels
-from .kernels import BLOCK_SAMPLES, copy_rows, num_levels
+from .kernels import BLOCK_SAMPLES, num_levels
 from .optimizers import RowOptimizer, TorchStep, step_with_numba
 from .step_plan import Moves
 from .tiers import InitialValues, Tier
@@ -56,53 +56,11 @@ _CHUNK_FLOATS = 1 << 16
 """Floats of the sums that are made before their rows are updated: 256 KiB, which stay in the cache."""
 
 
-class RowBackend(Protocol):
-    """The work of a table group on one device.
-
-    ``lookups`` are those of a batch by row, and ``slots_U`` the slot of each distinct row, -1 for rows that
-    are left out.
-    """
-
-    def look_up(
-        self,
-        weights_SD: torch.Tensor,
-        lookups: LookupsByRow,
-        slots_U: NDArray[np.int64],
-        vectors_ND: torch.Tensor,
-    ) -> None:
-        """Write the row of each lookup to its position in ``vectors_ND``."""
-
-    def pool(self, vectors_ND: torch.Tensor, ids: BatchIds, pooled_PD: torch.Tensor) -> None:
-        """Sum the vectors of each bag in the order of its lookups."""
-
-    def update(
-        self,
-        tier: Tier,
-        by_bag: LookupsByRow,
-        slots_U: NDArray[np.int64],
-        grad_PD: torch.Tensor,
-        num_features: int,
-        rate: float | None = None,
-    ) -> None:
-        """Sum the gradients of each row and take one optimizer step on it.
-
-        A gradient of a row is that of the bag of its lookup.
-
-        Args:
-            rate: learning rate of the step, a float32; None: that of the optimizer.
-        """
-
-    def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
-        """(num_distinct, D): summed gradient of each distinct row."""
-
-    def apply(
-        self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor, rate: float | None = None
-    ) -> None:
-        """Take one optimizer step from summed gradients, which may change."""
-
-
 class NumbaRows:
     """The host's back end: each row is read, summed and updated by one thread.
+
+    ``lookups`` are those of a batch by row, and ``slots_U`` the slot of each distinct row, -1 for rows that
+    are left out. A ``rate`` is the learning rate of a step, a float32; None: that of the optimizer.
 
     Args:
         optimizer: that of the rows.
@@ -125,6 +83,7 @@ class NumbaRows:
         slots_U: NDArray[np.int64],
         vectors_ND: torch.Tensor,
     ) -> None:
+        """Write the row of each lookup to its position in ``vectors_ND``."""
         weights = weights_SD.numpy()
         vectors = vectors_ND.numpy()
 
@@ -136,6 +95,7 @@ class NumbaRows:
         self._threads.run(look_up_rows, len(ranges))
 
     def pool(self, vectors_ND: torch.Tensor, ids: BatchIds, pooled_PD: torch.Tensor) -> None:
+        """Sum the vectors of each bag in the order of its lookups."""
         assert ids.bags_N is not None
         kernels.pool_bags(vectors_ND.numpy(), ids.bags_N, pooled_PD.numpy())
 
@@ -148,6 +108,7 @@ class NumbaRows:
         num_features: int,
         rate: float | None = None,
     ) -> None:
+        """Sum the gradients of each row, those of its lookups' bags; take one optimizer step on it."""
         weights = tier.weights_SD.numpy()
         state = tier.state_SW.numpy()
         grad = grad_PD.numpy()
@@ -176,6 +137,7 @@ class NumbaRows:
         self._threads.run(update_rows, len(ranges))
 
     def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
+        """(num_distinct, D): summed gradient of each distinct row."""
         every = np.arange(by_bag.num_rows)
         grad = grad_PD.numpy()
         ends = _share_ends(self._shares, grad.shape[0], num_features)
@@ -191,6 +153,7 @@ class NumbaRows:
     def apply(
         self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor, rate: float | None = None
     ) -> None:
+        """Take one optimizer step from summed gradients, which may change."""
         weights = tier.weights_SD.numpy()
         state = tier.state_SW.numpy()
         sums = sums_UD.numpy()
@@ -205,7 +168,7 @@ class NumbaRows:
 
 
 class TorchRows:
-    """Any device's back end: levels of segment sums over the lookups by row."""
+    """Any device's back end, as `NumbaRows`: levels of segment sums over the lookups by row."""
 
     def __init__(
         self, optimizer: RowOptimizer, device: torch.device = _HOST, shares: BatchShares | None = None
@@ -241,18 +204,14 @@ class TorchRows:
         served = slots_U[slots_U >= 0]
         _, bags = _served(by_bag, slots_U)
         rows = np.repeat(np.arange(served.size), by_bag.counts_U[slots_U >= 0])
-        self.apply(tier, served, self._sums(rows, bags, served.size, grad_PD, num_features), rate)
+        sums_UD = self._sums(rows, bags, served.size, grad_PD, num_features)
+        (slots,) = self._on(tier.device, served)
+        self._step(tier.weights_SD, tier.state_SW, slots, sums_UD, rate)
 
     def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
         rows = np.repeat(np.arange(by_bag.num_rows), by_bag.counts_U)
         bags = by_bag.order_N.astype(np.int64)
         return self._sums(rows, bags, by_bag.num_rows, grad_PD, num_features)
-
-    def apply(
-        self, tier: Tier, slots_U: NDArray[np.int64], sums_UD: torch.Tensor, rate: float | None = None
-    ) -> None:
-        (slots,) = self._on(tier.device, slots_U)
-        self._step(tier.weights_SD, tier.state_SW, slots, sums_UD, rate)
 
     def _sums(
         self,
@@ -270,6 +229,9 @@ class TorchRows:
     @staticmethod
     def _on(device: torch.device, *arrays: NDArray[Any]) -> list[torch.Tensor]:
         return [torch.from_numpy(array).to(device) for array in arrays]
+
+
+RowBackend = NumbaRows | TorchRows
 
 
 def backend_of(
@@ -360,70 +322,40 @@ def _differs_from_previous(values_N: torch.Tensor) -> torch.Tensor:
 
 
 MAX_ROWS = 50_000
-"""Rows that are copied to or from a GPU at a time, which bounds the memory for them."""
+"""Rows that are copied to or from a GPU together, which bounds the memory for them."""
 
 
-class RowMover(Protocol):
-    """Copies between the two tiers of an executor."""
-
-    def write_back(self, moves: Moves) -> None:
-        """Copy staged rows to the slow tier; they are there when this returns."""
-
-    def fetch(self, moves: Moves) -> None:
-        """Copy rows of the slow tier to staging slots."""
-
-
-class HostMover:
-    """Copies between two tiers on the host."""
-
-    def __init__(self, fast: Tier, slow: Tier) -> None:
-        self._pairs = [
-            (fast.weights_SD.numpy(), slow.weights_SD.numpy()),
-            (fast.state_SW.numpy(), slow.state_SW.numpy()),
-        ]
-
-    def write_back(self, moves: Moves) -> None:
-        for fast, slow in self._pairs:
-            copy_rows(fast, moves.slots_N, slow, moves.rows_N)
-
-    def fetch(self, moves: Moves) -> None:
-        for fast, slow in self._pairs:
-            copy_rows(slow, moves.rows_N, fast, moves.slots_N)
+def write_back(fast: Tier, slow: Tier, moves: Moves) -> None:
+    """Copy staged rows to the slow tier; they are there when this returns."""
+    if fast.is_host:
+        slow.put(moves, fast.weights_SD.numpy(), fast.state_SW.numpy(), moves.slots_N)
+        return
+    # From a GPU in parts: each is gathered on the device and copied to the host.
+    for part in _bounded(moves):
+        slots_N = torch.from_numpy(part.slots_N).to(fast.device)
+        weights_ND = fast.weights_SD.index_select(0, slots_N).cpu().numpy()
+        state_NW = fast.state_SW.index_select(0, slots_N).cpu().numpy()
+        slow.put(part, weights_ND, state_NW, np.arange(part.num_rows))
 
 
-class DeviceMover:
-    """Copies between a GPU tier and a host tier, synchronously."""
-
-    def __init__(self, fast: Tier, slow: Tier) -> None:
-        # Weights and state; plain SGD has no state.
-        pairs = [(fast.weights_SD, slow.weights_SD), (fast.state_SW, slow.state_SW)]
-        self._pairs = [(on_fast, on_slow) for on_fast, on_slow in pairs if on_fast.shape[1]]
-
-    def write_back(self, moves: Moves) -> None:
-        for part in _bounded(moves):
-            for fast, slow in self._pairs:
-                slots_N = torch.from_numpy(part.slots_N).to(fast.device)
-                rows_NW = fast.index_select(0, slots_N).cpu().numpy()
-                copy_rows(rows_NW, np.arange(part.num_rows), slow.numpy(), part.rows_N)
-
-    def fetch(self, moves: Moves) -> None:
-        for part in _bounded(moves):
-            for fast, slow in self._pairs:
-                slots_N = torch.from_numpy(part.slots_N).to(fast.device)
-                rows_NW = torch.empty(part.num_rows, slow.shape[1])
-                copy_rows(slow.numpy(), part.rows_N, rows_NW.numpy(), np.arange(part.num_rows))
-                fast.index_copy_(0, slots_N, rows_NW.to(fast.device))
+def fetch(fast: Tier, slow: Tier, moves: Moves) -> None:
+    """Copy rows of the slow tier to staging slots."""
+    if fast.is_host:
+        slow.take(moves, fast.weights_SD.numpy(), fast.state_SW.numpy(), moves.slots_N)
+        return
+    # To a GPU in parts: each is filled on the host and scattered on the device.
+    for part in _bounded(moves):
+        slots_N = torch.from_numpy(part.slots_N).to(fast.device)
+        weights_ND = torch.empty(part.num_rows, fast.weights_SD.shape[1])
+        state_NW = torch.empty(part.num_rows, fast.state_SW.shape[1])
+        slow.take(part, weights_ND.numpy(), state_NW.numpy(), np.arange(part.num_rows))
+        fast.weights_SD.index_copy_(0, slots_N, weights_ND.to(fast.device))
+        fast.state_SW.index_copy_(0, slots_N, state_NW.to(fast.device))
 
 
 def _bounded(moves: Moves) -> Iterator[Moves]:
     for first in range(0, moves.num_rows, MAX_ROWS):
-        part = slice(first, first + MAX_ROWS)
-        yield Moves(moves.rows_N[part], moves.slots_N[part])
-
-
-def mover_of(fast: Tier, slow: Tier) -> RowMover:
-    """The mover between these tiers."""
-    return HostMover(fast, slow) if fast.device.type == "cpu" else DeviceMover(fast, slow)
+        yield moves.part(slice(first, first + MAX_ROWS))
 
 
 def initialize_rows(fast: Tier, slow: Tier, initial: InitialValues, moves: Moves) -> None:

@@ -29,30 +29,6 @@ _LINE_FLOATS = np.uint64(LINE_BYTES // 4)
 
 
 @kernel
-def fill_initial(
-    stream: np.uint64, first_id: int, bound: np.float32, weights_SD: NDArray[np.float32]
-) -> None:
-    """Write the initial values of rows ``first_id, first_id + 1, ...`` of one table.
-
-    Each is an odd multiple of ``bound * 2**-24`` chosen by 24 bits of a hash: uniform, symmetric, and
-    rounded once, so that any machine computes the same bits.
-
-    Args:
-        stream: hash of (seed, table).
-        first_id: id of the first row.
-        bound: values are in (-bound, bound).
-        weights_SD: (num_rows, embedding_dim), written.
-    """
-    for row in range(weights_SD.shape[0]):
-        row_stream = mix64_pair(stream, np.uint64(first_id + row))
-        for column in range(weights_SD.shape[1]):
-            # 24 bits fit a float32 exactly, so only the product with the bound is rounded.
-            bits = mix64_pair(row_stream, np.uint64(column)) >> np.uint64(40)
-            odd = 2 * np.int64(bits) + 1 - (1 << 24)
-            weights_SD[row, column] = (np.float32(odd) * np.float32(2.0**-24)) * bound
-
-
-@kernel
 def look_up(
     weights_SD: NDArray[np.float32],
     lookups: LookupsByRow,
@@ -266,33 +242,16 @@ def copy_rows(
 
     Args:
         source_SD: (num_slots, width).
-        source_N: (num_rows,), each in [0, num_slots).
+        source_N: (num_rows,), each below num_slots; rows with -1 are left out.
         target_SD: (num_slots of the target, width), written at ``target``.
         target_N: (num_rows,), none twice.
     """
     for i in range(source_N.size):
         source = source_N[i]
         target = target_N[i]
-        for column in range(source_SD.shape[1]):
-            target_SD[target, column] = source_SD[source, column]
-
-
-@kernel
-def copy_found_rows(
-    source_SD: NDArray[np.float32], slots_N: NDArray[np.int64], target_ND: NDArray[np.float32]
-) -> None:
-    """Copy the rows in some slots to the same places of a list, exactly.
-
-    Args:
-        source_SD: (num_slots, width).
-        slots_N: (num_rows,), each below num_slots; rows with -1 are left out.
-        target_ND: (num_rows, width), written.
-    """
-    for i in range(slots_N.size):
-        slot = slots_N[i]
-        if slot >= 0:
+        if source >= 0:
             for column in range(source_SD.shape[1]):
-                target_ND[i, column] = source_SD[slot, column]
+                target_SD[target, column] = source_SD[source, column]
 
 
 @kernel
@@ -303,18 +262,27 @@ def fill_initial_rows(
     weights_SD: NDArray[np.float32],
     slots_N: NDArray[np.int64],
 ) -> None:
-    """Write the initial values of single rows of several tables, those of ``fill_initial``.
+    """Write the initial values of rows.
+
+    Each is an odd multiple of ``bound * 2**-24`` chosen by 24 bits of a hash: uniform, symmetric, and
+    rounded once, so that any machine computes the same bits.
 
     Args:
         streams_N: (num_rows,); hash of (seed, table) of each row.
         ids_N: (num_rows,).
-        bounds_N: (num_rows,); bound of each row's table.
+        bounds_N: (num_rows,); values of the row's table are in (-bound, bound).
         weights_SD: (num_slots, embedding_dim), written at ``slots``.
         slots_N: (num_rows,), none twice.
     """
     for i in range(ids_N.size):
+        row_stream = mix64_pair(streams_N[i], np.uint64(ids_N[i]))
         slot = slots_N[i]
-        fill_initial(streams_N[i], ids_N[i], bounds_N[i], weights_SD[slot : slot + 1])
+        bound = bounds_N[i]
+        for column in range(weights_SD.shape[1]):
+            # 24 bits fit a float32 exactly, so only the product with the bound is rounded.
+            bits = mix64_pair(row_stream, np.uint64(column)) >> np.uint64(40)
+            odd = 2 * np.int64(bits) + 1 - (1 << 24)
+            weights_SD[slot, column] = (np.float32(odd) * np.float32(2.0**-24)) * bound
 
 
 @inlined_kernel

@@ -37,6 +37,11 @@ class Moves:
     def num_rows(self) -> int:
         return int(self.rows_N.size)
 
+    def part(self, chosen: slice | NDArray[np.bool_]) -> Moves:
+        """Return some of the moves."""
+        fetches_N = None if self.fetches_N is None else self.fetches_N[chosen]
+        return Moves(self.rows_N[chosen], self.slots_N[chosen], fetches_N)
+
 
 NO_MOVES = Moves(np.empty(0, np.int64), np.empty(0, np.int64))
 

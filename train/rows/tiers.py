@@ -38,7 +38,8 @@ from ...stats.id_tables import mix64_pair
 from ..data.batch import BatchIds
 from ..metrics import Kind, Meter
 from ..threads import WorkThreads
-from .kernels import copy_found_rows, fill_initial, fill_initial_rows
+from .kernels import copy_rows, fill_initial_rows
+from .step_plan import Moves
 
 
 @dataclass(slots=True)
@@ -112,28 +113,37 @@ def _pages_of_rows(num_rows: int, width: int) -> torch.Tensor:
 
 
 def mapped_rows(num_rows: int, width: int, folder: Path) -> torch.Tensor:
-    """(num_rows, width) float32 zeros in a nameless file of ``folder``.
-
-    Raises:
-        HotsetError: the disk is too small, or the folder cannot be written.
-    """
+    """(num_rows, width) float32 zeros in a nameless file of ``folder``; see `disk_space`."""
     num_bytes = 4 * num_rows * width
     if num_bytes == 0:
         return torch.zeros(num_rows, width)
+    with disk_space(folder, num_bytes, "rows", "write --out to a larger disk, or raise --slow-bytes"):
+        mapped = mapped_file(folder, num_bytes)
+    # Rows are used in no order: reading ahead of a page would read 32 for one (70 times slower on tables
+    # four times the memory).
+    if hasattr(mmap, "MADV_RANDOM"):
+        mapped.madvise(mmap.MADV_RANDOM)
+    return torch.from_numpy(np.frombuffer(mapped, np.float32).reshape(num_rows, width))
+
+
+def mapped_file(folder: Path, num_bytes: int) -> mmap.mmap:
+    """Map a nameless file of ``folder``, whose disk space is reserved; raises OSError without it."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        # Reserved now: writing to a mapped page that finds no block kills the process.
+        os.posix_fallocate(file.fileno(), 0, num_bytes)
+        return mmap.mmap(file.fileno(), num_bytes)
+
+
+@contextlib.contextmanager
+def disk_space(folder: Path, num_bytes: int, content: str, hint: str) -> Iterator[None]:
+    """Raise HotsetError where the block finds too small a disk, or a folder that cannot be written."""
     try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, num_bytes)
-            mapped = mmap.mmap(file.fileno(), num_bytes)
-        # Rows are used in no order: reading ahead of a page would read 32 for one (70 times slower on tables
-        # four times the memory).
-        if hasattr(mmap, "MADV_RANDOM"):
-            mapped.madvise(mmap.MADV_RANDOM)
+        yield
     except OSError as error:
         raise HotsetError(
-            f"{folder} has no room for {format_byte_size(num_bytes)} of rows: {error.strerror}",
-            hint="write --out to a larger disk, or raise --slow-bytes",
+            f"{folder} has no room for {format_byte_size(num_bytes)} of {content}: {error.strerror}",
+            hint=hint,
         ) from error
-    return torch.from_numpy(np.frombuffer(mapped, np.float32).reshape(num_rows, width))
 
 
 # ruff: noqa: N815  (tensors carry shape suffixes)
@@ -182,19 +192,6 @@ class InitialValues:
         bounds = [math.sqrt(1 / max(count, 1)) for count in num_rows]
         return cls(np.array(streams, np.uint64), np.array(bounds, np.float32))
 
-    def fill(self, table: int, first: int, weights_ND: NDArray[np.float32]) -> None:
-        """Write the values of rows ``first, first + 1, ...`` of a table."""
-        stream = self.streams_F[table]
-        bound = self.bounds_F[table]
-        if self.held is None:
-            fill_initial(stream, first, bound, weights_ND)
-            return
-        numbers_N = np.arange(weights_ND.shape[0])
-        ids_N = self.held.of(np.full(numbers_N.size, table), numbers_N + first)
-        streams_N = np.full(ids_N.size, stream)
-        bounds_N = np.full(ids_N.size, bound)
-        fill_initial_rows(streams_N, ids_N, bounds_N, weights_ND, numbers_N)
-
     def write(
         self,
         tables_N: NDArray[np.int64],
@@ -227,7 +224,7 @@ def initial_values_with_torch(
     """(N, dim) initial values; ``streams_N`` are 64-bit hashes as int64, ``ids_N`` int64."""
     row_streams_N = _mix(_mix(streams_N) ^ ids_N)
     columns_D = torch.arange(dim, device=ids_N.device)
-    # The highest 24 bits of the hash, as an odd number in (-2**24, 2**24): see `kernels.fill_initial`.
+    # The highest 24 bits of the hash, as an odd number in (-2**24, 2**24): see `kernels.fill_initial_rows`.
     bits_ND = _shift(_mix(_mix(row_streams_N).unsqueeze(1) ^ columns_D), 40)
     odd_ND = (2 * bits_ND + 1 - (1 << 24)).float()
     return (odd_ND * 2.0**-24) * bounds_N.unsqueeze(1)
@@ -350,6 +347,8 @@ class Tier:
         """Whether rows that both tiers hold are newer on the other one (fae)."""
         self.num_slots = layout.num_own_slots + num_staging
         self.device = torch.device(device)
+        self.is_host = self.device.type == "cpu"
+        """Whether the rows are in memory of the host."""
         # With limited host memory the rows may go to a mapped file.
         if host is None:
             self.weights_SD = torch.empty(self.num_slots, embedding_dim, device=self.device)
@@ -387,13 +386,35 @@ class Tier:
             # An optimizer without state has no columns to copy.
             if rows.shape[1] == 0:
                 continue
-            if self.device.type == "cpu":
-                copy_found_rows(rows.numpy(), slots_N, target)
+            if self.is_host:
+                copy_rows(rows.numpy(), slots_N, target, np.arange(slots_N.size))
                 continue
             # On a device its rows are gathered first, so that one copy takes them all.
             is_here_N = slots_N >= 0
             here = torch.from_numpy(slots_N[is_here_N]).to(self.device)
             target[is_here_N] = rows.index_select(0, here).cpu().numpy()
+
+    def put(
+        self,
+        moves: Moves,
+        weights_SD: NDArray[np.float32],
+        state_SW: NDArray[np.float32],
+        slots_N: NDArray[np.int64],
+    ) -> None:
+        """Take rows out of slots in memory of the host; of a slow tier alone, as is `take`."""
+        copy_rows(weights_SD, slots_N, self.weights_SD.numpy(), moves.rows_N)
+        copy_rows(state_SW, slots_N, self.state_SW.numpy(), moves.rows_N)
+
+    def take(
+        self,
+        moves: Moves,
+        weights_SD: NDArray[np.float32],
+        state_SW: NDArray[np.float32],
+        slots_N: NDArray[np.int64],
+    ) -> None:
+        """Copy rows to slots in memory of the host."""
+        copy_rows(self.weights_SD.numpy(), moves.rows_N, weights_SD, slots_N)
+        copy_rows(self.state_SW.numpy(), moves.rows_N, state_SW, slots_N)
 
     @property
     def file_bytes(self) -> tuple[int, int]:
@@ -405,31 +426,16 @@ class Tier:
 
     def initialize(self, initial: InitialValues, threads: WorkThreads | None = None) -> None:
         """Initialize every row of this tier, in parallel on the host."""
-        # Parts of tables, whose values depend on the number of the row alone.
-        parts = [
-            (table, first, min(first + _ROWS_AT_ONCE, self.layout.num_rows(table)))
-            for table in range(self.layout.num_tables)
-            for first in range(0, self.layout.num_rows(table), _ROWS_AT_ONCE)
-        ]
+        num_slots = self.layout.num_own_slots
 
         def fill(part: int, _worker: int) -> None:
-            table, first, stop = parts[part]
-            base = self.layout.slots_of_table(table).start
-            rows = self.weights_SD[base + first : base + stop]
-            number = int(self.layout.first_F[table]) + first
-            # The kernel writes to the host; a GPU computes the values where they will lie.
-            if rows.device.type == "cpu":
-                initial.fill(table, number, rows.numpy())
-            else:
-                tables_N = np.full(stop - first, table)
-                slots_N = np.arange(base + first, base + stop)
-                initial.write(tables_N, number + np.arange(stop - first), self.weights_SD, slots_N)
+            slots_N = np.arange(part * _ROWS_AT_ONCE, min((part + 1) * _ROWS_AT_ONCE, num_slots))
+            initial.write(*self.layout.rows_at(slots_N), self.weights_SD, slots_N)
 
-        if self.device.type == "cpu":
-            (threads or WorkThreads(1)).run(fill, len(parts))
-            return
-        for part in range(len(parts)):
-            fill(part, 0)
+        # A GPU computes its own values, and is given the work by one thread.
+        if threads is None or not self.is_host:
+            threads = WorkThreads(1)
+        threads.run(fill, -(-num_slots // _ROWS_AT_ONCE))
 
 
 class FileTier(Tier, ABC):

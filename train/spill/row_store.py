@@ -36,21 +36,19 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.errors import KIB, HotsetError, format_byte_size
+from ...pipeline.errors import KIB, HotsetError
+from ..rows.tiers import disk_space
 from .kernels import (
     ALL_DONE,
     PAST_GROUP,
     Arenas,
     Buckets,
     append_rows,
-    pick_places,
-    pick_records,
     scatter_records,
     take_places,
 )
@@ -60,62 +58,10 @@ Block = tuple[NDArray[np.uint32], NDArray[np.float32], int]
 """Words of a block, the same memory as floats, and its records."""
 
 
-class RangeParts:
-    """The parts of a range, as first and last-plus-one rows.
-
-    Args:
-        first: first row of the range.
-        stop: the row after its last one.
-        part_rows: rows of a part at most.
-        read: reads its blocks, of which each is valid until the next.
-        held_words: words of a record, where its records are held; else None.
-    """
-
-    def __init__(
-        self,
-        first: int,
-        stop: int,
-        part_rows: int,
-        read: Callable[[], Iterator[Block]],
-        held_words: int | None,
-    ) -> None:
-        self._first = first
-        self._stop = stop
-        self._part_rows = part_rows
-        self._read = read
-        self._held: list[Block] | None = None
-        if held_words is not None:
-            self._held = [_copy(words_V[: count * held_words], count) for words_V, _, count in read()]
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        for first in range(self._first, self._stop, self._part_rows):
-            yield first, min(first + self._part_rows, self._stop)
-
-    def add(self, first: int, weights_ND: NDArray[np.float32], state_NW: NDArray[np.float32]) -> None:
-        """Copy stored rows over their initial values.
-
-        Args:
-            first: first row of the part.
-            weights_ND: weights of the rows from there on, written for those that were ever written back.
-            state_NW: their optimizer state, likewise.
-        """
-        is_there_N = np.zeros(weights_ND.shape[0], np.uint8)
-        places = (first - self._first, self._stop - self._first)
-        for words_V, values_V, num_records in self._read() if self._held is None else self._held:
-            refuse_misplaced(
-                scatter_records(words_V, values_V, num_records, *places, weights_ND, state_NW, is_there_N)
-            )
-
-
-def refuse_misplaced(record: int) -> None:
+def check_record(record: int) -> None:
     """Raise RuntimeError where a kernel found a misplaced record; -1: none."""
     if record >= 0:
         raise RuntimeError(f"record {record} of a block of the spill file is misplaced")
-
-
-def _copy(words_V: NDArray[np.uint32], num_records: int) -> Block:
-    copied_V = words_V.copy()
-    return copied_V, copied_V.view(np.float32), num_records
 
 
 LEAST_BLOCK_BYTES = 4 * KIB
@@ -155,18 +101,13 @@ class BlockFile:
         self._lock = threading.Lock()
         self._free: list[int] = []
         self._num_blocks = 0
-        try:
+        with disk_space(folder, num_blocks * block_bytes, "rows", _HINT):
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)
             # Also where a run ends by an error before it closes its files.
             self._close = weakref.finalize(self, self._file.close)
             if num_blocks:
                 # Reserve all room now: a disk that is too small is found before training begins.
                 os.posix_fallocate(self._file.fileno(), 0, num_blocks * block_bytes)
-        except OSError as error:
-            wanted = format_byte_size(num_blocks * block_bytes)
-            raise HotsetError(
-                f"{folder} has no room for {wanted} of rows: {error.strerror}", hint=_HINT
-            ) from error
         self.is_direct = self._use_direct()
 
     def allocate(self) -> int:
@@ -184,7 +125,7 @@ class BlockFile:
         """
         with self._lock:
             self.writes += 1
-        self._move(os.pwrite, "written", block, number)
+        self._move(lambda view, first: os.pwrite(self._file.fileno(), view, first), "written", block, number)
 
     def read(self, number: int, block: NDArray[np.uint8]) -> None:
         """Read the block ``number`` into ``block``.
@@ -194,7 +135,7 @@ class BlockFile:
         """
         with self._lock:
             self.reads += 1
-        self._move(lambda *args: os.preadv(args[0], [args[1]], args[2]), "read", block, number)
+        self._move(lambda view, first: os.preadv(self._file.fileno(), [view], first), "read", block, number)
         if not self.is_direct:
             self._drop_cache(number)
 
@@ -207,16 +148,18 @@ class BlockFile:
         """Give the disk space back."""
         self._close()
 
-    def _move(self, call: object, verb: str, block: NDArray[np.uint8], number: int) -> None:
+    def _move(
+        self, call: Callable[[memoryview, int], int], verb: str, block: NDArray[np.uint8], number: int
+    ) -> None:
         """Call ``call`` until the whole block has moved."""
-        assert callable(call) and block.nbytes == self.block_bytes
+        assert block.nbytes == self.block_bytes
         first = number * self.block_bytes
         done = 0
         view = block.data
         # A call may move less than a block, after a signal or at the end of the file.
         while done < self.block_bytes:
             try:
-                moved = call(self._file.fileno(), view[done:], first + done)
+                moved = call(view[done:], first + done)
             except OSError as error:
                 raise self._fault(verb, error.strerror or str(error)) from error
             if moved == 0:
@@ -253,17 +196,6 @@ class BlockFile:
 
 _PART_PLACES = 1 << 16
 """Places of an arena that are copied at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpillTraffic:
-    """Counts of what a store has read and written so far."""
-
-    block_bytes: int
-    reads: int
-    """Blocks read."""
-    writes: int
-    """Blocks written."""
 
 
 class RowStore:
@@ -330,13 +262,14 @@ class RowStore:
         """Reads of the next group that may not be over yet."""
         self._next_fetch = 0
         """Number of the first fetch not made yet."""
-        self._fault: BaseException | None = None
+        self._fault: HotsetError | None = None
         """Error of a writer, which the next call raises."""
 
     @property
-    def traffic(self) -> SpillTraffic:
-        """Return counts of what was read and written so far."""
-        return SpillTraffic(self.sizes.block_bytes, self._file.reads, self._file.writes)
+    def file_bytes(self) -> tuple[int, int]:
+        """Bytes that were read from the file so far, and written to it."""
+        block_bytes = self.sizes.block_bytes
+        return block_bytes * self._file.reads, block_bytes * self._file.writes
 
     def put(
         self,
@@ -422,75 +355,84 @@ class RowStore:
         self._readers.shutdown(cancel_futures=True)
         self._file.close()
 
-    def parts_of_range(self, number: int) -> RangeParts:
-        """Return the rows of a range, a part at a time; valid after `finish`.
+    def parts_of_range(
+        self, number: int, fill: Callable[[int, NDArray[np.float32]], None]
+    ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+        """Yield weights and state of the rows of a range, a part at a time; valid after `finish`.
 
         Args:
             number: which range.
+            fill: writes the initial weights of rows from a given one on.
         """
-        first, stop = self.sizes.range_first[number : number + 2].tolist()
+        range_first, range_stop = self.sizes.range_first[number : number + 2].tolist()
         bucket = self.sizes.num_groups + number
         num_records = len(self._on_disk[bucket]) * self._per_block + int(self._buckets.num_records[bucket])
         arena_rows = self.sizes.arena_rows
         part_rows = 2 * arena_rows
-        held_words = None
+        held: list[Block] | None = None
         # Longer ranges have few records: the memory of the arenas is for these and the rows of a part.
-        if stop - first > part_rows and num_records <= arena_rows:
-            held_words = self.shape.record_bytes // 4
+        if range_stop - range_first > part_rows and num_records <= arena_rows:
+            record_words = self.shape.record_bytes // 4
+            held = []
+            for words_V, _, count in self._records(bucket):
+                held_V = words_V[: count * record_words].copy()
+                held.append((held_V, held_V.view(np.float32), count))
             left = arena_rows * (2 * self.shape.place_bytes - self.shape.record_bytes)
             part_rows = max(left // self.shape.place_bytes, 1)
-        return RangeParts(first, stop, part_rows, lambda: self._records(bucket), held_words)
+        # A part at a time: its initial values first, then over them what was stored.
+        for first in range(range_first, range_stop, part_rows):
+            count = min(part_rows, range_stop - first)
+            weights_ND = np.empty((count, self.shape.embedding_dim), np.float32)
+            state_NW = np.zeros((count, self.shape.state_width), np.float32)
+            is_there_N = np.zeros(count, np.uint8)
+            fill(first, weights_ND)
+            places = (first - range_first, range_stop - range_first)
+            for block in self._records(bucket) if held is None else held:
+                check_record(scatter_records(*block, *places, weights_ND, state_NW, is_there_N))
+            yield weights_ND, state_NW
 
     def pick(self, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]) -> None:
         """Copy the weights of some rows outside slots; nothing moves.
-
-        One pass over all that is stored, a block at a time.
 
         Args:
             wanted_U: rows, ascending.
             weights_UD: their weights, written for those that were ever written back.
         """
-        self._wait_for_loads()
-        for group in (self._present, self._present + 1):
-            if group < self.sizes.num_groups and self._arenas.is_there.size:
-                self._pick_from_arena(group, wanted_U, weights_UD)
-        for bucket in range(self.sizes.num_groups + self.sizes.num_ranges):
-            self._pick_from_bucket(bucket, wanted_U, weights_UD)
+        for rows_N, weights_ND, _ in self.newest() if wanted_U.size else ():
+            places_N = np.minimum(np.searchsorted(wanted_U, rows_N), wanted_U.size - 1)
+            is_wanted_N = wanted_U[places_N] == rows_N
+            weights_UD[places_N[is_wanted_N]] = weights_ND[is_wanted_N]
 
     def newest(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
         """Yield every row once, with its weights and state, in any order.
 
         Nothing moves. One pass over all that is stored, a block or a part of an arena at a time. Arrays are
-        copies.
+        valid until the next.
         """
         # Loads that are under way would move rows while they are read.
         self._wait_for_loads()
         # Two groups are in memory: the one that is being used, and the one that is being loaded.
         for group in (self._present, self._present + 1):
             if group < self.sizes.num_groups and self._arenas.is_there.size:
-                yield from self._newest_of_arena(group)
+                places_N, rows_N = self._places_of_arena(group)
+                weights_AD, state_AW = self._arenas.weights[group & 1], self._arenas.state[group & 1]
+                for first in range(0, places_N.size, _PART_PLACES):
+                    part = slice(first, first + _PART_PLACES)
+                    yield rows_N[part], weights_AD[places_N[part]], state_AW[places_N[part]]
         dim = self.shape.embedding_dim
+        record_words = self.shape.record_bytes // 4
         # All other rows are in buckets of the file, or in buffers on their way there.
         for bucket in range(self.sizes.num_groups + self.sizes.num_ranges):
             if not self._on_disk[bucket] and self._buckets.buffer_of[bucket] < 0:
                 continue
+            # Records of a group name places, those of a range rows; both count from the bucket's first.
             rows_of_places, first_row = self._rows_of_bucket(bucket)
             for words_V, values_V, count in self._records(bucket):
-                shape = (count, self.shape.record_bytes // 4)
-                num_words = shape[0] * shape[1]
-                places_N = words_V[:num_words].reshape(shape)[:, 0].astype(np.int64)
+                num_words = count * record_words
+                places_N = words_V[:num_words:record_words].astype(np.int64)
                 rows_N = rows_of_places[places_N] if rows_of_places.size else first_row + places_N
-                values = values_V[:num_words].reshape(shape)
-                yield rows_N, values[:, 1 : 1 + dim].copy(), values[:, 1 + dim :].copy()
-
-    def _newest_of_arena(
-        self, group: int
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
-        places_N, rows_N = self._places_of_arena(group)
-        for first in range(0, places_N.size, _PART_PLACES):
-            part_N = places_N[first : first + _PART_PLACES]
-            weights_ND = self._arenas.weights[group & 1][part_N]
-            yield rows_N[first : first + _PART_PLACES], weights_ND, self._arenas.state[group & 1][part_N]
+                values = values_V[:num_words].reshape(count, record_words)
+                yield rows_N, values[:, 1 : 1 + dim], values[:, 1 + dim :]
 
     def _places_of_arena(self, group: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return a group's places taken and not fetched yet, with rows."""
@@ -510,25 +452,6 @@ class RowStore:
             start, stop = self.sizes.group_first[bucket : bucket + 2].tolist()
             return np.array(self._rows_of_fetches[start:stop]), 0
         return np.empty(0, np.int64), int(self.sizes.range_first[bucket - self.sizes.num_groups])
-
-    def _pick_from_arena(
-        self, group: int, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]
-    ) -> None:
-        places_N, rows_N = self._places_of_arena(group)
-        pick_places(self._arenas.weights[group & 1], places_N, rows_N, wanted_U, weights_UD)
-
-    def _pick_from_bucket(
-        self, bucket: int, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]
-    ) -> None:
-        if not self._on_disk[bucket] and self._buckets.buffer_of[bucket] < 0:
-            return
-        # Records of a group name places, those of a range rows; both count from the bucket's first.
-        rows_of_places, first_row = self._rows_of_bucket(bucket)
-        record_words = self.shape.record_bytes // 4
-        for words_V, values_V, count in self._records(bucket):
-            pick_records(
-                words_V, values_V, count, record_words, rows_of_places, first_row, wanted_U, weights_UD
-            )
 
     def _records(self, bucket: int) -> Iterator[Block]:
         """Yield a bucket's blocks, with the one being filled.
@@ -566,7 +489,7 @@ class RowStore:
         if buffer >= 0:
             num_records = int(self._buckets.num_records[group])
             words = (self._buckets.words[buffer], self._buckets.values[buffer])
-            refuse_misplaced(scatter_records(*words, num_records, *rows))
+            check_record(scatter_records(*words, num_records, *rows))
             self._buckets.buffer_of[group] = -1
             self._buckets.num_records[group] = 0
             self._free.put(buffer)
@@ -582,9 +505,7 @@ class RowStore:
         """Read one block into an arena, and free its place on disk."""
         block = self._scratch_block()
         self._read(number, block)
-        refuse_misplaced(
-            scatter_records(block.view(np.uint32), block.view(np.float32), self._per_block, *rows)
-        )
+        check_record(scatter_records(block.view(np.uint32), block.view(np.float32), self._per_block, *rows))
         self._file.free(number)
 
     def _flush(self, bucket: int) -> None:
@@ -614,7 +535,7 @@ class RowStore:
     def _write(self, number: int, buffer: int) -> None:
         try:
             self._file.write(number, self._blocks[buffer])
-        except BaseException as error:
+        except HotsetError as error:
             self._fault = error
             raise
         finally:

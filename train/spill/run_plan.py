@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ...pipeline.errors import KIB, ConfigError, HotsetError, format_byte_size
+from ...pipeline.errors import KIB, ConfigError, format_byte_size
 from ...stats.kernel import kernel
 from ...stats.lookahead.step_plans import (
     NO_FETCH,
@@ -40,6 +41,7 @@ from ...stats.lookahead.step_plans import (
     find_next_of_residents,
 )
 from ..placements.staging import ChunkFetches, EpochFetches
+from ..rows.tiers import disk_space, mapped_file
 
 _MOST_CELLS = 1 << 13
 _LEAST_CELL_ROWS = 64
@@ -59,14 +61,6 @@ class UsedRows:
         self.cell_rows = max(-(-num_rows // _MOST_CELLS), _LEAST_CELL_ROWS)
         """Rows of a cell."""
         self._counts_C = np.zeros(-(-num_rows // self.cell_rows), np.int64)
-
-    @classmethod
-    def all_of(cls, num_rows: int) -> UsedRows:
-        """Take every row as used."""
-        used = cls(num_rows)
-        firsts_C = np.arange(used._counts_C.size) * used.cell_rows
-        used._counts_C[:] = np.minimum(num_rows - firsts_C, used.cell_rows)
-        return used
 
     @property
     def total(self) -> int:
@@ -221,14 +215,6 @@ class SpillSizes:
         return self.num_groups + self.num_ranges + 2 * NUM_WRITERS
 
 
-def choose_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes:
-    """Divide ``limit_bytes`` among the needs of one table group.
-
-    Raises ConfigError as below.
-    """
-    return choose_all_sizes([shape], limit_bytes)[0]
-
-
 def choose_all_sizes(shapes: Sequence[SpillShape], limit_bytes: int) -> list[SpillSizes]:
     """Divide memory among table groups: each gets its minimum and a share.
 
@@ -261,19 +247,13 @@ def choose_all_sizes(shapes: Sequence[SpillShape], limit_bytes: int) -> list[Spi
 
 
 def least_bytes(shape: SpillShape) -> int:
-    """Return the least memory that `choose_sizes` accepts, in whole KiB."""
+    """Return the least memory that `choose_all_sizes` accepts for one table group, in whole KiB."""
     # Double until it is enough, then halve the range: sizes grow with the memory, though in steps.
-    high = KIB
-    while _best_sizes(shape, high) is None:
+    high = 1
+    while _best_sizes(shape, high * KIB) is None:
         high *= 2
-    low = high // 2
-    while high - low > KIB:
-        middle = (low + high) // (2 * KIB) * KIB
-        if _best_sizes(shape, middle) is None:
-            low = middle
-        else:
-            high = middle
-    return high
+    found = range(high // 2 + 1, high + 1)
+    return KIB * found[bisect_left(found, True, key=lambda each: _best_sizes(shape, each * KIB) is not None)]
 
 
 def _best_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes | None:
@@ -329,6 +309,9 @@ def _sizes(shape: SpillShape, arena_rows: int, block_bytes: int, evaluation_byte
     return SpillSizes(arena_rows, block_bytes, evaluation_rows, group_first, range_first, num_bytes)
 
 
+_PLANS = "step plans", "give another --slow-dir, or free disk space"
+
+
 def mapped_zeros(folder: Path, count: int, dtype: DTypeLike, room_bytes: int = 0) -> NDArray[Any]:
     """Return (count,) zeros, in memory or in a nameless file.
 
@@ -340,13 +323,8 @@ def mapped_zeros(folder: Path, count: int, dtype: DTypeLike, room_bytes: int = 0
     num_bytes = count * np.dtype(dtype).itemsize
     if num_bytes <= room_bytes or num_bytes == 0:
         return np.zeros(count, dtype)
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            # Reserved now: writing to a mapped page that finds no block kills the process.
-            os.posix_fallocate(file.fileno(), 0, num_bytes)
-            return np.asarray(np.memmap(file, dtype, "r+", shape=(count,)))
-    except OSError as error:
-        raise _no_room(folder, num_bytes, error) from error
+    with disk_space(folder, num_bytes, *_PLANS):
+        return np.frombuffer(mapped_file(folder, num_bytes), dtype)
 
 
 class SpooledArrays:
@@ -362,10 +340,8 @@ class SpooledArrays:
         self._alignment = alignment
         self._entries: list[tuple[int, np.dtype[Any], int]] = []
         self._end = 0
-        try:
+        with disk_space(folder, 0, *_PLANS):
             self._file = tempfile.TemporaryFile(dir=folder)
-        except OSError as error:
-            raise _no_room(folder, 0, error) from error
 
     def append(self, values: NDArray[Any]) -> None:
         """Append a one-dimensional array.
@@ -374,11 +350,9 @@ class SpooledArrays:
             HotsetError: the disk has no room for it.
         """
         padding = -self._end % self._alignment
-        try:
+        with disk_space(self._folder, values.nbytes, *_PLANS):
             self._file.write(bytes(padding))
             self._file.write(np.ascontiguousarray(values).data)
-        except OSError as error:
-            raise _no_room(self._folder, values.nbytes, error) from error
         self._entries.append((self._end + padding, values.dtype, values.size))
         self._end += padding + values.nbytes
 
@@ -406,28 +380,14 @@ class SpooledArrays:
         return self._map_bytes().view(dtype)
 
     def _map_bytes(self) -> NDArray[np.uint8]:
-        try:
-            with self._file:
-                self._file.flush()
-                if os.fstat(self._file.fileno()).st_size != self._end:
-                    raise OSError(0, f"it does not keep {self._end} bytes")
-                if self._end == 0:  # an empty file cannot be mapped
-                    return np.empty(0, np.uint8)
-                # Private pages, and so arrays that Numba takes as it takes those in memory.
-                return np.asarray(np.memmap(self._file, np.uint8, "c"))
-        except OSError as error:
-            raise _no_room(self._folder, self._end, error) from error
-
-    def close(self) -> None:
-        """Drop the file, unless it is mapped."""
-        self._file.close()
-
-
-def _no_room(folder: Path, num_bytes: int, error: OSError) -> HotsetError:
-    return HotsetError(
-        f"{folder} has no room for {format_byte_size(num_bytes)} of step plans: {error.strerror}",
-        hint="give another --slow-dir, or free disk space",
-    )
+        with disk_space(self._folder, self._end, *_PLANS), self._file:
+            self._file.flush()
+            if os.fstat(self._file.fileno()).st_size != self._end:
+                raise OSError(0, f"it does not keep {self._end} bytes")
+            if self._end == 0:  # an empty file cannot be mapped
+                return np.empty(0, np.uint8)
+            # Private pages, and so arrays that Numba takes as it takes those in memory.
+            return np.asarray(np.memmap(self._file, np.uint8, "c"))
 
 
 _LEAST_ROWS = 1 << 16

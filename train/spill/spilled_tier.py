@@ -12,10 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..rows.backends import MAX_ROWS
-from ..rows.kernels import fill_initial
 from ..rows.step_plan import Moves
-from ..rows.tiers import FileTier, InitialValues, Layout, Tier
+from ..rows.tiers import FileTier, InitialValues, Layout
 from ..threads import WorkThreads
 from .row_store import RowStore
 
@@ -37,10 +35,7 @@ class SpilledTier(FileTier):
 
     @property
     def file_bytes(self) -> tuple[int, int]:
-        if self._store is None:
-            return 0, 0
-        traffic = self._store.traffic
-        return traffic.block_bytes * traffic.reads, traffic.block_bytes * traffic.writes
+        return (0, 0) if self._store is None else self._store.file_bytes
 
     def stored_rows(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
         return iter(()) if self._store is None else self._store.newest()
@@ -66,6 +61,30 @@ class SpilledTier(FileTier):
         order_N = np.arange(rows_N.size)
         self._store.put(rows_N, next_fetches_N, weights_ND, state_NW, order_N)
 
+    def put(
+        self,
+        moves: Moves,
+        weights_SD: NDArray[np.float32],
+        state_SW: NDArray[np.float32],
+        slots_N: NDArray[np.int64],
+    ) -> None:
+        if moves.num_rows:
+            assert moves.fetches_N is not None, "the plan says what is fetched next"
+            # Copies, because mapped arrays may be read-only: the kernel would be compiled for them once more.
+            numbers = (np.array(moves.rows_N), np.array(moves.fetches_N))
+            self.store.put(*numbers, weights_SD, state_SW, slots_N)
+
+    def take(
+        self,
+        moves: Moves,
+        weights_SD: NDArray[np.float32],
+        state_SW: NDArray[np.float32],
+        slots_N: NDArray[np.int64],
+    ) -> None:
+        if moves.num_rows:
+            assert moves.fetches_N is not None, "the plan numbers the fetches"
+            self.store.take(moves.fetches_N, weights_SD, state_SW, slots_N)
+
     def finish(self) -> None:
         """Give memory back after the last step."""
         if self._store is not None:
@@ -81,10 +100,13 @@ class SpilledTier(FileTier):
 
     def fill(self, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]) -> None:
         """Write initial values, and over them what is stored."""
-        assert self._initial is not None
-        tables_N, ids_N = self.layout.rows_at(wanted_U)
-        self._initial.write(tables_N, ids_N, torch.from_numpy(weights_UD), np.arange(wanted_U.size))
+        self._fill_initial(wanted_U, weights_UD)
         self.store.pick(wanted_U, weights_UD)
+
+    def _fill_initial(self, rows_N: NDArray[np.int64], weights_ND: NDArray[np.float32]) -> None:
+        assert self._initial is not None
+        weights = torch.from_numpy(weights_ND)
+        self._initial.write(*self.layout.rows_at(rows_N), weights, np.arange(rows_N.size))
 
     def rows_of_table(self, table: int, *, state: bool) -> torch.Tensor:
         """Return all rows of a table in this tier, together in memory; valid after the last step."""
@@ -94,77 +116,14 @@ class SpilledTier(FileTier):
 
     def parts_of_table(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
         """Yield the rows of a table in id order, part by part."""
-        assert self._initial is not None
         own = self.layout.slots_of_table(table)
         if own.start == own.stop:
             return
         # A range holds rows of one table, and those of others are passed by.
         bounds = self.store.sizes.range_first
         for number in np.flatnonzero((own.start <= bounds[:-1]) & (bounds[1:] <= own.stop)).tolist():
-            # A part at a time: its initial values first, then over them what training has changed.
-            parts = self.store.parts_of_range(number)
-            for first, stop in parts:
-                weights_ND = torch.empty(stop - first, self.weights_SD.shape[1])
-                state_NW = torch.zeros(stop - first, self.state_SW.shape[1])
-                first_id = int(self.layout.first_F[table]) + first - own.start
-                stream = self._initial.streams_F[table]
-                bound = self._initial.bounds_F[table]
-                fill_initial(stream, first_id, bound, weights_ND.numpy())
-                parts.add(first, weights_ND.numpy(), state_NW.numpy())
-                yield state_NW if state else weights_ND
+            for weights_ND, state_NW in self.store.parts_of_range(number, self._fill_initial_from):
+                yield torch.from_numpy(state_NW if state else weights_ND)
 
-
-class SpillMover:
-    """Moves rows between the slots of a fast tier and a store."""
-
-    def __init__(self, fast: Tier, slow: SpilledTier) -> None:
-        self._fast = fast
-        self._slow = slow
-
-    def write_back(self, moves: Moves) -> None:
-        if moves.num_rows == 0:
-            return
-        assert moves.fetches_N is not None, "the plan says what is fetched next"
-        # Copies, because mapped arrays may be read-only, which the kernel would be compiled for once more.
-        rows_N = np.array(moves.rows_N)
-        next_fetches_N = np.array(moves.fetches_N)
-        fast = self._fast
-        if fast.device.type == "cpu":
-            weights_SD = fast.weights_SD.numpy()
-            state_SW = fast.state_SW.numpy()
-            self._slow.store.put(rows_N, next_fetches_N, weights_SD, state_SW, moves.slots_N)
-            return
-        # From a GPU in parts: each is gathered on the device and copied to the host.
-        for part in _parts(moves):
-            slots_N = torch.from_numpy(moves.slots_N[part]).to(fast.device)
-            weights_ND = fast.weights_SD.index_select(0, slots_N).cpu().numpy()
-            state_NW = fast.state_SW.index_select(0, slots_N).cpu().numpy()
-            order_N = np.arange(slots_N.numel())
-            self._slow.store.put(rows_N[part], next_fetches_N[part], weights_ND, state_NW, order_N)
-
-    def fetch(self, moves: Moves) -> None:
-        if moves.num_rows == 0:
-            return
-        assert moves.fetches_N is not None, "the plan numbers the fetches"
-        fast = self._fast
-        # On the host the store fills the slots itself.
-        if fast.device.type == "cpu":
-            weights_SD = fast.weights_SD.numpy()
-            state_SW = fast.state_SW.numpy()
-            self._slow.store.take(moves.fetches_N, weights_SD, state_SW, moves.slots_N)
-            return
-        # To a GPU in parts: each is filled on the host and scattered on the device.
-        for part in _parts(moves):
-            slots_N = torch.from_numpy(moves.slots_N[part]).to(fast.device)
-            weights_ND = torch.empty(slots_N.numel(), fast.weights_SD.shape[1])
-            state_NW = torch.empty(slots_N.numel(), fast.state_SW.shape[1])
-            order_N = np.arange(slots_N.numel())
-            self._slow.store.take(moves.fetches_N[part], weights_ND.numpy(), state_NW.numpy(), order_N)
-            fast.weights_SD.index_copy_(0, slots_N, weights_ND.to(fast.device))
-            fast.state_SW.index_copy_(0, slots_N, state_NW.to(fast.device))
-
-
-def _parts(moves: Moves) -> Iterator[slice]:
-    """Yield the moves in parts that bound the memory of a copy."""
-    for first in range(0, moves.num_rows, MAX_ROWS):
-        yield slice(first, first + MAX_ROWS)
+    def _fill_initial_from(self, first: int, weights_ND: NDArray[np.float32]) -> None:
+        self._fill_initial(np.arange(first, first + weights_ND.shape[0]), weights_ND)

@@ -369,9 +369,9 @@ def _disk_traffic(trainer: Trainer) -> dict[str, int]:
     counted = {name: int(count) for name, count in (line.split(": ") for line in lines)}
     bytes_written = counted.get("write_bytes", 0)
     tiers = [width.slow for width in trainer.embeddings.groups]
-    stores = [each.store.traffic for each in tiers if isinstance(each, SpilledTier) and each.file_bytes[1]]
-    requests = sum(store.reads + store.writes for store in stores)
-    if not stores:
+    spilled = [each for each in tiers if isinstance(each, SpilledTier) and each.file_bytes[1]]
+    requests = sum(sum(each.file_bytes) // each.store.sizes.block_bytes for each in spilled)
+    if not spilled:
         # Each mapped page is read by one fault, and written back separately.
         requests = resource.getrusage(resource.RUSAGE_SELF).ru_majflt + bytes_written // _PAGE_BYTES
     return {"bytes_read": counted.get("read_bytes", 0), "bytes_written": bytes_written, "requests": requests}

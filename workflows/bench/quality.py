@@ -170,7 +170,8 @@ def train_reference(shards: Shards, config: TrainConfig) -> Scores:
     assert not found.unexpected_keys and all(key.startswith("tables") for key in found.missing_keys)
     initial = InitialValues.of(config.seed, range(len(num_rows)), num_rows)
     for number, table in enumerate(model.tables):
-        initial.fill(number, 0, table.weight.detach().numpy())
+        ids = np.arange(num_rows[number])
+        initial.write(np.full(ids.size, number), ids, table.weight.detach(), ids)
     chosen = config.optimizers(shards.embedding_optimizer)
     dense = [*model.bottom.parameters(), *model.top.parameters()]
     training = ReferenceTraining(

@@ -196,7 +196,7 @@ def full_disk(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-@follows("train/rows/tiers.py::mapped_rows")
+@follows("train/rows/tiers.py::disk_space")
 def test_a_disk_without_room_for_rows(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("os.posix_fallocate", full_disk)
@@ -205,7 +205,7 @@ def test_a_disk_without_room_for_rows(shell: Shell, monkeypatch: pytest.MonkeyPa
     assert tiers.mapped_rows(10, 4, Path()).shape == (10, 4)
 
 
-@follows("train/spill/row_store.py::BlockFile.__init__ BlockFile._fault train/spill/run_plan.py::_no_room")
+@follows("train/spill/row_store.py::BlockFile._fault train/rows/tiers.py::disk_space")
 def test_rows_on_disk(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = "give another --slow-dir"
     with monkeypatch.context() as patched:

@@ -18,7 +18,6 @@ from hotset.train.data.batch import BatchIds, BatchShares, EmbeddingTable, IdRea
 from hotset.train.execution.table_group import TableGroup
 from hotset.train.metrics import Meter
 from hotset.train.placements.placements import AllFast
-from hotset.train.rows.backends import mover_of
 from hotset.train.rows.optimizers import RowOptimizer
 from hotset.train.rows.step_plan import (
     NOTHING_TO_MOVE,
@@ -56,7 +55,6 @@ def make_group(
         placement=AllFast(tables),
         fast=fast,
         slow=slow,
-        mover=mover_of(fast, slow),
         optimizer=optimizer,
         initial=InitialValues.of(0, [0, 1], NUM_ROWS),
         traffic=TrafficCounter(meter, slow.layout),

@@ -23,15 +23,14 @@ from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.drawn_tiers import draw_lookups, make_tier, step
 from hotset.train.rows import backends as row_backends
 from hotset.train.rows.backends import (
-    DeviceMover,
-    HostMover,
     NumbaRows,
     RowBackend,
     TorchRows,
     backend_of,
+    fetch,
     initialize_rows,
-    mover_of,
     row_ranges,
+    write_back,
 )
 from hotset.train.rows.optimizers import RowOptimizer
 from hotset.train.rows.step_plan import Moves
@@ -55,7 +54,7 @@ def test_summing_first_and_applying_then_is_the_update(
     backend.update(at_once, lookups.by_row, lookups.slots_U, grad_PD, 2)
     sums_UD = backend.sums(lookups.by_row, grad_PD, 2)
     is_here = lookups.slots_U >= 0
-    backend.apply(in_two, lookups.slots_U[is_here], sums_UD[torch.from_numpy(is_here)])
+    NumbaRows(optimizer, ONE).apply(in_two, lookups.slots_U[is_here], sums_UD[torch.from_numpy(is_here)])
     assert torch.equal(at_once.weights_SD, in_two.weights_SD)
     assert torch.equal(at_once.state_SW, in_two.state_SW)
 
@@ -118,15 +117,14 @@ def test_a_row_is_loaded_and_written_back_with_its_state(
 ) -> None:
     monkeypatch.setattr("hotset.train.rows.backends.MAX_ROWS", max_rows)
     fast, slow, _ = tiers(device)
-    mover = mover_of(fast, slow)
-    assert isinstance(mover, HostMover if device == "cpu" else DeviceMover)
+    assert fast.is_host == (device == "cpu")
     before = slow.weights_SD.clone()
     for _ in range(3):
-        mover.fetch(moves([8, 0], [5, 7]))
+        fetch(fast, slow, moves([8, 0], [5, 7]))
     assert torch.equal(fast.weights_SD[[5, 7]].cpu(), before[[8, 0]])
     assert fast.state_SW[[5, 7], 0].tolist() == [8, 0]
     fast.weights_SD[5], fast.state_SW[5] = 3.0, 9.0
-    mover.write_back(moves([8], [5]))
+    write_back(fast, slow, moves([8], [5]))
     assert slow.weights_SD[8].eq(3.0).all() and slow.state_SW[8] == 9.0
     assert torch.equal(slow.weights_SD[:8], before[:8])
 
@@ -140,19 +138,16 @@ def test_a_row_is_initialized_as_on_the_slow_tier(device: str) -> None:
 
 
 @pytest.mark.parametrize("max_rows", [1, 50_000])
-def test_the_mover_of_a_gpu_moves_what_that_of_the_host_moves(
-    max_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_a_gpu_move_as_those_of_the_host(max_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotset.train.rows.backends.MAX_ROWS", max_rows)
     both = [tiers()[:2], tiers()[:2]]
     for fast, _ in both:
         fast.weights_SD[5:] = 0
-    kinds: tuple[type[HostMover] | type[DeviceMover], ...] = (HostMover, DeviceMover)
-    for kind, (fast, slow) in zip(kinds, both, strict=True):
-        mover = kind(fast, slow)
-        mover.fetch(moves([8, 0], [5, 7]))
+    for is_host, (fast, slow) in zip((True, False), both, strict=True):
+        fast.is_host = is_host
+        fetch(fast, slow, moves([8, 0], [5, 7]))
         fast.weights_SD[5], fast.state_SW[5] = 3.0, 9.0
-        mover.write_back(moves([8, 2], [5, 7]))
+        write_back(fast, slow, moves([8, 2], [5, 7]))
     for host, device in zip(*both, strict=True):
         assert torch.equal(host.weights_SD, device.weights_SD)
         assert torch.equal(host.state_SW, device.state_SW)

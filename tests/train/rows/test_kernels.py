@@ -22,9 +22,7 @@ from hotset.train.rows.kernels import (
     apply_momentum,
     apply_rowwise_adagrad,
     apply_sgd,
-    copy_found_rows,
     copy_rows,
-    fill_initial,
     fill_initial_rows,
     look_up,
     num_levels,
@@ -38,7 +36,8 @@ F32 = np.float32
 
 def initial(stream: int, first_id: int, num_rows: int, dim: int = 4) -> NDArray[np.float32]:
     weights = np.empty((num_rows, dim), F32)
-    fill_initial(np.uint64(stream), first_id, F32(0.25), weights)
+    streams, bounds = np.full(num_rows, stream, np.uint64), np.full(num_rows, 0.25, F32)
+    fill_initial_rows(streams, first_id + np.arange(num_rows), bounds, weights, np.arange(num_rows))
     return weights
 
 
@@ -103,7 +102,7 @@ def test_a_bag_is_summed_in_the_order_of_its_lookups(rng: np.random.Generator) -
 
 def test_rows_are_copied_and_no_others(rng: np.random.Generator) -> None:
     source, target = rng.normal(size=(9, 2)).astype(F32), np.zeros((6, 2), F32)
-    copy_rows(source, np.array([8, 0, 3]), target, np.array([1, 5, 2]))
+    copy_rows(source, np.array([8, 0, -1, 3]), target, np.array([1, 5, 4, 2]))
     np.testing.assert_array_equal(target[[1, 5, 2]], source[[8, 0, 3]])
     assert not target[[0, 3, 4]].any()
 
@@ -241,13 +240,6 @@ def test_the_error_of_a_long_sum_is_within_its_bound(rng: np.random.Generator) -
     exact = grad.astype(np.float64).sum(axis=0)
     bound = (128 + 20_000 / 128) * 2.0**-24
     assert np.all(np.abs(sums[0] - exact) <= bound * exact)
-
-
-def test_rows_that_are_found_are_copied_to_their_places() -> None:
-    source = initial(3, 0, 6)
-    target = np.zeros((4, 4), F32)
-    copy_found_rows(source, np.array([5, -1, 0, 5]), target)
-    np.testing.assert_array_equal(target, [source[5], np.zeros(4), source[0], source[5]])
 
 
 @pytest.fixture

@@ -11,8 +11,6 @@ from hotset.train.spill.kernels import (
     Arenas,
     Buckets,
     append_rows,
-    pick_places,
-    pick_records,
     scatter_records,
     take_places,
 )
@@ -121,24 +119,3 @@ def test_of_a_part_only_its_own_records_are_taken() -> None:
     assert arenas.weights[0, :, 0].tolist() == [10, 0, 0, 13]
     assert scatter_records(*block_of([9, 20]), 2, 10, 20, *rows) == 1  # beyond the bucket
     assert scatter_records(*block_of([9, 13]), 2, 10, 20, *rows) == 1  # taken
-
-
-def test_wanted_rows_are_picked_out_of_blocks() -> None:
-    wanted = np.array([2, 11, 13, 40], np.int64)
-    weights = np.full((4, DIM), -1, np.float32)
-    # The block of a range that begins with row 10, then that of a group whose places have these rows.
-    pick_records(*block_of([1, 4, 3]), 3, WORDS, np.empty(0, np.int64), 10, wanted, weights)
-    assert weights[:, 0].tolist() == [-1, 1, 3, -1]
-    pick_records(*block_of([1, 0]), 2, WORDS, np.array([2, 5]), 0, wanted, weights)
-    assert weights[:, 0].tolist() == [0, 1, 3, -1]
-    pick_records(*block_of([1]), 1, WORDS, np.empty(0, np.int64), 10, wanted[:0], weights)
-
-
-def test_wanted_rows_are_picked_out_of_places() -> None:
-    held = np.array([[5, 5], [6, 6], [7, 7]], np.float32)
-    weights = np.zeros((3, DIM), np.float32)
-    rows = np.array([9, 4, 1])
-    pick_places(held, np.array([0, 1, 2]), rows, np.array([1, 3, 9]), weights)
-    assert weights[:, 0].tolist() == [7, 0, 5]
-    pick_places(held, np.array([0]), rows[:1], np.empty(0, np.int64), weights)
-    assert weights[:, 0].tolist() == [7, 0, 5]

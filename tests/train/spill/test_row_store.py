@@ -143,7 +143,7 @@ def test_every_row_comes_back_as_it_left(
     twin.store.close()
     assert list(tmp_path.iterdir()) == []
     is_tight = limit < MIB
-    assert (twin.sizes.num_groups > 3) == is_tight and (twin.store.traffic.reads > 0) == is_tight
+    assert (twin.sizes.num_groups > 3) == is_tight and (twin.store._file.reads > 0) == is_tight
 
 
 def test_ranges_of_more_records_than_memory_holds_are_read_part_by_part(
@@ -151,13 +151,13 @@ def test_ranges_of_more_records_than_memory_holds_are_read_part_by_part(
 ) -> None:
     twin = twin_of(rng, tmp_path)
     twin.run(rng)
-    before = twin.store.traffic.reads
+    before = twin.store._file.reads
     np.testing.assert_array_equal(twin.merged(), twin.wanted())
-    read_once = twin.store.traffic.reads - before
+    read_once = twin.store._file.reads - before
     # Room for 80 rows: every part reads its range anew.
     twin.store.sizes = replace(twin.sizes, arena_rows=40)
     np.testing.assert_array_equal(twin.merged(), twin.wanted())
-    assert twin.store.traffic.reads - before - read_once > 5 * read_once > 0
+    assert twin.store._file.reads - before - read_once > 5 * read_once > 0
     twin.store.close()
 
 
@@ -169,11 +169,11 @@ def test_of_long_ranges_with_few_records_these_are_read_once(
     lengths = np.diff(twin.sizes.range_first)
     assert (lengths > 3 * twin.sizes.arena_rows).sum() > 1
     twin.run(rng)
-    before = twin.store.traffic
+    before = twin.store._file.reads
     np.testing.assert_array_equal(twin.merged(), twin.wanted())
     # Blocks that are not full are written first; then every block that was not read yet is read once.
-    after = twin.store.traffic
-    assert 0 < after.reads - before.reads <= after.writes - before.reads
+    file = twin.store._file
+    assert 0 < file.reads - before <= file.writes - before
     twin.store.close()
 
 
@@ -196,11 +196,12 @@ def test_only_blocks_of_later_groups_are_written(rng: np.random.Generator, tmp_p
         for chunk in epoch.chunks
     ) + sum(epoch.residents.size for epoch in twin.epochs)
     twin.run(rng)
-    traffic = twin.store.traffic
+    file = twin.store._file
     # Blocks are full, so what is written is at most the rows that were written back.
-    per_block = traffic.block_bytes // twin.shape.record_bytes
-    assert 0 < traffic.writes <= rows_written // per_block
-    assert traffic.reads <= traffic.writes
+    per_block = file.block_bytes // twin.shape.record_bytes
+    assert 0 < file.writes <= rows_written // per_block
+    assert file.reads <= file.writes
+    assert twin.store.file_bytes == (file.block_bytes * file.reads, file.block_bytes * file.writes)
     twin.store.close()
 
 

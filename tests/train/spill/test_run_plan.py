@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hotset.pipeline.errors import GIB, KIB, MIB, ConfigError, HotsetError
-from hotset.tests.support.spilled_runs import plan_epochs
+from hotset.tests.support.spilled_runs import all_used, choose_sizes, plan_epochs
 from hotset.train.spill import run_plan
 from hotset.train.spill.run_plan import (
     NUM_READERS,
@@ -32,7 +32,6 @@ from hotset.train.spill.run_plan import (
     SpillSizes,
     SpooledArrays,
     UsedRows,
-    choose_sizes,
     find_fetches,
     least_bytes,
     mapped_zeros,
@@ -145,7 +144,7 @@ def shape_of(
     fetches: int = 5000, items: int = 2000, *, dim: int = 16, width: int = 1, tables: tuple[int, ...] = ()
 ) -> SpillShape:
     tables = tables or (30_000_000, 900_000, 1000)
-    used = UsedRows.all_of(sum(tables))
+    used = all_used(sum(tables))
     return SpillShape(dim, width, tables, np.full(items, fetches, np.int64), used)
 
 
@@ -187,7 +186,7 @@ def test_a_row_wider_than_a_block_gets_blocks_of_its_own_size() -> None:
 
 
 def test_nothing_to_fetch_needs_little() -> None:
-    sizes = choose_sizes(SpillShape(16, 1, (10, 0), np.zeros(3, np.int64), UsedRows.all_of(10)), MIB)
+    sizes = choose_sizes(SpillShape(16, 1, (10, 0), np.zeros(3, np.int64), all_used(10)), MIB)
     assert (sizes.num_groups, sizes.num_ranges) == (1, 1)
 
 
@@ -266,7 +265,7 @@ def test_where_every_row_is_used_ranges_have_so_many_rows(
     tables: tuple[int, ...], most: int, wanted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_plan, "_LEAST_CELL_ROWS", 1)
-    used = UsedRows.all_of(sum(tables))
+    used = all_used(sum(tables))
     assert used.total == sum(tables)
     assert used.cut(tables, most, 1).tolist() == used.cut(tables, 1, most).tolist() == wanted
 
@@ -274,7 +273,7 @@ def test_where_every_row_is_used_ranges_have_so_many_rows(
 def test_a_cell_of_two_tables_counts_as_far_as_its_rows_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_plan, "_LEAST_CELL_ROWS", 5)
     # The second cell has one row of the first table and four of the second, which go with the third cell.
-    assert UsedRows.all_of(20).cut([6, 14], 9, 1).tolist() == [0, 6, 15, 20]
+    assert all_used(20).cut([6, 14], 9, 1).tolist() == [0, 6, 15, 20]
 
 
 def test_a_table_of_which_no_row_is_used_is_one_range() -> None:

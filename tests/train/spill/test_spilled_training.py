@@ -87,7 +87,7 @@ def test_rows_in_files_end_with_the_bits_of_rows_in_memory(
         assert list(tmp_path.iterdir()) == []  # a run that is killed now leaves no file
 
     run_steps(trainer, nothing_to_leave_behind)
-    assert store.traffic.reads > 0 and (trainer.step_source.num_split > 0) == ("staging_bytes" in changes)
+    assert store.file_bytes[0] > 0 and (trainer.step_source.num_split > 0) == ("staging_bytes" in changes)
     assert_equal_bits(trainer, all_fast)
     assert list(tmp_path.iterdir()) == []
 
