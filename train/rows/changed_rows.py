@@ -116,7 +116,7 @@ class ChangedRows:
             self._first_pending = 0
             for part in _parts(marks_R):
                 is_changed = part & _CHANGED
-                num_pending += np.count_nonzero(is_changed)
+                num_pending += int(np.count_nonzero(is_changed))
                 part &= ~_CHANGED
                 part |= is_changed * (_SAVING | _PENDING)
         return num_pending
@@ -141,7 +141,7 @@ class ChangedRows:
 
     def take_pending_of(self, lookups: LookupsByRow) -> NDArray[np.int64]:
         """Return pending rows that a step is about to change, ascending; they are pending no more."""
-        rows_N = lookups.rows_U + np.repeat(self.layout.base_F, np.diff(lookups.first_F1))
+        rows_N = np.repeat(self.layout.base_F, np.diff(lookups.first_F1)) + lookups.rows_U
         return rows_N[self.take_pending_among(rows_N)]
 
     def take_pending_among(self, rows_N: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -184,7 +184,7 @@ class ChangedRows:
 
     def _num_marked(self, mark: np.uint8) -> int:
         with self._caught_up() as marks_R:
-            return sum(np.count_nonzero(part & mark) for part in _parts(marks_R))
+            return sum(int(np.count_nonzero(part & mark)) for part in _parts(marks_R))
 
     @contextmanager
     def _caught_up(self) -> Iterator[NDArray[np.uint8]]:
