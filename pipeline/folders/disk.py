@@ -7,14 +7,12 @@ next to the manifest records that the files were removed on purpose; stages that
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shlex
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ..errors import ManifestError
@@ -50,49 +48,6 @@ def bytes_in(folder: Path) -> int:
         return 0
     with os.scandir(folder) as entries:
         return sum(entry.stat().st_size for entry in entries if entry.is_file())
-
-
-@contextmanager
-def temporary_folder(purpose: str) -> Iterator[Path]:
-    """Yield an empty folder in the system's temporary folder.
-
-    What a killed process left of its folder for the same purpose is removed by the next one.
-    """
-    prefix = f"hotset-{purpose}-"
-    # Remove what killed processes left.
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        _remove_left(left)
-    folder, descriptor = _locked_folder(prefix)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
-
-
-def _locked_folder(prefix: str) -> tuple[Path, int]:
-    """Create a folder, and a descriptor that keeps other processes from removing it."""
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix))
-        with suppress(FileNotFoundError):
-            descriptor = os.open(folder, os.O_RDONLY)
-            with suppress(OSError):  # a file system without locks, where nothing is removed either
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # Between the two calls another process may have taken the folder for one that was left.
-            if folder.exists():
-                return folder, descriptor
-            os.close(descriptor)
-
-
-def _remove_left(folder: Path) -> None:
-    """Remove a temporary folder unless a process uses it, or it is of another user."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder)
-        finally:
-            os.close(descriptor)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ...stats.id_tables import build_id_table, find_ids, most_rows_within
 from ..errors import MIB, ManifestError
-from ..folders.manifest import FileEntry, IdMapFacts, Manifest
+from ..folders.manifest import IdMapFacts, Manifest
 from ..folders.output import Output, array_in, input_of
 from ..folders.totals import (
     ColumnsTotals,
@@ -31,7 +31,6 @@ from ..folders.totals import (
     MappedTable,
     VocabularyTable,
     VocabularyTotals,
-    table_named,
 )
 from ..formats.arrow_files import NO_NULLS, read_batch, values_of, write_batch
 from ..runtime.memory import room_for
@@ -227,23 +226,3 @@ def _map_special(before: VocabularyTable, after: VocabularyTable, new_ids: NDArr
         has_own = after.missing_id != after.oov_id
         new_ids[before.missing_id] = after.missing_id if has_own else -1
     new_ids[before.oov_id] = after.oov_id
-
-
-def check_id_map(entry: FileEntry, id_map: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
-    """Faults of one table of an id map."""
-    # The counts of the record first, then what the ids say by themselves.
-    table = table_named(id_map, IdMapTotals.of(id_map).tables, entry.path.removesuffix(".arrow"))
-    new_ids = values_of(read_batch(id_map, entry).column("new_id"), np.int32)
-    kept = new_ids[new_ids >= 0]
-    if new_ids.shape[0] != table.num_old_rows or kept.shape[0] != table.num_kept:
-        wanted = f"{table.num_kept} of {table.num_old_rows}"
-        yield f"it keeps {kept.shape[0]} of {new_ids.shape[0]} rows, want {wanted}"
-    if new_ids.shape[0] and not -1 <= int(new_ids.min()) <= int(new_ids.max()) < table.num_new_rows:
-        yield f"an id is outside the new table's {table.num_new_rows} rows"
-    elif np.unique(kept).shape[0] != kept.shape[0]:
-        yield "two old rows have the same new id"
-    # Where the new vocabulary is at hand, the map must lead into it.
-    if "vocabulary" in manifests:
-        tables = VocabularyTotals.of(manifests["vocabulary"]).tables
-        if (table.name, table.num_new_rows) not in [(each.name, each.num_rows) for each in tables]:
-            yield "vocabulary has another number of rows"

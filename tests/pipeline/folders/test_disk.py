@@ -5,11 +5,7 @@ Folders on disk: their bytes, their names, and the space that is left.
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +23,6 @@ from hotset.pipeline.folders.disk import (
     paths_in,
     remove_folders,
     rename_folder,
-    temporary_folder,
 )
 from hotset.pipeline.folders.manifest import MANIFEST
 from hotset.pipeline.folders.output import Output
@@ -175,27 +170,6 @@ def test_a_folder_is_renamed_in_place_or_says_why_not(tmp_path: Path) -> None:
     assert [path.name for path in paths_in(tmp_path)] == ["old_vocabulary"]
     with pytest.raises(ManifestError, match="vocabulary cannot be written: No such file"):
         rename_folder(tmp_path / "none", "vocabulary")
-
-
-def test_a_temporary_folder_is_removed_even_after_a_kill(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    script = (
-        "import os\n"
-        "from hotset.pipeline.folders.disk import temporary_folder\n"
-        "with temporary_folder('verify') as folder:\n"
-        "    (folder / 'counts').mkdir()\n"
-        "    (folder / 'counts' / 'C1.arrow').write_bytes(b'x')\n"
-        "    os.kill(os.getpid(), 9)\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=False, env=os.environ | {"TMPDIR": str(tmp_path)})
-    (tmp_path / "hotset-other-1").mkdir()
-    assert len(paths_in(tmp_path)) == 2
-    with temporary_folder("verify") as first, temporary_folder("verify") as second:
-        # Folders in use stay, that of the killed process is gone, those for other purposes are left alone.
-        assert set(paths_in(tmp_path)) == {first, second, tmp_path / "hotset-other-1"}
-    assert paths_in(tmp_path) == [tmp_path / "hotset-other-1"]
 
 
 NAMES = ("shards", "plan")

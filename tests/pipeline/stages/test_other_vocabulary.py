@@ -23,7 +23,7 @@ from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.pipeline.preprocess import preprocess
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import CountConfig
-from hotset.pipeline.stages.other_vocabulary import MapIdsConfig, adopt, check_id_map, map_ids
+from hotset.pipeline.stages.other_vocabulary import MapIdsConfig, adopt, map_ids
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.criteo_text import SCHEMA, draw_samples, text_of, tree_of
@@ -274,22 +274,3 @@ def test_only_vocabularies_are_mapped(vocabularies: dict[tuple[int, int], Path],
     for pair in ((vocabulary, counts), (counts, vocabulary)):
         with pytest.raises(ManifestError, match="holds the stage 'count', want a vocabulary"):
             map_ids(*pair, tmp_path / "map")
-
-
-def test_faults_of_a_map_are_found(vocabularies: dict[tuple[int, int], Path], tmp_path: Path) -> None:
-    old, new = (Manifest.read(vocabularies[number, 1] / "vocabulary") for number in (1, 3))
-    made = map_ids(old, new, tmp_path / "map")
-    entry = next(entry for entry in made.files if entry.path == "C3.arrow")
-
-    def faults(**changes: int) -> list[str]:
-        tables = [table | changes if table["name"] == "C3" else table for table in made.totals["tables"]]
-        return list(
-            check_id_map(entry, replace(made, totals=made.totals | {"tables": tables}), {"vocabulary": new})
-        )
-
-    assert faults() == []
-    assert "want 1 of" in faults(num_kept=1)[0]
-    assert faults(num_new_rows=2) == [
-        "an id is outside the new table's 2 rows",
-        "vocabulary has another number of rows",
-    ]
