@@ -3,13 +3,12 @@
 The state of each stage follows from manifests. Bytes follow from the formats and from a sample of the log: a
 few MiB show how much text and how many samples it holds, and the number of distinct categories is
 extrapolated. On generated logs of 0.06 to 3 M samples folders were within 1% of the estimate, counts and
-vocabulary within 12%. Parsing is timed here; the seconds of other stages are the costs below, measured on one
-core with a generated log of 500,000 samples.
+vocabulary within 12%. Seconds and memory are rough: the costs below, measured on one core with a generated
+log of 500,000 samples.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -29,15 +28,13 @@ from .folders.manifest import Manifest
 from .folders.output import refuse_missing_files
 from .folders.partial import num_recorded, write_errors_explained
 from .folders.resume import (
-    Continuation,
     Decision,
     FolderState,
     Inputs,
-    RunIdentity,
     decide,
     identity_of_run,
 )
-from .folders.totals import ColumnsTotals, CountsTotals
+from .folders.totals import ColumnsTotals
 from .formats.arrow_files import values_of
 from .preprocess import (
     FOLDERS,
@@ -50,10 +47,11 @@ from .preprocess import (
     stages_of,
 )
 from .raw.log_parts import open_parts
+from .raw.part import Part
 from .raw.raw_file import RawFile
 from .runtime.memory import FIXED_BYTES, default_memory_bytes
 from .runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers
-from .schema.schema import Schema, numbers_of
+from .schema.schema import numbers_of
 from .schema.schema_file import schema_of
 from .stages.count import CountConfig, grown_counts, spans_of
 from .stages.ingest import IngestConfig, continued_log, hint_for
@@ -70,7 +68,6 @@ REFUSED = "refused"
 NOT_REACHED = "not reached"
 MAKING = (RESUMES, MADE, AGAIN, EXTENDED)
 """States in which a stage has work to do."""
-CONTINUES_COUNTS = "continues from the existing counts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +94,11 @@ def stage_states(
     out: Path, stages: Sequence[Stage], *, redo: str | None = None, extend: bool = False
 ) -> list[StagePlan]:
     """Return the state that each stage has in DIR ``out``, which need not exist; in order."""
-    inspector = _Inspector(out, extend)
     # `--redo` removes a stage and all stages after it before the run starts.
     names = [stage.name for stage in stages]
     removed = names[names.index(redo) :] if redo in names else []
     configs = {stage.name: stage.config for stage in stages if stage.made_by in ("ingest", "count")}
+    fingerprints: dict[str, str | None] = {}
     states: list[StagePlan] = []
     for stage in stages:
         folder = out / FOLDERS[stage.name]
@@ -112,99 +109,94 @@ def stage_states(
         try:
             if extend and not removed and not states:
                 refuse_extension(out, configs)
-            state, why = inspector.inspect(stage, folder, is_removed=stage.name in removed)
+            state, why = _state_of(stage, folder, fingerprints, extend, is_removed=stage.name in removed)
+            # A stage with work to do reads its inputs, which must not be discarded; one that will be rebuilt
+            # has its files.
+            if state in MAKING:
+                kept = (name for name in stage.inputs if fingerprints[name] is not None)
+                refuse_without_inputs(stage.name, out, kept)
             states.append(StagePlan(stage.name, folder, state, why))
         except HotsetError as error:
             states.append(StagePlan(stage.name, folder, REFUSED, str(error), error.hint))
+            continue
+        # Only an unchanged folder has a fingerprint that later stages can be compared with.
+        is_kept = state == FINISHED
+        fingerprints[folder.name] = Manifest.read(folder).fingerprint if is_kept else None
     return states
 
 
-class _Inspector:
-    """Looks at stage after stage, and remembers which folders would change."""
+def _state_of(
+    stage: Stage, folder: Path, fingerprints: dict[str, str | None], extend: bool, *, is_removed: bool
+) -> tuple[str, str]:
+    """Return the state of one stage, and why; raise what the run would be refused with.
 
-    def __init__(self, out: Path, extend: bool) -> None:
-        self._out = out
-        self._extend = extend
-        self._fingerprints: dict[str, str | None] = {}
-        """Fingerprint of each folder inspected, None if it would change."""
-
-    def inspect(self, stage: Stage, folder: Path, *, is_removed: bool) -> tuple[str, str]:
-        """Return the state of one stage, and why; raise what the run would be refused with."""
-        state, why = self._state_of(stage, folder, is_removed)
-        # Only an unchanged folder has a fingerprint that later stages can be compared with.
-        is_kept = state == FINISHED
-        self._fingerprints[folder.name] = Manifest.read(folder).fingerprint if is_kept else None
-        if state in MAKING:
-            # A stage with work to do reads its inputs, which must not be discarded; one that will be rebuilt
-            # has its files.
-            kept = (name for name in stage.inputs if self._fingerprints[name] is not None)
-            refuse_without_inputs(stage.name, self._out, kept)
-        return state, why
-
-    def _state_of(self, stage: Stage, folder: Path, is_removed: bool) -> tuple[str, str]:
-        with write_errors_explained(folder):
-            found = FolderState.read(folder)
-        # The order of the checks is that of a run: `--redo` first, then stale folders, then `Output.begin`.
-        identity = found.sealed or found.begun
-        if is_removed:
-            return (AGAIN if identity is not None else MADE), ""
-        inputs = self._inputs_of(stage)
-        # An extension removes folders of fewer logs before their stages run.
-        is_later = stage.made_by not in ("ingest", "count")
-        if self._extend and is_later and identity is not None and found.before is None:
-            if inputs is None or identity["inputs"] != inputs:
-                return AGAIN, "made from fewer logs" if found.sealed else "begun from fewer logs"
-        # Inputs that would change are not known yet; whether all else is equal is.
-        known = inputs if inputs is not None else identity["inputs"] if identity is not None else []
-        wanted = identity_of_run(stage.made_by, stage.version, stage.config, known)
-        decision = decide(found, wanted, self._continuation_of(stage, folder))
-        match decision:
-            case Decision.FRESH:
-                return MADE, ""
-            case Decision.RESUME:
-                # A stage that writes its files at the end, as pack does, restarts.
-                num_done = num_recorded(folder)
-                return (RESUMES, f"files done: {num_done}") if num_done else (MADE, "was interrupted")
-            case Decision.GO_BACK:
-                return RESUMES, "goes back to its state before the extension"
-            case Decision.SEALED if inputs is not None:
-                refuse_missing_files(Manifest.read(folder))
-                return FINISHED, ""
-            case Decision.SEALED:
-                is_extended = stage.made_by == "count" and self._extend
-                return (EXTENDED, CONTINUES_COUNTS) if is_extended else (DEPENDS, "")
-        return EXTENDED, _why_extended(stage, decision, identity, wanted)
-
-    def _continuation_of(self, stage: Stage, folder: Path) -> Continuation | None:
-        """Return how the stage would continue from fewer inputs, as it passes it to `Output.begin`."""
-        if stage.made_by == "ingest":
-            return continued_log(self._extend)
-        if stage.made_by == "count" and self._fingerprints["columns"] is not None:
-            return grown_counts(Manifest.read(self._out / "columns"), folder)
-        return None
-
-    def _inputs_of(self, stage: Stage) -> Inputs | None:
-        """Return inputs as the manifest would name them; None if one of them would change."""
-        fingerprints = [self._fingerprints[name] for name in stage.inputs]
-        if None in fingerprints:
-            return None
-        own = [{"name": n, "fingerprint": f} for n, f in zip(stage.inputs, fingerprints, strict=True)]
-        return own + list(stage.others)
-
-
-def _why_extended(stage: Stage, decision: Decision, found: RunIdentity | None, wanted: RunIdentity) -> str:
+    ``fingerprints``: those of the folders before it, None of one that would change.
+    """
+    with write_errors_explained(folder):
+        found = FolderState.read(folder)
+    # The order of the checks is that of a run: `--redo` first, then stale folders, then `Output.begin`.
+    identity = found.sealed or found.begun
+    if is_removed:
+        return (AGAIN if identity is not None else MADE), ""
+    # Inputs that would change are not known yet; whether all else is equal is.
+    is_known = all(fingerprints[name] is not None for name in stage.inputs)
+    own = [{"name": name, "fingerprint": fingerprints[name]} for name in stage.inputs]
+    inputs: Inputs = [*own, *stage.others]
+    # An extension removes folders of fewer logs before their stages run.
+    is_later = stage.made_by not in ("ingest", "count")
+    if extend and is_later and identity is not None and found.before is None:
+        if not is_known or identity["inputs"] != inputs:
+            return AGAIN, "made from fewer logs" if found.sealed else "begun from fewer logs"
+    if not is_known:
+        inputs = identity["inputs"] if identity is not None else []
+    # The way the stage would continue from fewer inputs, as it passes it to `Output.begin`.
+    continuation = continued_log(extend) if stage.made_by == "ingest" else None
+    if stage.made_by == "count" and is_known:
+        continuation = grown_counts(Manifest.read(folder.parent / "columns"), folder)
+    wanted = identity_of_run(stage.made_by, stage.version, stage.config, inputs)
+    decision = decide(found, wanted, continuation)
+    match decision:
+        case Decision.FRESH:
+            return MADE, ""
+        case Decision.RESUME:
+            # A stage that writes its files at the end, as pack does, restarts.
+            num_done = num_recorded(folder)
+            return (RESUMES, f"files done: {num_done}") if num_done else (MADE, "was interrupted")
+        case Decision.GO_BACK:
+            return RESUMES, "goes back to its state before the extension"
+        case Decision.SEALED if is_known:
+            refuse_missing_files(Manifest.read(folder))
+            return FINISHED, ""
+        case Decision.SEALED if not (extend and stage.made_by == "count"):
+            return DEPENDS, ""
     if stage.made_by == "count":
-        return CONTINUES_COUNTS
-    if decision is not Decision.EXTEND_SEALED or found is None:
-        return "more logs than it was begun with"
-    num_new = len(wanted["inputs"]) - len(found["inputs"])
-    return f"{num_new} new of {len(wanted['inputs'])} logs"
+        return EXTENDED, "continues from the existing counts"
+    if decision is not Decision.EXTEND_SEALED or identity is None:
+        return EXTENDED, "more logs than it was begun with"
+    return EXTENDED, f"{len(inputs) - len(identity['inputs'])} new of {len(inputs)} logs"
 
 
 _BLOCK_BYTES = ByteSize(MIB)
 _MOST_FILES = 4
 _MOST_BLOCKS = 12
 _COMPRESSED_BYTES = 4 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class SampledFeature:
+    """The lookups of one sparse feature in the sampled blocks, missing ones left out."""
+
+    num_lookups: int
+    category_bytes: int
+    distinct: tuple[int, int, int]
+    """Categories among the first quarter, the first half, and all of them."""
+
+    @classmethod
+    def of(cls, categories: NDArray[Any]) -> SampledFeature:
+        """Count the categories of all sampled lookups, in a drawn order: an hour is more alike than a log."""
+        drawn = np.random.default_rng(0).permutation(categories)
+        quarter, half, whole = (np.unique(drawn[: drawn.shape[0] // part]).shape[0] for part in (4, 2, 1))
+        return cls(categories.shape[0], categories.dtype.itemsize, (quarter, half, whole))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,16 +211,15 @@ class LogSample:
     """Samples that were parsed."""
     column_bytes: float
     """Bytes per sample in ``columns/``."""
-    distinct: dict[str, tuple[int, int, int]]
-    """By sparse feature: categories among the first quarter, the first half, and all of what was parsed."""
-    num_lookups: dict[str, int]
-    """By sparse feature: lookups of what was parsed, missing ones left out."""
-    category_bytes: dict[str, int]
-    """By sparse feature: bytes of a category."""
     list_lookups: float
     """Lookups of multi-hot features per sample."""
-    parse_seconds: float
-    """Seconds of one core per byte of text."""
+    features: dict[str, SampledFeature]
+
+    def num_categories(self, name: str, num_samples: float) -> float:
+        """Return the number of categories of one feature among ``num_samples`` samples."""
+        feature = self.features[name]
+        num_lookups = num_samples * feature.num_lookups / self.num_sampled
+        return distinct_at(num_lookups, feature.distinct, feature.num_lookups)
 
 
 def sample_log(raw: Sequence[Path], config: IngestConfig) -> LogSample:
@@ -242,51 +233,38 @@ def sample_log(raw: Sequence[Path], config: IngestConfig) -> LogSample:
         raise InputError("no input file given")
     schema = schema_of(config.schema)
     text = [file.num_bytes * _expansion_of(file) for file in files]
-    # The first file, the last, and some between them.
+    # The first file, the last, and some between them: the days of a log differ.
     numbers = sorted({round(n * (len(files) - 1) / max(1, _MOST_FILES - 1)) for n in range(_MOST_FILES)})
-    # A few blocks from files spread over the log: its days differ.
-    share = _MOST_BLOCKS // len(numbers)
-    blocks = [block for number in numbers for block in _parse_blocks(files[number], number, config, share)]
-    num_samples = sum(block.num_samples for block in blocks)
-    num_bytes = sum(block.raw_bytes for block in blocks)
+    num_samples = 0
+    num_bytes = 0
+    stored_bytes = 0
+    list_lookups = 0
+    categories: dict[str, list[NDArray[Any]]] = {name: [] for name in schema.sparse}
+    for number in numbers:
+        for part in _parse_blocks(files[number], number, config, _MOST_BLOCKS // len(numbers)):
+            num_samples += part.num_samples
+            num_bytes += part.num_raw_bytes
+            stored_bytes += sum(array.nbytes for array in part.columns.values())
+            list_lookups += sum(len(part.columns[name].values) for name, _ in schema.lists)
+            for name, found in categories.items():
+                found.append(_categories_of(part.columns[name]))
     if num_samples == 0:
         raise InputError(f"{files[0].path}: the log is empty: it has no samples")
-    distinct: dict[str, tuple[int, int, int]] = {}
-    lookups: dict[str, int] = {}
-    widths: dict[str, int] = {}
-    for name in schema.sparse:
-        categories = np.concatenate([block.categories[name] for block in blocks])
-        distinct[name] = _distinct_of(categories)
-        lookups[name] = categories.shape[0]
-        widths[name] = categories.dtype.itemsize
     return LogSample(
         text,
         [size * num_samples / num_bytes for size in text],
         num_samples,
-        sum(block.stored_bytes for block in blocks) / num_samples,
-        distinct,
-        lookups,
-        widths,
-        sum(block.list_lookups for block in blocks) / num_samples,
-        # The least, because the first block waits for kernels to compile.
-        min(block.seconds / block.raw_bytes for block in blocks if block.raw_bytes),
+        stored_bytes / num_samples,
+        list_lookups / num_samples,
+        {name: SampledFeature.of(np.concatenate(found)) for name, found in categories.items()},
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """The figures kept of a block; its columns may be overwritten when the next one is parsed."""
+def _parse_blocks(file: RawFile, number: int, config: IngestConfig, most: int) -> Iterator[Part]:
+    """Read at most ``most`` blocks: evenly from a plain file, the first ones of a compressed file.
 
-    num_samples: int
-    raw_bytes: int
-    stored_bytes: int
-    list_lookups: int
-    categories: dict[str, NDArray[Any]]
-    seconds: float
-
-
-def _parse_blocks(file: RawFile, number: int, config: IngestConfig, most: int) -> Iterator[_Block]:
-    """Read at most ``most`` blocks: evenly from a plain file, the first ones of a compressed file."""
+    A part is valid until the next one is read.
+    """
     schema = schema_of(config.schema)
     is_strict = config.max_bad_fraction is None
     parts = open_parts(
@@ -297,9 +275,7 @@ def _parse_blocks(file: RawFile, number: int, config: IngestConfig, most: int) -
     num_blocks = -(-file.num_bytes // _BLOCK_BYTES) if is_plain else most
     step = max(1, num_blocks // most)
     for position, unread in enumerate(islice(parts.iterate({}), 0, step * most, step)):
-        started = time.perf_counter()
         part = unread.read()
-        took = time.perf_counter() - started
         if part is None:
             continue
         if part.fault is not None and is_strict:
@@ -311,14 +287,7 @@ def _parse_blocks(file: RawFile, number: int, config: IngestConfig, most: int) -
                 f"{file.path}, {where}{part.fault.text}",
                 hint=hint_for(part.fault, config),
             )
-        yield _Block(
-            part.num_samples,
-            part.num_raw_bytes,
-            sum(array.nbytes for array in part.columns.values()),
-            sum(len(part.columns[name].values) for name in dict(schema.lists)),
-            {name: _categories_of(part.columns[name]) for name in schema.sparse},
-            took,
-        )
+        yield part
 
 
 def _expansion_of(file: RawFile) -> float:
@@ -337,17 +306,13 @@ def _expansion_of(file: RawFile) -> float:
 
 
 def _categories_of(array: Any) -> NDArray[Any]:
-    """Lookups of a column without the missing ones."""
+    """Copy the lookups of a column without the missing ones."""
     flat = (array.values if pa.types.is_list(array.type) else array).drop_null()
     return values_of(flat, flat.type.to_pandas_dtype()).copy()
 
 
-def _distinct_of(categories: NDArray[Any]) -> tuple[int, int, int]:
-    mixed = np.random.default_rng(0).permutation(categories)  # an hour is more alike than the log is
-    quarter, half, whole = (np.unique(mixed[: mixed.shape[0] // part]).shape[0] for part in (4, 2, 1))
-    return quarter, half, whole
-
-
+_TEXT_SECONDS = 2.4e-9
+"""Time of `ingest` per byte of Criteo's text."""
 _LOOKUP_SECONDS = {"count": 11e-9, "encode": 9e-9, "split": 2.4e-9}
 _ROW_SECONDS = 110e-9
 """Time of `rank` per row."""
@@ -355,8 +320,12 @@ _WORD_SECONDS = 6.5e-9
 """Time of `pack` per value of a shard."""
 _ORDER_SECONDS = {"frequency": 0.0, "peel": 1.0e-6, "sampled": 4e-7}
 """Time of `rank` to order rows by other than their counts, per training sample of 26 lookups."""
-_PEELED_LOOKUPS = 0.25
-"""Share of lookups above the floor of peeling, in generated Kaggle logs of 2 M samples."""
+_ORDER_BYTES = {
+    "frequency": (0.0, 0.0),
+    "peel": (peeling.BYTES_PER_ROW, peeling.BYTES_PER_SAMPLE + 6.5 * peeling.BYTES_PER_LOOKUP),
+    "sampled": (24.0, 1.0),
+}
+"""Memory of `rank` for these orders, per row and per training sample, of which 6.5 lookups are peeled."""
 _PART_OVERHEAD = 6_000
 """Bytes of an Arrow file without its values: names, types and positions of about forty columns."""
 _COPY_OVERHEAD = 1_000
@@ -377,7 +346,7 @@ class Estimate:
     """Memory that each stage would hold without a cap, in addition to that of every process (bytes)."""
 
 
-def estimate_run(sample: LogSample, config: PreprocessConfig, *, workers: int) -> Estimate:
+def estimate_stages(sample: LogSample, config: PreprocessConfig, *, workers: int) -> Estimate:
     """Estimate bytes, seconds and memory of every stage; ``config``: resolved settings."""
     schema = schema_of(config.ingest.schema)
     samples = sum(sample.samples)
@@ -386,40 +355,49 @@ def estimate_run(sample: LogSample, config: PreprocessConfig, *, workers: int) -
     samples_of_files = [int(number) for number in sample.samples]
     spans = spans_of(int(num_train), config.count.count_last, samples_of_files) if num_train >= 1 else []
     lengths = [span.stop - span.first for span in spans]
-    # Distinct categories are those counted; rows only those frequent enough, and one each for missing and
-    # oov.
+    # Every category is counted; only frequent ones get a row, and missing and oov one each.
     rank = config.rank
     min_counts = numbers_of("feature_min_counts", rank.feature_min_counts, schema.sparse, rank.min_count)
-    distinct = {name: _distinct(sample, name, sum(lengths)) for name in schema.sparse}
-    rows = {name: _distinct(sample, name, sum(lengths) / least) + 2 for name, least in min_counts.items()}
+    rows = {name: sample.num_categories(name, sum(lengths) / least) + 2 for name, least in min_counts.items()}
     # A window of several files has the counts of each file and their sum.
-    days = lengths if len(lengths) > 1 else []
+    counted = [sum(lengths), *(lengths if len(lengths) > 1 else [])]
+    counts = {name: [sample.num_categories(name, length) for length in counted] for name in schema.sparse}
     num_ids = len(schema.one_hot) + sample.list_lookups
     num_parts = sum(max(1.0, size / config.ingest.block_bytes) for size in sample.text_bytes)
-    width = {name: sample.category_bytes[name] + 8 for name in schema.sparse}
+    width = {name: feature.category_bytes + 8 for name, feature in sample.features.items()}
     row_bytes = 8.1 + (16 if rank.rank_by == "sampled" else 0)
     shard_bytes = 4 * (has_label + len(schema.dense) + num_ids + len(schema.lists)) + 0.2
-    words = _words(schema)
+    words = RowLayout(len(schema.dense), len(schema.lists), len(schema.one_hot)).width
     num_files = samples * shard_bytes / max(1, 4 * words * samples_per_file(config.pack, words))
     folders = {
         "ingest": samples * sample.column_bytes + num_parts * _PART_OVERHEAD,
-        "count": sum(width[name] * distinct[name] for name in schema.sparse)
-        + sum(width[name] * _distinct(sample, name, length) for name in schema.sparse for length in days)
-        + _COPY_OVERHEAD * len(schema.sparse) * (1 + len(days)),
+        "count": sum(
+            width[name] * sum(found) + _COPY_OVERHEAD * len(found) for name, found in counts.items()
+        ),
         "rank": sum((width[name] + row_bytes) * rows[name] + _COPY_OVERHEAD for name in schema.sparse),
         "encode": samples * 4 * (num_ids + len(schema.lists)) + num_parts * _COPY_OVERHEAD,
         "split": samples + num_parts * _COPY_OVERHEAD,
         "pack": samples * shard_bytes + _COPY_OVERHEAD * (samples / config.pack.batch_size + num_files + 3),
     }
     num_rows = sum(rows.values())
-    return Estimate(
-        samples,
-        num_train,
-        num_rows,
-        folders,
-        _core_seconds(sample, sum(lengths), num_ids, num_rows, config),
-        _memory(sample, distinct, rows, num_train, config, workers),
-    )
+    seconds = {
+        "ingest": _TEXT_SECONDS * sum(sample.text_bytes),
+        "count": _LOOKUP_SECONDS["count"] * sum(lengths) * num_ids,
+        "rank": _ROW_SECONDS * num_rows + _ORDER_SECONDS[rank.rank_by] * sum(lengths),
+        "encode": _LOOKUP_SECONDS["encode"] * samples * num_ids,
+        "split": _LOOKUP_SECONDS["split"] * samples * num_ids,
+        "pack": _WORD_SECONDS * samples * (words - len(schema.sparse) + num_ids),
+    }
+    # Beside what grows with the log each worker holds a block and what is made of it.
+    per_row, per_sample = _ORDER_BYTES[rank.rank_by]
+    growing = {
+        "count": sum(64 * max(4096.0, found[0]) for found in counts.values()),
+        "rank": per_row * num_rows + per_sample * num_train,
+        "encode": sum(id_table_bytes(int(rows[name]), width[name] - 8) for name in schema.sparse),
+        "pack": samples * (4 * words + 8),
+    }
+    memory = {stage: workers * 3 * config.ingest.block_bytes + growing.get(stage, 0.0) for stage in folders}
+    return Estimate(samples, num_train, num_rows, folders, seconds, memory)
 
 
 def _training_samples(files: Sequence[float], config: CountConfig) -> float:
@@ -433,70 +411,8 @@ def _training_samples(files: Sequence[float], config: CountConfig) -> float:
     return num_left - sum(files) * (config.valid_fraction or 0)
 
 
-def _distinct(sample: LogSample, name: str, num_samples: float) -> float:
-    """Return the number of categories of one feature among ``num_samples`` samples."""
-    lookups = sample.num_lookups[name]
-    return distinct_at(num_samples * lookups / sample.num_sampled, sample.distinct[name], lookups)
-
-
-def _words(schema: Schema) -> int:
-    return RowLayout(len(schema.dense), len(schema.lists), len(schema.one_hot)).width
-
-
-def _core_seconds(
-    sample: LogSample, num_counted: float, num_ids: float, num_rows: float, config: PreprocessConfig
-) -> dict[str, float]:
-    schema = schema_of(config.ingest.schema)
-    samples = sum(sample.samples)
-    ordering = _ORDER_SECONDS[config.rank.rank_by] * num_counted
-    return {
-        "ingest": sum(sample.text_bytes) * sample.parse_seconds * 1.3,  # writing the columns is a third more
-        "count": _LOOKUP_SECONDS["count"] * num_counted * num_ids,
-        "rank": _ROW_SECONDS * num_rows + ordering,
-        "encode": _LOOKUP_SECONDS["encode"] * samples * num_ids,
-        "split": _LOOKUP_SECONDS["split"] * samples * num_ids,
-        "pack": _WORD_SECONDS * samples * (_words(schema) - len(schema.sparse) + num_ids),
-    }
-
-
-def _memory(
-    sample: LogSample,
-    distinct: dict[str, float],
-    rows: dict[str, float],
-    num_train: float,
-    config: PreprocessConfig,
-    workers: int,
-) -> dict[str, float]:
-    """Return the most that each stage holds; the stages' `needed_bytes` is the least."""
-    schema = schema_of(config.ingest.schema)
-    samples = sum(sample.samples)
-    block_bytes = config.ingest.block_bytes
-    # A part has as many samples as a block has lines, on average.
-    part_samples = min(samples, block_bytes * samples / max(1.0, sum(sample.text_bytes)))
-    part = part_samples * max(sample.column_bytes, 4.0 * _words(schema))
-    # Orders other than by frequency hold the rows of all tables, and lists of samples.
-    num_rows = sum(rows.values())
-    num_peeled = _PEELED_LOOKUPS * len(schema.sparse) * num_train
-    ordering = {
-        "frequency": 0.0,
-        "peel": peeling.BYTES_PER_ROW * num_rows
-        + peeling.BYTES_PER_SAMPLE * num_train
-        + peeling.BYTES_PER_LOOKUP * num_peeled,
-        "sampled": 24 * num_rows + num_train,
-    }
-    tables = (id_table_bytes(int(rows[name]), sample.category_bytes[name]) for name in schema.sparse)
-    return {
-        "ingest": workers * (2 * block_bytes + part),
-        "count": sum(4 * 16 * max(4096.0, number) for number in distinct.values()),
-        "rank": workers * 28 * max(rows.values(), default=0.0) + ordering[config.rank.rank_by],
-        "encode": sum(tables) + workers * part,
-        "split": workers * part_samples,
-        "pack": samples * (4 * _words(schema) + 8) + workers * part,
-    }
-
-
 @dataclass(frozen=True, slots=True)
-class RunPlan:
+class RunEstimate:
     """The stages that a run would execute and the resources it needs."""
 
     stages: list[StagePlan]
@@ -537,7 +453,7 @@ class RunPlan:
         }
 
 
-def plan_run(
+def estimate_run(
     raw: Sequence[Path],
     config: PreprocessConfig,
     out: Path,
@@ -546,7 +462,7 @@ def plan_run(
     redo: str | None = None,
     extend: bool = False,
     like: Path | None = None,
-) -> RunPlan:
+) -> RunEstimate:
     """Return what `preprocess` with these arguments would do, from ``out`` and a sample of the logs.
 
     Raises:
@@ -562,13 +478,13 @@ def plan_run(
         logs = ColumnsTotals.of(Manifest.read(out / "columns")).raw
         sample = replace(sample, samples=[float(log.num_samples) for log in logs])
     num = num_workers(resources.workers)
-    estimate = estimate_run(sample, config, workers=num)
+    estimate = estimate_stages(sample, config, workers=num)
     # An adopted vocabulary is a copy, so its bytes are known.
     if like is not None:
         vocabulary = sum(entry.num_bytes for entry in Manifest.read(like / "vocabulary").files)
         estimate.folder_bytes["rank"] = vocabulary
         estimate.core_seconds["rank"] = 0.0
-    plans = [_with_work(state, estimate, sample.text_bytes, num) for state in states]
+    plans = [_with_work(state, estimate, num) for state in states]
     # Folders that are rebuilt are removed first, so their bytes are free again.
     freed = sum(bytes_in(state.folder) for state in states if state.state == AGAIN)
     cap = resources.memory_bytes or default_memory_bytes()
@@ -576,7 +492,7 @@ def plan_run(
     held = [
         min(estimate.memory_bytes[plan.stage], max(cap - FIXED_BYTES, 0)) for plan in plans if plan.has_work
     ]
-    return RunPlan(
+    return RunEstimate(
         plans,
         estimate,
         sum(sample.text_bytes),
@@ -588,34 +504,16 @@ def plan_run(
     )
 
 
-def _with_work(plan: StagePlan, estimate: Estimate, text_bytes: Sequence[float], workers: int) -> StagePlan:
+def _with_work(plan: StagePlan, estimate: Estimate, workers: int) -> StagePlan:
     """Return the plan with the bytes and seconds of the work that the stage has left."""
     if not plan.has_work:
         return plan
     num_bytes = estimate.folder_bytes[plan.stage]
-    share = 1.0
-    if plan.state == RESUMES:
-        # The files of an interrupted stage show how much of its work remains.
-        share = max(0.0, 1 - bytes_in(plan.folder) / max(1.0, num_bytes))
-        num_bytes *= share
-    elif plan.state == EXTENDED and plan.stage == "ingest":
-        # Only the new logs are added to the columns, after those that were read.
-        num_before = _files_in(plan.folder)
-        share = sum(text_bytes[num_before:]) / max(1.0, sum(text_bytes))
-        num_bytes *= share
-    elif plan.state == EXTENDED:
-        # Counts are read and written as a whole, but only new samples are counted.
-        before = CountsTotals.of(Manifest.read(plan.folder)).num_train_samples
-        share = max(0.0, 1 - before / max(1.0, estimate.num_train))
+    # Finished files show how much of the work remains; continued counts are written as a whole.
+    is_kept = plan.state == RESUMES or (plan.state == EXTENDED and plan.stage == "ingest")
+    share = max(0.0, 1 - bytes_in(plan.folder) / max(1.0, num_bytes)) if is_kept else 1.0
     seconds = share * estimate.core_seconds[plan.stage] / workers
-    return replace(plan, new_bytes=num_bytes, seconds=seconds)
-
-
-def _files_in(columns: Path) -> int:
-    try:
-        return len(Manifest.read(columns).inputs)
-    except HotsetError:
-        return 0
+    return replace(plan, new_bytes=share * num_bytes, seconds=seconds)
 
 
 def _refusal(

@@ -29,8 +29,9 @@ from hotset.pipeline.dry_run import (
     RESUMES,
     Estimate,
     LogSample,
+    SampledFeature,
     estimate_run,
-    plan_run,
+    estimate_stages,
     sample_log,
     stage_states,
 )
@@ -84,7 +85,7 @@ def stamps(folder: Path) -> dict[Path, tuple[int, int]]:
 def check(raw: list[Path], config: PreprocessConfig, out: Path, **how: Any) -> list[str]:
     """Hold the states told against what a run does; returns them."""
     before = stamps(out.parent)
-    plan = plan_run(raw, config, out, Resources(workers=1), **how)
+    plan = estimate_run(raw, config, out, Resources(workers=1), **how)
     assert stamps(out.parent) == before
     states = [stage.state for stage in plan.stages]
     reports: list[StageReport] = []
@@ -128,7 +129,7 @@ def test_orders_for_which_the_columns_are_read(
     tmp_path: Path, logs: list[Path], config: PreprocessConfig
 ) -> None:
     assert check(logs[:2], config, tmp_path / "dir") == [MADE] * 6
-    by_order, plain = (plan_run(logs[:2], each, tmp_path / "other").estimate for each in (config, CONFIG))
+    by_order, plain = (estimate_run(logs[:2], each, tmp_path / "other").estimate for each in (config, CONFIG))
     assert by_order.core_seconds["rank"] > plain.core_seconds["rank"]
     assert by_order.memory_bytes["rank"] > plain.memory_bytes["rank"]
     assert check(logs[:2], config, tmp_path / "dir") == [FINISHED] * 6
@@ -216,10 +217,10 @@ def test_a_line_that_is_not_as_the_schema_says_and_a_log_without_any(
     bad = tmp_path / "bad.tsv"
     bad.write_bytes(logs[0].read_bytes() + b"x\n")
     with pytest.raises(InputError, match=r"bad.tsv, line 61: "):
-        plan_run([bad], CONFIG, tmp_path / "dir")
+        estimate_run([bad], CONFIG, tmp_path / "dir")
     bad.write_bytes(b"")
     with pytest.raises(InputError, match="the log is empty"):
-        plan_run([bad], CONFIG, tmp_path / "dir")
+        estimate_run([bad], CONFIG, tmp_path / "dir")
 
 
 def test_the_command_prints_a_table_or_json_and_ends_as_the_run_would(
@@ -299,7 +300,7 @@ def test_bytes_told_are_near_those_that_come_out(
     config = PreprocessConfig(
         ingest=IngestConfig(schema=schema), rank=RankConfig(), split=SplitConfig(), pack=PackConfig()
     )
-    plan = plan_run(raw, config, tmp_path / "dir", Resources(workers=2))
+    plan = estimate_run(raw, config, tmp_path / "dir", Resources(workers=2))
     preprocess(raw, config, tmp_path / "dir", Resources(workers=2))
     assert abs(plan.estimate.num_samples / NUM_SAMPLES - 1) < 0.05
     for stage in plan.stages:
@@ -409,11 +410,8 @@ SAMPLE = LogSample(
     samples=[2000.0, 1000.0],
     num_sampled=3000,
     column_bytes=160.0,
-    distinct={name: (100, 150, 200) for name in SCHEMA.sparse},
-    num_lookups={name: 3000 for name in SCHEMA.sparse},
-    category_bytes={name: 4 for name in SCHEMA.sparse},
     list_lookups=0.0,
-    parse_seconds=1e-9,
+    features={name: SampledFeature(3000, 4, (100, 150, 200)) for name in SCHEMA.sparse},
 )
 
 
@@ -425,7 +423,7 @@ def estimated(
         rank=RankConfig(min_count=min_count),
         pack=PackConfig(batch_size=100),
     )
-    return estimate_run(sample, config, workers=workers)
+    return estimate_stages(sample, config, workers=workers)
 
 
 def test_every_stage_has_bytes_seconds_and_memory() -> None:
@@ -498,12 +496,12 @@ def test_a_log_that_fits_in_the_sample_is_counted_exactly(tmp_path: Path) -> Non
     assert found.text_bytes == [path.stat().st_size] and found.list_lookups == 0
     for feature, name in enumerate(SCHEMA.sparse):
         present = [s.categories[feature] for s in samples if s.categories[feature] is not None]
-        assert found.num_lookups[name] == len(present) and found.category_bytes[name] == 4
-        quarter, half, whole = found.distinct[name]
+        sampled = found.features[name]
+        assert sampled.num_lookups == len(present) and sampled.category_bytes == 4
+        quarter, half, whole = sampled.distinct
         assert quarter <= half <= whole == len(set(present))
     # Labels, 13 integers and 26 categories, and a bitmap at most for each but the label.
     assert 1 + 39 * 4 <= found.column_bytes <= 1 + 39 * 4 + 39 / 8 + 1
-    assert found.parse_seconds > 0
 
 
 def test_of_many_files_some_are_read_and_all_are_counted(
@@ -537,7 +535,7 @@ def test_a_compressed_log_is_told_by_how_far_it_expands(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
     plain, found = sample_log([path], INGEST), sample_log([packed], INGEST)
     assert found.text_bytes[0] == pytest.approx(plain.text_bytes[0], rel=0.02)
-    assert found.samples[0] == pytest.approx(800, rel=0.02) and found.distinct == plain.distinct
+    assert found.samples[0] == pytest.approx(800, rel=0.02) and found.features == plain.features
 
 
 def test_elements_of_lists_are_lookups(tmp_path: Path) -> None:
@@ -548,7 +546,9 @@ def test_elements_of_lists_are_lookups(tmp_path: Path) -> None:
     lists = [name for name, kind in KINDS.items() if kind.startswith("list")]
     elements = sum(len(bag) for name in lists for bag in columns[name])
     assert found.num_sampled == 60 and found.list_lookups == pytest.approx(elements / 60)
-    assert found.num_lookups["tags"] == sum(one is not None for bag in columns["tags"] for one in bag)
+    assert found.features["tags"].num_lookups == sum(
+        one is not None for bag in columns["tags"] for one in bag
+    )
 
 
 def test_a_bad_line_is_named_as_ingest_would_name_it(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.pipeline.dry_run import FINISHED, plan_run
+from hotset.pipeline.dry_run import FINISHED, estimate_run
 from hotset.pipeline.errors import ByteSize, InputError, ManifestError
 from hotset.pipeline.folders.disk import discard_files
 from hotset.pipeline.folders.manifest import Manifest
@@ -100,7 +100,7 @@ def check_extended(raw: list[Path], stops: list[int], config: PreprocessConfig, 
         preprocess(raw[:number], config, folder / str(number), Resources(workers=1))
         assert data_of(folder / "dir") == data_of(folder / str(number))
     assert verify(folder / "dir", raw=raw) == []
-    assert all(stage.state == FINISHED for stage in plan_run(raw, config, folder / "dir").stages)
+    assert all(stage.state == FINISHED for stage in estimate_run(raw, config, folder / "dir").stages)
 
 
 @pytest.mark.parametrize(

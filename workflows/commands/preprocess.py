@@ -57,7 +57,7 @@ from ..recipes import DEFAULT_SCHEMA, recipe_for, recipe_like
 from .describe_stages import describe_id_map, describe_shards, describe_stage, explain_all_hot
 
 if TYPE_CHECKING:
-    from ...pipeline.dry_run import RunPlan
+    from ...pipeline.dry_run import RunEstimate
 
 _log = logging.getLogger(__name__)
 
@@ -298,10 +298,10 @@ def _preprocess(options: PreprocessCommand) -> int:
 
 def _dry_run(options: PreprocessCommand) -> int:
     # A run starts sooner without what estimates one.
-    from ...pipeline.dry_run import plan_run
+    from ...pipeline.dry_run import estimate_run
 
     # The plan follows the same rules as the run: both call `decide` on a folder's state.
-    plan = plan_run(
+    plan = estimate_run(
         options.raw,
         options,
         options.out,
@@ -401,7 +401,7 @@ for _field in fields(PreprocessConfig):
     COMMANDS[_field.name] = stage_command(_field.name, _field.default_factory, _more, _description)
 
 
-def show_plan(plan: RunPlan, console: Console) -> None:
+def show_plan(plan: RunEstimate, console: Console) -> None:
     """Print what each stage would do, and the disk and memory that the run needs."""
     from ...pipeline.dry_run import REFUSED
 

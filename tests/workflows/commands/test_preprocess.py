@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hotset.pipeline.dry_run import FINISHED, MADE, REFUSED, RunPlan, plan_run
+from hotset.pipeline.dry_run import FINISHED, MADE, REFUSED, RunEstimate, estimate_run
 from hotset.pipeline.errors import ConfigError, format_byte_size
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
@@ -152,7 +152,7 @@ def test_the_log_of_a_folder_sets_the_defaults_of_its_stages(log: Path, tmp_path
     assert (config.min_count, config.sampling_seed) == (15, 5)
 
 
-def shown(plan: RunPlan) -> list[str]:
+def shown(plan: RunEstimate) -> list[str]:
     # Wide enough for a folder of any length: where it wraps is a test of its own.
     console = Console(file=StringIO(), width=1000)
     show_plan(plan, console)
@@ -160,13 +160,13 @@ def shown(plan: RunPlan) -> list[str]:
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> RunPlan:
+def plan(tmp_path: Path) -> RunEstimate:
     """The plan of a run into a folder that is not there."""
     (tmp_path / "log").write_bytes(text_of(draw_samples(50, np.random.default_rng(1))))
-    return plan_run([tmp_path / "log"], CONFIG, tmp_path / "dir")
+    return estimate_run([tmp_path / "log"], CONFIG, tmp_path / "dir")
 
 
-def test_each_stage_to_do_has_its_bytes_and_seconds(plan: RunPlan, tmp_path: Path) -> None:
+def test_each_stage_to_do_has_its_bytes_and_seconds(plan: RunEstimate, tmp_path: Path) -> None:
     lines = shown(plan)
     assert lines[0].split() == ["stage", "folder", "bytes", "seconds", "state"]
     for stage, line in zip(plan.stages, lines[1:7], strict=True):
@@ -176,7 +176,7 @@ def test_each_stage_to_do_has_its_bytes_and_seconds(plan: RunPlan, tmp_path: Pat
         assert f"{stage.seconds:.1f}" in line
 
 
-def test_a_finished_stage_has_no_numbers_and_a_reason_stands_behind_the_state(plan: RunPlan) -> None:
+def test_a_finished_stage_has_no_numbers_and_a_reason_stands_behind_the_state(plan: RunEstimate) -> None:
     first, second, *others = plan.stages
     finished = replace(first, state=FINISHED, why="")
     again = replace(second, why="its log has grown")
@@ -185,7 +185,7 @@ def test_a_finished_stage_has_no_numbers_and_a_reason_stands_behind_the_state(pl
     assert lines[2].rstrip().endswith(f"{MADE} (its log has grown)")
 
 
-def test_why_a_stage_is_refused_is_left_to_the_error(plan: RunPlan) -> None:
+def test_why_a_stage_is_refused_is_left_to_the_error(plan: RunEstimate) -> None:
     """The command prints the refusal as its error and hint: the table says only where it is."""
     first, *others = plan.stages
     refused = replace(first, state=REFUSED, why="written with seed = 1")
@@ -193,7 +193,7 @@ def test_why_a_stage_is_refused_is_left_to_the_error(plan: RunPlan) -> None:
     assert lines[1].split() == [first.stage, str(first.folder), REFUSED]
 
 
-def test_sums_and_limits_stand_below(plan: RunPlan) -> None:
+def test_sums_and_limits_stand_below(plan: RunEstimate) -> None:
     plan = replace(plan, disk_needed=3 << 20, disk_free=5 << 30, memory_peak=7 << 20, memory_cap=1 << 30)
     below = "\n".join(shown(plan)[7:])
     assert "About 50 samples in " in below
@@ -204,7 +204,7 @@ def test_sums_and_limits_stand_below(plan: RunPlan) -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 80])
-def test_long_folders_wrap_and_no_number_is_cut(plan: RunPlan, columns: int) -> None:
+def test_long_folders_wrap_and_no_number_is_cut(plan: RunEstimate, columns: int) -> None:
     first = plan.stages[0]
     long = replace(first, folder=Path("/a/rather/long/" * 9), why="a reason " * 9)
     console = Console(file=StringIO(), width=columns)
