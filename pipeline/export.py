@@ -17,8 +17,7 @@ without hotset.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,12 +32,13 @@ from numpy.typing import NDArray
 from ..stats.curves import falling, fit_zipf
 from ..stats.shuffle import spread_evenly
 from ..stats.traffic import presence
-from .errors import ConfigError, ManifestError, ShardError, hint_to_rewrite
+from .errors import ConfigError, ManifestError, ShardError
 from .folders.disk import new_folder, paths_in
 from .folders.manifest import FileEntry, Manifest, ShardFacts
 from .folders.partial import write_errors_explained
-from .folders.totals import PlannedTable, ShardSettings, ShardsTotals, multi_hot, one_hot
-from .formats.arrow_files import damage_named, fixed_lists, lookups_of, offsets_of, open_mapped, values_of
+from .folders.totals import ShardSettings, ShardsTotals
+from .formats.arrow_files import damage_named, fixed_lists, open_mapped, values_of
+from .formats.ids import PartIds
 from .runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
 from .stages.row_order import read_tables
 
@@ -48,60 +48,36 @@ _ROW_GROUP = 1 << 17
 """Samples of a row group of Parquet: large enough for columns to compress, small enough to be read ahead."""
 
 
-_Write = Callable[[Any], None]
-"""Writes one record batch."""
-
-
-@contextmanager
-def parquet_writer(path: Path, schema: Any) -> Iterator[_Write]:
-    """Open a Parquet file whose row groups gather many batches."""
+def _row_groups(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield tables of consecutive batches: a row group pays for each of its columns."""
     waiting: list[Any] = []
-
-    def write(batch: Any) -> None:
+    for batch in batches:
         waiting.append(batch)
-        # Batches are small, and a row group pays for each of its columns.
         if sum(map(len, waiting)) >= _ROW_GROUP:
-            flush()
-
-    def flush() -> None:
-        if waiting:
-            writer.write_table(pa.Table.from_batches(waiting).combine_chunks())
+            yield pa.Table.from_batches(waiting)
             waiting.clear()
-
-    with pa.parquet.ParquetWriter(path, schema, compression="zstd", compression_level=1) as writer:
-        yield write
-        flush()
+    if waiting:
+        yield pa.Table.from_batches(waiting)
 
 
-@contextmanager
-def csv_writer(path: Path, schema: Any) -> Iterator[_Write]:
-    """Open a CSV file; elements of lists are joined by `LIST_SEPARATOR`.
+def flat_table(table: Any) -> Any:
+    """Return a table as CSV holds it: elements of lists are joined by `LIST_SEPARATOR`.
 
     Raises:
         ConfigError: a list is empty, which CSV cannot distinguish from a missing one.
     """
-    types = [pa.string() if pa.types.is_list(field.type) else field.type for field in schema]
-    flat = pa.schema(list(zip(schema.names, types, strict=True)))
-    with pa.csv.CSVWriter(path, flat) as writer:
-
-        def write(batch: Any) -> None:
-            columns = [_flat(column, field.name) for column, field in zip(batch.columns, schema, strict=True)]
-            writer.write_batch(pa.record_batch(columns, schema=flat))
-
-        yield write
-
-
-def _flat(column: Any, name: str) -> Any:
-    if not pa.types.is_list(column.type):
-        return column
-    # An empty text is a missing value in CSV.
-    if pc.any(pc.equal(pc.list_value_length(column), 0)).as_py():
-        raise ConfigError(
-            f"a list of {name} is empty, which CSV cannot tell from a missing one",
-            hint="take --to parquet",
-        )
-    texts = pa.ListArray.from_arrays(column.offsets, column.values.cast(pa.string()))
-    return pc.binary_join(texts, LIST_SEPARATOR)
+    for place, field in enumerate(table.schema):
+        if not pa.types.is_list(field.type):
+            continue
+        column = table.column(place)
+        if pc.any(pc.equal(pc.list_value_length(column), 0)).as_py():
+            raise ConfigError(
+                f"a list of {field.name} is empty, which CSV cannot tell from a missing one",
+                hint="take --to parquet",
+            )
+        texts = column.cast(pa.list_(pa.string()))
+        table = table.set_column(place, field.name, pc.binary_join(texts, LIST_SEPARATOR))
+    return table
 
 
 Split = Literal["train", "valid", "test"]
@@ -193,45 +169,24 @@ class NamedBatches:
         with damage_named(path, ShardError, "cannot be read"):
             batch = open_mapped(path).get_batch(index)
             batch.validate()
-            return self._named(batch)
+            return self._named(batch, path)
 
-    def _named(self, batch: Any) -> Any:
+    def _named(self, batch: Any, path: Path) -> Any:
         columns = []
         if self.totals.has_label:
             columns.append(pa.array(values_of(batch.column(LABEL), np.float32).astype(np.int8)))
-        columns += _columns_of(batch, "dense", np.float32, len(self.totals.dense))
-        tables = self.totals.tables
-        # Columns in the order of the tables, wherever `pack` has put them.
-        one_hot_ids = iter(_columns_of(batch, "ids", np.int32, len(one_hot(tables))))
-        bags = {table.name: batch.column(table.name) for table in multi_hot(tables)}
-        for table in tables:
-            column = bags[table.name] if table.is_multi_hot else next(one_hot_ids)
-            columns.append(self._with_ids(column, table, len(batch)))
-        return pa.record_batch(columns, schema=self.schema)
-
-    def _with_ids(self, column: Any, table: PlannedTable, num_samples: int) -> Any:
-        """Return a column of ids of ``table``, with the first id added."""
-        values, num_lookups = lookups_of(column, num_samples)
-        ids = values_of(values, np.int32)[:num_lookups]
+        # One copy turns the matrix: columns are read one by one from here on.
+        dense = fixed_lists(batch.column("dense"), len(self.totals.dense), np.float32)
+        columns += [pa.array(values) for values in np.ascontiguousarray(dense.T)]
         # Programs that read the files index tables by these ids without a check.
-        if ids.size and not 0 <= ids.min() <= ids.max() < table.num_rows:
-            raise ShardError(
-                f"{self._shards.folder} looks up a row outside the {table.num_rows} of {table.name}",
-                hint=hint_to_rewrite(self._shards.folder),
-            )
-        shifted = pa.array(ids + np.int32(self._first_id) if self._first_id else ids)
-        if not table.is_multi_hot:
-            return shifted
-        return pa.ListArray.from_arrays(pa.array(offsets_of(column)), shifted)
-
-
-def _columns_of(batch: Any, name: str, dtype: Any, width: int) -> list[Any]:
-    """Return the ``width`` columns of a matrix as separate arrays."""
-    if not width:
-        return []
-    matrix = fixed_lists(batch.column(name), width, dtype)
-    # One copy turns the matrix: columns are read one by one from here on.
-    return [pa.array(values) for values in np.ascontiguousarray(matrix.T)]
+        part = PartIds.read(batch, self.totals.tables)
+        part.refuse_strays(path)
+        for table, ids in zip(part.tables, part.ids, strict=True):
+            shifted = pa.array(ids + np.int32(self._first_id))
+            if table.is_multi_hot:
+                shifted = pa.ListArray.from_arrays(pa.array(part.lists[table.name][0]), shifted)
+            columns.append(shifted)
+        return pa.record_batch(columns, schema=self.schema)
 
 
 def write_column_map(shards: NamedBatches, out: Path) -> None:
@@ -483,12 +438,17 @@ def refuse_other_logs(batches: NamedBatches, to: str) -> None:
 def _written(
     batches: NamedBatches, to: ExportFormat, splits: list[Split], folder: Path, workers: int
 ) -> Iterator[int]:
-    """Write all files of samples; yield the samples of each batch."""
-    # One file for each part, batch by batch, so that memory does not grow with the log.
+    """Write all files of samples; yield the samples of each row group."""
+    # One file for each part, group by group, so that memory does not grow with the log.
     for split in splits:
         path = folder / f"{split}.{'csv' if to == 'csv' else 'parquet'}"
-        writer = csv_writer if to == "csv" else parquet_writer
-        with write_errors_explained(path), writer(path, batches.schema) as write:
-            for batch in batches.batches(split, workers):
-                write(batch)
-                yield len(batch)
+        with write_errors_explained(path), _open(path, batches.schema) as writer:
+            for table in _row_groups(batches.batches(split, workers)):
+                writer.write_table(flat_table(table) if to == "csv" else table.combine_chunks())
+                yield len(table)
+
+
+def _open(path: Path, schema: Any) -> Any:
+    if path.suffix == ".csv":
+        return pa.csv.CSVWriter(path, flat_table(schema.empty_table()).schema)
+    return pa.parquet.ParquetWriter(path, schema, compression="zstd", compression_level=1)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from hotset.pipeline.errors import ConfigError, HotsetError, ManifestError, ShardError
+from hotset.pipeline.errors import ConfigError, HotsetError, ManifestError
 from hotset.pipeline.export import (
     LOAD_FACTORS,
     ExportFormat,
@@ -202,7 +202,7 @@ def test_damaged_shards_and_wild_ids_are_refused(criteo: Path, tmp_path: Path) -
     parts["totals"]["num_hot_rows"] -= first["num_hot"]
     first |= {"num_rows": 1, "num_hot": 0, "oov_id": 0, "missing_id": 0}
     write_manifest(copy, parts)
-    with pytest.raises(ShardError, match=f"outside the 1 of {first['name']}$"):
+    with pytest.raises(ManifestError, match=rf"is damaged: id \d+ in table {first['name']} of 1 rows$"):
         export_shards(Manifest.read(copy), "parquet", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
