@@ -63,7 +63,7 @@ def cold_widths(shards: Manifest, num_hot: Sequence[int] | None = None) -> list[
     return widths
 
 
-BatchRows = tuple[NDArray[np.int32], NDArray[np.int32]]
+BatchRows = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Keys of the distinct cold rows of a batch, ascending, and the lookups of each."""
 
 
@@ -141,13 +141,12 @@ def read_batches(
     """Hash a file and read these of its batches: a flipped bit may well be the id of another row.
 
     Returns:
-        The distinct cold rows of each batch, by width.
+        For each batch the distinct cold rows of each width.
     """
     path = shards.checked_path(entry)
     with damage_named(path, ShardError, "cannot be read"):
         reader = open_hashed(shards, entry)
-        found = [_rows_of(reader.get_batch(number), path, shards, widths) for number in batches]
-    return [[of_batch[width] for of_batch in found] for width in range(len(widths))]
+        return [_rows_of(reader.get_batch(number), path, shards, widths) for number in batches]
 
 
 def _rows_of(batch: Any, path: Path, shards: Manifest, widths: Sequence[ColdWidth]) -> list[BatchRows]:
@@ -165,5 +164,4 @@ def distinct_cold_rows(ids: PartIds, width: ColdWidth) -> BatchRows:
         # Hot rows are first in their table; cold ones are numbered table by table.
         keys.append(found[found >= first] - first + base)
     rows, places = find_distinct(np.concatenate(keys))
-    rows, lookups = in_order(rows, np.bincount(places, minlength=rows.size))
-    return rows.astype(np.int32), lookups.astype(np.int32)
+    return in_order(rows, np.bincount(places, minlength=rows.size))

@@ -7,8 +7,10 @@ the run counts. A long epoch is cut off after `MAX_LOOKUPS` lookups.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ from ...stats.lookahead.planner import (
 from ...stats.lookahead.step_plans import RowStream, RowTraffic
 from ...stats.lookahead.window import WINDOW_BYTES, Window
 from ...stats.shuffle import epoch_order
-from ..cold_batches import ColdWidth, cold_widths, read_batches, refuse_other_shards, staged_sizes
+from ..cold_batches import BatchRows, ColdWidth, cold_widths, read_batches, refuse_other_shards, staged_sizes
 from ..folders.manifest import Manifest, ShardFacts
 from ..folders.totals import ShardSettings, ShardsTotals, VocabularyTotals
 from ..runtime.tasks import run_tasks
@@ -66,11 +68,11 @@ def default_runs(inspected: Inspected) -> dict[str, Any]:
         return {"settings": {}, "placements": []}
     # The distinct rows are read once, and every placement is counted on them.
     epoch = _read_epoch(shards, inspected)
-    vector_bytes = epoch.num_samples * epoch.vector_bytes
+    vector_bytes = int(epoch.samples_of_batch.sum()) * epoch.vector_bytes
     dedup_bytes = sum(4 * group.cold.embedding_dim * group.rows.rows.size for group in epoch.groups)
     # Vectors up and gradients down: one per bag, or one per distinct row of a batch.
     placements = [
-        epoch.moved("all-fast", epoch.row_bytes([group.num_rows for group in epoch.groups])),
+        epoch.moved("all-fast", epoch.bytes_of(lambda group: int(group.cold.last.sum()))),
         epoch.moved("hybrid", 0, vector_bytes, vector_bytes),
         epoch.moved("hybrid-dedup", 0, dedup_bytes, dedup_bytes),
         _lookahead(epoch),
@@ -104,11 +106,6 @@ class _Group:
         """Rows before the first cold one of their table."""
         return int(self.cold.first.sum())
 
-    @property
-    def num_rows(self) -> int:
-        """Rows, hot and cold."""
-        return int(self.cold.last.sum())
-
 
 @dataclass(frozen=True, slots=True)
 class _Epoch:
@@ -117,34 +114,27 @@ class _Epoch:
     groups: list[_Group]
     prefetch: int
     is_hot_only: NDArray[np.bool_]
-    """(num_batches,)."""
     samples_of_batch: NDArray[np.int64]
-    """(num_batches,)."""
     num_epoch_batches: int
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of these batches."""
-        return int(self.samples_of_batch.sum())
 
     @property
     def vector_bytes(self) -> int:
         """Bytes of a sample's vectors, one per table."""
         return sum(4 * group.cold.embedding_dim * len(group.cold.tables) for group in self.groups)
 
+    def bytes_of(self, num_rows: Callable[[_Group], int]) -> int:
+        """Return the bytes of so many rows of each group."""
+        return sum(group.row_bytes * num_rows(group) for group in self.groups)
+
     @property
     def hot_bytes(self) -> int:
         """Bytes of the hot rows."""
-        return self.row_bytes([group.num_hot for group in self.groups])
+        return self.bytes_of(lambda group: group.num_hot)
 
     @property
     def staging_bytes(self) -> int:
         """Bytes of the staging areas."""
-        return self.row_bytes([group.num_slots for group in self.groups])
-
-    def row_bytes(self, num_rows: Sequence[int]) -> int:
-        """Return the bytes of so many rows of each group."""
-        return sum(group.row_bytes * number for group, number in zip(self.groups, num_rows, strict=True))
+        return self.bytes_of(lambda group: group.num_slots)
 
     def moved(
         self,
@@ -155,13 +145,14 @@ class _Epoch:
         staged: Sequence[RowTraffic] = (),
     ) -> dict[str, Any]:
         """Return the row of a placement."""
+        num_samples = max(1, int(self.samples_of_batch.sum()))
         return {
             "placement": placement,
             "fast_bytes": fast_bytes,
             "bytes_to_fast": to_fast,
             "bytes_to_slow": to_slow,
-            "bytes_to_fast_per_sample": to_fast / max(1, self.num_samples),
-            "bytes_to_slow_per_sample": to_slow / max(1, self.num_samples),
+            "bytes_to_fast_per_sample": to_fast / num_samples,
+            "bytes_to_slow_per_sample": to_slow / num_samples,
             "rows_initialized": sum(found.rows_made for found in staged),
             "shortened": sum(found.shortened for found in staged),
             "split": sum(found.split for found in staged),
@@ -172,15 +163,16 @@ class _Epoch:
     ) -> dict[str, Any]:
         """Return the row of a placement, from each group's planner and batches."""
         found = []
-        for planner, stream in runs:
+        to_fast = 0
+        to_slow = 0
+        for group, (planner, stream) in zip(self.groups, runs, strict=True):
             traffic = RowTraffic()
             traffic.add(planner.plan(stream))
             plans, residents = planner.finish()
             traffic.add(plans)
-            traffic.rows_to_slow += residents.rows.size
+            to_fast += group.row_bytes * traffic.rows_to_fast
+            to_slow += group.row_bytes * (traffic.rows_to_slow + residents.rows.size)
             found.append(traffic)
-        to_fast = self.row_bytes([traffic.rows_to_fast for traffic in found])
-        to_slow = self.row_bytes([traffic.rows_to_slow for traffic in found])
         return self.moved(placement, fast_bytes, to_fast, to_slow, found)
 
 
@@ -202,12 +194,8 @@ def _settings(shards: Manifest, epoch: _Epoch) -> dict[str, Any]:
         "embedding_optimizer": totals.embedding_optimizer,
         "num_batches": epoch.is_hot_only.size,
         "num_epoch_batches": epoch.num_epoch_batches,
-        "num_samples": epoch.num_samples,
+        "num_samples": int(epoch.samples_of_batch.sum()),
     }
-
-
-_Batches = dict[int, tuple[NDArray[Any], NDArray[Any]]]
-"""Distinct rows and their lookups, by number of the batch."""
 
 
 def _read_epoch(shards: Manifest, inspected: Inspected) -> _Epoch:
@@ -217,59 +205,61 @@ def _read_epoch(shards: Manifest, inspected: Inspected) -> _Epoch:
     packed = ShardSettings.of(shards)
     # Trainers number the batches of hot-only files first.
     facts = [(entry, ShardFacts.of(shards, entry)) for entry in shards.files]
-    files = [(entry, found) for kind in ("hot_only", "mixed") for entry, found in facts if found.kind == kind]
-    kinds = []
-    samples = []
-    for entry, found in files:
-        places = np.arange(found.num_batches)
-        kinds.append(np.isin(places, found.hot_only_batches or ()) | (found.kind == "hot_only"))
-        # The last batch of a file may be short.
-        samples.append(np.minimum(packed.batch_size, entry.num_samples - places * packed.batch_size))
-    is_hot_only = np.concatenate(kinds)
+    files = [each for kind in ("hot_only", "mixed") for each in facts if each[1].kind == kind]
+    batches = [(*file, number) for file in files for number in range(file[1].num_batches)]
+    is_hot_only = np.array(
+        [found.kind == "hot_only" or number in (found.hot_only_batches or ()) for _, found, number in batches]
+    )
     # So many batches of the epoch's order that their lookups stay within the limit.
     order = epoch_order(is_hot_only, SEED, 0, spread=packed.is_grouped)
     num_lookups = max(1, sum(int(count.sum()) for count in inspected.counts))
     per_batch = max(1, num_lookups // max(1, inspected.num_train)) * packed.batch_size
-    chosen = order[: max(1, MAX_LOOKUPS // per_batch)]
-
-    # Each file is read once for all groups: for all of their rows, and for the cold ones.
-    cold = cold_widths(shards)
-    widths = [*cold_widths(shards, [0] * len(totals.tables)), *cold]
-    firsts = np.cumsum([0, *(found.num_batches for _, found in files)]).tolist()
-    numbers_of_task = []
-    tasks = []
-    for (entry, _), first, end in zip(files, firsts, firsts[1:], strict=False):
-        numbers = np.sort(chosen[(chosen >= first) & (chosen < end)]).tolist()
-        if numbers:
-            numbers_of_task.append(numbers)
-            tasks.append((entry, [number - first for number in numbers], shards, widths))
-    batches: list[_Batches] = [{} for _ in widths]
-    found_of_tasks = run_tasks(read_batches, tasks, workers=inspected.resources.workers)
-    for done, (numbers, parts) in enumerate(zip(numbers_of_task, found_of_tasks, strict=True), 1):
-        for of_width, part in zip(batches, parts, strict=True):
-            of_width.update(zip(numbers, part, strict=True))
-        inspected.resources.progress("runs", done, len(tasks))
-
+    chosen = order[: max(1, MAX_LOOKUPS // per_batch)].tolist()
+    # Each file is read once, for all rows of all groups.
+    widths = cold_widths(shards, [0] * len(totals.tables))
+    found: dict[int, list[BatchRows]] = {}
+    numbers_of_file = [
+        list(numbers) for _, numbers in groupby(sorted(chosen), lambda number: batches[number][0].path)
+    ]
+    tasks = [
+        (batches[own[0]][0], [batches[number][2] for number in own], shards, widths)
+        for own in numbers_of_file
+    ]
+    with closing(run_tasks(read_batches, tasks, workers=inspected.resources.workers)) as read:
+        for done, (numbers, rows) in enumerate(zip(numbers_of_file, read, strict=True), 1):
+            found.update(zip(numbers, rows, strict=True))
+            inspected.resources.progress("runs", done, len(tasks))
     # The staging area is the one that training chooses.
+    cold = cold_widths(shards)
     sizes = staged_sizes(shards, cold, totals.embedding_optimizer)
     num_bytes = default_staging_bytes(sizes, None)
-    num_slots = slots_of_widths(sizes, num_bytes)
-    streams = [_stream(of_width, chosen) for of_width in batches[: len(cold)]]
-    cold_streams = [_stream(of_width, chosen[~is_hot_only[chosen]]) for of_width in batches[len(cold) :]]
-    row_bytes = [size.row_bytes for size in sizes]
-    return _Epoch(
-        [_Group(*each) for each in zip(cold, row_bytes, num_slots, streams, cold_streams, strict=True)],
-        deepest_prefetch(sizes, num_bytes),
-        is_hot_only[chosen],
-        np.concatenate(samples)[chosen],
-        order.size,
+    groups = []
+    for place, (width, size, num_slots) in enumerate(
+        zip(cold, sizes, slots_of_widths(sizes, num_bytes), strict=True)
+    ):
+        rows = _stream([found[number][place] for number in chosen])
+        mixed = [found[number][place] for number in chosen if not is_hot_only[number]]
+        cold_rows = _stream([_cold_rows(width, batch) for batch in mixed])
+        groups.append(_Group(width, size.row_bytes, num_slots, rows, cold_rows))
+    samples_of_batch = np.array(
+        [min(packed.batch_size, entry.num_samples - n * packed.batch_size) for entry, _, n in batches]
     )
+    prefetch = deepest_prefetch(sizes, num_bytes)
+    return _Epoch(groups, prefetch, is_hot_only[chosen], samples_of_batch[chosen], order.size)
 
 
-def _stream(batches: _Batches, order: NDArray[np.int32]) -> RowStream:
-    """Return the batches in an order, by their numbers."""
-    chosen = [batches[number] for number in order.tolist()]
-    return RowStream.of([rows for rows, _ in chosen], [lookups for _, lookups in chosen])
+def _stream(batches: Sequence[BatchRows]) -> RowStream:
+    return RowStream.of([rows for rows, _ in batches], [lookups for _, lookups in batches])
+
+
+def _cold_rows(width: ColdWidth, batch: BatchRows) -> BatchRows:
+    """Return the cold rows of a batch by their own keys, from all of its rows numbered through."""
+    rows, lookups = batch
+    ends = np.cumsum(width.last)
+    table = np.searchsorted(ends, rows, side="right")
+    behind_hot = rows - (ends - width.last + width.first)[table]
+    is_cold = behind_hot >= 0
+    return (behind_hot + width.base[table])[is_cold], lookups[is_cold]
 
 
 def _fae(epoch: _Epoch) -> dict[str, Any]:
@@ -312,4 +302,7 @@ def _cache(inspected: Inspected, epoch: _Epoch) -> dict[str, Any]:
             splits=True,
         )
         runs.append((planner, group.rows))
-    return epoch.planned("cache", epoch.row_bytes([planner.num_slots for planner, _ in runs]), runs)
+    slots_bytes = sum(
+        group.row_bytes * planner.num_slots for group, (planner, _) in zip(epoch.groups, runs, strict=True)
+    )
+    return epoch.planned("cache", slots_bytes, runs)
