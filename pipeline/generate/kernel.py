@@ -8,8 +8,8 @@ which is the text.
 Shares are in units of 2^-32 ("u"), logits in units of 1/256 nat. Columns are the dense ones, then the sparse
 ones; a rank of -1 is a missing value.
 
-``log2`` and ``rake`` use only IEEE additions, multiplications and divisions in a fixed order, because a
-library's ``log`` differs in its last bit between machines, and NumPy's ``sum`` in its order.
+``log2`` uses only IEEE additions, multiplications and divisions in a fixed order, because a library's ``log``
+differs in its last bit between machines.
 """
 
 from __future__ import annotations
@@ -395,43 +395,3 @@ def interpolate(
     fraction = (inside - knots[left]) / (knots[right] - knots[left])
     rise: NDArray[np.float64] = (values[right] - values[left]) * fraction
     return values[left] + rise
-
-
-@kernel
-def rake(
-    matrix: NDArray[np.float64],
-    row_sums: NDArray[np.float64],
-    column_sums: NDArray[np.float64],
-    num_rounds: int,
-) -> None:
-    """Scale rows and columns in turns to the wanted sums, in place.
-
-    Args:
-        matrix: (num_rows, num_columns), not negative; a zero stays zero.
-        row_sums: (num_rows,), wanted; their total equals that of ``column_sums``.
-        column_sums: (num_columns,), wanted.
-        num_rounds: turns taken; columns are scaled last and are exact to rounding.
-
-    Error:
-        Rows converge geometrically where a positive matrix has a solution.
-
-    Source:
-        Deming and Stephan, Annals of Mathematical Statistics 11 (1940); Sinkhorn (1967).
-    """
-    num_rows, num_columns = matrix.shape
-    for _ in range(num_rounds):
-        # Rows first, then columns: the last step leaves the sums of columns exact, those of rows nearly.
-        for row in range(num_rows):
-            total = 0.0
-            for column in range(num_columns):
-                total += matrix[row, column]
-            if total > 0.0:
-                for column in range(num_columns):
-                    matrix[row, column] *= row_sums[row] / total
-        for column in range(num_columns):
-            total = 0.0
-            for row in range(num_rows):
-                total += matrix[row, column]
-            if total > 0.0:
-                for row in range(num_rows):
-                    matrix[row, column] *= column_sums[column] / total

@@ -214,12 +214,14 @@ def test_head_shares_are_the_profiles(place: int, drawn: tuple[NDArray[np.int64]
 
 def test_missing_values_come_in_blocks(drawn: tuple[NDArray[np.int64], ...]) -> None:
     is_missing = drawn[0] < 0
-    names = [column.name for column in PROFILE.columns]
-    for group in PROFILE.missing:
-        named = sorted({name for pattern in group.patterns for name in pattern})
-        places = [names.index(name) for name in named]
-        for pattern, share in zip(group.patterns, group.shares, strict=True):
-            shows = (is_missing[:, places] == [name in pattern for name in named]).all(axis=1)
+    world = world_of("criteo-kaggle")
+    weights = np.diff(world.class_ends.astype(np.float64), prepend=0) / 2**32
+    for masks, ends in zip(world.missing_masks, world.missing_ends, strict=True):
+        shares = weights @ np.diff(ends.astype(np.float64), axis=1, prepend=0) / 2**32
+        patterns = (masks[:, None] >> np.arange(39, dtype=np.uint64) & np.uint64(1)).astype(bool)
+        places = np.flatnonzero(patterns.any(axis=0))
+        for pattern, share in zip(patterns[shares > 0], shares[shares > 0], strict=True):
+            shows = (is_missing[:, places] == pattern[places]).all(axis=1)
             assert shows.mean() == pytest.approx(share, abs=0.005)
 
 

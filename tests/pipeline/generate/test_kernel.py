@@ -1,6 +1,6 @@
 """The kernels that draw and write samples against plain Python on unbounded integers.
 
-Logarithms, interpolation and raking against their obvious forms.
+Logarithms and interpolation against their obvious forms.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from hotset.pipeline.generate.kernel import (
     MAX_SAMPLE_BYTES,
@@ -23,7 +22,6 @@ from hotset.pipeline.generate.kernel import (
     draw_samples,
     interpolate,
     log2,
-    rake,
     write_samples,
 )
 from hotset.pipeline.generate.world import world_of
@@ -190,30 +188,3 @@ def test_interpolation_agrees_with_numpys(num_knots: int, rng: np.random.Generat
     values = rng.random(num_knots)
     at = np.concatenate([rng.uniform(-0.2, 1.2, 500), knots])
     np.testing.assert_allclose(interpolate(at, knots, values), np.interp(at, knots, values), atol=1e-14)
-
-
-def naive_rake(
-    matrix: NDArray[np.float64], rows: NDArray[np.float64], columns: NDArray[np.float64], num_rounds: int
-) -> NDArray[np.float64]:
-    for _ in range(num_rounds):
-        matrix = matrix * (rows / matrix.sum(axis=1))[:, None]
-        matrix = matrix * (columns / matrix.sum(axis=0))
-    return matrix
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 4), (5, 1), (7, 3)])
-def test_raking_agrees_with_the_naive_form(shape: tuple[int, int], rng: np.random.Generator) -> None:
-    matrix = rng.random(shape) + 0.01
-    rows = rng.dirichlet(np.ones(shape[0]))
-    columns = rng.dirichlet(np.ones(shape[1]))
-    wanted = naive_rake(matrix, rows, columns, 50)
-    rake(matrix, rows, columns, 50)
-    np.testing.assert_allclose(matrix, wanted, rtol=1e-12)
-    np.testing.assert_allclose(matrix.sum(axis=0), columns, rtol=1e-12)
-    np.testing.assert_allclose(matrix.sum(axis=1), rows, rtol=1e-6)
-
-
-def test_raking_leaves_rows_and_columns_of_zeros_alone() -> None:
-    matrix = np.array([[0.0, 0.0], [0.0, 2.0]])
-    rake(matrix, np.array([0.0, 1.0]), np.array([0.0, 1.0]), 3)
-    np.testing.assert_array_equal(matrix, [[0, 0], [0, 1]])
