@@ -205,7 +205,8 @@ def _bucket_slopes(starts: NDArray[np.uint64], ends: NDArray[np.uint64]) -> NDAr
     """Return (K, F, B) slopes from a bucket's width in the class's u to its width in the column's."""
     widths = np.diff(starts, append=np.uint64(_ONE), axis=1)
     # Shifted by 31 and doubled: a width of 2^32, shifted by 32, would not fit in 64 bits.
-    slopes = (widths << np.uint64(31)) // np.maximum(np.diff(ends, axis=2), np.uint64(1)) * np.uint64(2)
+    class_widths = np.maximum(np.diff(ends, axis=2), np.uint64(1))
+    slopes: NDArray[np.uint64] = (widths << np.uint64(31)) // class_widths * np.uint64(2)
     return np.minimum(slopes, np.uint64(_MAX_SLOPE))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -86,40 +86,38 @@ def _needs_schema(file: RawFile, found: str) -> FormatError:
     )
 
 
+@dataclass
 class _CriteoParts:
     """Blocks of Criteo's text."""
 
-    unit = "line"
-    num_header_lines = 0
-    min_line_bytes = _MIN_CRITEO_LINE_BYTES
-
-    def __init__(
-        self, file: RawFile, number: int, schema: Schema, *, block_bytes: int, has_label: bool, strict: bool
-    ) -> None:
-        self._file = file
-        self._number = number
-        self._schema = schema
-        self._block_bytes = block_bytes
-        self._has_label = has_label
-        self._strict = strict
+    file: RawFile
+    number: int
+    schema: Schema
+    _: KW_ONLY
+    block_bytes: int
+    has_label: bool
+    strict: bool
+    unit: str = "line"
+    num_header_lines: int = 0
+    min_line_bytes: int = _MIN_CRITEO_LINE_BYTES
 
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[_TextPart]:
         """Yield a part for each block of lines; a finished one, too, is cheap as long as it is not read."""
-        blocks = iterate_blocks(self._file, self._block_bytes, in_thread_buffer=True)
+        blocks = iterate_blocks(self.file, self.block_bytes, in_thread_buffer=True)
         for number, block in enumerate(blocks):
-            name = f"file{self._number:04}-block{number:07}.arrow"
+            name = f"file{self.number:04}-block{number:07}.arrow"
             yield _TextPart(name, self, block, is_first=number == 0)
 
     def parse(self, block: Block, *, is_first: bool) -> Part:
         """Parse the lines of a block."""
         # Find the reasons of bad lines only where they are counted.
-        parsed = parse_block(block, self._schema, has_label=self._has_label)
+        parsed = parse_block(block, self.schema, has_label=self.has_label)
         bad: Counter[str] = Counter()
         fault = None
-        if parsed.bad_lines.shape[0] and self._strict:
-            fault = describe_fault(block, parsed.bad_lines[0], self._schema, has_label=self._has_label)
+        if parsed.bad_lines.shape[0] and self.strict:
+            fault = describe_fault(block, parsed.bad_lines[0], self.schema, has_label=self.has_label)
         elif parsed.bad_lines.shape[0]:
-            bad.update(count_reasons(block, parsed.bad_lines, self._schema, has_label=self._has_label))
+            bad.update(count_reasons(block, parsed.bad_lines, self.schema, has_label=self.has_label))
         return Part(parsed.columns, parsed.num_samples, bad, fault)
 
     def finish(self, digest: Any) -> None:
@@ -146,37 +144,35 @@ class _TextPart:
         return replace(part, num_raw_bytes=block.num_bytes, raw_xxh3_128=block.tally.xxh3_128)
 
 
+@dataclass
 class _CsvParts(_CriteoParts):
     """Blocks of CSV lines, the first with a header perhaps."""
 
-    def __init__(
-        self, file: RawFile, number: int, schema: Schema, *, block_bytes: int, has_label: bool, strict: bool
-    ) -> None:
-        super().__init__(file, number, schema, block_bytes=block_bytes, has_label=has_label, strict=strict)
-        with open(file.path, "rb") as opened:
+    def __post_init__(self) -> None:
+        with open(self.file.path, "rb") as opened:
             if opened.read(4) == b"PAR1":
                 raise FormatError(
-                    f"{file.path} is a Parquet file", hint='its schema needs format = "parquet"'
+                    f"{self.file.path} is a Parquet file", hint='its schema needs format = "parquet"'
                 )
-        self.num_header_lines = 0 if schema.fields else 1
+        self.num_header_lines = 0 if self.schema.fields else 1
         self._positions = self._find_fields()
         self.min_line_bytes = max(1, self._positions.shape[0])
 
     def _find_fields(self) -> NDArray[np.int64]:
         """Return for each field of a line its position among the columns that are read, or -1."""
-        wanted = self._schema.columns(has_label=self._has_label)
+        wanted = self.schema.columns(has_label=self.has_label)
         # A log without labels lacks the label's field, though the schema lists it.
-        fields = [name for name in self._schema.fields if self._has_label or name != self._schema.label]
+        fields = [name for name in self.schema.fields if self.has_label or name != self.schema.label]
         if not fields:
-            fields = _header_of(self._file, self._schema)
+            fields = _header_of(self.file, self.schema)
         positions = np.full(len(fields), -1, np.int64)
         if fields:
-            positions[find_fields(wanted, fields, self._file)] = np.arange(len(wanted))
+            positions[find_fields(wanted, fields, self.file)] = np.arange(len(wanted))
         return positions
 
     def parse(self, block: Block, *, is_first: bool) -> Part:
         """Parse the lines of a block; the file's first block may begin with a header line."""
-        return parse_csv(block, self._schema, self._positions, has_label=self._has_label, is_first=is_first)
+        return parse_csv(block, self.schema, self._positions, has_label=self.has_label, is_first=is_first)
 
 
 def _header_of(file: RawFile, schema: Schema) -> list[str]:

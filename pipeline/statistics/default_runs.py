@@ -226,8 +226,8 @@ def _read_epoch(shards: Manifest, inspected: Inspected) -> _Epoch:
         for own in numbers_of_file
     ]
     with closing(run_tasks(read_batches, tasks, workers=inspected.resources.workers)) as read:
-        for done, (numbers, rows) in enumerate(zip(numbers_of_file, read, strict=True), 1):
-            found.update(zip(numbers, rows, strict=True))
+        for done, (numbers, of_file) in enumerate(zip(numbers_of_file, read, strict=True), 1):
+            found.update(zip(numbers, of_file, strict=True))
             inspected.resources.progress("runs", done, len(tasks))
     # The staging area is the one that training chooses.
     cold = cold_widths(shards)
