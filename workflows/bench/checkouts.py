@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from ...pipeline.errors import ConfigError
 from ...pipeline.generate.generate import GenerateConfig, generate
 from .harness import (
     Facts,
-    median_ratio,
+    Seconds,
+    compare,
     new_parser,
     run_script,
     scratch_folder,
@@ -30,8 +31,7 @@ from .harness import (
 )
 
 _THIS = Path(__file__).resolve().parents[2]
-Seconds = tuple[float, float]
-"""Wall and CPU seconds of all threads."""
+_PROGRAM = ".venv/bin/hotset"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,8 +53,8 @@ def measure(options: argparse.Namespace) -> Facts:
     """Preprocess and train with both checkouts, in turns."""
     checkouts = {"this": _THIS, "other": options.other.resolve()}
     for checkout in checkouts.values():
-        if not _program(checkout).exists():
-            raise ConfigError(f"{checkout.name} has no .venv/bin/hotset", hint="make env in that checkout")
+        if not (checkout / _PROGRAM).exists():
+            raise ConfigError(f"{checkout.name} has no {_PROGRAM}", hint="make env in that checkout")
     with scratch_folder(options) as scratch:
         facts: Facts = {"commits": {name: _commit(path) for name, path in checkouts.items()}}
         if options.samples:
@@ -63,91 +63,67 @@ def measure(options: argparse.Namespace) -> Facts:
     return facts
 
 
-def _program(checkout: Path) -> Path:
-    return checkout / ".venv" / "bin" / "hotset"
-
-
 def _commit(checkout: Path) -> str:
     command = ["git", "rev-parse", "HEAD"]
     return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _hotset(checkout: Path, *words: object) -> Seconds:
-    return time_process([str(_program(checkout)), *map(str, words)])
+def _hotset(checkout: Path, out: Path, *words: object) -> Seconds:
+    """Run a command of a checkout that writes ``out``, anew."""
+    shutil.rmtree(out, ignore_errors=True)
+    return time_process([str(checkout / _PROGRAM), *map(str, words), "-q", "--out", str(out)])
 
 
 def _preprocess(checkouts: dict[str, Path], options: argparse.Namespace, scratch: Path) -> Facts:
     log = scratch / "preprocess.tsv"
     generate(GenerateConfig(samples=options.samples), log)
-
-    def run(checkout: Path) -> Seconds:
-        out = scratch / "out"
-        seconds = _hotset(checkout, "preprocess", "-q", log, "--out", out)
-        subprocess.run(["rm", "-r", str(out)], check=True)
-        return seconds
-
-    turns = {name: partial(run, checkout) for name, checkout in checkouts.items()}
+    turns = {
+        name: partial(_hotset, checkout, scratch / "out", "preprocess", log)
+        for name, checkout in checkouts.items()
+    }
     # One of each before the clock starts: kernels are compiled, and the log is in memory.
     take_turns(turns, 1)
-    return {"samples": options.samples} | _ratio(take_turns(turns, options.rounds, is_alternating=True))
+    return {"samples": options.samples} | _ratio(take_turns(turns, options.rounds))
 
 
 def _train(checkouts: dict[str, Path], options: argparse.Namespace, scratch: Path) -> list[Facts]:
     log = scratch / "train.tsv"
     generate(GenerateConfig(samples=options.train_samples), log)
+    # Criteo's recipe keeps the last of seven days for evaluation.
+    num_samples = (options.epochs - 1) * (6 * options.train_samples // 7)
     found: list[Facts] = []
     for batch_size, dim in itertools.product(options.batch_sizes, options.embedding_dims):
         data = scratch / f"{batch_size}-{dim}"
         words = ("--batch-size", batch_size, "--embedding-dim", dim, "--hot-bytes", "1MiB")
-        _hotset(checkouts["other"], "preprocess", "-q", log, "--out", data, *words)
-        num_samples = (options.epochs - 1) * _num_training_samples(options.train_samples)
+        _hotset(checkouts["other"], data, "preprocess", log, *words)
+
+        def train_sample(checkout: Path, words: tuple[object, ...], data: Path = data) -> Seconds:
+            """Return the seconds of a training sample: those of the epochs after the first."""
+            short, long = (
+                _hotset(checkout, scratch / "run", "train", data, "--epochs", num_epochs, *words)
+                for num_epochs in (1, options.epochs)
+            )
+            wall, cpu = ((above - below) / num_samples for above, below in zip(long, short, strict=True))
+            return wall, cpu
+
         for threads, placement in itertools.product(options.threads, options.placements):
-            setting = {
-                "batch_size": batch_size,
-                "embedding_dim": dim,
-                "threads": threads,
-                "placement": placement,
-            }
+            setting = {"threads": threads, "placement": placement}
+            setting = {"batch_size": batch_size, "embedding_dim": dim} | setting
             tell(", ".join(f"{name} {value}" for name, value in setting.items()))
             chosen = ("--threads", threads, "--placement", placement)
-            turns: dict[str, Callable[[], Seconds]] = {
-                name: partial(_train_sample, checkout, data, scratch, chosen, options.epochs, num_samples)
-                for name, checkout in checkouts.items()
-            }
+            turns = {name: partial(train_sample, checkout, chosen) for name, checkout in checkouts.items()}
             if not found:
                 take_turns(turns, 1)
-            found.append(setting | _ratio(take_turns(turns, options.rounds, is_alternating=True)))
+            found.append(setting | _ratio(take_turns(turns, options.rounds)))
     return found
 
 
-def _num_training_samples(num_samples: int) -> int:
-    """Return those that Criteo's recipe does not keep for evaluation: six of seven days."""
-    return 6 * num_samples // 7
-
-
-def _train_sample(
-    checkout: Path, data: Path, scratch: Path, chosen: Sequence[object], epochs: int, num_samples: int
-) -> Seconds:
-    """Return the seconds of a training sample: those of the epochs after the first."""
-
-    def run(num_epochs: int) -> Seconds:
-        out = scratch / "run"
-        seconds = _hotset(checkout, "train", "-q", data, "--out", out, "--epochs", num_epochs, *chosen)
-        subprocess.run(["rm", "-r", str(out)], check=True)
-        return seconds
-
-    short, long = run(1), run(epochs)
-    wall, cpu = ((above - below) / num_samples for above, below in zip(long, short, strict=True))
-    return wall, cpu
-
-
 def _ratio(rounds: dict[str, list[Seconds]]) -> Facts:
-    this, other = rounds["this"], rounds["other"]
-    facts: Facts = {}
-    for clock, name in enumerate(("wall", "cpu")):
-        facts[f"{name}_ratio"] = median_ratio([one[clock] for one in other], [one[clock] for one in this])
-        facts[f"{name}_seconds"] = {
-            who: statistics.median(one[clock] for one in measured) for who, measured in rounds.items()
+    ratios = compare(rounds["other"], rounds["this"])
+    facts: Facts = {f"{clock}_ratio": ratio for clock, ratio in ratios.items()}
+    for number, clock in enumerate(ratios):
+        facts[f"{clock}_seconds"] = {
+            who: statistics.median(one[number] for one in measured) for who, measured in rounds.items()
         }
     return facts | {"rounds": rounds}
 

@@ -29,13 +29,17 @@ from typing import Any, TypeVar
 
 from ...pipeline.errors import ByteSize, HotsetError, first_line, parse_byte_size
 from ...pipeline.folders.whole_file import refuse_target, whole_file
+from ...pipeline.preprocess import remove_from
 from ...pipeline.runtime.tasks import num_workers
 from ...train.config import TIMEOUT_VARIABLE
+from ..library import preprocess
 from ..machine import describe_machine
 
 Result = TypeVar("Result")
 Facts = dict[str, Any]
 """Plain data, ready for JSON."""
+Seconds = tuple[float, float]
+"""Wall and CPU seconds, these of all threads."""
 _MESSAGES = "messages.txt"
 _SAMPLING_SECONDS = 0.02
 """Interval at which anonymous memory is read."""
@@ -107,18 +111,15 @@ def byte_size(text: str) -> ByteSize:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def take_turns(
-    candidates: Mapping[str, Callable[[], Result]], rounds: int, *, is_alternating: bool = False
-) -> dict[str, list[Result]]:
-    """Call each candidate once per round, in turn; return their results by name, in the order of rounds.
+def take_turns(candidates: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:
+    """Call each candidate once per round; return their results by name, in the order of rounds.
 
-    Args:
-        is_alternating: every second round runs backwards, so that none always follows the same other.
+    Every second round runs backwards, so that none always follows the same other.
     """
     results: dict[str, list[Result]] = {name: [] for name in candidates}
     for number in range(rounds):
         names = list(candidates)
-        for name in reversed(names) if is_alternating and number % 2 else names:
+        for name in reversed(names) if number % 2 else names:
             results[name].append(candidates[name]())
             tell(f"round {number + 1} of {rounds}: {name}")
     return results
@@ -129,11 +130,28 @@ def median_ratio(numerators: Iterable[float], denominators: Iterable[float]) -> 
     return statistics.median(above / below for above, below in zip(numerators, denominators, strict=True))
 
 
-def cpu_seconds(function: Callable[[], object]) -> float:
-    """Return the CPU seconds of a call."""
-    before = time.process_time()
-    function()
-    return max(time.process_time() - before, 1e-9)
+def compare(slow: Sequence[Seconds], fast: Sequence[Seconds]) -> dict[str, float]:
+    """Return the median ratios of two candidates by the clock and by CPU time, ``wall`` and ``cpu``."""
+    both = zip(zip(*slow, strict=True), zip(*fast, strict=True), strict=True)
+    return {name: median_ratio(*of_clock) for name, of_clock in zip(("wall", "cpu"), both, strict=True)}
+
+
+def clock() -> Seconds:
+    """Return the wall and CPU seconds of this moment."""
+    return time.perf_counter(), time.process_time()
+
+
+def seconds_since(begin: Seconds) -> Seconds:
+    """Return the wall and CPU seconds since `clock` gave ``begin``."""
+    wall, cpu = clock()
+    return wall - begin[0], max(cpu - begin[1], 1e-9)
+
+
+def pack_again(log: Path, data: Path, **settings: Any) -> None:
+    """Preprocess a log with some settings of `split` and `pack`; the stages before these stay in ``data``."""
+    if (data / "plan").exists():
+        remove_from("split", data)
+    preprocess(log, data, **settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +162,13 @@ class Candidate:
     about: str
     """Description of the job."""
     function: Callable[..., Facts]
-    """A top-level function, called with an empty folder and ``arguments``; returns facts for the result."""
-    warm_up: tuple[Any, ...]
-    """Arguments of a small job that runs before the clock starts."""
-    arguments: tuple[Any, ...]
-    """Arguments of the job that is measured."""
+    """A top-level function, called with an empty folder, a job and ``more``; returns facts for the result."""
+    warm_up: Any
+    """A small job that runs before the clock starts."""
+    job: Any
+    """The job that is measured."""
+    more: tuple[Any, ...] = ()
+    """Further arguments of both."""
     room_bytes: int = 0
     """Memory and page cache that it may need, touched before the clock starts."""
 
@@ -169,45 +189,42 @@ class Measurement:
     facts: Facts
     """Result of the candidate's function."""
 
+    @property
+    def seconds(self) -> Seconds:
+        """Wall and CPU seconds."""
+        return self.wall_seconds, self.cpu_seconds
 
-def run_rounds(
-    candidates: Sequence[Candidate], rounds: int, scratch: Path, *, workers: int = 0
-) -> dict[str, list[Measurement]]:
+
+def run_rounds(candidates: Sequence[Candidate], rounds: int, scratch: Path) -> dict[str, list[Measurement]]:
     """Run each candidate once per round, each in a fresh process."""
-    turns = {
-        each.name: partial(measure_in_fresh_process, each, scratch, workers=workers) for each in candidates
-    }
+    turns = {each.name: partial(measure_in_fresh_process, each, scratch) for each in candidates}
     return take_turns(turns, rounds)
 
 
-def measure_in_fresh_process(candidate: Candidate, scratch: Path, *, workers: int = 0) -> Measurement:
-    """Measure in a new process whose libraries may use ``workers`` threads."""
+def measure_in_fresh_process(candidate: Candidate, scratch: Path) -> Measurement:
+    """Measure in a new process, whose libraries may use a thread for each core."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        1, mp_context=spawn, initializer=_limit_threads, initargs=(num_workers(workers),)
-    ) as pool:
+    with ProcessPoolExecutor(1, mp_context=spawn, initializer=_limit_threads) as pool:
         return pool.submit(measure, candidate, scratch).result()
 
 
-def _limit_threads(workers: int) -> None:
+def _limit_threads() -> None:
     """Limit the threads of libraries, which read this once, when they are imported."""
-    os.environ["POLARS_MAX_THREADS"] = str(workers)
-    os.environ["OMP_NUM_THREADS"] = str(workers)
+    for name in ("POLARS_MAX_THREADS", "OMP_NUM_THREADS"):
+        os.environ[name] = str(num_workers(0))
 
 
 def measure(candidate: Candidate, scratch: Path) -> Measurement:
     """Measure in this process, with temporary folders under ``scratch``."""
     # The first run compiles and reads libraries from disk; it is not counted.
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        candidate.function(Path(folder), *candidate.warm_up)
+        candidate.function(Path(folder), candidate.warm_up, *candidate.more)
     touch_memory(candidate.room_bytes)
     with tempfile.TemporaryDirectory(dir=scratch) as folder, AnonymousMemory() as anonymous:
-        wall_start, cpu_start, user_start = time.perf_counter(), time.process_time(), os.times().user
-        facts = candidate.function(Path(folder), *candidate.arguments)
-        wall_seconds = time.perf_counter() - wall_start
-        cpu = time.process_time() - cpu_start
-        user = os.times().user - user_start
-    return Measurement(wall_seconds, cpu, memory_bytes("VmHWM"), anonymous.peak_bytes, user, facts)
+        begin, user_start = clock(), os.times().user
+        facts = candidate.function(Path(folder), candidate.job, *candidate.more)
+        seconds, user = seconds_since(begin), os.times().user - user_start
+    return Measurement(*seconds, memory_bytes("VmHWM"), anonymous.peak_bytes, user, facts)
 
 
 def touch_memory(num_bytes: int) -> None:
@@ -317,14 +334,7 @@ def _free_port() -> str:
         return str(opened.getsockname()[1])
 
 
-def time_module(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
-) -> tuple[float, float]:
-    """Run ``python -m module``; see `time_process`."""
-    return time_process([sys.executable, "-m", module, *arguments], environment)
-
-
-def time_process(words: Sequence[str], environment: Mapping[str, str] | None = None) -> tuple[float, float]:
+def time_process(words: Sequence[str]) -> Seconds:
     """Run a program; return the wall and CPU seconds of the whole process, imports included.
 
     Raises:
@@ -333,9 +343,7 @@ def time_process(words: Sequence[str], environment: Mapping[str, str] | None = N
     # What it prints goes to a file, which never makes it wait.
     with tempfile.TemporaryFile() as errors:
         begin = time.perf_counter()
-        process = subprocess.Popen(
-            words, env=os.environ | dict(environment or {}), stdout=subprocess.DEVNULL, stderr=errors
-        )
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=errors)
         # This call alone gives the CPU seconds of a single child.
         _, status, usage = os.wait4(process.pid, 0)
         wall_seconds = time.perf_counter() - begin

@@ -180,13 +180,8 @@ def _measure(
 
     # The warm-up fits in no fewer slots than a batch of it needs.
     with memory_limit(sizes.memory) as limit:
-        candidate = Candidate(
-            contestant,
-            "",
-            train_limited,
-            (run(warm_up, sizes.staging_bytes, None),),
-            (run(shards, sizes.slow_bytes, None if contestant == IN_MEMORY else limit),),
-        )
+        job = run(shards, sizes.slow_bytes, None if contestant == IN_MEMORY else limit)
+        candidate = Candidate(contestant, "", train_limited, run(warm_up, sizes.staging_bytes, None), job)
         return measure_in_fresh_process(candidate, scratch), limit is not None
 
 

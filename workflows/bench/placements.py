@@ -9,36 +9,40 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-
-import numpy as np
+from pathlib import Path
 
 from ...pipeline.errors import ByteSize, ConfigError
 from ...pipeline.folders.totals import ShardsTotals, VocabularyTotals
 from ...pipeline.generate.generate import GenerateConfig, generate
-from ...pipeline.preprocess import preprocess, remove_from
+from ...pipeline.preprocess import preprocess
 from ...stats.lookahead.step_plans import RowTraffic
 from ...stats.ranking.row_bytes import row_bytes
 from ...stats.shuffle import epoch_order
-from ...train.build import build_trainer
-from ...train.build_embeddings import set_threads
 from ...train.config import TrainConfig
 from ...train.data.batch import IdReader
-from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
-from ...train.loop import Trainer, run_steps
 from ...train.model.shapes import tables_by_dim
 from ...train.placements.choose_placement import build_placements
 from ...train.placements.placements import AllFast, Hybrid, HybridDedup
 from ...train.placements.staging import PlanQueue, StagingPlacement
 from ..recipes import criteo_kaggle
-from .harness import Facts, median_ratio, new_parser, run_script, scratch_folder, take_turns, tell
+from .harness import (
+    Facts,
+    median_ratio,
+    new_parser,
+    pack_again,
+    run_script,
+    scratch_folder,
+    take_turns,
+    tell,
+)
+from .train_step import WARM_UP_STEPS, train_timed
 
 _BELADY = "belady, P = 0"
-_WARM_UP_BATCHES, _BATCHES = 3, 20
+_BATCHES = 20
 _EVALUATED = 32_768
 """Most samples evaluated for the AUC."""
 
@@ -141,12 +145,12 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def candidates(staging_bytes: int) -> dict[str, TrainConfig]:
+def candidates(staging: ByteSize) -> dict[str, TrainConfig]:
     """Return every placement with the same fast memory; the baselines first."""
     # SGD without state, as in the papers whose bytes are compared.
     base = TrainConfig(
         placement="all-fast",
-        staging_bytes=ByteSize(staging_bytes),
+        staging_bytes=staging,
         dense_optimizer="sgd",
         dense_dtype="fp32",
     )
@@ -170,55 +174,48 @@ def measure(options: argparse.Namespace) -> Facts:
     """Generate the log once, pack it for each share of hot rows, count all and train the first batches."""
     if not all(0 < share < 1 for share in options.shares):
         raise ConfigError("shares must be between 0 and 1")
-    recipe = criteo_kaggle()
-    pack = replace(recipe.pack, batch_size=options.batch_size, order=options.order)
-    recipe = replace(recipe, pack=pack)
     shares = []
     with scratch_folder(options) as scratch:
-        log, data = scratch / "log.tsv", scratch / "data"
+        log = scratch / "log.tsv"
         generate(GenerateConfig(samples=options.samples), log)
-        num_rows = VocabularyTotals.of(preprocess([log], recipe, data, until="rank")).num_rows
         for share in options.shares:
+            settings = {"batch_size": options.batch_size, "order": options.order}
+            shards = pack_hot_share(log, scratch / "data", share, options.embedding_dim, **settings)
+            num_rows = sum(table.num_rows for table in shards.tables)
             tell(f"{share:.1%} of {num_rows:,} rows hot, and as many slots for staging")
-            hot_bytes = ByteSize(int(share * num_rows) * row_bytes(options.embedding_dim, "sgd"))
-            split = replace(
-                recipe.split,
-                hot_bytes=hot_bytes,
-                embedding_dim=options.embedding_dim,
-                embedding_optimizer="sgd",
-            )
-            # Stages before split do not depend on the share and stay.
-            if (data / "plan").exists():
-                remove_from("split", data)
-            preprocess([log], replace(recipe, split=split), data)
-            rounds = 0 if options.bytes else options.rounds
-            found = _measure_share(Shards.open(data), hot_bytes, rounds)
+            staging = ByteSize(int(share * num_rows) * row_bytes(options.embedding_dim, "sgd"))
+            found = _measure_share(shards, staging, 0 if options.bytes else options.rounds)
             shares.append({"share": share, "num_rows": num_rows} | found)
     return {"shares": shares}
 
 
-def _measure_share(shards: Shards, hot_bytes: int, rounds: int) -> Facts:
-    every = candidates(hot_bytes)
+def pack_hot_share(
+    log: Path, data: Path, share: float, embedding_dim: int = 16, **settings: object
+) -> Shards:
+    """Return shards of a log, for SGD, whose hot rows are a share of all; stages before ``split`` stay."""
+    num_rows = VocabularyTotals.of(preprocess([log], criteo_kaggle(), data, until="rank")).num_rows
+    hot_bytes = ByteSize(int(share * num_rows) * row_bytes(embedding_dim, "sgd"))
+    settings |= {"embedding_dim": embedding_dim, "embedding_optimizer": "sgd"}
+    pack_again(log, data, hot_bytes=hot_bytes, **settings)
+    return Shards.open(data)
+
+
+def _measure_share(shards: Shards, staging: ByteSize, rounds: int) -> Facts:
+    every = candidates(staging)
     order = epoch_order(shards.is_hot_only, 0, 0, spread=shards.is_grouped).tolist()
     moved = {name: _moved(shards, config, order) for name, config in every.items()}
-    first = order[: _WARM_UP_BATCHES + _BATCHES]
+    first = order[: WARM_UP_STEPS + _BATCHES]
     turns = {name: partial(_train, shards, every[name], first) for name in every if name != _BELADY}
     measured = take_turns(turns, rounds)
+    cpu, speeds = (
+        {name: [one[key] for one in own] for name, own in measured.items() if own}
+        for key in ("cpu_seconds", "samples_per_second")
+    )
     return {
         "bytes": moved,
         "ratios": _ratios(moved),
-        "cpu": {
-            name: median_ratio(
-                [one["cpu_seconds"] for one in measured["all-fast"]], [one["cpu_seconds"] for one in own]
-            )
-            for name, own in measured.items()
-            if own
-        },
-        "samples_per_second": {
-            name: statistics.median(one["samples_per_second"] for one in own)
-            for name, own in measured.items()
-            if own
-        },
+        "cpu": {name: median_ratio(cpu["all-fast"], own) for name, own in cpu.items()},
+        "samples_per_second": {name: statistics.median(own) for name, own in speeds.items()},
         "rounds": measured,
     }
 
@@ -260,21 +257,12 @@ def _ratios(moved: dict[str, dict[str, float]]) -> dict[str, float]:
 
 def _train(shards: Shards, config: TrainConfig, order: list[int]) -> Facts:
     """Train the first batches; return CPU and wall seconds after a warm-up, stalls, and the AUC."""
-    set_threads(config.threads)
-    trainer = build_trainer(shards, config, RecordedOrder(np.array(order, np.int32)))
     # CPU of all threads: what runs ahead in the background costs, too.
-    begin = (time.process_time(), time.perf_counter(), 0)
-
-    def after_step(running: Trainer, *_: object) -> None:
-        nonlocal begin
-        if running.step == _WARM_UP_BATCHES:
-            begin = (time.process_time(), time.perf_counter(), running.num_samples)
-
-    run_steps(trainer, after_step)
-    cpu, wall = time.process_time() - begin[0], time.perf_counter() - begin[1]
+    trainer, (wall, cpu) = train_timed(shards, config, order)
+    warm_up = sum(shards.training_batch(number).num_samples for number in order[:WARM_UP_STEPS])
     return {
         "cpu_seconds": cpu,
-        "samples_per_second": (trainer.num_samples - begin[2]) / wall,
+        "samples_per_second": (trainer.num_samples - warm_up) / wall,
         "stalls": trainer.embeddings.transfers.num_stalls,
         "auc": trainer.predictor.score(_EVALUATED).auc,
     }

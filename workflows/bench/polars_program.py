@@ -10,7 +10,7 @@ tried on a log of a million samples (CPU seconds on two cores, Polars 2.1):
     samples         lists first, then whole rows shuffled 0.25; equally fast in the other order or with NumPy
 
 Ids, ties, oov, hot rows and the evaluation part are as in hotset, so that both write the same samples.
-``python -m …polars_program LOG OUT SETTINGS`` runs it as a separate program.
+``python -m …polars_program LOG SETTINGS OUT`` runs it as a separate program.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def write(kinds: dict[str, pl.DataFrame], out: Path, batch_size: int) -> None:
         samples.write_ipc(out / f"{name}.arrow", compression="uncompressed", record_batch_size=batch_size)
 
 
-def polars_program(folder: Path, log: Path, workers: int, recipe: PreprocessConfig) -> dict[str, Any]:
+def polars_program(folder: Path, log: Path, recipe: PreprocessConfig) -> dict[str, Any]:
     """Run the whole job in Polars, all in memory."""
     facts = polars_preprocess(log, folder / "out", _CRITEO, **polars_settings(recipe))
     return facts | {"num_samples": sum(facts["samples"].values()), "threads": pl.thread_pool_size()}
@@ -172,14 +172,14 @@ def polars_settings(recipe: PreprocessConfig) -> dict[str, Any]:
     }
 
 
-def polars_read_csv(folder: Path, log: Path, workers: int) -> dict[str, Any]:
+def polars_read_csv(folder: Path, log: Path) -> dict[str, Any]:
     """Parse with ``read_csv``, then convert hex to integers."""
     return {"num_samples": pl.read_csv(log, **csv_options(_CRITEO)).with_columns(from_hex(_CRITEO)).height}
 
 
 def main() -> None:
     """Run the whole job as a program."""
-    log, out, settings = sys.argv[1:]
+    log, settings, out = sys.argv[1:]
     polars_preprocess(Path(log), Path(out), _CRITEO, **json.loads(settings))
 
 

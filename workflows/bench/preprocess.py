@@ -20,12 +20,12 @@ import sys
 import tempfile
 import time
 import types
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +37,6 @@ from ...pipeline.folders.disk import new_folder
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.partial import write_errors_explained
 from ...pipeline.folders.totals import ShardsTotals
-from ...pipeline.formats.arrow_files import values_of
 from ...pipeline.generate.generate import GenerateConfig, generate
 from ...pipeline.preprocess import PreprocessConfig, StageReport, preprocess
 from ...pipeline.raw.criteo import parse_block
@@ -53,6 +52,8 @@ from .harness import (
     Candidate,
     Facts,
     Measurement,
+    Seconds,
+    compare,
     measure_in_fresh_process,
     median_ratio,
     memory_bytes,
@@ -63,7 +64,7 @@ from .harness import (
     summarize,
     take_turns,
     tell,
-    time_module,
+    time_process,
 )
 
 _Result = TypeVar("_Result")
@@ -83,7 +84,6 @@ PROCESSED = "kaggleAdDisplayChallenge_processed.npz"
 DAY_COUNT = "train_day_count.npz"
 FEATURE_COUNT = "train_fea_count.npz"
 _TRAINING_DAYS = 6
-_SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 _INGEST = IngestConfig()
 _PAIRS = (
     ("polars", "hotset"),
@@ -144,21 +144,17 @@ def against_polars(options: argparse.Namespace, scratch: Path) -> Facts:
 
 
 def _candidates(warm_up: Path, log: Path, recipe: PreprocessConfig) -> list[Candidate]:
-    workers = num_workers(0)
-    whole: dict[str, tuple[str, Callable[..., Facts]]] = {
-        "hotset": ("raw TSV to shards", hotset_preprocess),
-        "polars": ("the same job in Polars, all in memory", polars.polars_program),
-    }
-    # Parsing alone: what each reader ends with is in its description.
-    parsing: dict[str, tuple[str, Callable[..., Facts]]] = {
-        "hotset parse": ("Arrow columns, passed on block by block", hotset_parse),
-        "polars read_csv": ("read_csv, hex to integers, all in memory", polars.polars_read_csv),
-        "hotset parse, kept": ("Arrow columns, all in memory", hotset_parse_kept),
-    }
-    short, long = (warm_up, workers), (log, workers)
+    jobs: list[tuple[str, str, Callable[..., Facts], tuple[object, ...]]] = [
+        ("hotset", "raw TSV to shards", hotset_preprocess, (recipe,)),
+        ("polars", "the same job in Polars, all in memory", polars.polars_program, (recipe,)),
+        # Parsing alone: what each reader ends with is in its description.
+        ("hotset parse", "Arrow columns, passed on block by block", hotset_parse, ()),
+        ("polars read_csv", "read_csv, hex to integers, all in memory", polars.polars_read_csv, ()),
+        ("hotset parse, kept", "Arrow columns, all in memory", hotset_parse_kept, ()),
+    ]
     room = _ROOM_LOGS * log.stat().st_size
-    return [Candidate(name, *job, (*short, recipe), (*long, recipe), room) for name, job in whole.items()] + [
-        Candidate(name, *job, short, long, room) for name, job in parsing.items()
+    return [
+        Candidate(name, about, function, warm_up, log, more, room) for name, about, function, more in jobs
     ]
 
 
@@ -171,50 +167,37 @@ def _check_agreement(measured: dict[str, list[Measurement]]) -> None:
 
 
 def _ratio(slow: list[Measurement], fast: list[Measurement]) -> dict[str, float]:
-    clocks = {"wall": "wall_seconds", "cpu": "cpu_seconds", "peak_rss": "peak_rss_bytes"}
-    return {
-        name: median_ratio([getattr(one, field) for one in slow], [getattr(one, field) for one in fast])
-        for name, field in clocks.items()
+    return compare([one.seconds for one in slow], [one.seconds for one in fast]) | {
+        "peak_rss": median_ratio([one.peak_rss_bytes for one in slow], [one.peak_rss_bytes for one in fast])
     }
 
 
 def _whole_processes(log: Path, recipe: PreprocessConfig, scratch: Path, rounds: int) -> Facts:
     """Time the command and the Polars program from start to end, in turns; return medians and ratios."""
     split = recipe.split
-    command = [f"--hot-bytes={split.hot_bytes}", f"--embedding-optimizer={split.embedding_optimizer}"]
+    options = [f"--hot-bytes={split.hot_bytes}", f"--embedding-optimizer={split.embedding_optimizer}"]
     settings = json.dumps(polars.polars_settings(recipe))
     package = __package__.split(".", 1)[0] if __package__ else "hotset"
 
-    def timed(module: str, *arguments: str, out: str) -> tuple[float, float]:
+    def turn(*words: str) -> Seconds:
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
-            return time_module(
-                module, [*(each.replace("OUT", f"{folder}/out") for each in (*arguments, out))]
-            )
+            return time_process([sys.executable, "-m", *words, f"{folder}/out"])
 
-    measured = take_turns(
-        {
-            "hotset": lambda: timed(package, "preprocess", str(log), *command, out="--out=OUT"),
-            "polars": lambda: timed(polars.__name__, str(log), "OUT", out=settings),
-        },
-        rounds,
-    )
-    clocks = {"wall_seconds": 0, "cpu_seconds": 1}
+    turns = {
+        "hotset": partial(turn, package, "preprocess", str(log), *options, "--out"),
+        "polars": partial(turn, polars.__name__, str(log), settings),
+    }
+    measured = take_turns(turns, rounds)
+    medians = {name: map(statistics.median, zip(*own, strict=True)) for name, own in measured.items()}
+    clocks = ("wall_seconds", "cpu_seconds")
     return {
-        "seconds": {
-            name: {clock: statistics.median(one[at] for one in found) for clock, at in clocks.items()}
-            for name, found in measured.items()
-        },
-        "ratio": {
-            clock.removesuffix("_seconds"): median_ratio(
-                [one[at] for one in measured["polars"]], [one[at] for one in measured["hotset"]]
-            )
-            for clock, at in clocks.items()
-        },
+        "seconds": {name: dict(zip(clocks, own, strict=True)) for name, own in medians.items()},
+        "ratio": compare(measured["polars"], measured["hotset"]),
     }
 
 
 def hotset_preprocess(
-    folder: Path, log: Path, workers: int, recipe: PreprocessConfig, cap_bytes: int | None = None
+    folder: Path, log: Path, recipe: PreprocessConfig, cap_bytes: int | None = None
 ) -> Facts:
     """Preprocess a raw log to shards, every stage sealed; ``stages`` has seconds and bytes of each."""
     stages: dict[str, dict[str, float]] = {}
@@ -231,7 +214,7 @@ def hotset_preprocess(
         }
         before = now
 
-    resources = Resources(workers=workers, memory_bytes=cap_bytes or default_memory_bytes())
+    resources = Resources(memory_bytes=cap_bytes or default_memory_bytes())
     shards = preprocess([log], recipe, folder / "out", resources, on_stage=on_stage)
     totals = ShardsTotals.of(shards)
     return {
@@ -242,19 +225,19 @@ def hotset_preprocess(
     }
 
 
-def hotset_parse(folder: Path, log: Path, workers: int) -> Facts:
+def hotset_parse(folder: Path, log: Path) -> Facts:
     """Parse each block to Arrow columns and drop them."""
-    return {"num_samples": sum(_parse_blocks(_count, log, workers))}
+    return {"num_samples": sum(_parse_blocks(_count, log))}
 
 
-def hotset_parse_kept(folder: Path, log: Path, workers: int) -> Facts:
+def hotset_parse_kept(folder: Path, log: Path) -> Facts:
     """Parse each block to Arrow columns and keep all in memory."""
-    return {"num_samples": sum(batch.num_rows for batch in _parse_blocks(_keep, log, workers))}
+    return {"num_samples": sum(batch.num_rows for batch in _parse_blocks(_keep, log))}
 
 
-def _parse_blocks(function: Callable[..., _Result], log: Path, workers: int) -> list[_Result]:
+def _parse_blocks(function: Callable[..., _Result], log: Path) -> list[_Result]:
     blocks = iterate_blocks(RawFile.inspect(log), _INGEST.block_bytes, in_thread_buffer=True)
-    return list(run_tasks(function, ((block,) for block in blocks), workers=workers))
+    return list(run_tasks(function, ((block,) for block in blocks), workers=num_workers(0)))
 
 
 def _count(block: PlainBlock | Block) -> int:
@@ -275,32 +258,26 @@ def against_dlrm(options: argparse.Namespace, scratch: Path) -> Facts:
         paths.values(), (_WARM_UP_LINES, options.dlrm_samples, options.samples), strict=True
     ):
         generate(GenerateConfig(samples=samples), path)
-    warm_up, workers, recipe = paths["warm_up"], num_workers(0), criteo_kaggle()
-    dlrm = options.dlrm.resolve()
+    warm_up, dlrm = paths["warm_up"], options.dlrm.resolve()
     candidates = [
-        Candidate("dlrm", "getCriteoAdData", dlrm_preprocess, (warm_up, dlrm), (paths["dlrm"], dlrm)),
+        Candidate("dlrm", "getCriteoAdData", dlrm_preprocess, warm_up, paths["dlrm"], (dlrm,)),
         Candidate(
-            "hotset",
-            "hotset preprocess",
-            hotset_preprocess,
-            (warm_up, workers, recipe),
-            (paths["hotset"], workers, recipe),
+            "hotset", "hotset preprocess", hotset_preprocess, warm_up, paths["hotset"], (criteo_kaggle(),)
         ),
     ]
     measured = run_rounds(candidates, options.rounds, scratch)
-
-    def ratio(clock: str) -> float:
-        rates = {
-            name: [each.facts["num_samples"] / getattr(each, clock) for each in rounds]
-            for name, rounds in measured.items()
-        }
-        return median_ratio(rates["hotset"], rates["dlrm"])
-
+    # Seconds of a sample, as the logs have different numbers of them.
+    num_samples = {name: rounds[0].facts["num_samples"] for name, rounds in measured.items()}
+    dlrm_seconds, own_seconds = (
+        [(one.wall_seconds / number, one.cpu_seconds / number) for one in measured[name]]
+        for name, number in num_samples.items()
+    )
+    ratios = compare(dlrm_seconds, own_seconds)
     return {
-        "ratio_total": ratio("wall_seconds"),
-        "ratio_cpu": ratio("cpu_seconds"),
+        "ratio_total": ratios["wall"],
+        "ratio_cpu": ratios["cpu"],
         "contestants": {each.name: summarize(each, measured[each.name]) for each in candidates},
-        "data": {"samples": {name: rounds[0].facts["num_samples"] for name, rounds in measured.items()}},
+        "data": {"samples": num_samples},
     }
 
 
@@ -358,61 +335,39 @@ def export_dlrm(shards: Manifest, out: Path, workers: int = 0) -> None:
     ``--processed-data-file`` it finds all (dlrm_data_pytorch.py, class CriteoDataset). That program takes
     log(x + 1) of dense values itself, and has seven "days": the last one is its test part, cut in two halves,
     and the others are trained on.
+
+    The first file has ``X_cat`` (N, F) int32, ``X_int`` (N, K) float32, ``y`` (N,) int32 and ``counts`` (F,)
+    int32, the rows of each table. X_int is exp(x) - 1 of the transformed dense values x, of which the loader
+    takes the logarithm again; for values that were counts these are the counts, within float32's rounding.
     """
     batches = NamedBatches(shards, first_id=0)
     refuse_other_logs(batches, "dlrm-npz")
+    totals = batches.totals
+    splits = get_args(Split)
+    # In memory: the loader holds all arrays in memory, too.
+    samples = pa.Table.from_batches(
+        (batch for split in splits for batch in batches.batches(split, workers)), batches.schema
+    )
+    counts_F = np.array([table.num_rows for table in totals.tables], np.int32)
+    days = _days(batches.num_samples["train"], samples.num_rows)
     with new_folder(out) as folder, write_errors_explained(folder):
-        for _ in write_dlrm_files(batches, folder, workers):
-            pass
+        np.savez(
+            folder / PROCESSED,
+            X_cat=_matrix(samples, [table.name for table in totals.tables], np.int32),
+            X_int=_counts_of(_matrix(samples, totals.dense, np.float32)),
+            y=_matrix(samples, [LABEL], np.int32)[:, 0],
+            counts=counts_F,
+        )
+        # The loader expects the sizes in separate files.
+        np.savez(folder / FEATURE_COUNT, counts=counts_F)
+        np.savez(folder / DAY_COUNT, total_per_file=days)
 
 
-def write_dlrm_files(shards: NamedBatches, out: Path, workers: int = 0) -> Iterator[int]:
-    """Write the three files into ``out``; yields the samples of each batch as it is written.
-
-    ``X_cat`` (N, F) int32, ``X_int`` (N, K) float32, ``y`` (N,) int32 and ``counts`` (F,) int32, the rows of
-    each table. X_int is exp(x) - 1 of the transformed dense values x, of which the loader takes the
-    logarithm again; for values that were counts these are the counts, within float32's rounding.
-    """
-    num_samples = sum(shards.num_samples.values())
-    dense = shards.totals.dense
-    tables = shards.totals.tables
-    counts_F = np.array([table.num_rows for table in tables], np.int32)
-    # The arrays may be larger than memory, so each is appended to the archive in a separate pass.
-    with zipfile.ZipFile(out / PROCESSED, "w", allowZip64=True) as archive:
-        for batch, file in _array(shards, archive, workers, "X_cat", (num_samples, len(tables)), np.int32):
-            file.write(_matrix(batch, [table.name for table in tables], np.int32).tobytes())
-            yield len(batch)
-        for batch, file in _array(shards, archive, workers, "X_int", (num_samples, len(dense)), np.float32):
-            file.write(_counts_of(_matrix(batch, list(dense), np.float32)).tobytes())
-        for batch, file in _array(shards, archive, workers, "y", (num_samples,), np.int32):
-            file.write(values_of(batch.column(LABEL), np.int8).astype(np.int32).tobytes())
-        with archive.open("counts.npy", "w") as file:
-            np.lib.format.write_array(file, counts_F)
-    # The loader expects the sizes in separate files.
-    np.savez(out / FEATURE_COUNT, counts=counts_F)
-    np.savez(out / DAY_COUNT, total_per_file=_days(shards.num_samples["train"], num_samples))
-
-
-def _array(
-    shards: NamedBatches,
-    archive: zipfile.ZipFile,
-    workers: int,
-    name: str,
-    shape: tuple[int, ...],
-    dtype: Any,
-) -> Iterator[tuple[Any, Any]]:
-    """Yield each batch with the open member ``name`` of the archive, whose header is written."""
-    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-        header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
-        for split in _SPLITS:
-            for batch in shards.batches(split, workers):
-                yield batch, file
-
-
-def _matrix(batch: Any, names: list[str], dtype: Any) -> NDArray[Any]:
-    columns = [values_of(batch.column(name), dtype) for name in names]
-    return np.stack(columns, axis=1) if columns else np.empty((len(batch), 0), dtype)
+def _matrix(samples: Any, names: Sequence[str], dtype: Any) -> NDArray[Any]:
+    found = np.empty((samples.num_rows, len(names)), dtype)
+    for number, name in enumerate(names):
+        found[:, number] = samples.column(name).to_numpy()
+    return found
 
 
 def _counts_of(dense_BK: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -429,72 +384,59 @@ def _days(num_train: int, num_samples: int) -> NDArray[np.int64]:
 
 def growth(sizes: Sequence[int], scratch: Path) -> Facts:
     """Preprocess a log of each size in a fresh process, within a quarter of the memory, Polars next to it."""
-    workers, recipe, cap_bytes = num_workers(0), criteo_kaggle(), default_memory_bytes()
+    recipe, cap_bytes = criteo_kaggle(), default_memory_bytes()
     # The disk is first, while nothing else writes.
     rate = measure_write_rate(scratch / "rate", min(_RATE_BYTES, sizes[-1] * _ROOM_PER_SAMPLE))
-    warm_up = scratch / "warm_up.tsv"
+    log, warm_up = scratch / "log.tsv", scratch / "warm_up.tsv"
     generate(GenerateConfig(samples=_WARM_UP_LINES), warm_up)
+
+    def measured(name: str, function: Callable[..., Facts], room: int, *arguments: object) -> Measurement:
+        job = Candidate(name, "", function, warm_up, log, arguments, room)
+        return measure_in_fresh_process(job, scratch)
+
     runs: list[Facts] = []
     for num_samples in sizes:
-        log = scratch / "log.tsv"
         generate(GenerateConfig(samples=num_samples), log)
         os.sync()  # else the log's own pages compete with the run for the disk
-        arguments = (workers, recipe, cap_bytes)
-        room = num_samples * _ROOM_PER_SAMPLE + cap_bytes
-        job = Candidate(
-            "hotset", "raw TSV to shards", hotset_preprocess, (warm_up, *arguments), (log, *arguments), room
+        room = num_samples * _ROOM_PER_SAMPLE
+        found = measured("hotset", hotset_preprocess, room + cap_bytes, recipe, cap_bytes)
+        stages = found.facts["stages"]
+        written = sum(stage["written_bytes"] for stage in stages.values())
+        run = _described(found, num_samples) | {
+            "num_samples": num_samples,
+            "log_bytes": log.stat().st_size,
+            "user_seconds": found.user_seconds,
+            "written_bytes": written,
+            "share_of_disk_write_rate": written / found.wall_seconds / rate,
+            "stages": stages,
+        }
+        run["polars"] = _lacking_memory(runs, num_samples) or _described(
+            measured("polars", polars.polars_program, room, recipe), num_samples
         )
-        run = _run_of(measure_in_fresh_process(job, scratch, workers=workers), log, rate)
-        run["polars"] = _polars_of(runs, num_samples, (warm_up, log), scratch, recipe)
         runs.append(run)
-        tell(f"{num_samples:,} samples: {run['samples_per_second']:,.0f} samples/s")
         log.unlink()
+        tell(f"{num_samples:,} samples: {run['samples_per_second']:,.0f} samples/s")
     return {"disk_write_bytes_per_second": rate, "runs": runs, "cap_bytes": cap_bytes}
 
 
-def _run_of(measured: Measurement, log: Path, rate: float) -> Facts:
-    written = sum(stage["written_bytes"] for stage in measured.facts["stages"].values())
-    return {
-        "num_samples": measured.facts["num_samples"],
-        "log_bytes": log.stat().st_size,
-        "wall_seconds": measured.wall_seconds,
-        "cpu_seconds": measured.cpu_seconds,
-        "user_seconds": measured.user_seconds,
-        "samples_per_second": measured.facts["num_samples"] / measured.wall_seconds,
-        "peak_anonymous_bytes": measured.peak_anonymous_bytes,
-        "written_bytes": written,
-        "share_of_disk_write_rate": written / measured.wall_seconds / rate,
-        "stages": measured.facts["stages"],
-    }
-
-
-def _polars_of(
-    runs: Sequence[Facts],
-    num_samples: int,
-    logs: tuple[Path, Path],
-    scratch: Path,
-    recipe: PreprocessConfig,
-) -> Facts:
-    """Return speed and memory of the Polars program, or the memory it would need."""
-    free_bytes = memory_bytes("MemAvailable", "/proc/meminfo")
-    # Its memory grows with the log, so the last size that ran predicts the next one.
-    for last in [run for run in runs if "peak_anonymous_bytes" in run["polars"]][-1:]:
-        needed = last["polars"]["peak_anonymous_bytes"] * num_samples / last["num_samples"]
-        if needed > _MOST_OF_FREE * free_bytes:
-            return {"needed_bytes": int(needed), "free_bytes": free_bytes}
-    warm_up, log = logs
-    arguments = (num_workers(0), recipe)
-    room = num_samples * _ROOM_PER_SAMPLE
-    job = Candidate(
-        "polars", "the same", polars.polars_program, (warm_up, *arguments), (log, *arguments), room
-    )
-    measured = measure_in_fresh_process(job, scratch)
+def _described(measured: Measurement, num_samples: int) -> Facts:
     return {
         "wall_seconds": measured.wall_seconds,
         "cpu_seconds": measured.cpu_seconds,
         "samples_per_second": num_samples / measured.wall_seconds,
         "peak_anonymous_bytes": measured.peak_anonymous_bytes,
     }
+
+
+def _lacking_memory(runs: Sequence[Facts], num_samples: int) -> Facts:
+    """Return the memory that the Polars program would need where too little is free; nothing otherwise."""
+    free_bytes = memory_bytes("MemAvailable", "/proc/meminfo")
+    # Its memory grows with the log, so the last size that ran predicts the next one.
+    for last in [run for run in runs if "peak_anonymous_bytes" in run["polars"]][-1:]:
+        needed = last["polars"]["peak_anonymous_bytes"] * num_samples / last["num_samples"]
+        if needed > _MOST_OF_FREE * free_bytes:
+            return {"needed_bytes": int(needed), "free_bytes": free_bytes}
+    return {}
 
 
 def measure_write_rate(path: Path, num_bytes: int) -> float:

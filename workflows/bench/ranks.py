@@ -25,8 +25,8 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -36,8 +36,7 @@ from numpy.typing import NDArray
 from ...pipeline.errors import ConfigError
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.generate.generate import GenerateConfig, generate
-from ...pipeline.preprocess import preprocess, remove_from
-from ...stats.codecs import CODEC_NAMES, BoundedCodec, MessageShape, codec_of
+from ...stats.codecs import CODEC_NAMES, MessageShape, codec_of
 from ...stats.exchange import MOST_RANKS, count_exchange
 from ...stats.kernel import kernel
 from ...stats.shuffle import epoch_order
@@ -46,8 +45,17 @@ from ...train.data.shards import Shards
 from ...train.ranks.exchange import RankReader, read_epoch
 from ...train.run import train
 from ...train.run_folder.reader import read_weights
-from ..recipes import criteo_kaggle
-from .harness import Facts, median_ratio, new_parser, run_hotset, run_script, scratch_folder, take_turns, tell
+from .harness import (
+    Facts,
+    median_ratio,
+    new_parser,
+    pack_again,
+    run_hotset,
+    run_script,
+    scratch_folder,
+    take_turns,
+    tell,
+)
 
 BOUNDS = (0.01, 0.03, 0.05)
 _FLOAT_BYTES = 4
@@ -85,14 +93,8 @@ def measure(options: argparse.Namespace) -> Facts:
         return job(options, log, folder)
 
 
-def _packed(log: Path, folder: Path, batch_size: int, embedding_dim: int) -> Shards:
-    recipe = criteo_kaggle()
-    pack = replace(recipe.pack, batch_size=batch_size)
-    split = replace(recipe.split, embedding_dim=embedding_dim)
-    # Stages before the batches do not depend on their size and stay.
-    if (folder / "data" / "shards").exists():
-        remove_from("pack", folder / "data")
-    preprocess([log], replace(recipe, pack=pack, split=split), folder / "data")
+def _packed(options: argparse.Namespace, log: Path, folder: Path, batch_size: int) -> Shards:
+    pack_again(log, folder / "data", batch_size=batch_size, embedding_dim=options.embedding_dim)
     return Shards.open(folder / "data")
 
 
@@ -100,7 +102,7 @@ def count_bytes(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
     """Count vectors and gradients per sample between all ranks, from the plainest scheme to the least."""
     found = []
     for ranks in options.ranks:
-        shards = _packed(log, folder, ranks * RANK_BATCH, options.embedding_dim)
+        shards = _packed(options, log, folder, ranks * RANK_BATCH)
         order = epoch_order(shards.is_hot_only, 0, 0, spread=shards.is_grouped)
         epoch = read_epoch(RankReader(shards, range(len(shards.tables)), ranks), order.tolist())
         counts = count_exchange(epoch)
@@ -119,7 +121,7 @@ def count_bytes(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
 
 def compare_codecs(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
     """Train one epoch and return, for each size of messages, how many times smaller each codec makes it."""
-    shards = _packed(log, folder, RANK_BATCH, options.embedding_dim)
+    shards = _packed(options, log, folder, RANK_BATCH)
     train(folder / "data", TrainConfig(placement="all-fast", embedding_optimizer="adagrad"), folder / "run")
     weights = read_weights(folder / "run")
     tables = [weights[table.name].numpy() for table in shards.tables]
@@ -131,7 +133,7 @@ def compare_codecs(options: argparse.Namespace, log: Path, folder: Path) -> Fact
 
 def compare_speed(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
     """Train in turns on the same batches and micro-batches; speeds are those that the runs report."""
-    shards = _packed(log, folder, 2 * RANK_BATCH, options.embedding_dim)
+    shards = _packed(options, log, folder, 2 * RANK_BATCH)
     steps = str(min(_STEPS, shards.num_training_batches))
     contestants: dict[str, tuple[int, list[str]]] = {
         "one process": (1, []),
@@ -178,22 +180,20 @@ def ratios_of(
     plain_bytes = 0
     # Which of two codes a table takes is decided for the table, over all messages.
     of_tables: dict[tuple[int, float], NDArray[np.int64]] = defaultdict(lambda: np.zeros(2, np.int64))
+    codecs = {name: codec_of(name) for name in (*CODEC_NAMES, *(f"bounded:{bound:g}" for bound in BOUNDS))}
     for ids_BF in _slices(batches, slice_samples):
         distinct = [table[np.unique(ids)] for table, ids in zip(tables, ids_BF.T, strict=True)]
         starts = np.cumsum([0, *(rows.shape[0] for rows in distinct)])
         shape = MessageShape(starts, tables[0].shape[1])
         plain_bytes += ids_BF.size * shape.embedding_dim * _FLOAT_BYTES
         # Sizes of hotset's messages follow from their shape alone; other coders need the values.
-        for name in CODEC_NAMES:
-            num_bytes[f"distinct rows, {name}"] += codec_of(name).num_bytes(shape)
-        for bound in BOUNDS:
-            num_bytes[f"distinct rows, bounded:{bound:g}"] += BoundedCodec(bound).num_bytes(shape)
-        for number, (table, ids, rows) in enumerate(zip(tables, ids_BF.T, distinct, strict=True)):
-            looked_up = table[ids]
-            for bound in BOUNDS:
-                codes = levels_of(looked_up, bound)
-                of_tables[number, bound] += (vector_lz_bytes(codes), huffman_bytes(codes))
-                num_bytes[f"distinct rows, {_HUFFMAN} {bound:g}"] += huffman_bytes(levels_of(rows, bound))
+        for name, codec in codecs.items():
+            num_bytes[f"distinct rows, {name}"] += codec.num_bytes(shape)
+        for bound, (number, table) in product(BOUNDS, enumerate(tables)):
+            codes = levels_of(table[ids_BF[:, number]], bound)
+            of_tables[number, bound] += (vector_lz_bytes(codes), huffman_bytes(codes))
+            rows = levels_of(distinct[number], bound)
+            num_bytes[f"distinct rows, {_HUFFMAN} {bound:g}"] += huffman_bytes(rows)
     for (_, bound), of_table in of_tables.items():
         num_bytes[f"{_LZ} {bound:g}"] += int(of_table[0])
         num_bytes[f"{_HUFFMAN} {bound:g}"] += int(of_table[1])

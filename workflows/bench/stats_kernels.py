@@ -10,28 +10,24 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import shutil
 import sys
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.errors import GIB, MIB, ConfigError
 from ...pipeline.folders.manifest import Manifest
-from ...pipeline.folders.totals import CountsTotals, SamplesTotals, VocabularyTotals
+from ...pipeline.folders.totals import SamplesTotals, VocabularyTotals
 from ...pipeline.generate.generate import GenerateConfig, generate
-from ...pipeline.preprocess import PreprocessConfig, preprocess
+from ...pipeline.preprocess import preprocess, remove_from
 from ...pipeline.runtime.tasks import Resources
-from ...pipeline.stages.encode import EncodeConfig, encode
 from ...pipeline.stages.fae import calibrate
-from ...pipeline.stages.rank import rank
 from ...pipeline.stages.row_order import HotOrder, hot_curves, levels_of_tables
 from ...stats.batch_rows import find_distinct
 from ...stats.counting import add_counts
@@ -41,7 +37,7 @@ from ...stats.lookahead.planner import StagingPlanner, cache_planner, lookahead_
 from ...stats.lookahead.step_plans import RowStream, next_uses
 from ...stats.ranking.row_bytes import row_bytes
 from ..recipes import criteo_kaggle
-from .harness import Facts, cpu_seconds, new_parser, run_script, scratch_folder, take_turns
+from .harness import Facts, clock, new_parser, run_script, scratch_folder, seconds_since, take_turns
 
 Batches = Sequence[NDArray[np.int64]]
 BUDGETS = tuple(int(size) for size in (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB))
@@ -108,7 +104,12 @@ class Comparison:
 
     def seconds(self) -> tuple[float, float]:
         """Return the CPU seconds of the kernel and of the reference."""
-        return cpu_seconds(self.kernel), cpu_seconds(self.reference)
+        begin = clock()
+        self.kernel()
+        kernel = seconds_since(begin)[1]
+        begin = clock()
+        self.reference()
+        return kernel, seconds_since(begin)[1]
 
     def describe(self, rounds: Sequence[tuple[float, float]]) -> Facts:
         """Return speeds by the least seconds of all rounds, since other work can only add time."""
@@ -124,25 +125,17 @@ class Comparison:
 
 def _policies(lookups: NDArray[np.int64], num_rows: int, num_slots: int) -> list[Comparison]:
     """Return every policy with its reference."""
-    about = {
-        "lookahead": "Python, dictionaries and a heap",
-        "lru": "Python, an ordered dictionary",
-        "lfu": "NumPy, every slot for each batch",
-        "dataset": "NumPy, every slot for each batch",
-    }
     # Policies see each row of a batch once, with the number of its lookups.
-    found = [
-        find_distinct(batch)
-        for batch in np.split(lookups, range(_BATCH_LOOKUPS, lookups.size, _BATCH_LOOKUPS))
-    ]
-    batches = [rows for rows, _ in found]
+    batches, positions = zip(
+        *map(find_distinct, np.split(lookups, range(_BATCH_LOOKUPS, lookups.size, _BATCH_LOOKUPS))),
+        strict=True,
+    )
     head = batches[:_PLAIN_BATCHES]
-    stream = RowStream.of(batches, [np.bincount(positions) for _, positions in found])
-    ranks = np.arange(num_rows)
+    stream = RowStream.of(batches, [np.bincount(each) for each in positions])
 
     def plan(name: str, of: RowStream, prefetch: int) -> int:
         # Planning is timed with all that a run needs: a new planner, and for look-ahead the next uses.
-        planner = _planner(name, num_rows, num_slots, ranks, prefetch)
+        planner = _planner(name, num_rows, num_slots, prefetch)
         if name == "lookahead":
             of = replace(of, next_uses=next_uses(of.offsets, of.rows, num_rows))
         misses = int(planner.plan(of).num_misses.sum())
@@ -150,28 +143,21 @@ def _policies(lookups: NDArray[np.int64], num_rows: int, num_slots: int) -> list
         return misses
 
     comparisons = []
-    for name, reference in REFERENCE_POLICIES.items():
-        fetched, wanted = plan(name, RowStream.of(head), 0), reference(head, num_slots, num_rows)
+    for name, (about, reference) in REFERENCE_POLICIES.items():
+        plain = partial(reference, head, num_slots, num_rows)
+        fetched, wanted = plan(name, RowStream.of(head), 0), plain()
         assert fetched == wanted, f"{name} fetches {fetched} rows, its reference {wanted}"
-        comparisons.append(
-            Comparison(
-                name,
-                about[name],
-                partial(plan, name, stream, _PREFETCH),
-                lookups.size,
-                partial(reference, head, num_slots, num_rows),
-                min(len(head) * _BATCH_LOOKUPS, lookups.size),
-            )
-        )
+        num_plain = min(len(head) * _BATCH_LOOKUPS, lookups.size)
+        kernel = partial(plan, name, stream, _PREFETCH)
+        comparisons.append(Comparison(name, about, kernel, lookups.size, plain, num_plain))
     return comparisons
 
 
-def _planner(
-    name: str, num_rows: int, num_slots: int, ranks: NDArray[np.int64], prefetch: int
-) -> StagingPlanner:
+def _planner(name: str, num_rows: int, num_slots: int, prefetch: int) -> StagingPlanner:
     if name == "lookahead":
         return lookahead_planner(num_rows, num_slots, prefetch=prefetch)
     # All but LRU fill their free slots with the most frequent rows after the first batch.
+    ranks = np.arange(num_rows)
     warm = {"warmup_ratio": 0.0 if name == "lru" else 1.0, "warm_rows": ranks}
     options: dict[str, Any] = {"prefetch": prefetch, "rank_of_row": ranks} | warm
     return cache_planner(name, num_rows, num_slots, **options)  # type: ignore[arg-type]
@@ -318,37 +304,41 @@ def _over_all_slots(
     return num_fetches
 
 
-REFERENCE_POLICIES = {
-    "lookahead": reference_lookahead,
-    "lru": reference_lru,
-    "lfu": reference_lfu,
-    "dataset": reference_dataset,
+REFERENCE_POLICIES: dict[str, tuple[str, Callable[[Batches, int, int], int]]] = {
+    "lookahead": ("Python, dictionaries and a heap", reference_lookahead),
+    "lru": ("Python, an ordered dictionary", reference_lru),
+    "lfu": ("NumPy, every slot for each batch", reference_lfu),
+    "dataset": ("NumPy, every slot for each batch", reference_dataset),
 }
-"""Reference implementation by name of the policy."""
+"""By name of the policy, what its reference implementation is, and the implementation."""
 
 
 def compare_orders(options: argparse.Namespace, folder: Path) -> Facts:
     """Rank a log in each order and count the hot samples and lookups of every budget."""
-    recipe = criteo_kaggle()
     budgets = sorted({*BUDGETS, *PUBLISHED})
-    width = row_bytes(_DIM, "sgd")
-    log = options.data or folder / "log.tsv"
+    log, data = options.data or folder / "log.tsv", folder / "data"
     if options.data is None:
         generate(GenerateConfig(samples=options.samples), log)
-    counts = preprocess([log], recipe, folder / "data", until="count")
     shares: dict[str, list[Facts | None]] = {}
     ranking: dict[str, dict[str, float]] = {}
-    # Counts are shared; the vocabulary and what depends on it are rebuilt for each order.
     for order in ORDERS:
-        vocabulary, ranking[order] = _ranked(order, recipe, folder / "data")
-        columns = Manifest.read(folder / "data" / "columns")
-        samples = encode(EncodeConfig(), columns, vocabulary, folder / "data" / "samples", Resources())
-        shares[order] = _shares(order, vocabulary, samples, budgets, width)
-        for part in ("samples", "vocabulary"):
-            shutil.rmtree(folder / "data" / part)
+        # The two modes of FAE differ in how they draw their sample.
+        rank_by = "sampled" if order.startswith("fae") else order
+        rank = replace(criteo_kaggle().rank, rank_by=rank_by, with_replacement=order == "fae-code")  # type: ignore[arg-type]
+        run = partial(preprocess, [log], replace(criteo_kaggle(), rank=rank), data)
+        run(until="count")
+        # Twice, because the first run may compile; the second one is timed.
+        for _ in range(2):
+            if (data / "vocabulary").exists():
+                remove_from("rank", data)
+            begin = clock()
+            vocabulary = run(until="rank")
+            wall, cpu = seconds_since(begin)
+        ranking[order] = {"wall_seconds": wall, "cpu_seconds": cpu}
+        shares[order] = _shares(order, vocabulary, run(until="encode"), budgets)
     return {
-        "num_train_samples": CountsTotals.of(counts).num_train_samples,
-        "row_bytes": width,
+        "num_train_samples": VocabularyTotals.of(vocabulary).num_train_samples,
+        "row_bytes": row_bytes(_DIM, "sgd"),
         "budgets": [
             {"bytes": budget, "published": PUBLISHED.get(budget)}
             | {order: shares[order][number] for order in ORDERS}
@@ -358,44 +348,16 @@ def compare_orders(options: argparse.Namespace, folder: Path) -> Facts:
     }
 
 
-def _ranked(order: str, recipe: PreprocessConfig, folder: Path) -> tuple[Manifest, dict[str, float]]:
-    """Return the vocabulary in an order, and the time it took the second time, when all is compiled."""
-    rank_by: Literal["frequency", "peel", "sampled"]
-    rank_by = "frequency" if order == "frequency" else "peel" if order == "peel" else "sampled"
-    # The two modes of FAE differ in how they draw their sample.
-    config = replace(recipe.rank, rank_by=rank_by, with_replacement=order == "fae-code")
-    counts = Manifest.read(folder / "counts")
-    columns = Manifest.read(folder / "columns")
-    # Twice, because the first run may compile; the second one is timed.
-    for _ in range(2):
-        shutil.rmtree(folder / "vocabulary", ignore_errors=True)
-        wall_start = time.perf_counter()
-        cpu_start = time.process_time()
-        vocabulary = rank(config, counts, folder / "vocabulary", Resources(), columns=columns)
-        seconds = {
-            "wall_seconds": time.perf_counter() - wall_start,
-            "cpu_seconds": time.process_time() - cpu_start,
-        }
-    return vocabulary, seconds
-
-
-def _shares(
-    order: str, vocabulary: Manifest, samples: Manifest, budgets: list[int], width: int
-) -> list[Facts | None]:
+def _shares(order: str, vocabulary: Manifest, samples: Manifest, budgets: list[int]) -> list[Facts | None]:
     """Return what each budget makes hot; None where the order refuses it."""
     # Every table has rows of one width, so that budgets compare.
     tables = SamplesTotals.of(samples).tables
-    widths = [width] * len(tables)
-    choose: Callable[[int], tuple[list[int], Facts]]
-    if order.startswith("fae"):
-        choose = partial(_chosen_by_fae, order, vocabulary, widths)
-    else:
-        choose = partial(_chosen_by_rank, HotOrder(vocabulary, widths))
+    width = row_bytes(_DIM, "sgd")
     found: list[Facts | None] = []
     num_train = max(1, VocabularyTotals.of(vocabulary).num_train_samples)
     for budget in budgets:
         try:
-            num_hot, facts = choose(budget)
+            num_hot, facts = _choose(order, vocabulary, [width] * len(tables), budget)
         except ConfigError:
             found.append(None)
             continue
@@ -411,16 +373,11 @@ def _shares(
     return found
 
 
-def _chosen_by_rank(order: HotOrder, budget: int) -> tuple[list[int], Facts]:
-    """Return the hot rows of each table under a budget (bytes)."""
-    return order.num_hot(budget)[0], {}
-
-
-def _chosen_by_fae(
-    mode: str, vocabulary: Manifest, widths: list[int], budget: int
-) -> tuple[list[int], Facts]:
-    """Return the hot rows of each table that FAE chooses under a budget, and facts of its estimate."""
-    num_hot, found = calibrate(mode, vocabulary, widths, budget)
+def _choose(order: str, vocabulary: Manifest, widths: list[int], budget: int) -> tuple[list[int], Facts]:
+    """Return the hot rows of each table under a budget (bytes), and facts of FAE's estimate."""
+    if not order.startswith("fae"):
+        return HotOrder(vocabulary, widths).num_hot(budget)[0], {}
+    num_hot, found = calibrate(order, vocabulary, widths, budget)
     if found.threshold is None:
         return num_hot, {}
     kept = ("estimated_bytes", "is_covered", "num_covered_tables", "num_large_tables")

@@ -9,7 +9,7 @@ all tables are one module that looks up and updates in fused kernels; the rest s
 
 Source:
     Naumov et al., arXiv 1906.00091; facebookresearch/dlrm, ``dlrm_s_pytorch.py``; for DCN V2 Wang et al.,
-    arXiv 2008.13535, in the layout of TorchRec's `LowRankCrossNet`.
+    arXiv 2008.13535, in the layout of TorchRec's `CrossNet`.
 """
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
@@ -20,12 +20,12 @@ import importlib
 import importlib.util
 import statistics
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ from torch import nn
 
 from ...pipeline.errors import ConfigError
 from ...pipeline.generate.generate import GenerateConfig, generate
-from ...pipeline.preprocess import preprocess, remove_from
 from ...stats.shuffle import epoch_order
 from ...train.build import build_trainer
 from ...train.build_embeddings import set_threads
@@ -44,11 +43,22 @@ from ...train.data.batch import Batch
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
 from ...train.dense.gradients import cpu_features, has_bf16
-from ...train.loop import Trainer, run_steps
+from ...train.loop import Trainer, train_steps
 from ...train.model.choose_model import choose_model
 from ...train.model.shapes import DcnShape, DlrmShape, ModelInputs, dlrm_shape
-from ..recipes import criteo_kaggle
-from .harness import Facts, median_ratio, new_parser, run_script, scratch_folder, take_turns, tell
+from .harness import (
+    Facts,
+    Seconds,
+    clock,
+    compare,
+    new_parser,
+    pack_again,
+    run_script,
+    scratch_folder,
+    seconds_since,
+    take_turns,
+    tell,
+)
 
 LEARNING_RATE = 0.1
 _FBGEMM = "fbgemm_gpu"
@@ -57,8 +67,6 @@ REFERENCE = "torch fp32"
 WARM_UP_STEPS = 3
 """Steps of each turn before the clock starts."""
 _LEAST_STEPS = 4
-Seconds = tuple[float, float]
-"""Wall and CPU seconds of all threads."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,11 +84,11 @@ def parser() -> argparse.ArgumentParser:
 def measure(options: argparse.Namespace) -> Facts:
     """Measure every contestant at every batch size, dim and number of threads."""
     records: list[Facts] = []
+    ratios: list[Facts] = []
     threads_before = torch.get_num_threads()
     try:
         with scratch_folder(options) as scratch:
             for shards in _each_shards(options, scratch):
-                contestants = _contestants(shards, options)
                 for threads in options.threads:
                     setting = {
                         "batch_size": shards.batch_size,
@@ -88,13 +96,23 @@ def measure(options: argparse.Namespace) -> Facts:
                         "threads": threads,
                     }
                     tell(", ".join(f"{name} {value:,}" for name, value in setting.items()))
-                    turns = {name: partial(run, threads) for name, run in contestants.items()}
-                    rounds = take_turns(turns, options.rounds)
+                    rounds = take_turns(_contestants(shards, options, threads), options.rounds)
                     num_steps = len(order_of(shards, options.round_samples)) - WARM_UP_STEPS
-                    records += _records(rounds, num_steps * shards.batch_size, setting)
+                    for name, measured in rounds.items():
+                        about = {"name": name} | setting
+                        records.append(about | _of_a_sample(measured, num_steps * shards.batch_size))
+                        found = compare(rounds[REFERENCE], measured)
+                        ratios.append(about | {f"{clock}_ratio": ratio for clock, ratio in found.items()})
     finally:
         torch.set_num_threads(threads_before)
-    return {"contestants": records, "ratios": _ratios(records)}
+    return {"contestants": records, "ratios": ratios}
+
+
+def _of_a_sample(rounds: list[Seconds], num_samples: int) -> Facts:
+    """Return the microseconds of a sample: the medians, and those of each round."""
+    wall, cpu = ([1e6 * each / num_samples for each in of_clock] for of_clock in zip(*rounds, strict=True))
+    medians = {"wall_us": statistics.median(wall), "cpu_us": statistics.median(cpu)}
+    return medians | {"rounds": {"wall_us": wall, "cpu_us": cpu}}
 
 
 def _each_shards(options: argparse.Namespace, scratch: Path) -> Iterator[Shards]:
@@ -104,17 +122,10 @@ def _each_shards(options: argparse.Namespace, scratch: Path) -> Iterator[Shards]
     # Seven sevenths: the last is for evaluation, and the last batch may be short.
     samples = 2 * (_LEAST_STEPS + WARM_UP_STEPS) * largest
     generate(GenerateConfig(samples=max(min(samples, 10 * options.round_samples), 9 * largest)), log)
-    recipe = criteo_kaggle()
-    for dim in options.embedding_dims:
-        if (data / "plan").exists():
-            remove_from("split", data)
-        split = replace(recipe.split, embedding_dim=dim, embedding_optimizer="sgd")
-        for batch_size in options.batch_sizes:
-            if (data / "shards").exists():
-                remove_from("pack", data)
-            pack = replace(recipe.pack, batch_size=batch_size, order="original")
-            preprocess([log], replace(recipe, split=split, pack=pack), data)
-            yield Shards.open(data)
+    for dim, batch_size in product(options.embedding_dims, options.batch_sizes):
+        settings = {"embedding_dim": dim, "batch_size": batch_size}
+        pack_again(log, data, **settings, embedding_optimizer="sgd", order="original")
+        yield Shards.open(data)
 
 
 def order_of(shards: Shards, round_samples: int) -> list[int]:
@@ -130,44 +141,48 @@ def order_of(shards: Shards, round_samples: int) -> list[int]:
     return (order * -(-num_steps // len(order)))[:num_steps]
 
 
-def _contestants(shards: Shards, options: argparse.Namespace) -> dict[str, Callable[[int], Seconds]]:
-    model, order = options.model, order_of(shards, options.round_samples)
+def _contestants(
+    shards: Shards, options: argparse.Namespace, threads: int
+) -> dict[str, Callable[[], Seconds]]:
+    order = order_of(shards, options.round_samples)
     # The references read their batches from memory, so that reading costs them nothing.
     batches = [ReferenceBatch.of(shards.training_batch(number)) for number in order]
     config = TrainConfig(
-        model=model,
+        model=options.model,
         placement="all-fast",
         embedding_optimizer="sgd",
         dense_optimizer="sgd",
         embedding_lr=LEARNING_RATE,
         dense_lr=LEARNING_RATE,
+        threads=threads,
     )
     torch.manual_seed(0)
     num_rows = [table.num_rows for table in shards.tables]
+    dlrm = dlrm_shape("auto", shards.num_dense, len(shards.tables), shards.embedding_dim)
 
     def reference() -> torch.nn.Module:
-        if model == "dlrm":
-            shape = dlrm_shape("auto", shards.num_dense, len(shards.tables), shards.embedding_dim)
-            return ReferenceDlrm(shape, num_rows)
+        if options.model == "dlrm":
+            return ReferenceDlrm(dlrm, num_rows)
         inputs = ModelInputs.of(shards)
         chosen = choose_model(config, shards.embedding_dim)
         return ReferenceDcn(DcnShape(inputs.num_dense, inputs.table_dims, chosen), num_rows)
 
-    found: dict[str, Callable[[int], Seconds]] = {
-        REFERENCE: partial(_run_torch, ReferenceTraining(reference()), batches)
-    }
-    if has_fbgemm() and model == "dlrm":
-        shape = dlrm_shape("auto", shards.num_dense, len(shards.tables), shards.embedding_dim)
-        tables = ReferenceDlrm(shape, num_rows, fbgemm=True)
-        found["torch fp32, fbgemm"] = partial(_run_torch, ReferenceTraining(tables), batches)
-    found["hotset fp32"] = partial(_run_hotset, shards, order, config)
-    lookahead = replace(config, placement="lookahead")
-    found["hotset fp32, lookahead"] = partial(_run_hotset, shards, order, lookahead)
+    def in_torch(training: ReferenceTraining) -> Callable[[], Seconds]:
+        return partial(_run_torch, training, batches, threads)
+
+    def in_hotset(config: TrainConfig) -> Callable[[], Seconds]:
+        return lambda: train_timed(shards, config, order)[1]
+
+    found = {REFERENCE: in_torch(ReferenceTraining(reference()))}
+    if has_fbgemm() and options.model == "dlrm":
+        tables = ReferenceDlrm(dlrm, num_rows, fbgemm=True)
+        found["torch fp32, fbgemm"] = in_torch(ReferenceTraining(tables))
+    found["hotset fp32"] = in_hotset(config)
+    found["hotset fp32, lookahead"] = in_hotset(replace(config, placement="lookahead"))
     # A CPU without such instructions takes some eleven times as long with either.
     if has_bf16(cpu_features()):
-        autocast = ReferenceTraining(reference(), autocast=True)
-        found["torch bf16"] = partial(_run_torch, autocast, batches)
-        found["hotset bf16"] = partial(_run_hotset, shards, order, replace(config, dense_dtype="bf16"))
+        found["torch bf16"] = in_torch(ReferenceTraining(reference(), autocast=True))
+        found["hotset bf16"] = in_hotset(replace(config, dense_dtype="bf16"))
     return found
 
 
@@ -175,55 +190,22 @@ def _run_torch(training: ReferenceTraining, batches: list[ReferenceBatch], threa
     torch.set_num_threads(threads)
     for batch in batches[:WARM_UP_STEPS]:
         training.step(batch)
-    wall, cpu = time.perf_counter(), time.process_time()
+    begin = clock()
     for batch in batches[WARM_UP_STEPS:]:
         training.step(batch)
-    return time.perf_counter() - wall, time.process_time() - cpu
+    return seconds_since(begin)
 
 
-def _run_hotset(shards: Shards, order: list[int], config: TrainConfig, threads: int) -> Seconds:
-    """Read, plan and train in a new run."""
-    set_threads(threads)
-    recorded = RecordedOrder(np.array(order, np.int32))
-    trainer = build_trainer(shards, replace(config, threads=threads), recorded)
-    begin = (time.perf_counter(), time.process_time())
-
-    def after_step(running: Trainer, *_: object) -> None:
-        nonlocal begin
-        if running.step == WARM_UP_STEPS:
-            begin = (time.perf_counter(), time.process_time())
-
-    run_steps(trainer, after_step)
-    return time.perf_counter() - begin[0], time.process_time() - begin[1]
-
-
-def _records(rounds: dict[str, list[Seconds]], num_samples: int, setting: Facts) -> list[Facts]:
-    found = []
-    for name, measured in rounds.items():
-        wall, cpu = ([1e6 * one[clock] / num_samples for one in measured] for clock in (0, 1))
-        found.append(
-            {"name": name, **setting}
-            | {"wall_us": statistics.median(wall), "cpu_us": statistics.median(cpu)}
-            | {"rounds": {"wall_us": wall, "cpu_us": cpu}}
-        )
-    return found
-
-
-def _ratios(records: list[Facts]) -> list[Facts]:
-    """Return how many times as fast as the reference each contestant is: medians of the rounds' ratios."""
-    keys = ("batch_size", "embedding_dim", "threads")
-    references = {tuple(one[key] for key in keys): one for one in records if one["name"] == REFERENCE}
-    return [
-        {key: one[key] for key in ("name", *keys)}
-        | {
-            f"{clock}_ratio": median_ratio(
-                references[tuple(one[key] for key in keys)]["rounds"][f"{clock}_us"],
-                one["rounds"][f"{clock}_us"],
-            )
-            for clock in ("wall", "cpu")
-        }
-        for one in records
-    ]
+def train_timed(shards: Shards, config: TrainConfig, order: Sequence[int]) -> tuple[Trainer, Seconds]:
+    """Read, plan and train batches in a new run; return it, and its seconds after `WARM_UP_STEPS`."""
+    set_threads(config.threads)
+    trainer = build_trainer(shards, config, RecordedOrder(np.array(order, np.int32)))
+    begin = clock()
+    with closing(train_steps(trainer)) as steps:
+        for _ in steps:
+            if trainer.step == WARM_UP_STEPS:
+                begin = clock()
+    return trainer, seconds_since(begin)
 
 
 def has_fbgemm() -> bool:
@@ -309,27 +291,21 @@ class ReferenceDcn(nn.Module):
     """DCN V2 with an ``EmbeddingBag`` for each table.
 
     Args:
-        shape: sizes of the dense layers; the stacked structure without a bottom MLP.
+        shape: sizes of the dense layers; the stacked structure with full cross layers, without a bottom MLP.
         num_rows: rows of each table.
     """
 
     def __init__(self, shape: DcnShape, num_rows: Sequence[int]) -> None:
         super().__init__()
-        assert shape.config.structure == "stacked" and not shape.bottom
+        assert shape.config.structure == "stacked" and not shape.bottom and shape.config.cross_rank is None
         num_inputs = shape.num_inputs
-        rank = shape.config.cross_rank
         self.tables = nn.ModuleList(
             nn.EmbeddingBag(rows, dim, mode="sum", sparse=True)
             for rows, dim in zip(num_rows, shape.table_dims, strict=True)
         )
-
-        def cross() -> nn.Module:
-            # A full matrix, or its two factors where the rank is limited.
-            if rank is None:
-                return nn.Linear(num_inputs, num_inputs)
-            return nn.Sequential(nn.Linear(num_inputs, rank, bias=False), nn.Linear(rank, num_inputs))
-
-        self.cross = nn.ModuleList(cross() for _ in range(shape.config.cross_layers))
+        self.cross = nn.ModuleList(
+            nn.Linear(num_inputs, num_inputs) for _ in range(shape.config.cross_layers)
+        )
         deep: list[nn.Module] = []
         widths = (num_inputs, *shape.config.top_widths)
         for inputs, outputs in pairwise(widths):

@@ -9,19 +9,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ByteSize, ConfigError
-from ...pipeline.folders.totals import VocabularyTotals
 from ...pipeline.generate.generate import GenerateConfig, generate
-from ...pipeline.preprocess import preprocess, remove_from
 from ...stats.lookahead.planner import StagingPlanner, lookahead_planner
 from ...stats.lookahead.step_plans import NEVER, RowStream, RowTraffic, next_uses_backward
 from ...stats.lookahead.window import WINDOW_BYTES, Window
@@ -32,13 +28,12 @@ from ...train.data.batch import IdReader
 from ...train.data.shards import Shards
 from ...train.placements.choose_placement import build_placements
 from ...train.placements.staging import Lookahead
-from ..recipes import criteo_kaggle
-from .harness import Facts, new_parser, run_script, scratch_folder, tell
+from .harness import Facts, clock, new_parser, run_script, scratch_folder, seconds_since, tell
+from .placements import pack_hot_share
 
 _HOT_SHARE = 0.015
 _BUDGETS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)
 """Staging slots, as multiples of the hot rows."""
-_ORDERS: tuple[Literal["grouped", "original"], ...] = ("grouped", "original")
 _CHUNK = 1024
 """Batches that are planned together where next uses are given."""
 
@@ -68,62 +63,41 @@ class Epoch:
     rows: NDArray[np.int32]
     num_samples: int
 
-    def batches(self) -> Iterator[NDArray[np.int64]]:
-        """Yield the rows of one batch after the other."""
-        for first, stop in zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True):
-            yield self.rows[first:stop].astype(np.int64)
-
 
 def measure(options: argparse.Namespace) -> Facts:
     """Plan every stream with every budget, with a window and with the whole epoch known."""
-    logs: list[tuple[str, Path | int, int]] = [
-        (f"{samples / 1e6:g} M generated samples", samples, options.batch_size) for samples in options.samples
-    ]
-    if options.data:
-        logs.append(("real sample", options.data, options.data_batch_size))
     cases: list[Facts] = []
     with scratch_folder(options) as scratch:
-        for number, (name, log, batch_size) in enumerate(logs):
-            folder = scratch / str(number)
-            folder.mkdir()
-            if isinstance(log, int):
-                generate(GenerateConfig(samples=log), folder / "log.tsv")
-                path = folder / "log.tsv"
-            else:
-                path = log
-            for order in options.orders:
-                shards = _packed(path, folder / "data", order, batch_size)
-                about = {"log": name, "order": order, "batch_size": batch_size}
-                cases += [about | found for found in _measure_log(shards, options.epochs)]
+        for number, samples in enumerate(options.samples):
+            log = scratch / f"{number}.tsv"
+            generate(GenerateConfig(samples=samples), log)
+            cases += _measure_log(f"{samples / 1e6:g} M generated samples", log, options.batch_size, options)
+        if options.data:
+            cases += _measure_log("real sample", options.data, options.data_batch_size, options)
     if options.synthetic:
-        for name, epochs, num_rows, slots in _synthetic_streams():
-            cases.append({"log": name} | _compare(epochs, num_rows, slots, 2))
+        for name, epochs, slots in _synthetic_streams():
+            cases.append({"log": name} | _compare(epochs, _RECURRING + _ONCE, slots, 2))
     if not cases:
         raise ConfigError("no stream was asked for", hint="--samples 2000000 or --synthetic")
-    excess = [case["excess"] for case in cases if not case["capped"]]
+    planning = [case["planning_microseconds"] for case in cases]
     return {
-        "worst_excess": max(excess, default=None),
-        "median_planning_microseconds": statistics.median(case["planning_microseconds"] for case in cases),
-        "worst_planning_microseconds": max(case["planning_microseconds"] for case in cases),
+        "worst_excess": max((case["excess"] for case in cases if not case["capped"]), default=None),
+        "median_planning_microseconds": statistics.median(planning),
+        "worst_planning_microseconds": max(planning),
         "cases": cases,
     }
 
 
-def _packed(log: Path, data: Path, order: Literal["grouped", "original"], batch_size: int) -> Shards:
-    """Return shards of a log with a share of hot rows; the stages before ``split`` are made once."""
-    recipe = criteo_kaggle()
-    pack = replace(recipe.pack, batch_size=batch_size, order=order)
-    recipe = replace(recipe, pack=pack)
-    if (data / "plan").exists():
-        remove_from("split", data)
-    num_rows = VocabularyTotals.of(preprocess([log], recipe, data, until="rank")).num_rows
-    hot_bytes = ByteSize(int(_HOT_SHARE * num_rows) * row_bytes(recipe.split.embedding_dim, "sgd"))
-    split = replace(recipe.split, hot_bytes=hot_bytes, embedding_optimizer="sgd")
-    preprocess([log], replace(recipe, split=split), data)
-    return Shards.open(data)
+def _measure_log(name: str, log: Path, batch_size: int, options: argparse.Namespace) -> Iterator[Facts]:
+    with scratch_folder(options) as data:
+        for order in options.orders:
+            shards = pack_hot_share(log, data, _HOT_SHARE, batch_size=batch_size, order=order)
+            about = {"log": name, "order": order, "batch_size": batch_size}
+            for found in _measure_shards(shards, options.epochs):
+                yield about | found
 
 
-def _measure_log(shards: Shards, num_epochs: int) -> Iterator[Facts]:
+def _measure_shards(shards: Shards, num_epochs: int) -> Iterator[Facts]:
     dim = shards.tables[0].embedding_dim
     hot_rows = int(_HOT_SHARE * sum(table.num_rows for table in shards.tables))
     epochs: list[Epoch] = []
@@ -155,44 +129,38 @@ def _read_epoch(shards: Shards, placement: Lookahead, epoch: int) -> Epoch:
 
 
 def _compare(epochs: list[Epoch], num_rows: int, num_slots: int, prefetch: int) -> Facts:
-    whole = _plan_whole(epochs, num_rows, num_slots, prefetch)
+    planner = lookahead_planner(num_rows, num_slots, prefetch=prefetch, splits=True)
+    whole = [_rows_of_whole(planner, epoch, num_rows) for epoch in epochs]
     window = Window(num_slots, WINDOW_BYTES)
     planner = lookahead_planner(num_rows, num_slots, prefetch=prefetch, window=window, splits=True)
     moved, seconds, windows = [], 0.0, []
     for epoch in epochs:
         traffic = RowTraffic()
-        batches = list(epoch.batches())
-        begin = time.process_time()
+        batches = [rows.astype(np.int64) for rows in np.split(epoch.rows, epoch.offsets[1:-1])]
+        begin = clock()
         for batch in batches:
             traffic.add(planner.plan(RowStream(np.array([0, batch.size]), batch)))
         windows.append(window.num_batches)
-        for plans in planner.plan_rest():
-            traffic.add(plans)
-        residents = planner.end_epoch()
-        seconds += time.process_time() - begin
-        moved.append(_rows_moved(traffic, residents.rows.size))
-    num_samples = sum(epoch.num_samples for epoch in epochs)
+        moved.append(_rows_moved(planner, traffic))
+        seconds += seconds_since(begin)[1]
+    num_batches = epochs[0].offsets.size - 1
     found = {
         "slots": num_slots,
         "prefetch": prefetch,
-        "batches": epochs[0].offsets.size - 1,
-        "rows_of_a_batch": int(epochs[0].rows.size / max(epochs[0].offsets.size - 1, 1)),
+        "batches": num_batches,
+        "rows_of_a_batch": int(epochs[0].rows.size / max(num_batches, 1)),
         "windows": windows,
         "capped": window.is_capped,
         "excess_of_epochs": [one / other - 1 for one, other in zip(moved, whole, strict=True)],
         "excess": sum(moved) / sum(whole) - 1,
-        "planning_microseconds": 1e6 * seconds / num_samples,
+        "planning_microseconds": 1e6 * seconds / sum(epoch.num_samples for epoch in epochs),
     }
     tell(f"{num_slots:,} slots: {found['excess']:+.3%}, windows {windows}")
     return found
 
 
-def _plan_whole(epochs: list[Epoch], num_rows: int, num_slots: int, prefetch: int) -> list[int]:
-    planner = lookahead_planner(num_rows, num_slots, prefetch=prefetch, splits=True)
-    return [_rows_of_whole(planner, epoch, num_rows) for epoch in epochs]
-
-
 def _rows_of_whole(planner: StagingPlanner, epoch: Epoch, num_rows: int) -> int:
+    """Return the rows that move where the next use of every row is given."""
     uses = np.empty(epoch.rows.size, np.int32)
     order = np.arange(epoch.offsets.size - 1)
     next_uses_backward(order, epoch.offsets, epoch.rows, np.full(num_rows, NEVER, np.int32), uses)
@@ -202,17 +170,18 @@ def _rows_of_whole(planner: StagingPlanner, epoch: Epoch, num_rows: int) -> int:
         part = slice(int(offsets[0]), int(offsets[-1]))
         rows, next_uses = epoch.rows[part].astype(np.int64), uses[part].astype(np.int64)
         traffic.add(planner.plan(RowStream(offsets - offsets[0], rows, None, next_uses)))
+    return _rows_moved(planner, traffic)
+
+
+def _rows_moved(planner: StagingPlanner, traffic: RowTraffic) -> int:
+    """Plan the rest of an epoch; return the rows of all of it."""
     for plans in planner.plan_rest():
         traffic.add(plans)
-    return _rows_moved(traffic, planner.end_epoch().rows.size)
+    return traffic.rows_to_fast + traffic.rows_made + traffic.rows_to_slow + planner.end_epoch().rows.size
 
 
-def _rows_moved(traffic: RowTraffic, num_residents: int) -> int:
-    return traffic.rows_to_fast + traffic.rows_made + traffic.rows_to_slow + num_residents
-
-
-def _synthetic_streams() -> Iterator[tuple[str, list[Epoch], int, int]]:
-    """Yield streams of 2,000 batches of about 1,000 rows: name, epochs, rows of the table, slots."""
+def _synthetic_streams() -> Iterator[tuple[str, list[Epoch], int]]:
+    """Yield streams of 2,000 batches of about 1,000 rows: name, epochs and slots."""
     for exponent, once, slots in (
         (1.0, 0.5, 16_000),
         (1.0, 0.5, 48_000),
@@ -223,15 +192,10 @@ def _synthetic_streams() -> Iterator[tuple[str, list[Epoch], int, int]]:
         (1.0, 0.0, 48_000),
     ):
         name = f"Zipf {exponent}, {once:.0%} of the rows used once"
-        yield name, [_zipf_epoch(exponent, once, seed) for seed in (0, 1)], _RECURRING + _ONCE, slots
-    epochs = [_uniform_epoch(seed) for seed in (0, 1)]
-    yield "uniform, mean period 200, 90% of the rows used once", epochs, _RECURRING + _ONCE, 10_000
-    yield (
-        "each row every 200 batches, 90% of the rows used once",
-        [_cycle_epoch()] * 2,
-        _RECURRING + _ONCE,
-        10_000,
-    )
+        yield name, [_zipf_epoch(exponent, once, seed) for seed in (0, 1)], slots
+    uniform = [_uniform_epoch(seed) for seed in (0, 1)]
+    yield "uniform, mean period 200, 90% of the rows used once", uniform, 10_000
+    yield "each row every 200 batches, 90% of the rows used once", [_cycle_epoch()] * 2, 10_000
 
 
 _STREAM_BATCHES, _STREAM_ROWS = 2000, 1000
