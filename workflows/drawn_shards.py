@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ..pipeline.folders.manifest import ShardFacts, ShardKind
 from ..pipeline.folders.output import Output
@@ -17,6 +20,91 @@ from ..stats.ranking.row_bytes import row_bytes
 
 _ZIPF_ONE = 1e-9
 """Exponents nearer to 1 than this count as 1, whose integral is a logarithm."""
+_FILE_SAMPLES = 1 << 22
+"""Approximate samples of a file; stages work on files in parallel."""
+
+Samples = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]]
+"""Labels (B,), dense values (B, K), and ids (B, F * pooling), those of a table next to each other."""
+Part = tuple[int, Callable[[int, int], Samples]]
+"""The number of samples of a kind, and a function that returns those from a first one to a last."""
+
+
+def write_shards(
+    folder: Path,
+    tables: Sequence[PlannedTable],
+    parts: Mapping[ShardKind, Part],
+    *,
+    num_dense: int,
+    batch_size: int,
+    embedding_dim: int,
+    optimizer: str,
+) -> None:
+    """Write samples as `pack` writes shards; only the last batch of a kind is short.
+
+    Args:
+        folder: the new folder of the shards.
+        tables: features in order; either all or none are multi-hot.
+        parts: samples by kind. Hot-only ones look up hot rows alone.
+        num_dense: K.
+        batch_size: samples of a batch.
+        embedding_dim: of all tables.
+        optimizer: of the rows whose bytes the hot ones are counted with.
+    """
+    # No plan was made for these shards, so its fingerprint is a made-up one.
+    inputs = [{"name": "plan", "fingerprint": 32 * "0"}]
+    output = Output.begin("pack", VERSION, PackConfig(batch_size=batch_size), inputs, folder)
+    file_samples = batch_size * max(_FILE_SAMPLES // batch_size, 1)
+    for kind, (num_samples, draw) in parts.items():
+        for file, first in enumerate(range(0, num_samples, file_samples)):
+            stop = min(first + file_samples, num_samples)
+            starts = range(first, stop, batch_size)
+            facts = ShardFacts(kind=kind, num_batches=len(starts))
+            batches = (
+                _as_batch(draw(start, min(start + batch_size, stop)), tables, is_tagged=kind == "evaluation")
+                for start in starts
+            )
+            with output.writing(f"{kind}-{file:05}.arrow", stop - first, facts) as path:
+                head = next(batches)
+                with open_writer(path, head.schema) as writer:
+                    for batch in (head, *batches):
+                        writer.write_batch(batch)
+    width = row_bytes(embedding_dim, optimizer)
+    num_hot_rows = sum(table.num_hot for table in tables)
+    output.seal(
+        ShardsTotals(
+            tables=tuple(tables),
+            row_bytes=width,
+            num_rows=sum(table.num_rows for table in tables),
+            num_hot_rows=num_hot_rows,
+            hot_bytes=num_hot_rows * width,
+            embedding_dim=embedding_dim,
+            embedding_optimizer=optimizer,
+            has_label=True,
+            dense=tuple(f"I{number + 1}" for number in range(num_dense)),
+            samples=KindCounts(**{kind: number for kind, (number, _) in parts.items()}),
+            batches=KindCounts(**{kind: -(-number // batch_size) for kind, (number, _) in parts.items()}),
+        )
+    )
+
+
+def _as_batch(samples: Samples, tables: Sequence[PlannedTable], *, is_tagged: bool) -> pa.RecordBatch:
+    label_B, dense_BK, ids_BX = samples
+    is_multi_hot = tables[0].is_multi_hot
+    pooling = ids_BX.shape[1] // len(tables)
+    columns = {
+        "label": pa.array(label_B),
+        "dense": as_fixed_lists(dense_BK),
+        "ids": as_fixed_lists(ids_BX[:, :0] if is_multi_hot else ids_BX),
+    }
+    if is_multi_hot:
+        # One column of lists for each table, every list of the same length.
+        offsets = pa.array(np.arange(label_B.size + 1, dtype=np.int32) * np.int32(pooling))
+        for table, ids in zip(tables, np.split(ids_BX, len(tables), axis=1), strict=True):
+            columns[table.name] = pa.ListArray.from_arrays(offsets, pa.array(ids.ravel()))
+    if is_tagged:
+        num_hot_X = np.repeat([table.num_hot for table in tables], pooling)
+        columns["is_hot"] = pa.array((ids_BX < num_hot_X).all(axis=1).astype(np.uint8))
+    return pa.record_batch(columns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,111 +129,49 @@ class DrawnShards:
     optimizer: str = "sgd"
     """Optimizer of the rows whose bytes the hot ones are counted with."""
 
-    @property
-    def is_multi_hot(self) -> bool:
-        """Whether the features are lists."""
-        return self.pooling > 1
-
-    @property
-    def table_names(self) -> list[str]:
-        """Names of the tables."""
-        return [f"C{number + 1}" for number in range(self.num_tables)]
-
     def write(self, folder: Path) -> None:
         """Draw the samples and write them as `pack` writes shards."""
-        inputs = [{"name": "plan", "fingerprint": 32 * "0"}]
-        output = Output.begin("pack", VERSION, PackConfig(batch_size=self.batch_size), inputs, folder)
         rng = np.random.default_rng(0)
-        if self.num_hot_batches:
-            self._write_file(output, "hot_only", self.num_hot_batches * self.batch_size, rng)
-        num_mixed = self.num_batches - self.num_hot_batches
-        self._write_file(output, "mixed", num_mixed * self.batch_size, rng)
-        self._write_file(output, "evaluation", self.num_evaluation, rng)
-        output.seal(self._totals())
 
-    def _write_file(
-        self, output: Output, kind: ShardKind, num_samples: int, rng: np.random.Generator
-    ) -> None:
-        num_batches = -(-num_samples // self.batch_size)
-        facts = ShardFacts(kind=kind, num_batches=num_batches)
-        is_tagged = kind == "evaluation"
-        num_rows = self.hot_rows_of_table if kind == "hot_only" else self.rows_of_table
-        fields = [
-            pa.field("label", pa.float32()),
-            pa.field("dense", pa.list_(pa.float32(), self.num_dense)),
-            pa.field("ids", pa.list_(pa.int32(), 0 if self.is_multi_hot else self.num_tables)),
-        ]
-        if self.is_multi_hot:
-            fields += [pa.field(name, pa.list_(pa.int32())) for name in self.table_names]
-        schema = pa.schema(fields + ([pa.field("is_hot", pa.uint8())] if is_tagged else []))
-        with (
-            output.writing(f"{kind}-00000.arrow", num_samples, facts) as path,
-            open_writer(path, schema) as writer,
-        ):
-            for number in range(num_batches):
-                count = min(self.batch_size, num_samples - number * self.batch_size)
-                shape = (count, self.num_tables * self.pooling)
-                ids = self._draw_ids(shape, num_rows, rng)
-                columns = [
-                    pa.array(rng.integers(0, 2, count).astype(np.float32)),
-                    as_fixed_lists(rng.random((count, self.num_dense), np.float32)),
-                    as_fixed_lists(ids[:, :0] if self.is_multi_hot else ids),
-                ]
-                if self.is_multi_hot:
-                    columns += self._bags(ids)
-                if is_tagged:
-                    columns.append(pa.array((ids < self.hot_rows_of_table).all(axis=1).astype(np.uint8)))
-                writer.write_batch(pa.record_batch(columns, schema=schema))
+        def draw(num_rows: int, first: int, stop: int) -> Samples:
+            num_samples = stop - first
+            ids = self._draw_ids((num_samples, self.num_tables * self.pooling), num_rows, rng)
+            labels = rng.integers(0, 2, num_samples).astype(np.float32)
+            return labels, rng.random((num_samples, self.num_dense), np.float32), ids
 
-    def _draw_ids(
-        self, shape: tuple[int, int], num_rows: int, rng: np.random.Generator
-    ) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
-        return zipf_ids(rng.random(shape), num_rows, self.skew)
-
-    def _bags(self, ids: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> list[pa.Array]:
-        """One column of lists for each table, every list of the same length."""
-        offsets = pa.array(np.arange(ids.shape[0] + 1, dtype=np.int32) * np.int32(self.pooling))
-        of_tables = np.split(ids, self.num_tables, axis=1)
-        return [pa.ListArray.from_arrays(offsets, pa.array(own.ravel())) for own in of_tables]
-
-    def _totals(self) -> ShardsTotals:
-        tables = tuple(
+        of_all = partial(draw, self.rows_of_table)
+        num_hot = self.num_hot_batches * self.batch_size
+        parts: dict[ShardKind, Part] = {
+            "hot_only": (num_hot, partial(draw, self.hot_rows_of_table)),
+            "mixed": (self.num_batches * self.batch_size - num_hot, of_all),
+            "evaluation": (self.num_evaluation, of_all),
+        }
+        tables = [
             PlannedTable(
-                name=name,
+                name=f"C{number + 1}",
                 num_rows=self.rows_of_table,
                 oov_id=self.rows_of_table - 1,
                 missing_id=self.rows_of_table - 1,
-                is_multi_hot=self.is_multi_hot,
+                is_multi_hot=self.pooling > 1,
                 num_hot=self.hot_rows_of_table,
             )
-            for name in self.table_names
-        )
-        width = row_bytes(self.embedding_dim, self.optimizer)
-        num_hot = self.num_tables * self.hot_rows_of_table
-        num_evaluation = -(-self.num_evaluation // self.batch_size)
-        num_mixed = self.num_batches - self.num_hot_batches
-        return ShardsTotals(
-            tables=tables,
-            row_bytes=width,
-            num_rows=self.num_tables * self.rows_of_table,
-            num_hot_rows=num_hot,
-            hot_bytes=num_hot * width,
+            for number in range(self.num_tables)
+        ]
+        write_shards(
+            folder,
+            tables,
+            parts,
+            num_dense=self.num_dense,
+            batch_size=self.batch_size,
             embedding_dim=self.embedding_dim,
-            embedding_optimizer=self.optimizer,
-            has_label=True,
-            dense=tuple(f"I{number + 1}" for number in range(self.num_dense)),
-            samples=KindCounts(
-                hot_only=self.num_hot_batches * self.batch_size,
-                mixed=num_mixed * self.batch_size,
-                evaluation=self.num_evaluation,
-            ),
-            batches=KindCounts(hot_only=self.num_hot_batches, mixed=num_mixed, evaluation=num_evaluation),
+            optimizer=self.optimizer,
         )
 
+    def _draw_ids(self, shape: tuple[int, int], num_rows: int, rng: np.random.Generator) -> NDArray[np.int32]:
+        return zipf_ids(rng.random(shape), num_rows, self.skew)
 
-def zipf_ids(
-    uniform: np.ndarray[tuple[int, ...], np.dtype[np.float64]], num_rows: int, skew: float
-) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+
+def zipf_ids(uniform: NDArray[np.float64], num_rows: int, skew: float) -> NDArray[np.int32]:
     """Turn numbers drawn evenly from [0, 1) into ids by Zipf's law.
 
     The law is continuous: id k has the part of the density ``x**-skew`` between k + 1 and k + 2.

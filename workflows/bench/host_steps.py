@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -37,8 +36,6 @@ _EPOCHS = 3
 _NANOSECONDS = 1e9
 _MICROSECONDS = 1e6
 _OPTIMIZER: Literal["sgd"] = "sgd"
-
-
 _PLACEMENTS: tuple[PlacementName, ...] = ("all-fast", "lookahead")
 _HOT_SHARE = 0.0075
 """Share of the rows that is hot."""
@@ -110,7 +107,7 @@ def measure(options: argparse.Namespace) -> Facts:
     return {"rows": rows}
 
 
-def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> list[dict[str, Any]]:
+def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> list[Facts]:
     """Queue the steps of some epochs, of which the first does not count; return a row for each kind of
     batch."""
     device = IdleDevice()
@@ -129,7 +126,7 @@ def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> lis
     trainer = build_trainer(shards, config, device_api=cast(Device, device), tracks_changes=True)
     runner = trainer.runner
     assert isinstance(runner, QueuedSteps)
-    found: list[_QueuedStep] = []
+    found: list[Facts] = []
     ahead: _Ahead | None = None
     with closing(trainer.embeddings), closing(read_ahead(trainer)) as steps:
         stopped = time.thread_time()
@@ -144,17 +141,18 @@ def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> lis
             sent = runner.sent_bytes
             wall, begin = time.perf_counter(), time.thread_time()
             runner.train(step, trainer.step, trainer.rates.of_step(trainer.step))
-            taking, stopped = taken - stopped, time.thread_time()
+            ended, wall = time.thread_time(), time.perf_counter() - wall
             found.append(
-                _QueuedStep(
-                    "hot-only" if step.batch.is_hot_only else "mixed",
-                    stopped - begin,
-                    time.perf_counter() - wall,
-                    taking,
-                    begin - taken,
-                    Counter(device.calls),
-                    (runner.sent_bytes - sent) / step.num_samples,
-                )
+                {
+                    "kind": "hot-only" if step.batch.is_hot_only else "mixed",
+                    "loop_us": _MICROSECONDS * (ended - begin),
+                    "loop_wall_us": _MICROSECONDS * wall,
+                    # From the threads that read, and until it is packed.
+                    "taking_us": _MICROSECONDS * (taken - stopped),
+                    "waiting_us": _MICROSECONDS * (begin - taken),
+                    "sent_bytes_per_sample": (runner.sent_bytes - sent) / step.num_samples,
+                    "calls": Counter(device.calls),
+                }
             )
             if ahead is not None:
                 ahead.look()
@@ -163,8 +161,18 @@ def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> lis
         assert ahead is not None
         of_ahead = ahead.per_sample(shards.batch_size)
     counted = found[shards.num_training_batches :]
-    by_kind = {kind: [step for step in counted if step.kind == kind] for kind in ("hot-only", "mixed")}
-    return [_row(kind, steps_of_kind) | of_ahead for kind, steps_of_kind in by_kind.items() if steps_of_kind]
+    kinds = [kind for kind in ("hot-only", "mixed") if any(step["kind"] == kind for step in counted)]
+    return [_row(kind, [step for step in counted if step["kind"] == kind]) | of_ahead for kind in kinds]
+
+
+def _row(kind: str, steps: Sequence[Facts]) -> Facts:
+    """The CPU times of batches of one kind, in the thread that queues; medians over its steps."""
+    names = ("loop_us", "loop_wall_us", "taking_us", "waiting_us", "sent_bytes_per_sample")
+    medians = {name: float(np.median([step[name] for step in steps])) for name in names}
+    # The step with the median number of calls represents all: a mean would be of no real step.
+    middle = sorted(steps, key=lambda step: step["calls"].total())[len(steps) // 2]
+    least = min(step["loop_us"] for step in steps)
+    return {"kind": kind, "steps": len(steps), "loop_us_least": least} | medians | {"calls": middle["calls"]}
 
 
 class _Ahead:
@@ -193,7 +201,7 @@ class _Ahead:
                 self._of_thread = time.clock_gettime(self._clock) - self._begin
                 self._num_of_thread = self._runner.num_prepared - self._num_prepared
 
-    def per_sample(self, batch_size: int) -> dict[str, float]:
+    def per_sample(self, batch_size: int) -> Facts:
         """Return the nanoseconds of all threads and of that one."""
         num_samples = batch_size * (self._runner.num_prepared - self._num_prepared)
         return {
@@ -207,40 +215,6 @@ class _Ahead:
 def _seconds_of_others() -> float:
     """CPU seconds of all threads but the calling one."""
     return time.process_time() - time.thread_time()
-
-
-@dataclass(frozen=True, slots=True)
-class _QueuedStep:
-    """The time of one step in the thread that queues."""
-
-    kind: str
-    cpu_seconds: float
-    wall_seconds: float
-    taking_seconds: float
-    """CPU time of taking the step from the threads that read."""
-    waiting_seconds: float
-    """CPU time of waiting until it is packed."""
-    calls: Counter[str]
-    sent_bytes: float
-    """Bytes of the batch that are sent, per sample."""
-
-
-def _row(kind: str, steps: Sequence[_QueuedStep]) -> dict[str, Any]:
-    """The figures of the batches of one kind."""
-    cpu = np.array([step.cpu_seconds for step in steps]) * _MICROSECONDS
-    # The step with the median number of calls represents all: a mean would be of no real step.
-    middle = sorted(steps, key=lambda step: step.calls.total())[len(steps) // 2]
-    return {
-        "kind": kind,
-        "steps": len(steps),
-        "loop_us": float(np.median(cpu)),
-        "loop_us_least": float(cpu.min()),
-        "loop_wall_us": float(np.median([step.wall_seconds for step in steps])) * _MICROSECONDS,
-        "taking_us": float(np.median([step.taking_seconds for step in steps])) * _MICROSECONDS,
-        "waiting_us": float(np.median([step.waiting_seconds for step in steps])) * _MICROSECONDS,
-        "sent_bytes_per_sample": float(np.median([step.sent_bytes for step in steps])),
-        "calls": dict(middle.calls),
-    }
 
 
 if __name__ == "__main__":

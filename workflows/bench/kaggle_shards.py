@@ -10,27 +10,22 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...pipeline.folders.manifest import ShardFacts, ShardKind
-from ...pipeline.folders.output import Output
-from ...pipeline.folders.totals import KindCounts, PlannedTable, ShardsTotals
-from ...pipeline.formats.arrow_files import as_fixed_lists, open_writer
+from ...pipeline.folders.manifest import ShardKind
+from ...pipeline.folders.totals import PlannedTable
 from ...pipeline.generate.kernel import draw_samples
 from ...pipeline.generate.world import load_profile, scaled_num_rows, world_of
 from ...pipeline.runtime.tasks import num_workers
-from ...pipeline.stages.pack import VERSION, PackConfig
-from ...stats.ranking.row_bytes import row_bytes
+from ..drawn_shards import Samples, write_shards
 
 _PROFILE = "criteo-kaggle"
 _PART_SAMPLES = 1 << 16
 """Samples that a core draws at a time, as int64."""
-_FILE_SAMPLES = 1 << 22
-"""Approximate samples of a file; stages work on files in parallel."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,87 +100,32 @@ def write_kaggle_shards(
     """Write shards as `pack` does: hot-only batches, mixed ones, and the last samples for evaluation."""
     num_hot = samples.num_hot(hot_share)
     num_training = samples.label_N.size - num_evaluation
-    is_hot_N = _are_hot(samples.ids_NF, num_hot)
-    chosen: dict[ShardKind, NDArray[np.int64]] = {
-        "hot_only": np.flatnonzero(is_hot_N[:num_training]),
-        "mixed": np.flatnonzero(~is_hot_N[:num_training]),
+    # As the first rows of each table are hot, all ids of a hot sample are below their number.
+    is_hot_N = np.concatenate(
+        [
+            (samples.ids_NF[first : first + _PART_SAMPLES] < np.array(num_hot, np.int32)).all(axis=1)
+            for first in range(0, num_training, _PART_SAMPLES)
+        ]
+    )[:num_training]
+    numbers: dict[ShardKind, NDArray[np.int64]] = {
+        "hot_only": np.flatnonzero(is_hot_N),
+        "mixed": np.flatnonzero(~is_hot_N),
         "evaluation": np.arange(num_training, samples.label_N.size),
     }
-    # No plan was made for these shards, so its fingerprint is a made-up one.
-    inputs = [{"name": "plan", "fingerprint": f"{0:032x}"}]
-    output = Output.begin("pack", VERSION, PackConfig(batch_size=batch_size), inputs, folder)
-    sizes: dict[str, int] = {}
-    batches: dict[str, int] = {}
-    for kind, numbers in chosen.items():
-        sizes[kind] = numbers.size
-        batches[kind] = -(-numbers.size // batch_size)
-        tags = is_hot_N if kind == "evaluation" else None
-        # Only the last file of a kind has a short batch.
-        file_samples = batch_size * max(_FILE_SAMPLES // batch_size, 1)
-        for file, first in enumerate(range(0, numbers.size, file_samples)):
-            part = numbers[first : first + file_samples]
-            _write_file(output, kind, file, samples, part, batch_size, tags)
-    width = row_bytes(embedding_dim, optimizer)
-    tables = tuple(
-        PlannedTable(name=name, num_rows=rows, oov_id=rows - 1, missing_id=0, num_hot=hot)
-        for name, rows, hot in zip(samples.names, samples.num_rows, num_hot, strict=True)
+
+    def take(chosen: NDArray[np.int64], first: int, stop: int) -> Samples:
+        part = chosen[first:stop]
+        return samples.label_N[part], samples.dense_NK[part], samples.ids_NF[part]
+
+    write_shards(
+        folder,
+        [
+            PlannedTable(name=name, num_rows=rows, oov_id=rows - 1, missing_id=0, num_hot=hot)
+            for name, rows, hot in zip(samples.names, samples.num_rows, num_hot, strict=True)
+        ],
+        {kind: (chosen.size, partial(take, chosen)) for kind, chosen in numbers.items()},
+        num_dense=samples.dense_NK.shape[1],
+        batch_size=batch_size,
+        embedding_dim=embedding_dim,
+        optimizer=optimizer,
     )
-    output.seal(
-        ShardsTotals(
-            tables=tables,
-            row_bytes=width,
-            num_rows=sum(samples.num_rows),
-            num_hot_rows=sum(num_hot),
-            hot_bytes=sum(num_hot) * width,
-            embedding_dim=embedding_dim,
-            embedding_optimizer=optimizer,
-            has_label=True,
-            dense=tuple(f"I{number + 1}" for number in range(samples.dense_NK.shape[1])),
-            samples=KindCounts(**sizes),
-            batches=KindCounts(**batches),
-        )
-    )
-
-
-def _are_hot(ids_NF: NDArray[np.int32], num_hot: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return whether each sample is hot: as the first rows of each table are hot, all its ids are below their
-    number."""
-    is_hot_N = np.empty(ids_NF.shape[0], np.bool_)
-    for first in range(0, is_hot_N.size, _PART_SAMPLES):
-        part = slice(first, first + _PART_SAMPLES)
-        is_hot_N[part] = np.logical_and.reduce(ids_NF[part] < np.array(num_hot, np.int32), axis=1)
-    return is_hot_N
-
-
-def _write_file(
-    output: Output,
-    kind: ShardKind,
-    file: int,
-    samples: KaggleSamples,
-    numbers: NDArray[np.int64],
-    batch_size: int,
-    is_hot_N: NDArray[np.bool_] | None,
-) -> None:
-    fields = [
-        pa.field("label", pa.float32()),
-        pa.field("dense", pa.list_(pa.float32(), samples.dense_NK.shape[1])),
-        pa.field("ids", pa.list_(pa.int32(), samples.ids_NF.shape[1])),
-    ]
-    if is_hot_N is not None:
-        fields.append(pa.field("is_hot", pa.uint8()))
-    schema = pa.schema(fields)
-    facts = ShardFacts(kind=kind, num_batches=-(-numbers.size // batch_size))
-    with (
-        output.writing(f"{kind}-{file:05}.arrow", numbers.size, facts) as path,
-        open_writer(path, schema) as writer,
-    ):
-        for first in range(0, numbers.size, batch_size):
-            part = numbers[first : first + batch_size]
-            columns = [
-                pa.array(samples.label_N[part]),
-                as_fixed_lists(samples.dense_NK[part]),
-                as_fixed_lists(samples.ids_NF[part]),
-            ]
-            if is_hot_N is not None:
-                columns.append(pa.array(is_hot_N[part].astype(np.uint8)))
-            writer.write_batch(pa.record_batch(columns, schema=schema))

@@ -9,6 +9,7 @@ end with the same weights. ``--of train`` also measures how long training pauses
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -73,19 +74,6 @@ class Kind:
     """Runs of one order and optimizer end with the same weights."""
 
 
-@dataclass(slots=True)
-class Tally:
-    """Counts of what has happened so far."""
-
-    kills: int = 0
-    late: int = 0
-    """Kills after the run was finished; not among ``kills``."""
-    folders: int = 0
-    identical: int = 0
-    by_kind: Counter[str] = field(default_factory=Counter)
-    faults: list[str] = field(default_factory=list)
-
-
 @dataclass(frozen=True, slots=True)
 class Unbroken:
     """A run that nothing disturbed."""
@@ -111,32 +99,23 @@ def parser() -> argparse.ArgumentParser:
 def measure(options: argparse.Namespace) -> Facts:
     """Kill and resume until enough kills have hit; ``faults`` is empty if all went well."""
     rng = random.Random(options.seed)
-    tally = Tally()
+    # Kills after a run was finished are late, and not among the others.
+    tally: Facts = {"kills": 0, "late": 0, "kinds": Counter(), "folders": 0, "identical": 0, "faults": []}
     unbroken: dict[Kind, Unbroken] = {}
     weights: dict[tuple[str, str], object] = {}
     with scratch_folder(options) as scratch:
-        kinds = _prepare(options, scratch)
-        number = 0
-        while tally.kills < options.kills:
-            kind = kinds[number % len(kinds)]
-            number += 1
+        kinds = itertools.cycle(_prepare(options, scratch))
+        while tally["kills"] < options.kills:
+            kind = next(kinds)
             if kind not in unbroken:
                 unbroken[kind] = _run_unbroken(kind, scratch)
                 found = unbroken[kind].checksums.get(_FILES[0])
                 if weights.setdefault((kind.order, kind.optimizer), found) != found:
-                    tally.faults.append(f"{kind.name} has other weights than another placement")
+                    tally["faults"].append(f"{kind.name} has other weights than another placement")
             _kill_and_resume(kind, unbroken[kind], scratch, rng, tally, options.kills)
-            tell(f"{tally.kills} of {options.kills} kills, {tally.identical} of {tally.folders} identical")
+            tell("{kills} kills, {identical} of {folders} folders identical".format(**tally))
         stall = measure_stall(options.stall_rows, scratch) if options.of == "train" else None
-    return {
-        "kills": tally.kills,
-        "late": tally.late,
-        "kinds": dict(tally.by_kind),
-        "folders": tally.folders,
-        "identical": tally.identical,
-        "faults": tally.faults,
-        "stall": stall,
-    }
+    return tally | {"stall": stall}
 
 
 def _prepare(options: argparse.Namespace, scratch: Path) -> list[Kind]:
@@ -237,7 +216,7 @@ def _is_finished(kind: Kind, out: Path) -> bool:
 
 
 def _kill_and_resume(
-    kind: Kind, unbroken: Unbroken, scratch: Path, rng: random.Random, tally: Tally, most_kills: int
+    kind: Kind, unbroken: Unbroken, scratch: Path, rng: random.Random, tally: Facts, most_kills: int
 ) -> None:
     """Kill the runs of one folder a few times, then let one run to the end, and compare."""
     out = scratch / "killed"
@@ -258,16 +237,16 @@ def _kill_and_resume(
             processes[victim].kill()
         statuses = _end(processes, _PATIENCE)
         if any(status < 0 for rank, status in enumerate(statuses) if rank != victim):
-            tally.faults.append(f"{kind.name}: a rank did not stop when another was killed")
+            tally["faults"].append(f"{kind.name}: a rank did not stop when another was killed")
         if statuses[victim] > 0:
-            tally.faults.append(f"{kind.name}: exit status {statuses[victim]}: {last_message(scratch)}")
+            tally["faults"].append(f"{kind.name}: exit status {statuses[victim]}: {last_message(scratch)}")
         if _is_finished(kind, out) or statuses[victim] >= 0:
-            tally.late += 1
+            tally["late"] += 1
             num_late += 1
             break
-        tally.kills += 1
-        tally.by_kind[kind.name] += 1
-        if tally.kills == most_kills:
+        tally["kills"] += 1
+        tally["kinds"][kind.name] += 1
+        if tally["kills"] == most_kills:
             break
     # Nothing disturbs the last run, so its folder has to match; another number of ranks goes on.
     num_ranks = rng.choice((1, 4)) if kind.num_ranks > 1 else 1
@@ -275,10 +254,10 @@ def _kill_and_resume(
     if not (kind.optimizer and _is_finished(kind, out)):
         status = max(_end(start_hotset(arguments, scratch, num_ranks, _PATIENCE)), key=abs)
     is_identical = status == 0 and _checksums(kind, out) == unbroken.checksums
-    tally.folders += 1
-    tally.identical += is_identical
+    tally["folders"] += 1
+    tally["identical"] += is_identical
     if not is_identical:
-        tally.faults.append(f"{kind.name} differs (exit status {status}: {last_message(scratch)})")
+        tally["faults"].append(f"{kind.name} differs (exit status {status}: {last_message(scratch)})")
     shutil.rmtree(out, ignore_errors=True)
 
 

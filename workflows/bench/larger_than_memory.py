@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -97,14 +97,14 @@ class Sizes:
         return self.memory // 10 // row_bytes(_DIM, "sgd") // _NUM_TABLES
 
     @property
-    def slow_bytes(self) -> int:
+    def slow_bytes(self) -> ByteSize:
         """Memory that lookahead may use for cold rows."""
-        return self.memory // 80
+        return ByteSize(self.memory // 80)
 
     @property
-    def staging_bytes(self) -> int:
+    def staging_bytes(self) -> ByteSize:
         """Memory of the slots that stage cold rows."""
-        return self.memory // 160
+        return ByteSize(self.memory // 160)
 
 
 def measure(options: argparse.Namespace) -> Facts:
@@ -140,9 +140,7 @@ class ColdShards(DrawnShards):
     cold_share: float
     """Share of the lookups that are of cold rows."""
 
-    def _draw_ids(
-        self, shape: tuple[int, int], num_rows: int, rng: np.random.Generator
-    ) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+    def _draw_ids(self, shape: tuple[int, int], num_rows: int, rng: np.random.Generator) -> NDArray[np.int32]:
         cold = rng.integers(self.hot_rows_of_table, num_rows, shape)
         # Hot rows are looked up as a power of a uniform number: 1 % of them get a fifth of their lookups.
         hot = (self.hot_rows_of_table * rng.random(shape) ** 3).astype(np.int64)
@@ -165,23 +163,24 @@ def _measure(
     sizes: Sizes, contestant: str, shards: Path, warm_up: Path, scratch: Path
 ) -> tuple[Measurement, bool]:
     """Run one contestant in a new process; also return whether its memory was limited."""
-
-    def run(folder: Path, slow_bytes: int, limit: MemoryLimit | None) -> LimitedRun:
-        return LimitedRun(
-            contestant=contestant,
-            shards=folder,
-            slow_bytes=slow_bytes,
-            staging_bytes=sizes.staging_bytes,
-            epochs=_EPOCHS,
-            seed=0,
-            threads=num_workers(0),
-            limit=limit,
-        )
-
+    is_mapped = contestant in (MAPPED, READ_AHEAD)
+    # A limit of one byte puts all rows in the file.
+    slow_bytes = {IN_MEMORY: None, LOOKAHEAD: sizes.slow_bytes}.get(contestant, ByteSize(1))
+    config = TrainConfig(
+        placement="hybrid" if is_mapped else "lookahead",
+        slow_bytes=slow_bytes,
+        staging_bytes=sizes.staging_bytes,
+        epochs=_EPOCHS,
+        embedding_optimizer="sgd",
+        dense_optimizer="sgd",
+        threads=num_workers(0),
+    )
     # The warm-up fits in no fewer slots than a batch of it needs.
+    small = replace(config, slow_bytes=sizes.staging_bytes) if contestant == LOOKAHEAD else config
     with memory_limit(sizes.memory) as limit:
-        job = run(shards, sizes.slow_bytes, None if contestant == IN_MEMORY else limit)
-        candidate = Candidate(contestant, "", train_limited, run(warm_up, sizes.staging_bytes, None), job)
+        job = (shards, config, None if contestant == IN_MEMORY else limit)
+        is_read_ahead = contestant == READ_AHEAD
+        candidate = Candidate(contestant, "", train_limited, (warm_up, small, None), job, (is_read_ahead,))
         return measure_in_fresh_process(candidate, scratch), limit is not None
 
 
@@ -252,25 +251,20 @@ def memory_limit(num_bytes: int) -> Iterator[MemoryLimit | None]:
 
 def _make(num_bytes: int) -> MemoryLimit | None:
     # The first group that can be made and limited; a container may allow neither.
-    for version, parent, file in _places():
-        folder = parent / f"hotset-{os.getpid()}-{time.monotonic_ns()}"
+    for group in control_groups("memory"):
+        folder = group.folder / f"hotset-{os.getpid()}-{time.monotonic_ns()}"
         try:
             folder.mkdir()
         except OSError:
             continue
         # A group that takes no limit is of no use, and another place is tried.
+        file = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
         try:
             (folder / file).write_text(str(num_bytes))
-            return MemoryLimit(folder, version)
+            return MemoryLimit(folder, group.version)
         except OSError:
             _remove(folder)
     return None
-
-
-def _places() -> Iterator[tuple[int, Path, str]]:
-    """Yield the groups of this process that may have a group below them, and the file of a limit."""
-    for group in control_groups("memory"):
-        yield group.version, group.folder, "memory.limit_in_bytes" if group.version == 1 else "memory.max"
 
 
 def _remove(folder: Path) -> None:
@@ -285,32 +279,25 @@ def _remove(folder: Path) -> None:
             time.sleep(0.05)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LimitedRun:
-    """One run."""
+def train_limited(
+    folder: Path, job: tuple[Path, TrainConfig, MemoryLimit | None], is_read_ahead: bool
+) -> Facts:
+    """Train with the files of rows in ``folder``; return its times, disk traffic and peak memory.
 
-    contestant: str
-    shards: Path
-    slow_bytes: int
-    staging_bytes: int
-    epochs: int
-    seed: int
-    threads: int
-    limit: MemoryLimit | None
-    """Group of processes that it joins; None: no limit."""
-
-
-def train_limited(folder: Path, run: LimitedRun) -> Facts:
-    """Train with the files of rows in ``folder``; return its times, disk traffic and peak memory."""
+    Args:
+        job: the shards, the settings, and the group of processes to join; None for no limit.
+        is_read_ahead: whether pages of a mapped table are read ahead of the batches.
+    """
+    path, config, limit = job
     # The limit holds from here on, after everything that every contestant loads.
-    if run.limit is not None:
-        run.limit.join()
-    set_threads(run.threads)
-    shards = Shards.open(run.shards)
+    if limit is not None:
+        limit.join()
+    set_threads(config.threads)
+    shards = Shards.open(path)
     start = time.perf_counter()
-    trainer = build_trainer(shards, _config_of(run), spill_folder=folder)
+    trainer = build_trainer(shards, config, spill_folder=folder)
     # Setting up is measured apart from training, as are the bytes it reads.
-    with _pages_read_ahead(trainer) if run.contestant == READ_AHEAD else nullcontext():
+    with _pages_read_ahead(trainer) if is_read_ahead else nullcontext():
         setup_seconds = time.perf_counter() - start
         before = _disk_traffic(trainer)
         cpu_before = time.process_time()
@@ -323,7 +310,7 @@ def train_limited(folder: Path, run: LimitedRun) -> Facts:
         "training_cpu_seconds": cpu_seconds,
         "setup_seconds": setup_seconds,
         **{name: after[name] - count for name, count in before.items()},
-        "peak_bytes": run.limit.peak_bytes() if run.limit else None,
+        "peak_bytes": limit.peak_bytes() if limit else None,
         "digest": digest_of(trainer),
     }
 
@@ -338,38 +325,18 @@ def digest_of(trainer: Trainer) -> str:
     return digest.hexdigest()
 
 
-def _config_of(run: LimitedRun) -> TrainConfig:
-    is_mapped = run.contestant in (MAPPED, READ_AHEAD)
-    # A limit of one byte puts all rows in the file.
-    slow_bytes = {IN_MEMORY: None, LOOKAHEAD: ByteSize(run.slow_bytes)}.get(run.contestant, ByteSize(1))
-    return TrainConfig(
-        placement="hybrid" if is_mapped else "lookahead",
-        slow_bytes=slow_bytes,
-        staging_bytes=ByteSize(run.staging_bytes),
-        epochs=run.epochs,
-        seed=run.seed,
-        embedding_optimizer="sgd",
-        dense_optimizer="sgd",
-        threads=run.threads,
-    )
-
-
 def _disk_traffic(trainer: Trainer) -> dict[str, int]:
     """Return the bytes written to and read from the device so far, and the requests."""
-    try:
-        lines = Path("/proc/self/io").read_text().splitlines()
-    except OSError:
-        lines = []
-    # A system without these counts leaves all bytes at 0.
+    lines = Path("/proc/self/io").read_text().splitlines()
     counted = {name: int(count) for name, count in (line.split(": ") for line in lines)}
-    bytes_written = counted.get("write_bytes", 0)
+    bytes_written = counted["write_bytes"]
     tiers = [width.slow for width in trainer.embeddings.groups]
     spilled = [each for each in tiers if isinstance(each, SpilledTier) and each.file_bytes[1]]
     requests = sum(sum(each.file_bytes) // each.store.sizes.block_bytes for each in spilled)
     if not spilled:
         # Each mapped page is read by one fault, and written back separately.
         requests = resource.getrusage(resource.RUSAGE_SELF).ru_majflt + bytes_written // _PAGE_BYTES
-    return {"bytes_read": counted.get("read_bytes", 0), "bytes_written": bytes_written, "requests": requests}
+    return {"bytes_read": counted["read_bytes"], "bytes_written": bytes_written, "requests": requests}
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
@@ -47,6 +48,8 @@ from .train_step import ReferenceBatch, ReferenceDlrm, ReferenceTraining
 ProtocolName = Literal["criteo-x1", "criteo-x4", "avazu-x1", "avazu-x4"]
 FILES = ("train.csv", "valid.csv", "test.csv")
 Scores = dict[str, float | None]
+Contestant = Callable[[int], Scores]
+"""Trains with a seed and returns the scores of the test part."""
 _PACKAGES = Path(__file__).resolve().parents[3]
 
 
@@ -68,25 +71,45 @@ def parser() -> argparse.ArgumentParser:
 def measure(options: argparse.Namespace) -> Facts:
     """Train what the options select with every seed; return scores, means, deviations and differences."""
     seeds = list(range(options.seeds))
+    logs, recipe = [options.data], small_real_sample()
+    if options.protocol:
+        logs, recipe = [options.data / name for name in FILES], recipe_for(options.protocol)
+        # Hot rows are counted with the state that this training keeps for them.
+        recipe = replace(recipe, split=replace(recipe.split, embedding_optimizer="adam"))
+    elif options.fuxictr:
+        if importlib.util.find_spec("fuxictr") is None:
+            raise MissingExtraError("the comparison needs FuxiCTR: pip install '.[interop]'")
+        # FuxiCTR wants a validation part, so both leave the samples before the test part out of training.
+        recipe = replace(recipe, count=CountConfig(eval_fraction=0.2, valid_fraction=0.1))
     with scratch_folder(options) as folder:
-        if options.protocol:
-            return published(options.protocol, options.data, seeds, folder)
-        if options.fuxictr:
-            return against_fuxictr(options.data, seeds, folder)
-        recipe = small_real_sample()
-        shards = preprocess([options.data], recipe, folder / "data")
+        shards = preprocess(logs, recipe, folder / "data")
         refuse_one_label(Shards.open(shards.folder))
-        if options.torch:
+        totals = ShardsTotals.of(shards)
+        facts: Facts = {"samples": totals.samples.to_json(), "seeds": seeds, "preprocess": asdict(recipe)}
+        if options.protocol:
+            contestants = _published_contestants(totals, folder)
+            facts |= _published_facts(options.protocol, totals)
+        elif options.fuxictr:
+            export_shards(shards, "fuxictr", folder / "criteo_export")
+            training = small_real_sample_training("dcnv2")
+            contestants = {
+                "FuxiCTR": partial(_in_fuxictr, folder / "criteo_export"),
+                "hotset": partial(_in_hotset, training, folder),
+            }
+            facts["train"] = asdict(training)
+        elif options.torch:
             contestants = _torch_contestants(folder)
         else:
-            contestants = _variations(options.vary or [""], options.ranks, folder)
+            contestants = {
+                words or "defaults": partial(_in_process, words, options.ranks, folder)
+                for words in options.vary or [""]
+            }
         scores: dict[str, list[Scores]] = {name: [] for name in contestants}
         for seed in seeds:
             for name, run in contestants.items():
                 scores[name].append(run(seed))
                 tell(f"seed {seed}, {name}: AUC {scores[name][-1]['auc']}")
-    samples = ShardsTotals.of(shards).samples.to_json()
-    return {"samples": samples, "seeds": seeds, "preprocess": asdict(recipe)} | summary(scores)
+    return facts | summary(scores)
 
 
 def refuse_one_label(shards: Shards) -> None:
@@ -115,42 +138,32 @@ def summary(scores: dict[str, list[Scores]]) -> Facts:
     return found
 
 
-def _variations(varied: list[str], num_ranks: int, folder: Path) -> dict[str, Callable[[int], Scores]]:
-    """Return a run of `hotset train` for each variation, in separate processes."""
-
-    def run(words: str, seed: int) -> Scores:
-        out = folder / "runs" / f"{varied.index(words)}-{seed}"
-        given = shlex.split(words)
-        base = [] if "--dense-lr" in given else ["--dense-lr", "0.0005"]
-        command = ["train", str(folder / "data"), "--out", str(out), "-q", "--seed", str(seed), *base]
-        run_hotset([*command, *given], folder, num_ranks)
-        found = json.loads((out / "summary.json").read_text())
-        kept = ("auc", "log_loss", "samples_per_second", "bytes_by_rank")
-        return {key: found.get(key) for key in kept}
-
-    def of(words: str) -> Callable[[int], Scores]:
-        return lambda seed: run(words, seed)
-
-    return {words or "defaults": of(words) for words in varied}
+def _in_process(words: str, num_ranks: int, folder: Path, seed: int) -> Scores:
+    """Return the scores of `hotset train` with some options, in separate processes."""
+    out = folder / f"run-{len(list(folder.glob('run-*')))}"
+    given = shlex.split(words)
+    base = [] if "--dense-lr" in given else ["--dense-lr", "0.0005"]
+    command = ["train", str(folder / "data"), "--out", str(out), "-q", "--seed", str(seed), *base]
+    run_hotset([*command, *given], folder, num_ranks)
+    found = json.loads((out / "summary.json").read_text())
+    kept = ("auc", "log_loss", "samples_per_second", "bytes_by_rank")
+    return {key: found.get(key) for key in kept}
 
 
-def _torch_contestants(folder: Path) -> dict[str, Callable[[int], Scores]]:
+def _in_hotset(config: TrainConfig, folder: Path, seed: int) -> Scores:
+    out = folder / f"run-{len(list(folder.glob('run-*')))}"
+    found = train(folder / "data", replace(config, seed=seed), out)
+    return {"auc": found.auc, "log_loss": found.log_loss}
+
+
+def _torch_contestants(folder: Path) -> dict[str, Contestant]:
     fp32 = replace(small_real_sample_training(), placement="all-fast")
-
-    def hotset(config: TrainConfig) -> Callable[[int], Scores]:
-        def run(seed: int) -> Scores:
-            out = folder / f"{config.dense_dtype}-{seed}"
-            found = train(folder / "data", replace(config, seed=seed), out)
-            return {"auc": found.auc, "log_loss": found.log_loss}
-
-        return run
-
-    def reference(seed: int) -> Scores:
-        return train_reference(Shards.open(folder / "data"), replace(fp32, seed=seed))
-
-    contestants = {"torch fp32": reference, "hotset fp32": hotset(fp32)}
+    contestants: dict[str, Contestant] = {
+        "torch fp32": lambda seed: train_reference(Shards.open(folder / "data"), replace(fp32, seed=seed)),
+        "hotset fp32": partial(_in_hotset, fp32, folder),
+    }
     if has_bf16(cpu_features()):
-        contestants["hotset bf16"] = hotset(replace(fp32, dense_dtype="bf16"))
+        contestants["hotset bf16"] = partial(_in_hotset, replace(fp32, dense_dtype="bf16"), folder)
     return contestants
 
 
@@ -262,52 +275,28 @@ def published_training(model: str = "dlrm") -> TrainConfig:
     return replace(config, recipe=recipe)
 
 
-def published(protocol: ProtocolName, data: Path, seeds: list[int], folder: Path) -> Facts:
-    """Train a DLRM and a DCN V2 with every seed on the files of a published split."""
-    recipe = recipe_for(protocol)
-    # Hot rows are counted with the state that this training keeps for them.
-    recipe = replace(recipe, split=replace(recipe.split, embedding_optimizer="adam"))
-    shards = preprocess([data / name for name in FILES], recipe, folder / "data")
-    refuse_one_label(Shards.open(shards.folder))
-    totals = ShardsTotals.of(shards)
-    samples = totals.samples
+def _published_contestants(totals: ShardsTotals, folder: Path) -> dict[str, Contestant]:
     # An evaluation at the end of each epoch.
     num_batches = totals.batches.hot_only + totals.batches.mixed
-    scores: dict[str, list[Scores]] = {}
-    for model in ("dlrm", "dcnv2"):
-        config = replace(published_training(model), placement="lookahead", evaluate_every=num_batches)
-        for seed in seeds:
-            found = train(shards.folder, replace(config, seed=seed), folder / f"{model}-{seed}")
-            scores.setdefault(model, []).append({"auc": found.auc, "log_loss": found.log_loss})
-            tell(f"seed {seed}, {model}: AUC {found.auc}")
+    return {
+        model: partial(
+            _in_hotset,
+            replace(published_training(model), placement="lookahead", evaluate_every=num_batches),
+            folder,
+        )
+        for model in ("dlrm", "dcnv2")
+    }
+
+
+def _published_facts(protocol: ProtocolName, totals: ShardsTotals) -> Facts:
     # The validation part is counted among the evaluation samples; what is left of them is the test part.
-    num_valid = totals.num_valid_samples
+    samples, num_valid = totals.samples, totals.num_valid_samples
     counts = (samples.hot_only + samples.mixed, num_valid, samples.evaluation - num_valid)
     return {
         "is_published_split": counts == PROTOCOLS[protocol].samples,
         "samples": dict(zip(("training", "validation", "test"), counts, strict=True)),
-        "seeds": seeds,
         "leaderboard": PROTOCOLS[protocol].leaderboard,
-        "preprocess": asdict(recipe),
-    } | summary(scores)
-
-
-def against_fuxictr(data: Path, seeds: list[int], folder: Path) -> Facts:
-    """Train FuxiCTR's DCN V2 on an export of the shards that hotset trains on, and score both alike."""
-    if importlib.util.find_spec("fuxictr") is None:
-        raise MissingExtraError("the comparison needs FuxiCTR: pip install '.[interop]'")
-    # FuxiCTR wants a validation part, so both leave the samples before the test part out of training.
-    recipe = replace(small_real_sample(), count=CountConfig(eval_fraction=0.2, valid_fraction=0.1))
-    shards = preprocess([data], recipe, folder / "data")
-    refuse_one_label(Shards.open(shards.folder))
-    export_shards(shards, "fuxictr", folder / "criteo_export")
-    training = small_real_sample_training("dcnv2")
-    scores: dict[str, list[Scores]] = {"FuxiCTR": [], "hotset": []}
-    for seed in seeds:
-        scores["FuxiCTR"].append({"auc": _fuxictr_auc(folder / "criteo_export", seed), "log_loss": None})
-        found = train(folder / "data", replace(training, seed=seed), folder / f"run-{seed}")
-        scores["hotset"].append({"auc": found.auc, "log_loss": found.log_loss})
-    return {"seeds": seeds, "preprocess": asdict(recipe), "train": asdict(training)} | summary(scores)
+    }
 
 
 def train_fuxictr(folder: str, seed: int) -> None:
@@ -358,7 +347,7 @@ def train_fuxictr(folder: str, seed: int) -> None:
     print("AUC", model.evaluate(test)["AUC"])
 
 
-def _fuxictr_auc(export: Path, seed: int) -> float:
+def _in_fuxictr(export: Path, seed: int) -> Scores:
     """Return the AUC that FuxiCTR reaches on an export, in a separate process."""
     program = f"from {__package__}.quality import train_fuxictr as train; train({str(export)!r}, {seed})"
     paths = os.pathsep.join([str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -372,7 +361,7 @@ def _fuxictr_auc(export: Path, seed: int) -> float:
     )
     if done.returncode:
         raise HotsetError(f"FuxiCTR failed: {(done.stderr.strip().splitlines() or ['it wrote nothing'])[-1]}")
-    return float(done.stdout.rpartition("AUC")[2])
+    return {"auc": float(done.stdout.rpartition("AUC")[2]), "log_loss": None}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.run import train
+from hotset.workflows import drawn_shards
 from hotset.workflows.bench import kaggle_shards
 from hotset.workflows.bench.kaggle_shards import KaggleSamples, draw_kaggle, write_kaggle_shards
 
@@ -96,7 +97,7 @@ def test_many_samples_lie_in_several_files_and_the_batches_are_the_same(
 ) -> None:
     found = []
     for most in (1 << 22, 1000):
-        monkeypatch.setattr(kaggle_shards, "_FILE_SAMPLES", most)
+        monkeypatch.setattr(drawn_shards, "_FILE_SAMPLES", most)
         folder = tmp_path / str(most) / "shards"
         write_kaggle_shards(samples, folder, batch_size=256, embedding_dim=8, hot_share=0.1)
         shards = Shards.open(folder)
