@@ -91,7 +91,7 @@ def attach_movers(embeddings: Embeddings, config: TrainConfig, tools: RowTools) 
         for group in embeddings.groups:
             assert isinstance(group.placement, Fae)
             groups.append(HotRows(group.placement, group.fast, group.slow, group.traffic))
-        embeddings.hot_copies = HotCopies(groups, embeddings.transfers_paused)
+        embeddings.hot_copies = HotCopies(groups, embeddings.transfers.paused)
 
 
 def optimizer_of(shards: Shards, config: TrainConfig) -> RowOptimizer:

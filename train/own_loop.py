@@ -433,7 +433,7 @@ class Embeddings(nn.Module):
     def _evaluated(self, batch: Batch) -> list[torch.Tensor]:
         """Return the embeddings of each width by the newest rows."""
         # Rows written back stay the newest until an update, so only the first evaluation after it writes.
-        paused = self._rows.transfers_paused if self._is_written_back else self._rows.rows_written_back
+        paused = self._rows.transfers.paused if self._is_written_back else self._rows.rows_written_back
         with paused():
             self._is_written_back = True
             step = self._rows.plan_evaluation(0, batch)

@@ -300,7 +300,7 @@ class RowsCopy:
 
     def begin(self) -> None:
         """Begin to copy all rows that have changed since the last save."""
-        with self._embeddings.transfers_paused():
+        with self._embeddings.transfers.paused():
             for width in self._widths:
                 width.begin()
         self._left.extend(self._widths)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from ..data.batch import Batch, EmbeddingTable
 from ..metrics import Kind
 from ..rows.step_plan import GroupStep, PlannedStep, StepPlan, Transfer
 from ..rows.tiers import FileTier, Way
-from .table_group import GroupLookups, TableGroup
+from .table_group import TableGroup
 from .transfers import Transfers, TransferThread
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def batches_read_together(
         batch = read(number)
         own = []
         for group in groups:
-            rows_U, _ = group.placement.slow.slots_of(group.read(number, batch).by_row)
+            rows_U, _ = group.placement.slow.slots_of(group.read(batch).lookups)
             own.append(rows_U[rows_U >= 0])
         joined = [np.union1d(*pair) for pair in zip(wanted, own, strict=True)]
         # A batch that exceeds the memory alone is read alone.
@@ -103,7 +104,7 @@ class Embeddings:
     def plan_evaluation(self, number: int, batch: Batch) -> PlannedStep:
         """A step that reads the newest weights and moves no row for good."""
         plans = [group.placement.plan_evaluation(is_stale=group.slow.is_stale) for group in self.groups]
-        return self.step(number, batch, plans, [group.read(number, batch) for group in self.groups])
+        return self.step(number, batch, plans, [group.read(batch) for group in self.groups])
 
     def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
         """Steps of evaluation batches in order; valid inside `rows_written_back`.
@@ -132,14 +133,11 @@ class Embeddings:
         number: int,
         batch: Batch,
         plans: Sequence[StepPlan],
-        lookups: Sequence[GroupLookups],
+        read: Sequence[GroupStep],
         item: int | None = None,
     ) -> PlannedStep:
         """Put together a step from its plans and lookups by group, and the item of its transfers."""
-        parts = tuple(
-            GroupStep(read.ids, read.by_row, plan, read.exchange)
-            for read, plan in zip(lookups, plans, strict=True)
-        )
+        parts = tuple(replace(part, plan=plan) for part, plan in zip(read, plans, strict=True))
         return PlannedStep(number, batch, batch.num_samples, parts, item)
 
     def send(self, transfers: Sequence[Transfer | None], after: int, kind: Kind) -> int:
@@ -172,18 +170,9 @@ class Embeddings:
                 group.write_back()
             yield
 
-    @contextmanager
-    def transfers_paused(self) -> Iterator[None]:
-        """Pause transfers between two items, so that the newest rows can be read."""
-        with self.transfers.paused():
-            yield
-
     def look_up(self, step: PlannedStep) -> list[torch.Tensor]:
         """(B, F, D) embeddings of each group."""
-        return [
-            group.look_up(part.ids, part.lookups, part.plan)
-            for group, part in zip(self.groups, step.parts, strict=True)
-        ]
+        return [group.look_up(part) for group, part in zip(self.groups, step.parts, strict=True)]
 
     def update(
         self, step: PlannedStep, embeddings: Sequence[torch.Tensor], rate: float | None = None
@@ -194,11 +183,8 @@ class Embeddings:
             rate: learning rate of the step, a float32, whenever its rows are updated; None: the optimizer's.
         """
         for group, part, emb_BFD in zip(self.groups, step.parts, embeddings, strict=True):
-            group.update(part.ids, part.lookups, emb_BFD, part.plan, rate)
-            if group.changed is not None:
-                group.changed.mark(part.lookups)
-        if step.item is not None:
-            self._mark_computed(step.item)
+            group.update(part, emb_BFD, rate)
+        self.mark_updated(step)
 
     def mark_updated(self, step: PlannedStep, computed: Event | None = None) -> None:
         """Note that the rows of a step are updated, or will be.
@@ -210,14 +196,12 @@ class Embeddings:
         for group, part in zip(self.groups, step.parts, strict=True):
             if group.changed is not None:
                 group.changed.mark(part.lookups, is_later=computed is not None)
-        if step.item is not None:
-            self._mark_computed(step.item, computed)
-
-    def _mark_computed(self, item: int, computed: Event | None = None) -> None:
-        """Let the transfers run that wait for the batch of an item."""
-        while self._sent and self._sent[0][0] <= item:
+        if step.item is None:
+            return
+        # The transfers may run that wait for this batch.
+        while self._sent and self._sent[0][0] <= step.item:
             self._sent.popleft()
-        self.transfers.mark_computed(item, computed)
+        self.transfers.mark_computed(step.item, computed)
 
     def note_transfers(self, *, waits: bool = True) -> None:
         """Note and count queued transfers, and the rows that steps have changed.

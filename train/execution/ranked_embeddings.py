@@ -39,7 +39,7 @@ from ..rows.step_plan import GroupStep, PlannedStep, StepPlan
 from ..rows.tiers import InitialValues
 from ..threads import WorkThreads
 from .embeddings import Embeddings
-from .table_group import GroupLookups, TableGroup
+from .table_group import TableGroup
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class RankedGroup(TableGroup):
     whole_initial: InitialValues
     """Values of the rows of the whole tables."""
 
-    def read(self, number: int, batch: Batch) -> GroupLookups:
+    def read(self, batch: Batch) -> GroupStep:
         """Return the rows that a training step serves, and what crosses.
 
         Each row comes once.
@@ -62,7 +62,7 @@ class RankedGroup(TableGroup):
         own = self.reader.read(self.shares.cut(batch))
         ids = self.reader.read(batch)
         served, exchange = self.exchange.read(ids, self._ranks_of(ids), own, is_training=True)
-        return GroupLookups(served_ids(served), served, exchange)
+        return GroupStep(served_ids(served), served, exchange)
 
     def look_at(self, batch: Batch) -> WidthExchange:
         """Return what would cross in a step if all rows had been used before.
@@ -77,7 +77,7 @@ class RankedGroup(TableGroup):
         shares = self.shares
         return ranks_of_samples(ids.num_samples, shares.batch_size, shares.num_shares, shares.num_ranks)
 
-    def read_round(self, batches: Sequence[Batch]) -> GroupLookups:
+    def read_round(self, batches: Sequence[Batch]) -> GroupStep:
         """Return the same of an evaluation, where rank r has batch r."""
         # The batches of all ranks as one, with the rank of each sample.
         parts = [self.reader.read(batch) for batch in batches]
@@ -85,7 +85,7 @@ class RankedGroup(TableGroup):
         ids = _joined(parts)
         own = parts[self.shares.rank]
         served, exchange = self.exchange.read(ids, ranks_B, own, is_training=False)
-        return GroupLookups(served_ids(served), served, exchange)
+        return GroupStep(served_ids(served), served, exchange)
 
     def cold_rows(self, batch: Batch) -> ColdRows:
         keys_U = self.exchange.keys(self.reader.by_row(self.reader.read(batch)))
@@ -176,11 +176,11 @@ class RankedEmbeddings(Embeddings):
         number: int,
         batch: Batch,
         plans: Sequence[StepPlan],
-        lookups: Sequence[GroupLookups],
+        read: Sequence[GroupStep],
         item: int | None = None,
     ) -> PlannedStep:
         """Put together the step of this rank, which has a part of the samples."""
-        whole = super().step(number, batch, plans, lookups, item)
+        whole = super().step(number, batch, plans, read, item)
         return replace(whole, batch=self._shares.cut(batch))
 
     def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
@@ -201,9 +201,8 @@ class RankedEmbeddings(Embeddings):
     def _evaluation_step(self, number: int, batches: Sequence[Batch]) -> PlannedStep:
         parts = []
         for group in self._ranked:
-            ids, lookups, exchange = group.read_round(batches)
             plan = group.placement.plan_evaluation(is_stale=group.slow.is_stale)
-            parts.append(GroupStep(ids, lookups, plan, exchange))
+            parts.append(replace(group.read_round(batches), plan=plan))
         own = batches[self._ranks.rank]
         return PlannedStep(number, own, own.num_samples, tuple(parts))
 

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Protocol, cast
 from ...pipeline.errors import format_byte_size
 from ..data.batch import Batch
 from ..metrics import Kind
-from ..rows.step_plan import PlannedStep
+from ..rows.step_plan import GroupStep, PlannedStep
 from ..threads import Readers
 from .embeddings import Embeddings
 from .row_parts import used_slow_rows
-from .table_group import GroupLookups
 
 if TYPE_CHECKING:
     from ...stats.lookahead.planner import StagingPlanner
@@ -45,8 +44,8 @@ class ReadBatch:
     """A training batch as a step needs it, before it is planned."""
 
     batch: Batch
-    lookups: tuple[GroupLookups, ...]
-    """Those of each table group."""
+    parts: tuple[GroupStep, ...]
+    """Its lookups in each table group."""
     cold: tuple[ColdRows, ...]
     """Rows of each group that staging slots have to serve; none where the batch needs no staging."""
 
@@ -176,11 +175,11 @@ class StepSource:
     def _read_whole(self, number: int) -> ReadBatch:
         """Read a batch to run it; any thread may do so, as this part needs no plan."""
         batch = self._read(number)
-        lookups = tuple(group.read(number, batch) for group in self._embeddings.groups)
+        parts = tuple(group.read(batch) for group in self._embeddings.groups)
         if not self.staged or not self._is_staged(number):
-            return ReadBatch(batch, lookups, ())
-        cold = zip(self._placements, lookups, strict=True)
-        return ReadBatch(batch, lookups, tuple(each.cold_rows(read.by_row) for each, read in cold))
+            return ReadBatch(batch, parts, ())
+        cold = zip(self._placements, parts, strict=True)
+        return ReadBatch(batch, parts, tuple(each.cold_rows(part.lookups) for each, part in cold))
 
     def _plan(
         self, number: int, read: ReadBatch, queues: Sequence[PlanQueue], first_item: int
@@ -189,7 +188,7 @@ class StepSource:
         batch = read.batch
         if not read.cold:
             plans = [each.placement.plan(is_hot_only=batch.is_hot_only) for each in self._embeddings.groups]
-            return self._embeddings.step(number, batch, plans, read.lookups)
+            return self._embeddings.step(number, batch, plans, read.parts)
         plans = [
             queue.take(cold.rows_U, is_fresh=self._is_fresh)
             for queue, cold in zip(queues, read.cold, strict=True)
@@ -201,7 +200,7 @@ class StepSource:
         after = first_item + after if after >= 0 else -1
         kind: Kind = "hot_only" if batch.is_hot_only else "mixed"
         self._last_item = self._embeddings.send(transfers, after, kind)
-        return self._embeddings.step(number, batch, plans, read.lookups, self._last_item)
+        return self._embeddings.step(number, batch, plans, read.parts, self._last_item)
 
     def _flush(self, queues: Sequence[PlanQueue]) -> None:
         """Write back what is staged, once the last batch of the epoch is computed."""

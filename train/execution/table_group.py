@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -29,65 +29,49 @@ from ..rows.backends import NumbaRows, RowBackend, backend_of, fetch, initialize
 from ..rows.changed_rows import ChangedRows
 from ..rows.kernels import copy_rows
 from ..rows.optimizers import RowOptimizer
-from ..rows.step_plan import InPlace, Moves, SplitBatch, StepPlan, Transfer
+from ..rows.step_plan import GroupStep, Moves, SplitBatch, StepPlan, Transfer
 from ..rows.tiers import FileTier, InitialValues, Tier, TrafficCounter, Way
 from ..threads import WorkThreads
 
 if TYPE_CHECKING:
     from ..placements.staging import ColdRows, StagingPlacement
 
-_HOST = torch.device("cpu")
 _FLOAT32_BYTES = 4
-
 _ROWS_AT_ONCE = 1 << 13
 """Rows that a thread copies at a time."""
 
 
+@dataclass(frozen=True, slots=True)
 class InPlaceWork:
-    """The work of a table group on its slow tier.
+    """The work of a table group on its slow tier."""
 
-    Args:
-        fast: the tier where vectors are wanted.
-        slow: the tier where the rows are.
-        fast_rows: back end of the fast tier.
-        slow_rows: back end of the slow tier.
-        traffic: counts what moves between the tiers.
-        threads: share the work on rows of the host.
-    """
+    fast: Tier
+    """The tier where vectors are wanted."""
+    slow: Tier
+    """The tier where the rows are."""
+    fast_rows: RowBackend
+    rows: NumbaRows
+    """Back end of the slow tier."""
+    traffic: TrafficCounter
+    threads: WorkThreads
 
-    def __init__(
-        self,
-        fast: Tier,
-        slow: Tier,
-        fast_rows: RowBackend,
-        slow_rows: NumbaRows,
-        traffic: TrafficCounter,
-        threads: WorkThreads,
-    ) -> None:
-        self._threads = threads
-        self._fast = fast
-        self._slow = slow
-        self._fast_rows = fast_rows
-        self.rows = slow_rows
-        self._traffic = traffic
-        self._dim = fast.weights_SD.shape[1]
-        self._vector_bytes = self._dim * _FLOAT32_BYTES
-
-    def send_bags(self, ids: BatchIds, lookups: LookupsByRow, pooled_PD: torch.Tensor) -> None:
+    def send_bags(self, part: GroupStep, pooled_PD: torch.Tensor) -> None:
         """Look up and pool on the slow tier; send one vector per bag."""
         # A fast tier on the host takes the vectors directly, one on a GPU gets them as one copy.
-        is_host = self._fast.device == _HOST
-        on_host_PD = pooled_PD if is_host else torch.empty(pooled_PD.shape)
-        self.look_up_bags(ids, lookups, on_host_PD)
-        if not is_host:
-            pooled_PD.copy_(on_host_PD)
+        if self.fast.is_host:
+            self.look_up_bags(part, pooled_PD)
+            return
+        on_host_PD = torch.empty(pooled_PD.shape)
+        self.look_up_bags(part, on_host_PD)
+        pooled_PD.copy_(on_host_PD)
 
-    def look_up_bags(self, ids: BatchIds, lookups: LookupsByRow, on_host_PD: torch.Tensor) -> None:
+    def look_up_bags(self, part: GroupStep, on_host_PD: torch.Tensor) -> None:
         """Look up and pool on the slow tier; the caller sends the vectors."""
-        self._count_vector_per_bag("to_fast", ids)
-        slots_U = self._slow.slots_of(self.slots_of_rows(lookups))
-        vectors_ND = on_host_PD if ids.bags_N is None else torch.empty(ids.ids_N.size, self._dim)
-        self.rows.look_up(self._slow.weights_SD, lookups, slots_U, vectors_ND)
+        self._count_vector_per_bag("to_fast", part.ids)
+        slots_U = self.slow.slots_of(self.slots_of_rows(part.lookups))
+        ids = part.ids
+        vectors_ND = on_host_PD if ids.bags_N is None else torch.empty(ids.ids_N.size, on_host_PD.shape[1])
+        self.rows.look_up(self.slow.weights_SD, part.lookups, slots_U, vectors_ND)
         if ids.bags_N is not None:
             self.rows.pool(vectors_ND, ids, on_host_PD)
 
@@ -95,58 +79,43 @@ class InPlaceWork:
         self, lookups: LookupsByRow, is_sent_U: NDArray[np.bool_], vectors_ND: torch.Tensor
     ) -> None:
         """Send the vectors of distinct rows, and look them up on the fast tier."""
-        slots_U, _ = self._slow.layout.slots_of(lookups)
+        slots_U, _ = self.slow.layout.slots_of(lookups)
         sent_rows = slots_U[is_sent_U]
-        self._traffic.rows("to_fast", sent_rows, self._vector_bytes)
+        self.traffic.rows("to_fast", sent_rows, self._vector_bytes)
         slots_U[~is_sent_U] = -1
-        slots_U[is_sent_U] = self._slow.slots_of(sent_rows)
-        if self._fast.device == _HOST:
-            self.rows.look_up(self._slow.weights_SD, lookups, slots_U, vectors_ND)
+        slots_U[is_sent_U] = self.slow.slots_of(sent_rows)
+        if self.fast.is_host:
+            self.rows.look_up(self.slow.weights_SD, lookups, slots_U, vectors_ND)
             return
         # On the device the sent vectors form a small table, in which the lookups are made.
-        sent = self._slow.weights_SD.index_select(0, torch.from_numpy(slots_U[is_sent_U]))
+        sent = self.slow.weights_SD.index_select(0, torch.from_numpy(slots_U[is_sent_U]))
         places_U = np.where(is_sent_U, np.cumsum(is_sent_U) - 1, -1)
-        self._fast_rows.look_up(sent.to(self._fast.device), lookups, places_U, vectors_ND)
+        self.fast_rows.look_up(sent.to(self.fast.device), lookups, places_U, vectors_ND)
 
-    def update(
-        self,
-        ids: BatchIds,
-        lookups: LookupsByRow,
-        in_place: InPlace,
-        grad_PD: torch.Tensor,
-        rate: float | None = None,
-    ) -> None:
-        """Take one optimizer step on the rows of a batch, from gradients.
-
-        The gradients are on the fast tier.
-
-        Args:
-            rate: learning rate of the step, a float32; None: that of the optimizer.
-        """
-        by_bag = ids.by_bag(lookups)
-        slots_U = self.slots_of_rows(lookups)
+    def update(self, part: GroupStep, grad_PD: torch.Tensor, rate: float | None = None) -> None:
+        """Take one optimizer step on the rows of a batch, from gradients on the fast tier."""
+        assert part.plan.in_place is not None and part.plan.in_place.is_whole
+        by_bag = part.ids.by_bag(part.lookups)
+        slots_U = self.slots_of_rows(part.lookups)
         # Either one gradient per bag is sent and summed here, or they are summed there, one per distinct row.
-        if in_place.sends == "bags":
-            self._count_vector_per_bag("to_slow", ids)
-            self.rows.update(self._slow, by_bag, slots_U, grad_PD.to(_HOST), ids.num_features, rate)
+        if part.plan.in_place.sends == "bags":
+            self._count_vector_per_bag("to_slow", part.ids)
+            self.rows.update(self.slow, by_bag, slots_U, grad_PD.cpu(), part.ids.num_features, rate)
             return
-        self._traffic.rows("to_slow", slots_U, self._vector_bytes)
-        sums_UD = self._fast_rows.sums(by_bag, grad_PD, ids.num_features)
-        self.rows.apply(self._slow, slots_U, sums_UD.to(_HOST), rate)
+        self.traffic.rows("to_slow", slots_U, self._vector_bytes)
+        sums_UD = self.fast_rows.sums(by_bag, grad_PD, part.ids.num_features)
+        self.rows.apply(self.slow, slots_U, sums_UD.cpu(), rate)
 
     def slots_of_rows(self, lookups: LookupsByRow) -> NDArray[np.int64]:
         """Return the slots of distinct rows on the slow tier, which holds all."""
-        slots_U, num_absent = self._slow.layout.slots_of(lookups)
+        slots_U, num_absent = self.slow.layout.slots_of(lookups)
         assert num_absent == 0, "the slow tier holds every row"
         return slots_U
 
     def read_rows(self, lookups: LookupsByRow, slots_U: NDArray[np.int64], rows_UD: torch.Tensor) -> None:
-        """Copy the distinct rows of a batch to host memory, in all threads.
-
-        The caller sends them.
-        """
+        """Copy the distinct rows of a batch to host memory, in all threads; the caller sends them."""
         self._count_vector_per_row("to_fast", lookups)
-        weights = self._slow.weights_SD.numpy()
+        weights = self.slow.weights_SD.numpy()
         rows = rows_UD.numpy()
 
         def copy_some(piece: int, _: int) -> None:
@@ -154,7 +123,7 @@ class InPlaceWork:
             own_N = slots_U[own]
             copy_rows(weights, own_N, rows[own], np.arange(own_N.size))
 
-        self._threads.run(copy_some, -(-slots_U.size // _ROWS_AT_ONCE))
+        self.threads.run(copy_some, -(-slots_U.size // _ROWS_AT_ONCE))
 
     def apply_sums(
         self,
@@ -165,16 +134,20 @@ class InPlaceWork:
     ) -> None:
         """Take one optimizer step on distinct rows, from gradient sums on the host."""
         self._count_vector_per_row("to_slow", lookups)
-        self.rows.apply(self._slow, slots_U, sums_UD, rate)
+        self.rows.apply(self.slow, slots_U, sums_UD, rate)
+
+    @property
+    def _vector_bytes(self) -> int:
+        return self.fast.weights_SD.shape[1] * _FLOAT32_BYTES
 
     def _count_vector_per_bag(self, way: Way, ids: BatchIds) -> None:
         # By table, which has several bags in a sample where it holds histories.
         features_F = np.arange(ids.num_features) if ids.features_F is None else ids.features_F
         counts_F = np.bincount(features_F) * ids.num_samples
-        self._traffic.by_table(way, counts_F, self._vector_bytes)
+        self.traffic.by_table(way, counts_F, self._vector_bytes)
 
     def _count_vector_per_row(self, way: Way, lookups: LookupsByRow) -> None:
-        self._traffic.by_table(way, np.diff(lookups.first_F1), self._vector_bytes)
+        self.traffic.by_table(way, np.diff(lookups.first_F1), self._vector_bytes)
 
 
 class StagedRows:
@@ -242,15 +215,6 @@ class StagedRows:
         self._row_S[:] = -1
 
 
-class GroupLookups(NamedTuple):
-    """The lookups of a step in a table group, for its tiers."""
-
-    ids: BatchIds
-    by_row: LookupsByRow
-    exchange: Any = None
-    """`ranks.exchange.WidthExchange`: which of their rows other ranks look up, where there are several."""
-
-
 @dataclass(slots=True, kw_only=True)
 class TableGroup:
     """The tables of one embedding_dim, and the two tiers of their rows."""
@@ -292,13 +256,10 @@ class TableGroup:
         no_vectors = torch.empty(0, self.embedding_dim, device=self.fast.device)
         self._vectors = {"pooled": no_vectors, "looked_up": no_vectors}
 
-    def read(self, number: int, batch: Batch) -> GroupLookups:
-        """Read the lookups of a batch in these tables, also by row.
-
-        Training batches come in their order.
-        """
+    def read(self, batch: Batch) -> GroupStep:
+        """Read the lookups of a batch in these tables, also by row; its plan follows."""
         ids = self.reader.read(batch)
-        return GroupLookups(ids, self.reader.by_row(ids))
+        return GroupStep(ids, self.reader.by_row(ids))
 
     def cold_rows(self, batch: Batch) -> ColdRows:
         """Return the rows of a batch that need staging slots, for planning."""
@@ -362,59 +323,50 @@ class TableGroup:
             for rows, values in ((tier.weights_SD, weights_ND), (tier.state_SW, state_NW)):
                 rows.index_copy_(0, here, torch.from_numpy(values[is_here_N]).to(tier.device))
 
-    def look_up(self, ids: BatchIds, lookups: LookupsByRow, plan: StepPlan) -> torch.Tensor:
+    def look_up(self, part: GroupStep) -> torch.Tensor:
         """(B, F, D) embeddings of a batch, a leaf whose gradient ``update`` wants.
 
         Their memory is used again by the next lookup.
         """
+        ids = part.ids
         pooled_PD = self._buffer("pooled", ids.num_bags)
-        in_place = plan.in_place
+        in_place = part.plan.in_place
         # Either the slow tier pools the whole batch (hybrid), or vectors of single lookups are gathered from
         # both tiers and pooled on the fast one. Without bags a lookup's vector is pooled already.
         if in_place and in_place.sends == "bags":
-            self.in_place.send_bags(ids, lookups, pooled_PD)
+            self.in_place.send_bags(part, pooled_PD)
         else:
             vectors_ND = pooled_PD if ids.bags_N is None else self._buffer("looked_up", ids.ids_N.size)
-            self._gather(lookups, plan, vectors_ND)
+            self._gather(part.lookups, part.plan, vectors_ND)
             if ids.bags_N is not None:
                 self._fast_rows.pool(vectors_ND, ids, pooled_PD)
         # A leaf of the graph: the backward pass leaves the gradient there, and stops there.
         emb_BFD = pooled_PD.view(ids.num_samples, ids.num_features, self.embedding_dim).detach()
         return emb_BFD.requires_grad_(torch.is_grad_enabled())
 
-    def update(
-        self,
-        ids: BatchIds,
-        lookups: LookupsByRow,
-        emb_BFD: torch.Tensor,
-        plan: StepPlan,
-        rate: float | None = None,
-    ) -> None:
-        """Take one optimizer step on the rows of the last lookup.
-
-        The gradient is that of its embeddings.
+    def update(self, part: GroupStep, emb_BFD: torch.Tensor, rate: float | None = None) -> None:
+        """Take one optimizer step on the rows of the last lookup, by the gradient of its embeddings.
 
         Args:
             rate: learning rate of the step, a float32; None: that of the optimizer.
         """
         assert emb_BFD.grad is not None, "the backward pass comes first"
         grad_PD = emb_BFD.grad.reshape(-1, self.embedding_dim)
-        if plan.in_place:
-            assert plan.in_place.is_whole, "a training step is in place as a whole"
-            self.in_place.update(ids, lookups, plan.in_place, grad_PD, rate)
+        if part.plan.in_place:
+            self.in_place.update(part, grad_PD, rate)
             return
-        # The gradient of a lookup is that of its bag; without bags, lookup i is bag i.
-        by_bag = lookups if ids.bags_N is None else ids.by_bag(lookups)
-        own_U, slots_U = self._slots(lookups, plan)
-        if plan.split is None:
-            self._fast_rows.update(self.fast, by_bag, slots_U, grad_PD, ids.num_features, rate)
+        by_bag = part.ids.by_bag(part.lookups)
+        num_features = part.ids.num_features
+        own_U, slots_U = self._slots(part.lookups, part.plan)
+        if part.plan.split is None:
+            self._fast_rows.update(self.fast, by_bag, slots_U, grad_PD, num_features, rate)
             return
         # Rows that this process owns are updated right away; then each pass loads its rows again, updates
         # them and writes them back. The sum of a row is over the whole batch, whichever pass updates it.
-        self._fast_rows.update(self.fast, by_bag, own_U, grad_PD, ids.num_features, rate)
-        for load, moves, slots_of_pass in self._passes(plan.split, own_U):
+        self._fast_rows.update(self.fast, by_bag, own_U, grad_PD, num_features, rate)
+        for load, moves, slots_of_pass in self._passes(part.plan.split, own_U):
             self.load(load)
-            self._fast_rows.update(self.fast, by_bag, slots_of_pass, grad_PD, ids.num_features, rate)
+            self._fast_rows.update(self.fast, by_bag, slots_of_pass, grad_PD, num_features, rate)
             self.load(Transfer(write_back=moves))
 
     def table_parts(self, position: int, *, state: bool = False) -> Iterator[torch.Tensor]:

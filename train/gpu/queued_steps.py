@@ -125,7 +125,7 @@ class InPlaceSteps:
         device.copy("copies", host.label_B, near.label_B)
         device.copy("copies", host.dense_BK, near.dense_BK)
         for width, part, host_BFD, near_BFD in zip(widths, step.parts, host.rows, near.rows, strict=True):
-            width.in_place.look_up_bags(part.ids, part.lookups, _by_bag(width, host_BFD))
+            width.in_place.look_up_bags(part, _by_bag(width, host_BFD))
             device.copy("copies", host_BFD, near_BFD)
         device.wait("compute", device.record("copies"))
         device.launch("compute", self._pass_dense, step.batch, near, number, loss_1)
@@ -137,9 +137,7 @@ class InPlaceSteps:
         device.launch("compute", self._step_dense, rates.dense)
         device.wait_on_host(landed)
         for width, part, grad_BFD in zip(widths, step.parts, host.rows, strict=True):
-            assert part.plan.in_place is not None, "`can_take` has seen it"
-            grad_PD = _by_bag(width, grad_BFD)
-            width.in_place.update(part.ids, part.lookups, part.plan.in_place, grad_PD, rates.rows)
+            width.in_place.update(part, _by_bag(width, grad_BFD), rates.rows)
         self._parts.embeddings.mark_updated(step)
 
     @cached_property

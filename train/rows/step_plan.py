@@ -126,9 +126,9 @@ class GroupStep:
     ids: BatchIds
     lookups: LookupsByRow
     """The same lookups by row."""
-    plan: StepPlan
     exchange: Any = None
-    """`ranks.exchange.WidthExchange` of the step, where there are several ranks."""
+    """`ranks.exchange.GroupExchange` of the step, where there are several ranks."""
+    plan: StepPlan = NOTHING_TO_MOVE
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hotset.stats.batch_rows import LookupsByRow, group_lookups, of_matrix
+from hotset.stats.batch_rows import group_lookups, of_matrix
 from hotset.tests.support.drawn_tiers import one_hot_ids
-from hotset.train.data.batch import BatchIds, BatchShares, EmbeddingTable, IdReader
+from hotset.train.data.batch import BatchShares, EmbeddingTable, IdReader
 from hotset.train.execution.table_group import TableGroup
 from hotset.train.metrics import Meter
 from hotset.train.placements.placements import AllFast
 from hotset.train.rows.optimizers import RowOptimizer
 from hotset.train.rows.step_plan import (
     NOTHING_TO_MOVE,
+    GroupStep,
     InPlace,
     Moves,
     SplitBatch,
@@ -65,20 +66,20 @@ def make_group(
     return group
 
 
-def by_row(ids: BatchIds) -> LookupsByRow:
-    return group_lookups(of_matrix(ids.ids_N, np.array(NUM_ROWS, np.int64)))
+def part_of(ids: list[list[int]], plan: StepPlan) -> GroupStep:
+    ids_BF = one_hot_ids(np.array(ids, np.int32))
+    return GroupStep(ids_BF, group_lookups(of_matrix(ids_BF.ids_N, np.array(NUM_ROWS, np.int64))), plan=plan)
 
 
 def train(group: TableGroup, steps: list[tuple[list[list[int]], StepPlan]]) -> None:
     """Take steps whose gradient depends on the embeddings, so that a stale row shows."""
     for ids, plan in steps:
-        ids_BF = one_hot_ids(np.array(ids, np.int32))
         if plan.transfer:
             group.load(plan.transfer)
-        lookups = by_row(ids_BF)
-        emb_BFD = group.look_up(ids_BF, lookups, plan)
+        part = part_of(ids, plan)
+        emb_BFD = group.look_up(part)
         (emb_BFD.sin() * torch.arange(1, emb_BFD.numel() + 1).view_as(emb_BFD)).sum().backward()  # type: ignore[no-untyped-call]
-        group.update(ids_BF, lookups, emb_BFD, plan)
+        group.update(part, emb_BFD)
 
 
 def table_of(group: TableGroup, position: int) -> torch.Tensor:
@@ -155,7 +156,6 @@ def test_rows_in_place_train_as_rows_of_the_fast_tier(sends: Any, num_vectors: i
 def test_rows_of_the_slow_tier_alone_may_be_in_place() -> None:
     group = make_group([0, 0], NUM_HOT, [0, 0], NUM_ROWS)
     group.slow.weights_SD[[0, 1, 3]] = 9.0  # stale copies of hot rows
-    ids_BF = one_hot_ids(np.array([[0, 7], [1, 0]], np.int32))
     expected = torch.stack(
         [
             torch.stack([group.fast.weights_SD[0], group.slow.weights_SD[3 + 7]]),
@@ -164,7 +164,7 @@ def test_rows_of_the_slow_tier_alone_may_be_in_place() -> None:
     )
     with torch.no_grad():
         plan = StepPlan(in_place=InPlace("rows", is_whole=False))
-        emb_BFD = group.look_up(ids_BF, by_row(ids_BF), plan)
+        emb_BFD = group.look_up(part_of([[0, 7], [1, 0]], plan))
     assert torch.equal(emb_BFD, expected) and not emb_BFD.requires_grad
     assert group.traffic.meter.training_bytes() == (DIM * 4, 0)
 
@@ -181,8 +181,7 @@ def test_tables_are_put_together_from_both_tiers() -> None:
 def test_a_plan_that_lists_too_little_is_a_bug() -> None:
     group = make_group([0, 0], NUM_HOT, NUM_HOT, NUM_ROWS)
     with pytest.raises(AssertionError, match="too few"):
-        ids_BF = one_hot_ids(np.array([[0, 7]], np.int32))
-        group.look_up(ids_BF, by_row(ids_BF), NOTHING_TO_MOVE)
+        group.look_up(part_of([[0, 7]], NOTHING_TO_MOVE))
 
 
 def test_a_slot_that_was_written_back_holds_no_row() -> None:

@@ -36,7 +36,7 @@ def make_tiers() -> tuple[Tier, Tier]:
 def step_with(plan: StepPlan) -> PlannedStep:
     """Return a step of which only the plan is looked at."""
     nothing: Any = None
-    return PlannedStep(0, nothing, 0, (GroupStep(nothing, nothing, plan),))
+    return PlannedStep(0, nothing, 0, (GroupStep(nothing, nothing, plan=plan),))
 
 
 @pytest.mark.parametrize("direction", ["to_fast", "to_slow"])
