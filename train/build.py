@@ -26,8 +26,7 @@ from .dense.dense_step import DenseStep, TiledStep
 from .dense.gradients import BuildSums
 from .dense.graph_step import GraphStep
 from .evaluate import Predictor
-from .execution.embeddings import Embeddings
-from .execution.row_parts import refill_stores, restore_rows
+from .execution.embeddings import Embeddings, refill_stores, restore_rows
 from .execution.step_source import StepSource
 from .loop import HostSteps, Trainer
 from .metrics import Meter

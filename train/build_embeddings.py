@@ -24,8 +24,7 @@ from .config import TrainConfig
 from .data.batch import BatchShares, EmbeddingTable, IdReader
 from .data.shards import Shards
 from .dense.gradients import choose_dense_dtype, cpu_features
-from .execution.embeddings import Embeddings
-from .execution.row_parts import RowsSource
+from .execution.embeddings import Embeddings, RowsSource
 from .execution.table_group import TableGroup
 from .metrics import Meter
 from .model.shapes import tables_by_dim

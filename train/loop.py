@@ -91,7 +91,7 @@ def train_steps(trainer: Trainer) -> Generator[tuple[Batch, torch.Tensor]]:
     """
     embeddings, meter = trainer.embeddings, trainer.meter
     num_planned = num_planned_steps(trainer.config, trainer.shards)
-    with closing(embeddings), closing(read_ahead(trainer)) as steps:
+    with closing(embeddings.transfers), closing(read_ahead(trainer)) as steps:
         for step in steps:
             meter.enter("hot_only" if step.batch.is_hot_only else "mixed")
             trainer.batch_numbers.append(step.number)

@@ -46,7 +46,7 @@ from .data.batch import Batch, BatchShares, EmbeddingTable, FeatureBags
 from .data.dataset import offsets_name
 from .data.shards import Shards, with_hot_bytes
 from .execution.embeddings import Embeddings as Rows
-from .execution.row_parts import changed_of
+from .execution.embeddings import changed_of
 from .execution.step_source import StepSource
 from .execution.table_group import TableGroup
 from .gpu.packed_batch import WidthTensors

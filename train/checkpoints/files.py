@@ -39,7 +39,7 @@ from ...pipeline.errors import HotsetError, first_line, format_byte_size
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.manifest import JsonRecord, RecordError, checksum_of
 from ...pipeline.folders.partial import write_synced
-from ..execution.row_parts import RowsPart
+from ..execution.embeddings import RowsPart
 from .tensors import read_part
 
 

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import HotsetError, first_line
 from ...pipeline.folders.checksum import HashedFile, checksum_of_written
-from ..execution.row_parts import RowsPart
+from ..execution.embeddings import RowsPart
 
 _ALIGNMENT = 8
 _LENGTH_BYTES = 8

@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import HotsetError
 from ...stats.batch_rows import locate_distinct_rows
-from ..execution.embeddings import Embeddings
-from ..execution.row_parts import RowsPart, changed_of
+from ..execution.embeddings import Embeddings, RowsPart, changed_of
 from ..execution.table_group import TableGroup
 from ..rows.step_plan import PlannedStep
 from ..rows.tiers import FileTier

@@ -11,14 +11,19 @@ The path of a transfer:
        at the end, which marks the batch as computed and so frees the items that wait for it.
 
 Evaluation batches whose cold rows are in a spill file are read in groups.
+
+Rows are restored in parts, by table and id. A part does not say where its rows lived, so that it can be
+restored under another placement, budget or number of processes. `checkpoints.writer` takes rows out of the
+tiers. Shapes: N rows of one table group in a part, D floats of a row, W floats of its state.
 """
+# ruff: noqa: N815  (arrays carry shape suffixes)
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,6 +33,7 @@ from numpy.typing import NDArray
 
 from ..data.batch import Batch, EmbeddingTable
 from ..metrics import Kind
+from ..rows.changed_rows import ChangedRows
 from ..rows.step_plan import GroupStep, PlannedStep, StepPlan, Transfer
 from ..rows.tiers import FileTier, Way
 from .table_group import TableGroup
@@ -39,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def batches_read_together(
-    numbers: Iterable[int], read: Callable[[int], Batch], groups: Sequence[TableGroup]
+    numbers: Iterable[int], read: Callable[[int], Batch], filed: Sequence[tuple[TableGroup, FileTier]]
 ) -> Iterator[tuple[list[int], list[NDArray[np.int64]]]]:
     """Put evaluation batches together whose distinct cold rows fit in the memory kept for them.
 
@@ -48,16 +54,18 @@ def batches_read_together(
     """
     # Batches are read together until a table group has no room for another one.
     together: list[int] = []
-    wanted = [np.empty(0, np.int64) for _ in groups]
+    wanted = [np.empty(0, np.int64) for _ in filed]
     for number in numbers:
         batch = read(number)
         own = []
-        for group in groups:
-            rows_U, _ = group.placement.slow.slots_of(group.read(batch).lookups)
+        for group, slow in filed:
+            rows_U, _ = slow.layout.slots_of(group.read(batch).lookups)
             own.append(rows_U[rows_U >= 0])
         joined = [np.union1d(*pair) for pair in zip(wanted, own, strict=True)]
         # A batch that exceeds the memory alone is read alone.
-        if together and any(rows.size > _most_read(of) for rows, of in zip(joined, groups, strict=True)):
+        if together and any(
+            rows.size > slow.most_read for rows, (_, slow) in zip(joined, filed, strict=True)
+        ):
             yield together, wanted
             together = []
             joined = own
@@ -65,11 +73,6 @@ def batches_read_together(
         wanted = joined
     if together:
         yield together, wanted
-
-
-def _most_read(group: TableGroup) -> int:
-    assert isinstance(group.slow, FileTier)
-    return group.slow.most_read
 
 
 Work = tuple[tuple[Transfer | None, ...], Kind]
@@ -112,7 +115,7 @@ class Embeddings:
         Where cold rows are in a file, those of as many batches as memory has room for are read together.
         """
         # Where all rows are in memory, batches need no groups.
-        filed = [group for group in self.groups if isinstance(group.slow, FileTier)]
+        filed = [(group, group.slow) for group in self.groups if isinstance(group.slow, FileTier)]
         if not filed:
             for number in numbers:
                 yield self.plan_evaluation(number, read(number))
@@ -120,12 +123,12 @@ class Embeddings:
         try:
             # The rows of several batches are read once, before the first of them.
             for together, wanted in batches_read_together(numbers, read, filed):
-                for group, wanted_U in zip(filed, wanted, strict=True):
+                for (group, _), wanted_U in zip(filed, wanted, strict=True):
                     group.read_rows(wanted_U)
                 for number in together:
                     yield self.plan_evaluation(number, read(number))
         finally:
-            for group in filed:
+            for group, _ in filed:
                 group.read_rows(np.empty(0, np.int64))
 
     def step(
@@ -298,13 +301,6 @@ class Embeddings:
         counts = [self.earlier_file_bytes, *(group.slow.file_bytes for group in self.groups)]
         return sum(read for read, _ in counts), sum(written for _, written in counts)
 
-    def close(self) -> None:
-        """Stop the transfers, and let the device finish what it was given.
-
-        Tensors may be freed afterwards: no copy that is still under way reads or writes them.
-        """
-        self.transfers.close()
-
     def set_table(self, table: int, weights_ND: torch.Tensor) -> None:
         """Set the weights of every row of one table on the fast tier."""
         group, position = self._position_of[table]
@@ -318,3 +314,106 @@ class Embeddings:
         """
         first, *others = self.table_parts(table, state=state)
         return torch.cat([first, *others]) if others else first
+
+
+@dataclass(frozen=True, slots=True)
+class RowsPart:
+    """Some rows of one group with their state."""
+
+    tables_N: NDArray[np.int32]
+    """(N,); table of each row, as numbered in the shards."""
+    ids_N: NDArray[np.int32]
+    weights_ND: NDArray[np.float32]
+    state_NW: NDArray[np.float32]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in (self.tables_N, self.ids_N, self.weights_ND, self.state_NW))
+
+    def chosen(self, is_chosen_N: NDArray[np.bool_]) -> RowsPart:
+        """Return some of the rows."""
+        return RowsPart(
+            self.tables_N[is_chosen_N],
+            self.ids_N[is_chosen_N],
+            self.weights_ND[is_chosen_N],
+            self.state_NW[is_chosen_N],
+        )
+
+
+RowsSource = Callable[[], Iterable[RowsPart]]
+"""Yields parts each time it is called; of a row that is in several, the first has its value."""
+
+
+def settle(embeddings: Embeddings, *, is_lost: bool) -> None:
+    """End the saving of rows: they are saved, or changed as before."""
+    for group in embeddings.groups:
+        changed_of(group).settle(is_lost=is_lost)
+
+
+def restore_rows(embeddings: Embeddings, source: RowsSource, *, are_saved: bool) -> None:
+    """Set rows in memory before the first step, and mark them used.
+
+    Those of a slow tier in a file are only marked: `refill_stores` puts them there, once there is a plan.
+
+    Args:
+        are_saved: whether the rows are in a checkpoint of this run already.
+    """
+    for group, part in _newest(embeddings, source):
+        changed = changed_of(group)
+        tables_N = _positions_in(group, part)
+        ids_N = part.ids_N.astype(np.int64)
+        group.restore(tables_N, ids_N, part.weights_ND, part.state_NW)
+        changed.mark_rows(changed.layout.slots_of_rows(tables_N, ids_N), is_saved=are_saved)
+
+
+def refill_stores(embeddings: Embeddings, source: RowsSource) -> None:
+    """Put restored rows of spill files where their next fetch is."""
+    # Only rows in files must be where their next fetch expects them.
+    if not any(isinstance(group.slow, FileTier) for group in embeddings.groups):
+        return
+    for group, part in _newest(embeddings, source):
+        slow = group.slow
+        if not isinstance(slow, FileTier):
+            continue
+        slots_N = slow.layout.slots_of_rows(_positions_in(group, part), part.ids_N.astype(np.int64))
+        is_cold_N = slots_N >= 0
+        slow.refill(slots_N[is_cold_N], part.weights_ND[is_cold_N], part.state_NW[is_cold_N])
+
+
+def used_slow_rows(group: TableGroup) -> Iterator[NDArray[np.int64]]:
+    """Yield the changed rows of a table group's slow tier, ascending, in parts."""
+    changed = changed_of(group)
+    for rows_N in changed.used():
+        slots_N = group.slow.layout.slots_of_rows(*changed.layout.rows_at(rows_N))
+        yield slots_N[slots_N >= 0]
+
+
+def _newest(embeddings: Embeddings, source: RowsSource) -> Iterator[tuple[TableGroup, RowsPart]]:
+    """Yield each row once, with its newest value, and its group."""
+    # A bitmap a group: the first part that holds a row has its newest value.
+    group_of = {table: group for group in embeddings.groups for table in group.tables}
+    seen = {
+        group.embedding_dim: np.zeros(sum(group.placement.num_rows), np.bool_) for group in embeddings.groups
+    }
+    for whole in source():
+        is_held_N, ids_N = embeddings.local_ids(whole.tables_N, whole.ids_N)
+        part = replace(whole.chosen(is_held_N), ids_N=ids_N)
+        if part.ids_N.size == 0:
+            continue
+        group = group_of[int(part.tables_N[0])]
+        layout = changed_of(group).layout
+        rows_N = layout.slots_of_rows(_positions_in(group, part), part.ids_N.astype(np.int64))
+        is_new_N = ~seen[group.embedding_dim][rows_N]
+        seen[group.embedding_dim][rows_N] = True
+        yield group, part if is_new_N.all() else part.chosen(is_new_N)
+
+
+def _positions_in(group: TableGroup, part: RowsPart) -> NDArray[np.int64]:
+    """(N,): the table of each row among those of the group, which are ascending."""
+    return np.searchsorted(np.array(group.tables), part.tables_N).astype(np.int64)
+
+
+def changed_of(group: TableGroup) -> ChangedRows:
+    """Return the marks of the rows of a group."""
+    assert group.changed is not None, "rows are tracked where there are checkpoints"
+    return group.changed

@@ -22,8 +22,7 @@ from ..data.batch import Batch
 from ..metrics import Kind
 from ..rows.step_plan import GroupStep, PlannedStep
 from ..threads import Readers
-from .embeddings import Embeddings
-from .row_parts import used_slow_rows
+from .embeddings import Embeddings, used_slow_rows
 
 if TYPE_CHECKING:
     from ...stats.lookahead.planner import StagingPlanner

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from ..device import Event
 
 Work = TypeVar("Work")
-Given = TypeVar("Given", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,55 +31,8 @@ class TransferItem(Generic[Work]):
     work: Work
 
 
-class Transfers(Protocol[Given]):
-    """Runs items by the rule."""
-
-    busy_seconds: float
-    """Seconds spent in transfers."""
-    stall_seconds: float
-    """Seconds that batches waited for transfers."""
-    num_stalls: int
-    """Batches that waited at all."""
-
-    @property
-    def num_items(self) -> int:
-        """Items put so far."""
-
-    @property
-    def num_done(self) -> int:
-        """Items that are done."""
-
-    def put(self, work: Given, after: int) -> int:
-        """Add an item; return its number.
-
-        ``after`` is the number of an earlier one or -1.
-        """
-
-    def wait_for(self, number: int) -> None:
-        """Return once item ``number`` is done; raises what its work raised."""
-
-    def mark_computed(self, number: int, computed: Event | None = None) -> None:
-        """Mark the batch of item ``number`` as computed, but no later one.
-
-        Args:
-            computed: where a device computes the batch, the event after it; None: the event is made here.
-        """
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Hold the transfers between two items; those put before may be done or not."""
-
-    def drain(self) -> None:
-        """Return once every item put so far is done.
-
-        The batches they wait for must be computed.
-        """
-
-    def close(self) -> None:
-        """Stop after the present item, and forget the others."""
-
-
-class TransferThread(Generic[Work]):
-    """A thread that runs items by the rule.
+class Transfers(ABC, Generic[Work]):
+    """Runs items by the rule.
 
     Args:
         run: does the work of an item.
@@ -87,10 +40,64 @@ class TransferThread(Generic[Work]):
 
     def __init__(self, run: Callable[[Work], None]) -> None:
         self._run = run
-        # One condition guards all that follows; every change of it notifies both threads.
-        self._state = threading.Condition()
         self._queue: deque[TransferItem[Work]] = deque()
-        self._next = 0
+        self.num_items = 0
+        """Items put so far."""
+        self.busy_seconds = 0.0
+        """Seconds spent in transfers; 0 where the host does not know how long a device takes."""
+        self.stall_seconds = 0.0
+        """Seconds that batches waited for transfers."""
+        self.num_stalls = 0
+        """Batches that waited at all."""
+
+    @property
+    @abstractmethod
+    def num_done(self) -> int:
+        """Items that are done; exact while a device is idle."""
+
+    def put(self, work: Work, after: int) -> int:
+        """Add an item; return its number. ``after`` is the number of an earlier one or -1."""
+        number = self.num_items
+        assert after < number, "an item cannot wait for its own batch"
+        self.num_items += 1
+        self._queue.append(TransferItem(number, after, work))
+        return number
+
+    @abstractmethod
+    def wait_for(self, number: int) -> None:
+        """Return once item ``number`` is done; raises what its work raised."""
+
+    @abstractmethod
+    def mark_computed(self, number: int, computed: Event | None = None) -> None:
+        """Mark the batch of item ``number`` as computed, but no later one.
+
+        Args:
+            computed: where a device computes the batch, the event after it; None: the event is made here.
+        """
+
+    @abstractmethod
+    def paused(self) -> AbstractContextManager[None]:
+        """Hold the transfers between two items; those put before may be done or not."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Return once every item put so far is done.
+
+        The batches they wait for must be computed.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop after the present item, and forget the others; a device finishes what it was given."""
+
+
+class TransferThread(Transfers[Work]):
+    """A thread that runs items by the rule."""
+
+    def __init__(self, run: Callable[[Work], None]) -> None:
+        super().__init__(run)
+        # One condition guards the queue and all that follows; every change of it notifies both threads.
+        self._state = threading.Condition()
         # Items that are done and batches that are computed, each up to this number.
         self._done = -1
         self._computed = -1
@@ -99,13 +106,6 @@ class TransferThread(Generic[Work]):
         self._num_pauses = 0
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
-        self.busy_seconds = 0.0
-        self.stall_seconds = 0.0
-        self.num_stalls = 0
-
-    @property
-    def num_items(self) -> int:
-        return self._next
 
     @property
     def num_done(self) -> int:
@@ -113,11 +113,8 @@ class TransferThread(Generic[Work]):
 
     def put(self, work: Work, after: int) -> int:
         with self._state:
-            self._refuse()
-            number = self._next
-            assert after < number, "an item cannot wait for its own batch"
-            self._next += 1
-            self._queue.append(TransferItem(number, after, work))
+            self._check()
+            number = super().put(work, after)
             # The thread starts with the first item: most placements have none.
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="transfers", daemon=True)
@@ -127,13 +124,13 @@ class TransferThread(Generic[Work]):
 
     def wait_for(self, number: int) -> None:
         with self._state:
-            self._refuse()
+            self._check()
             if self._done < number:
                 start = time.perf_counter()
                 self._state.wait_for(lambda: self._done >= number or self._error is not None)
                 self.stall_seconds += time.perf_counter() - start
                 self.num_stalls += 1
-                self._refuse()
+                self._check()
 
     def mark_computed(self, number: int, computed: Event | None = None) -> None:
         with self._state:
@@ -142,7 +139,6 @@ class TransferThread(Generic[Work]):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Hold the thread between two items; those put before may be done or not."""
         with self._state:
             self._raise_error()
             # Counted before the wait, so that no further item starts meanwhile.
@@ -158,11 +154,10 @@ class TransferThread(Generic[Work]):
 
     def drain(self) -> None:
         with self._state:
-            self._state.wait_for(lambda: self._done == self._next - 1 or self._error is not None)
-            self._refuse()
+            self._state.wait_for(lambda: self.num_done == self.num_items or self._error is not None)
+            self._check()
 
     def close(self) -> None:
-        """Stop the thread after its present item, and forget the others."""
         with self._state:
             self._is_closed = True
             self._state.notify_all()
@@ -173,19 +168,29 @@ class TransferThread(Generic[Work]):
         if self._error is not None:
             raise self._error
 
-    def _refuse(self) -> None:
+    def _check(self) -> None:
         self._raise_error()
         if self._is_closed:
             raise RuntimeError("the transfer thread is closed")
 
     def _work(self) -> None:
         try:
-            while (item := self._take()) is not None:
+            while True:
+                with self._state:
+                    self._state.wait_for(lambda: self._is_closed or self._may_start())
+                    if self._is_closed:
+                        return
+                    item = self._queue.popleft()
+                    self._is_busy = True
                 start = time.perf_counter()
                 self._run_item(item)
-                self._finish(item, time.perf_counter() - start)
+                with self._state:
+                    self._done = item.number
+                    self._is_busy = False
+                    self.busy_seconds += time.perf_counter() - start
+                    self._state.notify_all()
         except BaseException as error:
-            # Kept for the other thread, whose next call raises it.
+            # Whatever it is, it is kept for the other thread, whose next call raises it.
             with self._state:
                 self._error = error
                 self._is_busy = False
@@ -194,22 +199,5 @@ class TransferThread(Generic[Work]):
     def _run_item(self, item: TransferItem[Work]) -> None:
         self._run(item.work)
 
-    def _take(self) -> TransferItem[Work] | None:
-        """Wait for the next item that may start; None once the thread is closed."""
-        with self._state:
-            self._state.wait_for(lambda: self._is_closed or self._may_start())
-            if self._is_closed:
-                return None
-            item = self._queue.popleft()
-            self._is_busy = True
-        return item
-
     def _may_start(self) -> bool:
         return bool(self._queue) and not self._num_pauses and self._computed >= self._queue[0].after
-
-    def _finish(self, item: TransferItem[Work], seconds: float) -> None:
-        with self._state:
-            self._done = item.number
-            self._is_busy = False
-            self.busy_seconds += seconds
-            self._state.notify_all()

@@ -11,16 +11,14 @@ alone.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic
 
 from ..device import Device, Event
-from ..execution.transfers import TransferItem, TransferThread, Work
+from ..execution.transfers import TransferItem, Transfers, TransferThread, Work
 
 
-class QueuedTransfers(Generic[Work]):
+class QueuedTransfers(Transfers[Work]):
     """The items of a run on a device.
 
     Args:
@@ -29,36 +27,21 @@ class QueuedTransfers(Generic[Work]):
     """
 
     def __init__(self, run: Callable[[Work], None], device: Device) -> None:
-        self._run = run
+        super().__init__(run)
         self._device = device
         # The thread that plans ahead puts items; that of the steps takes them.
         self._lock = threading.Lock()
-        self._queue: deque[TransferItem[Work]] = deque()
-        self._next = 0
         self._computed: dict[int, Event] = {}
         """When batches are computed that items to come may wait for."""
-        self.busy_seconds = 0.0
-        """Always 0: the host does not know how long the device takes."""
-        self.stall_seconds = 0.0
-        self.num_stalls = 0
-
-    @property
-    def num_items(self) -> int:
-        return self._next
 
     @property
     def num_done(self) -> int:
-        """Return how many items are done; exact while the device is idle."""
         with self._lock:
-            return self._next - len(self._queue)
+            return self.num_items - len(self._queue)
 
     def put(self, work: Work, after: int) -> int:
         with self._lock:
-            number = self._next
-            assert after < number, "an item cannot wait for its own batch"
-            self._next += 1
-            self._queue.append(TransferItem(number, after, work))
-            return number
+            return super().put(work, after)
 
     def begin(self, number: int) -> Work:
         """Make moves wait for what item ``number`` waits for; return its work.
@@ -91,11 +74,10 @@ class QueuedTransfers(Generic[Work]):
         self._device.synchronize()
 
     def drain(self) -> None:
-        self._run_before(self._next)
+        self._run_before(self.num_items)
         self._device.synchronize()
 
     def close(self) -> None:
-        """Let the device finish what it was given, and forget the items not begun."""
         self._queue.clear()
         self._device.synchronize()
         self._device.close()

@@ -21,8 +21,8 @@ import torch
 from ...pipeline.errors import MIB, SaidElsewhereError
 from ..checkpoints.files import CheckpointRecord
 from ..checkpoints.writer import NotFiniteError, RowsCopy, Written
+from ..execution.embeddings import RowsPart, settle
 from ..execution.ranked_embeddings import RankedEmbeddings
-from ..execution.row_parts import RowsPart, settle
 from ..loop import Trainer
 from ..ranks.codes import WidthErrors
 from ..ranks.ranks import Ranks, first_says, sent_to_first, wait_for_first

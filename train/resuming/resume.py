@@ -41,7 +41,7 @@ from ..checkpoints.tensors import dense_state, read_part, read_tensors, restore_
 from ..checkpoints.writer import CheckpointWriter, NotFiniteError, RowsCopy, TableSizes, Written
 from ..config import CheckpointSettings, TrainConfig
 from ..data.shards import Shards
-from ..execution.row_parts import RowsPart, settle
+from ..execution.embeddings import RowsPart, settle
 from ..loop import Trainer
 from ..rows.optimizers import RowOptimizer
 from ..rows.step_plan import PlannedStep

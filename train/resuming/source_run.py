@@ -28,7 +28,7 @@ from ..checkpoints.tensors import dense_state, is_optimizer_state
 from ..checkpoints.writer import TableSizes
 from ..config import ModelConfig, Optimizers
 from ..data.shards import Shards, vocabulary_of
-from ..execution.row_parts import RowsPart, RowsSource
+from ..execution.embeddings import RowsPart, RowsSource
 from ..loop import Trainer
 from ..rows.optimizers import RowOptimizer
 from ..rows.tiers import InitialValues

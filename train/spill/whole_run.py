@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ...stats.lookahead.planner import StagingPlanner
 from ...stats.lookahead.step_plans import NEVER, RowStream, StepPlans, next_uses_backward
-from ..execution.row_parts import used_slow_rows
+from ..execution.embeddings import used_slow_rows
 from ..execution.step_source import StepSource
 from ..execution.table_group import TableGroup
 from ..placements.staging import ColdRows, PlanQueue, StagingPlacement

@@ -329,7 +329,7 @@ def measure_device_step(
     assert verbs is not None
     device = WritingDevice(verbs)
     trainer = build_trainer(shards, config, recorded, device_api=cast(Device, device))
-    with closing(trainer.embeddings), closing(read_ahead(trainer)) as steps:
+    with closing(trainer.embeddings.transfers), closing(read_ahead(trainer)) as steps:
         for number, step in enumerate(steps):
             if number == len(order) - 1:
                 device.synchronize()

@@ -301,7 +301,7 @@ def measure_stall(num_rows: int, scratch: Path) -> Facts:
             width.fast.state_SW.clone()
         found["copy_ms"].append(1000 * (time.perf_counter() - begin))
     saved.close()
-    trainer.embeddings.close()
+    trainer.embeddings.transfers.close()
     return {"rows": rows_of_table * _STALL_TABLES, **found, "all_changed_longest_ms": longest}
 
 

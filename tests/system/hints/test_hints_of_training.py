@@ -37,7 +37,7 @@ from hotset.train.data.batch_order import RecordedOrder, ResumedOrder
 from hotset.train.data.shards import Shards, with_hot_bytes
 from hotset.train.dense.gradients import choose_dense_dtype
 from hotset.train.evaluate import refuse_other_tables
-from hotset.train.execution.row_parts import RowsPart
+from hotset.train.execution.embeddings import RowsPart
 from hotset.train.metrics import ScoreCounter, SortedScores
 from hotset.train.ranks.codes import refuse_unknown_tables
 from hotset.train.ranks.ranks import OneRank, Ranks, join_ranks, refuse_other_plans

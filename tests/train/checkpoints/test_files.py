@@ -9,7 +9,7 @@ import numpy as np
 from hotset.train.checkpoints import files as merging
 from hotset.train.checkpoints.files import FileRecord, is_worth_merging, merge_parts
 from hotset.train.checkpoints.tensors import write_part
-from hotset.train.execution.row_parts import RowsPart
+from hotset.train.execution.embeddings import RowsPart
 
 NUM_ROWS = [6, 30, 9]
 WIDTHS = [(2, 1), (2, 1), (3, 0)]

@@ -25,7 +25,7 @@ from hotset.train.checkpoints.tensors import (
     write_part,
     write_tensors,
 )
-from hotset.train.execution.row_parts import RowsPart
+from hotset.train.execution.embeddings import RowsPart
 
 
 def model_of(seed: int, width: int = 3) -> torch.nn.Module:

@@ -130,7 +130,7 @@ def test_stalls_and_work_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     transfer_thread.close()
 
 
-def test_closing_the_embeddings_waits_for_the_device() -> None:
+def test_closing_the_transfers_waits_for_the_device() -> None:
     device = LateDevice()
     embeddings = Embeddings(0, [])
     embeddings.transfers = QueuedTransfers(embeddings.run_transfers, device)
@@ -138,5 +138,5 @@ def test_closing_the_embeddings_waits_for_the_device() -> None:
     for number in range(20):
         device.launch("moves", done.append, number)
     assert len(done) < 20
-    embeddings.close()
+    embeddings.transfers.close()
     assert done == list(range(20))

@@ -24,7 +24,7 @@ from hotset.train.checkpoints.tensors import write_part
 from hotset.train.config import CheckpointSettings, ChosenExchange, TrainConfig
 from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards
-from hotset.train.execution.row_parts import RowsPart
+from hotset.train.execution.embeddings import RowsPart
 from hotset.train.loop import Trainer, run_steps
 from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.recipe_options import parse_interval

@@ -2,7 +2,7 @@
 
 A run that is stopped anywhere ends with the bits of one that is not, under every placement.
 
-Also the tests of `resume`, `source_run`, `row_parts`, `files`, `writer`,
+Also the tests of `resume`, `source_run`, `files`, `writer`,
 `files`, `files`, and of the order of a resumed run.
 """
 
