@@ -128,7 +128,7 @@ def _measure(shards: Shards, placement: PlacementName, staging: ByteSize) -> lis
     assert isinstance(runner, QueuedSteps)
     found: list[Facts] = []
     ahead: _Ahead | None = None
-    with closing(trainer.embeddings), closing(read_ahead(trainer)) as steps:
+    with closing(trainer.embeddings.transfers), closing(read_ahead(trainer)) as steps:
         stopped = time.thread_time()
         for step in steps:
             if trainer.step == shards.num_training_batches:
