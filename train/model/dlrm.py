@@ -51,7 +51,8 @@ class PairwiseDots(torch.autograd.Function):
         padded = torch.nn.functional.pad(grad_BP, (0, 1))
         num_samples, num_vectors, _ = vectors_BVD.shape
         grad_BVV = padded.index_select(1, mirror_VV).view(num_samples, num_vectors, num_vectors)
-        return torch.bmm(grad_BVV, vectors_BVD), None, None
+        # Under autocast the gradient may be of bfloat16 and the vectors of float32; autocast is off here.
+        return torch.bmm(grad_BVV, vectors_BVD.to(grad_BVV.dtype)), None, None
 
 
 def pair_positions(num_vectors: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -36,6 +36,15 @@ def test_the_interaction_is_the_dot_of_every_pair(num_vectors: int) -> None:
     torch.testing.assert_close(gradient, wanted)
 
 
+def test_the_interaction_under_autocast_has_gradients_of_its_vectors() -> None:
+    vectors_BVD = torch.randn(5, 4, 8, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = dots(vectors_BVD)
+    found.float().sum().backward()
+    (wanted,) = torch.autograd.grad(naive_dots(vectors_BVD).sum(), vectors_BVD)
+    torch.testing.assert_close(vectors_BVD.grad, wanted, rtol=0.02, atol=0.02)
+
+
 def linear_shapes(model: Dlrm, part: str) -> list[tuple[int, ...]]:
     return [tuple(p.shape) for name, p in model.named_parameters() if name.startswith(part) and p.dim() == 2]
 
