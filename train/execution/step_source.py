@@ -5,8 +5,8 @@ within the window of `stats.lookahead.window`; where rows spill to disk, `spill.
 before its first step.
 
 A batch with staging is read, and its cold lookups are located, twice: once to plan it and once to run it. In
-between only its distinct cold rows are kept, 12 bytes each. The second pass runs in the thread that is ahead
-of the loop anyway.
+between only its distinct cold rows are kept, 12 bytes each. Where readers are several threads, they do both;
+plans alone are made by one thread, in the order of the batches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from ...pipeline.errors import format_byte_size
 from ..data.batch import Batch
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
     from ..placements.staging import ColdRows, PlanQueue, StagingPlacement
 
 _log = logging.getLogger(__name__)
-
-
-class Plans(Protocol):
-    """What batches are added to, to be planned: a queue of plans, or files of a whole epoch."""
-
-    def add(self, cold: ColdRows) -> None:
-        """Add the next batch of the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +133,10 @@ class StepSource:
         """Yield each batch once it is planned: when enough of those after it are known."""
         waiting: deque[int] = deque()
         num_taken = 0
-        for number in numbers:
+        for number, cold in self.readers.in_order(self.read_cold, numbers):
             waiting.append(number)
-            self.add(number, queues)
+            for queue, of_group in zip(queues, cold, strict=False):
+                queue.add(of_group)
             while waiting and (
                 not self._is_staged(waiting[0]) or all(queue.num_planned > num_taken for queue in queues)
             ):
@@ -160,12 +154,12 @@ class StepSource:
                 for rows_N in used_slow_rows(group):
                     planner.mark_used(rows_N)
 
-    def add(self, number: int, plans: Sequence[Plans]) -> None:
-        """Read a batch for its plan alone."""
-        if self._is_staged(number):
-            batch = self._read(number)
-            for group, of_group in zip(self.staged, plans, strict=True):
-                of_group.add(group.cold_rows(batch))
+    def read_cold(self, number: int) -> list[ColdRows]:
+        """Read a batch for its plan alone; return the rows of each group, none where it needs no staging."""
+        if not self._is_staged(number):
+            return []
+        batch = self._read(number)
+        return [group.cold_rows(batch) for group in self.staged]
 
     def _is_staged(self, number: int) -> bool:
         """Return whether a batch needs staging slots."""

@@ -71,8 +71,10 @@ def plan_run(source: StepSource, epochs: Iterable[Iterable[int]], limits: SpillL
             EpochSpool(_staging(group), planner, limits.folder, limits.planning_bytes)
             for group, planner in zip(source.staged, planners, strict=True)
         ]
-        for number in numbers:
-            source.add(number, spools)
+        with source.readers:
+            for _, cold in source.readers.in_order(source.read_cold, numbers):
+                for spool, of_group in zip(spools, cold, strict=False):
+                    spool.add(of_group)
         planned.append((numbers, [spool.finish() for spool in spools]))
     restored = [_restored_rows(source, group, limits) for group in source.staged]
     open_stores(source.staged, [queues for _, queues in planned], limits, restored)
