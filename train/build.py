@@ -28,7 +28,7 @@ from .dense.graph_step import GraphStep
 from .evaluate import Predictor
 from .execution.embeddings import Embeddings, refill_stores, restore_rows
 from .execution.step_source import StepSource
-from .loop import HostSteps, Trainer
+from .loop import Trainer
 from .metrics import Meter
 from .model.choose_model import choose_model
 from .model.dense_model import DenseModel
@@ -37,7 +37,7 @@ from .optimizing import DenseUpdate, LearningRates, Stopping
 from .placements.choose_placement import num_planned_steps, num_steps_ahead, spills
 from .ranks.ranks import OneRank, Ranks
 from .rows.tiers import HostMemory
-from .step import StepParts, StepRunner
+from .step import HostSteps, StepParts, StepRunner
 from .threads import Readers, WorkThreads
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def build_trainer(
         spill_folder: folder for rows beyond ``slow_bytes``; None: that of temporary files.
         model_source: makes the module of a user; None imports the class that ``config.model`` names.
         start: rows to start with, and the steps that are done; what else the run has is restored by
-            `resuming.resume`.
+            `checkpoints.resume`.
         tracks_changes: whether rows that steps change are marked, for checkpoints.
         ranks: share the batches and the rows; None: this process does it all.
         exchange: codecs of what crosses between them; None: it crosses as it is.
@@ -321,7 +321,6 @@ def _build_runner(
         model,
         optimizers,
         parts,
-        HostSteps,
         tools.device_api,
         readers,
         tools.threads.num_threads,

@@ -33,7 +33,7 @@ from .data.shards import ShardOrigin
 from .metrics import Quality
 from .recipe_options import RecipeOptions, parse_interval
 from .run_folder.reader import read_config, read_finite, read_weights
-from .run_log import TrainProgress, TrainSummary
+from .run_log import TrainProgress, TrainSummary, no_progress
 from .serving.changes import apply_changes as apply_to_export
 from .serving.configs import ExportConfig, PredictConfig
 from .serving.export import export_run
@@ -120,7 +120,7 @@ def fit(
     """
     # Options of ranks are no fields of `TrainConfig`, so they are taken out of the settings first.
     of_ranks = {field.name for field in fields(ExchangeOptions)}
-    rank_options = ExchangeOptions(**{name: settings.pop(name) for name in of_ranks & set(settings)})
+    exchange = ExchangeOptions(**{name: settings.pop(name) for name in of_ranks & set(settings)})
     chosen = _with_settings(config or TrainConfig(), settings)
     # A module or a function that makes one, or the name of a model that hotset knows.
     source: ModelSource | None = None
@@ -129,22 +129,17 @@ def fit(
     elif model is not None:
         source = model
         chosen = replace(chosen, model=name_of(source))
-    options: dict[str, Any] = {} if progress is None else {"progress": progress}
-    # Paths may be text here; below they are paths.
-    summary = _run.train(
-        Path(data),
-        chosen,
-        Path(out),
-        replay=None if replay is None else Path(replay),
-        slow_dir=None if slow_dir is None else Path(slow_dir),
-        init_from=None if init_from is None else Path(init_from),
-        tensorboard=None if tensorboard is None else Path(tensorboard),
+    options = _run.RunOptions(
+        replay=_path(replay),
+        slow_dir=_path(slow_dir),
+        init_from=_path(init_from),
+        tensorboard=_path(tensorboard),
         checkpoints=_checkpoints(checkpoint_every, keep_checkpoints),
         model_source=source,
-        rank_options=rank_options,
-        **options,
+        exchange=exchange,
+        progress=progress or no_progress,
     )
-    return FittedRun(Path(out), summary, source)
+    return FittedRun(Path(out), _run.train(Path(data), chosen, Path(out), options), source)
 
 
 def evaluate(
@@ -170,7 +165,7 @@ def evaluate(
     Example:
         ``print(hotset.evaluate("run", "data").auc)``
     """
-    folder, source = (run.folder, model or run.model) if isinstance(run, FittedRun) else (Path(run), model)
+    folder, source = _source_of(run, model)
     return _evaluate.evaluate(
         folder, Path(data), slow_bytes=slow_bytes, model_source=source, progress=progress
     )
@@ -265,7 +260,7 @@ def predict(
     predictor = RunPredictor(
         folder,
         _config_of(PredictConfig, settings),
-        vocabulary=None if vocabulary is None else Path(vocabulary),
+        vocabulary=_path(vocabulary),
         model_source=source,
     )
     # Messages name the log by its path, and a frame as such.
@@ -307,9 +302,8 @@ def export(
         ``folder = hotset.export("run", "exported", row_type="int8")``
     """
     folder, source = _source_of(run, model)
-    given = None if vocabulary is None else Path(vocabulary)
     config = _config_of(ExportConfig, settings)
-    export_run(folder, Path(out), config, vocabulary=given, model_source=source)
+    export_run(folder, Path(out), config, vocabulary=_path(vocabulary), model_source=source)
     return Path(out)
 
 
@@ -334,6 +328,10 @@ def apply_changes(
     """
     apply_to_export(Path(exported), Path(changes), Path(out), model_source=model)
     return Path(out)
+
+
+def _path(given: Folder | None) -> Path | None:
+    return None if given is None else Path(given)
 
 
 def _source_of(run: Folder | FittedRun, model: ModelSource | None) -> tuple[Path, ModelSource | None]:

@@ -1,21 +1,19 @@
 """The training loop: batch, rows, forward, backward, rows, dense layers, log.
 
-`StepSource` reads, plans and loads ahead in another thread; `HostSteps` shows the work of a step; on a GPU
-`gpu.queued_steps` queues the same work.
+`StepSource` reads, plans and loads ahead in another thread; `step.HostSteps` shows the work of a step; on a
+GPU `gpu.queued_steps` queues the same work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from ..pipeline.schema.schema import DENSE_PREFIX
-from .checkpoints.files import Resumable
 from .config import TrainConfig
 from .data.batch import Batch
 from .data.batch_order import BatchOrder
@@ -25,16 +23,30 @@ from .execution.embeddings import Embeddings
 from .execution.step_source import StepSource
 from .metrics import Meter
 from .model.dense_model import DenseModel
-from .optimizing import LearningRates, StepRates, Stopping
+from .optimizing import LearningRates, Stopping
 from .placements.choose_placement import num_planned_steps, num_steps_ahead
 from .ranks.ranks import OneRank, Ranks
 from .rows.step_plan import PlannedStep
 from .run_folder.weights import Weights
-from .step import StepParts, StepRunner
+from .step import StepRunner
 from .threads import PLACES_AT_A_TIME, BackgroundIterator, WorkThreads
 
 if TYPE_CHECKING:
     from .ranks.codes import CodedExchange
+
+
+class Resumable(Protocol):
+    """A part of a run whose state a checkpoint keeps.
+
+    What `state` returns after a step and `restore` is given before the next one in another process: plain
+    JSON values (numbers, strings, lists, dicts, None), and tensors on the host. Tensors must be copies:
+    training continues while they are written. A file is not trusted: `restore` raises HotsetError or
+    ValueError on values that `state` does not return.
+    """
+
+    def state(self) -> Mapping[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -113,29 +125,6 @@ def train_steps(trainer: Trainer) -> Generator[tuple[Batch, torch.Tensor]]:
         else:
             embeddings.finish()
         meter.enter(None)
-
-
-class HostSteps:
-    """Runs each step synchronously on the host."""
-
-    is_synchronous = True
-    prepare = moves = None
-
-    def __init__(self, parts: StepParts) -> None:
-        self._parts = parts
-
-    def train(self, step: PlannedStep, number: int, rates: StepRates) -> torch.Tensor:
-        parts = self._parts
-        parts.embeddings.wait_for_rows(step)
-        embeddings = parts.embeddings.look_up(step)
-        loss_sum = parts.dense.train(step.batch, embeddings, number)  # forward and backward: leaves gradients
-        parts.prepare_dense(rates.dense)
-        # Embedding rows by our optimizer, dense layers by torch's, in parallel.
-        update_rows = partial(parts.embeddings.update, step, embeddings, rates.rows)
-        parts.threads.run_all(update_rows, *parts.step_dense)
-        return loss_sum
-
-    def synchronize(self) -> None: ...
 
 
 def read_ahead(trainer: Trainer) -> BackgroundIterator[PlannedStep] | Generator[PlannedStep]:

@@ -38,12 +38,6 @@ class Interval:
     def is_off(self) -> bool:
         return self.steps is None and self.seconds is None
 
-    def is_due(self, steps: int, seconds: float) -> bool:
-        """Return whether it is over, so many steps and seconds after the last time."""
-        if self.steps is not None:
-            return steps >= self.steps
-        return self.seconds is not None and seconds >= self.seconds and steps > 0
-
 
 def parse_interval(text: str) -> Interval:
     """Parse ``"500"`` as 500 steps and ``"10min"`` as 600 seconds; ``"off"`` is never.

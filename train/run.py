@@ -11,9 +11,9 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..pipeline.errors import KIB, HotsetError
@@ -21,8 +21,9 @@ from ..pipeline.folders.manifest import checksum_of
 from .build import build_trainer
 from .build_embeddings import RunStart, resolve, set_threads
 from .build_model import ModelSource
-from .checkpoints.files import CHECKPOINTS, newest_whole
-from .checkpoints.tensors import restore_dense
+from .checkpoints.files import newest_whole, restore_dense
+from .checkpoints.resume import Checkpoint, Interrupted, Interrupts, RunCheckpoints, restore, table_sizes
+from .checkpoints.source_run import SourceRun, open_source, optimizer_states
 from .config import (
     AUTO,
     CheckpointSettings,
@@ -45,9 +46,8 @@ from .ranks.ranks import (
     raise_on_any_rank,
     refuse_other_settings_of_ranks,
 )
-from .resuming.resume import Checkpoint, Interrupted, Interrupts, RunCheckpoints, restore, table_sizes
-from .resuming.source_run import SourceRun, open_source, optimizer_states
 from .run_folder.files import (
+    CHECKPOINTS,
     RunFolder,
     TensorboardEvents,
     claimed,
@@ -66,75 +66,59 @@ from .run_folder.reader import read_manifest
 from .run_log import RunLog, TrainProgress, TrainSummary, no_progress, summarize
 
 if TYPE_CHECKING:
-    from .resuming.best_weights import BestWeights
+    from .checkpoints.best_weights import BestWeights
 
 _log = logging.getLogger(__name__)
 
 
-def train(
-    shards: Path,
-    config: TrainConfig,
-    out: Path,
-    *,
-    replay: Path | None = None,
-    slow_dir: Path | None = None,
-    model_source: ModelSource | None = None,
-    checkpoints: CheckpointSettings | None = None,
-    provenance: Mapping[str, Any] | None = None,
-    init_from: Path | None = None,
-    tensorboard: Path | None = None,
-    rank_options: ExchangeOptions | None = None,
-    progress: TrainProgress = no_progress,
-) -> TrainSummary:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Where a run begins and what it reports; none of it but ``replay`` and ``init_from`` decides weights."""
+
+    replay: Path | None = None
+    """A finished run whose batch order is used instead of the placement's own."""
+    init_from: Path | None = None
+    """A run whose weights and states this one starts with; a finished one, or the last checkpoint of
+    another."""
+    slow_dir: Path | None = None
+    """Folder of the spill file of rows beyond ``slow_bytes``; None: that of the run."""
+    model_source: ModelSource | None = None
+    """Makes the module of a user; None imports the class that ``config.model`` names."""
+    exchange: ExchangeOptions = field(default_factory=ExchangeOptions)
+    """Of a run on several ranks, where torchrun or a similar launcher started the process."""
+    checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
+    """How often the run is saved."""
+    provenance: Mapping[str, Any] | None = None
+    """What made the run, as plain data for its summary."""
+    tensorboard: Path | None = None
+    """Folder of a file that TensorBoard reads, with the lines of ``metrics.jsonl``; None: there is none."""
+    progress: TrainProgress = no_progress
+    """Called after every step with the samples so far, the mean loss of the last logged steps and the last
+    AUC."""
+
+
+def train(shards: Path, config: TrainConfig, out: Path, options: RunOptions = RunOptions()) -> TrainSummary:
     """Train on ``shards`` and write the run to ``out``.
 
     ``shards`` is a shards folder, or the folder that holds it. Where ``out`` holds an unfinished run with
     these settings, it is resumed from its last checkpoint, and ends with the bits of a run that was never
     interrupted.
 
-    Args:
-        replay: a finished run whose batch order is used instead of the placement's own.
-        slow_dir: folder of the spill file of rows beyond ``slow_bytes``; None: ``out``.
-        model_source: makes the module of a user; None imports the class that ``config.model`` names.
-        checkpoints: how often the run is saved; None: as `CheckpointSettings` has it.
-        init_from: a run whose weights and states this one starts with; a finished one, or the last checkpoint
-            of another.
-        tensorboard: folder of a file that TensorBoard reads, with the lines of ``metrics.jsonl``; None: there
-            is none.
-        provenance: what made the run, as plain data for its summary; decides nothing.
-        rank_options: of a run on several ranks, where torchrun or a similar launcher started the process.
-        progress: called after every step with the samples so far, the mean loss of the last logged steps and
-            the last AUC.
-
     Raises:
         HotsetError: shards that cannot be used, a config that does not fit them; ``out`` holds something
             else, a finished run, or one with other settings.
         Interrupted: Ctrl-C or SIGTERM, after the last step was saved.
     """
-    request = RunRequest(
-        shards=shards,
-        config=config,
-        out=out,
-        replay=replay,
-        slow_dir=slow_dir,
-        init_from=init_from,
-        rank_options=rank_options or ExchangeOptions(),
-        model_source=model_source,
-        checkpoints=checkpoints or CheckpointSettings(),
-        provenance=provenance,
-        tensorboard=tensorboard,
-        progress=progress,
-    )
     with joined_ranks(rank_timeout()) as ranks:
         # Rank 0 alone writes to the folder, so it knows whether there is a run to resume.
         is_resumed = first_says(ranks, ranks.rank == 0 and is_unfinished(out))
         # Everything that can be refused is refused before the first file is written.
         with raise_on_any_rank(ranks):
-            start = prepare_run(request, ranks, is_resumed=is_resumed)
+            start = prepare_run(shards, config, out, options, ranks, is_resumed=is_resumed)
         description = start.description
         if ranks.num_ranks > 1:
             with raise_on_any_rank(ranks):
-                refuse_other_settings_of_ranks(ranks, compared_by_ranks(start, request.rank_options))
+                refuse_other_settings_of_ranks(ranks, compared_by_ranks(start, options.exchange))
         with claimed(out) if ranks.rank == 0 else nullcontext():
             # Before anything is built on it, all ranks have found the same checkpoint.
             with raise_on_any_rank(ranks):
@@ -143,17 +127,17 @@ def train(
             with raise_on_any_rank(ranks):
                 refuse_other_settings_of_ranks(ranks, {"checkpoint": step})
             with raise_on_any_rank(ranks):
-                trainer = build_run(start, request, ranks, checkpoint)
+                trainer, best = build_run(start, out, options, ranks, checkpoint)
             if start.leaves_codecs_open:
-                description = description | _measure_codecs(trainer, request.rank_options)
+                description = description | _measure_codecs(trainer, options.exchange)
             _report_settings(trainer, start.threads)
             # Every rank begins, or none: a folder that one of them cannot write stops them all.
             with raise_on_any_rank(ranks):
-                folder, saved = begin_run(trainer, request, description, checkpoint)
-            log = _new_log(trainer, request, folder, saved)
+                folder, saved = begin_run(trainer, out, options, description, checkpoint)
+            log = RunLog(trainer, folder, saved, best, options.progress)
             quality, is_last = _train(trainer, log, saved, checkpoint)
-            summary = summarize(trainer, start.threads, out, quality)
-            return _write_results(trainer, folder, replace(summary, provenance=provenance), is_last=is_last)
+            summary = replace(summarize(trainer, start.threads, out, quality), provenance=options.provenance)
+            return _write_results(trainer, folder, best, summary, is_last=is_last)
 
 
 def _measure_codecs(trainer: Trainer, options: ExchangeOptions) -> dict[str, Any]:
@@ -163,24 +147,6 @@ def _measure_codecs(trainer: Trainer, options: ExchangeOptions) -> dict[str, Any
     assert trainer.rank_codecs is not None
     trainer.rank_codecs.use(choose_exchange(trainer, options))
     return coding_of(trainer.rank_codecs.chosen, trainer.ranks)
-
-
-def _new_log(
-    trainer: Trainer, request: RunRequest, folder: RunFolder, saved: RunCheckpoints | None
-) -> RunLog:
-    # What is decided by the validation part needs evaluations, once an epoch at least.
-    evaluate_every = trainer.config.evaluate_every
-    if evaluate_every is None and trainer.config.recipe.needs_validation is not None:
-        evaluate_every = trainer.shards.num_training_batches
-    return RunLog(
-        folder,
-        request.progress,
-        saved,
-        Interrupts(),
-        cast("BestWeights | None", trainer.resumables.get("best_weights")),
-        evaluate_every=evaluate_every,
-        has_ranks=trainer.ranks.num_ranks > 1,
-    )
 
 
 def _train(
@@ -196,20 +162,20 @@ def _train(
             # An evaluation that was due when the checkpoint was written is made first, as the unbroken run
             # did.
             if checkpoint is not None and not checkpoint.record.state.is_logged:
-                log.evaluate(trainer)
+                log.evaluate()
             if trainer.stopping.reason is None:
                 with closing(train_steps(trainer)) as steps:
-                    for batch, loss_sum in steps:
-                        log(trainer, batch, loss_sum)
+                    for _, loss_sum in steps:
+                        log(loss_sum)
             if saved is not None:
-                saved.advance(trainer, to_end=True)
-            log.log_loss(trainer)
-            is_last = log.choose_weights(trainer)
+                saved.advance(to_end=True)
+            log.log_loss()
+            is_last = log.choose_weights()
             return trainer.predictor.score_run(progress=log.evaluating), is_last
     except NotFiniteRowError as error:
-        log.refuse_divergence(trainer, str(error))
+        log.refuse_divergence(str(error))
     except Interrupted:
-        log.save_last(trainer)
+        log.save_last()
         raise
     finally:
         if saved is not None:
@@ -217,7 +183,7 @@ def _train(
 
 
 def _write_results(
-    trainer: Trainer, folder: RunFolder, summary: TrainSummary, *, is_last: bool
+    trainer: Trainer, folder: RunFolder, best: BestWeights | None, summary: TrainSummary, *, is_last: bool
 ) -> TrainSummary:
     """Write the files of a run in the order of their names; the manifest comes last and ends the run."""
     _warn_of_passes(trainer)
@@ -229,30 +195,12 @@ def _write_results(
     if is_last:
         folder.save_states(optimizer_states(trainer))
     folder.save_batch_order(trainer.batch_numbers)
-    if (best := trainer.resumables.get("best_weights")) is not None:
-        cast("BestWeights", best).remove()
+    if best is not None:
+        best.remove()
     # A signal that comes now is too late: the run is sealed, and nothing would remove its checkpoints later.
     with Interrupts().noted():
         folder.finish(summary.to_dict())
     return summary
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
-    """The arguments of `train`."""
-
-    shards: Path
-    config: TrainConfig
-    out: Path
-    replay: Path | None
-    slow_dir: Path | None
-    init_from: Path | None
-    rank_options: ExchangeOptions
-    model_source: ModelSource | None
-    checkpoints: CheckpointSettings
-    provenance: Mapping[str, Any] | None
-    tensorboard: Path | None
-    progress: TrainProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,22 +220,22 @@ class PreparedRun:
     """Whether some are to be chosen by a measurement."""
 
 
-def prepare_run(request: RunRequest, ranks: Ranks, *, is_resumed: bool) -> PreparedRun:
+def prepare_run(
+    shards: Path, config: TrainConfig, out: Path, options: RunOptions, ranks: Ranks, *, is_resumed: bool
+) -> PreparedRun:
     """Read and check all that a run begins with."""
-    out = request.out
-    config = request.config
     # One rank refuses for all, before any of them writes.
     if not is_resumed and ranks.rank == 0:
         refuse_occupied(out)
-    if request.slow_dir is not None:
-        refuse_missing_folder(request.slow_dir)
+    if options.slow_dir is not None:
+        refuse_missing_folder(options.slow_dir)
     # The shards first: what the settings leave open follows from them.
-    opened = Shards.open(request.shards)
+    opened = Shards.open(shards)
     if config.hot_bytes is not None:
         opened = with_hot_bytes(opened, config.hot_bytes, config.row_optimizer(opened.embedding_optimizer))
     opened.refuse_damage()
     threads = set_threads(config.threads)
-    replay = request.replay
+    replay = options.replay
     # A batch order that was changed since would be replayed as if it were the run's.
     if replay is not None:
         read_manifest(replay, (BATCH_ORDER,))
@@ -299,14 +247,14 @@ def prepare_run(request: RunRequest, ranks: Ranks, *, is_resumed: bool) -> Prepa
     config = resolve(opened, config, ranks.num_ranks)
     description = describe(opened, config, threads, is_replay=replay is not None)
     num_steps = config.epochs * opened.num_training_batches
-    exchange, leaves_codecs_open = _choose_codecs(request.rank_options, num_steps, ranks, recorded)
+    exchange, leaves_codecs_open = _choose_codecs(options.exchange, num_steps, ranks, recorded)
     description |= coding_of(exchange, ranks)
     # Weights to start from are checked against the shards, and become part of what decides the bits.
     source = None
-    if request.init_from is not None:
+    if options.init_from is not None:
         chosen = config.optimizers(opened.embedding_optimizer)
         model = choose_model(config, opened.embedding_dim)
-        source = open_source(request.init_from, opened, chosen, model)
+        source = open_source(options.init_from, opened, chosen, model)
         description["init_from"] = source.fingerprint
     # Last, when the description of this command is complete.
     if is_resumed:
@@ -394,14 +342,10 @@ def find_checkpoint(start: PreparedRun, out: Path, ranks: Ranks, *, is_resumed: 
 
 
 def build_run(
-    start: PreparedRun,
-    request: RunRequest,
-    ranks: Ranks,
-    checkpoint: Checkpoint | None,
-) -> Trainer:
-    """Build the trainer of a run, with the rows of its checkpoint."""
-    out = request.out
-    settings = request.checkpoints
+    start: PreparedRun, out: Path, options: RunOptions, ranks: Ranks, checkpoint: Checkpoint | None
+) -> tuple[Trainer, BestWeights | None]:
+    """Build the trainer of a run, with the rows of its checkpoint, and what keeps its best weights."""
+    settings = options.checkpoints
     source = start.source
     # Rows come from the checkpoint if there is one, else from the run to start with, else they are initial.
     rows = RunStart(source.rows, is_fresh=False) if source else None
@@ -411,8 +355,8 @@ def build_run(
         start.shards,
         start.config,
         start.order,
-        spill_folder=request.slow_dir or out,
-        model_source=request.model_source,
+        spill_folder=options.slow_dir or out,
+        model_source=options.model_source,
         start=rows,
         tracks_changes=not settings.checkpoint_every.is_off,
         ranks=ranks,
@@ -422,20 +366,25 @@ def build_run(
     if source is not None and checkpoint is None:
         restore_dense(trainer.model, trainer.dense_optimizers, source.dense, source.where)
     if trainer.rank_codecs is not None and trainer.rank_codecs.errors is not None:
-        from .resuming.rank_checkpoints import SAVED_ERRORS, SavedErrors
+        from .checkpoints.rank_checkpoints import SAVED_ERRORS, SavedErrors
 
         trainer.resumables[SAVED_ERRORS] = SavedErrors(ranks, trainer.rank_codecs.errors)
+    best = None
     if start.config.recipe.keeps_best:
-        from .resuming.best_weights import BestWeights
+        from .checkpoints.best_weights import BestWeights
 
         best = BestWeights(out, settings.keep_checkpoints, ranks)
         best.reserve(trainer.weights().num_bytes)
         trainer.resumables["best_weights"] = best
-    return trainer
+    return trainer, best
 
 
 def begin_run(
-    trainer: Trainer, request: RunRequest, description: dict[str, Any], checkpoint: Checkpoint | None
+    trainer: Trainer,
+    out: Path,
+    options: RunOptions,
+    description: dict[str, Any],
+    checkpoint: Checkpoint | None,
 ) -> tuple[RunFolder, RunCheckpoints | None]:
     """Begin or resume a run's folder, with room for its files.
 
@@ -447,40 +396,44 @@ def begin_run(
     kind = RunCheckpoints
     try:
         if ranks.num_ranks > 1:
-            from .resuming.rank_checkpoints import RankCheckpoints
+            from .checkpoints.rank_checkpoints import RankCheckpoints
 
             kind = RankCheckpoints
-        folder = RunFolder(request.out, is_first=False)
+        folder = RunFolder(out, is_first=False)
         if ranks.rank == 0:
-            folder = _begin_folder(trainer, request, description, checkpoint)
-        if request.checkpoints.checkpoint_every.is_off:
+            folder = _begin_folder(trainer, out, options.tensorboard, description, checkpoint)
+        if options.checkpoints.checkpoint_every.is_off:
             return folder, None
         run = checksum_of(settings_of(description))
         last = checkpoint.record if checkpoint else None
-        return folder, kind(request.out / CHECKPOINTS, run, request.checkpoints, trainer, last)
+        return folder, kind(trainer, out / CHECKPOINTS, run, options.checkpoints, last)
     except HotsetError:
         # A disk without room for the run leaves nothing of it.
         if checkpoint is None and ranks.rank == 0:
-            remove_begun(request.out)
+            remove_begun(out)
         raise
 
 
 def _begin_folder(
-    trainer: Trainer, request: RunRequest, description: dict[str, Any], checkpoint: Checkpoint | None
+    trainer: Trainer,
+    out: Path,
+    tensorboard: Path | None,
+    description: dict[str, Any],
+    checkpoint: Checkpoint | None,
 ) -> RunFolder:
     # The room for the results is taken before the first step.
     weight_bytes = trainer.weights().num_bytes + optimizer_states(trainer).num_bytes
     if checkpoint is None:
-        folder = RunFolder.begin(request.out, description, weight_bytes=weight_bytes)
+        folder = RunFolder.begin(out, description, weight_bytes=weight_bytes)
     else:
         metrics = checkpoint.record.state.metrics
-        folder = RunFolder.resume(request.out, metrics, weight_bytes=weight_bytes)
+        folder = RunFolder.resume(out, metrics, weight_bytes=weight_bytes)
     # The vocabulary is kept in the run, so that the run alone can predict.
     origin = ShardOrigin.of(trainer.shards)
     if origin is not None:
         folder.keep_vocabulary(origin.vocabulary)
-    if request.tensorboard is not None:
-        folder.tensorboard = TensorboardEvents(request.tensorboard, folder.metrics)
+    if tensorboard is not None:
+        folder.tensorboard = TensorboardEvents(tensorboard, folder.metrics)
     return folder
 
 

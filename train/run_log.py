@@ -19,18 +19,17 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import torch
 
 from ..pipeline.errors import HotsetError
+from .checkpoints.resume import Interrupted, Interrupts, RunCheckpoints
 from .checkpoints.writer import NotFiniteError
-from .data.batch import Batch
 from .loop import Trainer
 from .metrics import Kind, RunQuality
-from .ranks.ranks import OneRank, Ranks, first_says
+from .ranks.ranks import first_says
 from .recipe_options import parse_interval
-from .resuming.resume import Interrupted, Interrupts, RunCheckpoints
 from .run_folder.files import RunFolder
 
 if TYPE_CHECKING:
+    from .checkpoints.best_weights import BestWeights
     from .config import ExchangePrediction
-    from .resuming.best_weights import BestWeights
     from .rows.tiers import Way
 
 _log = logging.getLogger(__name__)
@@ -51,25 +50,25 @@ class RunLog:
 
     def __init__(
         self,
+        trainer: Trainer,
         folder: RunFolder,
-        progress: TrainProgress,
         saved: RunCheckpoints | None,
-        interrupts: Interrupts,
         best: BestWeights | None,
-        *,
-        evaluate_every: int | str | None = None,
-        has_ranks: bool = False,
+        progress: TrainProgress,
     ) -> None:
-        self._evaluate_every = evaluate_every
-        """Steps or time between two evaluations; None: there are none."""
+        self._trainer = trainer
         self._best = best
-        self._has_ranks = has_ranks
+        self._folder = folder
+        self._saved = saved
+        self._progress = progress
+        self.interrupts = Interrupts()
+        # What is decided by the validation part needs evaluations, once an epoch at least.
+        self._evaluate_every = trainer.config.evaluate_every
+        """Steps or time between two evaluations; None: there are none."""
+        if self._evaluate_every is None and trainer.config.recipe.needs_validation is not None:
+            self._evaluate_every = trainer.shards.num_training_batches
         self._last_evaluation = (-1, time.monotonic())
         """Step and time of the last evaluation."""
-        self._folder = folder
-        self._progress = progress
-        self._saved = saved
-        self.interrupts = interrupts
         self._is_logged = True
         """Whether the evaluation that is due after the last step was made."""
         self._loss: float | None = None
@@ -79,22 +78,24 @@ class RunLog:
         self._auc: float | None = None
         """AUC of the last evaluation."""
 
-    def __call__(self, trainer: Trainer, batch: Batch, loss_sum: torch.Tensor) -> None:
+    def __call__(self, loss_sum: torch.Tensor) -> None:
+        """Note the loss of a step, and do what is due after it."""
+        trainer = self._trainer
         trainer.losses.append(loss_sum)
         # A loss on the host can be looked at without waiting for a device.
         is_on_host = trainer.runner.is_synchronous and loss_sum.device.type == "cpu"
         if is_on_host and not math.isfinite(float(loss_sum)):
-            self.refuse_divergence(trainer, f"the training loss is {float(loss_sum)} at step {trainer.step}")
+            self.refuse_divergence(f"the training loss is {float(loss_sum)} at step {trainer.step}")
         # First the log, then the evaluation, then the checkpoint: each contains what came before it.
         if trainer.step % trainer.config.log_every == 0:
-            self.log_loss(trainer)
+            self.log_loss()
         # Until the first line the progress shows the mean so far, where it is there without waiting.
         elif self._first_losses is not None and is_on_host:
             self._first_losses = self._first_losses or sum(map(float, trainer.losses[:-1]))
             self._first_losses += float(loss_sum)
             self._loss = self._first_losses / trainer.unlogged_samples
-        if self._evaluate_every is not None and self._is_evaluation_due(trainer, self._evaluate_every):
-            self.evaluate(trainer)
+        if self._evaluate_every is not None and self._is_evaluation_due(self._evaluate_every):
+            self.evaluate()
         # Ranks ask the clock of the first, so that all of them stop after the same step.
         has_limit = trainer.config.recipe.max_time is not None
         is_time_over = has_limit and first_says(trainer.ranks, trainer.stopping.is_time_over)
@@ -102,18 +103,22 @@ class RunLog:
         # A checkpoint of a loss that is no number would be one to resume a broken run from.
         if self._saved is not None:
             if self._saved.is_under_way:
-                self._saved.advance(trainer)
-                self._settle(trainer, self._saved)
+                self._saved.advance()
+                try:
+                    self._saved.settle()
+                except NotFiniteError as error:
+                    self._refuse(str(error))
             if self._saved.is_due(trainer.step):
-                self._refuse_bad_losses(trainer)
-                self._saved.take(trainer, self._folder.metrics)
+                self._refuse_bad_losses()
+                self._saved.take(self._folder.metrics)
         total = trainer.shards.num_training_samples * trainer.config.epochs
         self._progress("train", trainer.num_samples, total, self._note())
-        if self.interrupts.number or self._has_ranks:
-            self._stop_if_interrupted(trainer.ranks)
+        if self.interrupts.number or trainer.ranks.num_ranks > 1:
+            self._stop_if_interrupted()
 
-    def evaluate(self, trainer: Trainer) -> None:
+    def evaluate(self) -> None:
         """Evaluate the run after its last step, and log it."""
+        trainer = self._trainer
         self._is_logged = False
         part = trainer.predictor.steering_part
         quality = trainer.predictor.score(part=part, progress=self.evaluating)
@@ -130,8 +135,9 @@ class RunLog:
         self._auc = quality.auc
         _log.info("step %s: %s", trainer.step, quality)
 
-    def choose_weights(self, trainer: Trainer) -> bool:
+    def choose_weights(self) -> bool:
         """Set the run to its final weights; return whether these are the last step's."""
+        trainer = self._trainer
         stopping = trainer.stopping
         if stopping.reason is not None:
             num_steps = trainer.config.epochs * trainer.shards.num_training_batches
@@ -139,90 +145,86 @@ class RunLog:
         if self._best is None:
             return True
         if self._last_evaluation[0] != trainer.step:
-            self.evaluate(trainer)
+            self.evaluate()
         if not self._best.load(trainer):
             return True
         _log.info("the weights are those of step %s", stopping.best_step)
         return stopping.best_step == trainer.step
 
-    def _is_evaluation_due(self, trainer: Trainer, every: int | str) -> bool:
+    def _is_evaluation_due(self, every: int | str) -> bool:
         """Return whether the run is to be evaluated after this step."""
         if isinstance(every, int):
-            return trainer.step % every == 0
+            return self._trainer.step % every == 0
         seconds = parse_interval(every).seconds
         assert seconds is not None, "the options refuse steps"
-        return first_says(trainer.ranks, time.monotonic() - self._last_evaluation[1] >= seconds)
+        return first_says(self._trainer.ranks, time.monotonic() - self._last_evaluation[1] >= seconds)
 
     def evaluating(self, done: int, total: int) -> None:
         """Show how far an evaluation is."""
         self._progress("evaluate", done, total, self._note())
         # Ranks stop together, after a step.
-        if not self._has_ranks:
-            self._stop_if_interrupted(OneRank())
+        if self._trainer.ranks.num_ranks == 1:
+            self._stop_if_interrupted()
 
-    def save_last(self, trainer: Trainer) -> None:
+    def save_last(self) -> None:
         """Save the run after its last step, if it is saved."""
         if self._saved is not None:
-            self._refuse_bad_losses(trainer)
-            self._saved.save_last(trainer, self._folder.metrics, is_logged=self._is_logged)
+            self._refuse_bad_losses()
+            self._saved.save_last(self._folder.metrics, is_logged=self._is_logged)
 
-    def log_loss(self, trainer: Trainer) -> None:
+    def log_loss(self) -> None:
         """Write the mean loss since the last line, where there were steps since."""
+        trainer = self._trainer
         if not trainer.losses:
             return
         # The only copy of losses from the device, so that steps in between do not wait for it.
         trainer.runner.synchronize()
         mean_loss = float(torch.stack(trainer.losses).sum()) / trainer.unlogged_samples
         if not math.isfinite(mean_loss):
-            self._refuse_bad_losses(trainer)
+            self._refuse_bad_losses()
         self._folder.log({"step": trainer.step, "samples": trainer.num_samples, "loss": mean_loss})
         self._loss = mean_loss
         self._first_losses = None
         trainer.losses.clear()
         trainer.unlogged_samples = 0
 
-    def _refuse_bad_losses(self, trainer: Trainer) -> None:
+    def _refuse_bad_losses(self) -> None:
         """Raise HotsetError where a loss since the last line is no finite number."""
+        trainer = self._trainer
         if not trainer.losses:
             return
         trainer.runner.synchronize()
         losses = torch.stack(trainer.losses).tolist()
         for step, loss in enumerate(losses, trainer.step - len(losses) + 1):
             if not math.isfinite(loss):
-                self.refuse_divergence(trainer, f"the training loss is {loss} at step {step}")
+                self.refuse_divergence(f"the training loss is {loss} at step {step}")
 
-    def refuse_divergence(self, trainer: Trainer, fault: str) -> NoReturn:
+    def refuse_divergence(self, fault: str) -> NoReturn:
         """Raise HotsetError: numbers of the run are no longer finite."""
-        trainer.shards.refuse_damage()  # which explains such a loss better than a learning rate does
-        last = None
+        self._trainer.shards.refuse_damage()  # which explains such a loss better than a learning rate does
         if self._saved is not None:
             # The one under way may be good, or hold what led to this loss.
             with suppress(NotFiniteError):
-                self._saved.settle(trainer, wait=True)
-            last = self._saved.last_written
-        self._refuse(trainer, fault, last)
+                self._saved.settle(wait=True)
+        self._refuse(fault)
 
-    def _settle(self, trainer: Trainer, saved: RunCheckpoints) -> None:
-        """Note how the last checkpoint ended; raises HotsetError where weights are not finite."""
-        try:
-            saved.settle(trainer)
-        except NotFiniteError as error:
-            self._refuse(trainer, str(error), saved.last_written)
-
-    def _refuse(self, trainer: Trainer, fault: str, last: int | None) -> NoReturn:
+    def _refuse(self, fault: str) -> NoReturn:
         """Raise HotsetError with the command that goes on with lower rates.
 
         It goes on from the checkpoint if there is one.
         """
+        last = None if self._saved is None else self._saved.last_written
         if last is None:
-            raise divergence(fault)
-        # Without a checkpoint the run must begin again; with one it continues from there, at a tenth of the
-        # rates.
+            raise HotsetError(
+                fault,
+                hint="lower --embedding-lr or --dense-lr, and give another --out or remove the folder",
+            )
+        # From the checkpoint the run continues at a tenth of the rates.
         run = self._folder.path
-        shards = trainer.shards.manifest.folder
-        rates = trainer.config.optimizers(trainer.shards.embedding_optimizer)
+        shards = self._trainer.shards
+        rates = self._trainer.config.optimizers(shards.embedding_optimizer)
         command = (
-            f"hotset train {shlex.quote(str(shards))} --init-from {shlex.quote(str(run))} "
+            f"hotset train {shlex.quote(str(shards.manifest.folder))} --init-from {shlex.quote(str(run))} "
             f"--out {shlex.quote(f'{run}-lower')} "
             f"--embedding-lr {rates.embedding_lr / 10:g} --dense-lr {rates.dense_lr / 10:g}"
         )
@@ -231,12 +233,13 @@ class RunLog:
             hint=f"`{command}` continues from it with lower rates",
         )
 
-    def _stop_if_interrupted(self, ranks: Ranks) -> None:
+    def _stop_if_interrupted(self) -> None:
         """Raise Interrupted if a signal has arrived, at any rank.
 
         All ranks stop after the same step.
         """
         number = self.interrupts.number or 0
+        ranks = self._trainer.ranks
         if ranks.num_ranks > 1:
             number = max(int(each) for each in ranks.gather(torch.tensor([number])))
         if number:
@@ -246,14 +249,6 @@ class RunLog:
         """The last loss and AUC, as far as there are any."""
         known = (("loss", self._loss), ("AUC", self._auc))
         return ", ".join(f"{name} {figure:.4f}" for name, figure in known if figure is not None)
-
-
-def divergence(fault: str) -> HotsetError:
-    """Return the error of a run whose loss or weights are no finite numbers."""
-    return HotsetError(
-        fault,
-        hint="lower --embedding-lr or --dense-lr, and give another --out or remove the folder",
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""The interface of what runs training steps, and the parts that steps work on."""
+"""The work of a training step: its parts, the interface of what runs it, and the steps of the host."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -54,3 +55,26 @@ class StepRunner(Protocol):
 
     def synchronize(self) -> None:
         """Return once all steps are done: losses, weights and rows can be read."""
+
+
+class HostSteps:
+    """Runs each step synchronously on the host."""
+
+    is_synchronous = True
+    prepare = moves = None
+
+    def __init__(self, parts: StepParts) -> None:
+        self._parts = parts
+
+    def train(self, step: PlannedStep, number: int, rates: StepRates) -> torch.Tensor:
+        parts = self._parts
+        parts.embeddings.wait_for_rows(step)
+        embeddings = parts.embeddings.look_up(step)
+        loss_sum = parts.dense.train(step.batch, embeddings, number)  # forward and backward: leaves gradients
+        parts.prepare_dense(rates.dense)
+        # Embedding rows by our optimizer, dense layers by torch's, in parallel.
+        update_rows = partial(parts.embeddings.update, step, embeddings, rates.rows)
+        parts.threads.run_all(update_rows, *parts.step_dense)
+        return loss_sum
+
+    def synchronize(self) -> None: ...

@@ -22,7 +22,7 @@ from ..pipeline.errors import HotsetError
 from ..pipeline.folders.disk import paths_in
 from ..pipeline.folders.manifest import MANIFEST, Manifest, checksum_of
 from .build_model import ModelSource, build_model
-from .checkpoints.files import CHECKPOINTS, read_record, record_paths, refuse_damaged_files
+from .checkpoints.files import read_record, record_paths, refuse_damaged_files
 from .config import TrainConfig
 from .data.batch_order import BATCH_ORDER, SeededOrder, read_batch_order
 from .data.shards import Shards, with_hot_bytes
@@ -30,7 +30,7 @@ from .evaluate import evaluate
 from .model.choose_model import recorded_model
 from .model.shapes import ModelInputs
 from .run_config import read_object, read_settings
-from .run_folder.files import CONFIG, RUN_FILES, SUMMARY, VOCABULARY, is_unfinished, settings_of
+from .run_folder.files import CHECKPOINTS, CONFIG, RUN_FILES, SUMMARY, VOCABULARY, is_unfinished, settings_of
 from .run_folder.reader import (
     read_config,
     read_finite,

@@ -44,7 +44,7 @@ from hotset.train.data.shards import Shards
 from hotset.train.loop import run_steps
 from hotset.train.ranks.ranks import RankError, Ranks
 from hotset.train.recipe_options import Interval, RecipeOptions
-from hotset.train.run import train
+from hotset.train.run import RunOptions, train
 from hotset.train.serving.predict import RunPredictor, predict_file
 from hotset.workflows.recipe_file import with_recipe
 
@@ -136,8 +136,7 @@ def _halt(root: Path) -> None:
             root / "dir",
             KEEPING_BEST,
             root / "halted",
-            checkpoints=EVERY_FEW_STEPS,
-            progress=stop,
+            RunOptions(checkpoints=EVERY_FEW_STEPS, progress=stop),
         )
 
 
@@ -184,7 +183,7 @@ def adopt_again(root: Path, out: Path) -> Any:
 def train_again(root: Path, out: Path, **runs: str) -> Any:
     """Train on the shards, perhaps in the order of a run, or from its weights and states."""
     others: dict[str, Any] = {how: root / run for how, run in runs.items()}
-    train(root / "dir", TRAIN, out / "run", **others)
+    train(root / "dir", TRAIN, out / "run", RunOptions(**others))
     return hash_file(out / "run" / "weights.safetensors")
 
 
@@ -213,7 +212,7 @@ def train_on_ranks_again(root: Path, out: Path) -> Any:
 def resume_run(root: Path, out: Path) -> Any:
     """Finish a run that was interrupted."""
     shutil.copytree(root / "halted", out / "halted")
-    train(root / "dir", KEEPING_BEST, out / "halted", checkpoints=EVERY_FEW_STEPS)
+    train(root / "dir", KEEPING_BEST, out / "halted", RunOptions(checkpoints=EVERY_FEW_STEPS))
     return hash_file(out / "halted" / "weights.safetensors")
 
 

@@ -46,8 +46,8 @@ from hotset.tests.fuzz.crafted_files import edit_bytes, edit_json, edit_values
 from hotset.tests.fuzz.folder_readers import BEGUN_STAGES, make_folders, write_log
 from hotset.tests.support.resealed import reseal_checkpoints, reseal_later_folders, write_manifest
 from hotset.train.advice import AdviceConfig, advise
-from hotset.train.checkpoints.files import CHECKPOINTS
 from hotset.train.evaluate import evaluate
+from hotset.train.run_folder.files import CHECKPOINTS
 from hotset.train.verify_run import verify_run
 
 _HANG_SECONDS = 60

@@ -28,7 +28,7 @@ from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.recipe_options import Interval
-from hotset.train.run import train
+from hotset.train.run import RunOptions, train
 from hotset.workflows.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -213,7 +213,9 @@ def interrupt(out: str) -> None:
 
     every_step = CheckpointSettings(checkpoint_every=Interval(steps=1))
     with pytest.raises(Killed):
-        train(Path("data"), TrainConfig(threads=1), Path(out), checkpoints=every_step, progress=die)
+        train(
+            Path("data"), TrainConfig(threads=1), Path(out), RunOptions(checkpoints=every_step, progress=die)
+        )
 
 
 def write_map(old: str, new: str) -> None:

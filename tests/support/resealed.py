@@ -15,7 +15,7 @@ import pyarrow.ipc
 from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.manifest import Manifest, checksum_of
 from hotset.pipeline.preprocess import FOLDERS, ID_MAP
-from hotset.train.checkpoints.files import CHECKPOINTS
+from hotset.train.run_folder.files import CHECKPOINTS
 
 
 def reseal(folder: Path, change: Any, name: str | None = None) -> Path:

@@ -25,7 +25,7 @@ from hotset.train.build_model import ModelSource
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import LoadedModel, Predictor
-from hotset.train.run import train
+from hotset.train.run import RunOptions, train
 from hotset.train.run_folder.reader import read_config, read_weights
 
 NUM_EVALUATION = 90
@@ -121,5 +121,5 @@ def _tamed(log: Log, seed: int) -> Log:
 def _trained(scored: ScoredRun, **settings: Any) -> ScoredRun:
     source = settings.pop("model_source", None)
     config = replace(TrainConfig(placement="hybrid", threads=1), **settings)
-    train(scored.data, config, scored.run, model_source=source)
+    train(scored.data, config, scored.run, RunOptions(model_source=source))
     return scored

@@ -23,7 +23,7 @@ from hotset.train.build_model import build_model, import_class, name_of
 from hotset.train.config import ModelConfig, TrainConfig
 from hotset.train.evaluate import evaluate
 from hotset.train.model.shapes import ModelInputs, TableInput
-from hotset.train.run import train
+from hotset.train.run import RunOptions, train
 from hotset.train.verify_run import verify_run
 
 SPEC = ShardSpec(
@@ -85,7 +85,7 @@ def test_all_placements_give_the_same_bits(model: dict[str, Any], data: Path, tm
         assert weights_of(data, tmp_path / placement, placement=placement, threads=2, **model) == wanted
     train(data, TrainConfig(**FIELDS | model, placement="fae"), tmp_path / "fae")
     config = TrainConfig(**FIELDS | model, placement="all-fast")
-    train(data, config, tmp_path / "replay", replay=tmp_path / "fae")
+    train(data, config, tmp_path / "replay", RunOptions(replay=tmp_path / "fae"))
     found = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("fae", "replay")]
     assert found[0] == found[1] != wanted
 
@@ -109,7 +109,7 @@ def test_each_step_draws_numbers_of_its_own(data: Path, tmp_path: Path) -> None:
                 seeds.append(torch.initial_seed())
             return super().forward(dense, embeddings)
 
-    summary = train(data, TrainConfig(**FIELDS, model=NAME), tmp_path / "run", model_source=Spy)
+    summary = train(data, TrainConfig(**FIELDS, model=NAME), tmp_path / "run", RunOptions(model_source=Spy))
     assert len(set(seeds[1:])) == summary.num_steps  # the first was the trial
 
 
@@ -128,7 +128,9 @@ def test_a_model_from_python_is_recorded_by_its_name(data: Path, tmp_path: Path)
 
     source = Local
     name = f"{__name__}:{Local.__qualname__}"
-    summary = train(data, TrainConfig(**FIELDS, model=name), tmp_path / "run", model_source=source)
+    summary = train(
+        data, TrainConfig(**FIELDS, model=name), tmp_path / "run", RunOptions(model_source=source)
+    )
     assert json.loads((tmp_path / "run/config.json").read_text())["model"] == name
     with pytest.raises(HotsetError, match="was made inside a program"):
         evaluate(tmp_path / "run", data)

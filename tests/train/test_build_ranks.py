@@ -80,9 +80,11 @@ def train_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., T
                 tmp_path / "shards",
                 CONFIG,
                 tmp_path / out,
-                checkpoints=saved,
-                rank_options=ExchangeOptions(**options | ((of_last or {}) if ranks.rank else {})),
-                progress=progress,
+                run.RunOptions(
+                    checkpoints=saved,
+                    exchange=ExchangeOptions(**options | ((of_last or {}) if ranks.rank else {})),
+                    progress=progress,
+                ),
             )
 
         return work(OneRank()) if num_ranks == 1 else run_thread_ranks(num_ranks, work, 20)[0]

@@ -35,13 +35,6 @@ def test_what_is_no_interval_is_refused(text: str) -> None:
     assert "10min" in str(caught.value.hint)
 
 
-def test_steps_and_time_are_counted_from_the_last_checkpoint() -> None:
-    assert [Interval(steps=5).is_due(steps, 1e9) for steps in (0, 4, 5, 6)] == [False, False, True, True]
-    assert [Interval(seconds=5).is_due(1, seconds) for seconds in (0, 4.9, 5)] == [False, False, True]
-    assert not Interval(seconds=5).is_due(0, 10)
-    assert not Interval().is_due(10**9, 1e9) and Interval().is_off
-
-
 @pytest.mark.parametrize(
     "fields",
     [

@@ -22,7 +22,7 @@ from hotset.train import run
 from hotset.train.config import CheckpointSettings, ExchangeOptions, TrainConfig
 from hotset.train.ranks.ranks import Ranks
 from hotset.train.recipe_options import Interval
-from hotset.train.run import train
+from hotset.train.run import RunOptions, train
 
 FIELDS: dict[str, Any] = {"threads": 1, "log_every": 2}
 
@@ -58,9 +58,9 @@ def test_one_process_warns_of_a_codec_that_it_has_no_use_for(
     shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = TrainConfig(**FIELDS)
-    train(shards, config, tmp_path / "exact", rank_options=ExchangeOptions())
+    train(shards, config, tmp_path / "exact", RunOptions(exchange=ExchangeOptions()))
     assert "--exchange" not in caplog.text
-    train(shards, config, tmp_path / "coded", rank_options=ExchangeOptions(exchange="int8"))
+    train(shards, config, tmp_path / "coded", RunOptions(exchange=ExchangeOptions(exchange="int8")))
     assert "one process sends nothing: --exchange changes nothing in this run" in caplog.text
     weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("exact", "coded")]
     assert weights[0] == weights[1]
@@ -100,7 +100,7 @@ def test_weights_are_tables_in_id_order_under_their_names(shards: Path, tmp_path
 
 def test_a_recorded_order_is_replayed(shards: Path, tmp_path: Path) -> None:
     train(shards, TrainConfig(placement="fae", seed=4, **FIELDS), tmp_path / "fae")
-    train(shards, TrainConfig(seed=4, **FIELDS), tmp_path / "replay", replay=tmp_path / "fae")
+    train(shards, TrainConfig(seed=4, **FIELDS), tmp_path / "replay", RunOptions(replay=tmp_path / "fae"))
     for name in ("weights.safetensors", "batch_order.npy"):
         assert (tmp_path / "fae" / name).read_bytes() == (tmp_path / "replay" / name).read_bytes()
     assert json.loads((tmp_path / "replay" / "config.json").read_text())["is_replay"]
@@ -113,7 +113,7 @@ def test_a_recorded_order_that_was_changed_is_refused(shards: Path, tmp_path: Pa
     # Two batches change places: an order as good as any, but not that of the run.
     path.write_bytes(whole[:-8] + whole[-4:] + whole[-8:-4])
     with pytest.raises(ManifestError, match=r"batch_order\.npy is damaged: its checksum is"):
-        train(shards, TrainConfig(**FIELDS), tmp_path / "replay", replay=tmp_path / "run")
+        train(shards, TrainConfig(**FIELDS), tmp_path / "replay", RunOptions(replay=tmp_path / "run"))
     assert not (tmp_path / "replay").exists()
 
 
@@ -123,7 +123,7 @@ def test_progress_is_in_samples_of_all_epochs(shards: Path, tmp_path: Path) -> N
         shards,
         TrainConfig(epochs=2, **FIELDS),
         tmp_path / "run",
-        progress=lambda *call: seen.append(call[:3]),
+        RunOptions(progress=lambda *call: seen.append(call[:3])),
     )
     assert [call for call in seen if call[0] == "train"][-1] == ("train", 440, 440)
     assert sum(call[0] == "train" for call in seen) == 16
@@ -134,7 +134,7 @@ def test_progress_is_in_samples_of_all_epochs(shards: Path, tmp_path: Path) -> N
 def test_progress_notes_the_last_loss_and_auc(shards: Path, tmp_path: Path) -> None:
     notes: list[str] = []
     config = TrainConfig(**FIELDS | {"log_every": 2, "evaluate_every": 4})
-    train(shards, config, tmp_path / "run", progress=lambda *call: notes.append(call[-1]))
+    train(shards, config, tmp_path / "run", RunOptions(progress=lambda *call: notes.append(call[-1])))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     aucs = [line["evaluation"]["auc"] for line in lines if "evaluation" in line]
@@ -147,7 +147,7 @@ def test_progress_notes_the_last_loss_and_auc(shards: Path, tmp_path: Path) -> N
 def test_progress_of_a_short_run_notes_the_mean_loss_so_far(shards: Path, tmp_path: Path) -> None:
     notes: list[str] = []
     config = TrainConfig(**FIELDS | {"log_every": 1_000})
-    train(shards, config, tmp_path / "run", progress=lambda *call: notes.append(call[-1]))
+    train(shards, config, tmp_path / "run", RunOptions(progress=lambda *call: notes.append(call[-1])))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     # The only line of the run is that at its end, which the last step showed before.
     (loss,) = [line["loss"] for line in lines if "loss" in line]
@@ -161,7 +161,7 @@ def test_an_occupied_folder_is_refused_before_training(shards: Path, tmp_path: P
         raise AssertionError("trained")
 
     with pytest.raises(HotsetError, match="is not empty"):
-        train(shards, TrainConfig(**FIELDS), tmp_path, progress=fail)
+        train(shards, TrainConfig(**FIELDS), tmp_path, RunOptions(progress=fail))
 
 
 def test_the_last_losses_are_logged_too(shards: Path, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_loss_that_is_no_number_is_blamed_on_damaged_shards_first(tmp_path: Pa
 
     config = TrainConfig(embedding_lr=1e30, dense_lr=1e30, **FIELDS)
     with pytest.raises(HotsetError, match=r"evaluation-00000\.arrow is damaged: its checksum"):
-        train(folder, config, tmp_path / "run", progress=overwrite)
+        train(folder, config, tmp_path / "run", RunOptions(progress=overwrite))
 
 
 def test_an_interrupt_after_the_seal_leaves_no_checkpoint(
@@ -238,6 +238,6 @@ def test_an_interrupt_after_the_seal_leaves_no_checkpoint(
     out = tmp_path / "run"
     monkeypatch.setattr("hotset.train.run_folder.files.shutil.rmtree", interrupted)
     settings = CheckpointSettings(checkpoint_every=Interval(steps=2))
-    summary = train(shards, TrainConfig(**FIELDS), out, checkpoints=settings)
+    summary = train(shards, TrainConfig(**FIELDS), out, RunOptions(checkpoints=settings))
     assert summary.num_steps == 8 and (out / "manifest.json").exists()
     assert not (out / "checkpoints").exists()

@@ -20,13 +20,13 @@ import torch
 from hotset.tests.support.edits.sealed_edits import Edit, both, of_order, of_tensors, seal_again, set_key
 from hotset.tests.support.resealed import reseal_checkpoints
 from hotset.tests.support.shard_factory import write_shards
-from hotset.train.checkpoints.files import CHECKPOINTS, record_paths
+from hotset.train.checkpoints.files import record_paths
+from hotset.train.checkpoints.resume import Interrupted
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.recipe_options import RecipeOptions
-from hotset.train.resuming.resume import Interrupted
-from hotset.train.run import train
-from hotset.train.run_folder.files import RUN_FILES
+from hotset.train.run import RunOptions, train
+from hotset.train.run_folder.files import CHECKPOINTS, RUN_FILES
 from hotset.train.verify_run import faults_against_shards, verify_run
 from hotset.workflows.cli import main
 
@@ -218,7 +218,7 @@ def test_a_run_that_stopped_early_may_have_a_part_of_an_epoch(data: Path, tmp_pa
 def test_an_order_that_losses_decided_is_left_alone(data: Path, tmp_path: Path) -> None:
     train(data, TrainConfig(placement="fae", threads=1), tmp_path / "fae")
     assert list(faults_against_shards(tmp_path / "fae", data)) == []
-    train(data, TrainConfig(threads=1), tmp_path / "replayed", replay=tmp_path / "fae")
+    train(data, TrainConfig(threads=1), tmp_path / "replayed", RunOptions(replay=tmp_path / "fae"))
     assert list(faults_against_shards(tmp_path / "replayed", data)) == []
 
 
@@ -270,7 +270,12 @@ def stopped_once(data: Path) -> Path:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        train(data, TrainConfig(placement="all-fast", threads=1), data / "stopped", progress=progress)
+        train(
+            data,
+            TrainConfig(placement="all-fast", threads=1),
+            data / "stopped",
+            RunOptions(progress=progress),
+        )
     return data / "stopped"
 
 

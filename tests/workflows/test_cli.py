@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotset.pipeline.errors import install_hint
-from hotset.train.resuming.resume import Interrupted
+from hotset.train.checkpoints.resume import Interrupted
 from hotset.workflows import cli
 from hotset.workflows.cli import main
 from hotset.workflows.command_list import COMMANDS, command_class

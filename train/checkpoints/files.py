@@ -1,7 +1,7 @@
 """The files of checkpoints, in the folder ``checkpoints/`` of a run.
 
     step-000000500.json                 written last: what the checkpoint holds, with a checksum of each file
-    dense-000000500.safetensors         dense layers, their optimizers, batches so far (see `tensors`)
+    dense-000000500.safetensors         dense layers, their optimizers, batches so far
     rows-000000500-00000.safetensors    rows: tables, ids, weights, state; one table group in a file
 
 A checkpoint has the rows that changed since the one before, and lists the files of earlier ones too: if a row
@@ -22,90 +22,40 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import stat
-import tempfile
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from ...pipeline.errors import HotsetError, first_line, format_byte_size
+from ...pipeline.errors import HotsetError, first_line
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.manifest import JsonRecord, RecordError, checksum_of
 from ...pipeline.folders.partial import write_synced
 from ..execution.embeddings import RowsPart
-from .tensors import read_part
-
-
-class ReservedRoom:
-    """A nameless file that reserves space for files that are written later.
-
-    Args:
-        folder: where it lies.
-        num_bytes: to reserve.
-        what: the files it is for, for the message.
-        way_out: the option that does without them, for the hint; empty where there is none.
-
-    Raises:
-        HotsetError: the disk is too small.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        num_bytes: int,
-        what: str = "checkpoints",
-        way_out: str = "train without them: --checkpoint-every off",
-    ) -> None:
-        self._left = num_bytes
-        # The file has no name, so the room is free again however the process ends.
-        try:
-            with tempfile.TemporaryFile(dir=folder) as file:
-                if num_bytes:
-                    os.posix_fallocate(file.fileno(), 0, num_bytes)
-                self._file = os.dup(file.fileno())
-        except OSError as error:
-            raise HotsetError(
-                f"{folder} has no room for {format_byte_size(num_bytes)} of {what}: {error.strerror}",
-                hint="write --out to a larger disk" + (f", or {way_out}" if way_out else ""),
-            ) from error
-        weakref.finalize(self, os.close, self._file)
-
-    def give(self, num_bytes: int) -> None:
-        """Release up to so many bytes for a file that is written next."""
-        if self._left:
-            self._left = max(self._left - num_bytes, 0)
-            os.ftruncate(self._file, self._left)
-
+from ..run_folder.weights import TensorFile, write_tensors
 
 BATCHES = "run.batches"
 """The tensor of a checkpoint with the batch of each step so far, (num_steps,) int32."""
-
-
-class Resumable(Protocol):
-    """A part of a run whose state a checkpoint keeps.
-
-    What `state` returns after a step and `restore` is given before the next one in another process: plain
-    JSON values (numbers, strings, lists, dicts, None), and tensors on the host. Tensors must be copies:
-    training continues while they are written. A file is not trusted: `restore` raises HotsetError or
-    ValueError on values that `state` does not return.
-    """
-
-    def state(self) -> Mapping[str, Any]: ...
-
-    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Divide a state into its plain values and its tensors."""
     tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
     return {key: value for key, value in state.items() if key not in tensors}, tensors
+
+
+@dataclass(frozen=True, slots=True)
+class TableSizes:
+    """The sizes of the tables of a run, by number."""
+
+    num_rows: list[int]
+    widths: list[tuple[int, int]]
+    """Floats of a row, and of its state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,8 +88,6 @@ class RunState(JsonRecord):
 
 _log = logging.getLogger(__name__)
 
-CHECKPOINTS = "checkpoints"
-"""Folder of the checkpoints in that of the run."""
 RECORD_VERSION = 1
 _RECORD_NAME = re.compile(r"step-(\d{9,18})\.json")
 _FILE_NAME = re.compile(r"(dense|rows)-\d{9,18}(-[0-9]+)?\.safetensors")
@@ -329,26 +277,22 @@ def is_worth_merging(files: Sequence[FileRecord], num_used: int) -> bool:
     return len(files) > 1 and sum(entry.rows for entry in files) > _MOST_COPIES * num_used
 
 
-def merge_parts(
-    folder: Path, files: Sequence[FileRecord], num_rows: list[int], widths: list[tuple[int, int]]
-) -> Iterator[RowsPart]:
+def merge_parts(folder: Path, files: Sequence[FileRecord], sizes: TableSizes) -> Iterator[RowsPart]:
     """Yield every row of the files once, newest value, in bounded parts.
 
     Args:
         files: the oldest first.
-        num_rows: of each table.
-        widths: floats of a row of each table, and of its state.
 
     Raises:
         HotsetError: a file is damaged.
     """
     # A row's number over all tables, so that one bitmap says which rows have their newest value already.
-    first_F = np.concatenate([[0], np.cumsum(num_rows)])
+    first_F = np.concatenate([[0], np.cumsum(sizes.num_rows)])
     seen = np.zeros(int(first_F[-1]), np.bool_)
     # From the newest file to the oldest: of each row the first value met is the one to keep.
     held: dict[int, list[RowsPart]] = {}
     for entry in reversed(files):
-        part = read_part(folder / entry.path, num_rows, widths)
+        part = read_part(folder / entry.path, sizes)
         rows_N = first_F[part.tables_N] + part.ids_N
         is_new_N = ~seen[rows_N]
         seen[rows_N] = True
@@ -366,9 +310,170 @@ def merge_parts(
 
 
 def _joined(parts: Sequence[RowsPart]) -> RowsPart:
-    return RowsPart(
-        np.concatenate([part.tables_N for part in parts]),
-        np.concatenate([part.ids_N for part in parts]),
-        np.concatenate([part.weights_ND for part in parts]),
-        np.concatenate([part.state_NW for part in parts]),
+    return RowsPart(*map(np.concatenate, zip(*(part.arrays for part in parts), strict=True)))
+
+
+_PART = {"tables": "int32", "ids": "int32", "weights": "float32", "state": "float32"}
+"""Tensors of a part of all rows, and their types."""
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read all tensors of a file; raises HotsetError where it is damaged."""
+    try:
+        file = TensorFile(path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise HotsetError(f"{path} is damaged: {first_line(error)}") from error
+    return {name: torch.from_numpy(file.array(name)) for name in file.shapes}
+
+
+def write_part(path: Path, part: RowsPart) -> tuple[int, str]:
+    """Write a part of all rows, as `write_tensors` does."""
+    return write_tensors(path, dict(zip(_PART, map(torch.from_numpy, part.arrays), strict=True)))
+
+
+def read_part(path: Path, sizes: TableSizes) -> RowsPart:
+    """Read a part of all rows, whose tables and ids index what there is.
+
+    Raises:
+        HotsetError: it is damaged, or of other tables.
+    """
+    try:
+        file = TensorFile(path)
+        found = {name: dtype.name for name, dtype in file.dtypes.items()}
+        if found != _PART:
+            raise ValueError(f"it holds {found}")
+        part = RowsPart(*map(file.array, _PART))
+        _refuse_nonsense(part, sizes)
+    except (OSError, ValueError, RecursionError) as error:
+        raise HotsetError(f"{path} is damaged: {first_line(error)}") from error
+    return part
+
+
+def _refuse_nonsense(part: RowsPart, sizes: TableSizes) -> None:
+    """Raise ValueError unless rows are of one dim, distinct and in the tables."""
+    # Check each array alone before arrays are compared.
+    tables_N, ids_N, weights_ND, state_NW = part.arrays
+    num_rows, widths = sizes.num_rows, sizes.widths
+    count = tables_N.size
+    if tables_N.shape != (count,) or ids_N.shape != (count,):
+        raise ValueError(f"tables and ids have the shapes {tables_N.shape} and {ids_N.shape}")
+    if count == 0:
+        return
+    least, most = int(tables_N.min()), int(tables_N.max())
+    if least < 0 or most >= len(num_rows):
+        raise ValueError(f"a row of table {least if least < 0 else most}, there are {len(num_rows)}")
+    # A file holds rows of one width, that of its first row's table.
+    width = widths[least]
+    if len({widths[table] for table in np.unique(tables_N)}) > 1:
+        raise ValueError("rows of several widths")
+    if weights_ND.shape != (count, width[0]) or state_NW.shape != (count, width[1]):
+        shapes = f"{weights_ND.shape} and {state_NW.shape}"
+        raise ValueError(f"rows of the shapes {shapes}, want {count} of {width[0]} and {width[1]} floats")
+    # Every row is one of its table, once, and a number: what is read goes to the tiers unchecked.
+    is_stray_N = (ids_N < 0) | (ids_N >= np.array(num_rows)[tables_N])
+    if is_stray_N.any():
+        stray = int(np.flatnonzero(is_stray_N)[0])
+        table = int(tables_N[stray])
+        raise ValueError(f"id {ids_N[stray]} in table {table} of {num_rows[table]} rows")
+    if np.unique(tables_N.astype(np.int64) << 32 | ids_N).size != count:
+        raise ValueError("it has a row twice")
+    if not (np.isfinite(weights_ND).all() and np.isfinite(state_NW).all()):
+        raise ValueError("it holds values that are not finite")
+
+
+_MODEL = "model."
+_OPTIMIZER = "optimizer."
+_SEPARATOR = " "
+
+
+def dense_state(
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> dict[str, torch.Tensor]:
+    """Copy the state of the model and its optimizers to the host."""
+    found = {f"{_MODEL}{name}": tensor for name, tensor in model.state_dict().items()}
+    state_of = _states(optimizers)
+    for name, parameter in model.named_parameters():
+        for key, value in state_of.get(parameter, {}).items():
+            found[f"{_OPTIMIZER}{name}{_SEPARATOR}{key}"] = torch.as_tensor(value)
+    # Copies in the usual layout: training continues while they are written.
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in found.items()}
+
+
+def is_optimizer_state(name: str) -> bool:
+    """Return whether a tensor of `tensors` is one of an optimizer."""
+    return name.startswith(_OPTIMIZER)
+
+
+def restore_dense(
+    model: torch.nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    tensors: Mapping[str, torch.Tensor],
+    where: str,
+) -> None:
+    """Set the model and its optimizers to a state that `tensors` returned.
+
+    Args:
+        where: the checkpoint, for messages.
+
+    Raises:
+        HotsetError: the state is that of another model, or damaged.
+    """
+    # The shapes are compared first: torch's own error would name neither the file nor the tensor wanted.
+    wanted = model.state_dict()
+    own = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
+    for name in sorted(wanted.keys() | own.keys()):
+        refuse_other_shape(where, name, own.get(name), wanted.get(name))
+    model.load_state_dict(own)
+    # The state of an optimizer is stored by the name of its parameter, whichever optimizer steps it today.
+    owner = {parameter: optimizer for optimizer in optimizers for parameter in _parameters(optimizer)}
+    parameters = dict(model.named_parameters())
+    for name, tensor in tensors.items():
+        if not name.startswith(_OPTIMIZER):
+            continue
+        of, _, key = name.removeprefix(_OPTIMIZER).partition(_SEPARATOR)
+        parameter = parameters.get(of)
+        if parameter is None or parameter not in owner or tensor.shape not in (parameter.shape, ()):
+            raise HotsetError(
+                f"{where} is damaged: {name} of shape {tuple(tensor.shape)} is not of its model"
+            )
+        owner[parameter].state[parameter][key] = _placed(tensor, parameter)
+
+
+def refuse_other_shape(
+    where: str, name: str, found: torch.Tensor | None, wanted: torch.Tensor | None
+) -> None:
+    """Raise HotsetError unless a model tensor has its shape, type and finite values."""
+    if found is None or _said(found) != _said(wanted):
+        raise HotsetError(
+            f"the model of {where} is another: dense layer {name} is {_said(found)}, want {_said(wanted)}",
+            hint="give the model that the run was begun with",
+        )
+    if not torch.isfinite(found).all():
+        raise HotsetError(f"{where} is damaged: dense layer {name} holds values that are not finite")
+
+
+def _said(tensor: torch.Tensor | None) -> str:
+    return (
+        "missing"
+        if tensor is None
+        else f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
     )
+
+
+def _states(optimizers: Sequence[torch.optim.Optimizer]) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+    return {parameter: state for optimizer in optimizers for parameter, state in optimizer.state.items()}
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _placed(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor to where the optimizer keeps it.
+
+    It is laid out like the parameter; a count of steps is on the host.
+    """
+    if tensor.shape != parameter.shape:
+        return tensor.clone()
+    placed = torch.zeros_like(parameter, memory_format=torch.preserve_format, dtype=tensor.dtype)
+    return placed.copy_(tensor)

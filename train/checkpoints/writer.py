@@ -16,12 +16,10 @@ Shapes: N rows in a part, D floats of a row, W floats of its state.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -36,45 +34,25 @@ from ..execution.embeddings import Embeddings, RowsPart, changed_of
 from ..execution.table_group import TableGroup
 from ..rows.step_plan import PlannedStep
 from ..rows.tiers import FileTier
+from ..run_folder.files import ReservedRoom
+from ..run_folder.weights import write_tensors
 from ..threads import WorkThreads
 from .files import (
     RECORD_VERSION,
     CheckpointRecord,
     FileRecord,
-    ReservedRoom,
     RunState,
+    TableSizes,
     is_worth_merging,
     merge_parts,
     remove_others,
+    write_part,
     write_record,
 )
-from .tensors import write_part, write_tensors
 
 
 class NotFiniteError(HotsetError):
     """Weights that are not finite, which no checkpoint is to hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """How the writing of a checkpoint ended."""
-
-    step: int
-    num_bytes: int
-    """Bytes of the files it added."""
-    seconds: float
-    """From its beginning to its record."""
-    error: Exception | None = None
-    """Why it was not written."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableSizes:
-    """The sizes of the tables of a run, by number."""
-
-    num_rows: list[int]
-    widths: list[tuple[int, int]]
-    """Floats of a row, and of its state."""
 
 
 class CheckpointWriter:
@@ -111,38 +89,28 @@ class CheckpointWriter:
         self._room = room
         # One thread, which writes parts in their order and seals the checkpoint after the last one.
         self._pool = ThreadPoolExecutor(1, "checkpoint")
-        self._unwritten: deque[tuple[int, Future[None]]] = deque()
+        self._parts: list[Future[FileRecord | None]] = []
+        """The writing of each part of the current checkpoint."""
+        self._unwritten: deque[tuple[int, Future[FileRecord | None]]] = deque()
         """Bytes of each part that is perhaps not written yet, and its writing."""
-        self.is_busy = False
-        """Whether a checkpoint is being written, or its result was not fetched yet."""
-        self._is_dropped = False
-        """Whether training ended while parts were put: they make no checkpoint."""
-        self._error: BaseException | None = None
-        """Why a part of the current checkpoint was not written; the later parts are dropped."""
-        self._new: list[FileRecord] = []
+        self.is_lost = False
+        """Whether the current checkpoint was given up, by an error or at the end; parts are dropped."""
         self._step = 0
-        self._start = 0.0
-        self._end: Future[Written] | None = None
+        self._end: Future[int] | None = None
 
     def begin(self, step: int) -> None:
         """Begin a checkpoint; parts of rows and `finish` follow."""
-        assert not self.is_busy, "one checkpoint at a time"
         self._step = step
-        self._start = time.perf_counter()
-        self._new = []
-        self._error = None
-        self.is_busy = True
+        self._parts = []
+        self.is_lost = False
+        self._end = None
 
     @property
     def is_ready(self) -> bool:
         """Return whether no part waits to be written, so the next is wanted."""
-        self._forget_written()
+        while self._unwritten and self._unwritten[0][1].done():
+            self._unwritten.popleft()
         return len(self._unwritten) < 2
-
-    @property
-    def is_lost(self) -> bool:
-        """Return whether the current checkpoint was given up; parts are dropped."""
-        return self._is_dropped or self._error is not None
 
     def put(self, part: RowsPart, release: Callable[[], None]) -> None:
         """Add rows; wait where too many are waiting already.
@@ -154,11 +122,8 @@ class CheckpointWriter:
         while not self.is_ready and sum(size for size, _ in islice(self._unwritten, 1, None)) > most:
             wait([self._unwritten[0][1]])
         if not self.is_lost:
-            self._unwritten.append((part.num_bytes, self._pool.submit(self._write, part, release)))
-
-    def _forget_written(self) -> None:
-        while self._unwritten and self._unwritten[0][1].done():
-            self._unwritten.popleft()
+            self._parts.append(self._pool.submit(self._write, part, release, len(self._parts)))
+            self._unwritten.append((part.num_bytes, self._parts[-1]))
 
     def finish(self, state: RunState, tensors: Mapping[str, torch.Tensor], num_used: int) -> None:
         """Add what is no row, and let the thread seal the checkpoint.
@@ -168,36 +133,36 @@ class CheckpointWriter:
         """
         self._end = self._pool.submit(self._seal, state, tensors, num_used)
 
-    def result(self, *, waits: bool = False) -> Written | None:
-        """Return the result of the last checkpoint once, or None.
+    def result(self, *, waits: bool = False) -> int | None:
+        """Return the bytes of files that the checkpoint added; None while it is not done.
 
-        None if it is not done, or its result was fetched before.
+        Raises:
+            NotFiniteError: weights are not finite.
+            HotsetError: a file that is to be merged is damaged.
+            OSError: the disk is full or does not work.
         """
-        if self._end is None or not (waits or self._end.done()):
-            return None
-        written = self._end.result()
-        self._end = None
-        self.is_busy = False
-        return written
+        return self._end.result() if self._end is not None and (waits or self._end.done()) else None
 
     def close(self) -> None:
         """Let the current checkpoint end, and stop the thread."""
-        self._is_dropped = self._end is None
+        self.is_lost |= self._end is None
         self._pool.shutdown()
 
-    def _write(self, part: RowsPart, release: Callable[[], None]) -> None:
+    def _write(self, part: RowsPart, release: Callable[[], None], number: int) -> FileRecord | None:
         """Write a part, unless one before it failed."""
         if self.is_lost:
-            return
+            return None
         try:
             if not (np.isfinite(part.weights_ND).all() and np.isfinite(part.state_NW).all()):
                 raise NotFiniteError(
                     f"embedding rows hold values that are not finite after step {self._step}"
                 )
-            self._new.append(self._write_part(part, len(self._new)))
-            release()
-        except BaseException as error:
-            self._error = error
+            record = self._write_part(part, number)
+        except BaseException:
+            self.is_lost = True
+            raise
+        release()
+        return record
 
     def _write_part(self, part: RowsPart, number: int) -> FileRecord:
         name = f"rows-{self._step:09}-{number:05}.safetensors"
@@ -205,11 +170,10 @@ class CheckpointWriter:
         num_bytes, checksum = write_part(self._folder / name, part)
         return FileRecord(path=name, bytes=num_bytes, xxh3_128=checksum, rows=int(part.ids_N.size))
 
-    def _seal(self, state: RunState, tensors: Mapping[str, torch.Tensor], num_used: int) -> Written:
-        """Write dense layers and the record, unless a part failed."""
+    def _seal(self, state: RunState, tensors: Mapping[str, torch.Tensor], num_used: int) -> int:
+        """Write dense layers and the record, unless a part failed; return the bytes of new files."""
         try:
-            if self._error is not None:
-                raise self._error
+            new = [record for part in self._parts if (record := part.result()) is not None]
             # Rows were checked as they came; dense layers are small enough to be checked here.
             for name, tensor in tensors.items():
                 if tensor.is_floating_point() and not torch.isfinite(tensor).all():
@@ -218,10 +182,11 @@ class CheckpointWriter:
             # Every file is on the disk before the record that names it.
             num_bytes, checksum = write_tensors(self._folder / name, tensors)
             dense = FileRecord(path=name, bytes=num_bytes, xxh3_128=checksum)
-            rows = (*self._rows, *self._new)
+            rows = (*self._rows, *new)
             # Many small files of changed rows are read at every resumption, so they are merged now and then.
             if is_worth_merging(rows, num_used):
-                rows = self._merged(rows)
+                parts = merge_parts(self._folder, rows, self._tables)
+                rows = tuple(self._write_part(part, number) for number, part in enumerate(parts, len(new)))
             write_record(
                 self._folder,
                 CheckpointRecord(version=RECORD_VERSION, run=self._run, state=state, dense=dense, rows=rows),
@@ -229,30 +194,18 @@ class CheckpointWriter:
             self._rows = rows
             self._last_step = self._step
             remove_others(self._folder, self._keep, self._last_step)
-        except (OSError, HotsetError) as error:
+        except (OSError, HotsetError):
             # What was written of it is in the way of the next.
             with suppress(OSError):
                 remove_others(self._folder, self._keep, self._last_step)
-            return Written(self._step, 0, self._seconds(), error)
-        num_bytes += sum(entry.bytes for entry in self._new)
-        return Written(self._step, num_bytes, self._seconds())
-
-    def _merged(self, rows: tuple[FileRecord, ...]) -> tuple[FileRecord, ...]:
-        """Write all rows once, with their newest values, to later files.
-
-        The files follow those of this checkpoint.
-        """
-        parts = merge_parts(self._folder, rows, self._tables.num_rows, self._tables.widths)
-        return tuple(self._write_part(part, number) for number, part in enumerate(parts, len(self._new)))
-
-    def _seconds(self) -> float:
-        return time.perf_counter() - self._start
+            raise
+        return num_bytes + sum(entry.bytes for entry in new)
 
 
 _PIECE_ROWS = 1 << 14
 """Rows that one thread copies at a time."""
 _MOST_SPARE = 3
-"""Parts of a width whose memory is kept: one being filled, one that waits and one that is being written."""
+"""Parts of a table group whose memory is kept: one that is filled, one that waits, one that is written."""
 
 
 PutPart = Callable[[RowsPart, Callable[[], None]], None]
@@ -270,12 +223,6 @@ def _empty_part(num_rows: int, dim: int, state_width: int) -> RowsPart:
     )
 
 
-def _cut(part: RowsPart, first: int, stop: int) -> RowsPart:
-    """Return some rows of a part, which share its memory."""
-    own = slice(first, stop)
-    return RowsPart(part.tables_N[own], part.ids_N[own], part.weights_ND[own], part.state_NW[own])
-
-
 class RowsCopy:
     """The copies of a run's rows for its checkpoints, one checkpoint at a time.
 
@@ -288,9 +235,9 @@ class RowsCopy:
 
     def __init__(self, embeddings: Embeddings, part_bytes: int, threads: WorkThreads, put: PutPart) -> None:
         self._embeddings = embeddings
-        self._widths = [_WidthCopy(width, part_bytes, threads, put) for width in embeddings.groups]
-        self._left: deque[_WidthCopy] = deque()
-        """Widths that have perhaps pending rows."""
+        self._groups = [_GroupCopy(group, part_bytes, threads, put) for group in embeddings.groups]
+        self._left: deque[_GroupCopy] = deque()
+        """Table groups that have perhaps pending rows."""
 
     @property
     def is_under_way(self) -> bool:
@@ -300,9 +247,9 @@ class RowsCopy:
     def begin(self) -> None:
         """Begin to copy all rows that have changed since the last save."""
         with self._embeddings.transfers.paused():
-            for width in self._widths:
-                width.begin()
-        self._left.extend(self._widths)
+            for group in self._groups:
+                group.begin()
+        self._left.extend(self._groups)
 
     def copy_part(self) -> None:
         """Copy pending rows until a part is full, or none are left."""
@@ -313,30 +260,30 @@ class RowsCopy:
 
     def before_update(self, step: PlannedStep) -> None:
         """Copy the pending rows that a step is about to change."""
-        for width, part in zip(self._widths, step.parts, strict=True):
-            if width in self._left:
-                width.add_pending(changed_of(width.width).take_pending_of(part.lookups))
+        for group, part in zip(self._groups, step.parts, strict=True):
+            if group in self._left:
+                group.add_pending(group.changed.take_pending_of(part.lookups))
 
     def give_up(self) -> None:
         """Copy nothing more for the current checkpoint."""
         self._left.clear()
-        for width in self._widths:
-            width.forget()
+        for group in self._groups:
+            group.forget()
 
 
-class _WidthCopy:
-    """The copy of the rows of one width."""
+class _GroupCopy:
+    """The copy of the rows of one table group."""
 
-    def __init__(self, width: TableGroup, part_bytes: int, threads: WorkThreads, put: PutPart) -> None:
-        self.width = width
-        self._changed = changed_of(width)
-        self._fast = width.fast
-        self._slow = width.slow
+    def __init__(self, group: TableGroup, part_bytes: int, threads: WorkThreads, put: PutPart) -> None:
+        self.changed = changed_of(group)
+        self._staged = group.staged
+        self._fast = group.fast
+        self._slow = group.slow
         self._threads = threads
         self._put = put
-        self._tables_T = np.array(width.tables, np.int32)
-        self._dims = width.embedding_dim, self._fast.state_SW.shape[1]
-        # A part takes as much memory whatever the width of its rows.
+        self._tables_T = np.array(group.tables, np.int32)
+        self._dims = group.embedding_dim, self._fast.state_SW.shape[1]
+        # A part takes as much memory whatever the dim of its rows.
         self._capacity = max(part_bytes // (8 + 4 * sum(self._dims)), 1)
         self._spare: deque[RowsPart] = deque(maxlen=_MOST_SPARE)
         self._open: RowsPart | None = None
@@ -346,14 +293,14 @@ class _WidthCopy:
 
     def begin(self) -> None:
         """Begin a checkpoint; no transfer may run."""
-        self._changed.begin_saving()
+        self.changed.begin_saving()
         self._add_staged()
         if isinstance(self._slow, FileTier):
             self._copy_with_file()
 
     def copy_part(self) -> bool:
         """Fill the open part with pending rows; return whether it was full."""
-        rows_N = self._changed.take_pending(self._capacity - self._count)
+        rows_N = self.changed.take_pending(self._capacity - self._count)
         is_full = self._count + rows_N.size == self._capacity
         self.add_pending(rows_N)
         if not is_full:
@@ -377,7 +324,7 @@ class _WidthCopy:
                 memory = self._spare.popleft() if self._spare else None
                 self._open = memory or _empty_part(self._capacity, *self._dims)
             own_N = rows_N[done : done + self._capacity - self._count]
-            copy(own_N, done, _cut(self._open, self._count, self._count + own_N.size))
+            copy(own_N, done, self._open.chosen(slice(self._count, self._count + own_N.size)))
             done += own_N.size
             self._count += own_N.size
             if self._count == self._capacity:
@@ -388,7 +335,7 @@ class _WidthCopy:
             return
         memory = self._open
         self._open = None
-        self._put(_cut(memory, 0, self._count), partial(self._spare.append, memory))
+        self._put(memory.chosen(slice(self._count)), partial(self._spare.append, memory))
         self._count = 0
 
     def _warm_up(self) -> None:
@@ -430,7 +377,7 @@ class _WidthCopy:
         self, rows_N: NDArray[np.int64], tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]
     ) -> NDArray[np.int64]:
         """Write table and id of ascending rows; return where those of each table of the group begin."""
-        base_F = self._changed.layout.base_F
+        base_F = self.changed.layout.base_F
         offsets_F1 = np.append(np.searchsorted(rows_N, base_F), rows_N.size)
         counts_F = np.diff(offsets_F1)
         tables_N[:] = np.repeat(self._tables_T, counts_F)
@@ -442,9 +389,9 @@ class _WidthCopy:
 
         No other tier has their newest values, and they may move.
         """
-        residents_N, slots_N = self.width.staged.by_row()
-        rows_N = self._changed.layout.slots_of_rows(*self._slow.layout.rows_at(residents_N))
-        was_pending_N = self._changed.take_pending_among(rows_N)
+        residents_N, slots_N = self._staged.by_row()
+        rows_N = self.changed.layout.slots_of_rows(*self._slow.layout.rows_at(residents_N))
+        was_pending_N = self.changed.take_pending_among(rows_N)
         slots_N = slots_N[was_pending_N]
 
         def copy(rows_N: NDArray[np.int64], first: int, target: RowsPart) -> None:
@@ -459,15 +406,15 @@ class _WidthCopy:
 
         Those in staging slots are copied already.
         """
-        while (rows_N := self._changed.take_pending(self._capacity)).size:
-            slots_N = self._fast.layout.slots_of_rows(*self._changed.layout.rows_at(rows_N))
+        while (rows_N := self.changed.take_pending(self._capacity)).size:
+            slots_N = self._fast.layout.slots_of_rows(*self.changed.layout.rows_at(rows_N))
             self.add_pending(rows_N[slots_N >= 0])
         slow = self._slow
         assert isinstance(slow, FileTier), "other tiers are copied by slots"
         # The others are in the file, which is read once from its start to its end.
         for stored_N, weights_ND, state_NW in slow.stored_rows():
             tables_N, ids_N = slow.layout.rows_at(stored_N)
-            is_wanted_N = self._changed.is_being_saved(self._changed.layout.slots_of_rows(tables_N, ids_N))
+            is_wanted_N = self.changed.is_being_saved(self.changed.layout.slots_of_rows(tables_N, ids_N))
             if is_wanted_N.any():
                 part = RowsPart(self._tables_T[tables_N], ids_N.astype(np.int32), weights_ND, state_NW)
                 self._put(part.chosen(is_wanted_N), lambda: None)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -327,17 +327,16 @@ class RowsPart:
     state_NW: NDArray[np.float32]
 
     @property
-    def num_bytes(self) -> int:
-        return sum(array.nbytes for array in (self.tables_N, self.ids_N, self.weights_ND, self.state_NW))
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        return self.tables_N, self.ids_N, self.weights_ND, self.state_NW
 
-    def chosen(self, is_chosen_N: NDArray[np.bool_]) -> RowsPart:
-        """Return some of the rows."""
-        return RowsPart(
-            self.tables_N[is_chosen_N],
-            self.ids_N[is_chosen_N],
-            self.weights_ND[is_chosen_N],
-            self.state_NW[is_chosen_N],
-        )
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+    def chosen(self, rows: NDArray[np.bool_] | slice) -> RowsPart:
+        """Return some of the rows; those of a slice share its memory."""
+        return RowsPart(*(array[rows] for array in self.arrays))
 
 
 RowsSource = Callable[[], Iterable[RowsPart]]

@@ -5,7 +5,7 @@ Imported by the builder of a run that was given a device, and by nothing else on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,7 +15,7 @@ from ..data.shards import Shards
 from ..device import Device
 from ..model.dense_model import DenseModel
 from ..model.dlrm import Dlrm
-from ..step import StepParts, StepRunner
+from ..step import StepParts
 from ..threads import Readers
 from .fused_dlrm import FusedAtOnce, FusedDlrm, rule_of
 from .queued_steps import QueuedSteps
@@ -43,7 +43,6 @@ def build_queued_steps(
     model: DenseModel,
     optimizers: Sequence[torch.optim.Optimizer],
     parts: StepParts,
-    host_steps: Callable[[StepParts], StepRunner],
     device: Device,
     readers: Readers,
     num_threads: int,
@@ -55,7 +54,6 @@ def build_queued_steps(
         config: resolved.
         optimizers: those of the dense layers.
         parts: what steps work on.
-        host_steps: makes what runs steps synchronously.
         readers: pack batches for the device.
         num_threads: of the run, whatever the step takes of them.
         num_ahead: steps that are planned ahead.
@@ -79,7 +77,6 @@ def build_queued_steps(
     return QueuedSteps(
         device,
         parts,
-        host_steps,
         kernels,
         shards.batch_size,
         shards.num_dense,

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -42,7 +42,7 @@ from ..execution.table_group import TableGroup
 from ..optimizing import StepRates
 from ..rows.step_plan import GroupStep, PlannedStep
 from ..rows.tiers import Layout
-from ..step import StepParts, StepRunner
+from ..step import HostSteps, StepParts
 from ..threads import PLACES_AT_A_TIME, Readers
 from .fused_dlrm import FusedDlrm
 from .packed_batch import (
@@ -198,7 +198,6 @@ class QueuedSteps:
     Args:
         device: runs them.
         parts: what steps work on.
-        host_steps: makes what runs steps synchronously.
         kernels: of the device.
         batch_size: samples of the largest batch.
         num_dense: dense features.
@@ -216,7 +215,6 @@ class QueuedSteps:
         self,
         device: Device,
         parts: StepParts,
-        host_steps: Callable[[StepParts], StepRunner],
         kernels: Kernels,
         batch_size: int,
         num_dense: int,
@@ -230,7 +228,7 @@ class QueuedSteps:
     ) -> None:
         self._device = device
         self._parts = parts
-        self._on_host = host_steps(parts)
+        self._on_host = HostSteps(parts)
         self._in_place = InPlaceSteps(device, parts, batch_size, num_dense)
         self._widths = [WidthTensors.of(width, device) for width in parts.embeddings.groups]
         self._recorded = RecordedWork(device, is_recorded=is_recorded)

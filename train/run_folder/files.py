@@ -26,6 +26,8 @@ import logging
 import os
 import shlex
 import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -35,11 +37,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...pipeline.errors import HotsetError, MissingExtraError, install_hint
+from ...pipeline.errors import HotsetError, MissingExtraError, format_byte_size, install_hint
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.manifest import MANIFEST, FileEntry, Manifest, checksum_of
 from ...pipeline.folders.whole_file import link_folder
-from ..checkpoints.files import CHECKPOINTS, ReservedRoom
 from ..config import MOST_MICRO_BATCHES, ChosenExchange, TrainConfig
 from ..data.batch_order import BATCH_ORDER
 from ..data.shards import ShardOrigin, Shards, vocabulary_of
@@ -51,6 +52,8 @@ from .weights import Weights, send_weights, write_weights
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints of an unfinished run."""
 WEIGHTS = "weights.safetensors"
 SUMMARY = "summary.json"
 VOCABULARY = "vocabulary"
@@ -64,6 +67,47 @@ BEST_PREFIX = "best-"
 RUN_STAGE = "train"
 """The stage that the manifest of a run names."""
 RUN_VERSION = 1
+
+
+class ReservedRoom:
+    """A nameless file that reserves space for files that are written later.
+
+    Args:
+        folder: where it lies.
+        num_bytes: to reserve.
+        what: the files it is for, for the message.
+        way_out: the option that does without them, for the hint; empty where there is none.
+
+    Raises:
+        HotsetError: the disk is too small.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        num_bytes: int,
+        what: str = "checkpoints",
+        way_out: str = "train without them: --checkpoint-every off",
+    ) -> None:
+        self._left = num_bytes
+        # The file has no name, so the room is free again however the process ends.
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                if num_bytes:
+                    os.posix_fallocate(file.fileno(), 0, num_bytes)
+                self._file = os.dup(file.fileno())
+        except OSError as error:
+            raise HotsetError(
+                f"{folder} has no room for {format_byte_size(num_bytes)} of {what}: {error.strerror}",
+                hint="write --out to a larger disk" + (f", or {way_out}" if way_out else ""),
+            ) from error
+        weakref.finalize(self, os.close, self._file)
+
+    def give(self, num_bytes: int) -> None:
+        """Release up to so many bytes for a file that is written next."""
+        if self._left:
+            self._left = max(self._left - num_bytes, 0)
+            os.ftruncate(self._file, self._left)
 
 
 def make_folder(path: Path) -> None:
@@ -84,18 +128,12 @@ def refuse_missing_folder(path: Path) -> None:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn a full disk or a read-only folder into a HotsetError.
-
-    The writer of weights raises other errors.
-    """
-    from safetensors import SafetensorError  # a machine that only measures may lack it
-
+    """Turn a full disk or a read-only folder into a HotsetError."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+    except OSError as error:
         raise HotsetError(
-            f"{path} cannot be written: {reason}",
+            f"{path} cannot be written: {error.strerror or error}",
             hint="free disk space, and run the same command: it resumes from the last checkpoint",
         ) from error
 

@@ -1,21 +1,182 @@
-"""The weights of a run by name, written and read one tensor at a time.
+"""The weights of a run by name, in safetensors files that are written and read one tensor at a time.
 
-A model may be larger than memory, so tensors are built and read when they are used (see
-`checkpoints.tensors` for the file).
+The safetensors library joins all tensors to one string before it writes them, and reads through a map of the
+file: one that another program cuts short kills the process. Here a tensor is built, written and read when it
+is used, so that a model may be larger than memory. The format is 8 bytes of length, a JSON header and the
+tensors one after the other; here in the order of their names, so the bytes depend on names and values alone.
+
+Source:
+    https://github.com/huggingface/safetensors, README, section "Format".
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...pipeline.errors import HotsetError, first_line
+from ...pipeline.folders.checksum import HashedFile, checksum_of_written
 from ...pipeline.schema.schema import DENSE_PREFIX
-from ..checkpoints.tensors import TYPE_NAMES, TensorFile, header_of
+
+_ALIGNMENT = 8
+_LENGTH_BYTES = 8
+_MOST_HEADER_BYTES = 100_000_000
+"""A longer header is refused, as the library refuses it."""
+_METADATA = "__metadata__"
+"""Key of the header that names no tensor."""
+_MOST_READ = 1 << 30
+"""Bytes that are read at a time: Linux reads at most 2 GiB."""
+TYPE_NAMES = {
+    "float32": "F32",
+    "float64": "F64",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+"""Number types of tensors as NumPy and torch call them, and as the header does."""
+_DTYPES = {text: np.dtype(name) for name, text in TYPE_NAMES.items()}
+
+
+def _header_of(described: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
+    """Return the length and the header of a file, which come before its tensors in the order of their names.
+
+    Args:
+        described: type (as in `TYPE_NAMES`) and shape of each tensor.
+    """
+    header = {}
+    end = 0
+    for name in sorted(described):
+        kind, shape = described[name]
+        start = end
+        end += np.dtype(kind).itemsize * math.prod(shape)
+        header[name] = {"dtype": TYPE_NAMES[kind], "shape": list(shape), "data_offsets": [start, end]}
+    # Blanks after the header align the values, as the format allows.
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+class TensorFile:
+    """An open file of tensors, whose header was checked against its size.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: the header is no description of the tensors, which fill the file without gaps.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
+        # The length of the header is bounded before it is read: the file may be anything.
+        num_bytes = os.fstat(self._descriptor).st_size
+        length = int.from_bytes(self._read_at(0, _LENGTH_BYTES).tobytes(), "little")
+        if length > min(num_bytes - _LENGTH_BYTES, _MOST_HEADER_BYTES):
+            raise ValueError(f"its header of {length} bytes does not fit")
+        text = self._read_at(_LENGTH_BYTES, length).tobytes()
+        self._first_byte = _LENGTH_BYTES + length
+        self._starts, self.shapes, self.dtypes = _read_header(text, num_bytes - self._first_byte)
+
+    def array(self, name: str) -> NDArray[Any]:
+        """Read a tensor; raises HotsetError where the file was cut short meanwhile."""
+        shape = self.shapes[name]
+        return self.values(name, 0, math.prod(shape)).reshape(shape)
+
+    def values(self, name: str, first: int, count: int) -> NDArray[Any]:
+        """Read some values of a tensor, which are in its bounds, as `array` does."""
+        dtype = self.dtypes[name]
+        position = self._first_byte + self._starts[name] + dtype.itemsize * first
+        try:
+            found = self._read_at(position, dtype.itemsize * count)
+            # A byte that is neither 0 nor 1 is no truth value, whatever torch takes it for.
+            if dtype == np.bool_ and found.max(initial=0) > 1:
+                raise ValueError(f"{name} holds a truth value of {found.max()}")
+            return found.view(dtype)
+        except (OSError, ValueError) as error:
+            raise HotsetError(f"{self._path} cannot be read: {first_line(error)}") from error
+
+    def _read_at(self, position: int, num_bytes: int) -> NDArray[np.uint8]:
+        found = np.empty(num_bytes, np.uint8)
+        num_read = 0
+        while num_read < num_bytes:
+            # The system reads 2 GiB at a time at most, and may read less.
+            window = found[num_read : num_read + _MOST_READ]
+            count = os.preadv(self._descriptor, [window.data], position + num_read)
+            if count == 0:
+                raise ValueError(f"it ends after {position + num_read} bytes")
+            num_read += count
+        return found
+
+
+def _read_header(
+    text: bytes, num_bytes: int
+) -> tuple[dict[str, int], dict[str, tuple[int, ...]], dict[str, np.dtype[Any]]]:
+    """Return the first byte, the shape and the type of each tensor of a header.
+
+    Args:
+        text: the header, JSON.
+        num_bytes: bytes of all tensors, which must fill them without gaps.
+
+    Raises:
+        ValueError: the header is no such description of tensors.
+    """
+    header = json.loads(text, object_pairs_hook=_refuse_repeated_keys)
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    # Keys under this name are for people; the rest must describe a tensor each.
+    tensors = {name: found for name, found in header.items() if name != _METADATA}
+    starts = {}
+    shapes = {}
+    dtypes = {}
+    end_of = {}
+    for name, found in tensors.items():
+        if not isinstance(found, dict) or found.keys() != {"dtype", "shape", "data_offsets"}:
+            raise ValueError(f"its header does not describe {name}")
+        if found["dtype"] not in list(_DTYPES):
+            raise ValueError(f"{name} holds {found['dtype']}, want one of {', '.join(_DTYPES)}")
+        dtypes[name] = _DTYPES[found["dtype"]]
+        # Numbers are checked before anything is computed with them: a bool or a huge one would pass as a
+        # size.
+        shape = found["shape"]
+        offsets = found["data_offsets"]
+        numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
+        if any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
+            raise ValueError(f"its header does not describe {name}")
+        # The bytes that the offsets span must be those of the shape.
+        if len(offsets) != 2 or offsets[1] - offsets[0] != dtypes[name].itemsize * math.prod(shape):
+            raise ValueError(f"its header gives {name} another size than its shape {shape} takes")
+        starts[name], end_of[name] = offsets
+        shapes[name] = tuple(shape)
+    # Tensors follow each other without a gap, so none overlaps another or goes beyond the end.
+    end = 0
+    for name in sorted(starts, key=lambda each: (starts[each], end_of[each])):
+        if starts[name] != end:
+            raise ValueError(f"{name} does not follow the tensor before it")
+        end = end_of[name]
+    if end != num_bytes:
+        raise ValueError(f"it holds {num_bytes} bytes of tensors, its header says {end}")
+    return starts, shapes, dtypes
+
+
+def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("its header has a key twice")
+    return found
+
 
 TableParts = Callable[[], Iterator[torch.Tensor]]
 """Yields the rows of a table in id order, in parts."""
@@ -161,23 +322,41 @@ def open_weights(path: Path) -> Weights:
 
 def write_weights(path: Path, weights: Weights) -> None:
     """Write tensors to ``path``, overwriting it."""
+    with open(path, "wb") as file:
+        _write(file, weights)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> tuple[int, str]:
+    """Write host tensors by name; return the bytes of the file and its checksum.
+
+    Raises:
+        OSError: the disk is full or does not work.
+    """
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    with HashedFile(path) as file:
+        _write(file, Weights(shapes, tensors.__getitem__, dtypes=dtypes))
+    return checksum_of_written(path)
+
+
+def _write(file: BinaryIO | HashedFile, weights: Weights) -> None:
     # Offsets follow from the shapes, so the header is written before the first tensor is built.
     described = {name: (_type_name(weights.dtype(name)), shape) for name, shape in weights.shapes.items()}
-    with open(path, "wb") as file:
-        file.write(header_of(described))
-        # Parts are written as they come, so that one part of a table is in memory at a time.
-        for name in sorted(described):
-            wanted = tuple(weights.shapes[name])
-            dtype = weights.dtype(name)
-            num_rows = 0
-            for part in weights.parts(name):
-                tensor = part.detach().contiguous()
-                if tensor.dtype != dtype or tuple(tensor.shape[1:]) != wanted[1:]:
-                    raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, want {dtype} {wanted}")
-                num_rows += tensor.shape[0] if wanted else 0
-                file.write(tensor.numpy().data)
-            if wanted and num_rows != wanted[0]:
-                raise ValueError(f"{name} has {num_rows} rows, want {dtype} {wanted}")
+    file.write(_header_of(described))
+    # Parts are written as they come, so that one part of a table is in memory at a time.
+    for name in sorted(described):
+        wanted = tuple(weights.shapes[name])
+        dtype = weights.dtype(name)
+        num_rows = 0
+        for part in weights.parts(name):
+            tensor = part.detach().contiguous()
+            if tensor.dtype != dtype or tuple(tensor.shape[1:]) != wanted[1:]:
+                raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, want {dtype} {wanted}")
+            num_rows += tensor.shape[0] if wanted else 0
+            if tensor.numel():
+                file.write(tensor.numpy().reshape(-1).view(np.uint8).data)
+        if wanted and num_rows != wanted[0]:
+            raise ValueError(f"{name} has {num_rows} rows, want {dtype} {wanted}")
 
 
 def send_weights(weights: Weights) -> None:

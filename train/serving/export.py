@@ -30,11 +30,11 @@ from ...pipeline.folders.whole_file import whole_folder, write_json, write_text
 from ...pipeline.runtime.tasks import ProgressCallback, silent
 from ...pipeline.schema.schema import DENSE_PREFIX, Schema
 from ..build_model import ModelSource, explained
-from ..checkpoints.files import ReservedRoom
 from ..evaluate import evaluate, load_dense_layers
 from ..metrics import Scores
 from ..model.choose_model import recorded_model
 from ..model.dense_model import DenseModel
+from ..run_folder.files import ReservedRoom
 from ..run_folder.reader import read_finite, read_weights
 from ..run_folder.weights import Weights
 from . import serving_inputs

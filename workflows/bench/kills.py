@@ -28,11 +28,11 @@ from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.manifest import MANIFEST
 from ...pipeline.generate.generate import GenerateConfig, generate
 from ...train.build import build_trainer
-from ...train.checkpoints.files import CHECKPOINTS
+from ...train.checkpoints.resume import RunCheckpoints
 from ...train.config import CheckpointSettings, PlacementName, TrainConfig
 from ...train.data.shards import Shards
 from ...train.recipe_options import Interval
-from ...train.resuming.resume import RunCheckpoints
+from ...train.run_folder.files import CHECKPOINTS
 from ..drawn_shards import DrawnShards
 from .harness import (
     Facts,
@@ -275,7 +275,7 @@ def measure_stall(num_rows: int, scratch: Path) -> Facts:
     # No step is trained: rows are marked as changed, and what a checkpoint then costs is measured.
     trainer = build_trainer(Shards.open(scratch / "drawn"), config, tracks_changes=True)
     settings = CheckpointSettings(checkpoint_every=Interval(steps=1), keep_checkpoints=1)
-    saved = RunCheckpoints(scratch / "checkpoints", "", settings, trainer)
+    saved = RunCheckpoints(trainer, scratch / "checkpoints", "", settings)
     found: dict[str, list[float]] = {"few_changed_ms": [], "all_changed_ms": [], "copy_ms": []}
     longest: list[float] = []
     for _ in range(_STALL_REPEATS):
@@ -287,13 +287,13 @@ def measure_stall(num_rows: int, scratch: Path) -> Facts:
             # A checkpoint belongs to a step, so one is counted as taken, with any batch.
             trainer.step += 1
             trainer.batch_numbers.append(0)
-            saved.take(trainer, [])
-            while saved.is_copying:
-                saved.advance(trainer)
+            saved.take([])
+            while saved.is_under_way:
+                saved.advance()
+                saved.settle()
                 time.sleep(0.005)
             found[name].append(1000 * saved.stall_seconds)
-            written = saved.settle(trainer, wait=True)
-            assert written is not None and written.error is None
+            assert saved.last_written == trainer.step
         longest.append(1000 * saved.longest_stall_seconds)
         begin = time.perf_counter()
         for width in trainer.embeddings.groups:

@@ -101,7 +101,7 @@ class DemoCommand(Command):
 def demo(options: DemoCommand, console: Console) -> dict[str, Any]:
     """Run the whole job; print each step to ``console`` and return the figures."""
     # torch is imported with these, and missing torch is reported before anything is generated
-    from ...train.run import train
+    from ...train.run import RunOptions, train
     from .train import show_runs
 
     show = _line_printer(console)
@@ -122,7 +122,9 @@ def demo(options: DemoCommand, console: Console) -> dict[str, Any]:
         config = TrainConfig(placement=placement, seed=options.seed)
         with progress_bars() as progress:
             run_folder = options.out / "runs" / placement
-            runs.append(train(options.out / "data", config, run_folder, progress=progress).to_dict())
+            runs.append(
+                train(options.out / "data", config, run_folder, RunOptions(progress=progress)).to_dict()
+            )
     show_runs(runs, console)
     show(_explain(runs, statistics))
     show("\nNext:")

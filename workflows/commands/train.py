@@ -87,7 +87,7 @@ class TrainCommand(Command, ExchangeOptions, CheckpointSettings, TrainConfig):
     ) -> tuple[str, str | None] | None:
         """Return which steps are kept and how to resume; None on ranks but the first."""
         # Imported here: most commands import nothing of checkpoints.
-        from ...train.resuming.resume import Interrupted
+        from ...train.checkpoints.resume import Interrupted
 
         if not is_first():
             return None
@@ -100,7 +100,7 @@ class TrainCommand(Command, ExchangeOptions, CheckpointSettings, TrainConfig):
     def execute(self) -> int:
         """Run ``hotset train``."""
         # torch takes a second and more to import: not before the options are known to be right.
-        from ...train.run import train
+        from ...train.run import RunOptions, train
         from ..machine import describe_machine
 
         # Rank 0 speaks for all; what the others have to say is why they stop.
@@ -111,22 +111,20 @@ class TrainCommand(Command, ExchangeOptions, CheckpointSettings, TrainConfig):
         machine = describe_machine()
         config = config_of(TrainConfig, self)
         with progress_bars() as progress:
-            summary = train(
-                self.dir,
-                config,
-                self.out,
+            options = RunOptions(
                 slow_dir=self.slow_dir,
                 checkpoints=config_of(CheckpointSettings, self),
                 init_from=self.init_from,
                 tensorboard=self.tensorboard,
-                rank_options=config_of(ExchangeOptions, self),
+                exchange=config_of(ExchangeOptions, self),
                 provenance={
                     "command": shlex.join(["hotset", "train", *self.typed]),
                     "commit": machine["commit"],
                     "machine": machine,
                 },
                 progress=progress,
-            ).to_dict()
+            )
+            summary = train(self.dir, config, self.out, options).to_dict()
         if not is_first():
             return 0
         try:

@@ -5,18 +5,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train import run
+from hotset.train.config import TrainConfig
 from hotset.train.ranks.ranks import Ranks
 from hotset.train.run_log import TrainSummary
 
 
 def train_on_ranks(
-    num_ranks: int, monkeypatch: pytest.MonkeyPatch, *arguments: Any, **options: Any
+    num_ranks: int,
+    monkeypatch: pytest.MonkeyPatch,
+    shards: Path,
+    config: TrainConfig,
+    out: Path,
+    **options: Any,
 ) -> TrainSummary:
     """Call `train` at each rank; returns what it returns at rank 0."""
     own = threading.local()
@@ -27,7 +34,7 @@ def train_on_ranks(
 
     def work(ranks: Ranks) -> TrainSummary:
         own.ranks = ranks
-        return run.train(*arguments, **options)
+        return run.train(shards, config, out, run.RunOptions(**options))
 
     monkeypatch.setattr(run, "joined_ranks", joined_ranks)
     return run_thread_ranks(num_ranks, work)[0]

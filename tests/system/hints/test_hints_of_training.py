@@ -29,8 +29,11 @@ from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train.advice import MachineSpeeds
 from hotset.train.build_embeddings import resolve
-from hotset.train.checkpoints.files import ReservedRoom
-from hotset.train.checkpoints.tensors import refuse_other_shape
+from hotset.train.checkpoints import source_run
+from hotset.train.checkpoints.best_weights import BestWeights
+from hotset.train.checkpoints.files import refuse_other_shape
+from hotset.train.checkpoints.resume import RunCheckpoints
+from hotset.train.checkpoints.source_run import _open_maps, _read_map, _refuse_not_finite, _refuse_other_sizes
 from hotset.train.config import ChosenExchange, TrainConfig
 from hotset.train.data.batch import BatchShares
 from hotset.train.data.batch_order import RecordedOrder, ResumedOrder
@@ -41,16 +44,12 @@ from hotset.train.execution.embeddings import RowsPart
 from hotset.train.metrics import ScoreCounter, SortedScores
 from hotset.train.ranks.codes import refuse_unknown_tables
 from hotset.train.ranks.ranks import OneRank, Ranks, join_ranks, refuse_other_plans
-from hotset.train.resuming import source_run
-from hotset.train.resuming.best_weights import BestWeights
-from hotset.train.resuming.resume import RunCheckpoints
-from hotset.train.resuming.source_run import _open_maps, _read_map, _refuse_not_finite, _refuse_other_sizes
 from hotset.train.rows import tiers
 from hotset.train.run_config import RunConfig
 from hotset.train.run_folder import files as run_files
 from hotset.train.run_folder import files as run_writer
 from hotset.train.run_folder import reader
-from hotset.train.run_folder.files import locked
+from hotset.train.run_folder.files import ReservedRoom, locked
 from hotset.train.run_folder.reader import read_config
 from hotset.train.spill.row_store import BlockFile
 from hotset.train.spill.run_plan import mapped_zeros
@@ -230,7 +229,7 @@ def test_a_run_in_use_is_waited_for(shell: Shell) -> None:
     shell.works(*TRAIN, "other")
 
 
-@follows("train/checkpoints/files.py::ReservedRoom.__init__")
+@follows("train/run_folder/files.py::ReservedRoom.__init__")
 def test_a_run_on_a_small_disk_goes_without_checkpoints(shell: Shell) -> None:
     hint = hint_of(lambda: ReservedRoom(Path(), 1 << 60))
     assert hint.endswith("--checkpoint-every off")
@@ -239,7 +238,7 @@ def test_a_run_on_a_small_disk_goes_without_checkpoints(shell: Shell) -> None:
 
 @follows(
     "train/data/batch_order.py::ResumedOrder.epochs ResumedOrder.epochs#2 "
-    "train/checkpoints/tensors.py::refuse_other_shape"
+    "train/checkpoints/files.py::refuse_other_shape"
 )
 def test_another_run_is_not_resumed() -> None:
     order = RecordedOrder(np.array([1, 0], np.int32))
@@ -260,7 +259,7 @@ def another_day(shell: Shell) -> None:
     write_map("data", "more")
 
 
-@follows("train/resuming/source_run.py::_open_maps#2 _open_maps#3 _open_maps#4")
+@follows("train/checkpoints/source_run.py::_open_maps#2 _open_maps#3 _open_maps#4")
 def test_a_map_of_other_ids_is_made_again(shell: Shell) -> None:
     another_day(shell)
     start = ("train", "more", "--threads", "1", "--init-from", "run", "--out", "next")
@@ -286,7 +285,7 @@ def test_a_map_of_other_ids_is_made_again(shell: Shell) -> None:
     shell.works(*start)
 
 
-@follows("train/resuming/source_run.py::_read_map _read_map#2")
+@follows("train/checkpoints/source_run.py::_read_map _read_map#2")
 def test_a_damaged_map_is_made_again(shell: Shell) -> None:
     another_day(shell)
     path = Path("more/id_map/C1.arrow")
@@ -305,7 +304,7 @@ def test_a_damaged_map_is_made_again(shell: Shell) -> None:
     shell.works(*start)
 
 
-@follows("train/resuming/source_run.py::_refuse_other_sizes _refuse_other_sizes#2 _refuse_not_finite")
+@follows("train/checkpoints/source_run.py::_refuse_other_sizes _refuse_other_sizes#2 _refuse_not_finite")
 def test_a_run_that_does_not_fit_is_not_started_from(shell: Shell) -> None:
     write_shards(Path("tables/shards"))
     hint = shell.refused("train", "tables", "--out", "next", "--init-from", "run")
@@ -319,7 +318,7 @@ def test_a_run_that_does_not_fit_is_not_started_from(shell: Shell) -> None:
     shell.works(*TRAIN, "next", "--init-from", "run")
 
 
-@follows("train/run_log.py::RunLog._refuse")
+@follows("train/run_log.py::RunLog._refuse#2")
 def test_a_run_that_diverged_goes_on_from_its_checkpoint(shell: Shell) -> None:
     rates = ("--dense-lr", "1e30", "--embedding-lr", "1e-9", "--checkpoint-every", "1")
     with pytest.MonkeyPatch.context() as patch:
@@ -355,7 +354,7 @@ def test_scores_want_room_on_the_disk(shell: Shell, tmp_path: Path) -> None:
     assert scores.count().counts_G3[0, 1] == 9
 
 
-@follows("train/resuming/best_weights.py::BestWeights._is_whole")
+@follows("train/checkpoints/best_weights.py::BestWeights._is_whole")
 def test_damaged_best_weights_are_left_out(shell: Shell) -> None:
     Path("best-000000003.safetensors").write_bytes(b"x")
     best = BestWeights(Path("."), 2, OneRank())

@@ -26,7 +26,7 @@ from hotset.train.gpu.fused_dlrm import FusedAtOnce, keeps_float32_sums
 from hotset.train.gpu.queued_steps import QueuedSteps
 from hotset.train.loop import Trainer
 from hotset.train.recipe_options import parse_interval
-from hotset.train.run import train
+from hotset.train.run import RunOptions, train
 from hotset.train.run_log import summarize_transfers
 
 LAYERS: dict[str, Any] = {"bottom_mlp": (7,), "top_mlp": (9, 5)}
@@ -193,15 +193,15 @@ def test_a_stopped_run_on_the_device_ends_with_the_bits_of_an_unbroken_one(
         log_every=3,
     )
     every = CheckpointSettings(checkpoint_every=parse_interval("4"))
-    train(folder, config, tmp_path / "unbroken", checkpoints=every)
+    train(folder, config, tmp_path / "unbroken", RunOptions(checkpoints=every))
 
     def stop(stage: str, done: int, *_: object) -> None:
         if stage == "train" and done > 11 * 32:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(folder, config, tmp_path / "stopped", checkpoints=every, progress=stop)
-    train(folder, config, tmp_path / "stopped", checkpoints=every)
+        train(folder, config, tmp_path / "stopped", RunOptions(checkpoints=every, progress=stop))
+    train(folder, config, tmp_path / "stopped", RunOptions(checkpoints=every))
     for file in ("weights.safetensors", "metrics.jsonl"):
         assert (tmp_path / "stopped" / file).read_bytes() == (tmp_path / "unbroken" / file).read_bytes()
 

@@ -42,11 +42,12 @@ from hotset.train.gpu.row_moves import PieceRing
 from hotset.train.gpu.simulated_device import LateDevice
 from hotset.train.gpu.transfers import QueuedTransfers, ThreadedTransfers
 from hotset.train.gpu.twins import move_rows
-from hotset.train.loop import HostSteps, Trainer
+from hotset.train.loop import Trainer
 from hotset.train.placements.choose_placement import num_steps_ahead
 from hotset.train.placements.fae import Fae, HotCopies
 from hotset.train.rows.step_plan import PlannedStep
 from hotset.train.run import train
+from hotset.train.step import HostSteps
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hotset.pipeline.errors import ConfigError
 from hotset.stats.codecs import BoundedCodec, RowMessage, codec_of, shape_of
 from hotset.tests.support.thread_ranks import run_thread_ranks
+from hotset.train.checkpoints.rank_checkpoints import SavedErrors
 from hotset.train.config import ChosenExchange, ExchangeOptions
 from hotset.train.data.batch import EmbeddingTable
 from hotset.train.ranks.codes import (
@@ -27,7 +28,6 @@ from hotset.train.ranks.codes import (
 )
 from hotset.train.ranks.messages import CrossingRows, RowMessages, WidthLayout
 from hotset.train.ranks.ranks import Ranks
-from hotset.train.resuming.rank_checkpoints import SavedErrors
 
 TABLES = [EmbeddingTable(f"C{n}", rows, 1, 4) for n, rows in enumerate((999, 1_000, 400_000, 400_001))]
 

@@ -23,7 +23,7 @@ from hotset.pipeline.errors import HotsetError, MissingExtraError, install_hint
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.recipe_options import Interval
-from hotset.train.run import train
+from hotset.train.run import RunOptions, train
 from hotset.train.run_config import RunConfig
 from hotset.train.run_folder import files
 from hotset.train.run_folder.files import RunFolder, TensorboardEvents, without_removed
@@ -213,8 +213,8 @@ def test_a_resumed_run_has_every_line_once(tmp_path: Path, writer: None) -> None
 
     arguments: dict[str, Any] = {"checkpoints": settings, "tensorboard": tmp_path / "tb"}
     with pytest.raises(Killed):
-        train(data, config, tmp_path / "run", progress=progress, **arguments)
-    train(data, config, tmp_path / "run", **arguments)
+        train(data, config, tmp_path / "run", RunOptions(progress=progress, **arguments))
+    train(data, config, tmp_path / "run", RunOptions(**arguments))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [f"{line['step']} train/loss {line['loss']}" for line in lines if "loss" in line]
     assert [line for line in written(tmp_path / "tb") if " train/loss " in line] == losses

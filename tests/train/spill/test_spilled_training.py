@@ -26,7 +26,7 @@ from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
 from hotset.train.fit import fit
 from hotset.train.loop import Trainer, run_steps
-from hotset.train.run import train
+from hotset.train.run import RunOptions, train
 from hotset.train.spill import run_plan, whole_run
 from hotset.train.spill.row_store import BlockFile, RowStore
 from hotset.train.spill.spilled_tier import SpilledTier
@@ -284,12 +284,12 @@ def test_the_spill_file_lies_where_it_is_asked_for(
     monkeypatch.setattr(BlockFile, "__init__", recorded)
     config = TrainConfig(slow_bytes=ByteSize(LIMIT), threads=1, **FIELDS)
     with pytest.raises(HotsetError, match="disk is not a folder") as caught:
-        train(shards.manifest.folder, config, tmp_path / "run", slow_dir=tmp_path / "disk")
+        train(shards.manifest.folder, config, tmp_path / "run", RunOptions(slow_dir=tmp_path / "disk"))
     assert (
         caught.value.hint == f"`mkdir -p {tmp_path / 'disk'}` creates it" and not (tmp_path / "run").exists()
     )
     (tmp_path / "disk").mkdir()
-    summary = train(shards.manifest.folder, config, tmp_path / "run", slow_dir=tmp_path / "disk")
+    summary = train(shards.manifest.folder, config, tmp_path / "run", RunOptions(slow_dir=tmp_path / "disk"))
     assert folders == [tmp_path / "disk"] and list(folders[0].iterdir()) == []
     # The weights that were saved in parts are read as one.
     assert evaluate(tmp_path / "run", shards.manifest.folder).log_loss == summary.log_loss

@@ -37,18 +37,24 @@ from hotset.pipeline.folders.manifest import checksum_of
 from hotset.tests.support.processes.kills import Killed
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train.build import build_trainer
+from hotset.train.checkpoints import resume as run_checkpoints
 from hotset.train.checkpoints import writer
-from hotset.train.checkpoints.files import CHECKPOINTS, newest_whole, record_paths
-from hotset.train.checkpoints.tensors import write_part
+from hotset.train.checkpoints.files import newest_whole, record_paths, write_part
+from hotset.train.checkpoints.resume import (
+    Checkpoint,
+    Interrupted,
+    Interrupts,
+    _is_over,
+    restore,
+    table_sizes,
+)
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.loop import run_steps
 from hotset.train.model.shapes import ModelInputs
 from hotset.train.recipe_options import Interval, RecipeOptions
-from hotset.train.resuming import resume as run_checkpoints
-from hotset.train.resuming.resume import Checkpoint, Interrupted, Interrupts, restore, table_sizes
-from hotset.train.run import train
-from hotset.train.run_folder.files import locked
+from hotset.train.run import RunOptions, train
+from hotset.train.run_folder.files import CHECKPOINTS, locked
 from hotset.train.run_folder.weights import write_weights
 from hotset.train.verify_run import verify_run
 
@@ -131,9 +137,9 @@ TAKE = run_checkpoints.RunCheckpoints.take
 def _checkpoints_are_written_before_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let training wait, so that the steps of checkpoints do not depend on the speed of the disk."""
 
-    def take_and_wait(self: Any, trainer: Any, metrics: Any, *, is_logged: bool = True) -> None:
-        TAKE(self, trainer, metrics, is_logged=is_logged)
-        self.advance(trainer, to_end=True)
+    def take_and_wait(self: Any, metrics: Any, *, is_logged: bool = True) -> None:
+        TAKE(self, metrics, is_logged=is_logged)
+        self.advance(to_end=True)
         self._writer._end.exception()
 
     monkeypatch.setattr(run_checkpoints.RunCheckpoints, "take", take_and_wait)
@@ -169,7 +175,7 @@ def run_until(
 
     try:
         config = TrainConfig(**FIELDS | fields)
-        train(data, config, out, model_source=source, checkpoints=settings, progress=progress)
+        train(data, config, out, RunOptions(model_source=source, checkpoints=settings, progress=progress))
     except (Killed, Interrupted):
         assert stop is not None
 
@@ -496,7 +502,12 @@ def test_an_evaluation_that_was_interrupted_is_made_once_more(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        train(data, TrainConfig(**FIELDS), tmp_path / "run", checkpoints=every(100), progress=progress)
+        train(
+            data,
+            TrainConfig(**FIELDS),
+            tmp_path / "run",
+            RunOptions(checkpoints=every(100), progress=progress),
+        )
     record = newest_whole(tmp_path / "run" / CHECKPOINTS)
     assert record is not None and (record.state.step, record.state.is_logged) == (13, False)
     run_until(data, tmp_path / "run", None, every(100))
@@ -566,7 +577,7 @@ def test_a_full_disk_keeps_the_checkpoint_before_and_training_goes_on(
 def test_a_disk_without_room_is_refused_before_the_first_step(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_checkpoints, "_bytes_of_all_rows", lambda sizes: 1 << 60)
+    monkeypatch.setattr(run_checkpoints, "_ROW_NAME_BYTES", 1 << 50)
     with pytest.raises(HotsetError, match=r"has no room for .* of checkpoints") as caught:
         run_until(data, tmp_path / "run", None, every(2))
     assert "--checkpoint-every off" in str(caught.value.hint)
@@ -597,7 +608,7 @@ def test_a_loss_that_is_no_number_stops_at_its_batch_and_keeps_the_last_checkpoi
     assert record is not None and f"at step {record.state.step + 1};" in str(caught.value)
     assert f"--init-from {tmp_path / 'run'} " in str(caught.value.hint)
     monkeypatch.undo()
-    train(data, TrainConfig(**FIELDS), tmp_path / "next", init_from=tmp_path / "run")
+    train(data, TrainConfig(**FIELDS), tmp_path / "next", RunOptions(init_from=tmp_path / "run"))
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
@@ -689,3 +700,10 @@ def test_processes_that_are_killed_end_with_the_bits_of_an_unbroken_run(
 def checkpoints_of(out: Path) -> set[str]:
     """Names of the checkpoints of a run that is not finished."""
     return {path.name for path in (out / CHECKPOINTS).glob("*")} if out.is_dir() else set()
+
+
+def test_steps_and_time_are_counted_from_the_last_checkpoint() -> None:
+    assert [_is_over(Interval(steps=5), steps, 1e9) for steps in (0, 4, 5, 6)] == [False, False, True, True]
+    assert [_is_over(Interval(seconds=5), 1, seconds) for seconds in (0, 4.9, 5)] == [False, False, True]
+    assert not _is_over(Interval(seconds=5), 0, 10)
+    assert not _is_over(Interval(), 10**9, 1e9) and Interval().is_off

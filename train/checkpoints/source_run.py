@@ -23,9 +23,6 @@ from ...pipeline.folders.checksum import hash_file
 from ...pipeline.folders.manifest import MANIFEST, Manifest, checksum_of
 from ...pipeline.folders.totals import IdMapTotals
 from ...pipeline.formats.arrow_files import read_batch, values_of
-from ..checkpoints.files import CHECKPOINTS, newest_whole
-from ..checkpoints.tensors import dense_state, is_optimizer_state
-from ..checkpoints.writer import TableSizes
 from ..config import ModelConfig, Optimizers
 from ..data.shards import Shards, vocabulary_of
 from ..execution.embeddings import RowsPart, RowsSource
@@ -33,9 +30,10 @@ from ..loop import Trainer
 from ..rows.optimizers import RowOptimizer
 from ..rows.tiers import InitialValues
 from ..run_config import RunConfig, RunTable
-from ..run_folder.files import CONFIG, STATES, WEIGHTS
+from ..run_folder.files import CHECKPOINTS, CONFIG, STATES, WEIGHTS
 from ..run_folder.reader import read_config, read_manifest, read_states, read_weights, refuse_changed_files
 from ..run_folder.weights import Weights
+from .files import TableSizes, dense_state, is_optimizer_state, newest_whole
 from .resume import Checkpoint, table_sizes
 
 _log = logging.getLogger(__name__)

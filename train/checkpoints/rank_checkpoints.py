@@ -19,14 +19,14 @@ import numpy as np
 import torch
 
 from ...pipeline.errors import MIB, SaidElsewhereError
-from ..checkpoints.files import CheckpointRecord
-from ..checkpoints.writer import NotFiniteError, RowsCopy, Written
 from ..execution.embeddings import RowsPart, settle
 from ..execution.ranked_embeddings import RankedEmbeddings
 from ..loop import Trainer
 from ..ranks.codes import WidthErrors
 from ..ranks.ranks import Ranks, first_says, sent_to_first, wait_for_first
-from .resume import RunCheckpoints, most_waiting, num_used_rows
+from .files import CheckpointRecord
+from .resume import RunCheckpoints, num_used_rows
+from .writer import NotFiniteError, RowsCopy
 
 SAVED_ERRORS = "exchange_errors"
 """Name of this part among those of a run."""
@@ -37,12 +37,12 @@ class SavedErrors:
 
     Args:
         ranks: all of them.
-        widths: the errors of this rank.
+        groups: the errors of this rank, by table group.
     """
 
-    def __init__(self, ranks: Ranks, widths: Sequence[WidthErrors]) -> None:
+    def __init__(self, ranks: Ranks, groups: Sequence[WidthErrors]) -> None:
         self._ranks = ranks
-        self._widths = tuple(widths)
+        self._groups = tuple(groups)
         self._state: dict[str, torch.Tensor] = {}
 
     def bring_together(self) -> None:
@@ -51,11 +51,11 @@ class SavedErrors:
         Every rank calls this.
         """
         self._state = {}
-        for number, width in enumerate(self._widths):
+        for number, group in enumerate(self._groups):
             # An error of -0 is one, too: only rows whose bits are all zeros are left out.
-            used = np.flatnonzero(width.errors_HD.view(np.uint32).any(axis=1))
+            used = np.flatnonzero(group.errors_HD.view(np.uint32).any(axis=1))
             self._bring(f"width {number} rows", torch.from_numpy(used))
-            self._bring(f"width {number} errors", torch.from_numpy(width.errors_HD[used]))
+            self._bring(f"width {number} errors", torch.from_numpy(group.errors_HD[used]))
 
     def state(self) -> Mapping[str, Any]:
         """Return what `restore` takes."""
@@ -63,18 +63,18 @@ class SavedErrors:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take this rank's part of a state; raises ValueError where it is none."""
-        for number, width in enumerate(self._widths):
+        for number, group in enumerate(self._groups):
             names = [f"rank {self._ranks.rank} width {number} {part}" for part in ("rows", "errors")]
             rows, errors = (state[name] for name in names)
-            num_rows, dim = width.errors_HD.shape
+            num_rows, dim = group.errors_HD.shape
             if rows.dtype != torch.int64 or errors.dtype != torch.float32:
                 raise ValueError(f"errors are {errors.dtype} of rows {rows.dtype}")
             if rows.dim() != 1 or tuple(errors.shape) != (rows.numel(), dim):
                 raise ValueError(f"{tuple(errors.shape)} errors of {tuple(rows.shape)} rows of {dim} numbers")
             if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < num_rows:
                 raise ValueError(f"errors of row {int(rows.max())} of {num_rows} hot rows")
-            width.errors_HD[:] = 0
-            width.errors_HD[rows.numpy()] = errors.numpy()
+            group.errors_HD[:] = 0
+            group.errors_HD[rows.numpy()] = errors.numpy()
 
     def _bring(self, name: str, own: torch.Tensor) -> None:
         ranks = self._ranks
@@ -95,25 +95,25 @@ _WHOLE, _LOST, _NOT_FINITE = range(3)
 class RankCheckpoints(RunCheckpoints):
     """The checkpoints of a run, as one of its ranks takes part; rank 0 alone has a writer."""
 
-    def _prepare(self, folder: Path, run: str, trainer: Trainer, last: CheckpointRecord | None) -> None:
-        self._ranks = trainer.ranks
+    def _prepare(self, folder: Path, run: str, last: CheckpointRecord | None) -> None:
+        self._ranks = self._trainer.ranks
         self._error: NotFiniteError | None = None
         """Why the last one was refused, at rank 0."""
         if self._ranks.rank == 0:
-            limit = trainer.config.slow_bytes
-            self._writer = self._new_writer(folder, run, trainer, last, most_waiting(_PART_BYTES, limit))
+            self._writer = self._new_writer(folder, run, last, _PART_BYTES)
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is due, by the clock of rank 0."""
         return first_says(self._ranks, self._ranks.rank == 0 and super().is_due(step))
 
-    def take(self, trainer: Trainer, metrics: Iterable[str], *, is_logged: bool = True) -> None:
+    def take(self, metrics: Iterable[str], *, is_logged: bool = True) -> None:
         """Write a checkpoint of the run as it is now.
 
         Raises:
             NotFiniteError: weights are not finite.
             SaidElsewhereError: the same, at other ranks than the first.
         """
+        trainer = self._trainer
         errors = trainer.resumables.get(SAVED_ERRORS)
         if isinstance(errors, SavedErrors):
             errors.bring_together()
@@ -121,12 +121,12 @@ class RankCheckpoints(RunCheckpoints):
         num_used = sum(int(each) for each in self._ranks.gather(torch.tensor([num_used_rows(trainer)])))
         # Rank 0 writes what all ranks send, and the others wait for it however long that takes.
         if self._ranks.rank == 0:
-            with self._standing_still(trainer):
-                self._begin(trainer, metrics, num_used, is_logged=is_logged)
+            with self._standing_still():
+                self._begin(metrics, num_used, is_logged=is_logged)
         for parts in _brought_parts(trainer):
-            wait_for_first(self._ranks, partial(self._put, trainer, parts))
+            wait_for_first(self._ranks, partial(self._put, parts))
         # Every rank learns what became of it, and counts its rows as saved or changed.
-        outcome = wait_for_first(self._ranks, partial(self._end, trainer))
+        outcome = wait_for_first(self._ranks, self._end)
         if self._ranks.rank:
             settle(trainer.embeddings, is_lost=outcome != _WHOLE)
         if self._error is not None:
@@ -136,27 +136,27 @@ class RankCheckpoints(RunCheckpoints):
         if outcome == _WHOLE:
             self.last_written = trainer.step
 
-    def _put(self, trainer: Trainer, parts: Sequence[RowsPart]) -> int:
+    def _put(self, parts: Sequence[RowsPart]) -> int:
         """Hand rows of all ranks to the writer, at rank 0."""
-        with self._standing_still(trainer):
+        with self._standing_still():
             for part in parts:
                 self._writer.put(part, lambda: None)
         return 0
 
-    def _end(self, trainer: Trainer) -> int:
+    def _end(self) -> int:
         """Return how the writing of the checkpoint ended, at rank 0."""
         try:
             self._finish()
-            super().settle(trainer, wait=True)
+            super().settle(wait=True)
         except NotFiniteError as error:
             self._error = error
             return _NOT_FINITE
-        return _WHOLE if self.last_written == trainer.step else _LOST
+        return _WHOLE if self.last_written == self._trainer.step else _LOST
 
-    def advance(self, trainer: Trainer, *, to_end: bool = False) -> None:
+    def advance(self, *, to_end: bool = False) -> None:
         """Nothing is left to be copied once a checkpoint was taken."""
 
-    def settle(self, trainer: Trainer, *, wait: bool = False) -> Written | None:
+    def settle(self, *, wait: bool = False) -> None:
         """A checkpoint is whole or lost once it was taken."""
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ def _brought_parts(trainer: Trainer) -> Iterator[list[RowsPart]]:
 
     copy = RowsCopy(embeddings, _PART_BYTES, trainer.threads, put)
     copy.begin()
-    widths = [(width.embedding_dim, width.fast.state_SW.shape[1]) for width in embeddings.groups]
+    widths = [(group.embedding_dim, group.fast.state_SW.shape[1]) for group in embeddings.groups]
     # One part of each rank at a time, until none has any; its size is said first.
     while True:
         while not copied and copy.is_under_way:
@@ -202,8 +202,7 @@ def _brought_parts(trainer: Trainer) -> Iterator[list[RowsPart]]:
 
 
 def _packed(part: RowsPart) -> torch.Tensor:
-    arrays = (part.tables_N, part.ids_N, part.weights_ND, part.state_NW)
-    joined = np.concatenate([np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in arrays])
+    joined = np.concatenate([np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in part.arrays])
     return torch.from_numpy(joined)
 
 

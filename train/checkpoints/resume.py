@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,22 +28,26 @@ import torch
 from ...pipeline.errors import GIB, KIB, MIB, HotsetError, first_line
 from ...pipeline.runtime.memory import available_bytes
 from ..build_embeddings import RunStart
-from ..checkpoints.files import (
-    BATCHES,
-    CheckpointRecord,
-    ReservedRoom,
-    RunState,
-    refuse_damaged_files,
-    split_state,
-)
-from ..checkpoints.tensors import dense_state, read_part, read_tensors, restore_dense
-from ..checkpoints.writer import CheckpointWriter, NotFiniteError, RowsCopy, TableSizes, Written
 from ..config import CheckpointSettings, TrainConfig
 from ..data.shards import Shards
 from ..execution.embeddings import RowsPart, settle
 from ..loop import Trainer
+from ..recipe_options import Interval
 from ..rows.optimizers import RowOptimizer
 from ..rows.step_plan import PlannedStep
+from ..run_folder.files import ReservedRoom
+from .files import (
+    BATCHES,
+    CheckpointRecord,
+    RunState,
+    TableSizes,
+    dense_state,
+    read_part,
+    read_tensors,
+    restore_dense,
+    split_state,
+)
+from .writer import CheckpointWriter, NotFiniteError, RowsCopy
 
 _OTHER = "other."
 _LOSSES = "run.losses"
@@ -70,8 +73,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path, record: CheckpointRecord, sizes: TableSizes) -> Checkpoint:
-        """Read a checkpoint; raises HotsetError where it is damaged."""
-        refuse_damaged_files(folder, record)
+        """Read a checkpoint that `newest_whole` found; raises HotsetError where it is no state of a run."""
         tensors = read_tensors(folder / record.dense.path)
         found = cls(folder, record, tensors, sizes)
         found._refuse_nonsense()
@@ -81,7 +83,7 @@ class Checkpoint:
         """Read the rows from their files, each time they are iterated."""
         # The newest first: of a row in several files the last one has its value.
         for entry in reversed(self.record.rows):
-            yield read_part(self.folder / entry.path, self.sizes.num_rows, self.sizes.widths)
+            yield read_part(self.folder / entry.path, self.sizes)
 
     @property
     def start(self) -> RunStart:
@@ -120,27 +122,29 @@ def capture(
     for name, (_, own) in states.items():
         tensors |= {f"{_OTHER}{name}.{key}": tensor for key, tensor in own.items()}
     # Copying is no training: the clock stands, and what it says is of the steps alone.
-    with trainer.meter.during("checkpoint"):
-        trainer.meter.enter(None)
-        meter = trainer.meter
-        seconds = dict(meter.seconds)
-        to_fast = dict(meter.bytes_to_fast)
-        to_slow = dict(meter.bytes_to_slow)
+    meter = trainer.meter
+    with meter.during("checkpoint"):
+        meter.enter(None)
+        seconds = {str(kind): value for kind, value in meter.seconds.items()}
+        to_fast = {str(kind): value for kind, value in meter.bytes_to_fast.items()}
+        to_slow = {str(kind): value for kind, value in meter.bytes_to_slow.items()}
     names = [table.name for table in trainer.shards.tables]
     rows_by_table = zip(names, trainer.embeddings.counts_of_steps(), strict=True)
+    transfers = {name: float(getattr(*place)) for name, place in _counters(trainer).items()}
+    transfers["file_bytes_read"], transfers["file_bytes_written"] = trainer.embeddings.file_bytes()
     state = RunState(
         step=trainer.step,
         num_samples=trainer.num_samples,
         is_logged=is_logged,
         unlogged_samples=trainer.unlogged_samples,
         metrics=tuple(metrics),
-        seconds={str(kind): value for kind, value in seconds.items()},
-        bytes_to_fast={str(kind): value for kind, value in to_fast.items()},
-        bytes_to_slow={str(kind): value for kind, value in to_slow.items()},
+        seconds=seconds,
+        bytes_to_fast=to_fast,
+        bytes_to_slow=to_slow,
         rows_by_table={
             name: {str(way): count for way, count in rows.items()} for name, rows in rows_by_table
         },
-        transfers=_transfers(trainer),
+        transfers=transfers,
         test_losses=tuple(trainer.order.test_losses),
         others={name: plain for name, (plain, _) in states.items()},
     )
@@ -179,31 +183,24 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
             raise HotsetError(f"{checkpoint.where} is damaged: {name}: {first_line(error)}") from error
 
 
-def _transfers(trainer: Trainer) -> dict[str, float]:
+def _counters(trainer: Trainer) -> dict[str, tuple[object, str]]:
+    """Return the counts of transfers that a resumed run goes on from: by name the owner and its attribute."""
     thread = trainer.embeddings.transfers
     source = trainer.step_source
-    read, written = trainer.embeddings.file_bytes()
     return {
-        "busy_seconds": thread.busy_seconds,
-        "stall_seconds": thread.stall_seconds,
-        "stalls": float(thread.num_stalls),
-        "shortened": float(source.num_shortened),
-        "split": float(source.num_split),
-        "slots_wanted": float(source.slots_wanted),
-        "file_bytes_read": float(read),
-        "file_bytes_written": float(written),
+        "busy_seconds": (thread, "busy_seconds"),
+        "stall_seconds": (thread, "stall_seconds"),
+        "stalls": (thread, "num_stalls"),
+        "shortened": (source, "num_shortened"),
+        "split": (source, "num_split"),
+        "slots_wanted": (source, "slots_wanted"),
     }
 
 
 def _restore_transfers(trainer: Trainer, found: Mapping[str, float]) -> None:
-    thread = trainer.embeddings.transfers
-    source = trainer.step_source
-    thread.busy_seconds = found.get("busy_seconds", 0.0)
-    thread.stall_seconds = found.get("stall_seconds", 0.0)
-    thread.num_stalls = int(found.get("stalls", 0))
-    source.num_shortened = int(found.get("shortened", 0))
-    source.num_split = int(found.get("split", 0))
-    source.slots_wanted = found.get("slots_wanted", 1.0)
+    for name, (owner, attribute) in _counters(trainer).items():
+        count = getattr(owner, attribute)  # of a new run
+        setattr(owner, attribute, type(count)(found.get(name, count)))
     read, written = found.get("file_bytes_read", 0), found.get("file_bytes_written", 0)
     trainer.embeddings.earlier_file_bytes = (int(read), int(written))
 
@@ -222,10 +219,10 @@ class RunCheckpoints:
     """The checkpoints of a run under way.
 
     Args:
-        folder: where they lie; created.
+        trainer: the run.
+        folder: of the checkpoints; created.
         run: checksum of the run's settings.
         settings: how often they are written, and how many are kept.
-        trainer: the run.
         last: the checkpoint that it was resumed from.
 
     Raises:
@@ -234,12 +231,13 @@ class RunCheckpoints:
 
     def __init__(
         self,
+        trainer: Trainer,
         folder: Path,
         run: str,
         settings: CheckpointSettings,
-        trainer: Trainer,
         last: CheckpointRecord | None = None,
     ) -> None:
+        self._trainer = trainer
         self._settings = settings
         self._last_step = last.state.step if last else 0
         self._last_time = time.monotonic()
@@ -253,22 +251,20 @@ class RunCheckpoints:
         """Seconds that training paused for the last checkpoint, in total."""
         self.longest_stall_seconds = 0.0
         """The longest single pause for it."""
-        self._prepare(folder, run, trainer, last)
+        self._prepare(folder, run, last)
 
-    def _prepare(self, folder: Path, run: str, trainer: Trainer, last: CheckpointRecord | None) -> None:
-        """Start the writer, and watch the steps."""
+    def _prepare(self, folder: Path, run: str, last: CheckpointRecord | None) -> None:
+        """Start the writer, and what copies the rows."""
         # Under a limit of memory, a part that waits to be written takes a fixed share of it.
-        limit = trainer.config.slow_bytes
+        limit = self._trainer.config.slow_bytes
         part_bytes = _PART_BYTES
         if limit is not None:
             part_bytes = min(max(limit // _PARTS_IN_LIMIT, _LEAST_PART_BYTES), _PART_BYTES)
-        self._writer = self._new_writer(folder, run, trainer, last, most_waiting(part_bytes, limit))
-        self._copy = RowsCopy(trainer.embeddings, part_bytes, trainer.threads, self._writer.put)
-        self._before_step = trainer.before_step
-        self._save_before_step = partial(self.before_update, trainer)
+        self._writer = self._new_writer(folder, run, last, part_bytes)
+        self._copy = RowsCopy(self._trainer.embeddings, part_bytes, self._trainer.threads, self._writer.put)
 
     def _new_writer(
-        self, folder: Path, run: str, trainer: Trainer, last: CheckpointRecord | None, most_waiting: int
+        self, folder: Path, run: str, last: CheckpointRecord | None, part_bytes: int
     ) -> CheckpointWriter:
         # The room is taken before the first step, so that a disk that is too small stops the run now.
         try:
@@ -276,28 +272,38 @@ class RunCheckpoints:
         except OSError as error:
             raise HotsetError(f"{folder} cannot be written: {error.strerror}") from error
         # Dense layers are small compared with the rows; their optimizers keep up to twice as much.
-        sizes = table_sizes(trainer.shards, trainer.config)
-        dense = 3 * sum(4 * tensor.numel() for tensor in trainer.model.state_dict().values())
-        room = ReservedRoom(folder, dense + _bytes_of_all_rows(sizes))
+        config = self._trainer.config
+        sizes = table_sizes(self._trainer.shards, config)
+        num_bytes = 3 * sum(4 * tensor.numel() for tensor in self._trainer.model.state_dict().values())
+        num_bytes += sum(
+            count * (_ROW_NAME_BYTES + 4 * sum(width))
+            for count, width in zip(sizes.num_rows, sizes.widths, strict=True)
+        )
+        room = ReservedRoom(folder, num_bytes)
+        # A quarter of the memory there is, or of its limit, may wait to be written.
+        free = available_bytes()
+        most_waiting = GIB if free is None else free // 4
+        if config.slow_bytes is not None:
+            most_waiting = min(most_waiting, config.slow_bytes // 4)
         keep = self._settings.keep_checkpoints
-        return CheckpointWriter(folder, run, keep, sizes, last, most_waiting, room)
+        return CheckpointWriter(folder, run, keep, sizes, last, max(part_bytes, most_waiting), room)
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is due; none while one is being written."""
-        if self._writer.is_busy:
+        if self.is_under_way:
             return False
         seconds = time.monotonic() - self._last_time
-        return self._settings.checkpoint_every.is_due(step - self._last_step, seconds)
+        return _is_over(self._settings.checkpoint_every, step - self._last_step, seconds)
 
-    def take(self, trainer: Trainer, metrics: Iterable[str], *, is_logged: bool = True) -> None:
+    def take(self, metrics: Iterable[str], *, is_logged: bool = True) -> None:
         """Begin a checkpoint; `before_update` and `advance` copy its rows."""
-        with self._standing_still(trainer):
-            self._begin(trainer, metrics, num_used_rows(trainer), is_logged=is_logged)
+        with self._standing_still():
+            self._begin(metrics, num_used_rows(self._trainer), is_logged=is_logged)
             self._copy.begin()
-            self._before_step.append(self._save_before_step)
+            self._trainer.before_step.append(self.before_update)
             self._copy_part()
 
-    def _begin(self, trainer: Trainer, metrics: Iterable[str], num_used: int, *, is_logged: bool) -> None:
+    def _begin(self, metrics: Iterable[str], num_used: int, *, is_logged: bool) -> None:
         """Begin a checkpoint, whose rows follow.
 
         Args:
@@ -305,26 +311,21 @@ class RunCheckpoints:
         """
         self.stall_seconds = 0.0
         self.longest_stall_seconds = 0.0
-        self._writer.begin(trainer.step)
+        self._writer.begin(self._trainer.step)
         self.is_under_way = True
-        self._captured = (*capture(trainer, metrics, is_logged=is_logged), num_used)
-        self._last_step = trainer.step
+        self._captured = (*capture(self._trainer, metrics, is_logged=is_logged), num_used)
+        self._last_step = self._trainer.step
         self._last_time = time.monotonic()
 
-    @property
-    def is_copying(self) -> bool:
-        """Return whether rows of a checkpoint are still to be copied."""
-        return self._captured is not None
-
-    def before_update(self, trainer: Trainer, step: PlannedStep) -> None:
+    def before_update(self, step: PlannedStep) -> None:
         """Copy the checkpoint's rows that a step is about to change."""
-        with self._standing_still(trainer):
+        with self._standing_still():
             self._copy.before_update(step)
 
-    def advance(self, trainer: Trainer, *, to_end: bool = False) -> None:
+    def advance(self, *, to_end: bool = False) -> None:
         """Copy the next part of the checkpoint, if none waits; or all parts."""
         while self._captured is not None and (to_end or self._writer.is_ready):
-            with self._standing_still(trainer):
+            with self._standing_still():
                 self._copy_part()
             if not to_end:
                 return
@@ -335,7 +336,7 @@ class RunCheckpoints:
             self._copy.give_up()
         self._copy.copy_part()
         if not self._copy.is_under_way:
-            self._before_step.remove(self._save_before_step)
+            self._trainer.before_step.remove(self.before_update)
             self._finish()
 
     def _finish(self) -> None:
@@ -345,87 +346,81 @@ class RunCheckpoints:
         self._captured = None
 
     @contextmanager
-    def _standing_still(self, trainer: Trainer) -> Iterator[None]:
+    def _standing_still(self) -> Iterator[None]:
         """Add the time of the block to that of the checkpoint under way."""
         start = time.perf_counter()
-        with trainer.meter.during("checkpoint"):
+        with self._trainer.meter.during("checkpoint"):
             yield
         seconds = time.perf_counter() - start
         self.stall_seconds += seconds
         self.longest_stall_seconds = max(self.longest_stall_seconds, seconds)
 
-    def settle(self, trainer: Trainer, *, wait: bool = False) -> Written | None:
+    def settle(self, *, wait: bool = False) -> None:
         """Note how the last checkpoint ended, if it has; warn where it failed.
 
         Raises:
             NotFiniteError: weights are not finite.
         """
+        if not self.is_under_way:
+            return
         if wait:
-            self.advance(trainer, to_end=True)
-        written = self._writer.result(waits=wait)
-        if written is None:
-            return None
+            self.advance(to_end=True)
+        fault: Exception | None = None
+        try:
+            num_bytes = self._writer.result(waits=wait)
+        except (OSError, HotsetError) as error:
+            num_bytes = 0
+            fault = error
+        if num_bytes is None:
+            return
         self.is_under_way = False
         # Rows of a checkpoint that was lost count as changed still, so the next one has them.
-        settle(trainer.embeddings, is_lost=written.error is not None)
-        if isinstance(written.error, NotFiniteError):
-            raise written.error
-        if written.error is not None:
+        settle(self._trainer.embeddings, is_lost=fault is not None)
+        if isinstance(fault, NotFiniteError):
+            raise fault
+        if fault is not None:
             kept = (
                 "there is none" if self.last_written is None else f"that of step {self.last_written} is kept"
             )
-            reason = getattr(written.error, "strerror", None) or first_line(written.error)
             _log.warning(
                 "the checkpoint of step %s could not be written: %s; %s, and training continues",
-                written.step,
-                reason,
+                self._last_step,
+                getattr(fault, "strerror", None) or first_line(fault),
                 kept,
             )
-        else:
-            self.last_written = written.step
-            _log.info(
-                "checkpoint of step %s: %s bytes in %.1f s, training stood still for %.0f ms, %.0f at a time",
-                written.step,
-                written.num_bytes,
-                written.seconds,
-                1000 * self.stall_seconds,
-                1000 * self.longest_stall_seconds,
-            )
-        return written
+            return
+        self.last_written = self._last_step
+        _log.info(
+            "checkpoint of step %s: %s bytes in %.1f s, training stood still for %.0f ms, %.0f at a time",
+            self._last_step,
+            num_bytes,
+            time.monotonic() - self._last_time,
+            1000 * self.stall_seconds,
+            1000 * self.longest_stall_seconds,
+        )
 
-    def save_last(self, trainer: Trainer, metrics: Iterable[str], *, is_logged: bool) -> bool:
-        """Write a checkpoint of the last step and wait; return whether one exists."""
-        self.settle(trainer, wait=True)
-        if self.last_written != trainer.step:
-            self.take(trainer, metrics, is_logged=is_logged)
-            self.settle(trainer, wait=True)
-        return self.last_written == trainer.step
+    def save_last(self, metrics: Iterable[str], *, is_logged: bool) -> None:
+        """Write a checkpoint of the last step, unless there is one, and wait for it."""
+        self.settle(wait=True)
+        if self.last_written != self._trainer.step:
+            self.take(metrics, is_logged=is_logged)
+            self.settle(wait=True)
 
     def close(self) -> None:
         """Let the checkpoint under way end, and stop the writer."""
         self._writer.close()
 
 
+def _is_over(every: Interval, steps: int, seconds: float) -> bool:
+    """Return whether an interval is over, so many steps and seconds after the last time."""
+    if every.steps is not None:
+        return steps >= every.steps
+    return every.seconds is not None and seconds >= every.seconds and steps > 0
+
+
 def num_used_rows(trainer: Trainer) -> int:
     """Return how many rows of this process were ever changed."""
-    return sum(width.changed.num_used for width in trainer.embeddings.groups if width.changed)
-
-
-def most_waiting(part_bytes: int, limit: int | None) -> int:
-    """Return how many bytes of copies may wait to be written.
-
-    That is a quarter of the memory there is, or of its limit.
-    """
-    free = available_bytes()
-    most = GIB if free is None else free // 4
-    return max(part_bytes, most if limit is None else min(most, limit // 4))
-
-
-def _bytes_of_all_rows(sizes: TableSizes) -> int:
-    return sum(
-        count * (_ROW_NAME_BYTES + 4 * sum(width))
-        for count, width in zip(sizes.num_rows, sizes.widths, strict=True)
-    )
+    return sum(group.changed.num_used for group in trainer.embeddings.groups if group.changed)
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

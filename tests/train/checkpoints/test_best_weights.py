@@ -16,14 +16,14 @@ from hotset.pipeline.errors import KIB, ByteSize, ConfigError, HotsetError
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.train import loop, run_log
+from hotset.train.checkpoints import best_weights
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
 from hotset.train.placements.choose_placement import num_planned_steps
 from hotset.train.ranks.ranks import Ranks, first_says
 from hotset.train.recipe_options import Interval, RecipeOptions
-from hotset.train.resuming import best_weights
-from hotset.train.run import train
+from hotset.train.run import RunOptions, train
 from hotset.train.run_folder.files import RunFolder
 from hotset.train.run_log import TrainSummary
 
@@ -73,7 +73,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(data: Path, out: Path, recipe: RecipeOptions, **fields: Any) -> TrainSummary:
-    return train(data, TrainConfig(recipe=recipe, **FIELDS | fields), out, checkpoints=OFF)
+    return train(data, TrainConfig(recipe=recipe, **FIELDS | fields), out, RunOptions(checkpoints=OFF))
 
 
 def validations(out: Path) -> dict[int, float]:
@@ -183,12 +183,12 @@ def test_a_killed_run_ends_with_the_best_weights_of_the_unbroken_one(
 
     config = TrainConfig(recipe=recipe, **FIELDS | {"placement": placement})
     try:
-        train(data, config, tmp_path / "run", checkpoints=settings, progress=kill)
+        train(data, config, tmp_path / "run", RunOptions(checkpoints=settings, progress=kill))
     except Killed:
         assert unbroken.num_steps >= stop
     else:
         return
-    resumed = train(data, config, tmp_path / "run", checkpoints=settings)
+    resumed = train(data, config, tmp_path / "run", RunOptions(checkpoints=settings))
     assert (resumed.best_step, resumed.num_steps, resumed.stopped) == (
         unbroken.best_step,
         unbroken.num_steps,
@@ -264,11 +264,11 @@ def test_rows_in_a_file_are_planned_to_the_last_of_a_limited_number_of_steps(
         raise Killed
 
     with pytest.raises(Killed):
-        train(data, config, tmp_path / "run", checkpoints=settings, progress=kill)
+        train(data, config, tmp_path / "run", RunOptions(checkpoints=settings, progress=kill))
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(RunFolder, "save_weights", kill_at_end)
-        train(data, config, tmp_path / "run", checkpoints=settings)
-    found = train(data, config, tmp_path / "run", checkpoints=settings)
+        train(data, config, tmp_path / "run", RunOptions(checkpoints=settings))
+    found = train(data, config, tmp_path / "run", RunOptions(checkpoints=settings))
     assert (found.num_steps, found.stopped) == (wanted.num_steps, wanted.stopped) == (27, "--max-steps 27")
     for name in ("weights.safetensors", "batch_order.npy"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "wanted" / name).read_bytes()
@@ -307,7 +307,7 @@ def test_room_for_the_best_weights_is_reserved_before_the_first_step(
     taken: list[int] = []
     monkeypatch.setattr(os, "posix_fallocate", lambda descriptor, start, count: taken.append(count))
     config = TrainConfig(**FIELDS, recipe=RecipeOptions(keep_best=True, max_steps=22))
-    train(data, config, tmp_path / "whole", checkpoints=OFF)
+    train(data, config, tmp_path / "whole", RunOptions(checkpoints=OFF))
     weight_bytes = (tmp_path / "whole" / "weights.safetensors").stat().st_size
     best_bytes, _ = taken
     assert best_bytes <= 2 * weight_bytes < best_bytes + 20_000, "a header is not counted"
@@ -317,7 +317,7 @@ def test_room_for_the_best_weights_is_reserved_before_the_first_step(
 
     monkeypatch.setattr(os, "posix_fallocate", is_full)
     with pytest.raises(HotsetError, match=r"has no room for .* of best weights: No space left") as caught:
-        train(data, config, tmp_path / "run", checkpoints=OFF)
+        train(data, config, tmp_path / "run", RunOptions(checkpoints=OFF))
     assert "--keep-best" in str(caught.value.hint) and not (tmp_path / "run").exists()
 
 
@@ -350,8 +350,8 @@ def test_rates_lowered_on_a_plateau_are_those_of_a_resumed_run(data: Path, tmp_p
     config = TrainConfig(recipe=recipe, **FIELDS | {"epochs": 3, "placement": "lookahead"})
     settings = CheckpointSettings(checkpoint_every=Interval(steps=10))
     with pytest.raises(Killed):
-        train(data, config, tmp_path / "run", checkpoints=settings, progress=progress)
-    train(data, config, tmp_path / "run", checkpoints=settings)
+        train(data, config, tmp_path / "run", RunOptions(checkpoints=settings, progress=progress))
+    train(data, config, tmp_path / "run", RunOptions(checkpoints=settings))
     for name in ("weights.safetensors", "metrics.jsonl"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
 

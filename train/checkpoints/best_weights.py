@@ -21,10 +21,9 @@ import numpy as np
 from ...pipeline.errors import HotsetError
 from ...pipeline.folders.checksum import hash_file
 from ...pipeline.schema.schema import DENSE_PREFIX
-from ..checkpoints.files import ReservedRoom
 from ..loop import Trainer
 from ..ranks.ranks import Ranks, raise_on_any_rank, wait_for_first
-from ..run_folder.files import BEST_PREFIX, explained
+from ..run_folder.files import BEST_PREFIX, ReservedRoom, explained
 from ..run_folder.weights import Weights, open_weights, send_weights, write_weights
 
 _log = logging.getLogger(__name__)

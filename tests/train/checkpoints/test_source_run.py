@@ -17,12 +17,12 @@ from hotset.pipeline.errors import KIB, ByteSize, ConfigError, HotsetError, Shar
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.tests.support.processes.ranked_runs import train_on_ranks
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
+from hotset.train.checkpoints.source_run import _open_maps, open_source
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.data.shards import Shards, vocabulary_of
 from hotset.train.model.choose_model import choose_model
 from hotset.train.recipe_options import Interval
-from hotset.train.resuming.source_run import _open_maps, open_source
-from hotset.train.run import train
+from hotset.train.run import RunOptions, train
 from hotset.train.run_folder.reader import read_config
 from hotset.train.verify_run import verify_run
 from hotset.workflows.cli import main
@@ -75,8 +75,7 @@ def test_two_runs_of_an_epoch_end_with_the_bits_of_one_of_two(
         data,
         TrainConfig(**FIELDS | fields),
         tmp_path / "second",
-        init_from=first,
-        replay=tmp_path / "replayed",
+        RunOptions(init_from=first, replay=tmp_path / "replayed"),
     )
     for name in ("weights.safetensors", "states.safetensors"):
         assert (tmp_path / "second" / name).read_bytes() == (tmp_path / "both" / name).read_bytes()
@@ -94,12 +93,12 @@ def test_a_run_that_starts_from_another_is_resumed_with_the_same_bits(
 
     settings = CheckpointSettings(checkpoint_every=Interval(steps=2))
     arguments: dict[str, Any] = {"init_from": first, "checkpoints": settings}
-    train(data, TrainConfig(**FIELDS), tmp_path / "unbroken", **arguments)
+    train(data, TrainConfig(**FIELDS), tmp_path / "unbroken", RunOptions(**arguments))
     with pytest.raises(Killed):
-        train(data, TrainConfig(**FIELDS), tmp_path / "run", progress=die, **arguments)
+        train(data, TrainConfig(**FIELDS), tmp_path / "run", RunOptions(progress=die, **arguments))
     with pytest.raises(HotsetError, match="other settings: init_from"):
-        train(data, TrainConfig(**FIELDS), tmp_path / "run", checkpoints=settings)
-    train(data, TrainConfig(**FIELDS), tmp_path / "run", **arguments)
+        train(data, TrainConfig(**FIELDS), tmp_path / "run", RunOptions(checkpoints=settings))
+    train(data, TrainConfig(**FIELDS), tmp_path / "run", RunOptions(**arguments))
     for name in ("weights.safetensors", "metrics.jsonl"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
 
@@ -108,7 +107,7 @@ def test_ranks_start_from_a_run_as_one_process_does(
     data: Path, first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = TrainConfig(**FIELDS | {"micro_batches": 4})
-    train(data, config, tmp_path / "alone", init_from=first)
+    train(data, config, tmp_path / "alone", RunOptions(init_from=first))
     train_on_ranks(4, monkeypatch, data, config, tmp_path / "ranks", init_from=first)
     for name in ("weights.safetensors", "states.safetensors"):
         assert (tmp_path / "ranks" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
@@ -127,7 +126,7 @@ def test_an_unfinished_run_gives_its_last_checkpoint(data: Path, tmp_path: Path)
 
     settings = CheckpointSettings(checkpoint_every=Interval(steps=1))
     with pytest.raises(KeyboardInterrupt):
-        train(data, TrainConfig(**FIELDS), tmp_path / "run", checkpoints=settings, progress=die)
+        train(data, TrainConfig(**FIELDS), tmp_path / "run", RunOptions(checkpoints=settings, progress=die))
     shards = Shards.open(data)
     rows = list(source_of(tmp_path / "run", shards).rows())
     # Those that were changed, and behind them every row with its initial values.
@@ -135,7 +134,7 @@ def test_an_unfinished_run_gives_its_last_checkpoint(data: Path, tmp_path: Path)
     assert count > 345
     tail = [part for part in rows[-3:]]
     assert [part.ids_N.size for part in tail] == [5, 40, 300]
-    train(data, TrainConfig(**FIELDS), tmp_path / "next", init_from=tmp_path / "run")
+    train(data, TrainConfig(**FIELDS), tmp_path / "next", RunOptions(init_from=tmp_path / "run"))
 
 
 def test_states_of_another_optimizer_begin_anew(data: Path, first: Path) -> None:

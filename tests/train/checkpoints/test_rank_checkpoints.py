@@ -19,8 +19,9 @@ from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.thread_ranks import ThreadRanks, run_thread_ranks
 from hotset.train.build import build_trainer
 from hotset.train.checkpoints import writer
-from hotset.train.checkpoints.files import CheckpointRecord, newest_whole, write_record
-from hotset.train.checkpoints.tensors import write_part
+from hotset.train.checkpoints.files import CheckpointRecord, newest_whole, write_part, write_record
+from hotset.train.checkpoints.rank_checkpoints import SAVED_ERRORS, RankCheckpoints, SavedErrors
+from hotset.train.checkpoints.resume import Checkpoint, RunCheckpoints, restore, table_sizes
 from hotset.train.config import CheckpointSettings, ChosenExchange, TrainConfig
 from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards
@@ -28,8 +29,6 @@ from hotset.train.execution.embeddings import RowsPart
 from hotset.train.loop import Trainer, run_steps
 from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.recipe_options import parse_interval
-from hotset.train.resuming.rank_checkpoints import SAVED_ERRORS, RankCheckpoints, SavedErrors
-from hotset.train.resuming.resume import Checkpoint, RunCheckpoints, restore, table_sizes
 from hotset.train.run_folder.files import RunFolder
 from hotset.train.run_folder.weights import Weights
 
@@ -70,12 +69,12 @@ def train(
     if checkpoint:
         restore(trainer, checkpoint)
     kind = RunCheckpoints if ranks.num_ranks == 1 else RankCheckpoints
-    saved = kind(folder, "run", SETTINGS, trainer, record)
+    saved = kind(trainer, folder, "run", SETTINGS, record)
 
     def after_step(trainer: Trainer, _: Batch, __: torch.Tensor) -> None:
         if saved.is_due(trainer.step):
-            saved.take(trainer, [])
-            saved.settle(trainer, wait=True)
+            saved.take([])
+            saved.settle(wait=True)
         if trainer.step == stop_after:
             raise _KilledError
 

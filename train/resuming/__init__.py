@@ -1,1 +1,0 @@
-"""Saves a run to checkpoints, and starts one from saved state."""
