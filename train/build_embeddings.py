@@ -183,7 +183,7 @@ def _build_tiers(
     device = str(tools.device)
     fast = Tier(placement.fast, embedding_dim, state_width, num_staging=num_staging, device=device)
     if slow is None and tools.host is not None and tools.host.is_planned:
-        from .spill.spilled_tier import SpilledTier
+        from .spill.whole_run import SpilledTier
 
         return fast, SpilledTier(placement.slow, embedding_dim, state_width)
     return fast, slow or Tier(placement.slow, embedding_dim, state_width, host=tools.host)

@@ -52,7 +52,7 @@ class StepSource:
         is_fresh: whether rows that no batch has used still have their initial values.
         is_resumed: whether rows were restored, which are fetched at their first use from here.
         readers: read batches ahead; None: each is read where its step is made.
-        window_bytes: memory that cold rows of batches known ahead may take; None: as the placement has it.
+        window_bytes: memory that cold rows of batches known ahead may take; None: `WINDOW_BYTES`.
     """
 
     def __init__(
@@ -80,15 +80,13 @@ class StepSource:
         """Batches that run in passes."""
         self.slots_wanted = 1.0
         """Slots that the largest batch of any group needs, as a multiple of those there are."""
-        self.planned: deque[tuple[list[int], list[PlanQueue]]] | None = None
+        self.planned: deque[tuple[list[int], Sequence[PlanQueue]]] | None = None
         """Batches and plans of all epochs, where the whole run is planned before its first step."""
         # Either every group stages rows or none does: the placement is one for all of them.
         self.staged = [group for group in embeddings.groups if group.placement.is_staging]
         """Table groups whose cold rows are staged."""
-        self._placements = [cast("StagingPlacement", group.placement) for group in self.staged]
+        self.placements = [cast("StagingPlacement", group.placement) for group in self.staged]
         assert not self.staged or len(self.staged) == len(embeddings.groups)
-        if window_bytes is None:
-            window_bytes = self._placements[0].window_bytes if self.staged else 0
         self._window_bytes = window_bytes
 
     def steps(
@@ -110,23 +108,31 @@ class StepSource:
                 if queues:
                     self._flush(queues)
 
-    def _epochs(self, epochs: Iterable[Iterable[int]]) -> Iterator[tuple[Iterable[int], list[PlanQueue]]]:
+    def _epochs(self, epochs: Iterable[Iterable[int]]) -> Iterator[tuple[Iterable[int], Sequence[PlanQueue]]]:
         """Yield the batches of each epoch, planned when they are taken, and the queues of their plans."""
         if self.planned is not None:
             while self.planned:
                 yield self.planned.popleft()
             return
+        if not self.staged:
+            for numbers in epochs:
+                yield numbers, ()
+            return
+        from ...stats.lookahead.window import WINDOW_BYTES
+        from ..placements.staging import PlanQueue
+
+        window_bytes = WINDOW_BYTES if self._window_bytes is None else self._window_bytes
         # One planner per group serves all epochs: it remembers which rows were used before, and its window.
-        planners = [each.planner(self._window_bytes // len(self.staged)) for each in self._placements]
+        planners = [each.planner(window_bytes // len(self.staged)) for each in self.placements]
         self.mark_restored(planners)
         for numbers in epochs:
-            queues = [each.queue(planner) for each, planner in zip(self._placements, planners, strict=True)]
-            yield self._window(numbers, queues) if queues else numbers, queues
+            queues = list(map(PlanQueue, self.placements, planners))
+            yield self._window(numbers, queues), queues
         if any(planner.window is not None and planner.window.is_capped for planner in planners):
             _log.warning(
                 "row movement was planned with fewer batches known ahead than would be best, because their "
                 "rows take more than %s of memory: more rows move than must",
-                format_byte_size(self._window_bytes),
+                format_byte_size(window_bytes),
             )
 
     def _window(self, numbers: Iterable[int], queues: Sequence[PlanQueue]) -> Iterator[int]:
@@ -163,7 +169,7 @@ class StepSource:
 
     def _is_staged(self, number: int) -> bool:
         """Return whether a batch needs staging slots."""
-        return not self._is_hot_only(number) or self._placements[0].stages_hot_only
+        return not self._is_hot_only(number) or self.placements[0].stages_hot_only
 
     def _read_whole(self, number: int) -> ReadBatch:
         """Read a batch to run it; any thread may do so, as this part needs no plan."""
@@ -171,7 +177,7 @@ class StepSource:
         parts = tuple(group.read(batch) for group in self._embeddings.groups)
         if not self.staged or not self._is_staged(number):
             return ReadBatch(batch, parts, ())
-        cold = zip(self._placements, parts, strict=True)
+        cold = zip(self.placements, parts, strict=True)
         return ReadBatch(batch, parts, tuple(each.cold_rows(part.lookups) for each, part in cold))
 
     def _plan(

@@ -74,7 +74,7 @@ def _build_placement(
     if held is not None:
         num_slots = min(num_slots, max(sum(table.num_rows - table.num_hot for table in tables), 1))
     if config.placement == "lookahead":
-        return Lookahead(tables, num_slots, config.prefetch, knows_run=spills(config, shards))
+        return Lookahead(tables, num_slots, config.prefetch)
     counts_N = count_row_lookups(shards, chosen)
     # A cache keeps no row on the fast tier permanently, so it gets the bytes of the hot rows too.
     return Cache(

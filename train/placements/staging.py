@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from ...stats.batch_rows import LookupsByRow, find_distinct
 from ...stats.lookahead.planner import CachePolicy, StagingPlanner, cache_planner, lookahead_planner
-from ...stats.lookahead.step_plans import Residents, RowStream, StepPlans, in_order
-from ...stats.lookahead.window import WINDOW_BYTES, Window
+from ...stats.lookahead.step_plans import RowStream, StepPlans, in_order
+from ...stats.lookahead.window import Window
 from ..data.batch import BatchIds, EmbeddingTable
 from ..rows.step_plan import NOTHING_TO_MOVE, Moves, SplitBatch, StepPlan, Transfer
 from ..rows.tiers import Layout
@@ -46,8 +46,6 @@ class StagingPlacement(Placement):
     """
 
     is_staging = True
-    window_bytes = WINDOW_BYTES
-    """Memory that cold rows of batches known ahead may take, of all table groups together."""
     stages_hot_only: bool
     """Whether batches that look up hot rows alone need staging too."""
 
@@ -56,18 +54,15 @@ class StagingPlacement(Placement):
         self.num_staging_slots = num_slots
         self.prefetch = prefetch
 
-    def queue(self, planner: StagingPlanner | None) -> PlanQueue:
-        """Return the queue of the step plans of an epoch; see `PlanQueue`."""
-        return PlanQueue(self, planner)
-
     @abstractmethod
     def planner(
-        self, window_bytes: int = WINDOW_BYTES, location_of_row: NDArray[np.int32] | None = None
+        self, window_bytes: int | None, location_of_row: NDArray[np.int32] | None = None
     ) -> StagingPlanner:
         """Build a planner for a new run.
 
         Args:
-            window_bytes: memory that the rows of batches known ahead may take.
+            window_bytes: memory that the rows of batches known ahead may take; None: the run is planned as a
+                whole, with the next use of every row given.
             location_of_row: (cold rows,), memory for the only array that grows with the rows.
         """
 
@@ -107,33 +102,24 @@ class Lookahead(StagingPlacement):
         tables: those of one table group.
         num_slots: staging slots.
         prefetch: P.
-        knows_run: whether the run is planned as a whole, with the next use of every row given.
     """
 
     name = "lookahead"
     stages_hot_only = False
 
-    def __init__(
-        self,
-        tables: Sequence[EmbeddingTable],
-        num_slots: int,
-        prefetch: int,
-        *,
-        knows_run: bool = False,
-    ) -> None:
+    def __init__(self, tables: Sequence[EmbeddingTable], num_slots: int, prefetch: int) -> None:
         super().__init__(tables, num_slots, prefetch)
         self.fast = Layout.of(self.none, self.num_hot)
         self.slow = Layout.of(self.num_hot, self.num_rows)
-        self._knows_run = knows_run
 
     def planner(
-        self, window_bytes: int = WINDOW_BYTES, location_of_row: NDArray[np.int32] | None = None
+        self, window_bytes: int | None, location_of_row: NDArray[np.int32] | None = None
     ) -> StagingPlanner:
         return lookahead_planner(
             max(self.slow.num_own_slots, 1),
             self.num_staging_slots,
             prefetch=self.prefetch,
-            window=None if self._knows_run else Window(self.num_staging_slots, window_bytes),
+            window=None if window_bytes is None else Window(self.num_staging_slots, window_bytes),
             splits=True,
             location_of_row=location_of_row,
         )
@@ -179,10 +165,10 @@ class Cache(StagingPlacement):
         self._counts_N = counts_N
 
     def planner(
-        self, window_bytes: int = WINDOW_BYTES, location_of_row: NDArray[np.int32] | None = None
+        self, window_bytes: int | None, location_of_row: NDArray[np.int32] | None = None
     ) -> StagingPlanner:
-        # Rows from the most to the least frequent, and the rank of each row in that order.
-        # The most frequent row first; ties by number, so that every run warms up alike.
+        # Rows from the most to the least frequent, and the rank of each row in that order; ties by number, so
+        # that every run warms up alike.
         order_N = np.argsort(-self._counts_N, kind="stable")
         rank_N = np.empty(order_N.size, np.int64)
         rank_N[order_N] = np.arange(order_N.size)
@@ -226,7 +212,7 @@ class HybridUva(StagingPlacement):
         self.slow = Layout.of(self.none, self.num_rows)
 
     def planner(
-        self, window_bytes: int = WINDOW_BYTES, location_of_row: NDArray[np.int32] | None = None
+        self, window_bytes: int | None, location_of_row: NDArray[np.int32] | None = None
     ) -> StagingPlanner:
         return cache_planner(
             "static",
@@ -263,10 +249,10 @@ class PlanQueue:
 
     Args:
         placement: that of the group.
-        planner: that of the run; None where all plans are there already.
+        planner: that of the run.
     """
 
-    def __init__(self, placement: StagingPlacement, planner: StagingPlanner | None) -> None:
+    def __init__(self, placement: StagingPlacement, planner: StagingPlanner) -> None:
         self._placement = placement
         self._planner = planner
         self._chunks: deque[StepPlans] = deque()
@@ -288,18 +274,15 @@ class PlanQueue:
 
     def add(self, cold: ColdRows) -> None:
         """Add the next batch of the epoch."""
-        assert self._planner is not None
-        stream = RowStream.of([cold.rows_U], [cold.lookups_U])
-        self.add_chunk(self._planner.plan(stream))
+        self._add_chunk(self._planner.plan(RowStream.of([cold.rows_U], [cold.lookups_U])))
 
     def finish(self) -> None:
         """Plan what is left: no batch follows in this epoch."""
-        assert self._planner is not None
         for plans in self._planner.plan_rest():
-            self.add_chunk(plans)
-        self.set_flush(self._planner.end_epoch())
+            self._add_chunk(plans)
+        self._end_epoch()
 
-    def add_chunk(self, plans: StepPlans) -> None:
+    def _add_chunk(self, plans: StepPlans) -> None:
         """Add step plans that follow those added before."""
         if plans.num_steps:
             self._chunks.append(plans)
@@ -310,8 +293,9 @@ class PlanQueue:
         """The plans not taken yet."""
         return tuple(self._chunks)
 
-    def set_flush(self, residents: Residents) -> None:
-        """Set which rows are written back after the last step."""
+    def _end_epoch(self) -> None:
+        """Write back what is staged after the last step."""
+        residents = self._planner.end_epoch()
         self.flush = Transfer(write_back=self._moves(residents.rows, residents.slots))
 
     def set_fetches(self, fetches: EpochFetches) -> None:
@@ -359,8 +343,7 @@ class PlanQueue:
         if fetches is not None:
             assert is_fresh, "rows in a file are initialized at their first use"
             write_back = replace(write_back, fetches_N=fetches.of_write_backs[left])
-            numbers = np.full(rows.size, -1)
-            numbers[~is_first] = self._next_fetch + np.arange(np.count_nonzero(~is_first))
+            numbers = np.where(is_first, -1, self._next_fetch + np.cumsum(~is_first) - 1)
             self._next_fetch += int(np.count_nonzero(~is_first))
 
         # More rows than slots: the transfer only makes room, rows are loaded pass by pass.
@@ -371,14 +354,9 @@ class PlanQueue:
             if fetches is not None:
                 split = replace(split, fetches_U=numbers, next_fetches_U=fetches.of_splits[came])
             return StepPlan(transfer=Transfer(after, write_back), split=split)
-        transfer = Transfer(
-            after,
-            write_back,
-            fetch=self._moves(
-                rows[~is_first], slots[~is_first], None if numbers is None else numbers[~is_first]
-            ),
-            initialize=self._moves(rows[is_first], slots[is_first]),
-        )
+        loaded = self._moves(rows, slots, numbers)
+        initialize = replace(loaded.part(is_first), fetches_N=None)
+        transfer = Transfer(after, write_back, fetch=loaded.part(~is_first), initialize=initialize)
         return StepPlan(transfer=transfer, staged_U=staged_U)
 
     def _moves(

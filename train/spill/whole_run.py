@@ -1,10 +1,13 @@
-"""Plans a whole run before its first step, and opens its spill files, which need the plans.
+"""Rows that a row store keeps on disk: the slow tier, and the plan of the whole run that the store needs.
 
-A spill file holds rows by their next use. A whole epoch of lookahead is planned in little memory: what grows
-with the epoch goes to nameless files. The distinct cold rows of the batches are appended to a file as they
-are read; their next uses are found from its end to its start; the plans, made a few batches at a time, go to
-a file too and are mapped. Memory holds the planner with 4 bytes per cold row, as many again while next uses
-are found, and the current batches; both lists of rows are mapped files as well where they do not fit.
+The plan is made before the first step; the spill files are opened then. A spill file holds rows by their next
+use. A whole epoch of lookahead is planned in little memory: what grows with the epoch goes to nameless files.
+The distinct cold rows of the batches are appended to a file as they are read; their next uses are found from
+its end to its start; the plans, made a few batches at a time, go to a file too and are mapped. Memory holds
+the planner with 4 bytes per cold row, as many again while next uses are found, and the current batches; both
+lists of rows are mapped files as well where they do not fit.
+
+Rows that no batch has used are stored nowhere: their initial values are a function of (seed, table, id).
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ...stats.lookahead.planner import StagingPlanner
@@ -25,6 +29,9 @@ from ..execution.embeddings import used_slow_rows
 from ..execution.step_source import StepSource
 from ..execution.table_group import TableGroup
 from ..placements.staging import ColdRows, PlanQueue, StagingPlacement
+from ..rows.step_plan import Moves
+from ..rows.tiers import FileTier, InitialValues, Layout
+from ..threads import WorkThreads
 from .row_store import RowStore
 from .run_plan import (
     EpochPlans,
@@ -35,7 +42,118 @@ from .run_plan import (
     find_fetches,
     mapped_zeros,
 )
-from .spilled_tier import SpilledTier
+
+
+class SpilledTier(FileTier):
+    """Rows in a store."""
+
+    def __init__(self, layout: Layout, embedding_dim: int, state_width: int) -> None:
+        super().__init__(layout, embedding_dim, state_width)
+        self._store: RowStore | None = None
+        self._initial: InitialValues | None = None
+        self._restored_U = np.empty(0, np.int64)
+        self._next_fetches_U = self._restored_U
+
+    @property
+    def store(self) -> RowStore:
+        assert self._store is not None, "the plan of the run comes first"
+        return self._store
+
+    @property
+    def file_bytes(self) -> tuple[int, int]:
+        return (0, 0) if self._store is None else self._store.file_bytes
+
+    def stored_rows(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
+        return iter(()) if self._store is None else self._store.newest()
+
+    def open(self, store: RowStore, restored_U: NDArray[np.int64], next_fetches_U: NDArray[np.int64]) -> None:
+        """Keep the rows in ``store`` from now on.
+
+        Args:
+            restored_U: rows, ascending, that `refill` is going to put there.
+            next_fetches_U: number of the next fetch of each, -1 where there is none.
+        """
+        self._store = store
+        self._restored_U = restored_U
+        self._next_fetches_U = next_fetches_U
+
+    def refill(
+        self, rows_N: NDArray[np.int64], weights_ND: NDArray[np.float32], state_NW: NDArray[np.float32]
+    ) -> None:
+        """Put restored rows where their next fetches will find them."""
+        if self._store is None:  # a width without cold rows
+            return
+        next_fetches_N = np.array(self._next_fetches_U[np.searchsorted(self._restored_U, rows_N)])
+        order_N = np.arange(rows_N.size)
+        self._store.put(rows_N, next_fetches_N, weights_ND, state_NW, order_N)
+
+    def put(
+        self,
+        moves: Moves,
+        weights_SD: NDArray[np.float32],
+        state_SW: NDArray[np.float32],
+        slots_N: NDArray[np.int64],
+    ) -> None:
+        if moves.num_rows:
+            assert moves.fetches_N is not None, "the plan says what is fetched next"
+            # Copies, because mapped arrays may be read-only: the kernel would be compiled for them once more.
+            numbers = (np.array(moves.rows_N), np.array(moves.fetches_N))
+            self.store.put(*numbers, weights_SD, state_SW, slots_N)
+
+    def take(
+        self,
+        moves: Moves,
+        weights_SD: NDArray[np.float32],
+        state_SW: NDArray[np.float32],
+        slots_N: NDArray[np.int64],
+    ) -> None:
+        if moves.num_rows:
+            assert moves.fetches_N is not None, "the plan numbers the fetches"
+            self.store.take(moves.fetches_N, weights_SD, state_SW, slots_N)
+
+    def finish(self) -> None:
+        """Give memory back after the last step."""
+        if self._store is not None:
+            self._store.finish()
+
+    @property
+    def most_read(self) -> int:
+        return 0 if self._store is None else self._store.most_read
+
+    def initialize(self, initial: InitialValues, threads: WorkThreads | None = None) -> None:
+        """Remember how rows get their initial values."""
+        self._initial = initial
+
+    def fill(self, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]) -> None:
+        """Write initial values, and over them what is stored."""
+        self._fill_initial(wanted_U, weights_UD)
+        self.store.pick(wanted_U, weights_UD)
+
+    def _fill_initial(self, rows_N: NDArray[np.int64], weights_ND: NDArray[np.float32]) -> None:
+        assert self._initial is not None
+        weights = torch.from_numpy(weights_ND)
+        self._initial.write(*self.layout.rows_at(rows_N), weights, np.arange(rows_N.size))
+
+    def rows_of_table(self, table: int, *, state: bool) -> torch.Tensor:
+        """Return all rows of a table in this tier, together in memory; valid after the last step."""
+        width = (self.state_SW if state else self.weights_SD).shape[1]
+        parts = [torch.empty(0, width), *self.parts_of_table(table, state=state)]
+        return torch.cat(parts)
+
+    def parts_of_table(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
+        """Yield the rows of a table in id order, part by part."""
+        own = self.layout.slots_of_table(table)
+        if own.start == own.stop:
+            return
+        # A range holds rows of one table, and those of others are passed by.
+        bounds = self.store.sizes.range_first
+        for number in np.flatnonzero((own.start <= bounds[:-1]) & (bounds[1:] <= own.stop)).tolist():
+            for weights_ND, state_NW in self.store.parts_of_range(number, self._fill_initial_from):
+                yield torch.from_numpy(state_NW if state else weights_ND)
+
+    def _fill_initial_from(self, first: int, weights_ND: NDArray[np.float32]) -> None:
+        self._fill_initial(np.arange(first, first + weights_ND.shape[0]), weights_ND)
+
 
 PLANNING_SHARE = 4
 """Part of the memory (one in so many) that a list of all cold rows may take while the run is planned.
@@ -62,30 +180,28 @@ def plan_run(source: StepSource, epochs: Iterable[Iterable[int]], limits: SpillL
         ConfigError: the memory is too little; the hint names what would do.
         HotsetError: the disk is too small.
     """
-    planned: deque[tuple[list[int], list[PlanQueue]]] = deque()
-    planners = [_planner_within(group, limits) for group in source.staged]
+    planned: deque[tuple[list[int], Sequence[PlanQueue]]] = deque()
+    planners = [_planner_within(placement, limits) for placement in source.placements]
     source.mark_restored(planners)
     for batches in epochs:
         numbers = list(batches)
-        spools = [
-            EpochSpool(_staging(group), planner, limits.folder, limits.planning_bytes)
-            for group, planner in zip(source.staged, planners, strict=True)
-        ]
+        queues = [EpochSpool(*each, limits) for each in zip(source.placements, planners, strict=True)]
         with source.readers:
             for _, cold in source.readers.in_order(source.read_cold, numbers):
-                for spool, of_group in zip(spools, cold, strict=False):
-                    spool.add(of_group)
-        planned.append((numbers, [spool.finish() for spool in spools]))
+                for queue, of_group in zip(queues, cold, strict=False):
+                    queue.add(of_group)
+        for queue in queues:
+            queue.finish()
+        planned.append((numbers, queues))
     restored = [_restored_rows(source, group, limits) for group in source.staged]
     open_stores(source.staged, [queues for _, queues in planned], limits, restored)
     source.planned = planned
 
 
-def _planner_within(group: TableGroup, limits: SpillLimits) -> StagingPlanner:
+def _planner_within(placement: StagingPlacement, limits: SpillLimits) -> StagingPlanner:
     """Build a planner whose array of cold rows is mapped if memory is short."""
-    placement = _staging(group)
     num_rows = max(placement.slow.num_own_slots, 1)
-    return placement.planner(0, mapped_zeros(limits.folder, num_rows, np.int32, limits.planning_bytes))
+    return placement.planner(None, mapped_zeros(limits.folder, num_rows, np.int32, limits.planning_bytes))
 
 
 def _restored_rows(source: StepSource, group: TableGroup, limits: SpillLimits) -> NDArray[np.int64]:
@@ -164,45 +280,27 @@ def _slow_tier(group: TableGroup) -> SpilledTier:
     return slow
 
 
-def _staging(group: TableGroup) -> StagingPlacement:
-    assert isinstance(group.placement, StagingPlacement)
-    return group.placement
-
-
 _CHUNK_ENTRIES = 1 << 17
 """Distinct rows of the steps that are planned together."""
 _ARRAYS = StepPlans._fields[1:]
 
 
-class EpochSpool:
-    """The batches of one epoch and group, and then their step plans.
+class EpochSpool(PlanQueue):
+    """The batches of one epoch and group, and then their step plans."""
 
-    Args:
-        placement: that of the group.
-        planner: that of the run.
-        folder: where the files lie.
-        memory_bytes: memory that a list of all cold rows may take.
-    """
-
-    def __init__(
-        self, placement: StagingPlacement, planner: StagingPlanner, folder: Path, memory_bytes: int
-    ) -> None:
-        self._placement = placement
-        self._planner = planner
-        self._folder = folder
-        self._memory_bytes = memory_bytes
+    def __init__(self, placement: StagingPlacement, planner: StagingPlanner, limits: SpillLimits) -> None:
+        super().__init__(placement, planner)
+        self._limits = limits
         self._sizes: list[int] = [0]
-        self._rows = SpooledArrays(folder, alignment=1)
-        self._lookups = SpooledArrays(folder, alignment=1)
+        self._rows = SpooledArrays(limits.folder, alignment=1)
+        self._lookups = SpooledArrays(limits.folder, alignment=1)
 
     def add(self, cold: ColdRows) -> None:
-        """Add the next batch of the epoch."""
         self._sizes.append(cold.rows_U.size)
         self._rows.append(cold.rows_U.astype(np.int32))
         self._lookups.append(cold.lookups_U.astype(np.int32))
 
-    def finish(self) -> PlanQueue:
-        """Plan the epoch, whose batches are all there."""
+    def finish(self) -> None:
         # The epoch's lookups are mapped, not read: only the part that is being planned is in memory.
         offsets = np.cumsum(self._sizes, dtype=np.int64)
         rows = self._rows.map_joined(np.int32)
@@ -210,26 +308,24 @@ class EpochSpool:
         uses = self._next_uses(offsets, rows)
 
         # Plans go to a file as they are made, and come back as maps of it.
-        spool = SpooledArrays(self._folder)
+        spool = SpooledArrays(self._limits.folder)
         first_steps = []
         for plans in self._plans(offsets, rows, lookups, uses):
             first_steps.append(plans.first_step)
             for name in _ARRAYS:
                 spool.append(getattr(plans, name))
-        arrays = spool.map()
-        queue = PlanQueue(self._placement, None)
-        for number, first_step in enumerate(first_steps):
-            of_chunk = arrays[number * len(_ARRAYS) : (number + 1) * len(_ARRAYS)]
-            queue.add_chunk(StepPlans(first_step, **dict(zip(_ARRAYS, of_chunk, strict=True))))
-        # What is in a slot at the end of the epoch is written back by the flush.
-        queue.set_flush(self._planner.end_epoch())
-        return queue
+        arrays = iter(spool.map())
+        for first_step in first_steps:
+            self._add_chunk(StepPlans(first_step, *islice(arrays, len(_ARRAYS))))
+        self._end_epoch()
+        # The planner goes with the last epoch: it has an array of all cold rows.
+        del self._planner
 
     def _next_uses(self, offsets: NDArray[np.int64], rows: NDArray[np.int32]) -> NDArray[np.int32]:
         num_rows = max(self._placement.slow.num_own_slots, 1)
-        next_step_of_row = mapped_zeros(self._folder, num_rows, np.int32, self._memory_bytes)
+        next_step_of_row = mapped_zeros(self._limits.folder, num_rows, np.int32, self._limits.planning_bytes)
         next_step_of_row[:] = NEVER
-        uses = mapped_zeros(self._folder, rows.size, np.int32)
+        uses = mapped_zeros(self._limits.folder, rows.size, np.int32)
         next_uses_backward(np.arange(offsets.size - 1), offsets, rows, next_step_of_row, uses)
         return uses
 

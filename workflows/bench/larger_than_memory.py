@@ -37,7 +37,7 @@ from ...train.data.batch import Batch
 from ...train.data.shards import Shards
 from ...train.execution.step_source import StepSource
 from ...train.loop import Trainer, run_steps
-from ...train.spill.spilled_tier import SpilledTier
+from ...train.spill.whole_run import SpilledTier
 from ..drawn_shards import DrawnShards
 from .harness import (
     Candidate,

@@ -19,6 +19,7 @@ from ...pipeline.folders.totals import ShardsTotals, VocabularyTotals
 from ...pipeline.generate.generate import GenerateConfig, generate
 from ...pipeline.preprocess import preprocess
 from ...stats.lookahead.step_plans import RowTraffic
+from ...stats.lookahead.window import WINDOW_BYTES
 from ...stats.ranking.row_bytes import row_bytes
 from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig
@@ -99,7 +100,7 @@ def simulate_epoch(shards: Shards, config: TrainConfig, order: Sequence[int]) ->
 def _staged(
     shards: Shards, placement: StagingPlacement, reader: IdReader, order: Sequence[int], num_bytes: int
 ) -> EpochTraffic:
-    queue = PlanQueue(placement, placement.planner())
+    queue = PlanQueue(placement, placement.planner(WINDOW_BYTES))
     for number in order:
         # A placement that stages cold rows alone has nothing to plan for a hot-only batch.
         if placement.stages_hot_only or not shards.is_hot_only[number]:

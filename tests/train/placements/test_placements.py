@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hotset.stats.lookahead.window import WINDOW_BYTES
 from hotset.tests.support.drawn_tiers import one_hot_ids
 from hotset.train.data.batch import EmbeddingTable, IdReader
 from hotset.train.placements.placements import AllFast, Hybrid, HybridDedup
@@ -54,7 +55,7 @@ def cache(num_slots: int, policy: str = "lru", batches_per_item: int = 1, warmup
 
 def plans_of(placement: StagingPlacement) -> tuple[list[tuple[list[int], ...]], list[int]]:
     """Rows initialized, fetched and written back by each step's transfer, and rows flushed."""
-    queue = PlanQueue(placement, placement.planner())
+    queue = PlanQueue(placement, placement.planner(WINDOW_BYTES))
     cold = [placement.find_cold_rows(ids) for ids in BATCHES]
     for rows in cold:
         queue.add(rows)
@@ -101,7 +102,7 @@ def test_lookahead_keeps_what_is_used_again_first() -> None:
 
 def test_staging_slots_follow_the_hot_rows() -> None:
     placement = Lookahead(TABLES, 3, 0)
-    queue = PlanQueue(placement, placement.planner())
+    queue = PlanQueue(placement, placement.planner(WINDOW_BYTES))
     cold = placement.find_cold_rows(BATCHES[0])
     queue.add(cold)
     queue.finish()
@@ -115,7 +116,7 @@ def test_staging_slots_follow_the_hot_rows() -> None:
 
 def test_a_batch_of_too_many_rows_runs_in_passes() -> None:
     placement = Lookahead(TABLES, 1, 0)
-    queue = PlanQueue(placement, placement.planner())
+    queue = PlanQueue(placement, placement.planner(WINDOW_BYTES))
     cold = [placement.find_cold_rows(ids) for ids in BATCHES[:2]]
     for rows in cold:
         queue.add(rows)

@@ -1,6 +1,6 @@
 """Training whose cold rows do not fit in memory: equal bits, bounded memory, nothing left behind.
 
-Also the tests of `spilled_tier`, `step_source`, `whole_run` and `embeddings`.
+Also the tests of `step_source`, `whole_run` and `embeddings`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hotset.train.loop import Trainer, run_steps
 from hotset.train.run import RunOptions, train
 from hotset.train.spill import run_plan, whole_run
 from hotset.train.spill.row_store import BlockFile, RowStore
-from hotset.train.spill.spilled_tier import SpilledTier
+from hotset.train.spill.whole_run import SpilledTier
 
 SPEC = ShardSpec(
     num_rows=(5, 2500, 4000),
