@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -30,7 +31,7 @@ from ..pipeline.errors import MIB, ByteSize, ConfigError, HotsetError
 from ..pipeline.folders.manifest import JsonRecord, RecordError, require_range
 from ..pipeline.folders.whole_file import refuse_target
 from ..pipeline.runtime.tasks import num_workers
-from ..stats.curves import UNDECIDED, Interval, log_slope, verdict
+from ..stats.curves import Interval, log_slope, verdict
 from ..stats.ranking.row_bytes import row_bytes
 from ..train.advice import MachineSpeeds, flops_per_sample
 from ..train.build import build_trainer
@@ -311,9 +312,7 @@ class CellFile:
         data = self.path.read_bytes()
         # A line ends with its newline: what follows the last one was being written when the process died.
         whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            with self.path.open("r+b") as file:
-                file.truncate(len(whole))
+        os.truncate(self.path, len(whole))
         try:
             found = [json.loads(line) for line in whole.decode(errors="replace").splitlines()]
             runs = [CellRun.from_json(each, f"line {number}") for number, each in enumerate(found[1:], 2)]
@@ -337,10 +336,10 @@ class CellFile:
         """
         try:
             is_new = not self.path.exists() or self.path.stat().st_size == 0
+            lines = [json.dumps(each, allow_nan=False) for each in [self.identity] * is_new + [run.to_json()]]
             # Closed after each run, so that a sweep that is killed loses only the one under way.
             with self.path.open("a") as file:
-                for each in [self.identity] * is_new + [run.to_json()]:
-                    file.write(json.dumps(each, allow_nan=False) + "\n")
+                file.writelines(f"{line}\n" for line in lines)
         except OSError as error:
             raise HotsetError(
                 f"{self.path} cannot be written: {error.strerror or error}",
@@ -460,34 +459,39 @@ def observations(runs: Sequence[CellRun]) -> list[Observation]:
     """Return the published observations, each with a verdict from the intervals of the sweep."""
     found = elasticities(runs)
     spread = statistics.median((run.high - run.low) / run.step_seconds for run in runs)
-    return [
-        _factors_matter(found, spread),
-        _batch_saturates(found),
-        _rows_are_flat(found),
-        _lookups_are_linear(found),
-        _no_best_placement(runs, spread),
-        Observation(
+    checked: tuple[tuple[str, str, _Claims], ...] = (
+        ("Speed depends on dense features, sparse features and MLP", _ACUN, _factors_matter(found, spread)),
+        ("Speed rises with the batch, then saturates", _ACUN, _batch_saturates(found)),
+        ("Speed is flat in the rows of tables until they leave a tier", _ACUN, _rows_are_flat(found)),
+        ("Lookups per feature cost linearly", _ACUN, _lookups_are_linear(found)),
+        ("No placement is best for every model", _ACUN, _no_best_placement(runs, spread)),
+        (
             "A GPU gains more with dense features and MLPs, less with sparse features",
-            _ACUN, UNDECIDED, "it needs a GPU",
+            _ACUN,
+            ([], "it needs a GPU"),
         ),
-        Observation(
+        (
             "Larger batches cost quality unless rates are tuned again",
-            _ACUN, UNDECIDED, "the labels of cells are drawn",
+            _ACUN,
+            ([], "the labels of cells are drawn"),
         ),
-        Observation(
-            "The exchange takes over 60% of a step on 32 GPUs", _FENG, UNDECIDED, "it needs several GPUs"
-        ),
-    ]  # fmt: skip
+        ("The exchange takes over 60% of a step on 32 GPUs", _FENG, ([], "it needs several GPUs")),
+    )
+    return [
+        Observation(text, source, verdict(claims), measured) for text, source, (claims, measured) in checked
+    ]
 
 
 _Found = Mapping[str, tuple[Interval, list[tuple[float, float]]]]
+_Claims = tuple[Sequence[bool | None], str]
+"""Claims that must all hold, none where nothing was measured, and what was."""
+_TOO_FEW: _Claims = ([], "too few cells")
 
 
-def _factors_matter(found: _Found, spread: float) -> Observation:
-    text = "Speed depends on dense features, sparse features and MLP"
+def _factors_matter(found: _Found, spread: float) -> _Claims:
     names = ("num_dense", "num_tables", "mlp_width")
     if not all(name in found for name in names):
-        return Observation(text, _ACUN, UNDECIDED, "too few cells")
+        return _TOO_FEW
     # The best speed over the worst: the law of a factor need not be a power.
     ratios = []
     for name in names:
@@ -495,67 +499,57 @@ def _factors_matter(found: _Found, spread: float) -> Observation:
         ratio = max(speeds) / min(speeds)
         ratios.append(Interval(ratio, ratio * spread))
     measured = ", ".join(f"{name} {each.value:.2f}x" for name, each in zip(names, ratios, strict=True))
-    claims = [each.lies_in(_DEPENDS, math.inf) for each in ratios]
-    return Observation(text, _ACUN, verdict(claims), f"best over worst speed: {measured}")
+    return [each.lies_in(_DEPENDS, math.inf) for each in ratios], f"best over worst speed: {measured}"
 
 
-def _batch_saturates(found: _Found) -> Observation:
-    text = "Speed rises with the batch, then saturates"
+def _batch_saturates(found: _Found) -> _Claims:
     points = found["batch_size"][1] if "batch_size" in found else []
     half = len(points) // 2
     if half < _LEAST_POINTS:
-        return Observation(text, _ACUN, UNDECIDED, "too few cells")
+        return _TOO_FEW
     small, large = log_slope(points[:half]), log_slope(points[half:])
     rises = None if small.low <= 0 < small.high else small.low > 0
     slows = None if large.low < small.high and small.low < large.high else large.high <= small.low
     best = max(speed for _, speed in points)
     enough = next(batch for batch, speed in points if speed >= _SATURATED * best)
-    measured = (
+    return [rises, slows], (
         f"elasticity {_shown(small)} of small batches, {_shown(large)} of large ones; "
         f"{_SATURATED:.0%} of the best speed from {enough:,.0f} samples on"
     )
-    return Observation(text, _ACUN, verdict([rises, slows]), measured)
 
 
-def _rows_are_flat(found: _Found) -> Observation:
-    text = "Speed is flat in the rows of tables until they leave a tier"
+def _rows_are_flat(found: _Found) -> _Claims:
     if "rows_of_table" not in found:
-        return Observation(text, _ACUN, UNDECIDED, "too few cells")
+        return _TOO_FEW
     slope = found["rows_of_table"][0]
-    return Observation(text, _ACUN, verdict([slope.lies_in(-_FLAT, _FLAT)]), f"elasticity {_shown(slope)}")
+    return [slope.lies_in(-_FLAT, _FLAT)], f"elasticity {_shown(slope)}"
 
 
-def _lookups_are_linear(found: _Found) -> Observation:
-    text = "Lookups per feature cost linearly"
+def _lookups_are_linear(found: _Found) -> _Claims:
     # A feature with one lookup is no list: nothing is added up, which is other work.
     lists = [point for point in found["pooling"][1] if point[0] > 1] if "pooling" in found else []
     if len(lists) <= _LEAST_POINTS:
-        return Observation(text, _ACUN, UNDECIDED, "too few cells")
+        return _TOO_FEW
     # Seconds of a sample less those of the shortest list: with a linear cost they grow in proportion.
     (fewest, fastest), *others = lists
     more = [(value - fewest, 1 / speed - 1 / fastest) for value, speed in others]
     if min(seconds for _, seconds in more) <= 0:
-        return Observation(text, _ACUN, verdict([False]), "longer lists are not slower")
+        return [False], "longer lists are not slower"
     slope = log_slope(more)
-    claim = slope.lies_in(1 - _LINEAR, 1 + _LINEAR)
-    return Observation(text, _ACUN, verdict([claim]), f"exponent {_shown(slope)} of further lookups")
+    return [slope.lies_in(1 - _LINEAR, 1 + _LINEAR)], f"exponent {_shown(slope)} of further lookups"
 
 
-def _no_best_placement(runs: Sequence[CellRun], spread: float) -> Observation:
-    text = "No placement is best for every model"
-    best: dict[str, str] = {}
-    for model, speeds in placement_speeds(runs).items():
+def _no_best_placement(runs: Sequence[CellRun], spread: float) -> _Claims:
+    best = Counter[str]()
+    for speeds in placement_speeds(runs).values():
         # Where all-fast fits there is nothing to choose. A winner leads by more than steps of a run vary.
         others = sorted(((speed, name) for name, speed in speeds.items() if name != "all-fast"), reverse=True)
         if len(others) > 1 and others[0][0] > (1 + spread) * others[1][0]:
-            best[model] = others[0][1]
-    if len(best) < _LEAST_POINTS:
-        return Observation(text, _ACUN, UNDECIDED, "too few models with a clear winner")
-    counts = {name: list(best.values()).count(name) for name in sorted(set(best.values()))}
-    measured = ", ".join(f"{name} in {count}" for name, count in counts.items())
-    return Observation(
-        text, _ACUN, verdict([len(counts) > 1]), f"clearly best of {len(best)} models: {measured}"
-    )
+            best[others[0][1]] += 1
+    if best.total() < _LEAST_POINTS:
+        return [], "too few models with a clear winner"
+    measured = ", ".join(f"{name} in {count}" for name, count in sorted(best.items()))
+    return [len(best) > 1], f"clearly best of {best.total()} models: {measured}"
 
 
 def _shown(interval: Interval) -> str:
@@ -590,30 +584,31 @@ def findings_record(result: Characterised) -> dict[str, Any]:
 
 def show_findings(result: Characterised, console: Console) -> None:
     """Print speeds, verdicts, elasticities, and speeds by placement."""
-    speeds = result.speeds
-    texts = ("speed", "observation", "verdict", "measured", "factor", "model")
-    table = plain_table(
-        f"Speeds of {speeds.device_name}, {speeds.threads} threads", ("speed", "", "unit"), texts=texts
+    found = findings_record(result)
+
+    def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], texts: int) -> None:
+        table = plain_table(title, columns, texts=columns[:texts])
+        for row in rows:
+            table.add_row(*row)
+        print_table(console, table)
+
+    title = f"Speeds of {result.speeds.device_name}, {result.speeds.threads} threads"
+    speeds = ((name, f"{value:.3g}", unit) for name, value, unit in result.speeds.in_units())
+    show(title, ("speed", "", "unit"), speeds, 1)
+    observed = (
+        (each["text"], each["verdict"], each["measured"], each["source"]) for each in found["observations"]
     )
-    for name, value, unit in speeds.in_units():
-        table.add_row(name, f"{value:.3g}", unit)
-    print_table(console, table)
-    columns = ("observation", "verdict", "measured", "source")
-    table = plain_table("Published observations", columns, texts=columns)
-    for each in observations(result.runs):
-        table.add_row(each.text, each.verdict, each.measured, each.source)
-    print_table(console, table)
-    names = ("factor", "slope", "samples/s by value")
-    table = plain_table("Elasticities of the speed, with 95% intervals", names, texts=names)
-    for factor, (slope, points) in elasticities(result.runs).items():
-        table.add_row(factor, _shown(slope), ", ".join(f"{value:g}: {speed:,.0f}" for value, speed in points))
-    print_table(console, table)
+    show("Published observations", ("observation", "verdict", "measured", "source"), observed, 4)
+    slopes = (
+        (factor, _shown(slope), ", ".join(f"{value:g}: {speed:,.0f}" for value, speed in points))
+        for factor, (slope, points) in elasticities(result.runs).items()
+    )
+    title = "Elasticities of the speed, with 95% intervals"
+    show(title, ("factor", "slope", "samples/s by value"), slopes, 3)
     placements = FACTORS["placement"]
-    table = plain_table("Samples per second by placement", ("model", *placements), texts=texts)
-    for model, by_placement in placement_speeds(result.runs).items():
-        table.add_row(
-            model, *(f"{by_placement[name]:,.0f}" if name in by_placement else "-" for name in placements)
-        )
-    print_table(console, table)
-    num_cells = len(median_seconds(result.runs))
-    print_line(console, f"{num_cells} cells, {len(result.runs)} runs in {result.minutes:.1f} minutes.")
+    models = (
+        (model, *(f"{speeds[name]:,.0f}" if name in speeds else "-" for name in placements))
+        for model, speeds in found["placements"].items()
+    )
+    show("Samples per second by placement", ("model", *placements), models, 1)
+    print_line(console, "{num_cells} cells, {num_runs} runs in {minutes:.1f} minutes.".format(**found))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _FEW_CATEGORIES = 5
 """Categories of a table that are shown."""
+_CATEGORY_LETTERS = 32
 _LEAST_SHADE = 0.15
 """Shade of the least share of a matrix."""
 _LEAST_SHADED_WIDTH = 0.1
@@ -61,10 +62,10 @@ def _printable(category: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in category)
 
 
-def shown(category: str, most: int = 32) -> str:
+def shown(category: str) -> str:
     """Return a category as one short line of printable characters."""
     text = _printable(category)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return text if len(text) <= _CATEGORY_LETTERS else f"{text[: _CATEGORY_LETTERS - 1]}…"
 
 
 def short_number(value: float) -> str:

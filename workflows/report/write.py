@@ -80,8 +80,7 @@ def write_html(folder: Path, statistics: dict[str, Any], out: Path, *, workers: 
         HotsetError: it cannot be written, or the folder has no training samples.
     """
     # Altair and vl-convert come with an extra, without which the other outputs of `hotset stats` still work.
-    from .page import render
-    from .sections import build_page
+    from .page import build_page, render
 
     if not statistics["num_train_samples"]:
         raise ConfigError(
