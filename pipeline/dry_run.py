@@ -23,10 +23,9 @@ from ..stats.counting import distinct_at
 from ..stats.id_tables import id_table_bytes
 from ..stats.ranking import peeling
 from .errors import KIB, MIB, ByteSize, ConfigError, HotsetError, InputError
-from .folders.disk import bytes_in, free_bytes
+from .folders.disk import bytes_in, free_bytes, num_recorded, write_errors_explained
 from .folders.manifest import Manifest
 from .folders.output import refuse_missing_files
-from .folders.partial import num_recorded, write_errors_explained
 from .folders.resume import (
     Decision,
     FolderState,

@@ -33,9 +33,8 @@ from ..stats.curves import falling, fit_zipf
 from ..stats.shuffle import spread_evenly
 from ..stats.traffic import presence
 from .errors import ConfigError, ManifestError, ShardError
-from .folders.disk import new_folder, paths_in
+from .folders.disk import new_folder, paths_in, write_errors_explained
 from .folders.manifest import FileEntry, Manifest, ShardFacts
-from .folders.partial import write_errors_explained
 from .folders.totals import ShardSettings, ShardsTotals
 from .formats.arrow_files import damage_named, fixed_lists, open_mapped, values_of
 from .formats.ids import PartIds

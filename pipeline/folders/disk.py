@@ -1,35 +1,43 @@
-"""Find, measure, rename and remove folders, and check free space.
+"""Lock, write, measure, rename and remove folders.
 
 ``--shards-only`` removes the files of folders that are not needed once the shards are packed. The manifest
 stays, so the chain from raw log to shards stays pinned and a repeated run finds its stages finished. A mark
 next to the manifest records that the files were removed on purpose; stages that need them refuse.
+
+In ``.partial`` one writer writes a stage folder until it is sealed. The lock is a POSIX record lock
+(``fcntl.lockf``) on a file there. The kernel releases it when its holder dies, and sealing removes the file,
+so nothing is left to clean up. The text of the file is the holder's process id, for the error message only;
+the kernel's lock decides.
+
+Workers in other processes do not hold this lock, and may outlive a killed run. So each run writes a new
+fencing token next to the lock. A worker holds a shared lock on the token's file while it runs a task, and
+refuses the task if the token is not that of its run. The next run waits for these workers before it writes
+another token.
+
+A run that failed in a process that continues (a notebook) leaves its lock to the next run of the same thread.
+Over NFS the lock holds between machines where the mount has locking (version 4, or lockd); the process id may
+then be that of another machine. Mounts with ``nolock`` or ``local_lock``, and file systems without locks, do
+not keep two machines apart: give each machine a separate folder there.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import secrets
 import shlex
 import shutil
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ManifestError
 from .manifest import MANIFEST, Manifest
-from .partial import (
-    BEGUN,
-    LOCK,
-    PARTIAL,
-    REMOVED,
-    WORKERS,
-    FolderLock,
-    remove_children,
-    start_generation,
-    sync,
-    write_errors_explained,
-    write_synced,
-)
 
 
 def folder_exists(path: Path) -> bool:
@@ -177,3 +185,246 @@ def refuse_discarded(folder: Path, needed_by: str, redo: str) -> None:
             f"{folder} was discarded, and {needed_by} needs its files",
             hint=f"`hotset preprocess RAW --out {shlex.quote(str(folder.parent))} --redo {redo}` rebuilds it",
         )
+
+
+PARTIAL = ".partial"
+LOCK = "lock"
+WORKERS = "workers"
+BEGUN = "begun.json"
+REMOVED = "removed.json"
+_syncs_data = False
+
+
+@contextmanager
+def durable_files(wanted: bool = True) -> Iterator[None]:
+    """Sync data files too, in all folders that this process writes inside the block; changes no byte."""
+    global _syncs_data
+    before = _syncs_data
+    _syncs_data = wanted
+    try:
+        yield
+    finally:
+        _syncs_data = before
+
+
+def is_durable() -> bool:
+    """Return whether data files are synced before they are recorded, or only manifests."""
+    return _syncs_data
+
+
+@contextmanager
+def write_errors_explained(path: Path) -> Iterator[None]:
+    """Raise system errors while ``path`` is written as a ManifestError of one line."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise ManifestError(
+            f"{path} cannot be written: {reason}",
+            hint="make room or fix the cause, and run the same command again",
+        ) from error
+
+
+def sync(path: Path) -> None:
+    """Wait until the device holds a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_synced(path: Path, text: bytes, *, aside: Path | None = None, sync: bool) -> None:
+    """Write a small file atomically, by a rename."""
+    aside = aside or path.with_name(path.name + ".tmp")
+    with open(aside, "wb") as file:
+        file.write(text)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def remove_children(folder: Path, *kept: str) -> None:
+    """Remove what a folder holds, except what is named."""
+    for child in folder.iterdir():
+        if child.name not in kept:
+            shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Link a file, which costs nothing; copy it to another device, or on a file system without links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def num_recorded(folder: Path) -> int:
+    """Return how many data files of an unfinished folder are finished."""
+    return len(list((folder / PARTIAL).glob("*.arrow.json")))
+
+
+_MOST_SECONDS = 60.0
+"""A worker that lost its run ends with its task, or when it notices that the run has ended."""
+_POLL_SECONDS = 0.02
+_TOKEN_BYTES = 16
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def start_generation(path: Path, folder: Path) -> str:
+    """Wait until no worker of an earlier run writes ``folder``; return this run's token, now in ``path``.
+
+    Raises:
+        ManifestError: a worker did not end within a minute.
+    """
+    token = secrets.token_hex(_TOKEN_BYTES)
+    # Opened for appending, so that opening does not erase the token that workers may still be checking.
+    with open(path, "ab+") as file:
+        deadline = time.monotonic() + _MOST_SECONDS
+        while not _locked(file.fileno(), fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                raise ManifestError(
+                    f"{folder} is still being written by a worker of an earlier run",
+                    hint="wait until it ends, or stop it: the same command then resumes",
+                )
+            time.sleep(_POLL_SECONDS)
+        file.truncate(0)
+        file.write(token.encode())
+    return token
+
+
+@contextmanager
+def held_by_worker(path: Path, token: str, folder: Path) -> Iterator[None]:
+    """In a worker: keep later runs waiting while its task runs.
+
+    Raises:
+        ManifestError: the run that sent the task has ended, and the folder is another's.
+    """
+    gone = ManifestError(f"{folder} belongs to another run now")
+    try:
+        file = open(path, "rb")
+    except FileNotFoundError:
+        raise gone from None
+    with file:
+        # Locked first, then read: no later run can write its token in between.
+        if not _locked(file.fileno(), fcntl.LOCK_SH) or file.read() != token.encode():
+            raise gone
+        yield
+
+
+def _locked(descriptor: int, kind: int) -> bool:
+    """Return whether the lock was taken; without locks in the file system it always is."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+    return True
+
+
+_HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN)
+
+_MOST_ATTEMPTS = 100
+
+_held: dict[tuple[int, int], FolderLock] = {}
+"""Locks of this process by device and inode; closing any other descriptor of such a file would free it."""
+_changing = threading.RLock()  # reentrant: a finalizer may release a lock while this thread takes one
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FolderLock:
+    """A lock that this process holds."""
+
+    inode: tuple[int, int]
+    """Device and inode of the locked file."""
+    descriptor: int
+    """Open descriptor of the file; closing it releases the lock."""
+    thread: threading.Thread
+    """Thread that took the lock: other threads of the process are refused while it lives."""
+    process: int
+    """Process that took the lock: a forked child inherits this record, but not the lock."""
+
+    @classmethod
+    def take(cls, path: Path, folder: Path) -> FolderLock:
+        """Lock ``folder`` by the file ``path``, which is created, with the folders above it, if missing.
+
+        Raises:
+            ManifestError: another run holds the lock; the message names its process.
+            OSError: the file cannot be written.
+        """
+        with _changing:
+            for _ in range(_MOST_ATTEMPTS):
+                lock = cls._take_over(path, folder) or cls._take_file(path, folder)
+                if lock is not None:
+                    _held[lock.inode] = lock
+                    return lock
+        raise ManifestError(f"{folder} keeps being removed by another run", hint="stop one of the runs")
+
+    @classmethod
+    def _take_over(cls, path: Path, folder: Path) -> FolderLock | None:
+        """Return the lock that an earlier run of this or an ended thread still holds."""
+        held = _held.get(_inode_of(path)) if path.exists() else None
+        if held is None or held.process != os.getpid():
+            return None
+        if held.thread is not threading.current_thread() and held.thread.is_alive():
+            raise _refusal(folder, f"another thread of this process ({os.getpid()})")
+        return cls(held.inode, held.descriptor, threading.current_thread(), os.getpid())
+
+    @classmethod
+    def _take_file(cls, path: Path, folder: Path) -> FolderLock | None:
+        """Return a new lock; None if its file was removed in the meantime."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:
+            return None
+        try:
+            _lock_or_refuse(descriptor, folder)
+            # The lock counts only if the path still names the locked file: a run that sealed or removed the
+            # folder may have unlinked it, and a later run locks another one.
+            status = os.fstat(descriptor)
+            inode = (status.st_dev, status.st_ino)
+            if path.exists() and _inode_of(path) == inode:
+                os.pwrite(descriptor, f"{os.getpid():<10}\n".encode(), 0)
+                return cls(inode, descriptor, threading.current_thread(), os.getpid())
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return None
+
+    def release(self) -> None:
+        """Release the lock, unless a later run took it over."""
+        with _changing:
+            if _held.get(self.inode) is self:
+                del _held[self.inode]
+                os.close(self.descriptor)
+
+
+def _inode_of(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _lock_or_refuse(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # The holder has written its number into the lock, so the message can name it.
+        if error.errno in _HELD_BY_ANOTHER:
+            number = os.pread(descriptor, 32, 0).strip()
+            raise _refusal(
+                folder, f"process {int(number)}" if number.isdigit() else "another process"
+            ) from None
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+
+
+def _refusal(folder: Path, who: str) -> ManifestError:
+    return ManifestError(
+        f"{folder} is being written by {who}",
+        hint="wait until that run ends, or stop it: the same command then resumes",
+    )

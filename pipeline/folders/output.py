@@ -1,7 +1,7 @@
 """Write a stage folder; a kill loses only the files in flight.
 
-    folder/.partial/lock           held by the run that writes; see `partial`
-    folder/.partial/workers        held by its workers in other processes; see `partial`
+    folder/.partial/lock           held by the run that writes; see `disk`
+    folder/.partial/workers        held by its workers in other processes; see `disk`
     folder/.partial/begun.json     config and inputs of the run that began the folder
     folder/.partial/NAME           a file being written; what a kill leaves of it is overwritten
     folder/NAME                    a finished file, renamed into place ...
@@ -43,9 +43,7 @@ from numpy.typing import DTypeLike, NDArray
 from ..errors import ManifestError
 from ..runtime.tasks import RemoteObject
 from .checksum import checksum_of_written, note_checksum, num_uses, overwritten_file
-from .disk import empty_folder, is_discarded, mark_removed
-from .manifest import MANIFEST, FileEntry, JsonRecord, Manifest, checksum_of
-from .partial import (
+from .disk import (
     BEGUN,
     LOCK,
     PARTIAL,
@@ -53,14 +51,18 @@ from .partial import (
     WORKERS,
     FolderLock,
     durable_files,
+    empty_folder,
     held_by_worker,
+    is_discarded,
     is_durable,
     link_or_copy,
+    mark_removed,
     start_generation,
     sync,
     write_errors_explained,
     write_synced,
 )
+from .manifest import MANIFEST, FileEntry, JsonRecord, Manifest, checksum_of
 from .resume import (
     Continuation,
     Decision,
@@ -93,7 +95,7 @@ class Output(RemoteObject):
         # written.
         self._unlock: Callable[[], object] = lambda: None
         self._generation = ""
-        """Token of this run, which its workers show; see `partial`."""
+        """Token of this run, which its workers show; see `disk`."""
         self._first_use = num_uses()
         """Number of checksums used before this run began."""
         self._is_durable = False

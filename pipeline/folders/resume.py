@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..errors import ManifestError, exact_byte_size, first_line, hint_to_rewrite
+from .disk import BEGUN, LOCK, PARTIAL, REMOVED, WORKERS, remove_children, write_synced
 from .manifest import MANIFEST, Manifest, refuse_removed, without_removed
-from .partial import BEGUN, LOCK, PARTIAL, REMOVED, WORKERS, remove_children, write_synced
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

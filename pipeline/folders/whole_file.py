@@ -24,9 +24,8 @@ from typing import Any, BinaryIO
 
 from ..errors import HotsetError
 from .checksum import hash_file
-from .disk import new_folder, paths_in
+from .disk import LOCK, link_or_copy, new_folder, paths_in, write_errors_explained
 from .manifest import MANIFEST, FileEntry, Manifest, checksum_of
-from .partial import LOCK, link_or_copy, write_errors_explained
 
 _PREFIX = ".hotset-"
 _SUFFIX = ".tmp"

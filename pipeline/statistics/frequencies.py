@@ -45,12 +45,9 @@ from ..formats.ids import read_lookups
 from ..runtime.memory import available_bytes
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
 from .coverage import budgets, coverage, hot_samples, hot_tables, unique_rows
-from .default_runs import MAX_LOOKUPS, default_runs
-from .drift import drift
-from .folder import Inspected, Row, find_leaks, provenance, read_shards
-from .log import log_series
-from .table_rows import open_table
-from .traffic import miss_ratios
+from .folder import Inspected, Row, find_leaks, open_table, provenance, read_shards
+from .log import drift, log_series
+from .traffic import EPOCH_LOOKUPS, default_runs, miss_ratios
 
 NUM_CATEGORIES = 8
 """Categories of a table."""
@@ -197,7 +194,7 @@ def _refuse_little_memory(inspected: Inspected) -> None:
     Libraries that cannot start a thread for want of memory end the process without a message.
     """
     num_rows = VocabularyTotals.of(inspected.vocabulary).num_rows
-    num_lookups = min(inspected.num_train * len(inspected.tables), MAX_LOOKUPS)
+    num_lookups = min(inspected.num_train * len(inspected.tables), EPOCH_LOOKUPS)
     # An estimate from below: what the largest arrays take together.
     needed = _ROW_BYTES * num_rows + _LOOKUP_BYTES * num_lookups
     free = available_bytes()

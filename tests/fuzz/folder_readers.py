@@ -33,8 +33,8 @@ from hotset.pipeline.stages.other_vocabulary import adopt, map_ids
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
+from hotset.pipeline.statistics.folder import open_table
 from hotset.pipeline.statistics.frequencies import frequency_statistics
-from hotset.pipeline.statistics.table_rows import open_table
 from hotset.pipeline.verify import verify
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_parquet
 from hotset.tests.support.thread_ranks import run_thread_ranks

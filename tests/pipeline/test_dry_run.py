@@ -36,10 +36,9 @@ from hotset.pipeline.dry_run import (
     stage_states,
 )
 from hotset.pipeline.errors import ByteSize, HotsetError, InputError
-from hotset.pipeline.folders.disk import bytes_in, discard_files
+from hotset.pipeline.folders.disk import PARTIAL, bytes_in, discard_files
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.output import Output, input_of
-from hotset.pipeline.folders.partial import PARTIAL
 from hotset.pipeline.preprocess import FOLDERS, PreprocessConfig, Stage, StageReport, preprocess, remove_from
 from hotset.pipeline.raw.log_parts import open_parts
 from hotset.pipeline.raw.raw_file import RawFile

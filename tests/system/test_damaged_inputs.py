@@ -15,8 +15,8 @@ from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.preprocess import FOLDERS, preprocess, run_stage
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.other_vocabulary import adopt
+from hotset.pipeline.statistics.folder import open_table
 from hotset.pipeline.statistics.frequencies import frequency_statistics
-from hotset.pipeline.statistics.table_rows import open_table
 from hotset.tests.support.logs.other_logs import draw_log, schema_text, write_parquet
 from hotset.tests.support.preprocess_runs import CONFIG
 

@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 
 from hotset.pipeline.errors import HotsetError, InputError, ManifestError
-from hotset.pipeline.folders.disk import remove_folders
+from hotset.pipeline.folders.disk import BEGUN, PARTIAL, REMOVED, durable_files, remove_folders
 from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.folders.partial import BEGUN, PARTIAL, REMOVED, durable_files
 from hotset.pipeline.preprocess import FOLDERS, INPUTS, StageReport, preprocess, remove_from
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.tests.support.logs.criteo_text import draw_samples, few_features, text_of, tree_of

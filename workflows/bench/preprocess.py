@@ -33,9 +33,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from ...pipeline.errors import GIB, MIB, ByteSize, ConfigError
 from ...pipeline.export import LABEL, NamedBatches, Split, refuse_other_logs
-from ...pipeline.folders.disk import new_folder
+from ...pipeline.folders.disk import new_folder, write_errors_explained
 from ...pipeline.folders.manifest import Manifest
-from ...pipeline.folders.partial import write_errors_explained
 from ...pipeline.folders.totals import ShardsTotals
 from ...pipeline.generate.generate import GenerateConfig, generate
 from ...pipeline.preprocess import PreprocessConfig, StageReport, preprocess

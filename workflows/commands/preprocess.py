@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ...pipeline.errors import ByteSize, format_byte_size
+from ...pipeline.folders.disk import durable_files
 from ...pipeline.folders.manifest import MANIFEST, Manifest, is_sealed
-from ...pipeline.folders.partial import durable_files
 from ...pipeline.folders.totals import ColumnsSettings, ShardsTotals
 from ...pipeline.preprocess import (
     FOLDERS,

@@ -12,9 +12,8 @@ from rich.markup import escape
 
 from ...pipeline.errors import ConfigError, format_byte_size, require_at_least
 from ...pipeline.runtime.tasks import Resources
-from ...pipeline.statistics.folder import Inspected
+from ...pipeline.statistics.folder import Inspected, open_table
 from ...pipeline.statistics.frequencies import QUICK, frequency_statistics
-from ...pipeline.statistics.table_rows import open_table
 from ...pipeline.statistics.traffic import exchange_of_ranks
 from ..command_list import Command
 from ..console import plain_table, print_json, print_line, print_table, progress_bars, say, stdout_console

@@ -17,6 +17,7 @@ import xxhash
 
 from hotset.pipeline.errors import MIB, ManifestError
 from hotset.pipeline.folders.checksum import hash_file, known_checksum
+from hotset.pipeline.folders.disk import PARTIAL
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.folders.output import (
     ArrayFile,
@@ -28,7 +29,6 @@ from hotset.pipeline.folders.output import (
     remove_shared,
     write_shared_arrays,
 )
-from hotset.pipeline.folders.partial import PARTIAL
 from hotset.pipeline.runtime.memory import anonymous_bytes, give_back
 from hotset.tests.support.json_records import AnyRecord
 from hotset.tests.support.logs.criteo_text import tree_of

@@ -15,9 +15,7 @@ from pathlib import Path
 import pytest
 
 from hotset.pipeline.errors import MIB, ManifestError
-from hotset.pipeline.folders.manifest import MANIFEST, Manifest
-from hotset.pipeline.folders.output import Output
-from hotset.pipeline.folders.partial import (
+from hotset.pipeline.folders.disk import (
     BEGUN,
     LOCK,
     PARTIAL,
@@ -26,6 +24,8 @@ from hotset.pipeline.folders.partial import (
     FolderLock,
     remove_children,
 )
+from hotset.pipeline.folders.manifest import MANIFEST, Manifest
+from hotset.pipeline.folders.output import Output
 from hotset.pipeline.folders.resume import (
     BEFORE,
     Continuation,

@@ -20,8 +20,8 @@ import pytest
 from numpy.typing import NDArray
 
 from hotset.pipeline.errors import ByteSize, ConfigError, ManifestError
+from hotset.pipeline.folders.disk import PARTIAL
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
-from hotset.pipeline.folders.partial import PARTIAL
 from hotset.pipeline.preprocess import PreprocessConfig
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import CountConfig

@@ -40,7 +40,7 @@ def killed(after: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 HOLDER = """
 import sys
 from pathlib import Path
-from hotset.pipeline.folders.partial import FolderLock
+from hotset.pipeline.folders.disk import FolderLock
 lock = FolderLock.take(Path(sys.argv[1]), Path(sys.argv[1]).parent)
 print("held", flush=True)
 sys.stdin.read()

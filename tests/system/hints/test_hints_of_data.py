@@ -25,13 +25,13 @@ from hotset.pipeline import verify as rebuild
 from hotset.pipeline.errors import system_fault
 from hotset.pipeline.export import flat_table
 from hotset.pipeline.folders import whole_file
-from hotset.pipeline.folders.manifest import CountsFacts, FileEntry, Manifest, read_referenced
-from hotset.pipeline.folders.output import Output, spill_errors_explained
-from hotset.pipeline.folders.partial import (
+from hotset.pipeline.folders.disk import (
     FolderLock,
     held_by_worker,
     start_generation,
 )
+from hotset.pipeline.folders.manifest import CountsFacts, FileEntry, Manifest, read_referenced
+from hotset.pipeline.folders.output import Output, spill_errors_explained
 from hotset.pipeline.formats.arrow_files import columns_of, fixed_lists, offsets_of, read_file, values_of
 from hotset.pipeline.raw.part import iterate_blocks
 from hotset.pipeline.raw.raw_file import RawFile
@@ -86,7 +86,7 @@ def test_machines_with_other_folders_are_told_what_must_be_equal(shell: Shell) -
     read_referenced(Path("data/vocabulary"), Manifest.read(Path("data/vocabulary")).fingerprint)
 
 
-@follows("pipeline/folders/partial.py::_refusal")
+@follows("pipeline/folders/disk.py::_refusal")
 def test_a_folder_in_use_is_free_when_the_other_run_ends(shell: Shell) -> None:
     arguments = ["preprocess", "log.tsv", "--out", "other"]
     with start_holder(Path("other/columns/.partial/lock")) as holder:
@@ -95,7 +95,7 @@ def test_a_folder_in_use_is_free_when_the_other_run_ends(shell: Shell) -> None:
     shell.works(*arguments)
 
 
-@follows("pipeline/folders/partial.py::FolderLock.take")
+@follows("pipeline/folders/disk.py::FolderLock.take")
 def test_runs_that_remove_each_others_folders(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         for name in ("_take_over", "_take_file"):
@@ -104,9 +104,9 @@ def test_runs_that_remove_each_others_folders(shell: Shell, monkeypatch: pytest.
     FolderLock.take(Path("x/lock"), Path("x")).release()
 
 
-@follows("pipeline/folders/partial.py::start_generation")
+@follows("pipeline/folders/disk.py::start_generation")
 def test_a_worker_that_does_not_end(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotset.pipeline.folders.partial._MOST_SECONDS", 0.05)
+    monkeypatch.setattr("hotset.pipeline.folders.disk._MOST_SECONDS", 0.05)
     token = start_generation(Path("workers"), shell.folder)
     with held_by_worker(Path("workers"), token, shell.folder):
         assert "wait until it ends" in hint_of(lambda: start_generation(Path("workers"), shell.folder))
