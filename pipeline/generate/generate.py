@@ -12,8 +12,7 @@ Kept of the real log ("criteo-kaggle") are each table's coverage by its k hottes
 the integers' quantiles, and that cold lookups occur together: 48 / 64 / 73% of samples are fully hot where
 hot means a lookup probability of at least 1e-5 / 1e-6 / 1e-7; independent columns would give 9 / 22 / 37%
 and the real log has 48 / 62 / 71%. Not kept are time (trends, repeats of a visitor) and which categories of
-two columns belong together, beyond their ranks. A log of histories ("taobao") is described in
-``histories``.
+two columns belong together, beyond their ranks.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ import numpy as np
 from ..errors import ConfigError, require_at_least
 from ..folders.whole_file import whole_file
 from ..runtime.tasks import num_workers
-from .histories import HistoryWorld, header_of, history_world_of, is_of_histories, most_bytes, write_histories
-from .kernel import MAX_SAMPLE_BYTES, World, write_samples
-from .world import profile_facts, world_of
+from .kernel import MAX_SAMPLE_BYTES, HistoryWorld, World, most_bytes, write_histories, write_samples
+from .world import header_of, history_world_of, profile_facts, world_of
 
 CHUNK_SAMPLES = 1 << 14
 """Samples per task; their text is 4 MB. Part of the compressed format: each chunk is deflated by itself."""
@@ -132,7 +130,8 @@ def generate(
 
 def world_of_config(config: GenerateConfig) -> World | HistoryWorld:
     """Return the tables that a config draws from."""
-    world_of_kind = history_world_of if is_of_histories(config.profile) else world_of
+    is_of_histories = profile_facts(config.profile).get("kind") == "histories"
+    world_of_kind = history_world_of if is_of_histories else world_of
     return world_of_kind(config.profile, config.scale)
 
 

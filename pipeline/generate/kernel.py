@@ -1,5 +1,7 @@
 """Draw and write samples of a log, with equal bytes on every machine.
 
+A log is Criteo's, or one of histories: past choices, a candidate, and whether it follows.
+
 A sample is a function of 64 bits, ``mix64_pair(seed, sample number)``; its k-th variable uses the k-th value
 of the SplitMix64 stream that starts there. The kernels use integers only. One pass draws the class, the
 missing columns, the rank in each column and the click, and writes the text: about 1 us per sample, a third of
@@ -10,6 +12,14 @@ ones; a rank of -1 is a missing value.
 
 ``log2`` uses only IEEE additions, multiplications and divisions in a fixed order, because a library's ``log``
 differs in its last bit between machines.
+
+    label , user , item | ... | candidate , category | ... | category of the candidate
+
+Of histories, a user has a few interests, groups of items, and a fixed sequence of events. Each event is an
+item drawn by its frequency; most events are then moved to the nearest item of an interest. A sample is a
+window of such a sequence. With label 1 the candidate is the next event of the user; with label 0 it is any
+item by its frequency, so frequency alone predicts nothing. (The published preparation draws them uniformly.)
+Events belong to the profile; 21 elements take about 3 us.
 """
 
 from __future__ import annotations
@@ -346,6 +356,167 @@ def draw_samples(
         _draw(world, base, shared, ranks[sample], pieces)
         logits[sample] = _logit(world, ranks[sample], pieces, hashes)
         labels[sample] = _is_click(world, base, logits[sample])
+
+
+_USERS = np.uint64(0x7573657273)
+_CATEGORIES = np.uint64(0x63617465)
+_INTERESTS = np.uint64(1) << np.uint64(40)
+"""Positions of the interests in the stream of a user, after those of all events."""
+_NUM_EVENTS = 180
+"""Events of a user at which a window may begin: those of the published preparation are of 200 events."""
+_SHARE_BITS = np.uint64(1023)
+_HIGH = np.uint64(32)
+_SPREAD = 2_654_435_761
+"""A prime above every number of rows: multiplying by it spreads ranks over the values."""
+_COMMA = 44
+_BAR = 124
+
+
+class HistoryWorld(NamedTuple):
+    """A profile as kernels read it; P pieces of equal ranks."""
+
+    num_users: int
+    history_length: int
+    """Elements before the candidate, at most."""
+    item_edges: NDArray[np.int64]
+    """(P + 1,); first rank of each piece, and the number of items."""
+    item_ends: NDArray[np.uint64]
+    """(P + 1,); share of the items before each piece, in 2^-32."""
+    category_edges: NDArray[np.int64]
+    category_ends: NDArray[np.uint64]
+    num_groups: int
+    """At most the number of items, and of categories."""
+    num_interests: int
+    follow_share: int
+    """Events of a user that are of an interest, of 2^10."""
+    short_share: int
+    """Samples whose history is shorter, of 2^10."""
+
+
+@kernel
+def drawn_rank(edges: NDArray[np.int64], ends: NDArray[np.uint64], share: np.uint64) -> int:
+    """Return the rank at which the running share passes ``share``. Exact."""
+    low, high = 0, edges.shape[0] - 1
+    # The last piece that begins at or before the share.
+    while high - low > 1:
+        middle = (low + high) // 2
+        if ends[middle] <= share:
+            low = middle
+        else:
+            high = middle
+    width = np.uint64(edges[low + 1] - edges[low])
+    inside = (share - ends[low]) * width // (ends[low + 1] - ends[low])
+    return int(edges[low] + np.int64(inside))
+
+
+@kernel
+def rank_in_group(rank: int, group: int, num_groups: int, num_rows: int) -> int:
+    """Return the rank next to ``rank`` whose remainder is ``group``."""
+    moved = rank - rank % num_groups + group
+    return moved if moved < num_rows else moved - num_groups
+
+
+@kernel
+def category_of_item(world: HistoryWorld, item: int) -> int:
+    """Return the rank of an item's category, which is of its group."""
+    share = mix64_pair(_CATEGORIES, np.uint64(item)) >> _HIGH
+    category = drawn_rank(world.category_edges, world.category_ends, share)
+    return rank_in_group(category, item % world.num_groups, world.num_groups, world.category_edges[-1])
+
+
+@kernel
+def event_of_user(world: HistoryWorld, user_bits: np.uint64, position: int) -> int:
+    """Return the item of an event of a user."""
+    bits = mix64_pair(user_bits, np.uint64(position))
+    item = drawn_rank(world.item_edges, world.item_ends, bits >> _HIGH)
+    if np.int64(bits & _SHARE_BITS) >= world.follow_share:
+        return item
+    interest = (bits >> np.uint64(10)) % np.uint64(world.num_interests)
+    group = mix64_pair(user_bits, _INTERESTS + interest) % np.uint64(world.num_groups)
+    return rank_in_group(item, np.int64(group), world.num_groups, world.item_edges[-1])
+
+
+@kernel
+def draw_history(world: HistoryWorld, bits: np.uint64, items: NDArray[np.int64]) -> tuple[int, int, int]:
+    """Draw a sample; return its label, user and number of items.
+
+    Args:
+        world: the profile it is drawn from.
+        bits: those of the sample.
+        items: (history_length + 1,), written as far as the sample has elements.
+    """
+    length = world.history_length
+    first, second = mix64(bits), mix64(bits ^ _CATEGORIES)
+    user = int(np.int64((first >> _HIGH) * np.uint64(world.num_users) >> _HIGH))
+    user_bits = mix64_pair(_USERS, np.uint64(user))
+    if np.int64(first & _SHARE_BITS) < world.short_share:
+        length = 1 + int(np.int64((first >> np.uint64(10)) & np.uint64(0x3FFFFF))) % length
+    label = int(np.int64(second & np.uint64(1)))
+    start = np.int64((second >> np.uint64(1)) & np.uint64(0x7FFFFFFF)) % _NUM_EVENTS
+    for element in range(length + label):
+        items[element] = event_of_user(world, user_bits, start + element)
+    if not label:
+        items[length] = drawn_rank(world.item_edges, world.item_ends, mix64(second) >> _HIGH)
+    return label, user, length + 1
+
+
+@kernel
+def _write_value(rank: int, num_rows: int, separator: int, out: NDArray[np.uint8], end: int) -> int:
+    """Write a rank's value and a separator; return where they end."""
+    end = _write_integer(rank * _SPREAD % num_rows, out, end)
+    out[end] = separator
+    return end + 1
+
+
+@kernel
+def write_histories(
+    world: HistoryWorld,
+    seed: np.uint64,
+    start: int,
+    num_samples: int,
+    has_label: bool,
+    out: NDArray[np.uint8],
+) -> tuple[int, int]:
+    """Write ``num_samples`` samples from ``start`` on as lines of text.
+
+    Args:
+        world: the profile they are drawn from.
+        seed: seed of the log.
+        start: number of the first sample.
+        num_samples: how many.
+        has_label: whether a line begins with the label.
+        out: (at least num_samples * `most_bytes`,).
+
+    Returns:
+        Bytes written, and samples with label 1 (0 without labels).
+    """
+    items = np.empty(world.history_length + 1, np.int64)
+    num_items = world.item_edges[-1]
+    num_categories = world.category_edges[-1]
+    end = 0
+    num_clicks = 0
+    for number in range(start, start + num_samples):
+        label, user, num_elements = draw_history(world, mix64_pair(seed, np.uint64(number)), items)
+        if has_label:
+            num_clicks += label
+            out[end] = 48 + label
+            out[end + 1] = _COMMA
+            end += 2
+        end = _write_value(user, world.num_users, _COMMA, out, end)
+        # The items, then their categories; the last bar of each becomes what follows the list.
+        for element in range(num_elements):
+            end = _write_value(items[element], num_items, _BAR, out, end)
+        out[end - 1] = _COMMA
+        for element in range(num_elements):
+            end = _write_value(category_of_item(world, items[element]), num_categories, _BAR, out, end)
+        out[end - 1] = _NEWLINE
+    return end, num_clicks
+
+
+def most_bytes(world: HistoryWorld) -> int:
+    """Return the bytes of the longest line."""
+    digits = [len(str(size)) for size in (world.item_edges[-1], world.category_edges[-1])]
+    return 2 + len(str(world.num_users)) + 1 + (world.history_length + 1) * (sum(digits) + 2)
 
 
 _LOG2_E = 1.4426950408889634

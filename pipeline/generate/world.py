@@ -18,7 +18,7 @@ classes ("cold visitor", "head of everything", ...), in each of which patterns o
 of ranks have other shares. The shares of all classes together are exactly those of the JSON file: the drawn
 marginals are those of the profile for any dependence and scale.
 
-A profile of histories has other keys: see ``histories``. The profile "criteo-kaggle" was fitted once, by EM,
+A profile of histories has other keys. The profile "criteo-kaggle" was fitted once, by EM,
 to published aggregates of the whole log and a rank-coded part of it, and raked to the aggregates.
 
 In the click model each category has a nearly normal effect and a hidden vector, both hashed from its table
@@ -40,7 +40,16 @@ from numpy.typing import NDArray
 
 from ...stats.id_tables import mix64_pair
 from ..errors import ConfigError
-from .kernel import COUPLING_BITS, GUIDE_BITS, NUM_SIGMOID, World, draw_samples, interpolate, log2
+from .kernel import (
+    COUPLING_BITS,
+    GUIDE_BITS,
+    NUM_SIGMOID,
+    HistoryWorld,
+    World,
+    draw_samples,
+    interpolate,
+    log2,
+)
 
 PROFILES = Path(__file__).parent / "profiles"
 
@@ -54,6 +63,11 @@ class Coverage:
 
     shares: NDArray[np.float64]
     """(num_knots,), in [0, 1], the last 1."""
+
+    @classmethod
+    def of(cls, facts: dict[str, Any]) -> Coverage:
+        """Read ``ranks`` and ``shares``."""
+        return cls(np.array(facts["ranks"], np.float64), np.array(facts["shares"], np.float64))
 
     @property
     def num_values(self) -> int:
@@ -132,7 +146,7 @@ def load_profile(name: str) -> Profile:
             name=column["name"],
             is_dense=kind == "dense",
             smallest=column.get("smallest", 0),
-            present=Coverage(np.array(column["ranks"], np.float64), np.array(column["shares"])),
+            present=Coverage.of(column),
             missing_share=column["missing"],
             group=column.get("group", 0),
             coupling=column.get("coupling", 0.0),
@@ -322,3 +336,43 @@ def _key(number: int) -> np.uint64:
 def _to_u(shares: NDArray[np.float64]) -> NDArray[np.uint64]:
     """Return shares in [0, 1] in units of 2^-32, rounded down."""
     return np.floor(shares * _ONE).astype(np.uint64)
+
+
+_SHARES = 1 << 10
+
+
+@functools.lru_cache(maxsize=4)
+def history_world_of(profile: str, scale: float = 1) -> HistoryWorld:
+    """Return the tables of the profile called ``profile``, cardinalities divided by ``scale``."""
+    facts = profile_facts(profile)
+    item_edges, item_ends = _history_pieces(Coverage.of(facts["item_coverage"]), scale)
+    category_edges, category_ends = _history_pieces(Coverage.of(facts["category_coverage"]), scale)
+    return HistoryWorld(
+        num_users=scaled_num_rows(facts["users"], scale),
+        history_length=facts["history_length"],
+        item_edges=item_edges,
+        item_ends=item_ends,
+        category_edges=category_edges,
+        category_ends=category_ends,
+        num_groups=facts["groups"],
+        num_interests=facts["interests"],
+        follow_share=int(facts["follow_share"] * _SHARES),
+        short_share=int(facts["short_share"] * _SHARES),
+    )
+
+
+def header_of(*, has_label: bool) -> bytes:
+    """Return the line of names that a log begins with."""
+    return (b"label," if has_label else b"") + b"user,item,category\n"
+
+
+def _history_pieces(coverage: Coverage, scale: float) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return edges of pieces of ranks, and shares before them."""
+    num_rows = scaled_num_rows(coverage.num_values, scale)
+    edges = [0]
+    while edges[-1] < num_rows:
+        edges.append(min(edges[-1] + max(edges[-1] // _RANKS_PER_OCTAVE, 1), num_rows))
+    edges_P = np.array(edges, np.int64)
+    ends_P = _to_u(coverage.at(num_rows, edges_P))
+    ends_P[-1] = _ONE
+    return edges_P, ends_P
