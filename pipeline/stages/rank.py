@@ -118,13 +118,13 @@ def rank(
     peel: PeelInfo | None = None
     sampling: SamplingInfo | None = None
     if columns is not None and config.rank_by == "peel":
-        from .peel_order import arranged_by, peel_order
+        from .orders import arranged_by, peel_order
 
         samples = counted_samples(counts)
         places, peel = peel_order(tables, row_bytes, PEEL_FLOOR, columns, samples, resources)
         arrange = arranged_by(places)
     if columns is not None and config.rank_by == "sampled":
-        from .fae import sampled_order
+        from .orders import sampled_order
 
         arrange, sampling = sampled_order(
             tables,
@@ -167,11 +167,11 @@ def refuse_rank(
     tables = rank_tables(config, counts, replace(resources, progress=silent))
     num_samples = len(counted_samples(counts))
     if config.rank_by == "peel":
-        from .peel_order import refuse_peel_order
+        from .orders import refuse_peel_order
 
         refuse_peel_order(tables, PEEL_FLOOR, num_samples, resources)
     if config.rank_by == "sampled":
-        from .fae import refuse_sampled_order
+        from .orders import refuse_sampled_order
 
         refuse_sampled_order(tables, num_samples, resources)
 

@@ -130,7 +130,7 @@ def split(
     )
     # For comparison, what exact counts would have made hot with as many bytes.
     if calibration is not None:
-        from .fae import exact_hot_rows
+        from .orders import exact_hot_rows
 
         hot_bytes = calibration.hot_bytes
         exact = exact_hot_rows(vocabulary, samples, bytes_of_rows, hot_bytes, workers=resources.workers)
@@ -163,7 +163,7 @@ def refuse_split(
     bytes_of_rows = [width.row_bytes for width in widths]
     if config.mode == "budget":
         return HotOrder(vocabulary, bytes_of_rows).num_hot(config.hot_bytes)[0], None
-    from .fae import calibrate
+    from .orders import calibrate
 
     return calibrate(config.mode, vocabulary, bytes_of_rows, config.hot_bytes)
 

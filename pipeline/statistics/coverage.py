@@ -27,7 +27,7 @@ from ..folders.totals import PlanSettings, PlanTotals, SamplesTotals, Vocabulary
 from ..formats.arrow_files import fixed_lists, read_batch
 from ..runtime.tasks import Resources, run_tasks, silent
 from ..schema.schema import FeatureSettings
-from ..stages.peel_order import peel_order
+from ..stages.orders import peel_order
 from ..stages.rank import PEEL_FLOOR, RankConfig, counted_samples, rank_tables
 from ..stages.row_order import Levels, hot_curves, levels_of_tables
 from .folder import Inspected, Row

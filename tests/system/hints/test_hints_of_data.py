@@ -40,7 +40,7 @@ from hotset.pipeline.runtime import limits, ray_engine, tasks
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.stages import ingest
-from hotset.pipeline.stages.fae import _appearances
+from hotset.pipeline.stages.orders import _appearances
 from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.pipeline.stages.pack import ShardBatches
 from hotset.pipeline.stages.rank import RankConfig, rank
@@ -205,7 +205,7 @@ def number_in(hint: str, option: str) -> str:
     return found[1]
 
 
-@follows("pipeline/stages/fae.py::_appearances")
+@follows("pipeline/stages/orders.py::_appearances")
 def test_an_order_that_is_none_is_written_again(shell: Shell) -> None:
     vocabulary = Manifest.read(Path("data/vocabulary"))
     table = SimpleNamespace(name="C1")
