@@ -311,7 +311,6 @@ def sampled_order(
     columns: Manifest,
     counted: range,
     resources: Resources,
-    *,
     rate: float,
     seed: int,
     with_replacement: bool,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ...stats.ranking.ranking import RankedRuns, first_places, rank_by_frequency
 from ..errors import MIB, ConfigError, require_at_least
 from ..folders.manifest import CountsFacts, FileEntry, Manifest, is_sealed
 from ..folders.output import Output, input_of
-from ..folders.totals import CountsTotals, PeelInfo, SamplingInfo, VocabularyTable, VocabularyTotals
+from ..folders.totals import CountsTotals, VocabularyTable, VocabularyTotals
 from ..formats.arrow_files import VOCABULARY_COLUMNS, read_batch, read_file, values_of
 from ..formats.columns import write_id_texts
 from ..runtime.memory import refuse_small_cap, room_for
@@ -114,27 +114,7 @@ def rank(
     room -= _LEAST_ROOM
     # First every table by frequency, as runs of equal counts; the other orders rearrange that.
     tables = rank_tables(config, counts, resources)
-    arrange: Arrange | None = None
-    peel: PeelInfo | None = None
-    sampling: SamplingInfo | None = None
-    if columns is not None and config.rank_by == "peel":
-        from .orders import arranged_by, peel_order
-
-        samples = counted_samples(counts)
-        places, peel = peel_order(tables, row_bytes, PEEL_FLOOR, columns, samples, resources)
-        arrange = arranged_by(places)
-    if columns is not None and config.rank_by == "sampled":
-        from .orders import sampled_order
-
-        arrange, sampling = sampled_order(
-            tables,
-            columns,
-            counted_samples(counts),
-            resources,
-            rate=config.sampling_rate,
-            seed=config.sampling_seed,
-            with_replacement=config.with_replacement,
-        )
+    arrange, facts = _arranged(config, tables, row_bytes, columns, counted_samples(counts), resources)
     tasks = ((table, arrange, output, room) for table in tables)
     # A rearranged order is large and in this process's memory: threads write its tables.
     here = config.rank_by != "frequency"
@@ -149,10 +129,32 @@ def rank(
         tables=written,
         num_rows=sum(table.num_rows for table in tables),
         rank_by=config.rank_by,
-        peel=peel,
-        sampling=sampling,
+        **facts,
     )
     return output.seal(totals)
+
+
+def _arranged(
+    config: RankConfig,
+    tables: list[RankedTable],
+    row_bytes: list[int],
+    columns: Manifest | None,
+    counted: range,
+    resources: Resources,
+) -> tuple[Arrange | None, dict[str, Any]]:
+    """Return how to order each table's rows, None by frequency; and the order's facts in the totals."""
+    if columns is None or config.rank_by == "frequency":
+        return None, {}
+    if config.rank_by == "peel":
+        from .orders import arranged_by, peel_order
+
+        places, peel = peel_order(tables, row_bytes, PEEL_FLOOR, columns, counted, resources)
+        return arranged_by(places), {"peel": peel}
+    from .orders import sampled_order
+
+    draw = (config.sampling_rate, config.sampling_seed, config.with_replacement)
+    arrange, sampling = sampled_order(tables, columns, counted, resources, *draw)
+    return arrange, {"sampling": sampling}
 
 
 def refuse_rank(
