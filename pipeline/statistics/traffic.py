@@ -52,11 +52,19 @@ from ...stats.lookahead.planner import (
 from ...stats.lookahead.step_plans import RowStream, RowTraffic
 from ...stats.lookahead.window import WINDOW_BYTES, Window
 from ...stats.shuffle import epoch_order, keys_and_kinds
-from ..cold_batches import BatchRows, ColdWidth, cold_widths, read_batches, refuse_other_shards, staged_sizes
 from ..errors import ConfigError
 from ..folders.manifest import FileEntry, Manifest, ShardFacts
 from ..folders.totals import PlanTotals, SamplesTotals, ShardSettings, ShardsTotals, VocabularyTotals
-from ..formats.ids import ONE_EACH, read_lookups
+from ..formats.ids import (
+    ONE_EACH,
+    BatchRows,
+    ColdWidth,
+    cold_widths,
+    read_batches,
+    read_lookups,
+    refuse_other_shards,
+    staged_sizes,
+)
 from ..runtime.tasks import run_tasks
 from ..stages.pack import PackConfig
 from ..stages.row_order import read_tables

@@ -55,7 +55,7 @@ FLOORS = {
     "pipeline": (
         "dry_run verify",
         "export preprocess statistics",
-        "cold_batches stages",
+        "stages",
         "formats infer_schema",
         "generate raw",
         "folders",

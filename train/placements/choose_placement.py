@@ -140,7 +140,7 @@ def with_staging(config: TrainConfig, shards: Shards) -> TrainConfig:
     # What the user has given is left as it is.
     if config.staging_bytes is not None and config.prefetch is not None:
         return config
-    from ...pipeline.cold_batches import cold_widths, staged_sizes
+    from ...pipeline.formats.ids import cold_widths, staged_sizes
     from ...stats.lookahead.planner import deepest_prefetch, default_staging_bytes
 
     cold = cold_widths(shards.manifest, [table.num_hot for table in shards.tables])

@@ -1,6 +1,6 @@
 """Totals, facts and settings of manifests are bounded when they are read: no wrong number reaches a kernel.
 
-Tests the check of shards in `cold_batches`, too.
+Tests the check of shards in `ids`, too.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.pipeline.cold_batches import (
+from hotset.pipeline.errors import ManifestError
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.folders.totals import ShardSettings, ShardsTotals, VocabularyTotals
+from hotset.pipeline.formats.ids import (
     cold_widths,
     mixed_files,
     read_batches,
     refuse_other_shards,
     staged_sizes,
 )
-from hotset.pipeline.errors import ManifestError
-from hotset.pipeline.folders.manifest import Manifest
-from hotset.pipeline.folders.totals import ShardSettings, ShardsTotals, VocabularyTotals
 from hotset.pipeline.preprocess import preprocess, run_stage
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.other_vocabulary import map_ids
