@@ -34,8 +34,8 @@ from ..stats.shuffle import spread_evenly
 from ..stats.traffic import presence
 from .errors import ConfigError, ManifestError, ShardError
 from .folders.disk import new_folder, paths_in, write_errors_explained
-from .folders.manifest import FileEntry, Manifest, ShardFacts
-from .folders.totals import ShardSettings, ShardsTotals
+from .folders.manifest import FileEntry, Manifest
+from .folders.totals import ShardFacts, ShardSettings, ShardsTotals
 from .formats.arrow_files import damage_named, fixed_lists, open_mapped, values_of
 from .formats.ids import PartIds
 from .runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks

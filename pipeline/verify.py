@@ -21,9 +21,8 @@ import pyarrow as pa
 import xxhash
 
 from .errors import HotsetError, ManifestError, MemoryCapError, first_line, refuse_system_fault
-from .folders.checksum import hash_file, note_checksum
 from .folders.disk import MARK, folder_exists, is_discarded, paths_in
-from .folders.manifest import MANIFEST, FileEntry, Manifest, is_sealed
+from .folders.manifest import MANIFEST, FileEntry, Manifest, hash_file, is_sealed, note_checksum
 from .folders.totals import TOTALS_OF_STAGE, ColumnsSettings, ColumnsTotals
 from .formats.arrow_files import DAMAGE, open_mapped
 from .preprocess import FOLDERS, ID_MAP, later_stage, refuse_full_disk

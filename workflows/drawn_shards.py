@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..pipeline.folders.manifest import ShardFacts, ShardKind
 from ..pipeline.folders.output import Output
-from ..pipeline.folders.totals import KindCounts, PlannedTable, ShardsTotals
+from ..pipeline.folders.totals import KindCounts, PlannedTable, ShardFacts, ShardKind, ShardsTotals
 from ..pipeline.formats.arrow_files import as_fixed_lists, open_writer
 from ..pipeline.stages.pack import VERSION, PackConfig
 from ..stats.ranking.row_bytes import row_bytes

@@ -9,24 +9,32 @@ Its records are dataclasses that become JSON objects in the order of their field
 an error names the key. A field is left out while it has its default, so a manifest says nothing about what a
 log does not have. Stages add facts to each file, which ``ShardFacts.of(shards, entry)`` reads and checks for
 a file of shards.
+
+The checksum of a file, xxh3-128, is computed while a file is written, from bytes in the cache: reading them
+back costs a fifth of writing. A process remembers the checksums of the files that it wrote or hashed, for as
+long as the system says that they are unchanged, so that a file is hashed before its first use and not again.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
 import stat
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cached_property, lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import xxhash
 
 from ..errors import STAGE_OF, ManifestError, first_line, hint_to_rewrite, hint_to_write
-from .checksum import known_checksum
 
 _KEY = "key"
 _NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", dict: "an object"}
@@ -487,105 +495,138 @@ def checksum_of(parts: Mapping[str, Any]) -> str:
     return str(xxhash.xxh3_128_hexdigest(canonical.encode()))
 
 
-class FileFacts(JsonRecord):
-    """Base of the facts of all stages' files."""
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, manifest: Manifest, entry: FileEntry) -> Self:
-        """The facts of ``entry``; raises ManifestError where they are not those of such a file."""
-        return manifest.read_record(entry.facts, cls, f"files.{entry.path}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextsFacts(FileFacts):
-    """A file of texts."""
-
-    num_texts: int = stored_as("texts")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ColumnsFacts(FileFacts):
-    """A part of columns/."""
-
-    num_lines: int = stored_as("lines")
-    """Lines read, bad ones included."""
-    num_raw_bytes: int = stored_as("raw_bytes")
-    raw_xxh3_128: str = ""
-    """Checksum of the raw block, hex; empty where the file is no text."""
-    lookups: dict[str, int] = field(default_factory=dict)
-    """Elements of each list-valued feature."""
-    bad: dict[str, int] = field(default_factory=dict)
-    """Skipped lines by reason."""
-    first_time: int | None = None
-    """Time of the first sample, seconds since 1970; None without times or samples."""
-    last_time: int | None = None
-    """Time of the last one."""
+_HASH_BLOCK_BYTES = 1 << 20
+_MOST_KNOWN = 1 << 16
+"""Checksums that are remembered: 20 MiB."""
+_State = tuple[str, int, int, int, int, int]
+"""Path, device, inode, time of the last write, time of the last change of any kind, bytes."""
+_written: dict[str, tuple[int, str]] = {}
+"""Bytes and checksum of files that this process wrote, by path, until their first use."""
+_known: dict[_State, str] = {}
+"""Checksums by the state of the file they were taken of."""
+_uses: dict[str, tuple[int, _State]] = {}
+"""Number of the last use of each path's checksum, and the file's state then; in the order of these
+numbers."""
+_num_uses = 0
+_using = threading.Lock()
+"""Held while `_uses` is written or read: tasks run in threads, and its order is that of the numbers."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CountsFacts(FileFacts):
-    """The counts of one table, in all spans or in one."""
+class HashedFile(io.RawIOBase):
+    """A new file that is hashed while it is written, from its beginning to its end."""
 
-    num_missing: int
-    """Lookups without a value."""
-    num_lookups: int | None = None
-    """Lookups counted; None where every sample has one."""
-    file: int | None = None
-    """Number of the raw file whose counts these are; None for those of all spans."""
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        self._digest = xxhash.xxh3_128()
+        self._num_bytes = 0
+        self._file = -1  # for `close`, which Python calls even if opening fails
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
 
+    def writable(self) -> bool:
+        return True
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SamplesFacts(FileFacts):
-    """A part of samples/."""
+    def tell(self) -> int:
+        return self._num_bytes
 
-    oov_train: tuple[int, ...]
-    """Lookups of the out-of-vocabulary row of each table in training samples."""
-    oov_evaluation: tuple[int, ...]
-    """The same in evaluation samples."""
-    lookups: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Lookups of each multi-hot table, in training and in evaluation samples."""
+    def write(self, data: Any) -> int:
+        """Write and hash all of ``data``."""
+        left = memoryview(data).cast("B")
+        num_bytes = left.nbytes
+        self._digest.update(left)
+        self._num_bytes += num_bytes
+        # The system may take less than it is given.
+        while left.nbytes:
+            left = left[os.write(self._file, left) :]
+        return num_bytes
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TagsFacts(FileFacts):
-    """A part of plan/."""
-
-    hot_train: int
-    """Fully hot training samples."""
-    hot_evaluation: int
-    """Fully hot evaluation samples."""
-
-
-ShardKind = Literal["hot_only", "mixed", "evaluation"]
+    def close(self) -> None:
+        if not self.closed and self._file >= 0:
+            super().close()
+            os.close(self._file)
+            _written[self._path] = self._num_bytes, str(self._digest.hexdigest())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardFacts(FileFacts):
-    """A file of shards/."""
-
-    kind: ShardKind
-    num_batches: int = stored_as("batches")
-    hot_only_batches: tuple[int, ...] | None = None
-    """Numbers of the hot-only batches in a mixed file whose samples were not regrouped; None elsewhere."""
-    lookups: dict[str, int] = field(default_factory=dict)
-    """Lookups of each multi-hot table."""
-
-    def refuse_nonsense(self, where: str) -> None:
-        require_range(f"{where}batches", self.num_batches, 0)
-        hot_only = self.hot_only_batches or ()
-        if any(not 0 <= number < self.num_batches for number in hot_only):
-            raise RecordError(f"{where}hot_only_batches is not among its {self.num_batches} batches")
+def checksum_of_written(path: Path) -> tuple[int, str]:
+    """Return bytes and xxh3-128 of a file just written: as noted by `HashedFile`, or else read again."""
+    # A writer may have appended past `HashedFile`: a note of another size does not count.
+    noted = _written.pop(str(path), None)
+    return noted if noted is not None and noted[0] == path.stat().st_size else hash_file(path)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IdMapFacts(FileFacts):
-    """One table of an id map."""
+def hash_file(path: Path) -> tuple[int, str]:
+    """Return bytes and xxh3-128 (hex) of a file, read through one reused block."""
+    digest = xxhash.xxh3_128()
+    block = bytearray(_HASH_BLOCK_BYTES)
+    num_bytes = 0
+    view = memoryview(block)
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(view[:count])
+            num_bytes += count
+    return num_bytes, str(digest.hexdigest())
 
-    num_kept: int
-    """Old rows that have a new id."""
-    kept_lookups: int
-    """Lookups of the new log in rows that are kept."""
-    new_lookups: int
-    """Lookups of the new log in all rows."""
+
+def note_checksum(path: Path, checksum: str) -> None:
+    """Remember the checksum of a file as it is now."""
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    _known[_state_of(path)] = checksum
+
+
+def known_checksum(path: Path) -> str:
+    """Return the xxh3-128 of a file; read it only if its state has changed."""
+    global _num_uses
+    state = _state_of(path)
+    with _using:
+        _num_uses += 1
+        # Moved to the end: `overwritten_file` reads what its run used, not all earlier entries.
+        _uses.pop(state[0], None)
+        _uses[state[0]] = _num_uses, state
+    if state not in _known:
+        # The state of before: a file that is written to meanwhile has another afterwards, and is read again.
+        _, found = hash_file(path)
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[state] = found
+    return _known[state]
+
+
+def num_uses() -> int:
+    """Return how many checksums were used so far, as a mark for `overwritten_file`."""
+    return _num_uses
+
+
+def overwritten_file(folder: Path, since: int) -> Path | None:
+    """Return a file of ``folder`` that was written in place after its checksum was used, if any.
+
+    Stages map files, so they would continue with other values. A file that was replaced or removed does not
+    count: its map is unchanged.
+
+    Args:
+        folder: folder of the files.
+        since: `num_uses` before the first file was used. An earlier use may concern another file of that
+            name, and the system gives the inode of a removed file to a new one.
+    """
+    prefix = f"{folder}{os.sep}"
+    with _using:
+        since_then = takewhile(lambda used: used[1][0] > since, reversed(_uses.items()))
+        used = {name: state for name, (_, state) in since_then if name.startswith(prefix)}
+    for name, known in used.items():
+        with suppress(OSError):
+            found = _state_of(Path(name))
+            _, *inode, written, _, num_bytes = found
+            if inode == list(known[1:3]) and (written, num_bytes) != (known[3], known[5]):
+                return Path(name)
+    return None
+
+
+def _state_of(path: Path) -> _State:
+    status = path.stat()
+    return (
+        str(path),
+        status.st_dev,
+        status.st_ino,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_size,
+    )

@@ -42,7 +42,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..errors import ManifestError
 from ..runtime.tasks import RemoteObject
-from .checksum import checksum_of_written, note_checksum, num_uses, overwritten_file
 from .disk import (
     BEGUN,
     LOCK,
@@ -62,7 +61,17 @@ from .disk import (
     write_errors_explained,
     write_synced,
 )
-from .manifest import MANIFEST, FileEntry, JsonRecord, Manifest, checksum_of
+from .manifest import (
+    MANIFEST,
+    FileEntry,
+    JsonRecord,
+    Manifest,
+    checksum_of,
+    checksum_of_written,
+    note_checksum,
+    num_uses,
+    overwritten_file,
+)
 from .resume import (
     Continuation,
     Decision,

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import HotsetError
-from .checksum import hash_file
 from .disk import LOCK, link_or_copy, new_folder, paths_in, write_errors_explained
-from .manifest import MANIFEST, FileEntry, Manifest, checksum_of
+from .manifest import MANIFEST, FileEntry, Manifest, checksum_of, hash_file
 
 _PREFIX = ".hotset-"
 _SUFFIX = ".tmp"

@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 
 from ...stats.kernel import read_only
 from ..errors import HotsetError, ManifestError, first_line, hint_to_rewrite, refuse_system_fault
-from ..folders.checksum import HashedFile
-from ..folders.manifest import FileEntry, Manifest
+from ..folders.manifest import FileEntry, HashedFile, Manifest
 from ..folders.totals import ColumnsTotals, SamplesTotals, VocabularyTotals, multi_hot, one_hot
 
 _library = ctypes.CDLL(None, use_errno=True)

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from ...stats.batch_rows import log1p_table, transform_dense, transform_values
 from ...stats.counting import Counts
 from ...stats.kernel import read_only
-from ..folders.manifest import FileEntry, Manifest, TextsFacts
+from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output
-from ..folders.totals import ColumnsTotals
+from ..folders.totals import ColumnsTotals, TextsFacts
 from ..raw.column_values import DistinctTexts
 from ..schema.schema_file import schema_of
 from .arrow_files import damage_named, map_batch, validity_of, values_of, write_batch

@@ -19,8 +19,18 @@ from ...stats.ranking.ranking import largest_ids, tag_hot_samples
 from ...stats.ranking.row_bytes import row_bytes
 from ...stats.shuffle import tag_cold_bags
 from ..errors import ManifestError, ShardError, hint_to_rewrite
-from ..folders.manifest import MANIFEST, ColumnsFacts, FileEntry, Manifest, SamplesFacts, ShardFacts
-from ..folders.totals import SamplesTotals, ShardSettings, ShardsTotals, TableInfo, multi_hot, one_hot
+from ..folders.manifest import MANIFEST, FileEntry, Manifest
+from ..folders.totals import (
+    ColumnsFacts,
+    SamplesFacts,
+    SamplesTotals,
+    ShardFacts,
+    ShardSettings,
+    ShardsTotals,
+    TableInfo,
+    multi_hot,
+    one_hot,
+)
 from ..runtime.tasks import thread_buffer
 from .arrow_files import (
     as_fixed_lists,

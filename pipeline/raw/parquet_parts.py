@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import xxhash
 
 from ..errors import ConfigError, FormatError, InputError, ManifestError, refuse_system_fault
-from ..folders.checksum import hash_file
-from ..folders.manifest import ColumnsFacts, FileEntry
+from ..folders.manifest import FileEntry, hash_file
+from ..folders.totals import ColumnsFacts
 from ..schema.schema import Schema, find_columns
 from .part import Part, UnreadPart, iterate_blocks
 from .raw_file import RawFile

@@ -35,10 +35,10 @@ from ...stats.counting import (
     merge_counts,
 )
 from ..errors import MIB, ConfigError, ManifestError, hint_to_rewrite, require_at_least
-from ..folders.manifest import ColumnsFacts, CountsFacts, FileEntry, Manifest, checksum_of, is_sealed
+from ..folders.manifest import FileEntry, Manifest, checksum_of, is_sealed
 from ..folders.output import Output, RunsFile, array_in, input_of
 from ..folders.resume import Continuation, read_before, unless_none
-from ..folders.totals import ColumnsTotals, CountedTable, CountsTotals, SpanInfo
+from ..folders.totals import ColumnsFacts, ColumnsTotals, CountedTable, CountsFacts, CountsTotals, SpanInfo
 from ..formats.arrow_files import (
     COUNT_COLUMNS,
     lookups_of,

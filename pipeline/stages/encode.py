@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ...stats.id_tables import build_id_table, find_ids, id_table_bytes, most_rows_within
 from ..errors import MIB, InputError, ManifestError, hint_to_rewrite
-from ..folders.manifest import FileEntry, Manifest, SamplesFacts, is_sealed
+from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.output import (
     ArrayFile,
     Output,
@@ -35,7 +35,14 @@ from ..folders.output import (
     remove_shared,
     write_shared_arrays,
 )
-from ..folders.totals import SamplesTotals, SampleTable, VocabularyTable, VocabularyTotals, one_hot
+from ..folders.totals import (
+    SamplesFacts,
+    SamplesTotals,
+    SampleTable,
+    VocabularyTable,
+    VocabularyTotals,
+    one_hot,
+)
 from ..formats.arrow_files import lookups_of, read_batch, validity_of, values_of, write_batch
 from ..formats.columns import transform_column
 from ..formats.ids import FoundIds, PartIds, PartSize, largest_part

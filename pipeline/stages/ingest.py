@@ -22,10 +22,10 @@ from typing import Any
 import xxhash
 
 from ..errors import MIB, ByteSize, ConfigError, InputError, require_at_least
-from ..folders.manifest import ColumnsFacts, Manifest, is_sealed
+from ..folders.manifest import Manifest, is_sealed
 from ..folders.output import Output
 from ..folders.resume import Continuation, starts_with
-from ..folders.totals import ColumnsTotals, RawLog
+from ..folders.totals import ColumnsFacts, ColumnsTotals, RawLog
 from ..formats.arrow_files import write_batch
 from ..formats.columns import write_part_texts
 from ..raw.log_parts import open_parts

@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 
 from ...stats.id_tables import build_id_table, find_ids, most_rows_within
 from ..errors import MIB, ManifestError
-from ..folders.manifest import IdMapFacts, Manifest
+from ..folders.manifest import Manifest
 from ..folders.output import Output, array_in, input_of
 from ..folders.totals import (
     ColumnsTotals,
+    IdMapFacts,
     IdMapTotals,
     MappedTable,
     VocabularyTable,

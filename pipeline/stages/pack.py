@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from ...stats.shuffle import EVALUATION, HOT_ONLY, MIXED, gather_bags, gather_rows
 from ..errors import MIB, ConfigError, require_at_least
-from ..folders.manifest import Manifest, ShardFacts, ShardKind, is_sealed
+from ..folders.manifest import Manifest, is_sealed
 from ..folders.output import Output, input_of
-from ..folders.totals import KindCounts, PlanSettings, PlanTotals, ShardsTotals
+from ..folders.totals import KindCounts, PlanSettings, PlanTotals, ShardFacts, ShardKind, ShardsTotals
 from ..formats.arrow_files import as_fixed_lists, as_lists, open_writer
 from ..runtime.memory import groups_within, refuse_small_cap, room_for
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, release_pages, run_tasks, thread_buffer

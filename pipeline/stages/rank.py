@@ -16,9 +16,9 @@ import numpy as np
 
 from ...stats.ranking.ranking import RankedRuns, first_places, rank_by_frequency
 from ..errors import MIB, ConfigError, require_at_least
-from ..folders.manifest import CountsFacts, FileEntry, Manifest, is_sealed
+from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.output import Output, input_of
-from ..folders.totals import CountsTotals, VocabularyTable, VocabularyTotals
+from ..folders.totals import CountsFacts, CountsTotals, VocabularyTable, VocabularyTotals
 from ..formats.arrow_files import VOCABULARY_COLUMNS, read_batch, read_file, values_of
 from ..formats.columns import write_id_texts
 from ..runtime.memory import refuse_small_cap, room_for

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ...stats.ranking.row_bytes import row_bytes
 from ..errors import MIB, ByteSize, require_at_least, require_at_most, require_choices
-from ..folders.manifest import FileEntry, Manifest, TagsFacts, is_sealed
+from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.output import Output, input_of
 from ..folders.totals import (
     MOST_FLOATS,
@@ -30,6 +30,7 @@ from ..folders.totals import (
     PlanTotals,
     SamplesTotals,
     TaggedSamples,
+    TagsFacts,
     VocabularyTotals,
 )
 from ..formats.arrow_files import read_batch, write_batch

@@ -53,8 +53,15 @@ from ...stats.lookahead.step_plans import RowStream, RowTraffic
 from ...stats.lookahead.window import WINDOW_BYTES, Window
 from ...stats.shuffle import epoch_order, keys_and_kinds
 from ..errors import ConfigError
-from ..folders.manifest import FileEntry, Manifest, ShardFacts
-from ..folders.totals import PlanTotals, SamplesTotals, ShardSettings, ShardsTotals, VocabularyTotals
+from ..folders.manifest import FileEntry, Manifest
+from ..folders.totals import (
+    PlanTotals,
+    SamplesTotals,
+    ShardFacts,
+    ShardSettings,
+    ShardsTotals,
+    VocabularyTotals,
+)
 from ..formats.ids import (
     ONE_EACH,
     BatchRows,

@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from hotset.pipeline.errors import ByteSize, HotsetError, SaidElsewhereError
-from hotset.pipeline.folders.checksum import hash_file
-from hotset.pipeline.folders.manifest import MANIFEST, Manifest
+from hotset.pipeline.folders.manifest import MANIFEST, Manifest, hash_file
 from hotset.pipeline.folders.output import Output
 from hotset.pipeline.folders.totals import VocabularyTotals
 from hotset.pipeline.preprocess import FOLDERS, INPUTS, PreprocessConfig, preprocess, run_stage

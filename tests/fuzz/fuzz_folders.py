@@ -35,9 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from hotset.pipeline.errors import HotsetError
-from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.disk import BEGUN, PARTIAL
-from hotset.pipeline.folders.manifest import MANIFEST, checksum_of
+from hotset.pipeline.folders.manifest import MANIFEST, checksum_of, hash_file
 from hotset.pipeline.preprocess import INPUTS
 from hotset.pipeline.verify import verify
 from hotset.stats.step_times import Machine

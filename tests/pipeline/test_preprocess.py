@@ -19,9 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotset.pipeline.errors import GIB, MIB, ByteSize, ConfigError, HotsetError, ManifestError
-from hotset.pipeline.folders.checksum import hash_file
 from hotset.pipeline.folders.disk import bytes_in, discard_files
-from hotset.pipeline.folders.manifest import MANIFEST, Manifest
+from hotset.pipeline.folders.manifest import MANIFEST, Manifest, hash_file
 from hotset.pipeline.preprocess import (
     COMPRESSION,
     DISK_FACTORS,

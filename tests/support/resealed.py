@@ -12,8 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
-from hotset.pipeline.folders.checksum import hash_file
-from hotset.pipeline.folders.manifest import Manifest, checksum_of
+from hotset.pipeline.folders.manifest import Manifest, checksum_of, hash_file
 from hotset.pipeline.preprocess import FOLDERS, ID_MAP
 from hotset.train.run_folder.files import CHECKPOINTS
 

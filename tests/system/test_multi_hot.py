@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from hotset.pipeline.folders.checksum import checksum_of_written, hash_file
-from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.folders.manifest import Manifest, checksum_of_written, hash_file
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import CountConfig

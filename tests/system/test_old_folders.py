@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotset.pipeline.folders.checksum import hash_file
-from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.folders.manifest import Manifest, hash_file
 from hotset.tests.support.edits.sealed_edits import set_key
 from hotset.tests.support.golden import DATA
 from hotset.tests.support.resealed import write_manifest

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...pipeline.errors import HotsetError
-from ...pipeline.folders.checksum import hash_file
+from ...pipeline.folders.manifest import hash_file
 from ...pipeline.schema.schema import DENSE_PREFIX
 from ..loop import Trainer
 from ..ranks.ranks import Ranks, raise_on_any_rank, wait_for_first

@@ -19,8 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError, HotsetError, ShardError
-from ...pipeline.folders.checksum import hash_file
-from ...pipeline.folders.manifest import MANIFEST, Manifest, checksum_of
+from ...pipeline.folders.manifest import MANIFEST, Manifest, checksum_of, hash_file
 from ...pipeline.folders.totals import IdMapTotals
 from ...pipeline.formats.arrow_files import read_batch, values_of
 from ..config import ModelConfig, Optimizers

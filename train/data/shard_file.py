@@ -26,7 +26,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ShardError, hint_to_rewrite
-from ...pipeline.folders.manifest import FileEntry, ShardFacts
+from ...pipeline.folders.manifest import FileEntry
+from ...pipeline.folders.totals import ShardFacts
 from ...pipeline.formats.arrow_files import damage_named
 from .batch import Batch, FeatureBags
 

@@ -36,9 +36,14 @@ from ...pipeline.errors import (
     hint_to_rewrite,
     refuse_system_fault,
 )
-from ...pipeline.folders.checksum import hash_file
-from ...pipeline.folders.manifest import MANIFEST, Manifest, ShardFacts
-from ...pipeline.folders.totals import ColumnsTotals, ShardSettings, ShardsTotals, VocabularyTotals
+from ...pipeline.folders.manifest import MANIFEST, Manifest, hash_file
+from ...pipeline.folders.totals import (
+    ColumnsTotals,
+    ShardFacts,
+    ShardSettings,
+    ShardsTotals,
+    VocabularyTotals,
+)
 from ...pipeline.formats.arrow_files import DAMAGE
 from ...pipeline.runtime.tasks import run_tasks
 from ...pipeline.schema.schema import check_name

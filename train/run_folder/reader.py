@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 
 from ...pipeline.errors import HotsetError, ManifestError
-from ...pipeline.folders.checksum import hash_file
-from ...pipeline.folders.manifest import MANIFEST, Manifest
+from ...pipeline.folders.manifest import MANIFEST, Manifest, hash_file
 from ...pipeline.schema.schema import DENSE_PREFIX
 from ..run_config import RUN_HINT, RunConfig, read_object
 from .files import CONFIG, RUN_STAGE, RUN_VERSION, STATES, SUMMARY, WEIGHTS

@@ -24,8 +24,7 @@ from typing import get_args
 import torch
 
 from ...pipeline.errors import ConfigError
-from ...pipeline.folders.checksum import hash_file
-from ...pipeline.folders.manifest import MANIFEST
+from ...pipeline.folders.manifest import MANIFEST, hash_file
 from ...pipeline.generate.generate import GenerateConfig, generate
 from ...train.build import build_trainer
 from ...train.checkpoints.resume import RunCheckpoints

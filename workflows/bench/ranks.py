@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError
-from ...pipeline.folders.checksum import hash_file
+from ...pipeline.folders.manifest import hash_file
 from ...pipeline.generate.generate import GenerateConfig, generate
 from ...stats.codecs import CODEC_NAMES, MessageShape, codec_of
 from ...stats.exchange import MOST_RANKS, count_exchange

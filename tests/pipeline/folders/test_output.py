@@ -16,9 +16,8 @@ import pytest
 import xxhash
 
 from hotset.pipeline.errors import MIB, ManifestError
-from hotset.pipeline.folders.checksum import hash_file, known_checksum
 from hotset.pipeline.folders.disk import PARTIAL
-from hotset.pipeline.folders.manifest import MANIFEST, Manifest
+from hotset.pipeline.folders.manifest import MANIFEST, Manifest, hash_file, known_checksum
 from hotset.pipeline.folders.output import (
     ArrayFile,
     Output,

@@ -19,8 +19,7 @@ import pyarrow as pa
 import pytest
 
 from hotset.pipeline.errors import ConfigError, ManifestError, ShardError, SystemFaultError
-from hotset.pipeline.folders.checksum import hash_file
-from hotset.pipeline.folders.manifest import FileEntry, Manifest
+from hotset.pipeline.folders.manifest import FileEntry, Manifest, hash_file
 from hotset.pipeline.folders.totals import CountedTable, multi_hot, one_hot, table_named
 from hotset.pipeline.formats import arrow_files
 from hotset.pipeline.formats.arrow_files import (

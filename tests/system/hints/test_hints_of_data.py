@@ -30,8 +30,9 @@ from hotset.pipeline.folders.disk import (
     held_by_worker,
     start_generation,
 )
-from hotset.pipeline.folders.manifest import CountsFacts, FileEntry, Manifest, read_referenced
+from hotset.pipeline.folders.manifest import FileEntry, Manifest, read_referenced
 from hotset.pipeline.folders.output import Output, spill_errors_explained
+from hotset.pipeline.folders.totals import CountsFacts
 from hotset.pipeline.formats.arrow_files import columns_of, fixed_lists, offsets_of, read_file, values_of
 from hotset.pipeline.raw.part import iterate_blocks
 from hotset.pipeline.raw.raw_file import RawFile

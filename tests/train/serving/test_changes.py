@@ -21,8 +21,7 @@ from safetensors.torch import load_file, save_file
 
 import hotset
 from hotset.pipeline.errors import ConfigError, HotsetError
-from hotset.pipeline.folders.checksum import hash_file
-from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.folders.manifest import Manifest, hash_file
 from hotset.tests.support.resealed import write_manifest
 from hotset.tests.support.scored_runs import ScoredRun, run_on_criteo, run_on_lists
 from hotset.train.serving import changes as module
