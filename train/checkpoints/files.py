@@ -33,9 +33,8 @@ import numpy as np
 import torch
 
 from ...pipeline.errors import HotsetError, first_line
-from ...pipeline.folders.checksum import hash_file
-from ...pipeline.folders.manifest import JsonRecord, RecordError, checksum_of
 from ...pipeline.folders.disk import write_synced
+from ...pipeline.folders.manifest import JsonRecord, RecordError, checksum_of, hash_file
 from ..execution.embeddings import RowsPart
 from ..run_folder.weights import TensorFile, write_tensors
 

@@ -38,8 +38,7 @@ import numpy as np
 import torch
 
 from ...pipeline.errors import HotsetError, MissingExtraError, format_byte_size, install_hint
-from ...pipeline.folders.checksum import hash_file
-from ...pipeline.folders.manifest import MANIFEST, FileEntry, Manifest, checksum_of
+from ...pipeline.folders.manifest import MANIFEST, FileEntry, Manifest, checksum_of, hash_file
 from ...pipeline.folders.whole_file import link_folder
 from ..config import MOST_MICRO_BATCHES, ChosenExchange, TrainConfig
 from ..data.batch_order import BATCH_ORDER

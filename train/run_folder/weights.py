@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import HotsetError, first_line
-from ...pipeline.folders.checksum import HashedFile, checksum_of_written
+from ...pipeline.folders.manifest import HashedFile, checksum_of_written
 from ...pipeline.schema.schema import DENSE_PREFIX
 
 _ALIGNMENT = 8

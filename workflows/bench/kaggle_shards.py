@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.folders.manifest import ShardKind
-from ...pipeline.folders.totals import PlannedTable
+from ...pipeline.folders.totals import PlannedTable, ShardKind
 from ...pipeline.generate.kernel import draw_samples
 from ...pipeline.generate.world import load_profile, scaled_num_rows, world_of
 from ...pipeline.runtime.tasks import num_workers

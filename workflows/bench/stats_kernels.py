@@ -27,7 +27,7 @@ from ...pipeline.folders.totals import SamplesTotals, VocabularyTotals
 from ...pipeline.generate.generate import GenerateConfig, generate
 from ...pipeline.preprocess import preprocess, remove_from
 from ...pipeline.runtime.tasks import Resources
-from ...pipeline.stages.fae import calibrate
+from ...pipeline.stages.orders import calibrate
 from ...pipeline.stages.row_order import HotOrder, hot_curves, levels_of_tables
 from ...stats.batch_rows import find_distinct
 from ...stats.counting import add_counts

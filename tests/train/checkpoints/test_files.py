@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from hotset.pipeline.errors import HotsetError
-from hotset.pipeline.folders.checksum import hash_file
+from hotset.pipeline.folders.manifest import hash_file
 from hotset.train.checkpoints import files as merging
 from hotset.train.checkpoints.files import (
     FileRecord,
