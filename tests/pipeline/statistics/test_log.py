@@ -263,10 +263,10 @@ def test_with_room_for_all_rows_a_part_serves_what_it_saw(
     assert found["parts"][3]["no_id_share"] == pytest.approx(without / (50 * 26))
     ages: dict[int, list[float]] = {}
     for chosen_on in ("part 1", "part 2", "part 3"):
-        for serves, samples in parts.items():
+        for serves, part in parts.items():
             row = pair(found, chosen_on, serves)
-            rows = [row in seen[chosen_on] for sample in samples for row in sample]
-            hot = sum(all(row in seen[chosen_on] for row in sample) for sample in samples)
+            rows = [row in seen[chosen_on] for sample in part for row in sample]
+            hot = sum(all(row in seen[chosen_on] for row in sample) for sample in part)
             assert row["hot_lookup_share"] == pytest.approx(np.mean(rows))
             assert row["unseen_lookup_share"] == pytest.approx(1 - np.mean(rows))
             assert row["hot_sample_share"] == pytest.approx(hot / 50)
@@ -291,8 +291,8 @@ def test_the_plans_own_hot_rows_are_shown_for_each_part(tmp_path: Path, samples:
     plan = run_to("split", tmp_path, samples, CONFIG)
     found = drift_of(tmp_path, 64 * 30, 1)
     shares = [part["plan_hot_sample_share"] for part in found["parts"]]
-    samples = plan.totals["samples"]
-    assert shares == [samples["hot"] / 150, samples["evaluation_hot"] / 50]
+    tagged = plan.totals["samples"]
+    assert shares == [tagged["hot"] / 150, tagged["evaluation_hot"] / 50]
 
 
 def test_the_oov_row_is_nobodys_own(tmp_path: Path, samples: list[Sample]) -> None:
