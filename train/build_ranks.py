@@ -28,7 +28,7 @@ from .loop import Trainer
 from .model.shapes import tables_by_dim
 from .placements.choose_placement import build_placements
 from .ranks.codes import CodedExchange, Kind
-from .ranks.exchange import ExchangeReader, HeldRows, RankReader, choose_owners
+from .ranks.exchange import ExchangeReader, HeldRows, choose_owners
 from .ranks.ranks import (
     FINGERPRINT_BYTES,
     Ranks,
@@ -73,7 +73,6 @@ def build_ranked_embeddings(
             RankedGroup(
                 **kept,
                 exchange=ExchangeReader(reader, held[group.embedding_dim], ranks.num_ranks),
-                whole_initial=_initial_values(shards, config.seed, group.tables),
             )
         )
     embeddings = RankedEmbeddings(shards.tables, groups, ranks, tools.shares, optimizer, tools.threads, coded)
@@ -86,8 +85,7 @@ def _hold_rows(shards: Shards, shares: BatchShares) -> dict[int, HeldRows]:
     """Return the owner of each row, by embedding dimension."""
     held = {}
     for dim, chosen in tables_by_dim([table.embedding_dim for table in shards.tables]).items():
-        reader = RankReader(shards, chosen, shares.num_ranks, shares.num_shares)
-        owners_K = choose_owners(reader, shards.num_training_batches)
+        owners_K = choose_owners(shards, chosen, shares.num_ranks, shares.num_shares)
         held[dim] = HeldRows([shards.tables[table].num_rows for table in chosen], owners_K, shares.rank)
     return held
 
@@ -180,10 +178,10 @@ def _volumes(trainer: Trainer) -> dict[Kind, list[_Volume]]:
         found = [group.look_at(trainer.shards.training_batch(number)) for number in numbers]
         counts_N4 = [
             (
-                each.vectors.send.places.size,
-                each.vectors.receive.places.size,
-                each.gradients.send.places.size,
-                each.gradients.receive.places.size,
+                each.vectors.send.places_N.size,
+                each.vectors.receive.places_N.size,
+                each.gradients.send.places_N.size,
+                each.gradients.receive.places_N.size,
             )
             for each in found
         ]

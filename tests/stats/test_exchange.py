@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from itertools import pairwise, product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,9 +40,6 @@ from hotset.tests.support.naive.naive_exchange import (
     least_messages,
     messages_of_owner,
 )
-from hotset.tests.support.shard_factory import ShardSpec, write_shards
-from hotset.train.data.shards import Shards
-from hotset.train.ranks.exchange import RankReader, read_epoch
 
 
 def test_striped_owners_count_from_the_first_row_of_the_table() -> None:
@@ -303,18 +299,6 @@ def test_samples_go_to_ranks_by_the_definition(batch_size: int, num_shares: int,
     assert set(wanted) == set(range(num_ranks))
 
 
-@pytest.fixture
-def epoch(tmp_path: Path) -> RankedEpoch:
-    shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec(num_mixed=400)))
-    return read_epoch(RankReader(shards, [0, 1, 2], 4), range(shards.num_training_batches))
-
-
-def test_schemes_stand_in_their_order(epoch: RankedEpoch) -> None:
-    counts = count_exchange(epoch)
-    assert counts.least <= counts.by_use.rows <= counts.striped.rows < counts.deduplicated
-    assert counts.deduplicated <= 2 * epoch.remote_lookups
-
-
 _NUM_KEYS = 2_000
 
 
@@ -355,6 +339,8 @@ def test_expected_rows_are_those_of_drawn_epochs(
 ) -> None:
     epoch = drawn_epoch(num_ranks, 60, 40, skew, rng)
     counted = count_exchange(epoch)
+    assert counted.least <= counted.by_use.rows <= counted.striped.rows < counted.deduplicated
+    assert counted.deduplicated <= 2 * epoch.remote_lookups
     found = asdict(
         expected_exchange(epoch.lookups_of_rows, epoch.num_samples, epoch.num_steps, epoch.num_ranks)
     )

@@ -29,14 +29,13 @@ from ...stats.exchange import ranks_of_samples
 from ..data.batch import Batch, BatchIds, BatchShares, EmbeddingTable
 from ..placements.staging import ColdRows, StagingPlacement
 from ..ranks.codes import EXACT, CodedExchange, Kind
-from ..ranks.exchange import ExchangeReader, WidthExchange, served_ids
-from ..ranks.messages import RowMessages, RowsUnderWay, WidthLayout, sum_over_ranks
+from ..ranks.exchange import ExchangeReader, GroupExchange, served_ids
+from ..ranks.messages import GroupLayout, RowMessages, sum_over_ranks
 from ..ranks.ranks import NotFiniteRowError, Ranks, sent_to_first
 from ..rows.backends import NumbaRows
 from ..rows.kernels import copy_rows
 from ..rows.optimizers import RowOptimizer
 from ..rows.step_plan import GroupStep, PlannedStep, StepPlan
-from ..rows.tiers import InitialValues
 from ..threads import WorkThreads
 from .embeddings import Embeddings
 from .table_group import TableGroup
@@ -50,8 +49,6 @@ class RankedGroup(TableGroup):
     """
 
     exchange: ExchangeReader
-    whole_initial: InitialValues
-    """Values of the rows of the whole tables."""
 
     def read(self, batch: Batch) -> GroupStep:
         """Return the rows that a training step serves, and what crosses.
@@ -64,7 +61,7 @@ class RankedGroup(TableGroup):
         served, exchange = self.exchange.read(ids, self._ranks_of(ids), own, is_training=True)
         return GroupStep(served_ids(served), served, exchange)
 
-    def look_at(self, batch: Batch) -> WidthExchange:
+    def look_at(self, batch: Batch) -> GroupExchange:
         """Return what would cross in a step if all rows had been used before.
 
         Nothing is remembered.
@@ -160,7 +157,7 @@ class RankedEmbeddings(Embeddings):
         self._rows = NumbaRows(optimizer, threads, shares)
         self._coded = coded
         layout = [
-            WidthLayout(
+            GroupLayout(
                 group.embedding_dim,
                 group.exchange.held.first_key_F1,
                 tuple(tables[table].name for table in group.tables),
@@ -218,13 +215,14 @@ class RankedEmbeddings(Embeddings):
         for group, vectors_SD, each in zip(self._ranked, served, exchanges, strict=True):
             vectors_OD = torch.empty(each.own_lookups.num_rows, group.embedding_dim)
             copy_rows(vectors_SD, each.kept[1], vectors_OD.numpy(), each.kept[0])
-            group.whole_initial.write(*each.made_rows, vectors_OD, each.made)
+            # Rows of other ranks are named by their ids in the whole tables.
+            replace(group.initial, held=None).write(*each.made_rows, vectors_OD, each.made)
             own.append(vectors_OD)
         # Received vectors fill the gaps, and the rank's own lookups read all of them.
         with self._coded.clocked("vectors"):
-            arrived = under_way.wait()
+            arrived = under_way()
         for vectors_OD, received_ND, each in zip(own, arrived, exchanges, strict=True):
-            vectors_OD.numpy()[each.vectors.receive.places] = received_ND
+            vectors_OD.numpy()[each.vectors.receive.places_N] = received_ND
         return [self._look_up_own(vectors_OD, each) for vectors_OD, each in zip(own, exchanges, strict=True)]
 
     def update(
@@ -242,7 +240,7 @@ class RankedEmbeddings(Embeddings):
         # Sums go to the owners of their rows; those owned here are kept.
         under_way = self._send("gradients", sums, exchanges)
         with self._coded.clocked("gradients"):
-            found = under_way.wait()
+            found = under_way()
         # An owner adds the sums of all ranks by the tree, as one process adds those of its micro-batches.
         for vectors, received_ND, sums_OD, each in zip(self._served, found, sums, exchanges, strict=True):
             partials_ND = np.concatenate([received_ND, sums_OD[each.kept[0]]])
@@ -251,16 +249,16 @@ class RankedEmbeddings(Embeddings):
         self._coded.note_step()
 
     def _send(
-        self, kind: Kind, rows: Sequence[NDArray[np.float32]], exchanges: Sequence[WidthExchange]
-    ) -> RowsUnderWay:
+        self, kind: Kind, rows: Sequence[NDArray[np.float32]], exchanges: Sequence[GroupExchange]
+    ) -> Callable[[], list[NDArray[np.float32]]]:
         """Send vectors of served rows, or gradients of own rows, where needed."""
         found = [each.vectors if kind == "vectors" else each.gradients for each in exchanges]
         coding = self._coded.vectors() if kind == "vectors" else self._coded.gradients()
         # Evaluation reads rows as they are, and counts no bytes.
         is_training = all(each.is_training for each in exchanges)
-        data = [rows_ND[each.send.places] for rows_ND, each in zip(rows, found, strict=True)]
-        sent = [each.send.rows for each in found]
-        received = [each.receive.rows for each in found]
+        data = [rows_ND[each.send.places_N] for rows_ND, each in zip(rows, found, strict=True)]
+        sent = [each.send for each in found]
+        received = [each.receive for each in found]
         if not is_training:
             return self._messages.send(data, sent, received, EXACT)
         try:
@@ -272,7 +270,7 @@ class RankedEmbeddings(Embeddings):
         self._coded.note_sent(kind, self._messages.sent_bytes, self._messages.num_saturated)
         return under_way
 
-    def _look_up_own(self, vectors_OD: torch.Tensor, exchange: WidthExchange) -> torch.Tensor:
+    def _look_up_own(self, vectors_OD: torch.Tensor, exchange: GroupExchange) -> torch.Tensor:
         """(B, F, D) embeddings of this rank's samples from its distinct rows."""
         # One vector for each lookup, pooled where features have bags.
         ids = exchange.own_ids
@@ -341,7 +339,7 @@ class RankedEmbeddings(Embeddings):
             yield _gather_part(rows_ND[start:end], owners_N, self._ranks)
 
 
-def _exchanges_of(step: PlannedStep) -> list[WidthExchange]:
+def _exchanges_of(step: PlannedStep) -> list[GroupExchange]:
     """Return what crosses in a step, by group."""
     found = [part.exchange for part in step.parts if part.exchange is not None]
     assert len(found) == len(step.parts), "steps of several ranks say what crosses"

@@ -70,7 +70,7 @@ def codec_for(text: str, tables: Sequence[EmbeddingTable]) -> RowCodec:
 
     Args:
         text: the codec's name.
-        tables: of one width.
+        tables: of one group.
 
     Raises:
         ConfigError: no such codec.
@@ -104,11 +104,11 @@ def _bounds_of(choice: CodecChoice, tables: Sequence[EmbeddingTable]) -> Bounded
     return BoundedCodec(choice.bound or BASE, bounds)
 
 
-class WidthErrors:
-    """The errors of the hot rows of one width that a rank has sent.
+class GroupErrors:
+    """The errors of the hot rows of one table group that a rank has sent.
 
     Args:
-        tables: of the width, as the shards have them.
+        tables: of the group, as the shards have them.
     """
 
     def __init__(self, tables: Sequence[EmbeddingTable]) -> None:
@@ -149,10 +149,10 @@ class Coding(NamedTuple):
     """How rows cross one way in a step."""
 
     codecs: Sequence[RowCodec]
-    """Codec of each width."""
+    """Codec of each table group."""
     streams: Sequence[int | None]
-    """Seed of the stochastic rounding of each width; None rounds to nearest."""
-    errors: Sequence[WidthErrors] | None = None
+    """Seed of the stochastic rounding of each table group; None rounds to nearest."""
+    errors: Sequence[GroupErrors] | None = None
     """Errors of earlier steps, which rows of this rank are sent with; None: there are none."""
 
     @property
@@ -160,9 +160,9 @@ class Coding(NamedTuple):
         """Return whether the rows cross as they are."""
         return all(codec.is_exact for codec in self.codecs)
 
-    def codec(self, width: int) -> RowCodec:
-        """Return the codec of the rows of a width."""
-        return self.codecs[width] if self.codecs else codec_of(_EXACT)
+    def codec(self, group: int) -> RowCodec:
+        """Return the codec of the rows of a table group."""
+        return self.codecs[group] if self.codecs else codec_of(_EXACT)
 
 
 @dataclass(slots=True)
@@ -189,12 +189,12 @@ class CodedExchange:
     Args:
         rank: this one.
         seed: of the run.
-        widths: tables of each width.
+        groups: tables of each group.
         step: steps of the run that are done.
     """
 
     def __init__(
-        self, rank: int, seed: int, widths: Sequence[Sequence[EmbeddingTable]] = (), step: int = 0
+        self, rank: int, seed: int, groups: Sequence[Sequence[EmbeddingTable]] = (), step: int = 0
     ) -> None:
         self.step = step
         """Steps that are done."""
@@ -203,24 +203,24 @@ class CodedExchange:
         """By which the codecs were chosen; None where they were named."""
         self._rank = rank
         self._seed = seed
-        self._widths = widths
+        self._groups = groups
         self.use(ChosenExchange())
 
     def use(self, chosen: ChosenExchange) -> None:
         """Send by these codecs from now on."""
         self.chosen = chosen
-        self._vectors = [codec_for(chosen.vectors, tables) for tables in self._widths]
-        self._gradients = [codec_for(chosen.gradients, tables) for tables in self._widths]
+        self._vectors = [codec_for(chosen.vectors, tables) for tables in self._groups]
+        self._gradients = [codec_for(chosen.gradients, tables) for tables in self._groups]
         self._dense = codec_of(chosen.dense)
-        self.errors = [WidthErrors(tables) for tables in self._widths] if chosen.feedback else None
+        self.errors = [GroupErrors(tables) for tables in self._groups] if chosen.feedback else None
 
     def vectors(self) -> Coding:
         """The coding of the vectors of this step."""
-        return Coding(self._loosened(self._vectors), [None] * len(self._widths))
+        return Coding(self._loosened(self._vectors), [None] * len(self._groups))
 
     def gradients(self) -> Coding:
         """The coding of the gradients of this step."""
-        streams = [self._stream("gradients", width) for width in range(len(self._widths))]
+        streams = [self._stream("gradients", group) for group in range(len(self._groups))]
         return Coding(self._loosened(self._gradients), streams, self.errors)
 
     def _loosened(self, codecs: Sequence[RowCodec]) -> list[RowCodec]:
@@ -251,9 +251,9 @@ class CodedExchange:
         yield
         self.counts.seconds_of[kind] += time.perf_counter() - begin
 
-    def _stream(self, name: str, width: int) -> int:
+    def _stream(self, name: str, group: int) -> int:
         # A digest, since Python's own hash of a text differs from process to process.
-        text = f"{self._seed} {self.step} {self._rank} {name} {width}"
+        text = f"{self._seed} {self.step} {self._rank} {name} {group}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
@@ -275,7 +275,7 @@ def build_coded_exchange(
         ConfigError: a bound of a table that is not there.
     """
     refuse_unknown_tables(chosen, tables)
-    widths = tables_by_dim([table.embedding_dim for table in tables]).values()
-    coded = CodedExchange(rank, seed, [[tables[n] for n in of_width] for of_width in widths], num_done)
+    groups = tables_by_dim([table.embedding_dim for table in tables]).values()
+    coded = CodedExchange(rank, seed, [[tables[n] for n in of_group] for of_group in groups], num_done)
     coded.use(chosen)
     return coded

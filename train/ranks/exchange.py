@@ -17,7 +17,7 @@ rank looks up, S that it owns and serves, R rows that it owns, W ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -27,23 +27,19 @@ from numpy.typing import NDArray
 from ...pipeline.errors import ConfigError
 from ...stats.batch_rows import LookupsByRow
 from ...stats.exchange import (
-    Masks,
-    RankedEpoch,
     RowLists,
     StepRows,
-    count_remote_lookups,
     count_uses,
     list_messages,
     mask_type,
     owners_by_use,
     rank_masks,
     ranks_of_samples,
-    striped_owners,
 )
 from ..data.batch import BatchIds, EmbeddingTable, IdReader
 from ..data.shards import Shards
 from ..rows.tiers import HeldIds
-from .messages import CrossingRows
+from .messages import Crossing
 
 # ruff: noqa: N815  (arrays carry shape suffixes)
 
@@ -53,67 +49,6 @@ _MOST_ROWS = 2**31 - 1
 _RANGE_BYTES = 256 << 20
 """Memory for the counts of the rows that are looked at together; each range reads all batches."""
 _COUNT_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class RankedBatch:
-    """The lookups of a batch in a table group, and their ranks."""
-
-    lookups: LookupsByRow
-    ranks_N: NDArray[np.uint8]
-    """Rank of each lookup, in the order of the batch."""
-    keys_U: NDArray[np.int32]
-    """Distinct rows, ascending."""
-    masks_U: Masks
-    """The ranks that use each of them."""
-    num_samples: int
-
-
-class RankReader:
-    """Reads training batches of shards as several ranks see them.
-
-    Args:
-        shards: with the batches.
-        chosen: positions of the tables of one width, ascending.
-        num_ranks: ranks that compute a batch.
-        num_shares: equal parts of a batch, a multiple of ``num_ranks``; by default one for each rank.
-
-    Raises:
-        ConfigError: a batch cannot be cut so, or the tables have too many rows.
-    """
-
-    def __init__(
-        self, shards: Shards, chosen: Sequence[int], num_ranks: int, num_shares: int | None = None
-    ) -> None:
-        self.num_ranks = num_ranks
-        self._shards = shards
-        self._num_shares = num_shares or num_ranks
-        self._reader = IdReader(shards.tables, chosen)
-        self._first_key_F1 = np.cumsum([0, *(shards.tables[table].num_rows for table in chosen)])
-        # The kernels trust these numbers, so they are tried here once.
-        try:
-            mask_type(num_ranks)
-            ranks_of_samples(0, shards.batch_size, self._num_shares, num_ranks)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        if self.num_rows > _MOST_ROWS:
-            raise ConfigError(f"{self.num_rows:,} rows of one width; at most {_MOST_ROWS:,} can be planned")
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of all tables of the width."""
-        return int(self._first_key_F1[-1])
-
-    def read(self, number: int) -> RankedBatch:
-        """The training batch ``number``."""
-        ids = self._reader.read(self._shards.training_batch(number))
-        lookups = self._reader.by_row(ids)
-        batch_size = self._shards.batch_size
-        ranks_B = ranks_of_samples(ids.num_samples, batch_size, self._num_shares, self.num_ranks)
-        ranks_N = _ranks_of(ranks_B, ids)
-        keys_U = _keys_of(lookups, self._first_key_F1)
-        masks_U = rank_masks(lookups, ranks_N, self.num_ranks)
-        return RankedBatch(lookups, ranks_N, keys_U, masks_U, ids.num_samples)
 
 
 def _keys_of(lookups: LookupsByRow, first_key_F1: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -131,53 +66,47 @@ def _ranks_of(ranks_B: NDArray[np.uint8], ids: BatchIds) -> NDArray[np.uint8]:
     return ranks_B[ids.bags_N // max(ids.num_features, 1)]
 
 
-def read_epoch(reader: RankReader, order: Iterable[int]) -> RankedEpoch:
-    """Read the batches of an epoch; keep of each its rows and their ranks."""
-    # An empty array comes first, so that an epoch without batches has arrays of these types too.
-    keys: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
-    masks: list[Masks] = [np.empty(0, mask_type(reader.num_ranks))]
-    lookups_of_rows = np.zeros(reader.num_rows, np.int64)
-    striped = striped_owners(reader.num_rows, reader.num_ranks)
-    num_samples = 0
-    remote_lookups = 0
-    # A batch is forgotten as soon as its rows and their ranks are known.
-    for number in order:
-        batch = reader.read(number)
-        keys.append(batch.keys_U)
-        masks.append(batch.masks_U)
-        lookups_of_rows[batch.keys_U] += batch.lookups.counts_U
-        remote_lookups += count_remote_lookups(batch.lookups, batch.ranks_N, striped[batch.keys_U])
-        num_samples += batch.num_samples
-    return RankedEpoch(
-        num_ranks=reader.num_ranks,
-        num_samples=num_samples,
-        offsets=np.cumsum([0, *(part.size for part in keys[1:])]),
-        keys=np.concatenate(keys),
-        masks=np.concatenate(masks),
-        lookups_of_rows=lookups_of_rows,
-        remote_lookups=remote_lookups,
-    )
-
-
-def choose_owners(reader: RankReader, num_batches: int) -> NDArray[np.uint8]:
-    """Return the rank that uses each row in most steps, (num_keys,).
+def choose_owners(
+    shards: Shards, chosen: Sequence[int], num_ranks: int, num_shares: int
+) -> NDArray[np.uint8]:
+    """Return the rank that uses each row in most training steps, (num_keys,).
 
     Keys go table after table. Which rank uses a row in which steps follows from the batches alone, whatever
     their order.
 
     Args:
-        reader: of the batches.
-        num_batches: of training.
+        shards: with the batches.
+        chosen: positions of the tables of one group, ascending.
+        num_ranks: ranks that compute a batch.
+        num_shares: equal parts of a batch, a multiple of ``num_ranks``.
+
+    Raises:
+        ConfigError: a batch cannot be cut so, or the tables have too many rows.
     """
+    reader = IdReader(shards.tables, chosen)
+    first_key_F1 = np.cumsum([0, *(shards.tables[table].num_rows for table in chosen)])
+    num_rows = int(first_key_F1[-1])
+    # The kernels trust these numbers, so they are tried here once.
+    try:
+        mask_type(num_ranks)
+        ranks_of_samples(0, shards.batch_size, num_shares, num_ranks)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if num_rows > _MOST_ROWS:
+        raise ConfigError(f"{num_rows:,} rows of one embedding_dim; at most {_MOST_ROWS:,} can be planned")
+
     # Rows are counted across ranges: of ranks that use a row equally often, the one with the fewest takes it.
     owners = [np.empty(0, np.uint8)]
-    rows_of_ranks = np.zeros(reader.num_ranks, np.int64)
-    most = max(1, _RANGE_BYTES // (_COUNT_BYTES * reader.num_ranks))
-    for first in range(0, reader.num_rows, most):
-        uses_KW = np.zeros((min(most, reader.num_rows - first), reader.num_ranks), np.uint32)
-        for number in range(num_batches):
-            batch = reader.read(number)
-            count_uses(batch.keys_U, batch.masks_U, first, uses_KW)
+    rows_of_ranks = np.zeros(num_ranks, np.int64)
+    most = max(1, _RANGE_BYTES // (_COUNT_BYTES * num_ranks))
+    for first in range(0, num_rows, most):
+        uses_KW = np.zeros((min(most, num_rows - first), num_ranks), np.uint32)
+        for number in range(shards.num_training_batches):
+            ids = reader.read(shards.training_batch(number))
+            lookups = reader.by_row(ids)
+            ranks_B = ranks_of_samples(ids.num_samples, shards.batch_size, num_shares, num_ranks)
+            masks_U = rank_masks(lookups, _ranks_of(ranks_B, ids), num_ranks)
+            count_uses(_keys_of(lookups, first_key_F1), masks_U, first, uses_KW)
         owners.append(owners_by_use(uses_KW, rows_of_ranks, first))
     return np.concatenate(owners)
 
@@ -209,7 +138,7 @@ class HeldRows:
         """Their ids."""
 
     def cut(self, tables: Sequence[EmbeddingTable]) -> list[EmbeddingTable]:
-        """Return the tables of the width as they are here."""
+        """Return the tables of the group as they are here."""
         # Held ids ascend, so the hot ones are a prefix here too.
         return [
             replace(
@@ -247,17 +176,6 @@ class HeldRows:
         return self.served(keys_U[self.owners_K[keys_U] == self.rank])
 
 
-# ruff: noqa: N815  (arrays carry shape suffixes)
-
-
-class Crossing(NamedTuple):
-    """Rows that cross one way, ordered by rank."""
-
-    rows: CrossingRows
-    places: NDArray[np.int32]
-    """Where each is among the rows that this rank serves or looks up."""
-
-
 class Exchange(NamedTuple):
     """Rows that cross both ways."""
 
@@ -266,7 +184,7 @@ class Exchange(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class WidthExchange:
+class GroupExchange:
     """The rows of a step that cross between this rank and the others."""
 
     own_ids: BatchIds
@@ -312,7 +230,7 @@ class ExchangeReader:
 
     def read(
         self, ids: BatchIds, ranks_B: NDArray[np.uint8], own: BatchIds, *, is_training: bool
-    ) -> tuple[LookupsByRow, WidthExchange]:
+    ) -> tuple[LookupsByRow, GroupExchange]:
         """Return the rows served in the next step, and what crosses.
 
         Args:
@@ -342,7 +260,7 @@ class ExchangeReader:
         # An initial value follows from the row's table and id.
         made = np.flatnonzero(is_own_U & is_first_U & ~is_served_U)
         tables_M = np.searchsorted(held.first_key_F1, keys_U[made], side="right") - 1
-        exchange = WidthExchange(
+        exchange = GroupExchange(
             own_ids=own,
             own_lookups=self.reader.by_row(own),
             is_training=is_training,
@@ -390,4 +308,4 @@ def _partials(
 
 def _crossing(lists: RowLists, keys_U: NDArray[np.int32], places_U: NDArray[np.int32]) -> Crossing:
     counts = tuple(np.diff(lists.starts_W1).tolist())
-    return Crossing(CrossingRows(counts, keys_U[lists.positions]), places_U[lists.positions])
+    return Crossing(counts, keys_U[lists.positions], places_U[lists.positions])

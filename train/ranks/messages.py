@@ -13,7 +13,7 @@ rounded sum, so that their dense layers stay equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,18 +31,18 @@ from .ranks import Message, NotFiniteRowError, Pending, Ranks
 
 
 _PART_BYTES = 4
-"""The codes of a width begin at a multiple of this, where numbers of 4 bytes may lie."""
-
-Counts = tuple[int, ...]
-"""Rows to or from each rank."""
+"""The codes of a table group begin at a multiple of this, where numbers of 4 bytes may lie."""
 
 
-class CrossingRows(NamedTuple):
+class Crossing(NamedTuple):
     """Rows of one table group that cross one way, in rank order."""
 
-    counts: Counts
+    counts: tuple[int, ...]
+    """Rows to or from each rank."""
     keys_N: NDArray[np.int32]
     """Ascending for each rank."""
+    places_N: NDArray[np.int32]
+    """Where each is among the rows that this rank serves or looks up."""
 
     def parts(self) -> Iterator[slice]:
         """The rows of each rank."""
@@ -52,8 +52,8 @@ class CrossingRows(NamedTuple):
             first += count
 
 
-class WidthLayout(NamedTuple):
-    """The tables of a width, as a codec and an error need them."""
+class GroupLayout(NamedTuple):
+    """The tables of a group, as a codec and an error need them."""
 
     embedding_dim: int
     first_key_F1: NDArray[np.int64]
@@ -70,48 +70,15 @@ class WidthLayout(NamedTuple):
         return f"row {key - int(self.first_key_F1[table])} of table {self.names[table]}"
 
 
-class RowsUnderWay(NamedTuple):
-    """Rows that are being received."""
-
-    pending: Pending
-    """The message."""
-    sent: Message
-    """What goes out meanwhile; kept until all is there."""
-    received: Message
-    """Where the message arrives."""
-    rows: Sequence[CrossingRows]
-    """Rows of each width that arrive."""
-    coding: Coding
-    layout: Sequence[WidthLayout]
-
-    def wait(self) -> list[NDArray[np.float32]]:
-        """Return the rows of each table group, (num_rows, embedding_dim), in the order of ranks."""
-        self.pending.wait()
-        data = self.received.data.numpy()
-        found = [
-            np.empty((rows.keys_N.size, layout.embedding_dim), np.float32)
-            for rows, layout in zip(self.rows, self.layout, strict=True)
-        ]
-        first = 0
-        # Both sides know the rows of each part, and with them where it ends.
-        for _, width, part in _parts(self.rows):
-            shape = self.layout[width].shape(self.rows[width].keys_N[part])
-            codec = self.coding.codec(width)
-            num_bytes = codec.num_bytes(shape)
-            codec.decode(data[first : first + num_bytes], shape, found[width][part])
-            first += _padded(num_bytes)
-        return found
-
-
 class RowMessages:
     """Sends rows of known numbers to every rank, and receives theirs.
 
     Args:
         ranks: all of them.
-        layout: of each width.
+        layout: of each table group.
     """
 
-    def __init__(self, ranks: Ranks, layout: Sequence[WidthLayout]) -> None:
+    def __init__(self, ranks: Ranks, layout: Sequence[GroupLayout]) -> None:
         self._ranks = ranks
         self._layout = tuple(layout)
         self.sent_bytes = 0
@@ -122,11 +89,11 @@ class RowMessages:
     def send(
         self,
         rows: Sequence[NDArray[np.float32]],
-        sent: Sequence[CrossingRows],
-        received: Sequence[CrossingRows],
+        sent: Sequence[Crossing],
+        received: Sequence[Crossing],
         coding: Coding,
-    ) -> RowsUnderWay:
-        """Start an exchange.
+    ) -> Callable[[], list[NDArray[np.float32]]]:
+        """Start an exchange; return what waits for the rows of each table group, in the order of ranks.
 
         Args:
             rows: of each table group, in the order of the ranks they go to.
@@ -143,33 +110,58 @@ class RowMessages:
         arriving = Message.unset(self._sizes(received, coding))
         self.sent_bytes = message.data.numel()
         pending = self._ranks.exchange(message, arriving)
-        return RowsUnderWay(pending, message, arriving, received, coding, self._layout)
+        # What goes out is kept until all is there.
+        return lambda: self._received(pending, message, arriving, received, coding)
 
-    def _sizes(self, rows: Sequence[CrossingRows], coding: Coding) -> tuple[int, ...]:
+    def _received(
+        self,
+        pending: Pending,
+        _sent: Message,
+        arriving: Message,
+        rows: Sequence[Crossing],
+        coding: Coding,
+    ) -> list[NDArray[np.float32]]:
+        pending.wait()
+        data = arriving.data.numpy()
+        found = [
+            np.empty((of_group.keys_N.size, layout.embedding_dim), np.float32)
+            for of_group, layout in zip(rows, self._layout, strict=True)
+        ]
+        first = 0
+        # Both sides know the rows of each part, and with them where it ends.
+        for _, group, part in _parts(rows):
+            shape = self._layout[group].shape(rows[group].keys_N[part])
+            codec = coding.codec(group)
+            num_bytes = codec.num_bytes(shape)
+            codec.decode(data[first : first + num_bytes], shape, found[group][part])
+            first += _padded(num_bytes)
+        return found
+
+    def _sizes(self, rows: Sequence[Crossing], coding: Coding) -> tuple[int, ...]:
         sizes = [0] * self._ranks.num_ranks
-        for rank, width, part in _parts(rows):
-            shape = self._layout[width].shape(rows[width].keys_N[part])
-            sizes[rank] += _padded(coding.codec(width).num_bytes(shape))
+        for rank, group, part in _parts(rows):
+            shape = self._layout[group].shape(rows[group].keys_N[part])
+            sizes[rank] += _padded(coding.codec(group).num_bytes(shape))
         return tuple(sizes)
 
     def _coded(
-        self, rows: Sequence[NDArray[np.float32]], sent: Sequence[CrossingRows], coding: Coding
+        self, rows: Sequence[NDArray[np.float32]], sent: Sequence[Crossing], coding: Coding
     ) -> NDArray[np.uint8]:
         errors = None if coding.is_exact else coding.errors
         streams = coding.streams or [None] * len(rows)
         # Zeros pad the codes of a table group.
         data = np.zeros(sum(self._sizes(sent, coding)), np.uint8)
         first = 0
-        for rank, width, part in _parts(sent):
-            keys_N = sent[width].keys_N[part]
-            layout = self._layout[width]
+        for rank, group, part in _parts(sent):
+            keys_N = sent[group].keys_N[part]
+            layout = self._layout[group]
             shape = layout.shape(keys_N)
-            codec = coding.codec(width)
+            codec = coding.codec(group)
             num_bytes = codec.num_bytes(shape)
-            rows_ND = np.ascontiguousarray(rows[width][part])
+            rows_ND = np.ascontiguousarray(rows[group][part])
             if errors is not None:
-                rows_ND = errors[width].added(rows_ND, keys_N)
-            message = RowMessage(rows_ND, shape.starts_T1, keys_N.astype(np.int64), streams[width])
+                rows_ND = errors[group].added(rows_ND, keys_N)
+            message = RowMessage(rows_ND, shape.starts_T1, keys_N.astype(np.int64), streams[group])
             try:
                 self.num_saturated += codec.encode(message, data[first : first + num_bytes])
             except NotFiniteError as error:
@@ -179,20 +171,20 @@ class RowMessages:
             if errors is not None:
                 arrived_ND = np.empty_like(rows_ND)
                 codec.decode(data[first : first + num_bytes], shape, arrived_ND)
-                errors[width].keep(rows_ND, arrived_ND, keys_N)
+                errors[group].keep(rows_ND, arrived_ND, keys_N)
             first += _padded(num_bytes)
         return data
 
 
-def _parts(rows: Sequence[CrossingRows]) -> Iterator[tuple[int, int, slice]]:
+def _parts(rows: Sequence[Crossing]) -> Iterator[tuple[int, int, slice]]:
     """Yield rank, table group and rows of each non-empty part of a message.
 
     They come in their order in the message.
     """
     for rank, of_rank in enumerate(zip(*(each.parts() for each in rows), strict=True)):
-        for width, part in enumerate(of_rank):
+        for group, part in enumerate(of_rank):
             if part.start < part.stop:
-                yield rank, width, part
+                yield rank, group, part
 
 
 def _padded(num_bytes: int) -> int:

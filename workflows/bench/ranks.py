@@ -37,12 +37,21 @@ from ...pipeline.errors import ConfigError
 from ...pipeline.folders.manifest import hash_file
 from ...pipeline.generate.generate import GenerateConfig, generate
 from ...stats.codecs import CODEC_NAMES, MessageShape, codec_of
-from ...stats.exchange import MOST_RANKS, count_exchange
+from ...stats.exchange import (
+    MOST_RANKS,
+    Masks,
+    RankedEpoch,
+    count_exchange,
+    count_remote_lookups,
+    rank_masks,
+    ranks_of_samples,
+    striped_owners,
+)
 from ...stats.kernel import kernel
 from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig
+from ...train.data.batch import IdReader
 from ...train.data.shards import Shards
-from ...train.ranks.exchange import RankReader, read_epoch
 from ...train.run import train
 from ...train.run_folder.reader import read_weights
 from .harness import (
@@ -103,8 +112,7 @@ def count_bytes(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
     found = []
     for ranks in options.ranks:
         shards = _packed(options, log, folder, ranks * RANK_BATCH)
-        order = epoch_order(shards.is_hot_only, 0, 0, spread=shards.is_grouped)
-        epoch = read_epoch(RankReader(shards, range(len(shards.tables)), ranks), order.tolist())
+        epoch = _read_epoch(shards, ranks)
         counts = count_exchange(epoch)
         rows = {
             "every lookup": 2 * epoch.remote_lookups,
@@ -117,6 +125,37 @@ def count_bytes(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
         found.append({"ranks": ranks, "num_samples": epoch.num_samples, "rows_per_sample": per_sample})
         tell(f"{ranks} ranks: " + ", ".join(f"{name} {each:.2f}" for name, each in per_sample.items()))
     return {"ranks": found, "rank_batch_size": RANK_BATCH}
+
+
+def _read_epoch(shards: Shards, num_ranks: int) -> RankedEpoch:
+    """Read the batches of an epoch; keep of each its rows, numbered over all tables, and their ranks."""
+    first_row_F1 = np.cumsum([0, *(table.num_rows for table in shards.tables)])
+    num_rows = int(first_row_F1[-1])
+    striped = striped_owners(num_rows, num_ranks)
+    reader = IdReader(shards.tables, range(len(shards.tables)))
+    keys: list[NDArray[np.int32]] = []
+    masks: list[Masks] = []
+    lookups_of_rows = np.zeros(num_rows, np.int64)
+    remote_lookups = 0
+    for number in epoch_order(shards.is_hot_only, 0, 0, spread=shards.is_grouped).tolist():
+        ids = reader.read(shards.training_batch(number))
+        lookups = reader.by_row(ids)
+        ranks_B = ranks_of_samples(ids.num_samples, shards.batch_size, num_ranks, num_ranks)
+        ranks_N = np.repeat(ranks_B, ids.num_features)
+        keys_U = lookups.rows_U + np.repeat(first_row_F1[:-1], np.diff(lookups.first_F1))
+        keys.append(keys_U.astype(np.int32))
+        masks.append(rank_masks(lookups, ranks_N, num_ranks))
+        lookups_of_rows[keys_U] += lookups.counts_U
+        remote_lookups += count_remote_lookups(lookups, ranks_N, striped[keys_U])
+    return RankedEpoch(
+        num_ranks=num_ranks,
+        num_samples=shards.num_training_samples,
+        offsets=np.cumsum([0, *(part.size for part in keys)]),
+        keys=np.concatenate(keys),
+        masks=np.concatenate(masks),
+        lookups_of_rows=lookups_of_rows,
+        remote_lookups=remote_lookups,
+    )
 
 
 def compare_codecs(options: argparse.Namespace, log: Path, folder: Path) -> Facts:

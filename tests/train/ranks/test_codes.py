@@ -20,13 +20,13 @@ from hotset.train.ranks.codes import (
     EXACT,
     CodedExchange,
     Coding,
-    WidthErrors,
+    GroupErrors,
     chosen_by,
     codec_for,
     loosened,
     refuse_unknown_tables,
 )
-from hotset.train.ranks.messages import CrossingRows, RowMessages, WidthLayout
+from hotset.train.ranks.messages import Crossing, GroupLayout, RowMessages
 from hotset.train.ranks.ranks import Ranks
 
 TABLES = [EmbeddingTable(f"C{n}", rows, 1, 4) for n, rows in enumerate((999, 1_000, 400_000, 400_001))]
@@ -135,7 +135,7 @@ HOT_TABLES = [
 ]
 HOT = {*range(4), *range(21, 26)}
 """Keys of hot rows, table after table."""
-LAYOUT = [WidthLayout(DIM, np.array([0, 20, 21, 51]), ("C1", "C2", "C3"))]
+LAYOUT = [GroupLayout(DIM, np.array([0, 20, 21, 51]), ("C1", "C2", "C3"))]
 
 
 def steps_of(num_steps: int) -> list[tuple[NDArray[np.int32], NDArray[np.float32]]]:
@@ -147,17 +147,17 @@ def steps_of(num_steps: int) -> list[tuple[NDArray[np.int32], NDArray[np.float32
     return found
 
 
-def sent_to_first(ranks: Ranks, codec: str, errors: WidthErrors | None) -> list[NDArray[np.float32]]:
+def sent_to_first(ranks: Ranks, codec: str, errors: GroupErrors | None) -> list[NDArray[np.float32]]:
     """What rank 0 decodes of the gradients that rank 1 sends in each step."""
     messages = RowMessages(ranks, LAYOUT)
-    none = CrossingRows((0, 0), np.empty(0, np.int32))
+    none = Crossing((0, 0), np.empty(0, np.int32), np.empty(0, np.int32))
     arrived = []
     for step, (keys, rows) in enumerate(steps_of(12)):
         coding = Coding([codec_of(codec)], [step], None if errors is None else [errors])
-        out = CrossingRows((keys.size, 0), keys) if ranks.rank else none
-        into = none if ranks.rank else CrossingRows((0, keys.size), keys)
+        out = Crossing((keys.size, 0), keys, keys) if ranks.rank else none
+        into = none if ranks.rank else Crossing((0, keys.size), keys, keys)
         given = rows.copy() if ranks.rank else rows[:0]
-        (found,) = messages.send([given], [out], [into], coding).wait()
+        (found,) = messages.send([given], [out], [into], coding)()
         assert given.tobytes() == (rows if ranks.rank else rows[:0]).tobytes()
         arrived.append(found)
     return arrived
@@ -165,7 +165,7 @@ def sent_to_first(ranks: Ranks, codec: str, errors: WidthErrors | None) -> list[
 
 @pytest.mark.parametrize("codec", ["int8", "bf16", "bounded:0.05"])
 def test_gradients_carry_the_errors_of_those_before(codec: str) -> None:
-    kept = [WidthErrors(HOT_TABLES) for _ in range(2)]
+    kept = [GroupErrors(HOT_TABLES) for _ in range(2)]
     arrived = run_thread_ranks(2, lambda ranks: sent_to_first(ranks, codec, kept[ranks.rank]), 20)[0]
     # The same row by row, with a dict of errors.
     errors: dict[int, NDArray[np.float32]] = {}
@@ -206,9 +206,9 @@ def test_gradients_carry_the_errors_of_those_before(codec: str) -> None:
 
 
 def test_errors_of_all_ranks_are_saved_at_the_first() -> None:
-    def work(ranks: Ranks) -> WidthErrors:
+    def work(ranks: Ranks) -> GroupErrors:
         rng = np.random.default_rng(ranks.rank)
-        widths = [WidthErrors(HOT_TABLES), WidthErrors([EmbeddingTable("C4", 7, 0, 2)])]
+        widths = [GroupErrors(HOT_TABLES), GroupErrors([EmbeddingTable("C4", 7, 0, 2)])]
         widths[0].errors_HD[:] = rng.normal(size=(9, DIM))
         widths[0].errors_HD[3] = 0
         widths[0].errors_HD[4] = -0.0
@@ -217,7 +217,7 @@ def test_errors_of_all_ranks_are_saved_at_the_first() -> None:
         states.append(dict(saved.state())) if ranks.rank == 0 else None
         assert ranks.rank == 0 or not saved.state()
         ranks.gather(torch.zeros(1))
-        again = [WidthErrors(HOT_TABLES), WidthErrors([EmbeddingTable("C4", 7, 0, 2)])]
+        again = [GroupErrors(HOT_TABLES), GroupErrors([EmbeddingTable("C4", 7, 0, 2)])]
         SavedErrors(ranks, again).restore(states[0])
         assert again[0].errors_HD.tobytes() == widths[0].errors_HD.tobytes()
         # A damaged state is refused before a row is written.

@@ -17,7 +17,7 @@ from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train.config import ChosenExchange
 from hotset.train.dense.gradients import add_losses
 from hotset.train.ranks.codes import EXACT, CodedExchange, Coding
-from hotset.train.ranks.messages import CrossingRows, DenseSums, RowMessages, WidthLayout, sum_partials
+from hotset.train.ranks.messages import Crossing, DenseSums, GroupLayout, RowMessages, sum_partials
 from hotset.train.ranks.ranks import NotFiniteRowError, OneRank, Ranks
 from hotset.train.rows.kernels import num_levels
 
@@ -200,16 +200,15 @@ def rows(width: int, source: int, target: int, dim: int) -> NDArray[np.float32]:
     return rng.normal(size=(COUNTS[width, source, target], dim)).astype(np.float32)
 
 
-def crossing(width: int, rank: int, *, is_sent: bool) -> CrossingRows:
+def crossing(width: int, rank: int, *, is_sent: bool) -> Crossing:
     """Rows 3, 5, … of a table of 8 rows and one behind it."""
     counts = COUNTS[width, rank] if is_sent else COUNTS[width, :, rank]
-    return CrossingRows(
-        tuple(counts.tolist()), np.concatenate([3 + 2 * np.arange(count, dtype=np.int32) for count in counts])
-    )
+    keys = np.concatenate([3 + 2 * np.arange(count, dtype=np.int32) for count in counts])
+    return Crossing(tuple(counts.tolist()), keys, np.arange(keys.size, dtype=np.int32))
 
 
-def layout_of(dims: tuple[int, ...]) -> list[WidthLayout]:
-    return [WidthLayout(dim, np.array([0, 8, 20]), (f"A{dim}", f"B{dim}")) for dim in dims]
+def layout_of(dims: tuple[int, ...]) -> list[GroupLayout]:
+    return [GroupLayout(dim, np.array([0, 8, 20]), (f"A{dim}", f"B{dim}")) for dim in dims]
 
 
 @pytest.mark.parametrize("names", [None, ("int8", "bounded:0.01"), ("bf16", "int8")])
@@ -228,7 +227,7 @@ def test_rows_arrive_by_width_and_rank(dims: tuple[int, ...], names: tuple[str, 
                 [crossing(width, own, is_sent=False) for width in range(len(dims))],
                 coding,
             )
-            for width, found in enumerate(under_way.wait()):
+            for width, found in enumerate(under_way()):
                 wanted = np.concatenate([rows(width, source, own, dims[width]) for source in range(3)])
                 if names is None:
                     np.testing.assert_array_equal(found, wanted)
@@ -251,7 +250,7 @@ def test_a_row_that_is_not_finite_is_named() -> None:
         if ranks.rank == 1:
             rows_ND[2, 1] = np.inf
         received = crossing(0, ranks.rank, is_sent=False)
-        messages.send([rows_ND], [sent], [received], Coding([codec_of("int8")], [None])).wait()
+        messages.send([rows_ND], [sent], [received], Coding([codec_of("int8")], [None]))()
 
     with pytest.raises(NotFiniteRowError, match="row 7 of table A4, sent to rank 0, is not finite"):
         run_thread_ranks(3, work)
@@ -292,7 +291,7 @@ def test_each_part_is_what_its_codec_makes_of_it_alone(names: tuple[str, str]) -
             [crossing(width, own, is_sent=False) for width in range(2)],
             Coding(codecs, streams(own)),
         )
-        for width, found in enumerate(under_way.wait()):
+        for width, found in enumerate(under_way()):
             wanted = np.concatenate([alone(width, source, own)[0] for source in range(3)])
             assert found.tobytes() == wanted.tobytes()
         assert messages.sent_bytes == sum(alone(n, own, to)[1] for n in range(2) for to in range(3))
@@ -310,7 +309,7 @@ def test_numbers_that_saturate_are_counted_in_each_exchange_anew() -> None:
         for number in (1e5, -1e5, 1.0):
             rows_ND[:, 1] = number
             under_way = messages.send([rows_ND], [sent], [received], Coding([codec_of("fp16")], [None]))
-            (found,) = under_way.wait()
+            (found,) = under_way()
             assert set(found[:, 1].tolist()) == {max(min(number, 65_504.0), -65_504.0)}
             counts.append(messages.num_saturated)
         return counts
