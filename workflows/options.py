@@ -34,7 +34,14 @@ from typing import (
     get_type_hints,
 )
 
-from ..pipeline.errors import ByteSize, ConfigError, HotsetError, format_byte_size, parse_byte_size
+from ..pipeline.errors import (
+    ByteSize,
+    ConfigError,
+    HotsetError,
+    exact_byte_size,
+    format_byte_size,
+    parse_byte_size,
+)
 from ..pipeline.schema.schema import FeatureSettings, format_feature_settings, parse_feature_settings
 from ..train.recipe_options import Interval, parse_interval, parse_steps_or_time
 from .console import say_error, set_verbosity
@@ -459,14 +466,19 @@ def as_sentences(docstring: str) -> str:
     return " ".join(docstring.split()).replace("``", "").replace("`", "'")
 
 
+def typed(value: Any) -> str:
+    """Return a value as it is typed, exactly."""
+    if isinstance(value, ByteSize):
+        return exact_byte_size(value)
+    return format_feature_settings(value) if isinstance(value, FeatureSettings) else str(value)
+
+
 def _shown(default: Any) -> str:
-    """Return a default as it is typed; nothing where it would say nothing."""
+    """Return a default as it is typed, rounded; nothing where it would say nothing."""
     if default is None or isinstance(default, bool) or default in ("", ()) or "\n" in str(default):
         return ""
     if isinstance(default, ByteSize):
         return format_byte_size(default).replace(" ", "")
-    if isinstance(default, FeatureSettings):
-        return format_feature_settings(default)
-    if isinstance(default, tuple):
+    if isinstance(default, tuple) and not isinstance(default, FeatureSettings):
         return " ".join(map(_shown, default))
-    return f"{default:.4g}" if isinstance(default, float) else str(default)
+    return f"{default:.4g}" if isinstance(default, float) else typed(default)

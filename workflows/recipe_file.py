@@ -17,13 +17,12 @@ import difflib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from ..pipeline.errors import ByteSize, ConfigError, exact_byte_size, first_line
-from ..pipeline.schema.schema import FeatureSettings, format_feature_settings
-from .options import NO_OPTION, Option, find_options, list_options
+from ..pipeline.errors import ByteSize, ConfigError, first_line
+from ..pipeline.schema.schema import FeatureSettings
+from .options import Option, find_options, list_options, typed, values_of
 
 TABLES = ("preprocess", "train")
 """Commands that a recipe has options of, each in a table of its name."""
@@ -119,53 +118,35 @@ def write_recipe(tables: Mapping[str, Any]) -> str:
     for name, config in tables.items():
         lines = [f"[{name}]"]
         # Options that are not set are comments, so that the file names every option.
-        for key, value in _settings_of(config):
+        for option in list_options(type(config), values_of(config)):
+            value = option.default
             is_text_of_file = isinstance(value, str) and "\n" in value
             if value is None or is_text_of_file:
-                lines.append(f"# {key} is {'not set' if value is None else 'in a file of your own: name it'}")
+                why = "not set" if value is None else "in a file of your own: name it"
+                lines.append(f"# {option.field} is {why}")
             else:
-                lines.append(f"{key} = {_written(value)}")
+                lines.append(f"{option.field} = {_written(value)}")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 
 
-def _settings_of(config: Any) -> list[tuple[str, Any]]:
-    """The settings of a config and of those inside it, in their order."""
-    found: list[tuple[str, Any]] = []
-    for own in fields(config):
-        if NO_OPTION in own.metadata:
-            continue
-        value = getattr(config, own.name)
-        found += _settings_of(value) if is_dataclass(value) else [(own.name, value)]
-    return found
-
-
 def _written(value: Any) -> str:
     """A setting as TOML."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, ByteSize):
-        return json.dumps(exact_byte_size(value))
-    if isinstance(value, FeatureSettings):
-        return json.dumps(format_feature_settings(value))
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list) and not isinstance(value, FeatureSettings):
         return f"[{', '.join(map(_written, value))}]"
+    if isinstance(value, int | float) and not isinstance(value, ByteSize):
+        return json.dumps(value) if isinstance(value, bool) else repr(value)
     # JSON's strings are TOML's, but for the one control character that JSON leaves as it is.
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(typed(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _typed(path: Path, command: str, key: str, value: Any) -> str:
     """A value of a recipe as it is typed."""
-    if isinstance(value, list) and value and not any(isinstance(each, list | dict) for each in value):
-        return ",".join(_typed(path, command, key, each) for each in value)
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return repr(value)
-    wanted = "a text, a number or a list of these"
-    raise ConfigError(f"{key} in [{command}] of {path} is {value!r}, want {wanted}")
+    words = value if isinstance(value, list) and value else [value]
+    if any(isinstance(each, bool) or not isinstance(each, str | int | float) for each in words):
+        wanted = "a text, a number or a list of these"
+        raise ConfigError(f"{key} in [{command}] of {path} is {value!r}, want {wanted}")
+    return ",".join(map(str, words))
 
 
 def _opposite(name: str) -> str:

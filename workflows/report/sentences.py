@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ...pipeline.errors import GIB, KIB, MIB, ByteSize, exact_byte_size, format_byte_size
-from ...pipeline.schema.schema import FeatureSettings, format_feature_settings
+from ...pipeline.errors import GIB, KIB, MIB, ByteSize, format_byte_size
+from ...pipeline.schema.schema import FeatureSettings
 from ...pipeline.schema.schema_file import is_fingerprint
 from ...pipeline.statistics.folder import Row
 from ...stats.curves import (
@@ -23,7 +22,7 @@ from ...stats.curves import (
     where_doubling_stops_paying,
 )
 from ...train.advice import PlacementAdvice
-from ..options import NO_OPTION
+from ..options import list_options, typed, values_of
 from ..recipes import DEFAULT_SCHEMA, recipe_for
 
 LEAST_GAIN = 0.05
@@ -254,22 +253,26 @@ def stage_options(provenance: dict[str, Any], stage: str, **other: str | None) -
     """
     default = getattr(recipe_for(provenance["schema"]), stage)
     found = provenance["settings"].get(stage, {})
-    # Settings that equal the defaults of the schema are left out, so that the command stays readable.
-    options: dict[str, list[str]] = {}
-    for field in fields(default):
-        name = field.name
+    words: list[str] = []
+    for option in list_options(type(default), values_of(default)):
+        name, usual = option.field, option.default
+        value = found.get(name)
+        if isinstance(usual, FeatureSettings) and value is not None:
+            value = FeatureSettings(value)
         # Where FAE's released code draws with replacement, --mode sets the order of rows, too.
         is_set_by_mode = name == "rank_by" and found.get("with_replacement")
-        if NO_OPTION in field.metadata or is_set_by_mode:
+        # The caller's values replace settings, or remove them.
+        if name in other:
+            given = other[name]
+            words += [] if given is None else [option.name, given]
+        # Settings that equal the defaults of the schema are left out, so that the command stays readable.
+        elif name == "schema" or name not in found or value == usual or is_set_by_mode:
             continue
-        usual = getattr(default, name)
-        if name == "schema" or name not in found or _plain(usual) == found[name]:
-            continue
-        options[name] = _option(name, found[name], usual)
-    # The caller's values replace settings, or remove them.
-    for name, text in other.items():
-        options[name] = [] if text is None else [f"--{name.replace('_', '-')}", text]
-    return [word for option in options.values() for word in option]
+        elif option.takes_value:
+            words += [option.name, typed(ByteSize(value) if isinstance(usual, ByteSize) else value)]
+        else:
+            words.append(option.name)
+    return words
 
 
 def rebuild_commands(
@@ -286,17 +289,3 @@ def rebuild_commands(
 
 def _line(command: str, *words: str) -> str:
     return shlex.join(["hotset", command, *words])
-
-
-def _plain(value: Any) -> Any:
-    """Return a setting as manifests hold it."""
-    return [list(pair) for pair in value] if isinstance(value, FeatureSettings) else value
-
-
-def _option(name: str, value: Any, usual: Any) -> list[str]:
-    option = f"--{name.replace('_', '-')}"
-    if isinstance(usual, bool):
-        return [option] if value else [f"--no-{name.replace('_', '-')}"]
-    if isinstance(usual, FeatureSettings):
-        return [option, format_feature_settings(FeatureSettings(value))]
-    return [option, exact_byte_size(value) if isinstance(usual, ByteSize) else str(value)]
