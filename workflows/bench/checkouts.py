@@ -33,20 +33,16 @@ from .harness import (
 _THIS = Path(__file__).resolve().parents[2]
 _PROGRAM = ".venv/bin/hotset"
 
-
-def parser() -> argparse.ArgumentParser:
-    """Return the options of the script."""
-    found = new_parser(__spec__.name if __spec__ else "checkouts", __doc__ or "")
-    found.add_argument("--other", type=Path, required=True, help="checkout with .venv/bin/hotset")
-    found.add_argument("--samples", type=int, default=4_000_000, help="that are preprocessed")
-    found.add_argument("--train-samples", type=int, default=262_144, help="of the log that is trained on")
-    found.add_argument("--batch-sizes", type=int, nargs="*", default=[2048, 16384])
-    found.add_argument("--embedding-dims", type=int, nargs="+", default=[16, 64])
-    found.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    found.add_argument("--placements", nargs="+", default=["all-fast", "lookahead"])
-    found.add_argument("--epochs", type=int, default=3, help="of the longer run; the shorter one has one")
-    found.add_argument("--rounds", type=int, default=5)
-    return found
+PARSER = new_parser(__spec__, __doc__)
+PARSER.add_argument("--other", type=Path, required=True, help="checkout with .venv/bin/hotset")
+PARSER.add_argument("--samples", type=int, default=4_000_000, help="that are preprocessed")
+PARSER.add_argument("--train-samples", type=int, default=262_144, help="of the log that is trained on")
+PARSER.add_argument("--batch-sizes", type=int, nargs="*", default=[2048, 16384])
+PARSER.add_argument("--embedding-dims", type=int, nargs="+", default=[16, 64])
+PARSER.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+PARSER.add_argument("--placements", nargs="+", default=["all-fast", "lookahead"])
+PARSER.add_argument("--epochs", type=int, default=3, help="of the longer run; the shorter one has one")
+PARSER.add_argument("--rounds", type=int, default=5)
 
 
 def measure(options: argparse.Namespace) -> Facts:
@@ -129,4 +125,4 @@ def _ratio(rounds: dict[str, list[Seconds]]) -> Facts:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(parser(), measure))
+    sys.exit(run_script(PARSER, measure))

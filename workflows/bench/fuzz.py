@@ -18,14 +18,10 @@ from .harness import Facts, new_parser, run_script, tell
 
 _MODULES = "hotset.tests.fuzz"
 
-
-def parser() -> argparse.ArgumentParser:
-    """Return the options of the script."""
-    found = new_parser(__spec__.name if __spec__ else "fuzz", __doc__ or "")
-    found.add_argument("--lines", type=int, default=1_000_000, help="lines of Criteo's format, and fields")
-    found.add_argument("--folders", type=int, default=10_000, help="crafted folders")
-    found.add_argument("--seed", type=int, default=0, help="seed of all inputs")
-    return found
+PARSER = new_parser(__spec__, __doc__)
+PARSER.add_argument("--lines", type=int, default=1_000_000, help="lines of Criteo's format, and fields")
+PARSER.add_argument("--folders", type=int, default=10_000, help="crafted folders")
+PARSER.add_argument("--seed", type=int, default=0, help="seed of all inputs")
 
 
 def measure(options: argparse.Namespace) -> Facts:
@@ -59,4 +55,4 @@ def _run(module: str, words: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(parser(), measure))
+    sys.exit(run_script(PARSER, measure))

@@ -23,6 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,9 +46,10 @@ _SAMPLING_SECONDS = 0.02
 """Interval at which anonymous memory is read."""
 
 
-def new_parser(module: str, description: str) -> argparse.ArgumentParser:
+def new_parser(script: ModuleSpec | None, description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options of every script: ``--out`` and ``--scratch``."""
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description.splitlines()[0])
+    assert script is not None and description is not None, "a script is run as a module, and has a docstring"
+    parser = argparse.ArgumentParser(prog=f"python -m {script.name}", description=description.splitlines()[0])
     parser.add_argument("--out", type=Path, help="file for the result as JSON; stdout by default")
     parser.add_argument("--scratch", type=Path, help="folder for temporary files")
     return parser

@@ -40,14 +40,10 @@ _PLACEMENTS: tuple[PlacementName, ...] = ("all-fast", "lookahead")
 _HOT_SHARE = 0.0075
 """Share of the rows that is hot."""
 
-
-def parser() -> argparse.ArgumentParser:
-    """Return the options of the script."""
-    found = new_parser(__spec__.name if __spec__ else "host_steps", __doc__ or "")
-    found.add_argument("--samples", type=int, default=1_000_000, help="samples to draw")
-    found.add_argument("--scale", type=float, default=4.0, help="divisor of the rows of each table")
-    found.add_argument("--batch-sizes", type=int, nargs="+", default=[65_536, 16_384, 2_048])
-    return found
+PARSER = new_parser(__spec__, __doc__)
+PARSER.add_argument("--samples", type=int, default=1_000_000, help="samples to draw")
+PARSER.add_argument("--scale", type=float, default=4.0, help="divisor of the rows of each table")
+PARSER.add_argument("--batch-sizes", type=int, nargs="+", default=[65_536, 16_384, 2_048])
 
 
 class IdleDevice:
@@ -218,4 +214,4 @@ def _seconds_of_others() -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(parser(), measure))
+    sys.exit(run_script(PARSER, measure))

@@ -84,15 +84,12 @@ class Unbroken:
     """From there to its end."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the options of the script."""
-    found = new_parser(__spec__.name if __spec__ else "kills", __doc__ or "")
-    found.add_argument("--of", choices=("preprocess", "train", "ranks"), default="preprocess")
-    found.add_argument("--kills", type=int, default=100, help="kills that hit a run before its end")
-    found.add_argument("--samples", type=int, help="samples of the log: 100,000 or, to train, 10,000")
-    found.add_argument("--seed", type=int, default=0, help="seed of the moments")
-    found.add_argument("--stall-rows", type=int, default=10_000_000, help="rows of the checkpoint timed")
-    return found
+PARSER = new_parser(__spec__, __doc__)
+PARSER.add_argument("--of", choices=("preprocess", "train", "ranks"), default="preprocess")
+PARSER.add_argument("--kills", type=int, default=100, help="kills that hit a run before its end")
+PARSER.add_argument("--samples", type=int, help="samples of the log: 100,000 or, to train, 10,000")
+PARSER.add_argument("--seed", type=int, default=0, help="seed of the moments")
+PARSER.add_argument("--stall-rows", type=int, default=10_000_000, help="rows of the checkpoint timed")
 
 
 def measure(options: argparse.Namespace) -> Facts:
@@ -305,4 +302,4 @@ def measure_stall(num_rows: int, scratch: Path) -> Facts:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(parser(), measure))
+    sys.exit(run_script(PARSER, measure))

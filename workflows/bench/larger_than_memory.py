@@ -67,16 +67,12 @@ _DIM, _BATCH_SIZE, _BATCHES, _EPOCHS = 16, 2048, 100, 2
 """Batches of an epoch are those at 10 % cold lookups; other shares make as many of these lookups."""
 _REMOVING_SECONDS = 5.0
 
-
-def parser() -> argparse.ArgumentParser:
-    """Return the options of the script."""
-    found = new_parser(__spec__.name if __spec__ else "larger_than_memory", __doc__ or "")
-    found.add_argument("--memory", type=byte_size, default=ByteSize(640 * MIB), help="limit of a run")
-    found.add_argument("--times", type=float, default=4.0, help="size of the tables over that memory")
-    found.add_argument("--cold-shares", type=float, nargs="+", default=[0.1, 0.02])
-    found.add_argument("--batches", type=int, default=_BATCHES, help="batches of an epoch at 10%% cold")
-    found.add_argument("--rounds", type=int, default=3, help="rounds in which each contestant runs once")
-    return found
+PARSER = new_parser(__spec__, __doc__)
+PARSER.add_argument("--memory", type=byte_size, default=ByteSize(640 * MIB), help="limit of a run")
+PARSER.add_argument("--times", type=float, default=4.0, help="size of the tables over that memory")
+PARSER.add_argument("--cold-shares", type=float, nargs="+", default=[0.1, 0.02])
+PARSER.add_argument("--batches", type=int, default=_BATCHES, help="batches of an epoch at 10%% cold")
+PARSER.add_argument("--rounds", type=int, default=3, help="rounds in which each contestant runs once")
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,4 +368,4 @@ def touch_rows(weights_SD: NDArray[np.float32], slots_N: NDArray[np.int64]) -> f
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(parser(), measure))
+    sys.exit(run_script(PARSER, measure))

@@ -133,17 +133,14 @@ def _in_place(
     return EpochTraffic(num_vectors * vector_bytes, num_vectors * vector_bytes, 0)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the options of the script."""
-    found = new_parser(__spec__.name if __spec__ else "placements", __doc__ or "")
-    found.add_argument("--samples", type=int, default=2_000_000, help="samples of the generated log")
-    found.add_argument("--shares", type=float, nargs="+", default=[0.015], help="shares of rows that are hot")
-    found.add_argument("--embedding-dim", type=int, default=16)
-    found.add_argument("--batch-size", type=int, default=2048)
-    found.add_argument("--order", choices=("grouped", "original"), default="grouped")
-    found.add_argument("--rounds", type=int, default=3, help="rounds in which each placement trains")
-    found.add_argument("--bytes", action="store_true", help="count bytes and train nothing")
-    return found
+PARSER = new_parser(__spec__, __doc__)
+PARSER.add_argument("--samples", type=int, default=2_000_000, help="samples of the generated log")
+PARSER.add_argument("--shares", type=float, nargs="+", default=[0.015], help="shares of rows that are hot")
+PARSER.add_argument("--embedding-dim", type=int, default=16)
+PARSER.add_argument("--batch-size", type=int, default=2048)
+PARSER.add_argument("--order", choices=("grouped", "original"), default="grouped")
+PARSER.add_argument("--rounds", type=int, default=3, help="rounds in which each placement trains")
+PARSER.add_argument("--bytes", action="store_true", help="count bytes and train nothing")
 
 
 def candidates(staging: ByteSize) -> dict[str, TrainConfig]:
@@ -270,4 +267,4 @@ def _train(shards: Shards, config: TrainConfig, order: list[int]) -> Facts:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(parser(), measure))
+    sys.exit(run_script(PARSER, measure))

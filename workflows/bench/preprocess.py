@@ -91,16 +91,12 @@ _PAIRS = (
 )
 """The slow and the fast candidate of each ratio."""
 
-
-def parser() -> argparse.ArgumentParser:
-    """Return the options of the script."""
-    found = new_parser(__spec__.name if __spec__ else "preprocess", __doc__ or "")
-    found.add_argument("--samples", type=int, default=1_000_000, help="samples of the generated log")
-    found.add_argument("--rounds", type=int, default=3, help="rounds in which each candidate runs once")
-    found.add_argument("--dlrm", type=Path, help="checkout of facebookresearch/dlrm to compare with")
-    found.add_argument("--dlrm-samples", type=int, default=100_000, help="first samples, those DLRM gets")
-    found.add_argument("--growth", help="sizes of logs in samples, separated by commas")
-    return found
+PARSER = new_parser(__spec__, __doc__)
+PARSER.add_argument("--samples", type=int, default=1_000_000, help="samples of the generated log")
+PARSER.add_argument("--rounds", type=int, default=3, help="rounds in which each candidate runs once")
+PARSER.add_argument("--dlrm", type=Path, help="checkout of facebookresearch/dlrm to compare with")
+PARSER.add_argument("--dlrm-samples", type=int, default=100_000, help="first samples, those DLRM gets")
+PARSER.add_argument("--growth", help="sizes of logs in samples, separated by commas")
 
 
 def measure(options: argparse.Namespace) -> Facts:
@@ -455,4 +451,4 @@ def measure_write_rate(path: Path, num_bytes: int) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(parser(), measure))
+    sys.exit(run_script(PARSER, measure))

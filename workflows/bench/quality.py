@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -52,20 +52,14 @@ Contestant = Callable[[int], Scores]
 """Trains with a seed and returns the scores of the test part."""
 _PACKAGES = Path(__file__).resolve().parents[3]
 
-
-def parser() -> argparse.ArgumentParser:
-    """Return the options of the script."""
-    found = new_parser(__spec__.name if __spec__ else "quality", __doc__ or "")
-    found.add_argument("--data", type=Path, required=True, help="raw Criteo log, or folder of a split")
-    found.add_argument("--seeds", type=int, default=5, help="number of seeds")
-    found.add_argument(
-        "--vary", action="append", default=[], help="options of train, in quotes; several times"
-    )
-    found.add_argument("--ranks", type=int, default=1, help="processes of each run of --vary")
-    found.add_argument("--protocol", choices=tuple(PROTOCOLS), help="published split that --data holds")
-    found.add_argument("--torch", action="store_true", help="compare with a DLRM in plain torch")
-    found.add_argument("--fuxictr", action="store_true", help="compare with FuxiCTR's DCN V2")
-    return found
+PARSER = new_parser(__spec__, __doc__)
+PARSER.add_argument("--data", type=Path, required=True, help="raw Criteo log, or folder of a split")
+PARSER.add_argument("--seeds", type=int, default=5, help="number of seeds")
+PARSER.add_argument("--vary", action="append", default=[], help="options of train, in quotes; several times")
+PARSER.add_argument("--ranks", type=int, default=1, help="processes of each run of --vary")
+PARSER.add_argument("--protocol", choices=get_args(ProtocolName), help="published split that --data holds")
+PARSER.add_argument("--torch", action="store_true", help="compare with a DLRM in plain torch")
+PARSER.add_argument("--fuxictr", action="store_true", help="compare with FuxiCTR's DCN V2")
 
 
 def measure(options: argparse.Namespace) -> Facts:
@@ -365,4 +359,4 @@ def _in_fuxictr(export: Path, seed: int) -> Scores:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(parser(), measure))
+    sys.exit(run_script(PARSER, measure))

@@ -77,18 +77,12 @@ _BLOCK_BYTES = 8
 _MATCH_BYTES = 2
 _LONGEST = 255
 
-
-def parser() -> argparse.ArgumentParser:
-    """Return the options of the script."""
-    found = new_parser(__spec__.name if __spec__ else "ranks", __doc__ or "")
-    found.add_argument("what", choices=("bytes", "codecs", "speed"))
-    found.add_argument("--samples", type=int, default=2_000_000, help="samples of the generated log")
-    found.add_argument(
-        "--ranks", type=int, nargs="+", default=[2, 4, 8], help="numbers of ranks to count for"
-    )
-    found.add_argument("--embedding-dim", type=int, default=16)
-    found.add_argument("--rounds", type=int, default=5, help="turns of each contestant of speed")
-    return found
+PARSER = new_parser(__spec__, __doc__)
+PARSER.add_argument("what", choices=("bytes", "codecs", "speed"))
+PARSER.add_argument("--samples", type=int, default=2_000_000, help="samples of the generated log")
+PARSER.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="numbers of ranks to count for")
+PARSER.add_argument("--embedding-dim", type=int, default=16)
+PARSER.add_argument("--rounds", type=int, default=5, help="turns of each contestant of speed")
 
 
 def measure(options: argparse.Namespace) -> Facts:
@@ -316,4 +310,4 @@ def huffman_bytes(codes: NDArray[np.uint8]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(parser(), measure))
+    sys.exit(run_script(PARSER, measure))

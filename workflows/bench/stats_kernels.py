@@ -55,17 +55,13 @@ _PLAIN_BATCHES = 60
 _SMALL_ROWS, _SHARE_MISSING = 5000, 0.4
 """Categories of the column whose table fits in a cache, and share of its values that are missing."""
 
-
-def parser() -> argparse.ArgumentParser:
-    """Return the options of the script."""
-    found = new_parser(__spec__.name if __spec__ else "stats_kernels", __doc__ or "")
-    found.add_argument("--lookups", type=int, default=4_000_000, help="lookups of the log of the kernels")
-    found.add_argument("--slots", type=int, default=500_000, help="slots of the caches, 1/20 of the rows")
-    found.add_argument("--rounds", type=int, default=3, help="rounds in which each runs once")
-    found.add_argument("--orders", action="store_true", help="count hot samples by order instead")
-    found.add_argument("--data", type=Path, help="raw Criteo log for --orders; 2 M samples are generated")
-    found.add_argument("--samples", type=int, default=2_000_000, help="samples generated for --orders")
-    return found
+PARSER = new_parser(__spec__, __doc__)
+PARSER.add_argument("--lookups", type=int, default=4_000_000, help="lookups of the log of the kernels")
+PARSER.add_argument("--slots", type=int, default=500_000, help="slots of the caches, 1/20 of the rows")
+PARSER.add_argument("--rounds", type=int, default=3, help="rounds in which each runs once")
+PARSER.add_argument("--orders", action="store_true", help="count hot samples by order instead")
+PARSER.add_argument("--data", type=Path, help="raw Criteo log for --orders; 2 M samples are generated")
+PARSER.add_argument("--samples", type=int, default=2_000_000, help="samples generated for --orders")
 
 
 def measure(options: argparse.Namespace) -> Facts:
@@ -385,4 +381,4 @@ def _choose(order: str, vocabulary: Manifest, widths: list[int], budget: int) ->
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(parser(), measure))
+    sys.exit(run_script(PARSER, measure))

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -68,17 +68,13 @@ WARM_UP_STEPS = 3
 """Steps of each turn before the clock starts."""
 _LEAST_STEPS = 4
 
-
-def parser() -> argparse.ArgumentParser:
-    """Return the options of the script."""
-    found = new_parser(__spec__.name if __spec__ else "train_step", __doc__ or "")
-    found.add_argument("--batch-sizes", type=int, nargs="+", default=[128, 2048, 16384])
-    found.add_argument("--embedding-dims", type=int, nargs="+", default=[16, 64])
-    found.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    found.add_argument("--model", choices=("dlrm", "dcnv2"), default="dlrm")
-    found.add_argument("--rounds", type=int, default=5, help="rounds in which each contestant runs once")
-    found.add_argument("--round-samples", type=int, default=32_768, help="at least, of each round")
-    return found
+PARSER = new_parser(__spec__, __doc__)
+PARSER.add_argument("--batch-sizes", type=int, nargs="+", default=[128, 2048, 16384])
+PARSER.add_argument("--embedding-dims", type=int, nargs="+", default=[16, 64])
+PARSER.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+PARSER.add_argument("--model", choices=("dlrm", "dcnv2"), default="dlrm")
+PARSER.add_argument("--rounds", type=int, default=5, help="rounds in which each contestant runs once")
+PARSER.add_argument("--round-samples", type=int, default=32_768, help="at least, of each round")
 
 
 def measure(options: argparse.Namespace) -> Facts:
@@ -175,8 +171,7 @@ def _contestants(
 
     found = {REFERENCE: in_torch(ReferenceTraining(reference()))}
     if has_fbgemm() and options.model == "dlrm":
-        tables = ReferenceDlrm(dlrm, num_rows, fbgemm=True)
-        found["torch fp32, fbgemm"] = in_torch(ReferenceTraining(tables))
+        found["torch fp32, fbgemm"] = in_torch(ReferenceTraining(FbgemmDlrm(dlrm, num_rows)))
     found["hotset fp32"] = in_hotset(config)
     found["hotset fp32, lookahead"] = in_hotset(replace(config, placement="lookahead"))
     # A CPU without such instructions takes some eleven times as long with either.
@@ -232,96 +227,95 @@ class ReferenceBatch:
         return cls(batch.dense_BK.clone(), batch.label_B.clone().unsqueeze(1), tuple(ids_FB), offsets_B)
 
 
-class ReferenceDlrm(nn.Module):
-    """DLRM_Net with tables of torch or of FBGEMM.
+class Reference(nn.Module):
+    """A model in plain torch.
 
     Args:
-        shape: sizes of the dense layers.
-        num_rows: rows of each table.
-        fbgemm: whether the tables are FBGEMM's.
+        table_dims: of each table.
+        num_rows: of each table.
     """
 
-    def __init__(self, shape: DlrmShape, num_rows: Sequence[int], *, fbgemm: bool = False) -> None:
+    def __init__(self, table_dims: Sequence[int], num_rows: Sequence[int]) -> None:
         super().__init__()
-        self.bottom = _mlp(shape.bottom, sigmoid_last=False)
-        self.top = _mlp(shape.top, sigmoid_last=True)
-        # Either one table after another, or all tables in one operator.
-        self.tables: Any = (
-            _fbgemm_tables(num_rows, shape.embedding_dim)
-            if fbgemm
-            else nn.ModuleList(
-                nn.EmbeddingBag(rows, shape.embedding_dim, mode="sum", sparse=True) for rows in num_rows
-            )
+        self.tables: Any = nn.ModuleList(
+            nn.EmbeddingBag(rows, dim, mode="sum", sparse=True)
+            for rows, dim in zip(num_rows, table_dims, strict=True)
         )
-        self._is_fbgemm = fbgemm
 
     def forward(self, batch: ReferenceBatch) -> torch.Tensor:
         """Return (B, 1) probabilities of a click."""
-        probability_B1: torch.Tensor = self.top(self._top_inputs(batch))
-        return probability_B1
+        return torch.sigmoid(self.logits(batch))
 
     def logits(self, batch: ReferenceBatch) -> torch.Tensor:
-        """Return (B, 1) logits: what is before the last sigmoid."""
-        logit_B1: torch.Tensor = self.top[:-1](self._top_inputs(batch))
-        return logit_B1
+        """Return (B, 1) logits."""
+        raise NotImplementedError
 
-    def _top_inputs(self, batch: ReferenceBatch) -> torch.Tensor:
-        return self._interact(self.bottom(batch.dense_BK), self._look_up(batch))
-
-    def _look_up(self, batch: ReferenceBatch) -> list[torch.Tensor]:
-        if self._is_fbgemm:
-            offsets = torch.arange(len(batch.ids) * batch.offsets_B.numel() + 1)
-            emb_BFD = self.tables(torch.cat(batch.ids), offsets)
-            return list(emb_BFD.float().split(emb_BFD.shape[1] // len(batch.ids), dim=1))
+    def look_up(self, batch: ReferenceBatch) -> list[torch.Tensor]:
+        """Return the (B, D) rows of each table."""
         return [table(ids, batch.offsets_B) for table, ids in zip(self.tables, batch.ids, strict=True)]
 
-    @staticmethod
-    def _interact(bottom_BD: torch.Tensor, embeddings: list[torch.Tensor]) -> torch.Tensor:
+
+class ReferenceDlrm(Reference):
+    """DLRM_Net; ``shape`` has the sizes of its dense layers."""
+
+    def __init__(self, shape: DlrmShape, num_rows: Sequence[int]) -> None:
+        super().__init__([shape.embedding_dim] * len(num_rows), num_rows)
+        self.bottom = _mlp(shape.bottom)
+        # The last layer gives logits.
+        self.top = _mlp(shape.top)[:-1]
+
+    def logits(self, batch: ReferenceBatch) -> torch.Tensor:
+        bottom_BD = self.bottom(batch.dense_BK)
         num_samples, dim = bottom_BD.shape
-        vectors_BVD = torch.cat([bottom_BD, *embeddings], dim=1).view((num_samples, -1, dim))
+        vectors_BVD = torch.cat([bottom_BD, *self.look_up(batch)], dim=1).view((num_samples, -1, dim))
         dots_BVV = torch.bmm(vectors_BVD, torch.transpose(vectors_BVD, 1, 2))
         num_vectors = dots_BVV.shape[1]
         # Each pair of different vectors counts once: the products below the diagonal.
         rows = torch.tensor([i for i in range(num_vectors) for _ in range(i)])
         columns = torch.tensor([j for i in range(num_vectors) for j in range(i)])
-        return torch.cat([bottom_BD, dots_BVV[:, rows, columns]], dim=1)
+        logit_B1: torch.Tensor = self.top(torch.cat([bottom_BD, dots_BVV[:, rows, columns]], dim=1))
+        return logit_B1
 
 
-class ReferenceDcn(nn.Module):
-    """DCN V2 with an ``EmbeddingBag`` for each table.
+class FbgemmDlrm(ReferenceDlrm):
+    """The same with all tables in one operator of FBGEMM."""
 
-    Args:
-        shape: sizes of the dense layers; the stacked structure with full cross layers, without a bottom MLP.
-        num_rows: rows of each table.
-    """
+    def __init__(self, shape: DlrmShape, num_rows: Sequence[int]) -> None:
+        super().__init__(shape, ())
+        self.tables = _fbgemm_tables(num_rows, shape.embedding_dim)
+
+    def look_up(self, batch: ReferenceBatch) -> list[torch.Tensor]:
+        offsets = torch.arange(len(batch.ids) * batch.offsets_B.numel() + 1)
+        emb_BFD = self.tables(torch.cat(batch.ids), offsets)
+        return list(emb_BFD.float().split(emb_BFD.shape[1] // len(batch.ids), dim=1))
+
+
+class ReferenceDcn(Reference):
+    """DCN V2 in the stacked structure with full cross layers, without a bottom MLP."""
 
     def __init__(self, shape: DcnShape, num_rows: Sequence[int]) -> None:
-        super().__init__()
+        super().__init__(shape.table_dims, num_rows)
         assert shape.config.structure == "stacked" and not shape.bottom and shape.config.cross_rank is None
         num_inputs = shape.num_inputs
-        self.tables = nn.ModuleList(
-            nn.EmbeddingBag(rows, dim, mode="sum", sparse=True)
-            for rows, dim in zip(num_rows, shape.table_dims, strict=True)
-        )
         self.cross = nn.ModuleList(
             nn.Linear(num_inputs, num_inputs) for _ in range(shape.config.cross_layers)
         )
-        deep: list[nn.Module] = []
-        widths = (num_inputs, *shape.config.top_widths)
-        for inputs, outputs in pairwise(widths):
-            deep += [nn.Linear(inputs, outputs), nn.ReLU()]
-        self.deep = nn.Sequential(*deep, nn.Linear(widths[-1], 1), nn.Sigmoid())
+        self.deep = _mlp((num_inputs, *shape.config.top_widths, 1))[:-1]
 
-    def forward(self, batch: ReferenceBatch) -> torch.Tensor:
-        """Return (B, 1) probabilities of a click."""
-        rows = [table(ids, batch.offsets_B) for table, ids in zip(self.tables, batch.ids, strict=True)]
-        first_BN = torch.cat([batch.dense_BK, *rows], dim=1)
+    def logits(self, batch: ReferenceBatch) -> torch.Tensor:
+        first_BN = torch.cat([batch.dense_BK, *self.look_up(batch)], dim=1)
         crossed_BN = first_BN
         # A cross layer multiplies the first vector by a linear map of the last one, and adds the last one.
         for layer in self.cross:
             crossed_BN = first_BN * layer(crossed_BN) + crossed_BN
-        probability_B1: torch.Tensor = self.deep(crossed_BN)
-        return probability_B1
+        logit_B1: torch.Tensor = self.deep(crossed_BN)
+        return logit_B1
+
+
+def _mlp(widths: Sequence[int]) -> nn.Sequential:
+    """Return layers with a ReLU after each."""
+    layers = ((nn.Linear(inputs, outputs), nn.ReLU()) for inputs, outputs in pairwise(widths))
+    return nn.Sequential(*chain.from_iterable(layers))
 
 
 class ReferenceTraining:
@@ -359,15 +353,6 @@ class ReferenceTraining:
         return loss.detach()
 
 
-def _mlp(widths: Sequence[int], *, sigmoid_last: bool) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for layer in range(len(widths) - 1):
-        layers.append(nn.Linear(widths[layer], widths[layer + 1]))
-        is_last = layer == len(widths) - 2
-        layers.append(nn.Sigmoid() if is_last and sigmoid_last else nn.ReLU())
-    return nn.Sequential(*layers)
-
-
 def _fbgemm_tables(num_rows: Sequence[int], embedding_dim: int) -> Any:
     # Its build for the CPU warns of optimizers that it lacks.
     with warnings.catch_warnings():
@@ -385,4 +370,4 @@ def _fbgemm_tables(num_rows: Sequence[int], embedding_dim: int) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(parser(), measure))
+    sys.exit(run_script(PARSER, measure))

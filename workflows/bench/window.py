@@ -37,22 +37,14 @@ _BUDGETS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)
 _CHUNK = 1024
 """Batches that are planned together where next uses are given."""
 
-
-def parser() -> argparse.ArgumentParser:
-    """Return the options of the script."""
-    found = new_parser(__spec__.name if __spec__ else "window", __doc__ or "")
-    found.add_argument(
-        "--samples", type=int, nargs="*", default=[2_000_000], help="samples of generated logs"
-    )
-    found.add_argument("--data", type=Path, help="a log in Criteo's text besides")
-    found.add_argument("--data-batch-size", type=int, default=128)
-    found.add_argument("--synthetic", action="store_true", help="streams that no log has, too")
-    found.add_argument("--batch-size", type=int, default=2048)
-    found.add_argument(
-        "--orders", choices=("grouped", "original"), nargs="+", default=["grouped", "original"]
-    )
-    found.add_argument("--epochs", type=int, default=2)
-    return found
+PARSER = new_parser(__spec__, __doc__)
+PARSER.add_argument("--samples", type=int, nargs="*", default=[2_000_000], help="samples of generated logs")
+PARSER.add_argument("--data", type=Path, help="a log in Criteo's text besides")
+PARSER.add_argument("--data-batch-size", type=int, default=128)
+PARSER.add_argument("--synthetic", action="store_true", help="streams that no log has, too")
+PARSER.add_argument("--batch-size", type=int, default=2048)
+PARSER.add_argument("--orders", choices=("grouped", "original"), nargs="+", default=["grouped", "original"])
+PARSER.add_argument("--epochs", type=int, default=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,4 +229,4 @@ def _cycle_epoch() -> Epoch:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(parser(), measure))
+    sys.exit(run_script(PARSER, measure))

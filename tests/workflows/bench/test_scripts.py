@@ -22,7 +22,7 @@ def run(script: str, out: Path, *arguments: object) -> dict[str, Any]:
     """Return the result that a script writes."""
     module = importlib.import_module(f"hotset.workflows.bench.{script}")
     words = [*map(str, arguments), "--out", str(out / "result.json"), "--scratch", str(out)]
-    assert harness.run_script(module.parser(), module.measure, words) == 0
+    assert harness.run_script(module.PARSER, module.measure, words) == 0
     found: dict[str, Any] = json.loads((out / "result.json").read_text())
     assert {"cpu", "commit", "libraries", "python"} <= found["machine"].keys()
     assert "out" not in found["settings"] and "scratch" not in found["settings"]
@@ -46,7 +46,7 @@ def test_preprocess_grows(tmp_path: Path) -> None:
 def test_a_checkout_of_dlrm_is_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module = importlib.import_module("hotset.workflows.bench.preprocess")
     words = ["--dlrm", str(tmp_path), "--scratch", str(tmp_path)]
-    assert harness.run_script(module.parser(), module.measure, words) == 1
+    assert harness.run_script(module.PARSER, module.measure, words) == 1
     assert "has no data_utils.py" in capsys.readouterr().err
 
 
@@ -179,7 +179,7 @@ def test_larger_than_memory_ends_with_equal_bits(tmp_path: Path) -> None:
 def test_a_result_that_cannot_be_written_is_refused_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser = harness.new_parser("a.script", "Measure.")
+    parser = harness.new_parser(harness.__spec__, "Measure.")
     words = ["--out", str(tmp_path / "nowhere/result.json")]
     assert harness.run_script(parser, lambda _: pytest.fail("measured"), words) == 1
     assert capsys.readouterr().err.startswith("error: ")
