@@ -329,6 +329,18 @@ def larger_than_memory(result: Result) -> list[str]:
     return found
 
 
+def gpu_day(result: Result) -> list[str]:
+    assert not result["checks_failed"] and {part["status"] for part in result["parts"]} == {"ok"}
+    rows = result["rows"]
+    found = [f"{row['samples_per_second'] / 1e6:.1f}" for row in rows if "placement" in row]
+    for row in rows:
+        if row.get("what") == "parts of a step, ns/sample":
+            found += [f"{value:.1f}" for of in ("parts", "lower_bounds") for value in row[of].values()]
+    num_tests = sum(check["part"] == "tests" and "::" in check["name"] for check in result["checks"])
+    sizes = {row[key] for row in rows for key in ("embedding_dim", "batch_size") if key in row}
+    return [*found, *(f"{size:,}" for size in sizes), f"{num_tests}", "33.8 million", "1.5%"]
+
+
 def kills(result: Result) -> list[str]:
     assert result["identical"] == result["folders"] and result["faults"] == []
     found = [f"{result['kills']} times", f"{result['folders']} folders"]
@@ -400,6 +412,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "window-12m": window,
     "window-45m": window,
     "fuzz": fuzz,
+    "gpu-day": gpu_day,
     "host-steps": host_steps,
     "kills": kills,
     "train-kills": kills,
