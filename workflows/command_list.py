@@ -24,10 +24,7 @@ COMMANDS = {
     "recipe": ("recipe", "print the options in force as a recipe file"),
     "stats": ("stats", "show frequency statistics, or write a report"),
     "advise": ("advise", "predict which placement and how much fast memory pay off"),
-    "characterise": (
-        "characterise",
-        "measure how a model decides the speed of training",
-    ),
+    "characterise": ("advise", "measure how a model decides the speed of training"),
     "verify": ("verify", "check every manifest, checksum and invariant"),
     "train": ("train", "train a model on shards"),
     "evaluate": ("train", "evaluate a trained run"),

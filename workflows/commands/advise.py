@@ -1,19 +1,21 @@
-"""``hotset advise``: predict which placement and fast memory pay off."""
+"""``hotset advise`` and ``characterise``: predict what pays off, from speeds that are measured."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline.errors import ByteSize, ConfigError, format_byte_size
+from ...pipeline.errors import ByteSize, ConfigError, format_byte_size, require_at_least
+from ...pipeline.folders.whole_file import refuse_target, whole_file
 from ...pipeline.runtime.tasks import Resources
 from ...stats.step_times import Machine
 from ...train.advice import AdviceConfig, MachineSpeeds, PlacementAdvice, advise
 from ..command_list import Command
-from ..console import plain_table, print_json, print_line, print_table, progress_bars, stdout_console
+from ..console import plain_table, print_json, print_line, print_table, progress_bars, say, stdout_console
 from ..options import Dir
 from ..report.sentences import rounded
 from ..report.tables import predicted_bytes, predicted_seconds
@@ -21,6 +23,8 @@ from ..report.tables import predicted_bytes, predicted_seconds
 _GIGA = 1e9
 _TERA = 1e12
 _MICRO = 1e-6
+_PAGE_COLUMNS = 140
+"""Columns of the page of findings."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,4 +197,54 @@ def _sentences(advice: PlacementAdvice) -> list[str]:
     return [advised, note]
 
 
-COMMANDS: dict[str, type[Command]] = {"advise": AdviseCommand}
+@dataclass(frozen=True, kw_only=True)
+class CharacteriseCommand(Command):
+    """Measure training speed by model on this machine."""
+
+    on_interrupt = "finished cells are kept; run the same command to resume"
+    needs_torch = True
+
+    out: Path
+    """File for the speeds, such as machine.json. Its cells go next to it, to machine.cells.jsonl."""
+
+    minutes: float = 8.0
+    """Minutes that measuring may take."""
+
+    threads: int | None = None
+    """Number of threads of a step. Default: the cores this process may use."""
+
+    html: Path | None = None
+    """File for a page with the findings: verdicts on published observations, elasticities, speeds."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minutes < float("inf"):
+            raise ConfigError(f"minutes must be above 0, got {self.minutes:g}")
+        require_at_least("threads", self.threads, 1)
+
+    def execute(self) -> int:
+        """Run ``hotset characterise``."""
+        # torch takes a second and more to import: not before the options are known to be right.
+        from ..characterise import characterise, findings_record, show_findings
+
+        # A path that cannot be written is refused before minutes of work.
+        if self.html is not None:
+            refuse_target(self.html, overwrite=False, option="--html")
+        result = characterise(self.out, self.minutes, self.threads, say)
+        say(f"wrote {self.out}")
+        if self.html is not None:
+            page = Console(file=StringIO(), record=True, width=_PAGE_COLUMNS)
+            show_findings(result, page)
+            with whole_file(self.html, option="--html") as file:
+                file.write(page.export_html().encode())
+            say(f"wrote {self.html}")
+        if self.json:
+            print_json(findings_record(result))
+        else:
+            show_findings(result, stdout_console())
+        return 0
+
+
+COMMANDS: dict[str, type[Command]] = {"advise": AdviseCommand, "characterise": CharacteriseCommand}
