@@ -101,7 +101,7 @@ def full_kaggle(result: Result) -> list[str]:
 
 def stats_kernels(result: Result) -> list[str]:
     config, kernels = result["config"], result["kernels"]
-    policies = [kernels[name] for name in ("lookahead", "lru", "lfu", "dataset")]
+    policies = [kernels[name] for name in ("lookahead", "lru", "lfu", "dataset", "peel")]
     return [
         f"{config['slots']:,} slots",
         f"{config['lookups'] / 1e6:.0f} M",
@@ -374,7 +374,6 @@ def orders(result: Result) -> list[str]:
     return [
         *found,
         f"{result['row_bytes']} bytes",
-        f"{result['rank']['peel']['cpu_seconds']:.1f} s",
         f"{result['num_train_samples'] / 1e6:.1f} M",
     ]
 
