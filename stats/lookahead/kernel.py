@@ -20,6 +20,7 @@ from .policies import (
     PENDING,
     STATIC,
     TIE_BITS,
+    WRITTEN_BACK,
     AreaState,
     HeldSteps,
     Rule,
@@ -31,10 +32,7 @@ from .policies import (
     is_in_slot,
     is_pending,
     is_unseen,
-    item_of,
     make_evictable,
-    was_written_back_by_item,
-    written_back_by,
 )
 from .step_plans import NEVER, StepPlans
 
@@ -126,25 +124,19 @@ def list_misses(
 def evict_victims(state: AreaState, num_victims: int, plans: StepPlans) -> None:
     """Free the slots listed in ``victims``, and list the rows that were updated there for writing back."""
     area = state.area[0]
-    step = area.step
-    # The location says which item writes the row back, so that a later load knows what to wait for.
-    location = written_back_by(area.epoch_base + area.step)
     end = area.num_write_backs
     for i in range(num_victims):
         slot = state.victims[i]
         record = state.records[slot]
         row = record.row
         if record.is_clean:
-            # Never updated: nothing is written, but later loads wait for item 0, which loaded it.
+            # Never updated: nothing is written.
             state.location_of_row[row] = record.previous_location
-            record.vacated_by = 0
         else:
-            state.location_of_row[row] = location
-            record.vacated_by = step
+            state.location_of_row[row] = WRITTEN_BACK
             plans.write_back_rows[end] = row
             plans.write_back_slots[end] = slot
             end += 1
-        # The slot is free now; who loads into it waits for the item that vacated it.
         record.row = -1
         state.free[area.num_free + i] = slot
     area.num_free += num_victims
@@ -158,12 +150,11 @@ def load_rows(
     locations: NDArray[np.int32],
     num_rows: int,
     plans: StepPlans,
-) -> np.int64:
-    """Assign free slots to the rows and list their loads; return the item they wait for, or -1."""
+) -> None:
+    """Assign free slots to the rows and list their loads."""
     area = state.area[0]
     step = area.step
     end = area.num_loads
-    waits = np.int64(-1)
     for i in range(num_rows):
         row = rows[i]
         # Free slots are a stack: the one vacated last is used first.
@@ -171,11 +162,6 @@ def load_rows(
         area.num_free -= 1
         slot = state.free[area.num_free]
         record = state.records[slot]
-        # The row may be on its way back still, and so may the row that had the slot.
-        if was_written_back_by_item(location):
-            waits = max(waits, item_of(location) - area.epoch_base)
-        if record.vacated_by < step:
-            waits = max(waits, record.vacated_by)
         # Keys are set by the policy when the batch is served.
         state.location_of_row[row] = slot
         record.row = row
@@ -187,15 +173,13 @@ def load_rows(
         plans.fetch_slots[end + i] = slot
         plans.fetch_is_first[end + i] = is_unseen(location)
     area.num_loads = end + num_rows
-    return waits
 
 
 @kernel
-def load_warm_rows(state: AreaState, rule: Rule, warm: WarmRows, plans: StepPlans) -> np.int64:
+def load_warm_rows(state: AreaState, rule: Rule, warm: WarmRows, plans: StepPlans) -> None:
     """Load the first missing ``warm`` rows that find free slots, as `load_rows` does."""
     area = state.area[0]
     queue = state.queue
-    waits = np.int64(-1)
     first = area.tail
     before = np.empty(1, np.int32)  # location of the row before, as `load_rows` takes it
     # From the most important on, until there is no free slot; rows that are in a slot keep it.
@@ -206,7 +190,7 @@ def load_warm_rows(state: AreaState, rule: Rule, warm: WarmRows, plans: StepPlan
         if is_loaded and area.num_free == 0:
             continue
         if is_loaded:
-            waits = max(waits, load_rows(state, warm.rows[i : i + 1], before, 1, plans))
+            load_rows(state, warm.rows[i : i + 1], before, 1, plans)
         record = state.records[state.location_of_row[row]]
         if is_loaded:
             record.is_clean = 1
@@ -233,7 +217,6 @@ def load_warm_rows(state: AreaState, rule: Rule, warm: WarmRows, plans: StepPlan
         slot = queue[first + i, 0]
         queue[first + i, 0] = queue[other, 0]
         queue[other, 0] = slot
-    return waits
 
 
 @kernel
@@ -413,17 +396,14 @@ def _plan_split(state: AreaState, held: HeldSteps, plans: StepPlans) -> None:
         plans.fetch_rows[end] = row
         plans.fetch_is_first[end] = is_unseen(state.location_of_row[row])
         end += 1
-        state.location_of_row[row] = written_back_by(area.epoch_base + area.step)
+        state.location_of_row[row] = WRITTEN_BACK
         misses += held.lookups[entry & mask]
-    for slot in range(num_slots):
-        records[slot].vacated_by = area.step
 
     # Nothing overlaps with it: the item waits for the step before, and later ones for this one.
     area.num_loads = end
     plans.num_hits[local] = 0
     plans.num_misses[local] = misses
     plans.after[local] = area.step - 1
-    plans.waits_for[local] = area.step - 1
     plans.is_split[local] = True
     plans.is_shortened[local] = False
     plans.reach[local] = -1
@@ -473,9 +453,9 @@ def _plan_group(
     if num_victims < 0:
         return int(num_slots + after)
     evict_victims(state, num_victims, plans)
-    waits = load_rows(state, missing, locations, num_missing, plans)
+    load_rows(state, missing, locations, num_missing, plans)
     if first_step == 0:
-        waits = max(waits, load_warm_rows(state, rule, warm, plans))
+        load_warm_rows(state, rule, warm, plans)
     if area.split_step == first_step - 1:
         after = first_step - 1  # its passes use all slots until it ends
 
@@ -484,7 +464,6 @@ def _plan_group(
         local = served - plans.first_step
         is_first = served == first_step
         plans.after[local] = max(after if is_first else served - rule.prefetch - 1, -1)
-        plans.waits_for[local] = waits if is_first else -1
         plans.is_shortened[local] = is_first and after > area.after
         plans.is_split[local] = False
         plans.reach[local] = area.reach if is_first else -1

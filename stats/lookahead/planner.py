@@ -56,7 +56,7 @@ from .policies import (
     STATIC,
     TIE_BITS,
     UNSEEN,
-    WRITTEN_BACK_AT_END,
+    WRITTEN_BACK,
     AreaState,
     HeldSteps,
     Rule,
@@ -132,11 +132,8 @@ def end_epoch(state: AreaState) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
 def _start_epoch(state: AreaState) -> None:
     """Set everything but ``location_of_row`` and ``last_place`` to the state of an empty area at step 0."""
     area = state.area[0]
-    epoch_base = area.epoch_base + area.step
     num_slots = state.records.size
-    # One counter runs on over epochs; all other fields begin at zero.
     state.area[:] = 0
-    area.epoch_base = epoch_base
     area.split_step = -2  # not the step before step 0
     area.num_free = num_slots
     area.after = LONG_AGO - 1
@@ -148,7 +145,7 @@ def _start_epoch(state: AreaState) -> None:
 
 @kernel
 def _empty_slots(state: AreaState) -> None:
-    """Make every slot empty and free; the keys and locations in the records are written with the next row.
+    """Make every slot empty and free; keys and locations in the records are written with the next row.
 
     In one pass over the records: assigning field by field reads each line of memory five times, which is a
     third of the time that a planner of many slots takes for a short epoch.
@@ -160,7 +157,6 @@ def _empty_slots(state: AreaState) -> None:
     for slot in range(num_slots):
         record = state.records[slot]
         record.row = -1
-        record.vacated_by = -1
         record.last_use = NOBODY
         record.is_pinned = 0
         record.is_listed = 0
@@ -189,7 +185,7 @@ def _list_residents(state: AreaState, rows: NDArray[np.int32], slots: NDArray[np
             rows[num_listed] = row
             slots[num_listed] = slot
             num_listed += 1
-            state.location_of_row[row] = WRITTEN_BACK_AT_END
+            state.location_of_row[row] = WRITTEN_BACK
     return num_listed
 
 
@@ -248,7 +244,7 @@ class StagingPlanner:
 
     def mark_used(self, rows_N: NDArray[np.int64]) -> None:
         """Mark rows as used before and written back; only before the first batch of a run."""
-        self._state.location_of_row[rows_N] = WRITTEN_BACK_AT_END
+        self._state.location_of_row[rows_N] = WRITTEN_BACK
 
     def plan(self, batches: RowStream) -> StepPlans:
         """Return the step plans that are known now that ``batches`` follow those given before.

@@ -101,8 +101,8 @@ def enter_heap(
 
 UNSEEN = -1
 """The row was never used in the run."""
-WRITTEN_BACK_AT_END = -2
-"""It was written back at the end of an epoch."""
+WRITTEN_BACK = -2
+"""It was in a slot before, and was written back."""
 PENDING = -(1 << 31)
 """The present item is about to load it."""
 
@@ -124,24 +124,6 @@ def is_pending(location: int) -> bool:
     return location == PENDING
 
 
-@kernel
-def was_written_back_by_item(location: int) -> bool:
-    """Return whether the item of a step, in any epoch so far, wrote the row back; it is not pending."""
-    return location < WRITTEN_BACK_AT_END
-
-
-@kernel
-def item_of(location: int) -> int:
-    """The item, counted over the run, that wrote the row back."""
-    return -3 - location
-
-
-@kernel
-def written_back_by(item: int) -> int:
-    """The location of a row that ``item``, counted over the run, writes back."""
-    return -3 - item
-
-
 LOOKAHEAD, LRU, LFU, DATASET, STATIC = 0, 1, 2, 3, 4
 """Policies: the row evicted has the farthest next use; the oldest last use; the fewest lookups since it was
 loaded; the last place in the order of importance; is not pinned (and is evicted as soon as it may be)."""
@@ -161,10 +143,10 @@ SLOT_RECORD = np.dtype(
             ("last_use", np.int64),  # step of the row's last use
             ("key", np.int64),  # by which the policy evicts: the least first
             ("previous_location", np.int64),  # location of the row before it was loaded
-            ("vacated_by", np.int64),  # last item that wrote a row back from the slot, or else loaded one
             ("is_clean", np.int64),  # loaded before step 0 and not used yet: nothing to write back
             ("is_pinned", np.int64),  # never evicted
             ("is_listed", np.int64),  # listed for eviction by its present key, in the heap or a bucket
+            ("padding", np.int64),
         ],
     )
 )
@@ -175,7 +157,6 @@ AREA_RECORD = np.dtype(
         np.record,
         [
             ("step", np.int64),  # the next step to plan, within the epoch
-            ("epoch_base", np.int64),  # steps of the epochs before, so that items are numbered over the run
             ("after", np.int64),  # rows unused since this step may be evicted
             ("num_evictable", np.int64),  # how many those are
             ("front", np.int64),  # ``queue`` is in use from here to ``tail``

@@ -2,13 +2,11 @@
 
 Both are flat arrays for many steps. A planner manages one staging area: ``num_slots`` slots for rows of one
 width. Rows are named by keys, integers in [0, num_rows) that the caller gives to the rows of the slow tier.
-Step t is preceded by transfer item t: write rows back, then load rows into slots. The executor of plans keeps
-to three rules, and may otherwise run items and computations in parallel:
+Step t is preceded by transfer item t: write rows back, then load rows into slots. Items run one after
+another, and computations beside them, by two rules:
 
-1. items run in order, and item t starts once compute(``after[t]``) is done;
-2. compute(t) starts once item t is done;
-3. items overlap only so far that the loads of item t start once all items up to ``waits_for[t]`` are done,
-   and the write-backs of item t itself.
+1. item t starts once compute(``after[t]``) is done;
+2. compute(t) starts once item t is done.
 
 Steps are numbered from 0 in each epoch, and each epoch begins and ends with an empty staging area.
 
@@ -105,9 +103,6 @@ class StepPlans(NamedTuple):
     """(num_write_backs,); the slots they are in."""
     after: NDArray[np.int64]
     """(num_steps,); item t starts once compute(after) is done; -1: immediately."""
-    waits_for: NDArray[np.int64]
-    """(num_steps,); the last earlier item that wrote back a row this one loads, or emptied or filled a slot
-    that it fills; -1: none."""
     is_shortened: NDArray[np.bool_]
     """(num_steps,); ``after`` is later than by the prefetch depth: too few rows could be evicted."""
     is_split: NDArray[np.bool_]
@@ -174,7 +169,6 @@ _ARRAYS: dict[str, tuple[str, type[np.generic]]] = {
     "write_back_rows": ("write_backs", np.int32),
     "write_back_slots": ("write_backs", np.int32),
     "after": ("steps", np.int64),
-    "waits_for": ("steps", np.int64),
     "is_shortened": ("steps", np.bool_),
     "is_split": ("steps", np.bool_),
     "num_hits": ("steps", np.int64),

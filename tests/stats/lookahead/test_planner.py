@@ -124,7 +124,6 @@ def naive_records(state: AreaState) -> None:
     """Empty the slots of ``state`` field by field."""
     for name, value in {
         "row": -1,
-        "vacated_by": -1,
         "last_use": NOBODY,
         "is_pinned": 0,
         "is_listed": 0,
@@ -404,7 +403,6 @@ def test_a_step_is_shortened_where_too_few_rows_may_leave() -> None:
 FAULTS: dict[str, Callable[[Parts], Parts]] = {
     "starts one step early": lambda part: replace(part, after=part.after - 1),
     "skips a write-back": lambda part: replace(part, write_backs=part.write_backs[1:]),
-    "does not wait for another item": lambda part: replace(part, waits_for=-1),
     "makes a row that was used before": lambda part: replace(
         part, fetches=[(row, slot, True) for row, slot, _ in part.fetches]
     ),

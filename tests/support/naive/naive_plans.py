@@ -140,7 +140,6 @@ class Parts:
     fetches: list[tuple[int, int, bool]]
     write_backs: list[tuple[int, int]]
     after: int
-    waits_for: int
     is_shortened: bool
     is_split: bool
 
@@ -169,7 +168,6 @@ def parts_of(plans: StepPlans) -> list[Parts]:
                     )
                 ),
                 int(plans.after[i]),
-                int(plans.waits_for[i]),
                 bool(plans.is_shortened[i]),
                 bool(plans.is_split[i]),
             )
@@ -218,18 +216,13 @@ class PlanMachine:
 
     def possible(self) -> list[tuple[str, int]]:
         events: list[tuple[str, int]] = []
-        started = True  # item t starts when all before it have started, and compute(after) is done
-        done = -1  # items that are done, and all before them
+        # Item t starts when all before it are done, and compute(after) is.
         for t, plan in enumerate(self.plans):
-            started = started and plan.after <= self.computed
-            if not started:
+            if plan.after > self.computed:
                 break
-            if self.outs[t]:
-                events.append(("out", t))
-            elif self.ins[t] and done >= plan.waits_for:
-                events.append(("in", t))
-            elif not self.ins[t] and done == t - 1:
-                done = t
+            if self.outs[t] or self.ins[t]:
+                events.append(("out" if self.outs[t] else "in", t))
+                break
         t = self.computed + 1
         if t < len(self.plans) and started_up_to(self, t):
             if not any(self.outs[i] or self.ins[i] for i in range(t + 1)):
