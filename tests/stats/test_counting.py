@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from hotset.stats import counting
 from hotset.stats.counting import (
-    BLOCK,
     CategoryCounter,
     Counts,
     add_counts,
@@ -21,13 +20,11 @@ from hotset.stats.counting import (
     copy_entries,
     count_distinct,
     distinct_at,
-    keep_last,
     merge_chunks,
     merge_counts,
-    place_of,
     take_valid,
 )
-from hotset.stats.id_tables import HALF, LOW_HALF, MAX_LOAD, most_used, new_table
+from hotset.stats.id_tables import HALF, LOW_HALF, MAX_LOAD, most_used, new_table, shift_of
 from hotset.stats.kernel import read_only
 from hotset.tests.support.hashed_categories import ALL_VALID, COLLIDING, bitmap, entries_of
 
@@ -90,9 +87,9 @@ def test_a_large_table_doubles() -> None:
 
 def test_the_place_to_go_on_from_is_a_whole_number() -> None:
     """As 0 is, where the first call begins: one of another type would be compiled for by itself."""
-    categories, is_valid = np.arange(9, dtype=np.uint32), np.zeros(0, np.uint8)
+    categories = read_only(np.arange(9, dtype=np.uint32))
     for table in (np.zeros(16, np.uint64), np.zeros((16, 2), np.uint64)):
-        stopped, _, _ = add_counts(read_only(categories), read_only(is_valid), 0, table, 0, 4)
+        stopped, _ = add_counts(categories, 0, table, shift_of(table), 0, 4)
         assert stopped == 4 and isinstance(stopped, int)
 
 
@@ -147,26 +144,16 @@ def test_a_table_in_the_cache_keeps_more_of_its_entries_free_than_a_large_one() 
 
 @settings(max_examples=100, deadline=None)
 @given(
-    lookups=st.lists(
-        st.tuples(st.sampled_from([0, 1, 2**32 - 1, 2**64 - 1, *COLLIDING]), st.booleans()), max_size=60
-    ),
+    lookups=st.lists(st.sampled_from([0, 1, 2**32 - 1, 2**64 - 1, *COLLIDING]), max_size=60),
     room=st.integers(0, 15),
 )
-def test_counts_agree_with_a_counter_up_to_the_room(lookups: list[tuple[int, bool]], room: int) -> None:
-    categories = read_only(np.array([category for category, _ in lookups], np.uint64))
-    is_valid = bitmap([valid for _, valid in lookups]) if lookups else ALL_VALID
+def test_counts_agree_with_a_counter_up_to_the_room(lookups: list[int], room: int) -> None:
+    categories = read_only(np.array(lookups, np.uint64))
     table = new_table(0)
-    stopped, num_used, num_missing = add_counts(categories, is_valid, 0, table, 0, room)
-    seen: Counter[int] = Counter()
-    wanted = len(lookups)
-    for i, (category, valid) in enumerate(lookups):
-        if valid and category not in seen and len(seen) == room:
-            wanted = i
-            break
-        seen.update([category] if valid else [])
-    assert stopped == wanted
-    assert entries_of(table) == dict(seen) and num_used == len(seen)
-    assert num_missing == sum(not valid for _, valid in lookups[:wanted])
+    stopped, num_used = add_counts(categories, 0, table, shift_of(table), 0, room)
+    seen: dict[int, int] = {}
+    assert (stopped, num_used) == counted_one_by_one(lookups, 0, seen, room)
+    assert entries_of(table) == seen
 
 
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
@@ -175,17 +162,15 @@ def test_counting_goes_on_where_it_stopped(dtype: type, rng: np.random.Generator
     table = new_table(0)
     done = 0
     num_used = 0
-    num_missing = 0
     while done < categories.shape[0]:
         max_used = int(MAX_LOAD * table.shape[0])
-        done, num_used, missing = add_counts(categories, ALL_VALID, done, table, num_used, max_used)
-        num_missing += missing
+        done, num_used = add_counts(categories, done, table, shift_of(table), num_used, max_used)
         larger = np.zeros((2 * table.shape[0], 2), np.uint64)
         copy_entries(table, larger)
         assert entries_of(larger) == entries_of(table)
         table = larger
     assert entries_of(table) == dict(Counter(categories.tolist()))
-    assert num_used == len(set(categories.tolist())) and num_missing == 0
+    assert num_used == len(set(categories.tolist()))
 
 
 @pytest.mark.parametrize("words", [(), (2,)])
@@ -232,9 +217,6 @@ def test_a_small_table_is_seen_whole() -> None:
     assert distinct_at(100, [50, 70, 100], 1000) < 100
 
 
-_BLOCK = int(BLOCK)
-
-
 def counts_in(table: NDArray[np.uint64]) -> dict[int, int]:
     """Return the count of each category in a table of either kind."""
     if table.ndim == 2:
@@ -243,86 +225,69 @@ def counts_in(table: NDArray[np.uint64]) -> dict[int, int]:
 
 
 def counted_one_by_one(
-    categories: list[int], is_there: list[bool], start: int, known: dict[int, int], room: int
-) -> tuple[int, int, int]:
-    """Count into ``known`` up to ``room`` categories; where it stopped, categories, missing lookups."""
-    num_missing = 0
+    categories: list[int], start: int, known: dict[int, int], room: int
+) -> tuple[int, int]:
+    """Count into ``known`` up to ``room`` categories; where it stopped, and categories."""
     for i in range(start, len(categories)):
-        if not is_there[i]:
-            num_missing += 1
-            continue
         if categories[i] not in known and len(known) == room:
-            return i, len(known), num_missing
+            return i, len(known)
         known[categories[i]] = known.get(categories[i], 0) + 1
-    return len(categories), len(known), num_missing
+    return len(categories), len(known)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.booleans(), max_size=20), st.integers(0, 20), st.integers(0, 20), st.integers(0, 3))
-def test_a_block_keeps_what_is_there(is_there: list[bool], first: int, stop: int, num_before: int) -> None:
-    first, stop = sorted(min(bound, len(is_there)) for bound in (first, stop))
+@given(st.lists(st.booleans(), max_size=40))
+def test_what_is_there_is_kept_in_its_order(is_there: list[bool]) -> None:
     categories = read_only(np.arange(100, 100 + len(is_there), dtype=np.uint32))
-    taken = np.full(num_before + stop - first, 7, np.uint32)
-    bounds = (np.uint64(first), np.uint64(stop))
-    num_taken = int(take_valid(categories, bitmap(is_there), *bounds, taken, np.uint64(num_before)))
-    wanted = [i for i in range(first, stop) if is_there[i]]
-    assert taken[:num_taken].tolist() == [7] * num_before + [100 + i for i in wanted]
-    keep_last(taken, np.uint64(num_before), np.uint64(len(wanted)))
-    assert taken[: len(wanted)].tolist() == [100 + i for i in wanted]
-
-
-@given(st.lists(st.booleans(), max_size=40), st.integers(0, 40))
-def test_a_place_is_that_of_a_lookup_that_is_there(is_there: list[bool], start: int) -> None:
-    there = [place for place in range(start, len(is_there)) if is_there[place]]
-    found = [place_of(bitmap(is_there), np.uint64(start), np.uint64(k)) for k in range(len(there))]
-    assert found == there
+    taken = np.empty_like(categories)
+    num_taken = take_valid(categories, bitmap(is_there), taken)
+    assert taken[:num_taken].tolist() == categories[np.array(is_there, np.bool_)].tolist()
 
 
 @pytest.mark.parametrize("share_missing", [0.0, 0.3, 0.95])
+def test_chunks_without_what_is_missing_add_up(share_missing: float, rng: np.random.Generator) -> None:
+    categories = skewed(3 * counting._CHUNK + 70, rng)
+    is_there = rng.random(categories.shape[0]) >= share_missing
+    counter = CategoryCounter()
+    counter.add(categories, bitmap(is_there.tolist()) if share_missing else ALL_VALID)
+    assert counted(counter) == dict(Counter(categories[is_there].tolist()))
+    assert counter.num_missing == np.count_nonzero(~is_there)
+
+
 @pytest.mark.parametrize(("is_short", "dtype"), [(True, np.uint32), (False, np.uint32), (False, np.uint64)])
 def test_a_full_table_stops_at_the_lookup_that_finds_no_room(
-    is_short: bool, dtype: type, share_missing: float
+    is_short: bool, dtype: type, rng: np.random.Generator
 ) -> None:
-    rng = np.random.default_rng(17)
-    num_lookups = 3 * _BLOCK + 70
+    num_lookups = 3000
     for num_categories, start in ((40, 0), (900, 0), (900, 5), (900, num_lookups)):
-        categories: NDArray[Any] = rng.integers(0, num_categories, num_lookups).astype(dtype)
-        is_there = (rng.random(num_lookups) >= share_missing).tolist()
-        is_valid = bitmap(is_there) if share_missing else ALL_VALID
-        num_distinct = len({int(c) for c, there in zip(categories, is_there, strict=True) if there})
+        categories: NDArray[Any] = read_only(rng.integers(0, num_categories, num_lookups).astype(dtype))
+        num_distinct = len(set(categories.tolist()))
         # No room, some, all but one, just enough, and more.
         for room in (0, 1, num_distinct // 2, num_distinct - 1, num_distinct, num_distinct + 400):
             table = new_table(1500, is_short=is_short)
             known: dict[int, int] = {}
-            wanted = counted_one_by_one(categories.tolist(), is_there, start, known, max(room, 0))
-            found = add_counts(read_only(categories), is_valid, start, table, 0, max(room, 0))
-            assert found == wanted
+            wanted = counted_one_by_one(categories.tolist(), start, known, room)
+            assert add_counts(categories, start, table, shift_of(table), 0, room) == wanted
             assert counts_in(table) == known
 
 
-def test_a_full_count_stops_in_the_middle_of_a_block() -> None:
-    categories = np.full(2 * _BLOCK, 5, np.uint32)
-    is_there = [i % 3 != 1 for i in range(2 * _BLOCK)]
+def test_a_full_count_stops_in_the_middle_of_a_chunk() -> None:
+    categories = read_only(np.full(2000, 5, np.uint32))
     table = new_table(1, is_short=True)
-    add_counts(read_only(categories[:1]), ALL_VALID, 0, table, 0, 8)
+    add_counts(categories[:1], 0, table, shift_of(table), 0, 8)
     table[table != 0] += np.uint64(2**32 - 2 - 300)  # room for 300 more
-    stopped, num_used, num_missing = add_counts(read_only(categories), bitmap(is_there), 0, table, 1, 8)
-    assert sum(is_there[:stopped]) == 300 and is_there[stopped]
-    assert (num_used, num_missing) == (1, stopped - 300)
+    assert add_counts(categories, 0, table, shift_of(table), 1, 8) == (300, 1)
     assert counts_in(table) == {5: 2**32 - 1}
 
 
-@pytest.mark.parametrize("has_missing", [False, True])
-@pytest.mark.parametrize("num_lookups", [1, 7, _BLOCK, _BLOCK + 1])
+@pytest.mark.parametrize("num_lookups", [1, 7, 1025])
 @pytest.mark.parametrize(("is_short", "dtype"), [(True, np.uint32), (False, np.uint64)])
 def test_room_for_all_new_categories_but_one_is_too_little(
-    is_short: bool, dtype: type, num_lookups: int, has_missing: bool
+    is_short: bool, dtype: type, num_lookups: int
 ) -> None:
     categories: NDArray[Any] = read_only(np.arange(num_lookups, dtype=dtype))
-    is_valid = bitmap([True] * num_lookups) if has_missing else ALL_VALID
     for room in (num_lookups - 1, num_lookups):
         table = new_table(2000, is_short=is_short)
-        assert add_counts(categories, is_valid, 0, table, 0, room) == (room, room, 0)
+        assert add_counts(categories, 0, table, shift_of(table), 0, room) == (room, room)
 
 
 _LIMITS = (0, 1, 2, 3, 77, 2**31, 2**32 - 1)

@@ -30,8 +30,8 @@ from ...pipeline.runtime.tasks import Resources
 from ...pipeline.stages.orders import calibrate
 from ...pipeline.stages.row_order import HotOrder, hot_curves, levels_of_tables
 from ...stats.batch_rows import find_distinct
-from ...stats.counting import add_counts
-from ...stats.id_tables import new_table
+from ...stats.counting import add_counts, take_valid
+from ...stats.id_tables import new_table, shift_of
 from ...stats.kernel import read_only
 from ...stats.lookahead.planner import StagingPlanner, cache_planner, lookahead_planner
 from ...stats.lookahead.step_plans import RowStream, next_uses
@@ -184,8 +184,11 @@ def _counting(lookups: NDArray[np.int64], rng: np.random.Generator) -> list[Comp
 
 
 def _count(categories: NDArray[Any], is_valid: NDArray[np.uint8], num_used: int) -> None:
+    if is_valid.size:
+        taken = np.empty_like(categories)
+        categories = read_only(taken[: take_valid(categories, is_valid, taken)])
     table = new_table(num_used, is_short=categories.dtype == np.uint32)
-    counted, found, _ = add_counts(categories, is_valid, 0, table, 0, num_used + 1)
+    counted, found = add_counts(categories, 0, table, shift_of(table), 0, num_used + 1)
     assert counted == categories.size and found == num_used, "a count needs more than 32 bits"
 
 
