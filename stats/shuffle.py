@@ -66,23 +66,9 @@ def keys_and_kinds(
             kinds[i] = HOT_ONLY if is_grouped and is_hot[i] else MIXED
 
 
-@kernel
-def count_bins(keys: NDArray[np.uint64], kinds: NDArray[np.uint8], bins: NDArray[np.int64]) -> None:
-    """Add to ``bins``, (3, NUM_BINS), how many keys of each kind fall in each bin."""
-    for i in range(keys.shape[0]):
-        bins[kinds[i], np.int64(keys[i] >> _SHIFT)] += 1
-
-
-@kernel
-def find_in_bins(
-    keys: NDArray[np.uint64],
-    kinds: NDArray[np.uint8],
-    is_marked: NDArray[np.bool_],
-    found: NDArray[np.bool_],
-) -> None:
-    """Write to ``found``, (num_samples,), whether each key's bin is marked for its kind, (3, NUM_BINS)."""
-    for i in range(keys.shape[0]):
-        found[i] = is_marked[kinds[i], np.int64(keys[i] >> _SHIFT)]
+def bins_of(keys: NDArray[np.uint64], kinds: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return the position of each key's bin in a flat array of (3, NUM_BINS): by kind, then by top bits."""
+    return kinds * np.int64(NUM_BINS) + (keys >> _SHIFT).astype(np.int64)
 
 
 @kernel
@@ -149,13 +135,6 @@ def choose_keys(
         kinds[found] = kind
         found += first_keys[kind] <= key <= last_keys[kind]
     return found
-
-
-@kernel
-def take_bytes(values: NDArray[np.uint8], chosen: NDArray[np.int32], out: NDArray[np.int32]) -> None:
-    """Write the values of the chosen samples, (num_chosen,) positions, to ``out``, int32 or float32."""
-    for place in range(chosen.shape[0]):
-        out[place] = values[chosen[place]]
 
 
 @kernel
@@ -255,7 +234,6 @@ def gather_rows(
             ids[sample, f] = rows[row, first_id + f]
 
 
-@kernel
 def tag_cold_bags(
     offsets: NDArray[np.int32], ids: NDArray[np.int32], num_hot: int, is_hot: NDArray[np.uint8]
 ) -> None:
@@ -267,36 +245,8 @@ def tag_cold_bags(
         num_hot: a row is hot when its id is smaller.
         is_hot: (num_samples,) in and out.
     """
-    for i in range(is_hot.shape[0]):
-        # Cold lookups are counted without a branch; only the tag needs one.
-        num_cold = 0
-        for lookup in range(offsets[i], offsets[i + 1]):
-            num_cold += ids[lookup] >= num_hot
-        if num_cold:
-            is_hot[i] = 0
-
-
-@kernel
-def bag_lengths(
-    offsets: NDArray[np.int32],
-    chosen: NDArray[np.int32],
-    files: NDArray[np.int64],
-    lengths: NDArray[np.int32],
-    lookups: NDArray[np.int64],
-) -> None:
-    """Write the length of the bag of each chosen sample, and add it to the lookups of its file.
-
-    Args:
-        offsets: (num_samples + 1,).
-        chosen: (num_chosen,), positions of samples.
-        files: (num_chosen,), the file of each chosen sample.
-        lengths: (num_chosen,) out.
-        lookups: (num_files,) out, added to.
-    """
-    for place in range(chosen.shape[0]):
-        i = chosen[place]
-        lengths[place] = offsets[i + 1] - offsets[i]
-        lookups[files[place]] += lengths[place]
+    num_cold = np.concatenate([[0], np.cumsum(ids >= num_hot)])
+    is_hot[np.diff(num_cold[offsets]) > 0] = 0
 
 
 @kernel

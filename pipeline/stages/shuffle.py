@@ -22,23 +22,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...stats.kernel import read_only
 from ...stats.shuffle import (
     BIN_BITS,
     EVALUATION,
     HOT_ONLY,
     MIXED,
     NUM_BINS,
-    bag_lengths,
+    bins_of,
     choose_keys,
-    count_bins,
     files_of_keys,
-    find_in_bins,
     keys_and_kinds,
     place_bags,
     scatter_bags,
     scatter_rows,
-    take_bytes,
 )
 from ..errors import MIB, ManifestError, hint_to_rewrite, hint_to_verify
 from ..folders.manifest import FileEntry, Manifest
@@ -177,7 +173,7 @@ def plan_shuffle(shuffle: Shuffle, *, workers: int = 0, room_bytes: int = _ROOM_
     # First pass: how many keys of each kind have the same top bits.
     bins = np.zeros((3, NUM_BINS), np.int64)
     for keys, kinds in run_tasks(shuffle.keys_and_kinds, parts, workers=workers, shares_memory=True):
-        count_bins(keys, kinds, bins)
+        bins += np.bincount(bins_of(keys, kinds), minlength=bins.size).reshape(bins.shape)
     # Counts alone decide how many files there are and, up to the bin, where each begins.
     files = list(_divide(bins.sum(axis=1), shuffle.samples_per_file))
     first_files = _first_files(files, bins, shuffle.samples_per_file)
@@ -264,8 +260,7 @@ def _keys_in_bins(
     """For each kind: the keys in its marked bins, ascending."""
     collected: list[list[NDArray[np.uint64]]] = [[], [], []]
     for keys, kinds in run_tasks(shuffle.keys_and_kinds, parts, workers=workers, shares_memory=True):
-        found = np.empty(keys.shape[0], np.bool_)
-        find_in_bins(keys, kinds, is_marked, found)
+        found = is_marked.take(bins_of(keys, kinds))
         # Evaluation is not shuffled: its files are cut in log order, and no key of it is needed.
         for kind in (HOT_ONLY, MIXED):
             collected[kind].append(keys[found & (kinds == kind)])
@@ -506,7 +501,8 @@ def _bag_lengths(ids: PartIds, chosen: ChosenSamples) -> tuple[NDArray[np.int32]
     lengths = thread_buffer("lengths", (len(ids.lists), chosen.positions.shape[0]), np.int32)
     lookups = np.zeros(chosen.counts.shape, np.int64)
     for of_table, (offsets, _) in zip(lengths, ids.lists.values(), strict=True):
-        bag_lengths(offsets, chosen.positions, chosen.files, of_table, lookups)
+        of_table[:] = np.diff(offsets)[chosen.positions]
+        lookups += np.bincount(chosen.files, of_table, lookups.size).astype(np.int64)
     return lengths, lookups
 
 
@@ -553,10 +549,9 @@ def _scatter_part(
     values = thread_buffer("columns", (layout.ids.start, positions.shape[0]), np.int32)
     as_floats = values.view(np.float32)
     is_hot = values_of(inputs.opened.read(inputs.plan, entry).column("is_hot"), np.uint8)
-    take_bytes(read_only(is_hot), positions, values[TAG])
+    values[TAG] = is_hot[positions]
     if inputs.has_label:
-        label = values_of(columns.column("label"), np.uint8)
-        take_bytes(read_only(label), positions, as_floats[LABEL])
+        as_floats[LABEL] = values_of(columns.column("label"), np.uint8)[positions]
     else:
         as_floats[LABEL] = 0
     for column, name in zip(as_floats[layout.dense], inputs.dense, strict=True):

@@ -8,7 +8,6 @@ The shuffle's kernels against sorts and loops in plain Python.
 from __future__ import annotations
 
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,12 +22,10 @@ from hotset.stats.shuffle import (
     HOT_ONLY,
     MIXED,
     NUM_BINS,
-    bag_lengths,
+    bins_of,
     choose_keys,
-    count_bins,
     epoch_order,
     files_of_keys,
-    find_in_bins,
     gather_bags,
     gather_rows,
     keys_and_kinds,
@@ -38,7 +35,6 @@ from hotset.stats.shuffle import (
     shuffled,
     spread_evenly,
     tag_cold_bags,
-    take_bytes,
 )
 
 Bags = list[list[int]]
@@ -73,14 +69,8 @@ def test_scattered_bags_are_gathered_again(samples: list[Sample], here: set[int]
     chosen = np.array([n for n, (_, file) in enumerate(samples) if file in here], np.int32)
     files = file_of[chosen]
     tables = [flat([sample[0][t] for sample in samples]) for t in range(2)]
-    lengths = np.empty((2, len(chosen)), np.int32)
-    lookups = np.zeros(4, np.int64)
-    for of_table, (offsets, _) in zip(lengths, tables, strict=True):
-        bag_lengths(offsets, chosen, files, of_table, lookups)
-    assert lengths.tolist() == [[len(samples[n][0][t]) for n in chosen] for t in range(2)]
-    assert lookups.tolist() == [
-        sum(len(a) + len(b) for (a, b), f in samples if f == file and file in here) for file in range(4)
-    ]
+    lengths = np.array([[len(samples[n][0][t]) for n in chosen] for t in range(2)], np.int32)
+    lookups = np.bincount(files, lengths.sum(axis=0), 4).astype(np.int64)
     counts = np.bincount(files, minlength=4)
     next_row = np.cumsum(counts) - counts
     next_lookup = np.cumsum(lookups) - lookups
@@ -175,20 +165,10 @@ def test_seeds_give_orders_that_have_nothing_in_common() -> None:
         assert abs(np.corrcoef(order, np.arange(num_samples))[0, 1]) < 5 / np.sqrt(num_samples - 1)
 
 
-@pytest.mark.parametrize("num_samples", [0, 1, 7, 1000])
-def test_bins_agree_with_the_top_bits(num_samples: int, rng: np.random.Generator) -> None:
-    keys, kinds = drawn_keys(num_samples, rng)
-    bins = np.zeros((3, NUM_BINS), np.int64)
-    count_bins(keys, kinds, bins)
-    wanted = np.zeros_like(bins)
-    top = (keys >> np.uint64(64 - BIN_BITS)).astype(np.int64)
-    np.add.at(wanted, (kinds, top), 1)
-    np.testing.assert_array_equal(bins, wanted)
-    is_marked = np.zeros((3, NUM_BINS), np.bool_)
-    is_marked[1, top[: num_samples // 2]] = True
-    found = np.empty(num_samples, np.bool_)
-    find_in_bins(keys, kinds, is_marked, found)
-    np.testing.assert_array_equal(found, is_marked[kinds, top])
+def test_bins_go_by_kind_then_by_the_top_bits() -> None:
+    keys = np.array([0, 1 << (64 - BIN_BITS), 2**64 - 1], np.uint64)
+    kinds = np.array([0, 1, 2], np.uint8)
+    assert bins_of(keys, kinds).tolist() == [0, NUM_BINS + 1, 3 * NUM_BINS - 1]
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 7, 1000])
@@ -234,19 +214,6 @@ def test_samples_are_chosen_by_the_range_of_their_kind(num_samples: int, rng: np
     assert chosen.tolist() == wanted
     np.testing.assert_array_equal(found_keys[: len(wanted)], keys[wanted])
     np.testing.assert_array_equal(found_kinds[: len(wanted)], kinds[wanted])
-
-
-@pytest.mark.parametrize("dtype", [np.int32, np.float32])
-def test_bytes_are_taken_in_the_order_of_the_chosen(dtype: type, rng: np.random.Generator) -> None:
-    values = rng.integers(0, 256, 50).astype(np.uint8)
-    for chosen in (
-        np.arange(50, dtype=np.int32),
-        rng.integers(0, 50, 31).astype(np.int32),
-        np.zeros(0, np.int32),
-    ):
-        out: NDArray[Any] = np.full(chosen.shape[0], 7, dtype)
-        take_bytes(values, chosen, out)
-        assert out.tolist() == [int(values[i]) for i in chosen]
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 7, 200])
