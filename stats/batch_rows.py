@@ -83,13 +83,6 @@ def of_bags(
     return BatchLookups(ids_N, positions, offsets, num_rows_F)
 
 
-def of_tables(ids: list[NDArray[np.int32]], num_rows_F: NDArray[np.int64]) -> BatchLookups:
-    """Return lookups given as one array for each table."""
-    flat = np.concatenate([_NOTHING, *ids])
-    offsets = np.concatenate([[0], np.cumsum([part.shape[0] for part in ids])]).astype(np.int64)
-    return BatchLookups(flat, np.arange(flat.shape[0], dtype=np.int32), offsets, num_rows_F)
-
-
 @kernel
 def distinct_rows(
     rows_N: NDArray[np.int64],
@@ -161,8 +154,7 @@ class LookupsByRow(NamedTuple):
     """The lookups of a batch, row after row."""
 
     order_N: NDArray[np.int32]
-    """The lookups of each row, ascending: positions among the lookups of the batch; or numbers among those of
-    the table (`group_lookups`), which are sample numbers where each sample has one."""
+    """The lookups of each row, ascending: positions among the lookups of the batch."""
     rows_U: NDArray[np.int32]
     """Ids of the distinct rows, ascending in each table, table after table."""
     starts_U1: NDArray[np.int32]
@@ -185,16 +177,14 @@ class LookupsByRow(NamedTuple):
 def _sort_table(
     batch: BatchLookups,
     table: int,
-    is_local: bool,
     keys_2L: NDArray[np.int64],
     counts_DR: NDArray[np.int64],
 ) -> int:
-    """Sort the lookups of one table by id, stably: ``keys_2L[result]`` are ``id << 32 | lookup``.
+    """Sort the lookups of one table by id, stably: ``keys_2L[result]`` are ``id << 32 | position``.
 
     Args:
         batch: the lookups.
         table: which of the tables.
-        is_local: number lookups within the table rather than by position.
         keys_2L: (2, at least the lookups of the table), written.
         counts_DR: (_MOST_DIGITS, 2 ** _MOST_DIGIT_BITS), workspace.
 
@@ -227,7 +217,7 @@ def _sort_table(
         row = np.int64(batch.ids_N[position])
         if row < 0 or row >= batch.num_rows_F[table]:
             return -1 - int(position)
-        keys_2L[0, i] = (row << _ROW_SHIFT) | (i if is_local else position)
+        keys_2L[0, i] = (row << _ROW_SHIFT) | position
         for digit in range(num_digits):
             counts_DR[digit, np.uint64((row >> (digit * width)) & low)] += 1
 
@@ -257,7 +247,6 @@ def _sort_table(
 @kernel
 def _group_lookups(
     batch: BatchLookups,
-    is_local: bool,
     keys_2L: NDArray[np.int64],
     counts_DR: NDArray[np.int64],
     found: LookupsByRow,
@@ -272,7 +261,7 @@ def _group_lookups(
     for table in range(batch.num_rows_F.shape[0]):
         first = batch.offsets_F1[table]
         found.first_F1[table] = num_rows
-        half = _sort_table(batch, table, is_local, keys_2L, counts_DR)
+        half = _sort_table(batch, table, keys_2L, counts_DR)
         if half < 0:
             return half
         keys = keys_2L[half]
@@ -291,12 +280,8 @@ def _group_lookups(
     return num_rows
 
 
-def group_lookups(batch: BatchLookups, *, is_local: bool = False) -> LookupsByRow:
+def group_lookups(batch: BatchLookups) -> LookupsByRow:
     """Return the lookups of a batch by row.
-
-    Args:
-        batch: the lookups.
-        is_local: number lookups within their table, as they are stored, rather than by position.
 
     Raises:
         IndexError: the id of a lookup is outside its table; its position is the only argument.
@@ -311,7 +296,7 @@ def group_lookups(batch: BatchLookups, *, is_local: bool = False) -> LookupsByRo
     )
     keys_2L = np.empty((2, most), np.int64)
     counts_DR = np.empty((_MOST_DIGITS, 1 << _MOST_DIGIT_BITS), np.int64)
-    num_rows = _group_lookups(batch, is_local, keys_2L, counts_DR, found)
+    num_rows = _group_lookups(batch, keys_2L, counts_DR, found)
     if num_rows < 0:
         raise IndexError(-1 - num_rows)
     # Copies, because most of what was allocated for rows is not used.
@@ -411,8 +396,9 @@ def slot_of(row: int, first: int, last: int, base: int) -> int:
 
 
 @kernel
-def locate_rows(
-    ids_BF: NDArray[np.int32],
+def locate_lookups(
+    ids_N: NDArray[np.int32],
+    bags_N: NDArray[np.int64],
     first_F: NDArray[np.int64],
     last_F: NDArray[np.int64],
     base_F: NDArray[np.int64],
@@ -421,23 +407,30 @@ def locate_rows(
     """Write the slot of every lookup on a tier that holds ids ``first`` to ``last`` of each table.
 
     Args:
-        ids_BF: (num_samples, num_features); one lookup each.
+        ids_N: (num_lookups,), in sample order.
+        bags_N: (num_lookups,); bag of each, its feature is ``bag % num_features``; empty where each sample
+            has one lookup in each table.
         first_F: (num_features,); first id of each table the tier holds.
         last_F: (num_features,); one past its last.
         base_F: (num_features,); slot of the row ``first``.
-        slots_N: (num_samples * num_features,), written; -1 where the row is not on this tier.
+        slots_N: (num_lookups,), written; -1 where the row is not on this tier.
 
     Returns:
         How many lookups are not on this tier, ids outside any table among them. Exact.
     """
-    num_features = ids_BF.shape[1]
     num_absent = 0
-    for sample in range(ids_BF.shape[0]):
-        for feature in range(num_features):
-            row = np.int64(ids_BF[sample, feature])
-            slot = slot_of(row, first_F[feature], last_F[feature], base_F[feature])
-            num_absent += slot < 0
-            slots_N[sample * num_features + feature] = slot
+    num_features = np.uint64(first_F.size)  # the remainder of unsigned numbers takes half the time
+    feature = np.uint64(0)
+    for i in range(ids_N.size):
+        if bags_N.size:
+            feature = np.uint64(bags_N[i]) % num_features
+        row = np.int64(ids_N[i])
+        slot = slot_of(row, first_F[feature], last_F[feature], base_F[feature])
+        num_absent += slot < 0
+        slots_N[i] = slot
+        feature += np.uint64(1)
+        if feature == num_features:
+            feature = np.uint64(0)
     return num_absent
 
 
@@ -450,7 +443,7 @@ def locate_distinct_rows(
     base_F: NDArray[np.int64],
     slots_U: NDArray[np.int64],
 ) -> int:
-    """Do as `locate_rows`, for rows given table after table.
+    """Do as `locate_lookups`, for rows given table after table.
 
     Args:
         rows_U: (num_distinct,), ids.
@@ -473,7 +466,6 @@ def locate_distinct_rows(
     return num_absent
 
 
-@kernel
 def first_stray_lookup(ids_BF: NDArray[np.int32], limit_F: NDArray[np.int64]) -> int:
     """Return the position of the first lookup whose id is not in [0, limit) of its table, or -1.
 
@@ -484,13 +476,9 @@ def first_stray_lookup(ids_BF: NDArray[np.int32], limit_F: NDArray[np.int64]) ->
     Returns:
         ``sample * num_features + feature``. Exact.
     """
-    num_features = ids_BF.shape[1]
-    for sample in range(ids_BF.shape[0]):
-        for feature in range(num_features):
-            row = ids_BF[sample, feature]
-            if row < 0 or row >= limit_F[feature]:
-                return int(sample * num_features + feature)
-    return -1
+    # As an unsigned number a negative id is beyond every limit.
+    is_stray_BF = ids_BF.view(np.uint32) >= limit_F.astype(np.uint32)
+    return int(is_stray_BF.argmax()) if is_stray_BF.any() else -1
 
 
 MOST_TILE_SAMPLES = 512
@@ -611,36 +599,3 @@ def interleave_bags(
         for i in range(offsets_B1[sample], offsets_B1[sample + 1]):
             ids_N[place] = values[i]
             place += 1
-
-
-@kernel
-def locate_bags(
-    ids_N: NDArray[np.int32],
-    bags_N: NDArray[np.int64],
-    first_F: NDArray[np.int64],
-    last_F: NDArray[np.int64],
-    base_F: NDArray[np.int64],
-    slots_N: NDArray[np.int64],
-) -> int:
-    """Do as `locate_rows`, for lookups that name their bag.
-
-    Args:
-        ids_N: (num_lookups,).
-        bags_N: (num_lookups,); bag of each, its feature is ``bag % num_features``.
-        first_F: (num_features,); first id of each table the tier holds.
-        last_F: (num_features,); one past its last.
-        base_F: (num_features,); slot of the row ``first``.
-        slots_N: (num_lookups,), written; -1 where the row is not on this tier.
-
-    Returns:
-        How many lookups are not on this tier, ids outside any table among them. Exact.
-    """
-    num_absent = 0
-    num_features = np.uint64(first_F.size)  # the remainder of unsigned numbers takes half the time
-    for i in range(ids_N.size):
-        feature = np.uint64(bags_N[i]) % num_features
-        row = np.int64(ids_N[i])
-        slot = slot_of(row, first_F[feature], last_F[feature], base_F[feature])
-        num_absent += slot < 0
-        slots_N[i] = slot
-    return num_absent

@@ -22,14 +22,12 @@ from hotset.stats.batch_rows import (
     first_stray_lookup,
     group_lookups,
     interleave_bags,
-    locate_bags,
     locate_distinct_rows,
-    locate_rows,
+    locate_lookups,
     log1p_table,
     num_tiles_of,
     of_bags,
     of_matrix,
-    of_tables,
     pack_lookups,
     transform_dense,
     transform_values,
@@ -106,9 +104,6 @@ def test_one_lookup_a_sample(num_samples: int, skew: float, rng: np.random.Gener
     assert lists_of(found) == naive_groups(by_table)
     assert found.num_rows == len(naive_groups(by_table))
     assert found.counts_U.sum() == ids.size
-    # Numbered within the table, they are sample numbers.
-    local = [(table, row, position // 6) for table, row, position in by_table]
-    assert lists_of(group_lookups(batch, is_local=True)) == naive_groups(local)
 
 
 @given(st.integers(0, 40), st.integers(1, 4), st.integers(1, 60), st.integers(0, 2**32))
@@ -122,12 +117,6 @@ def test_bags(num_samples: int, num_tables: int, most_rows: int, seed: int) -> N
     wanted = [(int(table), int(ids[i]), i) for i, table in enumerate(tables)]
     batch = of_bags(ids, bags, num_rows)
     assert lists_of(group_lookups(batch)) == naive_groups(wanted)
-    # Given table by table, numbers within the table are the same as those of the bags.
-    local = group_lookups(of_tables([ids[tables == t] for t in range(num_tables)], num_rows), is_local=True)
-    again = group_lookups(batch, is_local=True)
-    for mine, other in zip(local, again, strict=True):
-        np.testing.assert_array_equal(mine, other)
-    assert local.order_N.size == ids.size
 
 
 @pytest.mark.parametrize("row", [-1, 5, 2**31 - 1])
@@ -144,7 +133,6 @@ def test_no_tables() -> None:
     for batch in (
         of_matrix(np.empty(0, np.int32), nothing),
         of_bags(np.empty(0, np.int32), nothing, nothing),
-        of_tables([], nothing),
     ):
         assert isinstance(batch, BatchLookups)
         assert group_lookups(batch).num_rows == 0
@@ -174,10 +162,10 @@ def test_long_rows_have_more_lookups_than_the_limit() -> None:
 def located(
     ids: list[list[int]], first: list[int], last: list[int], base: list[int]
 ) -> tuple[int, list[int]]:
-    ids_BF = np.array(ids, np.int32)
-    slots_N = np.empty(ids_BF.size, np.int64)
+    ids_N = np.array(ids, np.int32).reshape(-1)
+    slots_N = np.empty(ids_N.size, np.int64)
     ranges = [np.array(bound, np.int64) for bound in (first, last, base)]
-    return locate_rows(ids_BF, *ranges, slots_N), slots_N.tolist()
+    return locate_lookups(ids_N, np.empty(0, np.int64), *ranges, slots_N), slots_N.tolist()
 
 
 def test_a_slot_is_base_plus_id() -> None:
@@ -227,7 +215,7 @@ def test_rows_are_located_by_the_feature_of_their_bag(rng: np.random.Generator) 
     ids_N = rng.integers(-1, 8, 50).astype(np.int32)
     bags_N = np.sort(rng.integers(0, 12, 50))
     slots_N = np.empty(50, np.int64)
-    num_absent = locate_bags(ids_N, bags_N, first, last, base, slots_N)
+    num_absent = locate_lookups(ids_N, bags_N, first, last, base, slots_N)
     for row, bag, slot in zip(ids_N.tolist(), bags_N.tolist(), slots_N.tolist(), strict=True):
         feature = bag % 2
         is_here = first[feature] <= row < last[feature]

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB, HotsetError, format_byte_size
 from ...pipeline.runtime.memory import available_bytes
-from ...stats.batch_rows import LookupsByRow, locate_bags, locate_distinct_rows, locate_rows
+from ...stats.batch_rows import LookupsByRow, locate_distinct_rows, locate_lookups
 from ...stats.id_tables import mix64_pair
 from ..data.batch import BatchIds
 from ..metrics import Kind, Meter
@@ -250,6 +250,7 @@ def _signed(value: int) -> int:
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
 
+_NO_BAGS = np.empty(0, np.int64)
 _ROWS_AT_ONCE = 1 << 16
 """Rows that are initialized in one piece of work."""
 
@@ -297,14 +298,8 @@ class Layout:
         The slot is -1 where the row is not on this tier.
         """
         slots_N = np.empty(ids.ids_N.size, np.int64)
-        bags_N = ids.bags_of_features
-        if bags_N is None:
-            ids_BF = ids.ids_N.reshape(ids.num_samples, ids.num_features)
-            num_absent = locate_rows(ids_BF, self.first_F, self.last_F, self.base_F, slots_N)
-        else:
-            args = (self.first_F, self.last_F, self.base_F, slots_N)
-            num_absent = locate_bags(ids.ids_N, bags_N, *args)
-        return slots_N, num_absent
+        bags_N = _NO_BAGS if ids.bags_of_features is None else ids.bags_of_features
+        return slots_N, locate_lookups(ids.ids_N, bags_N, self.first_F, self.last_F, self.base_F, slots_N)
 
     def slots_of(self, lookups: LookupsByRow) -> tuple[NDArray[np.int64], int]:
         """Return the slot of every distinct row, and count missing ones.

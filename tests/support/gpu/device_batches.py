@@ -141,14 +141,14 @@ def _stored_lists(
 ) -> BatchLists:
     num_samples = ids_BF.shape[0]
     lookups = of_matrix(ids_BF.reshape(-1), num_rows)
-    found = group_lookups(lookups, is_local=True)
+    found = group_lookups(lookups)
     starts = found.starts_U1[:-1] - np.repeat(lookups.offsets_F1[:-1], np.diff(found.first_F1))
     is_long = found.counts_U > LONG_LOOKUPS
     long_rows = np.flatnonzero(is_long)
     long_offsets = np.searchsorted(long_rows, found.first_F1)
     lists = BatchLists(*map(poisoned, room.new_lists(device)))
     _fill(lists.num_samples_1, np.array([num_samples]))
-    _fill(lists.order_N, found.order_N)
+    _fill(lists.order_N, found.order_N // num_rows.size)
     _fill(lists.order_offsets_F1, lookups.offsets_F1)
     _fill(lists.rows_U, found.rows_U)
     _fill(lists.row_offsets_F1, found.first_F1)
