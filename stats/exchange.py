@@ -278,9 +278,9 @@ def list_messages(step: StepRows, rank: int, num_ranks: int) -> RankMessages:
     return RankMessages(*lists)
 
 
-def striped_owners(num_rows: int, num_ranks: int, first_row: int = 0) -> NDArray[np.uint8]:
+def striped_owners(num_rows: int, num_ranks: int) -> NDArray[np.uint8]:
     """Return the owner ``id mod W`` of each row, (num_rows,): ids follow frequency, so loads are even."""
-    return ((np.arange(num_rows) + first_row) % num_ranks).astype(np.uint8)
+    return (np.arange(num_rows) % num_ranks).astype(np.uint8)
 
 
 @kernel

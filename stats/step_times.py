@@ -333,16 +333,15 @@ class CodecCost:
         return self.num_bytes / bytes_per_second + self.seconds
 
 
-def worthwhile_codec(costs: Mapping[str, CodecCost], bytes_per_second: float, exact: str = "none") -> str:
-    """Return the quickest codec, and ``exact`` unless that takes longer by `LEAST_GAIN` of the other's time.
+def worthwhile_codec(costs: Mapping[str, CodecCost], bytes_per_second: float) -> str:
+    """Return the quickest codec, and ``none`` unless that takes longer by `LEAST_GAIN` of the other's time.
 
     So what is returned is within `LEAST_GAIN` of the quickest.
 
     Args:
-        costs: of each codec, ``exact`` among them.
+        costs: of each codec, ``none`` among them.
         bytes_per_second: of the link, each way.
-        exact: the codec that changes nothing.
     """
     quickest = min(costs, key=lambda name: costs[name].seconds_at(bytes_per_second))
     limit = (1 + LEAST_GAIN) * costs[quickest].seconds_at(bytes_per_second)
-    return quickest if costs[exact].seconds_at(bytes_per_second) >= limit else exact
+    return quickest if costs["none"].seconds_at(bytes_per_second) >= limit else "none"

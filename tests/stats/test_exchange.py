@@ -42,9 +42,8 @@ from hotset.tests.support.naive.naive_exchange import (
 )
 
 
-def test_striped_owners_count_from_the_first_row_of_the_table() -> None:
+def test_striped_owners_take_turns() -> None:
     assert striped_owners(5, 3).tolist() == [0, 1, 2, 0, 1]
-    assert striped_owners(3, 3, first_row=4).tolist() == [1, 2, 0]
 
 
 @given(drawn_steps(), st.integers(1, 5))
