@@ -120,7 +120,7 @@ def peel_order(
     found = _incidence(tables, starts, floor, columns, counted, resources)
     width_of_row, widths = _widths(tables, row_bytes, floor, num_rows)
     budgets = _budgets(tables, row_bytes, floor)
-    places, cuts = _never_worse(found, width_of_row, widths, _entries(found), budgets)
+    places, cuts = _never_worse(found, width_of_row, widths, peeling.entry_order(found), budgets)
     new_places = np.arange(floor + num_rows, dtype=np.int32)
     new_places[floor:] = places + np.int32(floor)
     return new_places, PeelInfo(floor=floor, cuts=tuple(floor + cut for cut in cuts))
@@ -215,13 +215,6 @@ def _append_table(
             )
 
 
-def _entries(found: Incidence) -> NDArray[np.int32]:
-    """Return the order in which rows enter the peeling."""
-    order = np.empty(found.row_ends.shape[0], np.int32)
-    peeling.entry_order(*found[:3], found.sample_starts.shape[0] - 1, order)
-    return order
-
-
 def _widths(
     tables: Sequence[RankedTable], row_bytes: Sequence[int], floor: int, num_rows: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -264,8 +257,7 @@ def _never_worse(
     num_rows = width_of_row.shape[0]
     ends = _ends(width_of_row, widths)
     reached = np.searchsorted(ends, budgets, side="right")
-    wanted = np.empty_like(budgets)
-    peeling.hot_samples_of_prefixes(found.sample_starts, found.sample_rows, reached, wanted)
+    wanted = peeling.hot_samples_of_prefixes(found, reached)
     # With a cut at every row the order is that by frequency, so the loop ends there at the latest.
     cuts = {0, num_rows}
     order = np.empty(num_rows, np.int32)
@@ -278,9 +270,9 @@ def _never_worse(
         for first, stop in set(itertools.pairwise(sorted(cuts))) - peeled:
             before, whole = (int(ends[cut - 1]) if cut else 0 for cut in (first, stop))
             own = slice(*np.searchsorted(budgets, [before, whole]))
-            dropped = np.empty(stop - first, np.int32)
-            arguments = (width_of_row, widths, entries, first, stop, budgets[own] - before)
-            peel(found, *arguments, workspace, dropped, hot[own])
+            dropped, hot[own] = peel(
+                found, width_of_row, widths, entries, first, stop, budgets[own] - before, workspace
+            )
             order[first:stop] = dropped[::-1]
             peeled.add((first, stop))
         # Where some budget does worse than by frequency, its hot set becomes a cut, and its part is peeled

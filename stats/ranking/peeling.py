@@ -162,93 +162,43 @@ def list_rows(
             sample_rows[sample_starts[sample]] = row
 
 
-@kernel
-def entry_order(
-    row_starts: NDArray[np.int64],
-    row_ends: NDArray[np.int64],
-    row_samples: NDArray[np.uint32],
-    num_samples: int,
-    order: NDArray[np.int32],
-) -> None:
-    """Write the order in which rows enter the queue, which breaks its ties.
+def entry_order(incidence: Incidence) -> NDArray[np.int32]:
+    """Return the order, (num_rows,), in which rows enter the queues, which breaks their ties.
 
     Rows of a single sample, the lone ones, are first, those whose sample has most of them before the others
     (one sample is lost, many rows are freed); then all other rows. Otherwise the least looked-up row is
     first.
-
-    Args:
-        row_starts: (num_rows + 1,); see `append_samples`.
-        row_ends: (num_rows,).
-        row_samples: (num_lookups,).
-        num_samples: samples of the log.
-        order: (num_rows,) out.
     """
-    num_rows = row_ends.shape[0]
-    # How many rows of each sample have no other sample.
-    lone = np.zeros(num_samples, np.int32)
-    for row in range(num_rows):
-        _ask_for_sample(row + _LOOKUPS_AHEAD, row_starts, row_samples, lone)
-        if row_ends[row] - row_starts[row] == 1:
-            lone[row_samples[row_starts[row]]] += 1
-    most = 0
-    for sample in range(num_samples):
-        most = max(most, lone[sample])
-    # A counting sort by it, falling: the rows with most, most - 1, ... 1 in their sample, then all others.
-    starts = np.zeros(most + 2, np.int64)
-    for row in range(num_rows):
-        _ask_for_sample(row + _LOOKUPS_AHEAD, row_starts, row_samples, lone)
-        is_lone = row_ends[row] - row_starts[row] == 1
-        starts[most + 1 - lone[row_samples[row_starts[row]]] if is_lone else most + 1] += 1
-    total = 0
-    for rest in range(most + 2):
-        length = starts[rest]
-        starts[rest] = total
-        total += length
-    for row in range(num_rows - 1, -1, -1):
-        _ask_for_sample(row - _LOOKUPS_AHEAD, row_starts, row_samples, lone)
-        is_lone = row_ends[row] - row_starts[row] == 1
-        rest = most + 1 - lone[row_samples[row_starts[row]]] if is_lone else most + 1
-        order[starts[rest]] = row
-        starts[rest] += 1
+    is_lone = incidence.row_ends - incidence.row_starts[:-1] == 1
+    lone_rows = np.flatnonzero(is_lone)[::-1]
+    samples = incidence.row_samples[incidence.row_starts[lone_rows]]
+    num_lone = np.bincount(samples)[samples]
+    # A stable sort of small integers goes by their digits, in linear time.
+    most = num_lone.max(initial=0)
+    order = np.argsort((most - num_lone).astype(np.min_scalar_type(most)), kind="stable")
+    return np.concatenate([lone_rows[order], np.flatnonzero(~is_lone)[::-1]]).astype(np.int32)
 
 
-@inlined_kernel
-def _ask_for_sample(
-    row: int, row_starts: NDArray[np.int64], row_samples: NDArray[np.uint32], lone: NDArray[np.int32]
-) -> None:
-    """Prefetch the entry in ``lone`` of a row's first sample, if the row exists."""
-    if 0 <= row < row_starts.shape[0] and row_starts[row] < row_samples.shape[0]:
-        prefetch(lone, np.uint64(row_samples[row_starts[row]]))
+def _prefixes_of(incidence: Incidence) -> NDArray[np.int32]:
+    """Return the fewest first rows by number that make each sample fully hot: (num_samples,)."""
+    # The rows of a sample ascend.
+    starts = incidence.sample_starts
+    needed = np.zeros(starts.size - 1, np.int32)
+    has_rows = starts[1:] > starts[:-1]
+    needed[has_rows] = incidence.sample_rows[starts[1:][has_rows] - 1] + 1
+    return needed
 
 
-@kernel
-def hot_samples_of_prefixes(
-    sample_starts: NDArray[np.int64],
-    sample_rows: NDArray[np.int32],
-    num_rows_of: NDArray[np.int64],
-    hot_samples: NDArray[np.int64],
-) -> None:
+def hot_samples_of_prefixes(incidence: Incidence, num_rows_of: NDArray[np.int64]) -> NDArray[np.int64]:
     """Count the fully hot samples under several prefixes of the rows by number, each hot as a whole. Exact.
 
     Args:
-        sample_starts: (num_samples + 1,); see `list_rows`.
-        sample_rows: (num_lookups,).
+        incidence: of rows and samples.
         num_rows_of: (num_prefixes,), rows of each prefix, rising.
-        hot_samples: (num_prefixes,) out.
     """
-    hot_samples[:] = 0
-    for sample in range(sample_starts.shape[0] - 1):
-        # A sample is fully hot under a prefix that ends after its last row, which is the largest.
-        needed = np.int64(0)
-        stop = sample_starts[sample + 1]
-        if stop > sample_starts[sample]:
-            needed = np.int64(sample_rows[stop - 1]) + 1
-        smallest = np.searchsorted(num_rows_of, needed)
-        if smallest < hot_samples.shape[0]:
-            hot_samples[smallest] += 1
+    smallest = np.searchsorted(num_rows_of, _prefixes_of(incidence))
     # What a prefix serves, every longer one serves too.
-    for prefix in range(1, hot_samples.shape[0]):
-        hot_samples[prefix] += hot_samples[prefix - 1]
+    return np.cumsum(np.bincount(smallest, minlength=num_rows_of.size + 1)[:-1])
 
 
 class _Queues(NamedTuple):
@@ -269,35 +219,24 @@ class _Queues(NamedTuple):
     """(num_widths,); at most the least worth of each width."""
 
 
-@kernel
-def _begin_queues(queues: _Queues, first_row: int, stop_row: int) -> None:
-    """Write where each queue begins to its head and its tail.
+def _starts_of_queues(
+    worth: NDArray[np.int32], width_of_row: NDArray[np.uint8], num_widths: int
+) -> NDArray[np.int64]:
+    """Return where each queue begins, (num_widths, most worth + 1), from the rows to be queued.
 
     A queue has room for the rows that ever reach its worth: those that have it or more at the start, and
     for worth 0, which no row falls to in a queue, those that have it at the start.
     """
-    heads = queues.heads
-    for row in range(first_row, stop_row):
-        heads[queues.width_of_row[row], queues.worth[row]] += 1
-    total = np.int64(0)
-    for width in range(heads.shape[0]):
-        num_rows = np.int64(0)
-        for level in range(heads.shape[1] - 1, -1, -1):
-            num_rows = heads[width, level] + (num_rows if level > 0 else 0)
-            heads[width, level] = total
-            queues.tails[width, level] = total
-            total += num_rows
+    num_levels = int(worth.max(initial=0)) + 1
+    queues = width_of_row * np.int64(num_levels) + worth
+    counts = np.bincount(queues, minlength=num_widths * num_levels).reshape(num_widths, num_levels)
+    room = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1].copy()
+    room[:, 0] = counts[:, 0]
+    return (np.cumsum(room) - room.ravel()).reshape(room.shape)
 
 
 @inlined_kernel
-def _next_width(
-    worth: NDArray[np.int32],
-    widths: NDArray[np.int64],
-    queued: NDArray[np.int32],
-    heads: NDArray[np.int64],
-    tails: NDArray[np.int64],
-    levels: NDArray[np.int64],
-) -> int:
+def _next_width(worth, widths, queued, heads, tails, levels):  # type: ignore[no-untyped-def]
     """Raise each level to the fewest samples a row of that width has; returns the width of least worth.
 
     Also removes stale entries at the head of that row's queue.
@@ -337,15 +276,7 @@ def _append_row(row: int, left: int, queues: _Queues) -> None:
 
 
 @inlined_kernel
-def _ask_for_entries(
-    queued: NDArray[np.int32],
-    head: int,
-    tail: int,
-    worth: NDArray[np.int32],
-    row_starts: NDArray[np.int64],
-    row_ends: NDArray[np.int64],
-    row_samples: NDArray[np.uint32],
-) -> None:
+def _ask_for_entries(queued, head, tail, worth, row_starts, row_ends, row_samples):  # type: ignore[no-untyped-def]
     """Prefetch what the next entries of a queue need, in stages, as each address depends on a load."""
     if head + 2 * _ENTRIES_AHEAD >= tail:
         return
@@ -359,7 +290,6 @@ def _ask_for_entries(
     prefetch(row_samples, np.uint64(start + _LINE_SAMPLES))
 
 
-@kernel
 def peel(
     incidence: Incidence,
     width_of_row: NDArray[np.uint8],
@@ -369,10 +299,8 @@ def peel(
     stop_row: int,
     budgets: NDArray[np.int64],
     workspace: NDArray[np.int32],
-    dropped: NDArray[np.int32],
-    hot_samples: NDArray[np.int64],
-) -> None:
-    """Write the rows from ``first_row`` to ``stop_row`` to ``dropped``, the least worth keeping first.
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return the rows from ``first_row`` to ``stop_row``, the least worth keeping first.
 
     Rows before them are never dropped; those after them are dropped before the start.
 
@@ -388,48 +316,28 @@ def peel(
         first_row: the first row that may be dropped.
         stop_row: the first row that is dropped before the start.
         budgets: (num_budgets,), bytes of these rows that may stay, rising, fewer than all of them have.
-        workspace: (2 * num_rows + num_lookups,); of the caller, because NumPy requests large pages for it.
-        dropped: (stop_row - first_row,) out.
-        hot_samples: (num_budgets,) out, samples none of whose rows is dropped once what is left of these rows
-            fits in the budget.
+        workspace: (2 * num_rows + num_lookups,), overwritten.
+
+    Returns:
+        (stop_row - first_row,), the rows as they are dropped; and (num_budgets,), samples none of whose rows
+        is dropped once what is left of these rows fits in the budget.
     """
     num_rows = incidence.row_ends.shape[0]
-    num_samples = incidence.sample_starts.shape[0] - 1
     # Samples with a row that is dropped before the start are lost from the start. They take a bit each,
     # since the access is random: those of a million samples fit in the L2 cache.
-    lost = np.zeros(num_samples // 8 + 1, np.uint8)
-    num_lost = _lose_with_gone_rows(incidence, stop_row, lost)
+    is_lost = _prefixes_of(incidence) > stop_row
+    num_hot = is_lost.size - int(np.count_nonzero(is_lost))
+    lost = np.packbits(is_lost, bitorder="little")
     worth = workspace[:num_rows]
-    most = _count_left(incidence, first_row, stop_row, lost, num_lost, worth)
-    heads = np.zeros((widths.shape[0], most + 1), np.int64)
-    tails = np.zeros((widths.shape[0], most + 1), np.int64)
-    levels = np.zeros(widths.shape[0], np.int64)
-    queues = _Queues(worth, width_of_row, widths, workspace[num_rows:], heads, tails, levels)
-    _begin_queues(queues, first_row, stop_row)
-    bytes_left = 0
-    for i in range(num_rows):
-        if i + _LOOKUPS_AHEAD < num_rows:
-            prefetch(worth, np.uint64(entries[i + _LOOKUPS_AHEAD]))
-        row = entries[i]
-        if first_row <= row < stop_row:
-            _append_row(row, worth[row], queues)
-            bytes_left += widths[width_of_row[row]]
-    _drop_by_worth(incidence, lost, queues, num_samples - num_lost, bytes_left, budgets, dropped, hot_samples)
-
-
-@kernel
-def _lose_with_gone_rows(incidence: Incidence, stop_row: int, lost: NDArray[np.uint8]) -> int:
-    """Set the bit of each sample with a row from ``stop_row`` on; return how many these are."""
-    sample_starts = incidence.sample_starts
-    sample_rows = incidence.sample_rows
-    num_lost = 0
-    if stop_row < incidence.row_ends.shape[0]:
-        for sample in range(sample_starts.shape[0] - 1):
-            stop = sample_starts[sample + 1]
-            if stop > sample_starts[sample] and sample_rows[stop - 1] >= stop_row:
-                lost[sample >> 3] |= _bit_of(sample)
-                num_lost += 1
-    return num_lost
+    _count_left(incidence, first_row, stop_row, lost, num_hot < is_lost.size, worth)
+    own = slice(first_row, stop_row)
+    heads = _starts_of_queues(worth[own], width_of_row[own], widths.size)
+    levels = np.zeros(widths.size, np.int64)
+    queues = _Queues(worth, width_of_row, widths, workspace[num_rows:], heads, heads.copy(), levels)
+    dropped = np.empty(stop_row - first_row, np.int32)
+    hot_samples = np.empty_like(budgets)
+    _drop_by_worth(incidence, lost, queues, entries, num_hot, budgets, dropped, hot_samples)
+    return dropped, hot_samples
 
 
 @kernel
@@ -438,22 +346,17 @@ def _count_left(
     first_row: int,
     stop_row: int,
     lost: NDArray[np.uint8],
-    num_lost: int,
+    has_lost: bool,
     worth: NDArray[np.int32],
-) -> int:
-    """Write the worth of each row, the number of its samples that are left; return the most of any row."""
-    row_starts = incidence.row_starts
-    row_ends = incidence.row_ends
+) -> None:
+    """Write the worth of each row: the number of its samples that are left."""
     worth[:] = _NONE
-    most = 0
     for row in range(first_row, stop_row):
-        left = row_ends[row] - row_starts[row]
-        if num_lost > 0:
-            for k in range(row_starts[row], row_ends[row]):
+        left = incidence.row_ends[row] - incidence.row_starts[row]
+        if has_lost:
+            for k in range(incidence.row_starts[row], incidence.row_ends[row]):
                 left -= _is_lost(incidence.row_samples[k], lost)
         worth[row] = left
-        most = max(most, left)
-    return most
 
 
 @kernel
@@ -461,31 +364,42 @@ def _drop_by_worth(
     incidence: Incidence,
     lost: NDArray[np.uint8],
     queues: _Queues,
+    entries: NDArray[np.int32],
     num_hot: int,
-    bytes_left: int,
     budgets: NDArray[np.int64],
     dropped: NDArray[np.int32],
     hot_samples: NDArray[np.int64],
 ) -> None:
-    """Drop all rows that are queued, that of least worth first.
+    """Queue all rows that have a worth, and drop them, that of least worth first.
 
     Args:
         incidence: as for `peel`.
         lost: bits of samples, updated.
-        queues: updated.
+        queues: empty, updated.
+        entries: as for `peel`.
         num_hot: samples that are not lost.
-        bytes_left: bytes of the rows queued.
-        budgets: as for `peel`, and so what follows.
+        budgets: as for `peel`.
+        dropped: (rows with a worth,) out.
+        hot_samples: (num_budgets,) out, as `peel` returns it.
     """
     row_starts, row_ends, row_samples, sample_starts, sample_rows = incidence
     worth, width_of_row, widths, queued, heads, tails, levels = queues
+    bytes_left = 0
+    for i in range(entries.shape[0]):
+        if i + _LOOKUPS_AHEAD < entries.shape[0]:
+            prefetch(worth, np.uint64(entries[i + _LOOKUPS_AHEAD]))
+        row = entries[i]
+        if worth[row] >= 0:
+            _append_row(row, worth[row], queues)
+            bytes_left += widths[width_of_row[row]]
     left_samples = np.empty(heads.shape[1], np.uint32)
     budget = budgets.shape[0] - 1
     number = 0
     while number < dropped.shape[0]:
         width = _next_width(worth, widths, queued, heads, tails, levels)
         head = heads[width, levels[width]]
-        _ask_for_entries(queued, head, tails[width, levels[width]], worth, row_starts, row_ends, row_samples)
+        tail = tails[width, levels[width]]
+        _ask_for_entries(queued, head, tail, worth, row_starts, row_ends, row_samples)
         row = queued[head]
         heads[width, levels[width]] = head + 1
         left = worth[row]
@@ -506,7 +420,7 @@ def _drop_by_worth(
         for n in range(left):
             prefetch(sample_rows, np.uint64(sample_starts[left_samples[n]]))
         for n in range(left):
-            lost[left_samples[n] >> 3] |= _bit_of(left_samples[n])
+            lost[left_samples[n] >> 3] |= np.uint8(1 << (left_samples[n] & 7))
             number = _lose_rows(left_samples[n], sample_starts, sample_rows, queues, dropped, number)
         num_hot -= left
         for n in range(first_dropped, number):
@@ -515,12 +429,6 @@ def _drop_by_worth(
         while budget >= 0 and bytes_left <= budgets[budget]:
             hot_samples[budget] = num_hot
             budget -= 1
-
-
-@inlined_kernel
-def _bit_of(sample: int) -> np.uint8:
-    """Return the bit of a sample in its byte of eight."""
-    return np.uint8(1 << (sample & 7))
 
 
 @inlined_kernel

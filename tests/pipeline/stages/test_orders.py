@@ -24,14 +24,14 @@ from hotset.pipeline.preprocess import PreprocessConfig, resolved, run_stage
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.stages.count import CountConfig
-from hotset.pipeline.stages.orders import _entries, _never_worse, calibrate, category_order, sampled_order
+from hotset.pipeline.stages.orders import _never_worse, calibrate, category_order, sampled_order
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.rank import RankConfig, rank
 from hotset.pipeline.stages.row_order import Arrange, HotOrder, RankedTable, read_tables
 from hotset.pipeline.stages.split import SplitConfig, split
 from hotset.pipeline.verify import verify
 from hotset.stats.ranking.fae_sampling import ProfiledTable, draw_samples, estimate_bytes
-from hotset.stats.ranking.peeling import Incidence
+from hotset.stats.ranking.peeling import Incidence, entry_order
 from hotset.tests.support.logs.criteo_text import SCHEMA, Sample, tree_of
 from hotset.tests.support.logs.criteo_text import draw_samples as draw_log
 from hotset.tests.support.naive.naive_peel import Samples, naive_peel
@@ -258,7 +258,7 @@ def test_parts_between_cuts_are_peeled_as_by_the_twin(widths: list[int], rng: np
         total = sum(widths[width] for width in width_of_row)
         budgets = np.arange(0, total, 7)
         found = incidence_of(log, num_rows)
-        places, cuts = _never_worse(found, width_of_row, np.array(widths), _entries(found), budgets)
+        places, cuts = _never_worse(found, width_of_row, np.array(widths), entry_order(found), budgets)
         order, wanted = naive_never_worse(log, widths, width_of_row.tolist(), budgets.tolist())
         assert np.argsort(places).tolist() == order and cuts == wanted
         num_cuts.append(len(cuts))

@@ -42,9 +42,7 @@ class Incidence:
         self.lists = peeling.Incidence(*lists, self.sample_starts, self.sample_rows)
 
     def entries(self) -> NDArray[np.int32]:
-        order = np.zeros(self.row_ends.shape[0], np.int32)
-        entry_order(*self.lists[:3], self.sample_starts.shape[0] - 1, order)
-        return order
+        return entry_order(self.lists)
 
     def dropped(
         self, width_of_row: Sequence[int], widths: Sequence[int], first: int, stop: int | None = None
@@ -62,14 +60,12 @@ class Incidence:
         """The rows in the order in which they are dropped, and the hot samples of each budget."""
         num_rows = self.row_ends.shape[0]
         stop = num_rows if stop is None else stop
-        dropped = np.zeros(stop - first, np.int32)
         numbers = np.array(widths, np.int64)
         of_row = np.array(width_of_row, np.uint8)
         # Whatever the memory holds is written before it is read.
         workspace = np.full(2 * num_rows + self.sample_rows.size, 7, np.int32)
         bounds = np.array(budgets, np.int64)
-        hot = np.full(len(budgets), -1)
-        peel(self.lists, of_row, numbers, self.entries(), first, stop, bounds, workspace, dropped, hot)
+        dropped, hot = peel(self.lists, of_row, numbers, self.entries(), first, stop, bounds, workspace)
         return dropped.tolist(), hot.tolist()
 
 
@@ -149,8 +145,7 @@ def hot_samples(samples: Samples, hot: set[int]) -> int:
 @given(log=logs)
 def test_hot_samples_of_prefixes_are_counted_exactly(log: tuple[int, Samples]) -> None:
     num_rows, samples = log
-    found = np.full(num_rows + 1, -1)
-    hot_samples_of_prefixes(*Incidence(samples, num_rows).lists[3:], np.arange(num_rows + 1), found)
+    found = hot_samples_of_prefixes(Incidence(samples, num_rows).lists, np.arange(num_rows + 1))
     assert found.tolist() == [hot_samples(samples, set(range(k))) for k in range(num_rows + 1)]
 
 
