@@ -22,12 +22,11 @@ from .ranking.ranking import hash_rows
 MAX_PARTS = 32
 
 
-def marks_dtype(num_parts: int) -> type[np.unsignedinteger]:
+def marks_dtype(num_parts: int) -> np.dtype[np.unsignedinteger]:
     """Return the narrowest word that has two bits for each part; raises ValueError above MAX_PARTS."""
-    for kind in (np.uint8, np.uint16, np.uint32, np.uint64):
-        if 2 * num_parts <= 8 * np.dtype(kind).itemsize:
-            return kind
-    raise ValueError(f"{num_parts} parts: want {MAX_PARTS} at most")
+    if num_parts > MAX_PARTS:
+        raise ValueError(f"{num_parts} parts: want {MAX_PARTS} at most")
+    return np.min_scalar_type((1 << (2 * num_parts)) - 1)
 
 
 @kernel

@@ -48,7 +48,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +67,7 @@ Masks = NDArray[np.unsignedinteger]
 """Bit r of an entry says whether rank r uses the row."""
 
 
-def mask_type(num_ranks: int) -> type[np.unsignedinteger]:
+def mask_type(num_ranks: int) -> np.dtype[np.unsignedinteger]:
     """Return the smallest type with a bit for each rank.
 
     Raises:
@@ -75,10 +75,7 @@ def mask_type(num_ranks: int) -> type[np.unsignedinteger]:
     """
     if not 1 <= num_ranks <= MOST_RANKS:
         raise ValueError(f"want 1 to {MOST_RANKS} ranks, got {num_ranks}")
-    for chosen in (np.uint8, np.uint16, np.uint32):
-        if num_ranks <= np.iinfo(chosen).bits:
-            return chosen
-    return np.uint64
+    return np.min_scalar_type((1 << num_ranks) - 1)
 
 
 def ranks_of_samples(num_samples: int, batch_size: int, num_shares: int, num_ranks: int) -> NDArray[np.uint8]:
@@ -204,20 +201,12 @@ def count_remote_lookups(lookups: LookupsByRow, ranks: NDArray[np.uint8], owners
     return int(np.count_nonzero(ranks[lookups.order_N] != np.repeat(owners, lookups.counts_U)))
 
 
-_LISTS = 4
-_VECTORS_OUT, _VECTORS_IN, _GRADIENTS_OUT, _GRADIENTS_IN = range(_LISTS)
-
-
 class RowLists(NamedTuple):
     """Rows to or from each rank, those of rank r at ``positions[starts_W1[r]:starts_W1[r + 1]]``."""
 
     starts_W1: NDArray[np.int64]
     positions: NDArray[np.int32]
     """(num_messages,); positions among the distinct rows of the step."""
-
-    def of(self, rank: int) -> slice:
-        """The part of ``positions`` to or from a rank."""
-        return slice(int(self.starts_W1[rank]), int(self.starts_W1[rank + 1]))
 
 
 class RankMessages(NamedTuple):
@@ -229,34 +218,6 @@ class RankMessages(NamedTuple):
     gradients_in: RowLists
 
 
-@kernel
-def _list_messages(
-    step: StepRows, rank: int, ends_LW: NDArray[np.int64], positions: NDArray[np.int32], writes: bool
-) -> None:
-    """Count the rows of each list, or write them from where ``ends_LW`` says. Exact."""
-    own = np.uint64(1) << np.uint64(rank)
-    for i in range(step.masks_U.shape[0]):
-        mask = np.uint64(step.masks_U[i])
-        owner = step.owners_U[i]
-        # The owner sends vectors to the other users and gets their gradients; a user does the reverse.
-        if owner == rank:
-            for other in range(ends_LW.shape[1]):
-                if other != rank and mask >> np.uint64(other) & np.uint64(1):
-                    if writes:
-                        positions[ends_LW[_GRADIENTS_IN, other]] = i
-                        if not step.is_first_U[i]:
-                            positions[ends_LW[_VECTORS_OUT, other]] = i
-                    ends_LW[_VECTORS_OUT, other] += not step.is_first_U[i]
-                    ends_LW[_GRADIENTS_IN, other] += 1
-        elif mask & own != np.uint64(0):
-            if writes:
-                positions[ends_LW[_GRADIENTS_OUT, owner]] = i
-                if not step.is_first_U[i]:
-                    positions[ends_LW[_VECTORS_IN, owner]] = i
-            ends_LW[_VECTORS_IN, owner] += not step.is_first_U[i]
-            ends_LW[_GRADIENTS_OUT, owner] += 1
-
-
 def list_messages(step: StepRows, rank: int, num_ranks: int) -> RankMessages:
     """Return what ``rank`` sends and receives in a step.
 
@@ -265,17 +226,34 @@ def list_messages(step: StepRows, rank: int, num_ranks: int) -> RankMessages:
         rank: whose lists these are.
         num_ranks: of them all.
     """
-    counts_LW = np.zeros((_LISTS, num_ranks), np.int64)
-    _list_messages(step, rank, counts_LW, np.empty(0, np.int32), False)
-    # Lists are concatenated: the running sums of their lengths are where they begin.
-    starts = np.concatenate([[0], np.cumsum(counts_LW)])
-    positions = np.empty(starts[-1], np.int32)
-    _list_messages(step, rank, starts[:-1].reshape(_LISTS, num_ranks).copy(), positions, True)
-    lists = []
-    for first in range(0, _LISTS * num_ranks, num_ranks):
-        bounds = starts[first : first + num_ranks + 1]
-        lists.append(RowLists(bounds - bounds[0], positions[int(bounds[0]) : int(bounds[-1])]))
-    return RankMessages(*lists)
+    # The owner of a row sends its vector to all other users, and gets their gradients.
+    own = np.flatnonzero(step.owners_U == rank)
+    is_user_KW = step.masks_U[own, None] >> np.arange(num_ranks, dtype=step.masks_U.dtype) & 1
+    is_user_KW[:, rank] = 0
+    users, places = np.nonzero(is_user_KW.T)
+    # A user of rows of others does the reverse.
+    used = np.flatnonzero((step.owners_U != rank) & (step.masks_U >> step.masks_U.dtype.type(rank) & 1 == 1))
+    used = used[np.argsort(step.owners_U[used], kind="stable")]
+    outgoing, incoming = (users, own[places]), (step.owners_U[used], used)
+    return RankMessages(
+        vectors_out=_lists_of(*outgoing, num_ranks, ~step.is_first_U),
+        vectors_in=_lists_of(*incoming, num_ranks, ~step.is_first_U),
+        gradients_out=_lists_of(*incoming, num_ranks),
+        gradients_in=_lists_of(*outgoing, num_ranks),
+    )
+
+
+def _lists_of(
+    ranks: NDArray[np.integer[Any]],
+    positions: NDArray[np.int64],
+    num_ranks: int,
+    is_listed_U: NDArray[np.bool_] | None = None,
+) -> RowLists:
+    """List rows to or from each rank, given by rank, then position."""
+    if is_listed_U is not None:
+        ranks, positions = ranks[is_listed_U[positions]], positions[is_listed_U[positions]]
+    counts = np.bincount(ranks, minlength=num_ranks)
+    return RowLists(np.concatenate([[0], np.cumsum(counts)]), positions.astype(np.int32))
 
 
 def striped_owners(num_rows: int, num_ranks: int) -> NDArray[np.uint8]:

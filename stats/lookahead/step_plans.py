@@ -3,7 +3,7 @@
 Both are flat arrays for many steps. A planner manages one staging area: ``num_slots`` slots for rows of one
 width. Rows are named by keys, integers in [0, num_rows) that the caller gives to the rows of the slow tier.
 Step t is preceded by transfer item t: write rows back, then load rows into slots. Items run one after
-another, and computations beside them, by two rules:
+another, in parallel with computations, by two rules:
 
 1. item t starts once compute(``after[t]``) is done;
 2. compute(t) starts once item t is done.

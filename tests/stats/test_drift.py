@@ -127,6 +127,6 @@ def test_shares_by_age_are_means_over_the_pairs_of_that_age() -> None:
 
 def test_parts_are_equal_and_bounded() -> None:
     assert cut_evenly(10, 4) == [0, 2, 5, 7, 10]
-    assert marks_dtype(MAX_PARTS) is np.uint64 and marks_dtype(7) is np.uint16
+    assert marks_dtype(MAX_PARTS) == np.uint64 and marks_dtype(7) == np.uint16
     with pytest.raises(ValueError, match="33 parts"):
         marks_dtype(MAX_PARTS + 1)
