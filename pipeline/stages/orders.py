@@ -43,7 +43,7 @@ from ...stats.ranking.fae_sampling import (
     number_by_appearance,
 )
 from ...stats.ranking.peeling import BYTES_PER_LOOKUP, BYTES_PER_ROW, BYTES_PER_SAMPLE, Incidence, peel
-from ...stats.ranking.ranking import expand_runs, first_places, num_hot_of_runs, runs_by_density, runs_of
+from ...stats.ranking.ranking import expand_runs, first_places, num_hot_of_tables, prefixes_of_runs, runs_of
 from ..errors import ConfigError, ManifestError, format_byte_size, hint_to_rewrite, hint_to_verify
 from ..folders.manifest import Manifest
 from ..folders.totals import (
@@ -497,7 +497,9 @@ def exact_hot_rows(
     orders = [np.argsort(-each, kind="stable") for each in counts]
     runs = [runs_of(each[order]) for each, order in zip(counts, orders, strict=True)]
     # As many bytes as the sampling used, so that the two differ in the choice alone.
-    num_hot, num_hot_rows = num_hot_of_runs(*runs_by_density(runs, row_bytes), row_bytes, budget_bytes)
+    num_rows = sum(each.shape[0] for each in counts)
+    rows_of = prefixes_of_runs(runs, row_bytes)
+    num_hot, num_hot_rows = num_hot_of_tables(rows_of, num_rows, row_bytes, budget_bytes)
     levels: Levels = []
     for order, hot in zip(orders, num_hot, strict=True):
         level = np.ones(order.shape[0], np.uint8)

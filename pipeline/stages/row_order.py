@@ -26,11 +26,11 @@ from ...stats.ranking.ranking import (
     RankedRuns,
     expand_runs,
     levels_of_prefixes,
-    num_hot_of_runs,
     num_hot_of_tables,
     place_categories,
+    prefixes_of_places,
+    prefixes_of_runs,
     raise_levels,
-    runs_by_density,
     runs_of,
 )
 from ..folders.manifest import FileEntry, Manifest
@@ -239,17 +239,16 @@ class HotOrder:
         self._row_bytes = list(row_bytes)
         # Positions are an order by lookups; with several widths the one by lookups per byte differs.
         by_density = len(set(row_bytes)) > 1 and VocabularyTotals.of(vocabulary).rank_by == "frequency"
-        self._places = [] if by_density else read_tables(vocabulary, "place")
+        columns = read_tables(vocabulary, "count" if by_density else "place")
+        self._num_rows = sum(column.shape[0] for column in columns)
         if by_density:
-            runs = [runs_of(counts) for counts in read_tables(vocabulary, "count")]
-            self._table_of_run, self._lengths = runs_by_density(runs, self._row_bytes)
+            self._rows_of = prefixes_of_runs([runs_of(counts) for counts in columns], row_bytes)
+        else:
+            self._rows_of = prefixes_of_places(columns)
 
     def num_hot(self, budget_bytes: int) -> tuple[list[int], int]:
         """Hot rows of each table under a budget, and of all."""
-        # A log without tables has no positions either, and nothing is hot.
-        if self._places or not self._row_bytes:
-            return num_hot_of_tables(self._places, self._row_bytes, budget_bytes)
-        return num_hot_of_runs(self._table_of_run, self._lengths, self._row_bytes, budget_bytes)
+        return num_hot_of_tables(self._rows_of, self._num_rows, self._row_bytes, budget_bytes)
 
 
 Levels = list[NDArray[np.uint8]]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,106 +170,73 @@ Runs = tuple[NDArray[np.int64], NDArray[np.int64]]
 """The runs of one table: lookups of each row of a run, falling, and rows of each run; (num_runs,) both."""
 
 
-def order_of_runs(tables: Sequence[Runs], row_bytes: Sequence[int]) -> NDArray[np.int64]:
-    """Return the runs of all tables by falling lookups per byte; ties by table, then id.
+def first_places(tables: Sequence[Runs], row_bytes: Sequence[int]) -> list[NDArray[np.int64]]:
+    """Return the places of runs in the order of all rows by falling lookups per byte; ties by table, then id.
 
     Args:
         tables: runs of each.
         row_bytes: per table, bytes of a row; only their ratios count.
 
     Returns:
-        (num_runs of all tables,), positions in the concatenated runs of the tables. Exact: where widths
-        differ, integers of any size are compared.
+        Per table (num_runs,): the place of the first row of each run; the others follow it. Exact: where
+        widths differ, integers of any size are compared.
     """
-    counts = np.concatenate([counts for counts, _ in tables]) if tables else np.zeros(0, np.int64)
-    if len(set(row_bytes)) <= 1:
-        return np.argsort(-counts, kind="stable")
-    # Lookups per byte times the common multiple of all widths: integers, so no two differ by rounding.
-    scale = math.lcm(*row_bytes)
-    scales = [scale // width for (rows, _), width in zip(tables, row_bytes, strict=True) for _ in rows]
-    density = [count * factor for count, factor in zip(counts.tolist(), scales, strict=True)]
-    return np.array(sorted(range(len(density)), key=lambda run: -density[run]), np.int64)
-
-
-def first_places(tables: Sequence[Runs], row_bytes: Sequence[int]) -> list[NDArray[np.int64]]:
-    """Return the places in the order over all tables that `order_of_runs` gives.
-
-    Returns:
-        Per table (num_runs,): the place of the first row of each run; the others follow it.
-    """
+    if not tables:
+        return []
+    counts = np.concatenate([counts for counts, _ in tables])
     lengths = np.concatenate([lengths for _, lengths in tables])
-    order = order_of_runs(tables, row_bytes)
+    if len(set(row_bytes)) <= 1:
+        order = np.argsort(-counts, kind="stable")
+    else:
+        # Lookups per byte times the common multiple of all widths: integers, so no two differ by rounding.
+        scale = math.lcm(*row_bytes)
+        scales = [scale // width for (rows, _), width in zip(tables, row_bytes, strict=True) for _ in rows]
+        density = [count * factor for count, factor in zip(counts.tolist(), scales, strict=True)]
+        order = np.array(sorted(range(len(density)), key=lambda run: -density[run]), np.int64)
     firsts = np.empty(lengths.shape[0], np.int64)
     firsts[order] = np.cumsum(lengths[order]) - lengths[order]
     return np.split(firsts, np.cumsum([counts.shape[0] for counts, _ in tables])[:-1])
 
 
-def runs_by_density(
-    tables: Sequence[Runs], row_bytes: Sequence[int]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the table of each run, and its rows, in the order that `order_of_runs` gives."""
-    order = order_of_runs(tables, row_bytes)
-    numbers = [np.full(counts.shape[0], table, np.int64) for table, (counts, _) in enumerate(tables)]
-    lengths = [lengths for _, lengths in tables]
-    if not tables:
-        return order, order
-    return np.concatenate(numbers)[order], np.concatenate(lengths)[order]
+RowsOfPrefix = Callable[[int], list[int]]
+"""How many rows of each table are among the first so many of all tables, in some order."""
+
+
+def prefixes_of_places(places: Sequence[NDArray[np.int64]]) -> RowsOfPrefix:
+    """Return the rows of prefixes; ``places``: per table (num_rows,), ascending, over all tables."""
+    return lambda prefix: [int(np.searchsorted(place, prefix)) for place in places]
+
+
+def prefixes_of_runs(tables: Sequence[Runs], row_bytes: Sequence[int]) -> RowsOfPrefix:
+    """Return the rows of prefixes in the order of `first_places`."""
+    firsts = first_places(tables, row_bytes)
+    return lambda prefix: [
+        int(np.clip(prefix - first, 0, lengths).sum())
+        for first, (_, lengths) in zip(firsts, tables, strict=True)
+    ]
 
 
 def num_hot_of_tables(
-    places: list[NDArray[np.int64]], row_bytes: list[int], budget_bytes: int
+    rows_of: RowsOfPrefix, num_rows: int, row_bytes: Sequence[int], budget_bytes: int
 ) -> tuple[list[int], int]:
     """Find the longest prefix of the order over all tables whose rows fit in ``budget_bytes``.
 
     Args:
-        places: per table (num_rows,), ascending; places over all tables, as the vocabulary stores them.
+        rows_of: rows of each table in a prefix.
+        num_rows: of all tables.
         row_bytes: per table, bytes of a row with its optimizer state.
-        budget_bytes: bytes of all hot rows together.
-
-    Returns:
-        Hot rows of each table, and how many places the prefix takes. Exact.
-    """
-    # The bytes of a prefix rise with its length.
-    num_rows = sum(place.shape[0] for place in places)
-    longest = bisect_right(
-        range(1, num_rows + 1), budget_bytes, key=lambda prefix: _bytes_of_prefix(places, row_bytes, prefix)
-    )
-    return [int(np.searchsorted(place, longest)) for place in places], longest
-
-
-def _bytes_of_prefix(places: list[NDArray[np.int64]], row_bytes: list[int], prefix: int) -> int:
-    rows = (int(np.searchsorted(place, prefix)) for place in places)
-    return sum(count * width for count, width in zip(rows, row_bytes, strict=True))
-
-
-def num_hot_of_runs(
-    table_of_run: NDArray[np.int64], lengths: NDArray[np.int64], row_bytes: Sequence[int], budget_bytes: int
-) -> tuple[list[int], int]:
-    """Find the longest prefix of rows, run after run, that fits in ``budget_bytes``.
-
-    Args:
-        table_of_run: (num_runs,), most important first; the runs of a table in the order of its ids.
-        lengths: (num_runs,), rows.
-        row_bytes: per table.
         budget_bytes: bytes of all hot rows together.
 
     Returns:
         Hot rows of each table, and of all. Exact.
     """
-    # Whole runs that fit, and as many rows of the next one as the rest of the budget holds.
-    widths = np.array(row_bytes, np.int64)[table_of_run]
-    # Bytes up to the end of each run of rows.
-    ends = np.cumsum(lengths * widths)
-    whole = int(np.searchsorted(ends, budget_bytes, side="right"))
-    taken = lengths.copy()
-    if whole < lengths.shape[0]:
-        # Of the first run that does not fit as a whole, as many rows as do.
-        left = budget_bytes - (int(ends[whole - 1]) if whole else 0)
-        taken[whole] = left // int(widths[whole])
-        taken[whole + 1 :] = 0
-    num_hot = np.zeros(len(row_bytes), np.int64)
-    np.add.at(num_hot, table_of_run, taken)
-    return num_hot.tolist(), int(taken.sum())
+
+    def bytes_of(prefix: int) -> int:
+        return sum(count * width for count, width in zip(rows_of(prefix), row_bytes, strict=True))
+
+    # The bytes of a prefix rise with its length.
+    longest = bisect_right(range(1, num_rows + 1), budget_bytes, key=bytes_of)
+    return rows_of(longest), longest
 
 
 @kernel

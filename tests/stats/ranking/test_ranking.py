@@ -25,12 +25,12 @@ from hotset.stats.ranking.ranking import (
     largest_ids,
     levels_by_count,
     levels_of_prefixes,
-    num_hot_of_runs,
     num_hot_of_tables,
     place_categories,
+    prefixes_of_places,
+    prefixes_of_runs,
     raise_levels,
     rank_by_frequency,
-    runs_by_density,
     runs_of,
     tag_hot_samples,
 )
@@ -230,7 +230,7 @@ def test_hot_rows_are_the_longest_prefix_that_fits(
     )
     places = [np.flatnonzero([where == table for _, where, _ in order]) for table in range(len(tables))]
     row_bytes = widths[: len(places)]
-    found = num_hot_of_tables(places, row_bytes, budget_bytes)
+    found = num_hot_of_tables(prefixes_of_places(places), len(order), row_bytes, budget_bytes)
     assert found == naive_num_hot(places, row_bytes, budget_bytes)
 
 
@@ -293,8 +293,8 @@ def test_rows_of_several_widths_are_hot_by_lookups_per_byte(
 ) -> None:
     counts = [np.array(sorted(rows, reverse=True), np.int64) for rows in tables]
     row_bytes = widths[: len(tables)]
-    table_of_run, lengths = runs_by_density([runs_of(rows) for rows in counts], row_bytes)
-    found = num_hot_of_runs(table_of_run, lengths, row_bytes, budget_bytes)
+    rows_of = prefixes_of_runs([runs_of(rows) for rows in counts], row_bytes)
+    found = num_hot_of_tables(rows_of, sum(map(len, tables)), row_bytes, budget_bytes)
     assert found == naive_num_hot_by_density([rows.tolist() for rows in counts], row_bytes, budget_bytes)
 
 
@@ -310,6 +310,6 @@ def test_with_one_width_density_is_frequency(tables: list[list[int]], budget_byt
     for place, (_, table, row) in enumerate(order):
         places[table][row] = place
     row_bytes = [8] * len(tables)
-    table_of_run, lengths = runs_by_density([runs_of(rows) for rows in counts], row_bytes)
-    wanted = num_hot_of_tables(places, row_bytes, budget_bytes)
-    assert num_hot_of_runs(table_of_run, lengths, row_bytes, budget_bytes) == wanted
+    rows_of = prefixes_of_runs([runs_of(rows) for rows in counts], row_bytes)
+    wanted = num_hot_of_tables(prefixes_of_places(places), len(order), row_bytes, budget_bytes)
+    assert num_hot_of_tables(rows_of, len(order), row_bytes, budget_bytes) == wanted
