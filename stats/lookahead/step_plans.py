@@ -256,20 +256,9 @@ NO_FETCH = -1
 """The next load of a row that is not loaded again."""
 
 
-class RowMoves(NamedTuple):
-    """The arrays of `StepPlans` that say which rows move."""
-
-    fetch_offsets: NDArray[np.int64]
-    fetch_rows: NDArray[np.int32]
-    fetch_is_first: NDArray[np.bool_]
-    write_back_offsets: NDArray[np.int64]
-    write_back_rows: NDArray[np.int32]
-    is_split: NDArray[np.bool_]
-
-
 @kernel
 def find_next_fetches(
-    moves: RowMoves,
+    plans: StepPlans,
     end: int,
     first_row: int,
     next_of_row: NDArray[np.int64],
@@ -279,7 +268,7 @@ def find_next_fetches(
     """Find the next load of the rows that some steps write back, backwards. Exact.
 
     Args:
-        moves: the steps.
+        plans: the steps.
         end: number of the first load after them.
         first_row: rows from here to ``first_row + next_of_row.size`` are included.
         next_of_row: (rows of the range,), next load of each after these steps; that before them on return.
@@ -292,38 +281,25 @@ def find_next_fetches(
     """
     number = end
     stop_row = first_row + next_of_row.size
-    for step in range(moves.is_split.size - 1, -1, -1):
-        first, stop = moves.fetch_offsets[step], moves.fetch_offsets[step + 1]
+    for step in range(plans.is_split.size - 1, -1, -1):
+        first, stop = plans.fetch_offsets[step], plans.fetch_offsets[step + 1]
         # A split step writes all its rows back when it is over.
-        if moves.is_split[step]:
+        if plans.is_split[step]:
             for i in range(first, stop):
-                row = moves.fetch_rows[i]
+                row = plans.fetch_rows[i]
                 if first_row <= row < stop_row:
                     of_splits[i] = next_of_row[row - first_row]
         # An item writes back before it loads, so backward its loads are first.
         for i in range(stop - 1, first - 1, -1):
-            row = moves.fetch_rows[i]
-            number -= not moves.fetch_is_first[i]
+            row = plans.fetch_rows[i]
+            number -= not plans.fetch_is_first[i]
             if first_row <= row < stop_row:
-                next_of_row[row - first_row] = NO_FETCH if moves.fetch_is_first[i] else number
-        for i in range(moves.write_back_offsets[step], moves.write_back_offsets[step + 1]):
-            row = moves.write_back_rows[i]
+                next_of_row[row - first_row] = NO_FETCH if plans.fetch_is_first[i] else number
+        for i in range(plans.write_back_offsets[step], plans.write_back_offsets[step + 1]):
+            row = plans.write_back_rows[i]
             if first_row <= row < stop_row:
                 of_write_backs[i] = next_of_row[row - first_row]
     return number
-
-
-@kernel
-def find_next_of_residents(
-    rows: NDArray[np.int64],
-    first_row: int,
-    next_of_row: NDArray[np.int64],
-    of_residents: NDArray[np.int64],
-) -> None:
-    """Write the next load of rows that an epoch's end writes back; arguments as in `find_next_fetches`."""
-    for i in range(rows.size):
-        if first_row <= rows[i] < first_row + next_of_row.size:
-            of_residents[i] = next_of_row[rows[i] - first_row]
 
 
 def cut_groups(fetches_of_items: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:

@@ -34,11 +34,9 @@ from ...pipeline.errors import KIB, ConfigError, format_byte_size
 from ...stats.kernel import kernel
 from ...stats.lookahead.step_plans import (
     NO_FETCH,
-    RowMoves,
     StepPlans,
     cut_groups,
     find_next_fetches,
-    find_next_of_residents,
 )
 from ..placements.staging import ChunkFetches, EpochFetches
 from ..rows.tiers import disk_space, mapped_file
@@ -479,11 +477,12 @@ def _find_in_range(
 ) -> None:
     """Walk all plans backward, for the rows of one range."""
     for epoch, (of_chunks, of_residents) in zip(reversed(epochs), reversed(found), strict=True):
-        find_next_of_residents(epoch.residents, first_row, next_of_row, of_residents)
+        rows = epoch.residents - first_row
+        is_inside = (rows >= 0) & (rows < next_of_row.size)
+        of_residents[is_inside] = next_of_row[rows[is_inside]]
         for chunk, fetches in zip(reversed(epoch.chunks), reversed(of_chunks), strict=True):
-            moves = _moves_of(chunk)
             end = find_next_fetches(
-                moves, end, first_row, next_of_row, fetches.of_write_backs, fetches.of_splits
+                chunk, end, first_row, next_of_row, fetches.of_write_backs, fetches.of_splits
             )
     assert end == 0, "fetches are numbered from 0"
 
@@ -524,15 +523,3 @@ def _fetches_of_steps(chunk: StepPlans) -> NDArray[np.int64]:
 def _firsts_of_epochs(epochs: Sequence[EpochPlans]) -> list[int]:
     counts = [sum(int(_fetches_of_steps(chunk).sum()) for chunk in epoch.chunks) for epoch in epochs]
     return [sum(counts[:number]) for number in range(len(counts))]
-
-
-def _moves_of(chunk: StepPlans) -> RowMoves:
-    # Copies of one chunk: mapped arrays are read-only, for which Numba would compile the kernel once more.
-    return RowMoves(
-        np.array(chunk.fetch_offsets),
-        np.array(chunk.fetch_rows),
-        np.array(chunk.fetch_is_first),
-        np.array(chunk.write_back_offsets),
-        np.array(chunk.write_back_rows),
-        np.array(chunk.is_split),
-    )

@@ -10,12 +10,10 @@ from hotset.stats.lookahead.planner import lookahead_planner
 from hotset.stats.lookahead.step_plans import (
     NO_FETCH,
     Residents,
-    RowMoves,
     RowStream,
     StepPlans,
     cut_groups,
     find_next_fetches,
-    find_next_of_residents,
     in_order,
     next_uses,
 )
@@ -41,17 +39,6 @@ def planned(
         assert rest.num_steps == 0
         epochs.append((first, residents))
     return epochs
-
-
-def moves_of(plans: StepPlans) -> RowMoves:
-    return RowMoves(
-        plans.fetch_offsets,
-        plans.fetch_rows,
-        plans.fetch_is_first,
-        plans.write_back_offsets,
-        plans.write_back_rows,
-        plans.is_split,
-    )
 
 
 def naive_next_fetches(epochs: list[tuple[StepPlans, Residents]]) -> list[list[int]]:
@@ -104,8 +91,10 @@ def test_next_fetches_agree_with_a_walk_forward(
         next_of_row = np.full(min(rows_of_pass, num_rows - first_row), NO_FETCH, np.int64)
         end = total
         for (plans, residents), (backs, splits, left) in zip(epochs[::-1], found[::-1], strict=True):
-            find_next_of_residents(residents.rows, first_row, next_of_row, left)
-            end = find_next_fetches(moves_of(plans), end, first_row, next_of_row, backs, splits)
+            rows = residents.rows - first_row
+            is_inside = (rows >= 0) & (rows < next_of_row.size)
+            left[is_inside] = next_of_row[rows[is_inside]]
+            end = find_next_fetches(plans, end, first_row, next_of_row, backs, splits)
         assert end == 0
     is_split = [
         np.repeat(plans.is_split, np.diff(plans.fetch_offsets)).astype(np.bool_) for plans, _ in epochs
