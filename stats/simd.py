@@ -30,11 +30,6 @@ WIDTH: Final = 16
 _FLOAT_BYTES = 4
 _QUARTER = WIDTH // 4
 _SPLIT = [0, 8, 2, 10, 4, 12, 6, 14, 1, 9, 3, 11, 5, 13, 7, 15]
-_HALVES = ([*range(8), *range(16, 24)], 8)
-"""Positions in two concatenated values, and the distance to the numbers that are added to them."""
-_IN_TURNS = ([start + each for start in (0, 4, 8, 12) for each in (0, 16, 1, 17)], 2)
-_QUARTERS = ([start + each for start in (0, 8, 16, 24) for each in range(4)], 4)
-_PAIRS = ([start + each for start in (0, 4, 8, 12) for each in (0, 1, 16, 17)], 2)
 _INT = ir.IntType(32)
 _VALUE = ir.VectorType(ir.FloatType(), WIDTH)
 
@@ -119,32 +114,6 @@ def split_neighbors(value: Float16x) -> Float16x:
     return value[_SPLIT]
 
 
-def add_halves(left: Float16x, right: Float16x) -> Float16x:
-    """Return the sums of numbers eight apart: eight of ``left``, then eight of ``right``.
-
-    It is the first of four levels (halves, in turns, quarters, pairs) that turn sixteen values in the order
-    of `split_neighbors` into the sum of each: numbers are added to their neighbors, these sums to theirs,
-    and so on. On registers of eight the first level moves nothing, and no level adds neighbors in a register,
-    which takes AMD's processors twice as long as two moves and an addition.
-    """
-    return _folded(left, right, *_HALVES)
-
-
-def add_in_turns(left: Float16x, right: Float16x) -> Float16x:
-    """Return the sums of numbers two apart, by quarters: one of ``left``, one of ``right``, ..."""
-    return _folded(left, right, *_IN_TURNS)
-
-
-def add_quarters(left: Float16x, right: Float16x) -> Float16x:
-    """Return the first quarter plus the second and the third plus the fourth, of ``left``, then ``right``."""
-    return _folded(left, right, *_QUARTERS)
-
-
-def add_pairs(left: Float16x, right: Float16x) -> Float16x:
-    """Return the sums of numbers two apart, by quarters: two of ``left``, two of ``right``."""
-    return _folded(left, right, *_PAIRS)
-
-
 def count_bits(word: np.uint64) -> np.uint64:
     """Count the bits that are set."""
     return np.uint64(int(word).bit_count())
@@ -153,12 +122,6 @@ def count_bits(word: np.uint64) -> np.uint64:
 def lowest_bit(word: np.uint64) -> np.uint64:
     """Return the number of the lowest bit that is set, 64 where none is."""
     return np.uint64((int(word) & -int(word)).bit_length() - 1 if word else 64)
-
-
-def _folded(left: Float16x, right: Float16x, first: Sequence[int], distance: int) -> Float16x:
-    joined = np.concatenate([left, right])
-    numbers = np.array(first)
-    return joined[numbers] + joined[numbers + distance]
 
 
 AHEAD: Final = np.uint64(128)
@@ -289,18 +252,36 @@ def _split_neighbors(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
     return builder.shuffle_vector(arguments[0], arguments[0], _lanes(_SPLIT))
 
 
-def _write_folded(function: Callable[..., Any], first: Sequence[int], distance: int) -> None:
-    @written_for(function, _value, _value, _value)
-    def _fold(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+def _fold(first: Sequence[int], distance: int) -> Callable[[Float16x, Float16x], Float16x]:
+    """Return a function that adds the numbers at some positions of two values to those at a distance."""
+
+    def folded(left: Float16x, right: Float16x) -> Float16x:
+        joined = np.concatenate([left, right])
+        return joined[np.array(first)] + joined[np.array(first) + distance]
+
+    @written_for(folded, _value, _value, _value)
+    def _write(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
         found = builder.shuffle_vector(*arguments, _lanes(first))
         others = builder.shuffle_vector(*arguments, _lanes([each + distance for each in first]))
         return builder.fadd(found, others)
 
+    return folded
 
-_write_folded(add_halves, *_HALVES)
-_write_folded(add_in_turns, *_IN_TURNS)
-_write_folded(add_quarters, *_QUARTERS)
-_write_folded(add_pairs, *_PAIRS)
+
+add_halves = _fold([*range(8), *range(16, 24)], 8)
+"""Return the sums of numbers eight apart: eight of the left value, then eight of the right one.
+
+It is the first of four levels (halves, in turns, quarters, pairs) that turn sixteen values in the order
+of `split_neighbors` into the sum of each: numbers are added to their neighbors, these sums to theirs,
+and so on. On registers of eight the first level moves nothing, and no level adds neighbors in a register,
+which takes AMD's processors twice as long as two moves and an addition.
+"""
+add_in_turns = _fold([start + each for start in (0, 4, 8, 12) for each in (0, 16, 1, 17)], 2)
+"""Return the sums of numbers two apart, by quarters: one of the left value, one of the right, ..."""
+add_quarters = _fold([start + each for start in (0, 8, 16, 24) for each in range(4)], 4)
+"""Return the first quarter plus the second and the third plus the fourth, of the left, then the right."""
+add_pairs = _fold([start + each for start in (0, 4, 8, 12) for each in (0, 1, 16, 17)], 2)
+"""Return the sums of numbers two apart, by quarters: two of the left value, two of the right."""
 
 
 @written_for(count_bits, types.uint64, types.uint64)
