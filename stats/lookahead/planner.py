@@ -62,7 +62,7 @@ from .policies import (
     Rule,
     WarmRows,
 )
-from .step_plans import NEVER, Residents, RowStream, StepPlans, TooFewSlotsError, joined, next_uses
+from .step_plans import NEVER, Residents, RowStream, RowTraffic, StepPlans, TooFewSlotsError, next_uses
 from .window import Window
 
 
@@ -204,7 +204,7 @@ _REST_STEPS, _REST_ENTRIES = 1024, 1 << 17
 class StagingPlanner:
     """Plans one epoch after another, for rows of one width; created by the functions below.
 
-    `plan` may hold batches back until those after them are known; `finish` plans the rest and ends the epoch.
+    `plan` may hold batches back until those after them are known, and `plan_rest` plans them.
     All that a planner remembers from epoch to epoch is which rows were used before, and its window.
     """
 
@@ -246,18 +246,17 @@ class StagingPlanner:
         """Mark rows as used before and written back; only before the first batch of a run."""
         self._state.location_of_row[rows_N] = WRITTEN_BACK
 
-    def plan(self, batches: RowStream) -> StepPlans:
-        """Return the step plans that are known now that ``batches`` follow those given before.
+    def plan(self, batches: RowStream) -> list[StepPlans]:
+        """Return the step plans, in chunks, that are known now that ``batches`` follow those before.
 
         Raises:
             TooFewSlotsError: a batch has more rows than there are slots, and is not to be split.
         """
         if batches.next_uses is None and self._rule.policy == LOOKAHEAD and not self._rule.finds_uses:
             raise ValueError("this planner needs the next use of every row with the batches")
-        first_step = self._next_step
         if self.window is None:
             self._hold(batches)
-            return joined(self._plan_up_to(self._num_known - self._rule.group + 1), first_step)
+            return self._plan_up_to(self._num_known - self._rule.group + 1)
         # The window may change after every step, so that the plans do not depend on how batches are given.
         chunks: list[StepPlans] = []
         for first, stop in pairwise(batches.offsets.tolist()):
@@ -268,7 +267,7 @@ class StagingPlanner:
             self._hold(one)
         while self.window.is_covered(self.num_held_back, self._num_entries):
             chunks += self._plan_up_to(self._next_step + 1, self.window)
-        return joined(chunks, first_step)
+        return chunks
 
     def plan_rest(self) -> Iterator[StepPlans]:
         """Yield the step plans of the batches held back, some at a time: no batch follows in this epoch."""
@@ -287,15 +286,6 @@ class StagingPlanner:
         self._num_known = 0
         self._held.starts[0] = 0
         return residents
-
-    def finish(self) -> tuple[StepPlans, Residents]:
-        """Plan the batches held back and end the epoch; the next step is 0 again.
-
-        Returns:
-            Their step plans, and the rows to write back after them.
-        """
-        first_step = self._next_step
-        return joined([*self.plan_rest()], first_step), self.end_epoch()
 
     @property
     def _num_entries(self) -> int:
@@ -592,14 +582,10 @@ class CacheSweep:
             )
         else:
             raise ValueError(f"no policy {policy!r}: want one of {', '.join(POLICIES)}")
-        plans = planner.plan(self._exact if policy == "lookahead" else self._stream)
-        # The planner may hold steps back, and returns them at the end of the stream.
-        rest, _ = planner.finish()
-        return _refetches(plans) + _refetches(rest)
-
-
-def _refetches(plans: StepPlans) -> int:
-    return int(plans.rows_to_fast(initializes_first_uses=True).sum())
+        traffic = RowTraffic()
+        traffic.add(planner.plan(self._exact if policy == "lookahead" else self._stream))
+        traffic.add(planner.plan_rest())
+        return traffic.rows_to_fast
 
 
 def slots_to_try(least: int, most: int, num_sizes: int) -> list[int]:

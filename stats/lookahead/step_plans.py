@@ -23,7 +23,7 @@ there may be more rows than memory has room for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -127,18 +127,19 @@ class StepPlans(NamedTuple):
     ) -> StepPlans:
         """Return room for so many steps and entries of each list; offsets begin at 0."""
         sizes = _sizes(num_steps, num_entries, num_fetches, num_write_backs)
-        arrays = {name: np.empty(sizes[of], dtype) for name, (of, dtype) in _ARRAYS.items()}
-        for name in _OFFSETS:
-            arrays[name][0] = 0
-        return cls(first_step, **arrays)
+        arrays: list[NDArray[Any]] = [
+            (np.zeros if of == "bounds" else np.empty)(sizes[of], dtype) for of, dtype in _ARRAYS.values()
+        ]
+        return cls(first_step, *arrays)
 
     def cut(self, num_steps: int, num_fetches: int, num_write_backs: int) -> StepPlans:
         """Return the plans of the first steps, with lists no longer than they are."""
         sizes = _sizes(num_steps, int(self.offsets[num_steps]), num_fetches, num_write_backs)
         arrays = {name: getattr(self, name)[: sizes[of]] for name, (of, _) in _ARRAYS.items()}
         # Lists of rows that move had room for many more, which is given back.
-        moved = {name: part.copy() for name, part in arrays.items() if _ARRAYS[name][0] in _MOVED}
-        return StepPlans(self.first_step, **arrays | moved)
+        for name in (name for name in arrays if name.startswith(("fetch_", "write_back_"))):
+            arrays[name] = arrays[name].copy()
+        return StepPlans(self.first_step, **arrays)
 
     @property
     def num_steps(self) -> int:
@@ -176,30 +177,11 @@ _ARRAYS: dict[str, tuple[str, type[np.generic]]] = {
     "reach": ("steps", np.int64),
 }
 """What each array of step plans has one entry for, and its type."""
-_OFFSETS = tuple(name for name, (of, _) in _ARRAYS.items() if of == "bounds")
-_MOVED = ("fetches", "write_backs")
 
 
 def _sizes(num_steps: int, num_entries: int, num_fetches: int, num_write_backs: int) -> dict[str, int]:
     lists = {"entries": num_entries, "fetches": num_fetches, "write_backs": num_write_backs}
     return {"bounds": num_steps + 1, "steps": num_steps, **lists}
-
-
-def joined(chunks: Sequence[StepPlans], first_step: int) -> StepPlans:
-    """Return consecutive chunks of step plans, of which the first begins at ``first_step``, as one."""
-    if not chunks:
-        return StepPlans.unset(first_step, 0, 0, 0, 0)
-    if len(chunks) == 1:
-        return chunks[0]
-    arrays: dict[str, NDArray[Any]] = {}
-    for name in _ARRAYS:
-        parts = [getattr(chunk, name) for chunk in chunks]
-        if name in _OFFSETS:
-            # Offsets of a chunk begin where those of the chunk before end.
-            ends = np.cumsum([0, *(int(part[-1]) for part in parts)])
-            parts = [np.zeros(1, np.int64), *(part[1:] + end for part, end in zip(parts, ends, strict=False))]
-        arrays[name] = np.concatenate(parts)
-    return StepPlans(first_step, **arrays)
 
 
 @dataclass
@@ -217,14 +199,15 @@ class RowTraffic:
     split: int = 0
     """Steps that run in passes."""
 
-    def add(self, plans: StepPlans) -> None:
+    def add(self, chunks: Iterable[StepPlans]) -> None:
         """Count the rows of some steps."""
-        to_fast = int(plans.rows_to_fast(initializes_first_uses=True).sum())
-        self.rows_to_fast += to_fast
-        self.rows_made += int(plans.rows_to_fast(initializes_first_uses=False).sum()) - to_fast
-        self.rows_to_slow += int(plans.rows_to_slow().sum())
-        self.shortened += int(np.count_nonzero(plans.is_shortened))
-        self.split += int(np.count_nonzero(plans.is_split))
+        for plans in chunks:
+            to_fast = int(plans.rows_to_fast(initializes_first_uses=True).sum())
+            self.rows_to_fast += to_fast
+            self.rows_made += int(plans.rows_to_fast(initializes_first_uses=False).sum()) - to_fast
+            self.rows_to_slow += int(plans.rows_to_slow().sum())
+            self.shortened += int(np.count_nonzero(plans.is_shortened))
+            self.split += int(np.count_nonzero(plans.is_split))
 
 
 @dataclass(frozen=True, slots=True)

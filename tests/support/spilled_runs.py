@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotset.stats.lookahead.planner import lookahead_planner
-from hotset.stats.lookahead.step_plans import RowStream, next_uses
+from hotset.stats.lookahead.step_plans import RowStream, StepPlans, next_uses
 from hotset.train.spill.row_store import RowStore
 from hotset.train.spill.run_plan import (
     EpochPlans,
@@ -45,14 +45,13 @@ def plan_epochs(
         sizes = rng.integers(0, min(num_slots * 5 // 4, num_rows), num_steps)
         stream = RowStream.of([rng.permutation(num_rows)[:size] for size in sizes])
         uses = next_uses(stream.offsets, stream.rows, num_rows)
-        chunks = []
+        chunks: list[StepPlans] = []
         for first in range(0, num_steps, 7):
             stop = min(first + 7, num_steps)
             left, right = stream.offsets[first], stream.offsets[stop]
             offsets = stream.offsets[first : stop + 1] - left
-            chunks.append(planner.plan(RowStream(offsets, stream.rows[left:right], None, uses[left:right])))
-        _, residents = planner.finish()
-        epochs.append(EpochPlans(tuple(chunks), residents.rows.astype(np.int64)))
+            chunks += planner.plan(RowStream(offsets, stream.rows[left:right], None, uses[left:right]))
+        epochs.append(EpochPlans(tuple(chunks), planner.end_epoch().rows.astype(np.int64)))
     return epochs
 
 

@@ -274,7 +274,8 @@ class PlanQueue:
 
     def add(self, cold: ColdRows) -> None:
         """Add the next batch of the epoch."""
-        self._add_chunk(self._planner.plan(RowStream.of([cold.rows_U], [cold.lookups_U])))
+        for plans in self._planner.plan(RowStream.of([cold.rows_U], [cold.lookups_U])):
+            self._add_chunk(plans)
 
     def finish(self) -> None:
         """Plan what is left: no batch follows in this epoch."""
@@ -284,9 +285,8 @@ class PlanQueue:
 
     def _add_chunk(self, plans: StepPlans) -> None:
         """Add step plans that follow those added before."""
-        if plans.num_steps:
-            self._chunks.append(plans)
-            self.num_planned += plans.num_steps
+        self._chunks.append(plans)
+        self.num_planned += plans.num_steps
 
     @property
     def chunks(self) -> tuple[StepPlans, ...]:

@@ -344,4 +344,4 @@ class EpochSpool(PlanQueue):
                 continue
             part = slice(int(offsets[first]), int(offsets[stop]))
             arrays: list[NDArray[Any]] = [values[part].astype(np.int64) for values in (rows, lookups, uses)]
-            yield self._planner.plan(RowStream(offsets[first : stop + 1] - offsets[first], *arrays))
+            yield from self._planner.plan(RowStream(offsets[first : stop + 1] - offsets[first], *arrays))

@@ -108,8 +108,7 @@ def _staged(
     queue.finish()
     # First uses are initialized on the fast tier: they are loaded, but not fetched.
     rows = RowTraffic(rows_to_slow=queue.flush.write_back.num_rows)
-    for plans in queue.chunks:
-        rows.add(plans)
+    rows.add(queue.chunks)
     return EpochTraffic(
         bytes_to_fast=rows.rows_to_fast * num_bytes,
         bytes_to_slow=rows.rows_to_slow * num_bytes,

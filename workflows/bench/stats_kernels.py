@@ -134,8 +134,8 @@ def _policies(lookups: NDArray[np.int64], num_rows: int, num_slots: int) -> list
         planner = _planner(name, num_rows, num_slots, prefetch)
         if name == "lookahead":
             of = replace(of, next_uses=next_uses(of.offsets, of.rows, num_rows))
-        misses = int(planner.plan(of).num_misses.sum())
-        planner.finish()
+        misses = sum(int(plans.num_misses.sum()) for plans in planner.plan(of))
+        planner.end_epoch()
         return misses
 
     comparisons = []

@@ -167,8 +167,7 @@ def _rows_of_whole(planner: StagingPlanner, epoch: Epoch, num_rows: int) -> int:
 
 def _rows_moved(planner: StagingPlanner, traffic: RowTraffic) -> int:
     """Plan the rest of an epoch; return the rows of all of it."""
-    for plans in planner.plan_rest():
-        traffic.add(plans)
+    traffic.add(planner.plan_rest())
     return traffic.rows_to_fast + traffic.rows_made + traffic.rows_to_slow + planner.end_epoch().rows.size
 
 

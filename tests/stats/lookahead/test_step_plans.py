@@ -34,10 +34,9 @@ def planned(
         sizes = rng.integers(0, min(2 * num_slots + 2, num_rows), 12)
         stream = RowStream.of([rng.permutation(num_rows)[:size] for size in sizes])
         uses = next_uses(stream.offsets, stream.rows, num_rows)
-        first = planner.plan(RowStream(stream.offsets, stream.rows, None, uses))
-        rest, residents = planner.finish()
-        assert rest.num_steps == 0
-        epochs.append((first, residents))
+        (plans,) = planner.plan(RowStream(stream.offsets, stream.rows, None, uses))
+        assert planner.num_held_back == 0
+        epochs.append((plans, planner.end_epoch()))
     return epochs
 
 

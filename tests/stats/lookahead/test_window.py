@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hotset.stats.lookahead import planner as module
 from hotset.stats.lookahead.kernel import hold_steps
 from hotset.stats.lookahead.planner import StagingPlanner, lookahead_planner
-from hotset.stats.lookahead.step_plans import Residents, RowStream, StepPlans, next_uses
+from hotset.stats.lookahead.step_plans import Residents, RowStream, RowTraffic, StepPlans, next_uses
 from hotset.stats.lookahead.window import ENTRY_BYTES, LEAST_WINDOW, Window
 from hotset.tests.support.naive.naive_plans import Item, PlanMachine, as_item, naive_items, parts_of
 
@@ -94,11 +94,11 @@ def stream_of(batches: Batches) -> RowStream:
 
 def planned(planner: StagingPlanner, batches: Batches, portion: int) -> tuple[list[StepPlans], Residents]:
     """Plan an epoch, ``portion`` batches at a time."""
-    plans = [
-        planner.plan(stream_of(batches[first : first + portion])) for first in range(0, len(batches), portion)
-    ]
-    rest, residents = planner.finish()
-    return [*plans, rest], residents
+    plans: list[StepPlans] = []
+    for first in range(0, len(batches), portion):
+        plans += planner.plan(stream_of(batches[first : first + portion]))
+    plans += planner.plan_rest()
+    return plans, planner.end_epoch()
 
 
 traces = st.fixed_dictionaries(
@@ -164,20 +164,17 @@ def test_a_window_of_the_whole_epoch_plans_as_exact_next_uses_do(monkeypatch: py
     whole = stream_of(batches)
     exact = lookahead_planner(NUM_ROWS, 12, prefetch=1)
     uses = next_uses(whole.offsets, whole.rows, NUM_ROWS)
-    wanted = exact.plan(RowStream(whole.offsets, whole.rows, None, uses))
+    (wanted,) = exact.plan(RowStream(whole.offsets, whole.rows, None, uses))
     following = lookahead_planner(NUM_ROWS, 12, prefetch=1, window=Window(12, least=1000))
-    (plans, rest), _ = planned(following, batches, 1000)
-    assert plans.num_steps == 0
+    assert not following.plan(whole)
+    (rest,) = following.plan_rest()
     assert list(parts_of(rest)) == list(parts_of(wanted))
 
 
 def moved(planner: StagingPlanner, stream: RowStream) -> int:
-    plans = planner.plan(stream)
-    rest, residents = planner.finish()
-    return sum(
-        int(part.rows_to_fast(initializes_first_uses=False).sum() + part.rows_to_slow().sum())
-        for part in (plans, rest)
-    ) + int(residents.rows.size)
+    traffic = RowTraffic()
+    traffic.add([*planner.plan(stream), *planner.plan_rest()])
+    return traffic.rows_to_fast + traffic.rows_made + traffic.rows_to_slow + planner.end_epoch().rows.size
 
 
 def test_the_window_settles_above_the_nearest_next_use_that_is_evicted() -> None:
@@ -208,8 +205,9 @@ def test_rows_that_never_come_again_let_the_window_grow_up_to_its_memory() -> No
 
 def test_without_memory_for_a_window_batches_are_planned_one_at_a_time() -> None:
     planner = lookahead_planner(40, 8, prefetch=0, window=Window(8, num_bytes=0))
-    plans, _ = planned(planner, [[1, 2], [3], [1]], 1)
-    assert [plan.num_steps for plan in plans] == [0, 2, 1, 0]
+    batches = ([1, 2], [3], [1])
+    assert [len(planner.plan(stream_of([batch]))) for batch in batches] == [0, 2, 1]
+    assert not [*planner.plan_rest()]
 
 
 def test_the_first_window_is_the_time_that_slots_take_to_turn_over_six_times() -> None:
