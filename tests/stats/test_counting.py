@@ -246,7 +246,7 @@ def test_what_is_there_is_kept_in_its_order(is_there: list[bool]) -> None:
 @pytest.mark.parametrize("share_missing", [0.0, 0.3, 0.95])
 def test_chunks_without_what_is_missing_add_up(share_missing: float, rng: np.random.Generator) -> None:
     categories = skewed(3 * counting._CHUNK + 70, rng)
-    is_there = rng.random(categories.shape[0]) >= share_missing
+    is_there = np.greater_equal(rng.random(categories.shape[0]), share_missing)
     counter = CategoryCounter()
     counter.add(categories, bitmap(is_there.tolist()) if share_missing else ALL_VALID)
     assert counted(counter) == dict(Counter(categories[is_there].tolist()))
