@@ -501,10 +501,9 @@ class _Epoch:
         for group, (planner, stream) in zip(self.groups, runs, strict=True):
             traffic = RowTraffic()
             traffic.add(planner.plan(stream))
-            plans, residents = planner.finish()
-            traffic.add(plans)
+            traffic.add(planner.plan_rest())
             to_fast += group.row_bytes * traffic.rows_to_fast
-            to_slow += group.row_bytes * (traffic.rows_to_slow + residents.rows.size)
+            to_slow += group.row_bytes * (traffic.rows_to_slow + planner.end_epoch().rows.size)
             found.append(traffic)
         return self.moved(placement, fast_bytes, to_fast, to_slow, found)
 
