@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB
 from ...stats.exchange import ranks_of_samples
-from ..data.batch import Batch, BatchIds, BatchShares, EmbeddingTable
+from ..data.batch import Batch, BatchShares, EmbeddingTable, join
 from ..placements.staging import ColdRows, StagingPlacement
 from ..ranks.codes import EXACT, CodedExchange, Kind
 from ..ranks.exchange import ExchangeReader, GroupExchange, served_ids
@@ -51,58 +51,37 @@ class RankedGroup(TableGroup):
     exchange: ExchangeReader
 
     def read(self, batch: Batch) -> GroupStep:
-        """Return the rows that a training step serves, and what crosses.
-
-        Each row comes once.
-        """
-        # Every rank cuts its own share out of the batch, and reads the others', too.
-        own = self.reader.read(self.shares.cut(batch))
-        ids = self.reader.read(batch)
-        served, exchange = self.exchange.read(ids, self._ranks_of(ids), own, is_training=True)
-        return GroupStep(served_ids(served), served, exchange)
+        """Return the rows that a training step serves, each once, and what crosses."""
+        return self._read(batch, self.shares.cut(batch), self._ranks_of(batch), is_training=True)
 
     def look_at(self, batch: Batch) -> GroupExchange:
-        """Return what would cross in a step if all rows had been used before.
-
-        Nothing is remembered.
-        """
-        ids = self.reader.read(batch)
-        own = self.reader.read(self.shares.cut(batch))
-        return self.exchange.read(ids, self._ranks_of(ids), own, is_training=False)[1]
-
-    def _ranks_of(self, ids: BatchIds) -> NDArray[np.uint8]:
-        shares = self.shares
-        return ranks_of_samples(ids.num_samples, shares.batch_size, shares.num_shares, shares.num_ranks)
+        """Return what would cross in a step if all rows had been used before; nothing is remembered."""
+        part = self._read(batch, self.shares.cut(batch), self._ranks_of(batch), is_training=False)
+        exchange: GroupExchange = part.exchange
+        return exchange
 
     def read_round(self, batches: Sequence[Batch]) -> GroupStep:
-        """Return the same of an evaluation, where rank r has batch r."""
-        # The batches of all ranks as one, with the rank of each sample.
-        parts = [self.reader.read(batch) for batch in batches]
-        ranks_B = np.repeat(np.arange(len(parts)), [part.num_samples for part in parts]).astype(np.uint8)
-        ids = _joined(parts)
-        own = parts[self.shares.rank]
-        served, exchange = self.exchange.read(ids, ranks_B, own, is_training=False)
+        """Return the same as `read` of an evaluation, where rank r has batch r."""
+        ranks_B = np.repeat(np.arange(len(batches)), [batch.num_samples for batch in batches])
+        own = batches[self.shares.rank]
+        return self._read(join(batches), own, ranks_B.astype(np.uint8), is_training=False)
+
+    def _read(self, batch: Batch, own: Batch, ranks_B: NDArray[np.uint8], *, is_training: bool) -> GroupStep:
+        # Every rank reads its part of the samples, and those of the others, too.
+        own_ids = self.reader.read(own)
+        served, exchange = self.exchange.read(
+            self.reader.read(batch), ranks_B, own_ids, is_training=is_training
+        )
         return GroupStep(served_ids(served), served, exchange)
+
+    def _ranks_of(self, batch: Batch) -> NDArray[np.uint8]:
+        shares = self.shares
+        return ranks_of_samples(batch.num_samples, shares.batch_size, shares.num_shares, shares.num_ranks)
 
     def cold_rows(self, batch: Batch) -> ColdRows:
         keys_U = self.exchange.keys(self.reader.by_row(self.reader.read(batch)))
         assert isinstance(self.placement, StagingPlacement)
         return self.placement.cold_rows(self.exchange.held.served_of(keys_U))
-
-
-def _joined(parts: Sequence[BatchIds]) -> BatchIds:
-    """Return the lookups of batches as those of one."""
-    num_samples = sum(part.num_samples for part in parts)
-    ids_N = np.concatenate([part.ids_N for part in parts])
-    num_features = parts[0].num_features
-    bags: list[NDArray[np.int64]] = []
-    first = 0
-    for part in parts:
-        if part.bags_N is not None:
-            bags.append(part.bags_N + first * num_features)
-        first += part.num_samples
-    bags_N = np.concatenate(bags) if bags else None
-    return BatchIds(ids_N, bags_N, num_samples, num_features, parts[0].features_F)
 
 
 _FLOAT_BYTES = 4

@@ -56,19 +56,19 @@ def _parts(marks_R: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
 
 
 class ChangedRows:
-    """The marks of the rows of one width.
+    """The marks of the rows of one table group.
 
     A step's rows may be marked later, by another thread than the one that trains: a million bytes here and
     there take longer than queueing the step. Every other call marks them first, so nobody sees the delay.
 
     Args:
-        num_rows: rows of each table of the width.
+        num_rows: rows of each table of the group.
         marks_R: (all of them,), zeros; memory to use.
     """
 
     def __init__(self, num_rows: Sequence[int], marks_R: NDArray[np.uint8] | None = None) -> None:
         self.layout = Layout.of([0] * len(num_rows), num_rows)
-        """Numbers the rows of the width from 0, table after table."""
+        """Numbers the rows of the group from 0, table after table."""
         self._marks_R = np.zeros(self.layout.num_own_slots, np.uint8) if marks_R is None else marks_R
         self._first_pending = 0
         """Where `take_pending` goes on."""

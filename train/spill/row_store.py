@@ -282,7 +282,7 @@ class RowStore:
         """Take rows out of slots.
 
         Args:
-            rows_N: the rows, numbered through all tables of the width.
+            rows_N: the rows, numbered through all tables of the group.
             next_fetches_N: number of the next fetch of each; -1 where there is none.
             weights_SD: weights in slots.
             state_SW: optimizer state in slots.

@@ -155,7 +155,7 @@ class SpillShape:
     embedding_dim: int
     state_width: int
     rows_of_tables: tuple[int, ...]
-    """Cold rows of each table of the width, in the order of their slots on the slow tier."""
+    """Cold rows of each table of the group, in the order of their slots on the slow tier."""
     fetches_of_items: NDArray[np.int64]
     """(num_items,); rows that each transfer item of the run fetches."""
     used: UsedRows
@@ -217,13 +217,13 @@ def choose_all_sizes(shapes: Sequence[SpillShape], limit_bytes: int) -> list[Spi
     """Divide memory among table groups: each gets its minimum and a share.
 
     Args:
-        shapes: the rows of each width.
+        shapes: the rows of each table group.
         limit_bytes: memory of all of them.
 
     Raises:
         ConfigError: it is too little; the hint names the least that would do.
     """
-    # First what each width cannot do without.
+    # First what each table group cannot do without.
     least = [least_bytes(shape) for shape in shapes]
     left = limit_bytes - sum(least)
     if left < 0:
@@ -235,7 +235,7 @@ def choose_all_sizes(shapes: Sequence[SpillShape], limit_bytes: int) -> list[Spi
             f"a transfer loads up to {most:,} of them",
             hint=f"--slow-bytes {enough}KiB would do; more is faster",
         )
-    # The rest is divided by what the rows of a width take, of which each gets the best sizes that fit.
+    # The rest is divided by what the rows of a group take, of which each gets the best sizes that fit.
     weights = [shape.num_rows * shape.place_bytes for shape in shapes]
     sizes = [
         _best_sizes(shape, own + left * weight // max(sum(weights), 1)) or _best_sizes(shape, own)
@@ -394,7 +394,7 @@ _LEAST_ROWS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class EpochPlans:
-    """The step plans of one epoch and width."""
+    """The step plans of one epoch and table group."""
 
     chunks: tuple[StepPlans, ...]
     residents: NDArray[np.int64]
@@ -403,7 +403,7 @@ class EpochPlans:
 
 @dataclass(frozen=True, slots=True)
 class RunFetches:
-    """All fetches of a run in one width."""
+    """All fetches of a run in one table group."""
 
     epochs: tuple[EpochFetches, ...]
     fetches_of_items: NDArray[np.int64]
@@ -434,9 +434,7 @@ def find_fetches(
         HotsetError: the disk is too small.
     """
     chunks = [chunk for epoch in epochs for chunk in epoch.chunks]
-    # A row that is initialized on the fast tier is not fetched, so only the others count.
-    counts = [_fetches_of_steps(chunk) for chunk in chunks]
-    fetches_of_items = np.concatenate([np.empty(0, np.int64), *counts])
+    fetches_of_items = np.concatenate([np.empty(0, np.int64), *map(_fetches_of_steps, chunks)])
     used = UsedRows(num_rows)
     if restored_U is not None:
         used.add(restored_U)
@@ -456,44 +454,34 @@ def find_fetches(
     for first_row in range(0, num_rows, rows_of_pass):
         next_of_row = np.full(min(rows_of_pass, num_rows - first_row), NO_FETCH, np.int64)
         _find_in_range(epochs, found, first_row, next_of_row, rows.size)
-    firsts = _firsts_of_epochs(epochs)
-    return RunFetches(
-        tuple(
-            EpochFetches(first, of_chunks, of_residents)
-            for first, (of_chunks, of_residents) in zip(firsts, found, strict=True)
-        ),
-        fetches_of_items,
-        rows,
-        used,
-    )
-
-
-_Found = list[tuple[tuple[ChunkFetches, ...], NDArray[np.int64]]]
-"""Results of the chunks of each epoch, and of its residents."""
+    return RunFetches(tuple(found), fetches_of_items, rows, used)
 
 
 def _find_in_range(
-    epochs: Sequence[EpochPlans], found: _Found, first_row: int, next_of_row: NDArray[np.int64], end: int
+    epochs: Sequence[EpochPlans],
+    found: Sequence[EpochFetches],
+    first_row: int,
+    next_of_row: NDArray[np.int64],
+    end: int,
 ) -> None:
     """Walk all plans backward, for the rows of one range."""
-    for epoch, (of_chunks, of_residents) in zip(reversed(epochs), reversed(found), strict=True):
+    for epoch, of_epoch in zip(reversed(epochs), reversed(found), strict=True):
         rows = epoch.residents - first_row
         is_inside = (rows >= 0) & (rows < next_of_row.size)
-        of_residents[is_inside] = next_of_row[rows[is_inside]]
-        for chunk, fetches in zip(reversed(epoch.chunks), reversed(of_chunks), strict=True):
+        of_epoch.of_residents[is_inside] = next_of_row[rows[is_inside]]
+        for chunk, fetches in zip(reversed(epoch.chunks), reversed(of_epoch.chunks), strict=True):
             end = find_next_fetches(
                 chunk, end, first_row, next_of_row, fetches.of_write_backs, fetches.of_splits
             )
     assert end == 0, "fetches are numbered from 0"
 
 
-def _empty_fetches(epochs: Sequence[EpochPlans], folder: Path) -> _Found:
-    """Arrays for the results, all in one mapped file."""
+def _empty_fetches(epochs: Sequence[EpochPlans], folder: Path) -> list[EpochFetches]:
+    """Allocate the results, all in one mapped file."""
 
     def sizes_of(chunk: StepPlans) -> tuple[int, int]:
         return chunk.write_back_rows.size, chunk.fetch_rows.size if chunk.is_split.any() else 0
 
-    # One mapped file for all arrays, instead of one for each.
     total = sum(sum(sizes_of(chunk)) for epoch in epochs for chunk in epoch.chunks)
     whole = mapped_zeros(folder, total + sum(epoch.residents.size for epoch in epochs), np.int64)
     end = 0
@@ -505,21 +493,17 @@ def _empty_fetches(epochs: Sequence[EpochPlans], folder: Path) -> _Found:
         return part
 
     # The parts of each chunk follow each other, then those that live to the end of the epoch.
-    return [
-        (
-            tuple(ChunkFetches(*(cut(count) for count in sizes_of(chunk))) for chunk in epoch.chunks),
-            cut(epoch.residents.size),
-        )
-        for epoch in epochs
-    ]
+    found = []
+    first_fetch = 0
+    for epoch in epochs:
+        chunks = tuple(ChunkFetches(*map(cut, sizes_of(chunk))) for chunk in epoch.chunks)
+        found.append(EpochFetches(first_fetch, chunks, cut(epoch.residents.size)))
+        first_fetch += sum(int(_fetches_of_steps(chunk).sum()) for chunk in epoch.chunks)
+    return found
 
 
 def _fetches_of_steps(chunk: StepPlans) -> NDArray[np.int64]:
+    # A row that is initialized on the fast tier is not fetched, so only the others count.
     running = np.concatenate([[0], np.cumsum(~chunk.fetch_is_first, dtype=np.int64)])
     fetches: NDArray[np.int64] = np.diff(running[chunk.fetch_offsets])
     return fetches
-
-
-def _firsts_of_epochs(epochs: Sequence[EpochPlans]) -> list[int]:
-    counts = [sum(int(_fetches_of_steps(chunk).sum()) for chunk in epoch.chunks) for epoch in epochs]
-    return [sum(counts[:number]) for number in range(len(counts))]

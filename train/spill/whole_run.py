@@ -81,7 +81,7 @@ class SpilledTier(FileTier):
         self, rows_N: NDArray[np.int64], weights_ND: NDArray[np.float32], state_NW: NDArray[np.float32]
     ) -> None:
         """Put restored rows where their next fetches will find them."""
-        if self._store is None:  # a width without cold rows
+        if self._store is None:  # a table group without cold rows
             return
         next_fetches_N = np.array(self._next_fetches_U[np.searchsorted(self._restored_U, rows_N)])
         order_N = np.arange(rows_N.size)
@@ -235,7 +235,7 @@ def open_stores(
         ConfigError: the memory is too little; the hint names what would do.
         HotsetError: the disk is too small.
     """
-    # Widths without cold rows have nothing to spill.
+    # Table groups without cold rows have nothing to spill.
     spilling = [
         (group, [of_groups[number] for of_groups in epochs], rows_U)
         for number, (group, rows_U) in enumerate(zip(groups, restored, strict=True))
