@@ -14,6 +14,7 @@ batches in passes; kernels of the device move the rows of a step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -28,7 +29,7 @@ from ..data.batch import BatchIds, BatchShares
 from ..threads import WorkThreads
 from . import kernels
 from .kernels import BLOCK_SAMPLES, num_levels
-from .optimizers import RowOptimizer, TorchStep, step_with_numba
+from .optimizers import RowOptimizer, step_with_numba, step_with_torch
 from .step_plan import Moves
 from .tiers import InitialValues, Tier
 
@@ -173,8 +174,11 @@ class TorchRows:
     def __init__(
         self, optimizer: RowOptimizer, device: torch.device = _HOST, shares: BatchShares | None = None
     ) -> None:
-        self._step = TorchStep(optimizer, device)
+        self._optimizer = optimizer
         self._shares = shares
+        # The numbers of a step are copied to the device when the learning rate changes.
+        self._rate = math.nan
+        self._rates_T = self._root_scales_T = torch.from_numpy(optimizer.root_scales).to(device)
 
     def look_up(
         self,
@@ -206,7 +210,12 @@ class TorchRows:
         rows = np.repeat(np.arange(served.size), by_bag.counts_U[slots_U >= 0])
         sums_UD = self._sums(rows, bags, served.size, grad_PD, num_features)
         (slots,) = self._on(tier.device, served)
-        self._step(tier.weights_SD, tier.state_SW, slots, sums_UD, rate)
+        rate = self._optimizer.lr if rate is None else rate
+        if rate != self._rate:
+            self._rate = rate
+            (self._rates_T,) = self._on(tier.device, self._optimizer.step_rates(rate))
+        numbers = (self._rates_T, self._root_scales_T)
+        step_with_torch(self._optimizer, tier.weights_SD, tier.state_SW, slots, sums_UD, *numbers)
 
     def sums(self, by_bag: LookupsByRow, grad_PD: torch.Tensor, num_features: int) -> torch.Tensor:
         rows = np.repeat(np.arange(by_bag.num_rows), by_bag.counts_U)

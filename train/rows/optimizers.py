@@ -63,32 +63,21 @@ class RowOptimizer:
         """Bytes of a row with its state."""
         return row_bytes(embedding_dim, self.name)
 
-    def adam_step_sizes(self, lr: float) -> NDArray[np.float32]:
-        """Return ``lr / (1 - b1**t)`` until float32 sees no change.
+    def step_rates(self, lr: float) -> NDArray[np.float32]:
+        """Return the learning rate of a step; for Adam ``lr / (1 - b1**t)`` until float32 sees no change.
 
-        t counts from 0; entry 0 is unused.
+        t counts from 0; entry 0 is unused. How many they are does not depend on the rate.
         """
+        if self.name != "adam":
+            return np.array([lr], np.float32)
         return np.concatenate([np.ones(1), lr / (1 - self._adam_powers[0])]).astype(np.float32)
 
     @cached_property
-    def adam_root_scales(self) -> NDArray[np.float32]:
-        """Return ``sqrt(1 - b2**t)`` until float32 sees no change.
-
-        t counts from 0; entry 0 is unused.
-        """
-        return np.concatenate([np.ones(1), np.sqrt(1 - self._adam_powers[1])]).astype(np.float32)
-
-    def step_rates(self, lr: float) -> NDArray[np.float32]:
-        """Return the numbers of a step: those of Adam, else the learning rate.
-
-        Their number does not depend on the rate.
-        """
-        return self.adam_step_sizes(lr) if self.name == "adam" else np.array([lr], np.float32)
-
-    @property
     def root_scales(self) -> NDArray[np.float32]:
-        """Those of Adam, none for others."""
-        return self.adam_root_scales if self.name == "adam" else np.empty(0, np.float32)
+        """Return ``sqrt(1 - b2**t)`` of Adam until float32 sees no change, likewise; nothing for others."""
+        if self.name != "adam":
+            return np.empty(0, np.float32)
+        return np.concatenate([np.ones(1), np.sqrt(1 - self._adam_powers[1])]).astype(np.float32)
 
     @cached_property
     def _adam_powers(self) -> list[NDArray[np.float64]]:
@@ -133,49 +122,11 @@ def step_with_numba(
     elif optimizer.name == "adagrad":
         kernels.apply_adagrad(weights_SD, state_SW, slots_U, sums_UD, lr, eps)
     elif optimizer.name == "adam":
-        step_sizes = optimizer.adam_step_sizes(rate)
-        root_scales = optimizer.adam_root_scales
-        kernels.apply_adam(
-            weights_SD, state_SW, slots_U, sums_UD, ADAM_KEEP, ADAM_TAKE, step_sizes, root_scales, eps
-        )
+        numbers = (ADAM_KEEP, ADAM_TAKE, optimizer.step_rates(rate), optimizer.root_scales, eps)
+        kernels.apply_adam(weights_SD, state_SW, slots_U, sums_UD, *numbers)
     else:
         squares = np.empty(fold_width(weights_SD.shape[1]), np.float32)
         kernels.apply_rowwise_adagrad(weights_SD, state_SW, slots_U, sums_UD, lr, eps, squares)
-
-
-class TorchStep:
-    """Takes the same step on any device.
-
-    Its numbers are copied there when the learning rate changes.
-    """
-
-    def __init__(self, optimizer: RowOptimizer, device: torch.device) -> None:
-        self._optimizer = optimizer
-        self._device = device
-        self._rate = math.nan
-        """Learning rate of the last step."""
-        self._root_scales_T = torch.from_numpy(optimizer.root_scales).to(device)
-
-    def __call__(
-        self,
-        weights_SD: torch.Tensor,
-        state_SW: torch.Tensor,
-        slots_U: torch.Tensor,
-        grad_UD: torch.Tensor,
-        rate: float | None = None,
-    ) -> None:
-        """Update rows ``slots_U``, none twice.
-
-        Args:
-            rate: learning rate of this step, a float32; None: that of the optimizer.
-        """
-        rate = self._optimizer.lr if rate is None else rate
-        if rate != self._rate:
-            self._rate = rate
-            self._rates_T = torch.from_numpy(self._optimizer.step_rates(rate)).to(self._device)
-        step_with_torch(
-            self._optimizer, weights_SD, state_SW, slots_U, grad_UD, self._rates_T, self._root_scales_T
-        )
 
 
 def step_with_torch(

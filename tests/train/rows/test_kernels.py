@@ -29,7 +29,7 @@ from hotset.train.rows.kernels import (
     pool_bags,
     sum_gradients,
 )
-from hotset.train.rows.optimizers import RowOptimizer, TorchStep, step_with_numba
+from hotset.train.rows.optimizers import RowOptimizer, step_with_numba, step_with_torch
 
 F32 = np.float32
 
@@ -340,13 +340,13 @@ def test_a_row_seen_at_each_step_moves_as_torch_moves_it(
 
 def test_the_corrections_of_adam_end_where_float32_sees_none() -> None:
     optimizer = RowOptimizer("adam", 0.5)
-    sizes, scales = optimizer.adam_step_sizes(0.5), optimizer.adam_root_scales
+    sizes, scales = optimizer.step_rates(0.5), optimizer.root_scales
     assert sizes[1] == F32(0.5 / (1 - 0.9)) and scales[1] == F32(np.sqrt(1 - 0.999))
     assert sizes[-1] == F32(0.5) and scales[-1] == 1
     assert sizes.size < 200 and scales.size < 20_000
     # No rate sees a correction behind the end: its last entry is the rate itself.
     for rate in np.array([0.001, 1 / 3, 0.9999999, 1.0000001, 3e-7], F32).tolist():
-        found = optimizer.adam_step_sizes(rate)
+        found = optimizer.step_rates(rate)
         assert found[-1] == F32(rate) == F32(rate / (1 - 0.9 ** float(sizes.size)))
 
 
@@ -366,7 +366,7 @@ def test_a_step_at_another_rate_is_that_of_an_optimizer_of_this_rate(
 ) -> None:
     optimizer, other = RowOptimizer(name, 0.5), RowOptimizer(name, 0.07)
     sums = rng.normal(size=(20, 6)).astype(F32)
-    for step in (step_with_numba, step_with_torch):
+    for step in (step_with_numba, torch_step):
         found, wanted = (
             (np.ones((20, 6), F32), np.ones((20, optimizer.state_width(6)), F32)) for _ in range(2)
         )
@@ -376,7 +376,7 @@ def test_a_step_at_another_rate_is_that_of_an_optimizer_of_this_rate(
         assert (found[0] != 1).any()
 
 
-def step_with_torch(
+def torch_step(
     optimizer: RowOptimizer,
     weights: NDArray[np.float32],
     state: NDArray[np.float32],
@@ -384,8 +384,7 @@ def step_with_torch(
     sums: NDArray[np.float32],
     rate: float | None = None,
 ) -> None:
-    """The step of the torch back end, after one at the optimizer's own rate on other rows."""
-    step = TorchStep(optimizer, torch.device("cpu"))
-    step(torch.ones(1, 6), torch.ones(1, state.shape[1]), torch.zeros(1, dtype=torch.int64), torch.ones(1, 6))
-    weights_SD, state_SW, slots_U, sums_UD = map(torch.from_numpy, (weights, state, slots, sums))
-    step(weights_SD, state_SW, slots_U, sums_UD, rate)
+    rates = optimizer.step_rates(optimizer.lr if rate is None else rate)
+    step_with_torch(
+        optimizer, *map(torch.from_numpy, (weights, state, slots, sums, rates, optimizer.root_scales))
+    )
