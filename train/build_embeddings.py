@@ -38,7 +38,7 @@ from .rows.tiers import (
     InitialValues,
     Tier,
     TrafficCounter,
-    refuse_more_rows_than_memory,
+    check_memory_for_rows,
 )
 from .threads import WorkThreads
 
@@ -145,7 +145,7 @@ def build_groups(
         HotsetError: the rows do not fit in host memory.
     """
     if slow_tiers is None:
-        _refuse_more_rows_than_memory(placements, optimizer, tools.device, tools.host)
+        _check_memory(placements, optimizer, tools.device, tools.host)
     groups = []
     # Rows of one dim share two tiers and a plan; a row of another dim would not fit in their slots.
     for dim, chosen in tables_by_dim([table.embedding_dim for table in tables]).items():
@@ -201,7 +201,7 @@ def _changed_rows(placement: Placement, host: HostMemory | None) -> ChangedRows:
     return ChangedRows(placement.num_rows, mapped_zeros(host.folder, sum(placement.num_rows), np.uint8))
 
 
-def _refuse_more_rows_than_memory(
+def _check_memory(
     placements: Mapping[int, Placement],
     optimizer: RowOptimizer,
     device: torch.device,
@@ -218,7 +218,7 @@ def _refuse_more_rows_than_memory(
         fast_bytes += fast * optimizer.row_bytes(dim) if device.type == "cpu" else 0
         slow_bytes += placement.slow.num_own_slots * optimizer.row_bytes(dim)
     memory = host or HostMemory(None, Path(), may_spill=False)
-    refuse_more_rows_than_memory(num_rows, fast_bytes, slow_bytes, memory)
+    check_memory_for_rows(num_rows, fast_bytes, slow_bytes, memory)
 
 
 SIMULATED = "late"

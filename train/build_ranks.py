@@ -32,9 +32,9 @@ from .ranks.exchange import ExchangeReader, HeldRows, choose_owners
 from .ranks.ranks import (
     FINGERPRINT_BYTES,
     Ranks,
+    check_equal_plans,
     measure_link,
     raise_on_any_rank,
-    refuse_other_plans,
     slowest,
 )
 from .rows.optimizers import RowOptimizer
@@ -61,7 +61,7 @@ def build_ranked_embeddings(
     # Ranks that read other batches would wait for messages that nobody sends.
     owners = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
     owners.update(b"".join(rows.owners_K.tobytes() for rows in held.values()))
-    refuse_other_plans(ranks, owners.digest())
+    check_equal_plans(ranks, owners.digest())
 
     groups = []
     for group in _lay_out_own_rows(shards, config, tools, optimizer, held):

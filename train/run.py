@@ -41,10 +41,10 @@ from .model.choose_model import choose_model
 from .ranks.ranks import (
     NotFiniteRowError,
     Ranks,
+    check_equal_settings,
     first_says,
     joined_ranks,
     raise_on_any_rank,
-    refuse_other_settings_of_ranks,
 )
 from .run_folder.files import (
     CHECKPOINTS,
@@ -118,14 +118,14 @@ def train(shards: Path, config: TrainConfig, out: Path, options: RunOptions = Ru
         description = start.description
         if ranks.num_ranks > 1:
             with raise_on_any_rank(ranks):
-                refuse_other_settings_of_ranks(ranks, compared_by_ranks(start, options.exchange))
+                check_equal_settings(ranks, compared_by_ranks(start, options.exchange))
         with claimed(out) if ranks.rank == 0 else nullcontext():
             # Before anything is built on it, all ranks have found the same checkpoint.
             with raise_on_any_rank(ranks):
                 checkpoint = find_checkpoint(start, out, ranks, is_resumed=is_resumed)
             step = checkpoint.record.state.step if checkpoint else None
             with raise_on_any_rank(ranks):
-                refuse_other_settings_of_ranks(ranks, {"checkpoint": step})
+                check_equal_settings(ranks, {"checkpoint": step})
             with raise_on_any_rank(ranks):
                 trainer, best = build_run(start, out, options, ranks, checkpoint)
             if start.leaves_codecs_open:

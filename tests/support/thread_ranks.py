@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from hotset.pipeline.errors import SaidElsewhereError
-from hotset.train.ranks.ranks import Message, Pending, RankError, Ranks
+from hotset.train.ranks.ranks import Message, RankError, Ranks
 
 Found = TypeVar("Found")
 _POLL_SECONDS = 0.01
@@ -83,7 +83,7 @@ class ThreadRanks:
         self._waiting: deque[_Receipt] = deque()
         """Messages that were not waited for yet, in the order of the calls."""
 
-    def exchange(self, sent: Message, received: Message) -> Pending:
+    def exchange(self, sent: Message, received: Message) -> Callable[[], None]:
         """Put what is sent into the boxes of the others; their order is that of the calls."""
         assert sent.sizes_W[self.rank] == received.sizes_W[self.rank] == 0, "a rank sends nothing to itself"
         for target, part in enumerate(sent.parts()):
@@ -91,7 +91,7 @@ class ThreadRanks:
                 self._mailboxes.put(self.rank, target, part)
         receipt = _Receipt(self._mailboxes, self.rank, received, self._waiting)
         self._waiting.append(receipt)
-        return receipt
+        return receipt.wait
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         """Send the tensor to every rank, and take theirs."""

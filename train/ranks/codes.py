@@ -88,7 +88,7 @@ def loosened(codec: RowCodec, factor: float) -> RowCodec:
     return BoundedCodec(min(codec.bound * factor, _MOST_BOUND), of_tables)
 
 
-def refuse_unknown_tables(chosen: ChosenExchange, tables: Sequence[EmbeddingTable]) -> None:
+def check_tables_of_bounds(chosen: ChosenExchange, tables: Sequence[EmbeddingTable]) -> None:
     """Raise ConfigError where a bound is of a table that is not there."""
     names = [table.name for table in tables]
     for name, _ in parse_codec("exchange", chosen.vectors).of_tables:
@@ -274,7 +274,7 @@ def build_coded_exchange(
     Raises:
         ConfigError: a bound of a table that is not there.
     """
-    refuse_unknown_tables(chosen, tables)
+    check_tables_of_bounds(chosen, tables)
     groups = tables_by_dim([table.embedding_dim for table in tables]).values()
     coded = CodedExchange(rank, seed, [[tables[n] for n in of_group] for of_group in groups], num_done)
     coded.use(chosen)

@@ -25,7 +25,7 @@ from ...stats.kernel import kernel
 from ..dense.gradients import SUM_COLUMNS, add_losses, add_tiles
 from ..rows.kernels import num_levels
 from .codes import CodedExchange, Coding
-from .ranks import Message, NotFiniteRowError, Pending, Ranks
+from .ranks import Message, NotFiniteRowError, Ranks
 
 # ruff: noqa: N815  (arrays carry shape suffixes)
 
@@ -109,19 +109,19 @@ class RowMessages:
         message = Message(torch.from_numpy(data), self._sizes(sent, coding))
         arriving = Message.unset(self._sizes(received, coding))
         self.sent_bytes = message.data.numel()
-        pending = self._ranks.exchange(message, arriving)
+        wait = self._ranks.exchange(message, arriving)
         # What goes out is kept until all is there.
-        return lambda: self._received(pending, message, arriving, received, coding)
+        return lambda: self._received(wait, message, arriving, received, coding)
 
     def _received(
         self,
-        pending: Pending,
+        wait: Callable[[], None],
         _sent: Message,
         arriving: Message,
         rows: Sequence[Crossing],
         coding: Coding,
     ) -> list[NDArray[np.float32]]:
-        pending.wait()
+        wait()
         data = arriving.data.numpy()
         found = [
             np.empty((of_group.keys_N.size, layout.embedding_dim), np.float32)
@@ -325,7 +325,7 @@ class DenseSums:
         sizes = [codec.num_bytes(self._shape()) * (rank != ranks.rank) for rank in range(ranks.num_ranks)]
         received = Message.unset(sizes)
         sent = Message(torch.from_numpy(np.concatenate(parts)), tuple(sizes))
-        ranks.exchange(sent, received).wait()
+        ranks.exchange(sent, received)()
         self._coded.counts.sent_bytes["dense"] += sent.data.numel()
         arrived = received.parts()
         for rank in others:

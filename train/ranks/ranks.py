@@ -73,17 +73,6 @@ class Message:
         return cls(torch.empty(sum(sizes), dtype=torch.uint8), tuple(sizes))
 
 
-class Pending(Protocol):
-    """A message under way."""
-
-    def wait(self) -> None:
-        """Return once the received bytes are in place.
-
-        Raises:
-            RankError: a rank is gone, or sent other bytes than its plan says.
-        """
-
-
 class Ranks(Protocol):
     """The ranks of a run, seen from one of them."""
 
@@ -91,10 +80,11 @@ class Ranks(Protocol):
     """Number of this one, from 0."""
     num_ranks: int
 
-    def exchange(self, sent: Message, received: Message) -> Pending:
-        """Send to and receive from every rank.
+    def exchange(self, sent: Message, received: Message) -> Callable[[], None]:
+        """Send to and receive from every rank; return what waits for the received bytes.
 
-        Leave both buffers alone until the wait is over.
+        Leave both buffers alone until the wait is over. It raises RankError where a rank is gone, or sent
+        other bytes than its plan says.
         """
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
@@ -107,23 +97,16 @@ class Ranks(Protocol):
         """Leave the others; what they still wait for from this rank raises there."""
 
 
-class Done:
-    """A message that has arrived."""
-
-    def wait(self) -> None:
-        """Return immediately."""
-
-
 class OneRank:
     """The single rank of a run in one process."""
 
     rank = 0
     num_ranks = 1
 
-    def exchange(self, sent: Message, received: Message) -> Pending:
+    def exchange(self, sent: Message, received: Message) -> Callable[[], None]:
         """Send nothing."""
         assert sent.sizes_W == received.sizes_W == (0,), "a rank sends nothing to itself"
-        return Done()
+        return lambda: None
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         """Return a copy of the tensor."""
@@ -173,7 +156,7 @@ def sent_to_first(ranks: Ranks, data: torch.Tensor, num_bytes: Sequence[int]) ->
     out = (data.numel(), *[0] * (ranks.num_ranks - 1))
     into = (0, *num_bytes[1:]) if ranks.rank == 0 else (0,) * ranks.num_ranks
     received = Message.unset(into)
-    ranks.exchange(Message(data, out), received).wait()
+    ranks.exchange(Message(data, out), received)()
     return [] if ranks.rank else list(received.parts())
 
 
@@ -218,7 +201,7 @@ def wait_for_first(ranks: Ranks, work: Callable[[], int]) -> int:
     return under_way.result()
 
 
-def refuse_other_settings_of_ranks(ranks: Ranks, settings: Mapping[str, object]) -> None:
+def check_equal_settings(ranks: Ranks, settings: Mapping[str, object]) -> None:
     """Compare the settings of this rank with those of the others, one by one.
 
     Args:
@@ -230,15 +213,15 @@ def refuse_other_settings_of_ranks(ranks: Ranks, settings: Mapping[str, object])
     """
     names = sorted(settings)
     # Only equal lists can be compared setting by setting.
-    refuse_other_plans(ranks, _fingerprint("\n".join(names)), "the names of settings")
+    check_equal_plans(ranks, _fingerprint("\n".join(names)), "the names of settings")
     own = b"".join(_fingerprint(repr(settings[name])) for name in names)
     found = ranks.gather(torch.frombuffer(bytearray(own), dtype=torch.uint8))
     for number, name in enumerate(names):
         part = slice(number * FINGERPRINT_BYTES, (number + 1) * FINGERPRINT_BYTES)
-        _refuse_others([each[part] for each in found], name)
+        _check_equal([each[part] for each in found], name)
 
 
-def refuse_other_plans(ranks: Ranks, fingerprint: bytes, what: str = "the plan of the exchange") -> None:
+def check_equal_plans(ranks: Ranks, fingerprint: bytes, what: str = "the plan of the exchange") -> None:
     """Compare the plan of this rank with those of the others.
 
     Args:
@@ -251,10 +234,10 @@ def refuse_other_plans(ranks: Ranks, fingerprint: bytes, what: str = "the plan o
     """
     assert len(fingerprint) == FINGERPRINT_BYTES
     # Every rank gets all fingerprints and decides alike, so that none waits for one that has raised.
-    _refuse_others(ranks.gather(torch.frombuffer(bytearray(fingerprint), dtype=torch.uint8)), what)
+    _check_equal(ranks.gather(torch.frombuffer(bytearray(fingerprint), dtype=torch.uint8)), what)
 
 
-def _refuse_others(found: Sequence[torch.Tensor], what: str) -> None:
+def _check_equal(found: Sequence[torch.Tensor], what: str) -> None:
     others = [str(rank) for rank, each in enumerate(found) if not torch.equal(each, found[0])]
     if others:
         names = f"rank {others[0]} differs" if len(others) == 1 else f"ranks {', '.join(others)} differ"
@@ -274,18 +257,6 @@ _LATE = re.compile("timed out|timeout", re.IGNORECASE)
 """In what gloo says of a rank that is there and does not answer."""
 
 
-class _Work:
-    """A collective of torch under way."""
-
-    def __init__(self, work: dist.Work, ranks: TorchRanks) -> None:
-        self._work = work
-        self._ranks = ranks
-
-    def wait(self) -> None:
-        with self._ranks.lost_ranks():
-            self._work.wait()
-
-
 class TorchRanks:
     """This process among all of a launch.
 
@@ -300,11 +271,11 @@ class TorchRanks:
         self.rank = dist.get_rank()
         self.num_ranks = dist.get_world_size()
 
-    def exchange(self, sent: Message, received: Message) -> Pending:
+    def exchange(self, sent: Message, received: Message) -> Callable[[], None]:
         """Start one all-to-all of bytes."""
         assert sent.sizes_W[self.rank] == received.sizes_W[self.rank] == 0, "a rank sends nothing to itself"
         # Sizes are known at both ends, so one call moves the bytes of all ranks.
-        with self.lost_ranks():
+        with self._lost_ranks():
             work = dist.all_to_all_single(
                 received.data,
                 sent.data,
@@ -313,12 +284,18 @@ class TorchRanks:
                 group=self._group,
                 async_op=True,
             )
-        return Done() if work is None else _Work(work, self)
+
+        def wait() -> None:
+            with self._lost_ranks():
+                if work is not None:
+                    work.wait()
+
+        return wait
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         """Gather equal tensors on every rank."""
         found = [torch.empty_like(part) for _ in range(self.num_ranks)]
-        with self.lost_ranks():
+        with self._lost_ranks():
             dist.all_gather(found, part, group=self._group)
         return found
 
@@ -328,7 +305,7 @@ class TorchRanks:
             dist.destroy_process_group(self._group)
 
     @contextmanager
-    def lost_ranks(self) -> Iterator[None]:
+    def _lost_ranks(self) -> Iterator[None]:
         """Turn what torch raises when a rank is gone, or late, into one line."""
         with _lost_ranks(self.rank, f"no answer in {self._timeout_seconds:g} s (HOTSET_RANK_TIMEOUT)"):
             yield
@@ -450,5 +427,5 @@ def _trial(ranks: Ranks, num_bytes: int) -> float:
     sent = Message(torch.ones(sum(sizes), dtype=torch.uint8), sizes)
     received = Message.unset(sizes)
     begin = time.perf_counter()
-    ranks.exchange(sent, received).wait()
+    ranks.exchange(sent, received)()
     return time.perf_counter() - begin

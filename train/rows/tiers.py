@@ -68,7 +68,7 @@ class HostMemory:
         return torch.zeros(num_rows, width)
 
 
-def refuse_more_rows_than_memory(num_rows: int, fast_bytes: int, slow_bytes: int, host: HostMemory) -> None:
+def check_memory_for_rows(num_rows: int, fast_bytes: int, slow_bytes: int, host: HostMemory) -> None:
     """Raise HotsetError if host memory cannot hold the rows, before they are allocated.
 
     Args:

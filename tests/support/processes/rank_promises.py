@@ -44,7 +44,7 @@ def _check_messages(ranks: Ranks) -> None:
         received.data.fill_(255)
         under_way.append((step, sent, received, ranks.exchange(Message(sent, sizes), received)))
     for step, sent, received, pending in under_way:
-        pending.wait()
+        pending()
         sent.fill_(254)
         for source, part in enumerate(received.parts()):
             assert torch.equal(part, _content(source, ranks.rank, step)), (step, source, part)

@@ -42,8 +42,8 @@ from hotset.train.dense.gradients import choose_dense_dtype
 from hotset.train.evaluate import refuse_other_tables
 from hotset.train.execution.embeddings import RowsPart
 from hotset.train.metrics import ScoreCounter, SortedScores
-from hotset.train.ranks.codes import refuse_unknown_tables
-from hotset.train.ranks.ranks import OneRank, Ranks, join_ranks, refuse_other_plans
+from hotset.train.ranks.codes import check_tables_of_bounds
+from hotset.train.ranks.ranks import OneRank, Ranks, check_equal_plans, join_ranks
 from hotset.train.rows import tiers
 from hotset.train.run_config import RunConfig
 from hotset.train.run_folder import files as run_files
@@ -473,17 +473,17 @@ def test_ranks_take_equally_many_shares() -> None:
     BatchShares(100, int(hint.split()[1]), 0, 4)
 
 
-@follows("train/ranks/ranks.py::_refuse_others")
+@follows("train/ranks/ranks.py::_check_equal")
 def test_all_ranks_get_the_same_options() -> None:
     plans = [b"a" * 16, b"b" * 16]
 
     def hint(ranks: Ranks) -> str:
-        return hint_of(lambda: refuse_other_plans(ranks, plans[ranks.rank]))
+        return hint_of(lambda: check_equal_plans(ranks, plans[ranks.rank]))
 
     assert set(run_thread_ranks(2, hint)) == {
         "give all ranks the same DIR (its shards/), options and version of hotset"
     }
-    run_thread_ranks(2, lambda ranks: refuse_other_plans(ranks, plans[0]))
+    run_thread_ranks(2, lambda ranks: check_equal_plans(ranks, plans[0]))
 
 
 @follows("train/build_embeddings.py::_refuse_rows_in_a_file")
@@ -502,12 +502,12 @@ def test_ranks_compute_on_the_cpu(tmp_path: Path) -> None:
     resolve(shards, TrainConfig(device="cpu"), 2)
 
 
-@follows("train/ranks/codes.py::refuse_unknown_tables")
+@follows("train/ranks/codes.py::check_tables_of_bounds")
 def test_a_bound_is_of_a_table_of_the_shards(tmp_path: Path) -> None:
     tables = Shards.open(write_shards(tmp_path / "shards")).tables
-    hint = hint_of(lambda: refuse_unknown_tables(ChosenExchange("bounded:0.1,nope=0.2"), tables))
+    hint = hint_of(lambda: check_tables_of_bounds(ChosenExchange("bounded:0.1,nope=0.2"), tables))
     assert hint == f"tables are {', '.join(table.name for table in tables)}"
-    refuse_unknown_tables(ChosenExchange(f"bounded:0.1,{tables[0].name}=0.2"), tables)
+    check_tables_of_bounds(ChosenExchange(f"bounded:0.1,{tables[0].name}=0.2"), tables)
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from hotset.train.ranks.codes import (
     CodedExchange,
     Coding,
     GroupErrors,
+    check_tables_of_bounds,
     chosen_by,
     codec_for,
     loosened,
-    refuse_unknown_tables,
 )
 from hotset.train.ranks.messages import Crossing, GroupLayout, RowMessages
 from hotset.train.ranks.ranks import Ranks
@@ -56,9 +56,9 @@ def test_bounds_go_by_table_and_step() -> None:
 
 
 def test_a_bound_of_no_table_is_refused() -> None:
-    refuse_unknown_tables(ChosenExchange("bounded:0.1,C2=0.2"), TABLES)
+    check_tables_of_bounds(ChosenExchange("bounded:0.1,C2=0.2"), TABLES)
     with pytest.raises(ConfigError, match="exchange: there is no table 'C4'"):
-        refuse_unknown_tables(ChosenExchange("bounded:kaggle"), TABLES)
+        check_tables_of_bounds(ChosenExchange("bounded:kaggle"), TABLES)
 
 
 def test_random_bits_change_with_seed_step_rank_and_width() -> None:

@@ -32,11 +32,11 @@ from hotset.train.ranks.ranks import (
     OneRank,
     RankError,
     Ranks,
+    check_equal_plans,
     first_reason,
     join_ranks,
     joined_ranks,
     measure_link,
-    refuse_other_plans,
     slowest,
 )
 
@@ -66,13 +66,13 @@ import os, torch
 from hotset.train.ranks.messages import DenseSums
 from hotset.train.ranks.codes import CodedExchange
 from hotset.tests.support.processes.rank_promises import check_promises
-from hotset.train.ranks.ranks import Message, RankError, refuse_other_plans
+from hotset.train.ranks.ranks import Message, RankError, check_equal_plans
 from hotset.train.config import is_launched
 from hotset.train.ranks.ranks import join_ranks
 assert is_launched()
 ranks = join_ranks(timeout_seconds=300)
 check_promises(ranks)
-refuse_other_plans(ranks, bytes(16))
+check_equal_plans(ranks, bytes(16))
 gradient = torch.arange(9.0) * (1 + ranks.rank)
 assert DenseSums(ranks, CodedExchange(ranks.rank, 0), 9).add(gradient, 0.5) == 1.0
 assert gradient.tolist() == [3.0 * i for i in range(9)]
@@ -80,7 +80,7 @@ assert gradient.tolist() == [3.0 * i for i in range(9)]
 if ranks.rank == 1:
     os._exit(0)
 nothing = Message.unset([0, 1])
-for work in (lambda: ranks.exchange(nothing, nothing).wait(), lambda: ranks.gather(torch.zeros(1))):
+for work in (lambda: ranks.exchange(nothing, nothing)(), lambda: ranks.gather(torch.zeros(1))):
     try:
         for _ in range(3):
             work()
@@ -225,7 +225,7 @@ def test_a_sent_buffer_may_be_written_at_once() -> None:
         received = Message.unset(sizes)
         pending = ranks.exchange(Message(sent, sizes), received)
         sent.fill_(255)
-        pending.wait()
+        pending()
         return received.data.tolist()
 
     assert run_thread_ranks(2, work) == [[41] * 3, [40] * 3]
@@ -240,11 +240,11 @@ def test_messages_may_be_waited_for_in_another_order() -> None:
             ranks.exchange(Message(torch.full((2,), 10 * step + ranks.rank, dtype=torch.uint8), sizes), each)
             for step, each in enumerate(received)
         ]
-        pending[1].wait()
+        pending[1]()
         # A message that nobody has waited for is not taken for a tensor that is gathered.
         assert [int(each) for each in ranks.gather(torch.tensor([7 + ranks.rank]))] == [7, 8]
-        pending[2].wait()
-        pending[0].wait()
+        pending[2]()
+        pending[0]()
         return [each.data.tolist() for each in received]
 
     assert run_thread_ranks(2, work) == [[[10 * step + other] * 2 for step in range(3)] for other in (1, 0)]
@@ -281,7 +281,7 @@ def test_a_rank_that_sends_nothing_is_not_waited_for_for_ever() -> None:
             ranks.gather(torch.zeros(1))
         else:
             ranks.exchange(Message.unset([0, 0]), Message.unset([0, 0]))
-            ranks.exchange(Message.unset([0, 0]), Message.unset([3, 0])).wait()
+            ranks.exchange(Message.unset([0, 0]), Message.unset([3, 0]))()
 
     with pytest.raises(RankError, match="rank 0 sent"):
         run_thread_ranks(2, work, timeout_seconds=0.2)
@@ -292,17 +292,17 @@ def test_ranks_with_other_plans_are_named_by_everyone() -> None:
 
     def work(ranks: Ranks) -> str:
         with pytest.raises(RankError) as caught:
-            refuse_other_plans(ranks, hashlib.md5(plans[ranks.rank]).digest())
+            check_equal_plans(ranks, hashlib.md5(plans[ranks.rank]).digest())
         return str(caught.value)
 
     assert set(run_thread_ranks(4, work)) == {"ranks 1, 3 differ from rank 0 in the plan of the exchange"}
-    run_thread_ranks(3, lambda ranks: refuse_other_plans(ranks, bytes(16)))
+    run_thread_ranks(3, lambda ranks: check_equal_plans(ranks, bytes(16)))
 
 
 def test_one_rank_talks_to_nobody() -> None:
     ranks = OneRank()
     check_promises(ranks)
-    refuse_other_plans(ranks, bytes(16))
+    check_equal_plans(ranks, bytes(16))
     ranks.close()
 
 

@@ -29,9 +29,9 @@ from hotset.train.rows.tiers import (
     InitialValues,
     Layout,
     Tier,
+    check_memory_for_rows,
     initial_values_with_torch,
     mapped_rows,
-    refuse_more_rows_than_memory,
 )
 
 
@@ -127,7 +127,7 @@ def test_more_rows_than_memory_are_refused_before_they_are_allocated(
 def test_a_command_without_a_file_for_rows_offers_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotset.train.rows.tiers.available_bytes", lambda: 4 * MIB)
     with pytest.raises(HotsetError) as caught:
-        refuse_more_rows_than_memory(9, 0, 5 * MIB, HostMemory(None, Path(), may_spill=False))
+        check_memory_for_rows(9, 0, 5 * MIB, HostMemory(None, Path(), may_spill=False))
     assert "--slow-bytes" not in str(caught.value.hint) and "more memory" in str(caught.value.hint)
 
 
