@@ -50,8 +50,6 @@ _OPTIMIZERS = ("sgd", "adagrad", "adam")
 _SLOW_BYTES = "1280KiB"
 """Less than the rows of the log take with any optimizer, and enough for those of Adam by their next use."""
 _MOST_KILLS_PER_FOLDER = 4
-_SOONER = 0.8
-"""Factor of the moment of a kill for each kill of the same folder that was too late."""
 _MOST_WORKERS = 2
 _PATIENCE = 120
 """Seconds after which ranks that are still there do not stop by themselves."""
@@ -217,7 +215,6 @@ def _kill_and_resume(
     """Kill the runs of one folder a few times, then let one run to the end, and compare."""
     out = scratch / "killed"
     arguments = [*kind.arguments, "--out", str(out)]
-    num_late = 0
     for _ in range(rng.randint(1, _MOST_KILLS_PER_FOLDER)):
         # Another number of workers each time: a resumed run must not depend on the run before.
         workers = [] if kind.optimizer else ["--workers", str(rng.randint(1, _MOST_WORKERS))]
@@ -226,7 +223,7 @@ def _kill_and_resume(
         victim = rng.randrange(kind.num_ranks)
         # A resumed run has its marker from the beginning, and still has to start.
         start = unbroken.start_seconds if rng.random() < 0.5 else 0.0
-        seconds = rng.random() * (start + unbroken.seconds) * _SOONER**num_late
+        seconds = rng.random() * (start + unbroken.seconds)
         try:
             processes[victim].wait(seconds)
         except subprocess.TimeoutExpired:
@@ -238,7 +235,6 @@ def _kill_and_resume(
             tally["faults"].append(f"{kind.name}: exit status {statuses[victim]}: {last_message(scratch)}")
         if _is_finished(kind, out) or statuses[victim] >= 0:
             tally["late"] += 1
-            num_late += 1
             break
         tally["kills"] += 1
         tally["kinds"][kind.name] += 1

@@ -57,7 +57,6 @@ IN_MEMORY = "in memory, no limit"
 LOOKAHEAD = "lookahead"
 MAPPED = "mapped, random advice"
 READ_AHEAD = "mapped, sorted reads ahead"
-CONTESTANTS = (IN_MEMORY, LOOKAHEAD, MAPPED, READ_AHEAD)
 _READERS = 16
 """Threads that touch pages; the device is fastest with that many requests at a time."""
 _PAGE_BYTES = 4096
@@ -75,39 +74,14 @@ PARSER.add_argument("--batches", type=int, default=_BATCHES, help="batches of an
 PARSER.add_argument("--rounds", type=int, default=3, help="rounds in which each contestant runs once")
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Sizes that follow from the memory of a run."""
-
-    memory: int
-    times: float
-
-    @property
-    def rows_of_table(self) -> int:
-        """Rows of each table."""
-        return int(self.memory * self.times) // row_bytes(_DIM, "sgd") // _NUM_TABLES
-
-    @property
-    def hot_rows_of_table(self) -> int:
-        """Hot rows of each: a tenth of the memory."""
-        return self.memory // 10 // row_bytes(_DIM, "sgd") // _NUM_TABLES
-
-    @property
-    def slow_bytes(self) -> ByteSize:
-        """Memory that lookahead may use for cold rows."""
-        return ByteSize(self.memory // 80)
-
-    @property
-    def staging_bytes(self) -> ByteSize:
-        """Memory of the slots that stage cold rows."""
-        return ByteSize(self.memory // 160)
-
-
 def measure(options: argparse.Namespace) -> Facts:
     """Draw the samples of each share of cold lookups, and let every contestant train on them in turn."""
     if not all(0 < share <= 1 for share in options.cold_shares):
         raise ConfigError("cold_shares must be above 0, and at most 1")
-    sizes = Sizes(options.memory, options.times)
+    bytes_of_rows = _NUM_TABLES * row_bytes(_DIM, "sgd")
+    rows_of_table = int(options.memory * options.times) // bytes_of_rows
+    # Hot rows take a tenth of the memory.
+    hot_rows_of_table = options.memory // 10 // bytes_of_rows
     shares = []
     is_limited = True
     with scratch_folder(options) as scratch:
@@ -116,16 +90,35 @@ def measure(options: argparse.Namespace) -> Facts:
         for share in options.cold_shares:
             num_batches = max(round(options.batches * 0.1 / share), 1)
             drawn = scratch / f"cold-{share}"
-            _drawn(sizes.rows_of_table, sizes.hot_rows_of_table, share, num_batches).write(drawn)
+            _drawn(rows_of_table, hot_rows_of_table, share, num_batches).write(drawn)
             tell(f"{share:.0%} cold lookups, {num_batches} batches")
-            turns = {one: partial(_measure, sizes, one, drawn, warm_up, scratch) for one in CONTESTANTS}
+            turns = {
+                name: partial(_measure, name, config, options.memory, drawn, warm_up, scratch)
+                for name, config in _configs(options.memory).items()
+            }
             found = take_turns(turns, options.rounds)
             # The contestant in memory runs without a limit, and shows nothing of whether limits work here.
             is_limited &= all(one[1] for name, own in found.items() if name != IN_MEMORY for one in own)
             rounds = {name: [one[0] for one in own] for name, own in found.items()}
             shares.append({"cold_share": share, "num_batches": num_batches, **_share(rounds)})
-    table_bytes = _NUM_TABLES * sizes.rows_of_table * row_bytes(_DIM, "sgd")
-    return {"shares": shares, "is_limited": is_limited, "table_bytes": table_bytes}
+    return {"shares": shares, "is_limited": is_limited, "table_bytes": rows_of_table * bytes_of_rows}
+
+
+def _configs(memory: int) -> dict[str, TrainConfig]:
+    """Return the settings of each contestant: lookahead may use an eightieth of the memory for cold rows."""
+    lookahead = TrainConfig(
+        placement="lookahead",
+        slow_bytes=ByteSize(memory // 80),
+        staging_bytes=ByteSize(memory // 160),
+        epochs=_EPOCHS,
+        embedding_optimizer="sgd",
+        dense_optimizer="sgd",
+        threads=num_workers(0),
+    )
+    # A limit of one byte puts all rows in the file.
+    mapped = replace(lookahead, placement="hybrid", slow_bytes=ByteSize(1))
+    in_memory = replace(lookahead, slow_bytes=None)
+    return {IN_MEMORY: in_memory, LOOKAHEAD: lookahead, MAPPED: mapped, READ_AHEAD: mapped}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,24 +149,12 @@ def _drawn(rows: int, hot_rows: int, cold_share: float, num_batches: int) -> Col
 
 
 def _measure(
-    sizes: Sizes, contestant: str, shards: Path, warm_up: Path, scratch: Path
+    contestant: str, config: TrainConfig, memory: int, shards: Path, warm_up: Path, scratch: Path
 ) -> tuple[Measurement, bool]:
     """Run one contestant in a new process; also return whether its memory was limited."""
-    is_mapped = contestant in (MAPPED, READ_AHEAD)
-    # A limit of one byte puts all rows in the file.
-    slow_bytes = {IN_MEMORY: None, LOOKAHEAD: sizes.slow_bytes}.get(contestant, ByteSize(1))
-    config = TrainConfig(
-        placement="hybrid" if is_mapped else "lookahead",
-        slow_bytes=slow_bytes,
-        staging_bytes=sizes.staging_bytes,
-        epochs=_EPOCHS,
-        embedding_optimizer="sgd",
-        dense_optimizer="sgd",
-        threads=num_workers(0),
-    )
     # The warm-up fits in no fewer slots than a batch of it needs.
-    small = replace(config, slow_bytes=sizes.staging_bytes) if contestant == LOOKAHEAD else config
-    with memory_limit(sizes.memory) as limit:
+    small = replace(config, slow_bytes=config.staging_bytes) if contestant == LOOKAHEAD else config
+    with memory_limit(memory) as limit:
         job = (shards, config, None if contestant == IN_MEMORY else limit)
         is_read_ahead = contestant == READ_AHEAD
         candidate = Candidate(contestant, "", train_limited, (warm_up, small, None), job, (is_read_ahead,))
