@@ -15,10 +15,10 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -33,15 +33,6 @@ _COMMAND = re.compile("(?:^|(?<=`)|(?<=&& ))hotset(?= )")
 """The name of the program in a hint: at its beginning, after a quote, or after another command."""
 _JOINED = "\ue000"
 """A blank at which no line may end; no text contains it."""
-
-
-class Progressing(Protocol):
-    """Receives the progress of a stage, in bytes or samples, and a note to show next to the bar.
-
-    A total of 0 is not known yet.
-    """
-
-    def __call__(self, stage: str, done: int, total: int, note: str = "", /) -> None: ...
 
 
 @functools.cache
@@ -227,15 +218,14 @@ def print_json(result: Mapping[str, object]) -> None:
     print(json.dumps(result, indent=1, default=str))
 
 
-def _no_bars(stage: str, done: int, total: int, note: str = "", /) -> None:
-    """Show no progress."""
-
-
 @contextmanager
-def progress_bars() -> Iterator[Progressing]:
-    """Yield a progress callback that draws a bar for the stage that runs where stderr is a terminal."""
+def progress_bars() -> Iterator[Callable[..., None]]:
+    """Yield a callback that draws a bar for the stage that runs where stderr is a terminal.
+
+    It is called as ``progress(stage, done, total, note)``, see `progress_columns.Bars`.
+    """
     if _Messages.are_quiet or not sys.stderr.isatty():
-        yield _no_bars
+        yield lambda *_: None
         return
     # Most commands run where no bar is shown, and start sooner without what draws them.
     from .progress_columns import Bars

@@ -12,7 +12,7 @@ from typing import Any
 from .. import __version__
 from ..pipeline.runtime.tasks import num_workers
 
-_LIBRARIES = ("numba", "numpy", "polars", "pyarrow")
+_LIBRARIES = ("numba", "numpy", "polars", "pyarrow", "torch", "safetensors")
 _HELD = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "NUMBA_CPU_NAME", "ONEDNN_MAX_CPU_ISA")
 """Environment variables that hold a library to older instructions than the CPU has."""
 

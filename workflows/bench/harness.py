@@ -24,11 +24,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import ModuleSpec
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...pipeline.errors import ByteSize, HotsetError, first_line, parse_byte_size
+from ...pipeline.errors import HotsetError, first_line
 from ...pipeline.folders.whole_file import refuse_target, whole_file
 from ...pipeline.preprocess import remove_from
 from ...pipeline.runtime.tasks import num_workers
@@ -61,9 +60,9 @@ def run_script(
     arguments: Sequence[str] | None = None,
 ) -> int:
     """Parse the options, measure, and write the result with what made it; return the exit status."""
-    options = parser.parse_args(arguments)
-    # Some measure for hours, so a file that cannot be written is refused first.
     try:
+        options = parser.parse_args(arguments)
+        # Some measure for hours, so a file that cannot be written is refused first.
         if options.out:
             refuse_target(options.out, overwrite=True)
         result = made_by(options, str(parser.prog).rpartition(".")[2]) | measure(options)
@@ -84,13 +83,7 @@ def made_by(options: argparse.Namespace, name: str) -> Facts:
     """Return what made a result: script, settings without folders of this machine, machine and versions."""
     settings = {key: value for key, value in vars(options).items() if key not in ("out", "scratch")}
     plain = {key: value.name if isinstance(value, Path) else value for key, value in settings.items()}
-    machine = describe_machine()
-    for library in ("torch", "safetensors"):
-        try:
-            machine["libraries"][library] = version(library)
-        except PackageNotFoundError:
-            machine["libraries"][library] = None
-    return {"benchmark": name, "settings": plain, "machine": machine}
+    return {"benchmark": name, "settings": plain, "machine": describe_machine()}
 
 
 def tell(text: str) -> None:
@@ -103,14 +96,6 @@ def scratch_folder(options: argparse.Namespace) -> Iterator[Path]:
     """Yield a temporary folder, in ``--scratch`` if given."""
     with tempfile.TemporaryDirectory(prefix="hotset-bench-", dir=options.scratch) as name:
         yield Path(name)
-
-
-def byte_size(text: str) -> ByteSize:
-    """Parse ``512MiB`` as the type of an option."""
-    try:
-        return parse_byte_size(text)
-    except HotsetError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def take_turns(candidates: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:

@@ -25,7 +25,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ...pipeline.errors import MIB, ByteSize, ConfigError
+from ...pipeline.errors import MIB, ByteSize, ConfigError, parse_byte_size
 from ...pipeline.runtime.limits import control_groups
 from ...pipeline.runtime.tasks import num_workers
 from ...stats.kernel import kernel
@@ -43,7 +43,6 @@ from .harness import (
     Candidate,
     Facts,
     Measurement,
-    byte_size,
     measure_in_fresh_process,
     median_ratio,
     new_parser,
@@ -67,7 +66,7 @@ _DIM, _BATCH_SIZE, _BATCHES, _EPOCHS = 16, 2048, 100, 2
 _REMOVING_SECONDS = 5.0
 
 PARSER = new_parser(__spec__, __doc__)
-PARSER.add_argument("--memory", type=byte_size, default=ByteSize(640 * MIB), help="limit of a run")
+PARSER.add_argument("--memory", type=parse_byte_size, default=ByteSize(640 * MIB), help="limit of a run")
 PARSER.add_argument("--times", type=float, default=4.0, help="size of the tables over that memory")
 PARSER.add_argument("--cold-shares", type=float, nargs="+", default=[0.1, 0.02])
 PARSER.add_argument("--batches", type=int, default=_BATCHES, help="batches of an epoch at 10%% cold")
