@@ -107,6 +107,11 @@ def _mark(table: str, row: Row, name: str, **places: Any) -> Row:
     return {"name": name, **places, **dict(zip(headings, cells_of(table, row), strict=True))}
 
 
+def _marks(table: str, rows: Sequence[Row], x: str, y_of_names: Mapping[str, str]) -> list[Row]:
+    """Return the marks of lines that each have a name and a column of y."""
+    return [_mark(table, row, name, x=row[x], y=row[key]) for row in rows for name, key in y_of_names.items()]
+
+
 def _tooltip(table: str) -> list[alt.Tooltip]:
     return [alt.Tooltip(field=heading, type="nominal") for heading, _, _ in COLUMNS[table] if heading]
 
@@ -182,16 +187,8 @@ def unique_rows_chart(rows: Sequence[Row]) -> ChartSpec:
     """Return the distinct rows per batch, expected and measured, by batch size."""
     # Computed figures are drawn as lines, those counted in batches as points.
     lines = {"lookups": "num_lookups", "distinct rows, expected": "expected"}
-    counted = "distinct rows, measured"
-    table = "unique_rows"
-    points, measured = (
-        [
-            _mark(table, row, name, x=row["batch_size"], y=row[key])
-            for row in rows
-            for name, key in keys.items()
-        ]
-        for keys in (lines, {counted: "measured"})
-    )
+    counted = {"distinct rows, measured": "measured"}
+    points, measured = (_marks("unique_rows", rows, "batch_size", each) for each in (lines, counted))
     # Both axes are logarithmic: equal factors of rows then have equal lengths.
     sizes = [row["batch_size"] for row in rows]
     x = alt.X(
@@ -203,9 +200,9 @@ def unique_rows_chart(rows: Sequence[Row]) -> ChartSpec:
     y = alt.Y(
         "y:Q", title="rows", scale=alt.Scale(type="log", nice=True), axis=alt.Axis(format="~s", tickCount=6)
     )
-    color = _color(dict(zip([*lines, counted], (INK, BLUE, ORANGE), strict=True)))
-    layers = _lines(table, points, (x, y), color, has_dots=False)
-    layers.append(_points(measured, (x, y), color, _tooltip(table), size=55))
+    color = _color(dict(zip([*lines, *counted], (INK, BLUE, ORANGE), strict=True)))
+    layers = _lines("unique_rows", points, (x, y), color, has_dots=False)
+    layers.append(_points(measured, (x, y), color, _tooltip("unique_rows"), size=55))
     return chart_spec(layers, "Distinct rows per batch by batch size")
 
 
@@ -216,11 +213,7 @@ def drift_chart(by_age: Sequence[Row]) -> ChartSpec:
         "fully hot samples": "hot_sample_share",
         "lookups of unseen rows": "unseen_lookup_share",
     }
-    points = [
-        _mark("drift_by_age", row, name, x=row["age"], y=row[key])
-        for row in by_age
-        for name, key in lines.items()
-    ]
+    points = _marks("drift_by_age", by_age, "age", lines)
     # The age of a part is its distance from the part that chose the hot rows.
     axis = alt.Axis(values=[row["age"] for row in by_age], format="d", grid=False)
     title = "age of the hot rows (parts of the log)"
@@ -265,19 +258,15 @@ def hot_samples_chart(
         published_row_bytes: bytes of a row; FAE's published points are shown at as many rows of this size.
             None leaves them out.
     """
-    orders = list(dict.fromkeys(row["order"] for row in rows))
-    names = {order: f"fully hot, {_ORDERS.get(order, (order,))[0]}" for order in orders}
+    names = {row["order"]: f"fully hot, {_ORDERS.get(row['order'], (row['order'],))[0]}" for row in rows}
     lookups = "hot lookups"
     table = "hot_samples"
     # One line for each order of rows, and the hot lookups of the first order.
     points = [
         _mark(table, row, names[row["order"]], x=row["bytes"], y=row["hot_sample_share"]) for row in rows
     ]
-    points += [
-        _mark(table, row, lookups, x=row["bytes"], y=row["hot_lookup_share"])
-        for row in rows
-        if row["order"] == orders[0]
-    ]
+    first = [row for row in rows if row["order"] == rows[0]["order"]]
+    points += _marks(table, first, "bytes", {lookups: "hot_lookup_share"})
     sizes = [row["bytes"] for row in rows]
     axes = (_byte_axis("fast memory for hot rows", sizes), _percent_axis("share"))
     # Published figures are shown where the axis reaches anyway, and never stretch it.
@@ -300,9 +289,8 @@ def hot_samples_chart(
 
 def published_points(row_bytes: int | None) -> list[tuple[float, float]]:
     """Return FAE's points at rows of ``row_bytes``; none for None."""
-    if row_bytes is None:
-        return []
-    return [(num_bytes * row_bytes / PUBLISHED_ROW_BYTES, share) for num_bytes, share in PUBLISHED]
+    factor = (row_bytes or 0) / PUBLISHED_ROW_BYTES
+    return [(num_bytes * factor, share) for num_bytes, share in PUBLISHED if factor]
 
 
 def miss_ratios_chart(curve: Sequence[Row]) -> ChartSpec:
