@@ -19,7 +19,6 @@ those of the caller's thread are dropped when the next stage frees memory.
 from __future__ import annotations
 
 import ctypes
-import io
 import math
 import mmap
 import os
@@ -97,6 +96,10 @@ def num_processes(workers: int) -> int:
     return count if _engine.get() is not None and count > 1 else 0
 
 
+_packed = threading.local()
+"""Its ``objects`` are the remote objects of the call that this thread packs or unpacks, in order."""
+
+
 class RemoteObject(ABC):
     """An object of the run that tasks use in any process: a worker gets a copy, which reports back."""
 
@@ -120,6 +123,16 @@ class RemoteObject(ABC):
     @abstractmethod
     def apply_report(self, report: Any) -> None:
         """Apply, in the main process, what a copy reported."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _packed.objects.append(self)
+        return _copy_of, (type(self), self.state_for_worker())
+
+
+def _copy_of(kind: type[RemoteObject], state: tuple[Any, ...]) -> RemoteObject:
+    copy = kind.in_worker(*state)
+    _packed.objects.append(copy)
+    return copy
 
 
 class Advance(RemoteObject):
@@ -147,51 +160,20 @@ class Advance(RemoteObject):
         self._function(report)
 
 
-class _CallPickler(pickle.Pickler):
-    """Pickles a call; instead of a `RemoteObject` goes its number and what a copy is built from."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.originals: list[RemoteObject] = []
-
-    def persistent_id(self, value: Any) -> Any:
-        if not isinstance(value, RemoteObject):
-            return None
-        number = next((n for n, known in enumerate(self.originals) if known is value), len(self.originals))
-        if number == len(self.originals):
-            self.originals.append(value)
-        return number, type(value), value.state_for_worker()
-
-
-class _CallUnpickler(pickle.Unpickler):
-    """Unpickles a call in a worker, with one copy of each `RemoteObject`."""
-
-    def __init__(self, packed: bytes) -> None:
-        super().__init__(io.BytesIO(packed))
-        self.copies: dict[int, RemoteObject] = {}
-
-    def persistent_load(self, found: Any) -> RemoteObject:
-        number, kind, state = found
-        if number not in self.copies:
-            self.copies[number] = kind.in_worker(*state)
-        return self.copies[number]
-
-
 def pack_call(function: Callable[..., Any], task: Task) -> tuple[bytes, list[RemoteObject]]:
     """Return a task as `run_packed` takes it, and the objects that its reports are for, in their order."""
-    file = io.BytesIO()
-    pickler = _CallPickler(file)
-    pickler.dump((function, task))
-    return file.getvalue(), pickler.originals
+    _packed.objects = []
+    return pickle.dumps((function, task), pickle.HIGHEST_PROTOCOL), _packed.objects
 
 
 def run_packed(packed: bytes, folder: str) -> tuple[Any, list[Any]]:
     """In a worker: run one task in the working directory of the main process; return result and reports."""
     if os.getcwd() != folder:
         os.chdir(folder)
-    unpickler = _CallUnpickler(packed)
-    function, task = unpickler.load()
-    copies = [unpickler.copies[number] for number in sorted(unpickler.copies)]
+    # Pickle builds each object once, in the order in which it packed them.
+    _packed.objects = []
+    function, task = pickle.loads(packed)
+    copies: list[RemoteObject] = _packed.objects
     with ExitStack() as stack:
         for copy in copies:
             stack.enter_context(copy.while_working())

@@ -29,10 +29,8 @@ from typing import Any, TypeVar
 
 from ...pipeline.errors import HotsetError, first_line
 from ...pipeline.folders.whole_file import refuse_target, whole_file
-from ...pipeline.preprocess import remove_from
 from ...pipeline.runtime.tasks import num_workers
 from ...train.config import TIMEOUT_VARIABLE
-from ..library import preprocess
 from ..machine import describe_machine
 
 Result = TypeVar("Result")
@@ -136,6 +134,10 @@ def seconds_since(begin: Seconds) -> Seconds:
 
 def pack_again(log: Path, data: Path, **settings: Any) -> None:
     """Preprocess a log with some settings of `split` and `pack`; the stages before these stay in ``data``."""
+    # Here, so that a process that only measures another command imports no stage.
+    from ...pipeline.preprocess import remove_from
+    from ..library import preprocess
+
     if (data / "plan").exists():
         remove_from("split", data)
     preprocess(log, data, **settings)
