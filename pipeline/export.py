@@ -24,9 +24,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.parquet
 from numpy.typing import NDArray
 
 from ..stats.curves import falling, fit_zipf
@@ -65,6 +62,8 @@ def flat_table(table: Any) -> Any:
     Raises:
         ConfigError: a list is empty, which CSV cannot distinguish from a missing one.
     """
+    import pyarrow.compute as pc  # which takes a fifth of the start of a command, as the files below do
+
     for place, field in enumerate(table.schema):
         if not pa.types.is_list(field.type):
             continue
@@ -449,5 +448,9 @@ def _written(
 
 def _open(path: Path, schema: Any) -> Any:
     if path.suffix == ".csv":
-        return pa.csv.CSVWriter(path, flat_table(schema.empty_table()).schema)
-    return pa.parquet.ParquetWriter(path, schema, compression="zstd", compression_level=1)
+        from pyarrow.csv import CSVWriter
+
+        return CSVWriter(path, flat_table(schema.empty_table()).schema)
+    from pyarrow.parquet import ParquetWriter
+
+    return ParquetWriter(path, schema, compression="zstd", compression_level=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,10 @@ class PreprocessConfig:
     """Choose the hot rows within a byte budget."""
     pack: PackConfig = field(default_factory=PackConfig)
     """Shuffle the samples and write them as batches."""
+
+
+CONFIGS: dict[str, Any] = {own.name: own.default_factory for own in fields(PreprocessConfig)}
+"""The config class of each stage, in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,17 +25,12 @@ from .folders.disk import MARK, folder_exists, is_discarded, paths_in
 from .folders.manifest import MANIFEST, FileEntry, Manifest, hash_file, is_sealed, note_checksum
 from .folders.totals import TOTALS_OF_STAGE, ColumnsSettings, ColumnsTotals
 from .formats.arrow_files import DAMAGE, open_mapped
-from .preprocess import FOLDERS, ID_MAP, later_stage, refuse_full_disk
+from .preprocess import CONFIGS, FOLDERS, ID_MAP, later_stage, refuse_full_disk
 from .raw.part import iterate_blocks
 from .raw.raw_file import RawFile
 from .runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks, silent
-from .stages.count import CountConfig
-from .stages.encode import EncodeConfig
 from .stages.ingest import IngestConfig, ingest
 from .stages.other_vocabulary import adopt, map_ids
-from .stages.pack import PackConfig
-from .stages.rank import RankConfig
-from .stages.split import SplitConfig
 
 _Build = Callable[[Path], Manifest]
 """Runs a stage again into a folder."""
@@ -110,10 +105,12 @@ def _build_of(
     """Return how to build a folder again; None without its inputs."""
     # Only `ingest` reads raw files, which must then be given.
     if made.stage == "ingest":
-        return (lambda out: ingest(raw, _ingest_config(made), out, resources)) if raw else None
+        schema = made.totals.get("schema") or made.config.get("schema")
+        parsed = made.read_config(IngestConfig, schema=schema)
+        return (lambda out: ingest(raw, parsed, out, resources)) if raw else None
     if made.stage in ("adopt", "map-ids"):
         return _build_from_other_vocabulary(made, manifests, other, resources)
-    config: Any = made.read_config(_CONFIGS[made.stage])
+    config: Any = made.read_config(CONFIGS[made.stage])
     # All other stages are built from the folders next to them, which are already checked.
     stage = later_stage(made.stage, config)
     if any(name not in manifests for name in stage.inputs):
@@ -143,21 +140,6 @@ def _build_from_other_vocabulary(
     if columns is None:
         return None
     return lambda out: adopt(columns, Manifest.read(folder.parent / "columns"), vocabulary, out, resources)
-
-
-def _ingest_config(columns: Manifest) -> IngestConfig:
-    """Return the config that columns were parsed with."""
-    schema = columns.totals.get("schema") or columns.config.get("schema")
-    return columns.read_config(IngestConfig, schema=schema)
-
-
-_CONFIGS = {
-    "count": CountConfig,
-    "rank": RankConfig,
-    "encode": EncodeConfig,
-    "split": SplitConfig,
-    "pack": PackConfig,
-}
 
 
 def _differences(made: Manifest, rebuilt: Manifest) -> Iterator[str]:

@@ -87,8 +87,7 @@ PREPROCESSING = (
     "recipes",
     "commands.preprocess",
     "commands.stats",
-    "commands.schema",
-    "commands.recipe",
+    "commands.data",
     "recipe_file",
 )
 """Modules of ``workflows`` that must not wait for torch, besides all of ``pipeline`` and ``stats``."""

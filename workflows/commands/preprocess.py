@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -22,6 +22,7 @@ from ...pipeline.folders.disk import durable_files
 from ...pipeline.folders.manifest import MANIFEST, Manifest, is_sealed
 from ...pipeline.folders.totals import ColumnsSettings, ShardsTotals
 from ...pipeline.preprocess import (
+    CONFIGS,
     FOLDERS,
     ID_MAP,
     PreprocessConfig,
@@ -146,7 +147,72 @@ class PreprocessCommand(Command, PreprocessConfig):
 
     def execute(self) -> int:
         """Run ``hotset preprocess``."""
-        return _preprocess(self)
+        if self.dry_run:
+            return self._dry_run()
+        # Stages report as they end: on stderr immediately, and with --json in one object at the end.
+        reports: list[StageReport] = []
+
+        def report_stage(report: StageReport) -> None:
+            reports.append(report)
+            say(describe_stage(report, message_width()))
+
+        with _running(self.run) as resources:
+            # Nothing is deleted before all options are known to be valid.
+            if self.redo:
+                check_resources(self.raw, self, self.out, resources, extend=self.extend, redo=self.redo)
+                _report_removed(remove_from(self.redo, self.out))
+            shards = preprocess(
+                self.raw,
+                self,
+                self.out,
+                resources,
+                on_stage=report_stage,
+                shards_only=self.shards_only,
+                like=self.like,
+                extend=self.extend,
+                on_removed=_report_outdated,
+            )
+        # There is no map if no vocabulary was replaced.
+        if self.extend and (self.out / ID_MAP / MANIFEST).exists():
+            say(describe_id_map(Manifest.read(self.out / ID_MAP)))
+        if self.run.json:
+            stages = [
+                {"stage": report.stage, "seconds": report.seconds, "was_finished": report.was_sealed}
+                for report in reports
+            ]
+            print_json({"stages": stages, "dir": str(self.out)} | shards.totals)
+        else:
+            print_line(stdout_console(), f"{self.out}: {describe_shards(shards)}")
+            totals = ShardsTotals.of(shards)
+            # A log that is only evaluated has nothing to place.
+            is_trained = totals.samples.hot_only + totals.samples.mixed > 0
+            all_hot = explain_all_hot(totals.num_rows, totals.num_hot_rows) if is_trained else None
+            if all_hot:
+                say(all_hot)
+        return 0
+
+    def _dry_run(self) -> int:
+        # A run starts sooner without what estimates one.
+        from ...pipeline.dry_run import estimate_run
+
+        # The plan follows the same rules as the run: both call `decide` on a folder's state.
+        plan = estimate_run(
+            self.raw,
+            self,
+            self.out,
+            Resources(workers=self.run.workers, memory_bytes=self.run.memory),
+            redo=self.redo,
+            extend=self.extend,
+            like=self.like,
+        )
+        if self.run.json:
+            print_json({"dir": str(self.out)} | plan.to_json())
+        else:
+            show_plan(plan, stdout_console())
+        # The table shows which stage is refused; the error then says why, with exit status 1.
+        if plan.refusal is not None:
+            raise plan.refusal
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +246,22 @@ class IngestCommand(Command):
 
     def execute(self) -> int:
         """Run ``hotset ingest``."""
-        return _ingest(self)
+        config = config_of(IngestConfig, self)
+        with _running(self.run) as resources:
+            if self.redo:
+                workers_for([RawFile.inspect(path) for path in self.raw], config, resources)
+                _report_removed(remove_from("ingest", self.out))
+            was_sealed = not self.extend and is_sealed(self.out / "columns")
+            started = time.perf_counter()
+            # A refused extension must leave the old columns as they are, so it is refused first.
+            if self.extend:
+                refuse_extension(self.out, {"ingest": ingest_identity(config)})
+            columns = ingest(self.raw, config, self.out / "columns", resources, extend=self.extend)
+            # The new columns are sealed: folders written from fewer logs would now contradict them.
+            if self.extend:
+                _report_outdated(remove_stale(self.out))
+        seconds = time.perf_counter() - started
+        return _finish("ingest", columns, seconds, as_json=self.run.json, was_sealed=was_sealed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +290,17 @@ class StageCommand(Command):
 
     def execute(self) -> int:
         """Run the stage."""
-        return _stage(self.stage, config_of(self.config_type, self), self)
+        config = config_of(self.config_type, self)
+        with _running(self.run) as resources:
+            # The self.stage and what follows it go first; then it runs as if it had never been there.
+            if self.redo:
+                refuse_stage(self.stage, config, self.dir, resources)
+                _report_removed(remove_from(self.stage, self.dir))
+            was_sealed = is_sealed(self.dir / FOLDERS[self.stage])
+            started = time.perf_counter()
+            folder = run_stage(self.stage, config, self.dir, resources)
+            seconds = time.perf_counter() - started
+        return _finish(self.stage, folder, seconds, as_json=self.run.json, was_sealed=was_sealed)
 
 
 def _with_bare_redo(stage: str, arguments: Sequence[str]) -> list[str]:
@@ -245,119 +336,6 @@ def _running(options: RunOptions) -> Iterator[Resources]:
         yield resources
 
 
-def _preprocess(options: PreprocessCommand) -> int:
-    if options.dry_run:
-        return _dry_run(options)
-    # Stages report as they end: on stderr immediately, and with --json in one object at the end.
-    reports: list[StageReport] = []
-
-    def report_stage(report: StageReport) -> None:
-        reports.append(report)
-        say(describe_stage(report, message_width()))
-
-    with _running(options.run) as resources:
-        # Nothing is deleted before all options are known to be valid.
-        if options.redo:
-            check_resources(
-                options.raw,
-                options,
-                options.out,
-                resources,
-                extend=options.extend,
-                redo=options.redo,
-            )
-            _report_removed(remove_from(options.redo, options.out))
-        shards = preprocess(
-            options.raw,
-            options,
-            options.out,
-            resources,
-            on_stage=report_stage,
-            shards_only=options.shards_only,
-            like=options.like,
-            extend=options.extend,
-            on_removed=_report_outdated,
-        )
-    # There is no map if no vocabulary was replaced.
-    if options.extend and (options.out / ID_MAP / MANIFEST).exists():
-        say(describe_id_map(Manifest.read(options.out / ID_MAP)))
-    if options.run.json:
-        print_json(
-            {"stages": [_stage_json(report) for report in reports], "dir": str(options.out)} | shards.totals
-        )
-    else:
-        print_line(stdout_console(), f"{options.out}: {describe_shards(shards)}")
-        totals = ShardsTotals.of(shards)
-        # A log that is only evaluated has nothing to place.
-        is_trained = totals.samples.hot_only + totals.samples.mixed > 0
-        all_hot = explain_all_hot(totals.num_rows, totals.num_hot_rows) if is_trained else None
-        if all_hot:
-            say(all_hot)
-    return 0
-
-
-def _dry_run(options: PreprocessCommand) -> int:
-    # A run starts sooner without what estimates one.
-    from ...pipeline.dry_run import estimate_run
-
-    # The plan follows the same rules as the run: both call `decide` on a folder's state.
-    plan = estimate_run(
-        options.raw,
-        options,
-        options.out,
-        Resources(workers=options.run.workers, memory_bytes=options.run.memory),
-        redo=options.redo,
-        extend=options.extend,
-        like=options.like,
-    )
-    if options.run.json:
-        print_json({"dir": str(options.out)} | plan.to_json())
-    else:
-        show_plan(plan, stdout_console())
-    # The table shows which stage is refused; the error then says why, with exit status 1.
-    if plan.refusal is not None:
-        raise plan.refusal
-    return 0
-
-
-def _ingest(options: Any) -> int:
-    config = config_of(IngestConfig, options)
-    with _running(options.run) as resources:
-        if options.redo:
-            workers_for([RawFile.inspect(path) for path in options.raw], config, resources)
-            _report_removed(remove_from("ingest", options.out))
-        was_sealed = not options.extend and is_sealed(options.out / "columns")
-        started = time.perf_counter()
-        # A refused extension must leave the old columns as they are, so it is refused first.
-        if options.extend:
-            refuse_extension(options.out, {"ingest": ingest_identity(config)})
-        columns = ingest(
-            options.raw,
-            config,
-            options.out / "columns",
-            resources,
-            extend=options.extend,
-        )
-        # The new columns are sealed: folders written from fewer logs would now contradict them.
-        if options.extend:
-            _report_outdated(remove_stale(options.out))
-    seconds = time.perf_counter() - started
-    return _finish("ingest", columns, seconds, as_json=options.run.json, was_sealed=was_sealed)
-
-
-def _stage(stage: str, config: Any, options: Any) -> int:
-    with _running(options.run) as resources:
-        # The stage and what follows it go first; then it runs as if it had never been there.
-        if options.redo:
-            refuse_stage(stage, config, options.dir, resources)
-            _report_removed(remove_from(stage, options.dir))
-        was_sealed = is_sealed(options.dir / FOLDERS[stage])
-        started = time.perf_counter()
-        folder = run_stage(stage, config, options.dir, resources)
-        seconds = time.perf_counter() - started
-    return _finish(stage, folder, seconds, as_json=options.run.json, was_sealed=was_sealed)
-
-
 def _finish(stage: str, folder: Manifest, seconds: float, *, as_json: bool, was_sealed: bool) -> int:
     """Print what a single stage wrote, in this run or in an earlier one."""
     if as_json:
@@ -370,10 +348,6 @@ def _finish(stage: str, folder: Manifest, seconds: float, *, as_json: bool, was_
     when = ", already done" if was_sealed else f" in {seconds:.1f} s"
     print_line(stdout_console(), f"{folder.folder}: {files}, {num_bytes}{when}")
     return 0
-
-
-def _stage_json(report: StageReport) -> dict[str, Any]:
-    return {"stage": report.stage, "seconds": report.seconds, "was_finished": report.was_sealed}
 
 
 def _report_outdated(removed: Sequence[Path]) -> None:
@@ -395,10 +369,9 @@ def stage_command(stage: str, config: Any, more: Any, description: str) -> type[
 
 
 COMMANDS: dict[str, type[Command]] = {"preprocess": PreprocessCommand}
-for _field in fields(PreprocessConfig):
-    _more = IngestCommand if _field.name == "ingest" else StageCommand
-    _description = field_docstrings(PreprocessConfig)[_field.name]
-    COMMANDS[_field.name] = stage_command(_field.name, _field.default_factory, _more, _description)
+for _stage, _config in CONFIGS.items():
+    _more = IngestCommand if _stage == "ingest" else StageCommand
+    COMMANDS[_stage] = stage_command(_stage, _config, _more, field_docstrings(PreprocessConfig)[_stage])
 
 
 def show_plan(plan: RunEstimate, console: Console) -> None:

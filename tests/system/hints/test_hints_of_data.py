@@ -326,7 +326,7 @@ def test_a_limit_of_addresses_is_raised(shell: Shell, monkeypatch: pytest.Monkey
         patched.setattr(limits, "addresses_left", lambda: 2**20)
         hints = [shell.refused("verify", "data", "--no-rebuild")]
         patched.setattr("hotset.pipeline.runtime.limits.refuse_few_addresses", lambda *arguments: None)
-        patched.setattr("hotset.workflows.commands.verify.VerifyCommand.execute", unloaded)
+        patched.setattr("hotset.workflows.commands.data.VerifyCommand.execute", unloaded)
         hints.append(shell.refused("verify", "data", "--no-rebuild"))
     commands = [re.findall(r"`([^`]+)`", hint) for hint in hints]
     assert len(commands[0]) == 1 and commands[1][1:] == ["ulimit -v unlimited"]

@@ -1,0 +1,269 @@
+"""``hotset schema``, ``export-shards``, ``verify`` and ``recipe``: propose, export, check and repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from ...pipeline.errors import ByteSize, ConfigError, format_byte_size, require_at_least
+from ...pipeline.export import ExportFormat, export_shards
+from ...pipeline.folders.disk import is_discarded
+from ...pipeline.folders.manifest import MANIFEST, Manifest
+from ...pipeline.preprocess import CONFIGS, FOLDERS, PreprocessConfig
+from ...pipeline.runtime.limits import TORCH_BYTES, refuse_few_addresses
+from ...pipeline.runtime.tasks import Resources
+from ...pipeline.verify import STAGE_FOLDERS, verify
+from ...train.config import TrainConfig
+from ..command_list import Command, command_class
+from ..console import print_json, print_line, progress_bars, say, stdout_console
+from ..options import Arg, Dir, config_of
+from ..recipe_file import TABLES, arguments_of, read_recipe, write_recipe
+from ..recipes import setting_in
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchemaCommand(Command):
+    """Print a schema for a log as TOML, for you to edit."""
+
+    file: Annotated[Path, Arg("FILE", is_positional=True)]
+    """A log: CSV (plain, gzip or zstd) or Parquet."""
+
+    samples: int = 10_000
+    """Number of rows to read, from the beginning."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def execute(self) -> int:
+        """Run ``hotset schema``."""
+        # Here, because it imports pyarrow's Parquet reader.
+        from ...pipeline.infer_schema import explain_built_in, propose_schema
+
+        require_at_least("samples", self.samples, 1)
+        # The text has comments for the user to edit by; the object has the evidence instead.
+        proposal = propose_schema(self.file, num_rows=self.samples)
+        if self.json:
+            columns = [asdict(column) for column in proposal.columns]
+            print_json({"schema": asdict(proposal.schema), "rows": proposal.num_rows, "columns": columns})
+        else:
+            print(proposal.text, end="")
+        # Last, and on stderr: the schema goes to a file, as a rule.
+        built_in = explain_built_in(self.file)
+        if built_in:
+            say(built_in)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportShardsCommand(Command):
+    """Write the samples of shards for other programs."""
+
+    dir: Dir
+    """Folder that `preprocess --out` created, or its `shards/`."""
+
+    out: Path
+    """New folder for the files."""
+
+    to: ExportFormat = "parquet"
+    """Format: `parquet` and `csv` have a column for each feature and a file for each split, `fuxictr` adds
+    the feature map that FuxiCTR reads, `torchrec` adds what TorchRec's planner and FBGEMM's benchmarks ask
+    about the tables."""
+
+    workers: int = 0
+    """Number of threads; 0 takes every core. Changes no byte of the output."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def execute(self) -> int:
+        """Run ``hotset export-shards``."""
+        inner = self.dir / "shards"
+        shards = Manifest.read(inner if inner.is_dir() else self.dir)
+        with progress_bars() as progress:
+            exported = export_shards(
+                shards, self.to, self.out, Resources(workers=self.workers, progress=progress)
+            )
+        if self.json:
+            print_json({"out": str(self.out)} | asdict(exported))
+            return 0
+        for file in exported.files:
+            print_line(stdout_console(), f"{self.out / file['name']}: {format_byte_size(file['num_bytes'])}")
+        counted = ", ".join(f"{count:,} in {split}" for split, count in exported.num_samples.items())
+        print_line(stdout_console(), f"samples: {counted}")
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyCommand(Command):
+    """Check every manifest, checksum and invariant."""
+
+    dir: Dir
+    """Folder that `preprocess --out` or `train --out` created."""
+
+    inputs: tuple[Path, ...] = ()
+    """Raw logs that DIR was written from, in order: these are hashed and parsed again, too."""
+
+    rebuild: bool = field(
+        default=True,
+        metadata={"help": "Check files, sums and ranges only, without running the stages again."},
+    )
+    """Whether each stage is run again and compared."""
+
+    other_vocabulary: Path | None = None
+    """Folder that was given to --like, or whose ids id_map maps; needed to check such a vocabulary or map in
+    full."""
+
+    shards: Path | None = None
+    """Shards that a training run DIR was trained on: the order of its batches and its scores are worked out
+    again."""
+
+    memory: ByteSize | None = None
+    """Cap on the memory that running the stages again may take. Default: a quarter of the machine's."""
+
+    workers: int = 0
+    """Number of threads; 0 takes every core."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def execute(self) -> int:
+        """Run ``hotset verify``; return 1 where a fault was found."""
+        # A run folder is recognized by its config, and has separate checks.
+        if (self.dir / "config.json").exists():
+            return _verify_run(self)
+        if self.shards is not None:
+            raise ConfigError(f"--shards are those of a training run, and {self.dir} is none")
+        with progress_bars() as progress:
+            faults = verify(
+                self.dir,
+                Resources(workers=self.workers, memory_bytes=self.memory, progress=progress),
+                raw=self.inputs,
+                rebuild=self.rebuild,
+                other_vocabulary=self.other_vocabulary,
+            )
+        # A check that could not be made is reported, so that no fault found does not read as all is well.
+        discarded = [name for name in STAGE_FOLDERS if is_discarded(self.dir / name)]
+        for name in discarded:
+            say(f"{self.dir / name} was discarded, so only its manifest was checked")
+        if self.json:
+            print_json({"dir": str(self.dir), "faults": faults, "discarded": discarded})
+        else:
+            print("\n".join(faults) if faults else f"{self.dir}: OK, all checks passed")
+        return 1 if faults else 0
+
+
+def _verify_run(options: VerifyCommand) -> int:
+    """Check the folder of a training run."""
+    # Imports torch, which checks of other folders do without.
+    refuse_few_addresses("hotset verify", TORCH_BYTES)
+    from ...train.verify_run import verify_run
+
+    for name in ("inputs", "other_vocabulary"):
+        if getattr(options, name):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{option} belongs to a folder of preprocess, and {options.dir} is a training run"
+            )
+    faults = verify_run(options.dir)
+    # What the shards decide is compared where the files agree with each other.
+    if options.shards is not None and not faults:
+        from ...train.verify_run import faults_against_shards
+
+        with progress_bars() as progress:
+            evaluated = partial(progress, "evaluate")
+            faults = list(faults_against_shards(options.dir, options.shards, progress=evaluated))
+    if options.json:
+        print_json({"run": str(options.dir), "faults": faults})
+    else:
+        print("\n".join(faults) if faults else f"{options.dir}: OK, all checks passed")
+    return 1 if faults else 0
+
+
+_CONFIG = "config.json"
+_STAND_IN = "x"
+"""The value of arguments that are no part of a recipe, such as the folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeCommand(Command):
+    """Print all options in force as a recipe file."""
+
+    sources: Annotated[tuple[Path, ...], Arg("SOURCE", is_positional=True)] = ()
+    """Recipe files, folders of preprocess and runs of train, whose options are printed; an option that none
+    of them sets has its default."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def execute(self) -> int:
+        """Run ``hotset recipe``."""
+        # Later sources win, as options that are typed later do.
+        found: dict[str, Any] = {}
+        for source in self.sources:
+            found |= _configs_of(source)
+        # An experiment is both tables; with sources, those that they have.
+        wanted = [name for name in TABLES if name in found or not found]
+        configs = {name: found.get(name) or _config_from(name, []) for name in wanted}
+        if self.json:
+            print_json({name: asdict(config) for name, config in configs.items()})
+        else:
+            print(write_recipe(configs), end="")
+        return 0
+
+
+def _configs_of(source: Path) -> dict[str, Any]:
+    """Return the configs that a source has, by table."""
+    # A run, a preprocessed folder or a file: each is known by what it must hold.
+    if (source / _CONFIG).exists():
+        from ...train.run_config import read_settings
+
+        return {"train": read_settings(source / _CONFIG)}
+    if (source / "shards" / MANIFEST).exists():
+        return {"preprocess": _config_of_folder(source)}
+    if source.is_dir():
+        raise ConfigError(
+            f"{source} is neither a folder of preprocess nor a run of train",
+            hint="give a recipe file, the DIR of preprocess --out, or the RUN of train --out",
+        )
+    # A recipe's own text goes through the options of its command, so that it is checked as if typed.
+    read = read_recipe(source)
+    found = {}
+    for name, table in read.items():
+        options = arguments_of(source, name, table)
+        found[name] = _config_from(name, [word for _, words in options for word in words])
+    return found
+
+
+def _config_from(table: str, arguments: Sequence[str]) -> Any:
+    """Return the config of a table of options as they are typed."""
+    kinds = {"preprocess": PreprocessConfig, "train": TrainConfig}
+    command = command_class(table)
+    return config_of(kinds[table], command.parse(table, [*arguments, _STAND_IN, "--out", _STAND_IN]))
+
+
+def _config_of_folder(folder: Path) -> PreprocessConfig:
+    """Return the settings that a folder was preprocessed with; raises ManifestError where it is damaged."""
+    # Each stage's manifest has its settings, under the names of its config.
+    sealed = {stage: Manifest.read(folder / FOLDERS[stage]) for stage in CONFIGS}
+    if sealed["rank"].stage != "rank":
+        raise ConfigError(
+            f"{folder} took its ids from another folder (--like), so it has no settings of its own",
+            hint="give that folder",
+        )
+    schema = {"schema": setting_in(sealed["ingest"])}
+    configs = {
+        stage: sealed[stage].read_config(kind, **(schema if stage == "ingest" else {}))
+        for stage, kind in CONFIGS.items()
+    }
+    return PreprocessConfig(**configs)
+
+
+COMMANDS: dict[str, type[Command]] = {
+    "schema": SchemaCommand,
+    "export-shards": ExportShardsCommand,
+    "verify": VerifyCommand,
+    "recipe": RecipeCommand,
+}
