@@ -290,7 +290,7 @@ class StageCommand(Command):
 
     def execute(self) -> int:
         """Run the stage."""
-        config = config_of(self.config_type, self)
+        config: Any = config_of(self.config_type, self)
         with _running(self.run) as resources:
             # The self.stage and what follows it go first; then it runs as if it had never been there.
             if self.redo:
