@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,7 @@ from .rows.optimizers import RowOptimizer
 from .run_config import RunConfig
 from .run_folder.files import CONFIG, WEIGHTS
 from .run_folder.reader import (
+    SavedTier,
     read_config,
     read_finite,
     read_manifest,
@@ -52,7 +53,7 @@ class Predictor:
         shards: the batches of both parts.
         dense: the dense layers.
         embeddings: the rows.
-        meter: counts the work as evaluation.
+        meter: counts the work as evaluation; None: nothing counts it.
         folder: folder for a file of what does not fit in memory; None: that of temporary files.
         ranks: share the batches; all of them score the predictions of all.
     """
@@ -62,7 +63,7 @@ class Predictor:
         shards: Shards,
         dense: DenseStep,
         embeddings: Embeddings,
-        meter: Meter,
+        meter: Meter | None = None,
         folder: Path | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -70,7 +71,7 @@ class Predictor:
         self._shards = shards
         self._dense = dense
         self._embeddings = embeddings
-        self._meter = meter
+        self._meter = meter or Meter(_HOST)
         self._folder = folder
 
     def logits(self, part: Part = "test") -> Generator[tuple[Batch, NDArray[np.float32]]]:
@@ -162,61 +163,69 @@ _HOST = torch.device("cpu")
 _NO_TRAINING = RowOptimizer("sgd", 0.1)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """The model of a run, ready to predict."""
+def load_model(
+    run: Path,
+    config: RunConfig,
+    weights: Weights,
+    tables: Sequence[EmbeddingTable],
+    batch_size: int,
+    *,
+    device: torch.device = _HOST,
+    threads: int | None = None,
+    slow_bytes: int | None = None,
+    model_source: ModelSource | None = None,
+) -> tuple[DenseStep, Embeddings]:
+    """Load the dense layers and the rows of a run, ready to predict.
 
-    dense: DenseStep
-    embeddings: Embeddings
-    meter: Meter
+    Args:
+        tables: those of the run, as the data to predict has them.
+        batch_size: samples that are predicted together.
+        device: of the dense layers, and of the rows where they fit in memory.
+        threads: those of the dense layers; None: as many as trained.
+        slow_bytes: memory for embedding rows; if not all fit, those of some batches at a time are read from
+            the file of weights. None: as much as there is.
+        model_source: makes the module of a user; None imports the class that the run records.
 
-    @classmethod
-    def load(
-        cls,
-        run: Path,
-        config: RunConfig,
-        weights: Weights,
-        tables: Sequence[EmbeddingTable],
-        batch_size: int,
-        *,
-        device: torch.device = _HOST,
-        threads: int | None = None,
-        slow_bytes: int | None = None,
-        model_source: ModelSource | None = None,
-    ) -> LoadedModel:
-        """Load the weights of a run.
-
-        Args:
-            tables: those of the run, as the data to predict has them.
-            batch_size: samples that are predicted together.
-            device: of the dense layers, and of the rows where they fit in memory.
-            threads: those of the dense layers; None: as many as trained.
-            slow_bytes: memory for embedding rows; if not all fit, those of some batches at a time are read
-                from the file of weights. None: as much as there is.
-            model_source: makes the module of a user; None imports the class that the run records.
-
-        Raises:
-            HotsetError: the weights are damaged, or not those that the config describes.
-        """
-        meter = Meter(device)
-        # Seeds and optimizer do not matter: every weight is overwritten, and none is trained.
-        chosen = recorded_model(config)
-        model = load_dense_layers(run, config, weights, model_source).to(device)
-        if chosen.kind == "tbsm":
-            _refuse_other_lists(run, config, tables)
-            tables = with_histories(tables, chosen.history_length + 1)
-        workers = WorkThreads(threads or config.threads)
-        dense = build_step(model, chosen, tables, BatchShares(batch_size), workers, config.dense_dtype)
-        tools = RowTools(device=device, meter=meter, threads=workers, shares=BatchShares(batch_size))
-        # All rows in memory where they fit, because reading them for each batch is far slower.
-        num_bytes = sum(4 * table.num_rows * table.embedding_dim for table in tables)
-        room = _room_for_rows(num_bytes) if slow_bytes is None else slow_bytes
-        if room is None or num_bytes <= room:
-            embeddings = _rows_in_memory(run, weights, tables, tools)
-        else:
-            _log.info("the rows take %s: they are read as batches need them", format_byte_size(num_bytes))
-            embeddings = _rows_in_file(run, weights, tables, tools, room)
-        return cls(dense, embeddings, meter)
+    Raises:
+        HotsetError: the weights are damaged, or not those that the config describes.
+    """
+    # Seeds and optimizer do not matter: every weight is overwritten, and none is trained.
+    chosen = recorded_model(config)
+    model = load_dense_layers(run, config, weights, model_source).to(device)
+    if chosen.kind == "tbsm":
+        _refuse_other_lists(run, config, tables)
+        tables = with_histories(tables, chosen.history_length + 1)
+    workers = WorkThreads(threads or config.threads)
+    dense = build_step(model, chosen, tables, BatchShares(batch_size), workers, config.dense_dtype)
+    tools = RowTools(device=device, meter=Meter(device), threads=workers, shares=BatchShares(batch_size))
+    # All rows in memory where they fit, because reading them for each batch is far slower.
+    num_bytes = sum(4 * table.num_rows * table.embedding_dim for table in tables)
+    room = _room_for_rows(num_bytes) if slow_bytes is None else slow_bytes
+    groups = {
+        dim: [tables[number] for number in numbers]
+        for dim, numbers in tables_by_dim([table.embedding_dim for table in tables]).items()
+    }
+    if room is None or num_bytes <= room:
+        placements = {dim: AllFast(of_dim) for dim, of_dim in groups.items()}
+        embeddings = Embeddings(len(tables), build_groups(tables, placements, _NO_TRAINING, 0, tools))
+        # One table at a time: only the current one is in memory twice.
+        for number, table in enumerate(tables):
+            embeddings.set_table(number, read_finite(run, weights, table.name))
+        return dense, embeddings
+    _log.info("the rows take %s: they are read as batches need them", format_byte_size(num_bytes))
+    # Rows are checked while they are read in parts: they may not fit in memory together.
+    for table in tables:
+        refuse_not_finite(run, weights, table.name)
+    # The memory is divided among table groups by the bytes of their rows.
+    tiers = {
+        dim: SavedTier(
+            of_dim, dim, weights, room * 4 * dim * sum(table.num_rows for table in of_dim) // num_bytes
+        )
+        for dim, of_dim in groups.items()
+    }
+    hybrids = {dim: Hybrid(of_dim) for dim, of_dim in groups.items()}
+    rows = build_groups(tables, hybrids, _NO_TRAINING, 0, tools, slow_tiers=tiers)
+    return dense, Embeddings(len(tables), rows)
 
 
 def load_dense_layers(
@@ -249,46 +258,6 @@ def _room_for_rows(num_bytes: int) -> int | None:
     # A quarter is left for the dense layers, batches and the page cache.
     available = available_bytes()
     return available // 2 if available is not None and num_bytes > 3 * available // 4 else None
-
-
-def _rows_in_memory(
-    run: Path,
-    weights: Weights,
-    tables: Sequence[EmbeddingTable],
-    tools: RowTools,
-) -> Embeddings:
-    chosen = tables_by_dim([table.embedding_dim for table in tables])
-    placements = {dim: AllFast([tables[number] for number in numbers]) for dim, numbers in chosen.items()}
-    embeddings = Embeddings(len(tables), build_groups(tables, placements, _NO_TRAINING, 0, tools))
-    # One table at a time: only the current one is in memory twice.
-    for number, table in enumerate(tables):
-        embeddings.set_table(number, read_finite(run, weights, table.name))
-    return embeddings
-
-
-def _rows_in_file(
-    run: Path,
-    weights: Weights,
-    tables: Sequence[EmbeddingTable],
-    tools: RowTools,
-    room_bytes: int,
-) -> Embeddings:
-    from .run_folder.saved_rows import SavedTier
-
-    # Rows are checked while they are read in parts: they may not fit in memory together.
-    for table in tables:
-        refuse_not_finite(run, weights, table.name)
-    groups = tables_by_dim([table.embedding_dim for table in tables])
-    chosen = {dim: [tables[number] for number in numbers] for dim, numbers in groups.items()}
-    # The memory is divided among table groups by the bytes of their rows.
-    sizes = {dim: dim * sum(table.num_rows for table in of_dim) for dim, of_dim in chosen.items()}
-    tiers = {
-        dim: SavedTier(of_dim, dim, weights, room_bytes * sizes[dim] // sum(sizes.values()))
-        for dim, of_dim in chosen.items()
-    }
-    placements = {dim: Hybrid(of_dim) for dim, of_dim in chosen.items()}
-    rows = build_groups(tables, placements, _NO_TRAINING, 0, tools, slow_tiers=tiers)
-    return Embeddings(len(tables), rows)
 
 
 def evaluate(
@@ -329,7 +298,7 @@ def evaluate(
     read_manifest(run, (CONFIG, WEIGHTS))
     opened.refuse_damage(["evaluation"])
     set_threads(config.threads)
-    model = LoadedModel.load(
+    dense, embeddings = load_model(
         run,
         config,
         weights,
@@ -339,8 +308,7 @@ def evaluate(
         slow_bytes=slow_bytes,
         model_source=model_source,
     )
-    predictor = Predictor(opened, model.dense, model.embeddings, model.meter)
-    return predictor.score_run(progress=progress)
+    return Predictor(opened, dense, embeddings).score_run(progress=progress)
 
 
 def refuse_other_tables(config: RunConfig, shards: Shards) -> None:
@@ -349,21 +317,15 @@ def refuse_other_tables(config: RunConfig, shards: Shards) -> None:
     hint = "evaluate on the shards the run was trained on, or on shards of the same vocabulary"
     # What a row means must be equal, its number and its width; hot rows may differ.
     trained = [(table.name, table.num_rows, table.embedding_dim) for table in config.tables]
-    sizes = {"embedding_dim": config.embedding_dim, "num_dense": config.num_dense}
-    # The first table that differs is named; a missing or additional one at the end follows.
     found = [(table.name, table.num_rows, table.embedding_dim) for table in shards.tables]
+    # The first table that differs is named; a missing or additional one at the end follows.
     for wanted, other in zip(trained, found, strict=False):
         if wanted != other:
-            raise ShardError(
-                f"{folder}: table {_described(other)}, the run has {_described(wanted)}", hint=hint
-            )
+            pair = [f"{name} of {num_rows} rows, {dim} wide" for name, num_rows, dim in (other, wanted)]
+            raise ShardError(f"{folder}: table {pair[0]}, the run has {pair[1]}", hint=hint)
     if len(trained) != len(found):
         raise ShardError(f"{folder} has {len(found)} tables, the run {len(trained)}", hint=hint)
-    for name, size in sizes.items():
-        if getattr(shards, name) != size:
-            raise ShardError(f"{folder} has {name} {getattr(shards, name)}, the run {size}", hint=hint)
-
-
-def _described(table: tuple[str, int, int]) -> str:
-    name, num_rows, dim = table
-    return f"{name} of {num_rows} rows, {dim} wide"
+    for name in ("embedding_dim", "num_dense"):
+        size, trained_size = getattr(shards, name), getattr(config, name)
+        if size != trained_size:
+            raise ShardError(f"{folder} has {name} {size}, the run {trained_size}", hint=hint)

@@ -26,7 +26,7 @@ from ..pipeline.stages.row_order import read_tables
 from . import evaluate as _evaluate
 from . import run as _run
 from .build_model import ModelSource, UserModel, name_of
-from .config import CheckpointSettings, ExchangeOptions, TrainConfig
+from .config import CheckpointSettings, ExchangeOptions, ExportConfig, PredictConfig, TrainConfig
 from .data import shards as _shards
 from .data.batch import Batch
 from .data.shards import ShardOrigin
@@ -35,7 +35,6 @@ from .recipe_options import RecipeOptions, parse_interval
 from .run_folder.reader import read_config, read_finite, read_weights
 from .run_log import TrainProgress, TrainSummary, no_progress
 from .serving.changes import apply_changes as apply_to_export
-from .serving.configs import ExportConfig, PredictConfig
 from .serving.export import export_run
 from .serving.predict import RunPredictor
 

@@ -24,7 +24,7 @@ from hotset.tests.support.logs.other_logs import Log, draw_log, schema_text, wri
 from hotset.train.build_model import ModelSource
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
-from hotset.train.evaluate import LoadedModel, Predictor
+from hotset.train.evaluate import Predictor, load_model
 from hotset.train.run import RunOptions, train
 from hotset.train.run_folder.reader import read_config, read_weights
 
@@ -46,10 +46,10 @@ class ScoredRun:
         """The logits of the evaluation part, as `evaluate` computes them."""
         shards = Shards.open(self.data)
         config, weights = read_config(self.run), read_weights(self.run)
-        model = LoadedModel.load(
+        loaded = load_model(
             self.run, config, weights, shards.tables, shards.batch_size, model_source=model_source
         )
-        batches = Predictor(shards, model.dense, model.embeddings, model.meter).logits()
+        batches = Predictor(shards, *loaded).logits()
         return np.concatenate([logit_B for _, logit_B in batches])
 
 

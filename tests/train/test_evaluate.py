@@ -79,7 +79,7 @@ def test_rows_that_do_not_fit_are_read_from_the_weights(slow_bytes: int, data: P
 def test_a_machine_too_small_for_the_rows_reads_them_too(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = evaluate(data / "fae", data)
     monkeypatch.setattr("hotset.train.evaluate.available_bytes", lambda: 6000)
-    monkeypatch.setattr("hotset.train.evaluate._rows_in_memory", lambda *_: pytest.fail("all were loaded"))
+    monkeypatch.setattr("hotset.train.evaluate.AllFast", lambda *_: pytest.fail("all were loaded"))
     assert evaluate(data / "fae", data) == wanted
 
 

@@ -2,27 +2,39 @@
 
 A run folder may come from anywhere, so nothing of it is used unchecked: its config is typed data, its files
 have the checksums of the manifest, its weights the names, shapes and finite values that the config promises.
+
+The weights of a run that is larger than memory are read for as many batches of the evaluation part together
+as the memory has room for their distinct rows. For each such group the file is read once from its start to
+its end, a few megabytes at a time, without those that have no wanted row. So the larger the memory, the fewer
+times the file is read.
 """
 
 from __future__ import annotations
 
 import logging
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ...pipeline.errors import HotsetError, ManifestError
+from ...pipeline.errors import MIB, HotsetError, ManifestError
 from ...pipeline.folders.manifest import MANIFEST, Manifest, hash_file
 from ...pipeline.schema.schema import DENSE_PREFIX
+from ..data.batch import EmbeddingTable
+from ..rows.tiers import FileTier, Layout
 from ..run_config import RUN_HINT, RunConfig, read_object
 from .files import CONFIG, RUN_STAGE, RUN_VERSION, STATES, SUMMARY, WEIGHTS
 from .weights import Weights, open_weights
 
 _log = logging.getLogger(__name__)
 
-_PART_BYTES = 8 * 2**20
-"""Bytes of a tensor that are checked at a time."""
+_PART_BYTES = 8 * MIB
+"""Bytes of a tensor that are checked or read at a time."""
+_BYTES_OF_NUMBERS = 40
+"""Bytes per row that finding the rows of a group takes besides the weights: numbers, sorted and joined."""
 
 
 def read_config(run: Path, *, must_be_finished: bool = True) -> RunConfig:
@@ -154,3 +166,44 @@ def _not_finite(run: Path, name: str) -> HotsetError:
         f"the weights of {run} are damaged: {name} holds values that are not finite",
         hint="take the run from a copy, or train again with lower learning rates",
     )
+
+
+class SavedTier(FileTier):
+    """The rows of one dim, all of them in the file of weights.
+
+    Args:
+        tables: those of the dim.
+        embedding_dim: its floats.
+        weights: all tensors of the run.
+        memory_bytes: memory that rows may take.
+    """
+
+    def __init__(
+        self, tables: Sequence[EmbeddingTable], embedding_dim: int, weights: Weights, memory_bytes: int
+    ) -> None:
+        layout = Layout.of([0] * len(tables), [table.num_rows for table in tables])
+        super().__init__(layout, embedding_dim, 0)
+        self._names = [table.name for table in tables]
+        self._weights = weights
+        row_bytes = 4 * embedding_dim
+        # An eighth for the part of the file that is read, the rest for rows.
+        self._part_rows = max(min(memory_bytes // 8, _PART_BYTES) // row_bytes, 1)
+        left = memory_bytes - self._part_rows * row_bytes
+        self._most_read = left // (row_bytes + _BYTES_OF_NUMBERS)
+
+    @property
+    def most_read(self) -> int:
+        return self._most_read
+
+    def fill(self, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]) -> None:
+        """Read the rows from the file, table by table."""
+        for table, name in enumerate(self._names):
+            own = self.layout.slots_of_table(table)
+            for first in range(own.start, own.stop, self._part_rows):
+                stop = min(first + self._part_rows, own.stop)
+                # The wanted rows ascend, so those of this part of the file are a range of them.
+                start, end = np.searchsorted(wanted_U, [first, stop])
+                if start == end:
+                    continue
+                part = self._weights.rows(name, first - own.start, stop - own.start)
+                weights_UD[start:end] = part.numpy()[wanted_U[start:end] - first]

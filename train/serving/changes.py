@@ -34,10 +34,10 @@ from ...pipeline.folders.whole_file import whole_folder, write_bytes, write_json
 from ...pipeline.runtime.tasks import ProgressCallback, silent
 from ...pipeline.schema.schema import DENSE_PREFIX
 from ..build_model import ModelSource, build_model
+from ..config import ExportConfig, RowType
 from ..model.choose_model import recorded_model
 from ..model.shapes import ModelInputs
 from ..run_folder.reader import read_finite
-from .configs import ExportConfig, RowType
 from .export import ONNX, PROGRAM, STAGE, VERSION, ServedTable, features_of, graph_of, write_export
 from .run_tables import MODEL, ExportedModel, RunTables, TableCategories, pack_rows
 from .serving_inputs import FEATURES

@@ -31,10 +31,10 @@ from ...pipeline.stages.encode import EncodedSamples, SampleEncoder, encode_part
 from ...stats.metrics import probabilities
 from ..build_embeddings import set_threads
 from ..build_model import ModelSource
+from ..config import PredictConfig
 from ..data.batch import Batch, FeatureBags, join
-from ..evaluate import LoadedModel
+from ..evaluate import load_model
 from ..threads import BackgroundIterator
-from .configs import PredictConfig
 from .run_tables import RunTables
 
 
@@ -71,7 +71,6 @@ _ROWS_OF_PART = 1 << 15
 _BATCHES_AHEAD = 4
 _BATCH_SIZE = 2048
 """Samples of a batch for runs of versions that did not record theirs."""
-OnPart = Callable[[EncodedSamples], None]
 Progress = Callable[[int, int], None]
 
 
@@ -101,10 +100,12 @@ class RunPredictor:
         recorded = found.config
         self._threads = set_threads(config.threads or recorded.threads)
         self._batch_size = config.batch_size or recorded.batch_size or _BATCH_SIZE
+        self.num_read = (0, 0)
+        """Samples and bytes that are encoded so far, replaced together: another thread encodes."""
         # The time that divides a log into parts decides nothing about a sample.
         self.schema: Schema = replace(found.schema, time=None)
         self._encoder = SampleEncoder(self.schema, found.vocabulary, self._threads)
-        self._model = LoadedModel.load(
+        self._dense, self._embeddings = load_model(
             run,
             recorded,
             found.weights,
@@ -115,14 +116,11 @@ class RunPredictor:
             model_source=model_source,
         )
 
-    def logits(
-        self, parts: RawParts, source: str, on_part: OnPart = lambda part: None
-    ) -> Generator[NDArray[np.float32]]:
+    def logits(self, parts: RawParts, source: str) -> Generator[NDArray[np.float32]]:
         """Yield the logits of each batch, (B,), in order.
 
         Args:
             source: name of the log in messages.
-            on_part: called with each part once it is encoded, by another thread.
 
         Raises:
             InputError: a line does not match the schema.
@@ -132,16 +130,16 @@ class RunPredictor:
 
         def counted() -> Iterator[EncodedSamples]:
             for part in encoded:
-                on_part(part)
+                samples, num_bytes = self.num_read
+                self.num_read = (samples + part.num_samples, num_bytes + part.num_raw_bytes)
                 yield part
 
         ahead = BackgroundIterator(batches_of(counted(), self._batch_size), _BATCHES_AHEAD, "samples")
         held: dict[int, Batch] = {}
-        embeddings = self._model.embeddings
         try:
-            with embeddings.rows_written_back(), torch.no_grad():
-                for step in embeddings.evaluation_steps(_numbered(ahead, held), held.__getitem__):
-                    logit_B = self._model.dense.predict(step.batch, embeddings.look_up(step)).numpy()
+            with self._embeddings.rows_written_back(), torch.no_grad():
+                for step in self._embeddings.evaluation_steps(_numbered(ahead, held), held.__getitem__):
+                    logit_B = self._dense.predict(step.batch, self._embeddings.look_up(step)).numpy()
                     # A batch that was scored is let go, so memory does not grow with the log.
                     del held[step.number]
                     if np.isnan(logit_B).any():
@@ -153,11 +151,9 @@ class RunPredictor:
             ahead.close()
             encoded.close()
 
-    def probabilities(
-        self, parts: RawParts, source: str, on_part: OnPart = lambda part: None
-    ) -> Generator[NDArray[np.float32]]:
+    def probabilities(self, parts: RawParts, source: str) -> Generator[NDArray[np.float32]]:
         """Yield the probabilities of each batch, (B,), as `logits` yields them."""
-        with closing(self.logits(parts, source, on_part)) as batches:
+        with closing(self.logits(parts, source)) as batches:
             for logit_B in batches:
                 yield probabilities(logit_B).astype(np.float32)
 
@@ -214,34 +210,17 @@ def predict_file(
         HotsetError: the log cannot be read, or the file cannot be written.
     """
     parts = predictor.parts_of_file(log, has_label=has_label)
-    length = _LogLength(RawFile.inspect(log))
+    # The text of a compressed file has an unknown length; of another one the samples are estimated.
+    raw = RawFile.inspect(log)
+    log_bytes = 0 if raw.compression else raw.num_bytes
     with score_writer(out, overwrite=overwrite) as writer:
-        with closing(predictor.probabilities(parts, str(log), length.add)) as batches:
+        with closing(predictor.probabilities(parts, str(log))) as batches:
             for probability_B in batches:
                 writer.add(probability_B)
-                progress(writer.num_samples, length.num_samples())
+                samples, num_bytes = predictor.num_read
+                progress(writer.num_samples, samples * log_bytes // num_bytes if num_bytes else 0)
         progress(writer.num_samples, writer.num_samples)
         return writer.num_samples
-
-
-class _LogLength:
-    """The number of samples of a log, estimated while reading."""
-
-    def __init__(self, log: RawFile) -> None:
-        # The text of a compressed file has an unknown length.
-        self._num_bytes = 0 if log.compression else log.num_bytes
-        self._read = (0, 0)
-        """Samples and bytes so far, replaced together: another thread reads them."""
-
-    def add(self, part: EncodedSamples) -> None:
-        """Count the next part."""
-        samples, num_bytes = self._read
-        self._read = (samples + part.num_samples, num_bytes + part.num_raw_bytes)
-
-    def num_samples(self) -> int:
-        """Return the estimate, exact after reading; 0 where there is none."""
-        samples, num_bytes = self._read
-        return samples * self._num_bytes // num_bytes if num_bytes else 0
 
 
 def _numbered(batches: Iterable[Batch], held: dict[int, Batch]) -> Iterator[int]:

@@ -25,13 +25,13 @@ from ...pipeline.formats.arrow_files import read_batch, values_of
 from ...pipeline.runtime.tasks import ProgressCallback, silent
 from ...pipeline.schema.schema import Schema
 from ...pipeline.schema.schema_file import schema_of
+from ..config import ROW_TYPES, RowType
 from ..data.batch import EmbeddingTable
 from ..data.shards import CRITEO
 from ..run_config import RunConfig, read_object
 from ..run_folder.files import CONFIG, VOCABULARY, WEIGHTS
 from ..run_folder.reader import read_config, read_manifest, read_weights
 from ..run_folder.weights import Weights
-from .configs import ROW_TYPES, RowType
 
 # ruff: noqa: N815  (tensors carry shape suffixes)
 

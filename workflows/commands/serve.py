@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.table import Table
 
 from ...pipeline.errors import ConfigError
-from ...train.serving.configs import ExportConfig, PredictConfig
+from ...train.config import ExportConfig, PredictConfig
 from ..command_list import Command
 from ..console import print_json, progress_bars, say, stdout_console
 from ..options import Arg, config_of

@@ -24,9 +24,9 @@ from hotset.pipeline.errors import ConfigError, HotsetError
 from hotset.pipeline.folders.manifest import Manifest, hash_file
 from hotset.tests.support.resealed import write_manifest
 from hotset.tests.support.scored_runs import ScoredRun, run_on_criteo, run_on_lists
+from hotset.train.config import ROW_TYPES, ExportConfig, RowType
 from hotset.train.serving import changes as module
 from hotset.train.serving.changes import TableChanges, apply_changes, export_changes
-from hotset.train.serving.configs import ROW_TYPES, ExportConfig, RowType
 from hotset.train.serving.export import ServedTable, build_graph, export_run
 from hotset.train.serving.run_tables import RunTables, pack_rows, unpack_rows
 

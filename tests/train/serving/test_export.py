@@ -30,10 +30,9 @@ from hotset.pipeline.folders.totals import VocabularyTotals
 from hotset.pipeline.schema.schema_file import read_schema
 from hotset.tests.support.logs.other_logs import Log, write_csv
 from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo, run_on_lists
+from hotset.train.config import ROW_TYPES, ExportConfig, RowType
 from hotset.train.serving import export as export_module
-from hotset.train.serving.configs import ROW_TYPES, ExportConfig, RowType
-from hotset.train.serving.export import build_graph, export_run, features_of, score_packed_rows
-from hotset.train.serving.graph import CategoryIndex
+from hotset.train.serving.export import CategoryIndex, build_graph, export_run, features_of, score_packed_rows
 from hotset.train.serving.predict import RunPredictor
 from hotset.train.serving.run_tables import RunTables
 from hotset.train.serving.serving_inputs import ServingInputs, category_of

@@ -34,13 +34,12 @@ from hotset.pipeline.raw.part import RawParts
 from hotset.pipeline.stages.encode import EncodedSamples
 from hotset.stats.metrics import probabilities
 from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo, run_on_lists
-from hotset.train.config import TrainConfig
+from hotset.train.config import PredictConfig, TrainConfig
 from hotset.train.data.batch import Batch
 from hotset.train.data.shards import ShardOrigin, Shards, vocabulary_of
 from hotset.train.run import train
 from hotset.train.run_folder.reader import read_config
 from hotset.train.serving import predict as predict_log
-from hotset.train.serving.configs import PredictConfig
 from hotset.train.serving.predict import RunPredictor, batches_of, predict_file
 from hotset.train.serving.run_tables import RunTables, open_vocabulary
 from hotset.train.verify_run import verify_run
@@ -205,7 +204,7 @@ def test_weights_that_diverged_are_refused(criteo: ScoredRun) -> None:
     def no_number(batch: Any, embeddings: Any) -> torch.Tensor:
         return torch.full((batch.num_samples,), float("nan"))
 
-    dense: Any = predictor._model.dense
+    dense: Any = predictor._dense
     dense.predict = no_number
     with pytest.raises(HotsetError, match="a prediction for the log is no number"):
         logits_of(predictor, predictor.parts_of_file(criteo.log))

@@ -24,12 +24,11 @@ from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
 from hotset.tests.support.logs.other_logs import Log, schema_text, write_csv
 from hotset.tests.support.scored_runs import ScoredRun
-from hotset.train.config import TrainConfig
+from hotset.train.config import ExportConfig, TrainConfig
 from hotset.train.data.shards import Part, Shards
-from hotset.train.evaluate import LoadedModel, Predictor
+from hotset.train.evaluate import Predictor, load_model
 from hotset.train.run import train
 from hotset.train.run_folder.reader import read_config, read_weights
-from hotset.train.serving.configs import ExportConfig
 from hotset.train.serving.export import build_graph, features_of
 from hotset.train.serving.predict import RunPredictor
 from hotset.train.serving.run_tables import RunTables
@@ -142,8 +141,8 @@ def test_the_lines_of_one_part_agree(models: Models, part: Part, name: str, tmp_
     found = np.concatenate(list(predictor.logits(predictor.parts_of_file(log), "the log")))
     shards = Shards.open(models.data)
     assert models.num_validation % shards.batch_size
-    loaded = LoadedModel.load(run, read_config(run), read_weights(run), shards.tables, shards.batch_size)
-    batches = Predictor(shards, loaded.dense, loaded.embeddings, loaded.meter).logits(part)
+    loaded = load_model(run, read_config(run), read_weights(run), shards.tables, shards.batch_size)
+    batches = Predictor(shards, *loaded).logits(part)
     np.testing.assert_array_equal(found, np.concatenate([logit_B for _, logit_B in batches]))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hotset.train.serving.configs import ROW_TYPES, RowType
+from hotset.train.config import ROW_TYPES, RowType
 from hotset.train.serving.run_tables import pack_rows, unpack_rows
 
 

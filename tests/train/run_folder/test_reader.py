@@ -9,8 +9,8 @@ import torch
 from hotset.pipeline.errors import MIB
 from hotset.train.data.batch import EmbeddingTable
 from hotset.train.rows.tiers import Layout, Tier
-from hotset.train.run_folder import saved_rows
-from hotset.train.run_folder.saved_rows import SavedTier
+from hotset.train.run_folder import reader
+from hotset.train.run_folder.reader import SavedTier
 from hotset.train.run_folder.weights import Weights
 
 TABLES = [EmbeddingTable("A", 50, 5, 2), EmbeddingTable("B", 70, 0, 2)]
@@ -48,7 +48,7 @@ def test_parts_without_a_wanted_row_are_left_out(weights: Weights, monkeypatch: 
         return rows(name, first, stop)
 
     monkeypatch.setattr(weights, "rows", recorded)
-    monkeypatch.setattr(saved_rows, "_MOST_PART_BYTES", 80)  # ten rows
+    monkeypatch.setattr(reader, "_PART_BYTES", 80)  # ten rows
     read(SavedTier(TABLES, 2, weights, MIB), [12, 51, 119])
     assert asked == [("A", 10, 20), ("B", 0, 10), ("B", 60, 70)]
 
