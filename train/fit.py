@@ -449,16 +449,9 @@ class Shards:
         return origin.vocabulary
 
     def _arrays(self, batch: Batch) -> dict[str, Any]:
-        # Ids of one-hot tables are columns of one matrix, those of the others are bags, both in table order.
-        columns = iter(batch.ids_BF.T)
-        bags = iter(batch.bags)
         arrays: dict[str, Any] = {"label": batch.label_B.numpy(), "dense": batch.dense_BK.numpy()}
         if batch.is_hot_B is not None:
             arrays["is_hot"] = batch.is_hot_B.astype(np.bool_)
-        for table in self._shards.tables:
-            if table.is_multi_hot:
-                of_table = next(bags)
-                arrays[table.name] = (of_table.offsets_B1, of_table.ids_N)
-            else:
-                arrays[table.name] = next(columns)
+        for name, ids, offsets in batch.features(self._shards.tables):
+            arrays[name] = ids if offsets is None else (offsets, ids)
         return arrays

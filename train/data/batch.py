@@ -15,7 +15,7 @@ the number of ranks changes no bit; the number of micro-batches does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -64,10 +64,7 @@ class EmbeddingTable:
 
 
 def with_histories(tables: Sequence[EmbeddingTable], num_elements: int) -> tuple[EmbeddingTable, ...]:
-    """Return tables whose bags are histories of at most so many elements.
-
-    The candidate is among them.
-    """
+    """Return tables whose bags are histories of at most so many elements, the candidate among them."""
     return tuple(
         replace(table, history_length=num_elements) if table.is_multi_hot else table for table in tables
     )
@@ -107,6 +104,20 @@ class Batch:
     @property
     def num_samples(self) -> int:
         return int(self.ids_BF.shape[0])
+
+    def features(
+        self, tables: Sequence[EmbeddingTable]
+    ) -> Iterator[tuple[str, NDArray[np.int32], NDArray[np.int32] | None]]:
+        """Yield name and ids of each feature, and of a multi-hot one the offsets of its bags."""
+        # One-hot features are columns of one matrix, the others are bags, both in the order of the tables.
+        columns = iter(self.ids_BF.T)
+        bags = iter(self.bags)
+        for table in tables:
+            if table.is_multi_hot:
+                own = next(bags)
+                yield table.name, own.ids_N, own.offsets_B1
+            else:
+                yield table.name, next(columns), None
 
     def cut(self, first: int, stop: int) -> Batch:
         """Return the samples from ``first`` to before ``stop``."""

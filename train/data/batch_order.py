@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,28 +19,27 @@ _HEADER_BYTES = 128
 _INT32_BYTES = 4
 
 
-class BatchOrder(Protocol):
+class BatchOrder(ABC):
     """The batches of a run, in the order they are trained on."""
 
-    is_known: bool
+    is_known = True
     """Whether the order is known before training, so that batches may be read and planned ahead."""
 
     @property
     def test_losses(self) -> Sequence[float]:
         """Losses by which the order was decided so far, nats per sample; none where it is known."""
+        return ()
 
+    @abstractmethod
     def epochs(self) -> Iterator[Iterable[int]]:
         """Batch numbers, epoch by epoch."""
 
 
-class SeededOrder:
+class SeededOrder(BatchOrder):
     """A permutation of the batches by (seed, epoch).
 
     Grouped shards get their hot-only batches spread evenly.
     """
-
-    is_known = True
-    test_losses: Sequence[float] = ()
 
     def __init__(
         self, is_hot_only: NDArray[np.bool_], seed: int, num_epochs: int, *, is_grouped: bool
@@ -55,16 +54,13 @@ class SeededOrder:
             yield epoch_order(self._is_hot_only, self._seed, epoch, spread=self._is_grouped).tolist()
 
 
-class RecordedOrder:
+class RecordedOrder(BatchOrder):
     """The order that another run recorded.
 
     Args:
         numbers: training batch of each step.
         num_epochs: epochs in them, all of the same length.
     """
-
-    is_known = True
-    test_losses: Sequence[float] = ()
 
     def __init__(self, numbers: NDArray[np.int32], num_epochs: int = 1) -> None:
         self._numbers = numbers
@@ -86,11 +82,8 @@ class RecordedOrder:
             yield numbers.tolist()
 
 
-class CutOrder:
+class CutOrder(BatchOrder):
     """The first steps of an order that is known."""
-
-    is_known = True
-    test_losses: Sequence[float] = ()
 
     def __init__(self, order: BatchOrder, num_steps: int) -> None:
         assert order.is_known, "an order that is decided as it goes has no end to cut at"
@@ -107,7 +100,7 @@ class CutOrder:
             yield kept
 
 
-class ResumedOrder:
+class ResumedOrder(BatchOrder):
     """The rest of an order after the steps of a checkpoint.
 
     Args:
@@ -167,7 +160,10 @@ def read_batch_order(path: Path) -> NDArray[np.int32]:
         # Only this one header is read, so that nothing of NumPy's parser of headers is trusted.
         whole = path.read_bytes()
         num_steps = (len(whole) - _HEADER_BYTES) // _INT32_BYTES
-        if num_steps < 0 or whole[:_HEADER_BYTES] != _header(num_steps):
+        header = io.BytesIO()
+        described = {"descr": "<i4", "fortran_order": False, "shape": (num_steps,)}
+        np.lib.format.write_array_header_1_0(header, described)
+        if num_steps < 0 or whole[:_HEADER_BYTES] != header.getvalue():
             raise ValueError("it is no list of batches")
         if len(whole) != _HEADER_BYTES + _INT32_BYTES * num_steps:
             raise ValueError(f"it has {len(whole)} bytes")
@@ -177,12 +173,3 @@ def read_batch_order(path: Path) -> NDArray[np.int32]:
             f"{path} {state}: {first_line(error)}", hint="give the folder of a finished run"
         ) from error
     return np.frombuffer(whole, np.int32, offset=_HEADER_BYTES)
-
-
-def _header(num_steps: int) -> bytes:
-    """Return the header that NumPy writes for (num_steps,) int32."""
-    sink = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        sink, {"descr": "<i4", "fortran_order": False, "shape": (num_steps,)}
-    )
-    return sink.getvalue()

@@ -8,7 +8,8 @@ depend on the number of workers.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -185,8 +186,11 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the batches of the epoch that belong to this rank and worker."""
         shards = self._shards()
-        own = self._own(self._numbers()[self._first :])
-        read = self._reader(shards)
+        is_trained_on = self._split == "train"
+        read = shards.training_batch if is_trained_on else EvaluationPart(shards, _PARTS[self._split]).batch
+        # The batches of this worker among those of its rank.
+        worker, count = _worker()
+        own = self._numbers()[self._first :][worker :: max(count, 1)]
         # A loaded state is in the middle of the first epoch only.
         start, self._start = self._start, 0
         self._position = start
@@ -257,17 +261,6 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         each = len(order) // self._world_size
         return order[self._rank : each * self._world_size : self._world_size]
 
-    def _own(self, numbers: Sequence[int]) -> Sequence[int]:
-        """Return the batches of this worker among those of its rank."""
-        worker, count = _worker()
-        return numbers[worker :: max(count, 1)]
-
-    def _reader(self, shards: Shards) -> Callable[[int], Batch]:
-        """Return what reads the batch of a number."""
-        if self._split == "train":
-            return shards.training_batch
-        return EvaluationPart(shards, _PARTS[self._split]).batch
-
     def _as_dictionary(self, shards: Shards, batch: Batch) -> dict[str, Any]:
         found: dict[str, Any] = {LABEL: batch.label_B, DENSE: at_cache_line(batch.dense_BK)}
         features = _features_of(shards, batch)
@@ -287,18 +280,13 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
 def _features_of(shards: Shards, batch: Batch) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
     """Return ids by feature in the order of the tables, and list offsets."""
     # One copy that turns the matrix: a worker then sends its columns as views of one piece of memory.
-    ids_FB = torch.from_numpy(np.ascontiguousarray(batch.ids_BF.T))
-    one_hot = iter(ids_FB)
-    bags = iter(batch.bags)
-    found: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
-    for table in shards.tables:
-        if table.is_multi_hot:
-            own = next(bags)
-            offsets = torch.from_numpy(own.offsets_B1.astype(np.int64))
-            found[table.name] = (torch.from_numpy(own.ids_N.copy()), offsets)
-        else:
-            found[table.name] = (next(one_hot), None)
-    return found
+    batch = replace(batch, ids_BF=np.ascontiguousarray(batch.ids_BF.T).T)
+    return {
+        name: (torch.from_numpy(ids), None)
+        if offsets is None
+        else (torch.from_numpy(ids.copy()), torch.from_numpy(offsets.astype(np.int64)))
+        for name, ids, offsets in batch.features(shards.tables)
+    }
 
 
 def _keyed_jagged(features: Mapping[str, tuple[torch.Tensor, torch.Tensor | None]]) -> Any:

@@ -87,8 +87,10 @@ class Shards:
             for table in self.tables:
                 check_name(table.name)  # it names a column of the shards and a tensor of the weights
             self.num_dense = len(totals.dense)
-            multi_hot = tuple(table.name for table in self.tables if table.is_multi_hot)
-            self._columns = Columns(self.num_dense, len(self.tables) - len(multi_hot), multi_hot)
+            self._one_hot = [number for number, table in enumerate(self.tables) if not table.is_multi_hot]
+            self._multi_hot = [number for number, table in enumerate(self.tables) if table.is_multi_hot]
+            names = tuple(self.tables[number].name for number in self._multi_hot)
+            self._columns = Columns(self.num_dense, len(self._one_hot), names)
             # A log without labels can be preprocessed, but neither trained on nor evaluated.
             if not totals.has_label:
                 raise ShardError(
@@ -274,9 +276,8 @@ class Shards:
 
         Categories that are too rare for a row share the out-of-vocabulary row of their table.
         """
-        is_multi_hot_F = np.array([table.is_multi_hot for table in self.tables], np.bool_)
-        has_oov_B: NDArray[np.bool_] = (batch.ids_BF == self._oov_F[~is_multi_hot_F]).any(axis=1)
-        for bags, oov in zip(batch.bags, self._oov_F[is_multi_hot_F].tolist(), strict=True):
+        has_oov_B: NDArray[np.bool_] = (batch.ids_BF == self._oov_F[self._one_hot]).any(axis=1)
+        for bags, oov in zip(batch.bags, self._oov_F[self._multi_hot].tolist(), strict=True):
             # The sample of a lookup is the last one whose first lookup is not after it.
             places_N = np.flatnonzero(bags.ids_N == oov)
             has_oov_B[np.searchsorted(bags.offsets_B1, places_N, side="right") - 1] = True
@@ -285,10 +286,9 @@ class Shards:
     def _tag(self, batch: Batch) -> NDArray[np.uint8]:
         """(num_samples,); 1 where all lookups of a sample are hot."""
         is_hot_B = np.empty(batch.num_samples, np.uint8)
-        is_multi_hot_F = np.array([table.is_multi_hot for table in self.tables], np.bool_)
         # Every sample starts as its one-hot lookups decide; bags may only take the tag away.
-        tag_hot_samples(batch.ids_BF, self._num_hot_F[~is_multi_hot_F], is_hot_B)
-        for bags, num_hot in zip(batch.bags, self._num_hot_F[is_multi_hot_F].tolist(), strict=True):
+        tag_hot_samples(batch.ids_BF, self._num_hot_F[self._one_hot], is_hot_B)
+        for bags, num_hot in zip(batch.bags, self._num_hot_F[self._multi_hot].tolist(), strict=True):
             tag_cold_bags(bags.offsets_B1, bags.ids_N, num_hot, is_hot_B)
         return is_hot_B
 
@@ -306,12 +306,11 @@ class Shards:
         # Checked at each read: an id beyond its table would read or write another table's rows. Hot-only
         # batches have hot ids alone.
         limit_F = self._num_hot_F if batch.is_hot_only else self._num_rows_F
-        one_hot = [number for number, table in enumerate(self.tables) if not table.is_multi_hot]
-        stray = first_stray_lookup(batch.ids_BF, limit_F[one_hot])
+        stray = first_stray_lookup(batch.ids_BF, limit_F[self._one_hot])
         if stray >= 0:
-            self._refuse_stray(one_hot[stray % len(one_hot)], int(batch.ids_BF.flat[stray]), batch, where)
-        multi_hot = [number for number, table in enumerate(self.tables) if table.is_multi_hot]
-        for number, bags in zip(multi_hot, batch.bags, strict=True):
+            number = self._one_hot[stray % len(self._one_hot)]
+            self._refuse_stray(number, int(batch.ids_BF.flat[stray]), batch, where)
+        for number, bags in zip(self._multi_hot, batch.bags, strict=True):
             stray = first_stray_lookup(bags.ids_N[:, None], limit_F[number : number + 1])
             if stray >= 0:
                 self._refuse_stray(number, bags.ids_N[stray], batch, where)

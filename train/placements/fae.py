@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from ...stats.shuffle import shuffled
 from ..data.batch import EmbeddingTable
+from ..data.batch_order import BatchOrder
 from ..rows.step_plan import NOTHING_TO_MOVE, PlannedStep, StepPlan
 from ..rows.tiers import Layout, Tier, TrafficCounter
 from .placements import BAGS_IN_PLACE, COLD_ROWS_IN_PLACE, ROWS_IN_PLACE, Placement
@@ -137,7 +138,7 @@ class Fae(Placement):
         self._is_last_hot_only = False
 
 
-class FaeOrder:
+class FaeOrder(BatchOrder):
     """The order of batches by the shuffle scheduler: mixed and hot-only ones in turns.
 
     Args:
