@@ -25,7 +25,6 @@ from .data.shards import EvaluationPart, Part, Shards
 from .dense.dense_step import DenseStep
 from .execution.embeddings import Embeddings
 from .metrics import Meter, Quality, RunQuality, ScoreCounter
-from .model.choose_model import recorded_model
 from .model.dense_model import DenseModel
 from .model.shapes import ModelInputs, tables_by_dim
 from .placements.placements import AllFast, Hybrid
@@ -190,7 +189,7 @@ def load_model(
         HotsetError: the weights are damaged, or not those that the config describes.
     """
     # Seeds and optimizer do not matter: every weight is overwritten, and none is trained.
-    chosen = recorded_model(config)
+    chosen = config.dense_model
     model = load_dense_layers(run, config, weights, model_source).to(device)
     if chosen.kind == "tbsm":
         _refuse_other_lists(run, config, tables)
@@ -237,7 +236,7 @@ def load_dense_layers(
         HotsetError: the weights are damaged, or not those that the config describes.
     """
     # Seeds do not matter: every weight is overwritten.
-    model = build_model(recorded_model(config), ModelInputs.of(config), 0, model_source)
+    model = build_model(config.dense_model, ModelInputs.of(config), 0, model_source)
     refuse_other_weights(run, weights, config, model)
     model.load_state_dict(
         {name: read_finite(run, weights, f"{DENSE_PREFIX}{name}") for name in model.state_dict()}
@@ -292,8 +291,8 @@ def evaluate(
     opened = Shards.open(shards)
     refuse_other_tables(config, opened)
     # A run may have had another budget than its shards, and its scores of hot samples are by its own rows.
-    num_hot = config.num_hot
-    if num_hot is not None and num_hot != [table.num_hot for table in opened.tables]:
+    num_hot = [table.num_hot for table in config.tables]
+    if num_hot != [table.num_hot for table in opened.tables]:
         opened = opened.with_hot_rows(num_hot)
     read_manifest(run, (CONFIG, WEIGHTS))
     opened.refuse_damage(["evaluation"])

@@ -34,10 +34,10 @@ class RunTable(JsonRecord):
     name: str
     num_rows: int
     embedding_dim: int
-    num_hot: int | None = None
-    """Rows that were hot; None in runs of earlier versions."""
+    num_hot: int
+    """Rows that were hot."""
     is_multi_hot: bool = False
-    """Whether its feature is list-valued; runs of earlier versions do not say."""
+    """Whether its feature is list-valued."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,23 +67,17 @@ class RunConfig(JsonRecord):
     """Number of dense features."""
     tables: tuple[RunTable, ...]
     dense_dtype: Literal["fp32", "bf16"] = "fp32"
-    """Type of the products of the dense layers; runs of earlier versions do not say."""
-    config: RunSettings | None = None
-    """Other settings; None in runs of earlier versions."""
+    """Type of the products of the dense layers."""
+    config: RunSettings
+    """Other settings."""
     vocabulary: str | None = None
     """Fingerprint of the vocabulary of the ids; None where the shards' folder had none."""
     schema: str | None = None
     """Schema of the log, as a setting; None where the shards' folder had no vocabulary."""
-    batch_size: int | None = None
-    """Nominal samples of a training batch; None in runs of earlier versions."""
-    dense_model: ModelConfig | None = None
-    """The layers of the model; None in runs of earlier versions, whose ``model`` is always a preset."""
-
-    @property
-    def num_hot(self) -> list[int] | None:
-        """Rows of each table that were hot; None where the run does not say."""
-        found = [table.num_hot for table in self.tables if table.num_hot is not None]
-        return found if len(found) == len(self.tables) else None
+    batch_size: int
+    """Nominal samples of a training batch."""
+    dense_model: ModelConfig
+    """The layers of the model."""
 
     @classmethod
     def read(cls, value: object, where: str) -> RunConfig:
@@ -104,19 +98,15 @@ class RunConfig(JsonRecord):
         require_range("threads", self.threads, 1, MOST_THREADS)
         require_range("embedding_dim", self.embedding_dim, 1, _MOST_FLOATS)
         require_range("num_dense", self.num_dense, 0, _MOST_FLOATS)
-        if self.batch_size is not None:
-            require_range("batch_size", self.batch_size, 1, _MOST_ROWS)
-        # A model of hotset is one of its presets; any other has a description in addition to its name.
-        names: tuple[str, ...] = _PRESETS
-        if self.dense_model is not None and self.dense_model.kind != "dlrm":
-            names = (self.dense_model.name,)
+        require_range("batch_size", self.batch_size, 1, _MOST_ROWS)
+        # A DLRM is called by its preset, any other model by its own name.
+        names = _PRESETS if self.dense_model.kind == "dlrm" else (self.dense_model.name,)
         if self.model not in names:
             raise RecordError(f"model is {self.model!r}, want {' or '.join(names)}")
         for number, table in enumerate(self.tables):
             require_range(f"tables[{number}].num_rows", table.num_rows, 1, _MOST_ROWS)
             require_range(f"tables[{number}].embedding_dim", table.embedding_dim, 1, _MOST_FLOATS)
-            if table.num_hot is not None:
-                require_range(f"tables[{number}].num_hot", table.num_hot, 0, table.num_rows)
+            require_range(f"tables[{number}].num_hot", table.num_hot, 0, table.num_rows)
         # Names are columns and tensors, so each must be of one table.
         tables = [table.name for table in self.tables]
         if len(set(tables)) != len(tables):

@@ -27,7 +27,6 @@ from .config import TrainConfig
 from .data.batch_order import BATCH_ORDER, SeededOrder, read_batch_order
 from .data.shards import Shards, with_hot_bytes
 from .evaluate import evaluate
-from .model.choose_model import recorded_model
 from .model.shapes import ModelInputs
 from .run_config import read_object, read_settings
 from .run_folder.files import CHECKPOINTS, CONFIG, RUN_FILES, SUMMARY, VOCABULARY, is_unfinished, settings_of
@@ -52,15 +51,12 @@ def verify_run(run: Path) -> list[str]:
 
     The bytes come first: what the files mean is looked at only where all are as they were sealed.
     """
+    if is_unfinished(run):
+        return list(_faults_of_unfinished(run))
     try:
         manifest = read_manifest(run)
     except HotsetError as error:
         return [str(error)]
-    # Without a manifest the run is unfinished or old, and both are said.
-    if manifest is None:
-        if is_unfinished(run):
-            return list(_faults_of_unfinished(run))
-        return [f"{run} has no {MANIFEST}: it is unfinished, or an earlier version of hotset wrote it"]
     return list(_faults_of_bytes(run, manifest)) or list(_faults_of_meaning(run))
 
 
@@ -117,7 +113,7 @@ def _faults_of_kept(folder: Path, fingerprint: str) -> Iterator[str]:
 def _faults_of_meaning(run: Path) -> Iterator[str]:
     """Yield files that are not what a run writes, or do not fit each other."""
     try:
-        settings = _settings_of(run)
+        settings = read_settings(run / CONFIG)
     except HotsetError as error:  # what the other files would have to agree with is unknown
         yield str(error)
         return
@@ -129,16 +125,11 @@ def _faults_of_meaning(run: Path) -> Iterator[str]:
             yield str(error)
 
 
-def _settings_of(run: Path) -> TrainConfig | None:
-    """Return the settings of a run; None where its version did not write them."""
-    return None if read_config(run).config is None else read_settings(run / CONFIG)
-
-
 def _check_weights(run: Path) -> None:
     """Check that the weights are finite, and those of the config; raises HotsetError."""
     config = read_config(run)
     weights = read_weights(run)
-    chosen = recorded_model(config)
+    chosen = config.dense_model
     # A user's class is not imported to verify bytes: its parameters are those that were written.
     model = None
     if chosen.kind != "module":
@@ -148,7 +139,7 @@ def _check_weights(run: Path) -> None:
         read_finite(run, weights, name)
 
 
-def _check_order(run: Path, settings: TrainConfig | None) -> None:
+def _check_order(run: Path, settings: TrainConfig) -> None:
     """Check that the order has the steps of the run, in whole epochs; raises HotsetError."""
     path = run / BATCH_ORDER
     order = read_batch_order(path)
@@ -157,7 +148,7 @@ def _check_order(run: Path, settings: TrainConfig | None) -> None:
     if order.size != num_steps:
         raise HotsetError(f"{path} is damaged: it has {order.size} steps, {SUMMARY} has {num_steps}")
     # The last epoch of a run that stopped before its end is not whole.
-    if settings is None or summary.get("stopped"):
+    if summary.get("stopped"):
         return
     is_whole = order.size % settings.epochs == 0
     epochs = np.sort(order.reshape(settings.epochs, -1), axis=1) if is_whole else order

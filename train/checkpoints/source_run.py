@@ -80,7 +80,6 @@ def open_source(run: Path, shards: Shards, chosen: Optimizers, model: ModelConfi
     # A manifest marks a finished run, whose files are checked before they are read.
     if (run / MANIFEST).exists():
         manifest = read_manifest(run, (CONFIG, WEIGHTS))
-        assert manifest is not None
         states = None
         if STATES in manifest.entries:
             refuse_changed_files(manifest, (STATES,))
@@ -117,7 +116,7 @@ def _refuse_other_sizes(run: Path, config: RunConfig, shards: Shards) -> None:
 
 def _refuse_other_model(run: Path, config: RunConfig, model: ModelConfig) -> None:
     """Raise ConfigError unless the run has the dense layers of the new one."""
-    if config.dense_model is not None and config.dense_model != model:
+    if config.dense_model != model:
         found = config.dense_model.to_json()
         wanted = model.to_json()
         names = [name for name in (*found, *wanted) if found.get(name) != wanted.get(name)]
@@ -256,7 +255,7 @@ def _of_unfinished(
     chosen: Optimizers,
 ) -> tuple[RowsSource, dict[str, torch.Tensor], str]:
     record = newest_whole(run / CHECKPOINTS)
-    if record is None or config.config is None:
+    if record is None:
         raise HotsetError(
             f"{run} has no weights to start from: it is unfinished and has no checkpoint",
             hint="run its command again, which finishes it",
@@ -306,11 +305,11 @@ def _has_row_states(config: RunConfig, chosen: Optimizers) -> bool:
 
     They begin anew otherwise.
     """
-    return config.config is not None and config.config.embedding_optimizer == chosen.embedding_optimizer
+    return config.config.embedding_optimizer == chosen.embedding_optimizer
 
 
 def _has_dense_states(config: RunConfig, chosen: Optimizers) -> bool:
-    return config.config is not None and config.config.dense_optimizer == chosen.dense_optimizer
+    return config.config.dense_optimizer == chosen.dense_optimizer
 
 
 def _refuse_not_finite(part: RowsPart, table: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ...pipeline.errors import ConfigError
 from ...pipeline.folders.manifest import RecordError
 from ..config import DLRM_NAMES, ModelConfig, TrainConfig, parse_arguments
-from ..run_config import RunConfig
 from .shapes import PRESETS, preset_name, preset_widths
 
 _CROSS_OPTIONS = ("cross_layers", "cross_rank")
@@ -38,14 +37,6 @@ def choose_model(config: TrainConfig, embedding_dim: int) -> ModelConfig:
     return ModelConfig(
         kind="module", class_name=config.model, arguments=config.model_args, pooling=config.pooling
     )
-
-
-def recorded_model(config: RunConfig) -> ModelConfig:
-    """Return the model of a run.
-
-    Those of earlier versions record the name of a preset alone.
-    """
-    return config.dense_model or _dlrm(TrainConfig(model=config.model), config.embedding_dim)
 
 
 def recorded_name(config: TrainConfig, embedding_dim: int) -> str:

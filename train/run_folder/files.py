@@ -166,14 +166,8 @@ def is_vacant(path: Path) -> bool:
 
 
 def is_unfinished(path: Path) -> bool:
-    """Return whether ``path`` holds a run that was begun and not sealed.
-
-    Runs of earlier versions have no manifest; they are finished with their summary. One that was killed
-    between the two still has its checkpoints.
-    """
-    if not (path / CONFIG).exists() or (path / MANIFEST).exists():
-        return False
-    return not (path / SUMMARY).exists() or (path / CHECKPOINTS).exists()
+    """Return whether ``path`` holds a run that was begun and not sealed."""
+    return (path / CONFIG).exists() and not (path / MANIFEST).exists()
 
 
 def remove_begun(path: Path) -> None:

@@ -11,7 +11,6 @@ times the file is read.
 
 from __future__ import annotations
 
-import logging
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,8 +28,6 @@ from ..run_config import RUN_HINT, RunConfig, read_object
 from .files import CONFIG, RUN_STAGE, RUN_VERSION, STATES, SUMMARY, WEIGHTS
 from .weights import Weights, open_weights
 
-_log = logging.getLogger(__name__)
-
 _PART_BYTES = 8 * MIB
 """Bytes of a tensor that are checked or read at a time."""
 _BYTES_OF_NUMBERS = 40
@@ -44,13 +41,17 @@ def read_config(run: Path, *, must_be_finished: bool = True) -> RunConfig:
     """
     # The summary marks the end of a run: one without it has not ended.
     if not (run / (SUMMARY if must_be_finished else CONFIG)).exists():
-        if not run.is_dir():
-            state = "is not a folder" if run.exists() else "does not exist"
-        else:
-            state = "is unfinished" if (run / CONFIG).exists() else "holds no training run"
-            state += f": it has no {SUMMARY}"
-        raise HotsetError(f"{run} {state}", hint=RUN_HINT)
+        raise _unfinished(run, SUMMARY)
     return RunConfig.read(read_object(run / CONFIG), str(run / CONFIG))
+
+
+def _unfinished(run: Path, lacking: str) -> HotsetError:
+    if not run.is_dir():
+        state = "is not a folder" if run.exists() else "does not exist"
+    else:
+        state = "is unfinished" if (run / CONFIG).exists() else "holds no training run"
+        state += f": it has no {lacking}"
+    return HotsetError(f"{run} {state}", hint=RUN_HINT)
 
 
 def _plain_file(path: Path) -> Path:
@@ -81,18 +82,18 @@ def read_states(run: Path) -> Weights:
     return open_weights(_plain_file(run / STATES))
 
 
-def read_manifest(run: Path, checked: tuple[str, ...] = ()) -> Manifest | None:
-    """Return the manifest of a run; None, with a warning, for old runs.
+def read_manifest(run: Path, checked: tuple[str, ...] = ()) -> Manifest:
+    """Return the manifest of a finished run.
 
     Args:
         checked: files that are hashed.
 
     Raises:
-        ManifestError: there is one, and it is damaged or that of a stage, or a file has changed.
+        HotsetError: there is none: the run is unfinished.
+        ManifestError: it is damaged or that of a stage, or a file has changed.
     """
     if not (run / MANIFEST).exists():
-        _log.warning("%s has no %s (an earlier hotset wrote it): its files cannot be checked", run, MANIFEST)
-        return None
+        raise _unfinished(run, MANIFEST)
     manifest = Manifest.read(run)
     # The manifest of a stage has the same form, so its name and version are looked at.
     if (manifest.stage, manifest.version) != (RUN_STAGE, RUN_VERSION):

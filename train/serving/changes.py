@@ -35,7 +35,6 @@ from ...pipeline.runtime.tasks import ProgressCallback, silent
 from ...pipeline.schema.schema import DENSE_PREFIX
 from ..build_model import ModelSource, build_model
 from ..config import ExportConfig, RowType
-from ..model.choose_model import recorded_model
 from ..model.shapes import ModelInputs
 from ..run_folder.reader import read_finite
 from .export import ONNX, PROGRAM, STAGE, VERSION, ServedTable, features_of, graph_of, write_export
@@ -218,7 +217,7 @@ def apply_changes(
         for name, tensor in tensors.items()
         if name.startswith(DENSE_PREFIX)
     }
-    model = build_model(recorded_model(found.config), ModelInputs.of(found.config), 0, model_source)
+    model = build_model(found.config.dense_model, ModelInputs.of(found.config), 0, model_source)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if shapes != {name: tuple(tensor.shape) for name, tensor in dense.items()}:
         raise HotsetError(f"{changes} is damaged: its dense layers are not those that its model has")
@@ -257,7 +256,7 @@ def _refuse_unlike_rows(base: ExportedModel, found: ExportedModel, exported: Pat
         raise HotsetError(f"{changes} has other tables than {exported}")
 
 
-def _opened(folder: Path, name: str) -> tuple[ExportedModel, str | None, str | None]:
+def _opened(folder: Path, name: str) -> tuple[ExportedModel, str, str | None]:
     """Check the files of a folder; return its model and two fingerprints.
 
     They are those of its run and of the earlier one.
@@ -273,7 +272,7 @@ def _opened(folder: Path, name: str) -> tuple[ExportedModel, str | None, str | N
     for entry in manifest.files:
         manifest.hashed_path(entry)
     fingerprints = {each.get("name"): each.get("fingerprint") for each in manifest.inputs}
-    return ExportedModel.read(folder), fingerprints.get("run"), fingerprints.get("since")
+    return ExportedModel.read(folder), fingerprints.get("run") or "", fingerprints.get("since")
 
 
 def _tensors_of(changes: Path) -> dict[str, torch.Tensor]:

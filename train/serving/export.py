@@ -42,7 +42,6 @@ from ..build_model import ModelSource, explained
 from ..config import ExportConfig, RowType
 from ..evaluate import evaluate, load_dense_layers
 from ..metrics import Scores
-from ..model.choose_model import recorded_model
 from ..model.dense_model import DenseModel
 from ..model.shapes import tables_by_dim
 from ..run_folder.files import ReservedRoom
@@ -298,7 +297,7 @@ _ROWS = {
 }
 
 
-def readme_of(features: Mapping[str, Any], config: ExportConfig, fingerprint: str | None) -> str:
+def readme_of(features: Mapping[str, Any], config: ExportConfig, fingerprint: str) -> str:
     """Return the text of the README; its programs run unchanged in the folder."""
     columns: dict[str, list[Any]] = {each["column"]: [0.0, None] for each in features["dense"]}
     # Times last: a column that others are made from, too, is shown as one.
@@ -312,7 +311,7 @@ def readme_of(features: Mapping[str, Any], config: ExportConfig, fingerprint: st
 `model.pt2` goes from values as they stand in a log to the probability of a click. It holds the vocabulary,
 the tables ({_ROWS[config.row_type]}) and the dense layers.
 
-Training run: {fingerprint or "of an earlier version"}.
+Training run: {fingerprint}.
 
 `serving_inputs.py` turns rows into the numbers that the model takes; it needs NumPy and xxhash. Two rows, the
 second with every value missing:
@@ -404,7 +403,7 @@ def export_run(
 
 
 def write_export(
-    folder: Path, graph: ServingGraph, described: ExportedModel, onnx: bool, fingerprint: str | None
+    folder: Path, graph: ServingGraph, described: ExportedModel, onnx: bool, fingerprint: str
 ) -> None:
     """Write the files of a graph.
 
@@ -472,7 +471,7 @@ def graph_of(
     tables: Sequence[ServedTable],
 ) -> ServingGraph:
     """Return the graph of a model with these rows, in evaluation mode."""
-    chosen = recorded_model(described.config)
+    chosen = described.config.dense_model
     graph = ServingGraph(
         model,
         CategoryIndex([table.categories_N for table in tables]),
@@ -523,7 +522,7 @@ def _program_of(graph: ServingGraph, described: ExportedModel) -> torch.export.E
     of_batch = {0: batch}
     of_bags = [{0: batch, 1: torch.export.Dim(f"length{number}")} for number in range(num_lists)]
     shapes = (of_batch, of_batch, of_batch, of_bags, of_bags, [of_batch] * num_lists)
-    with torch.no_grad(), explained(f"torch.export of the model {recorded_model(described.config).name}"):
+    with torch.no_grad(), explained(f"torch.export of the model {described.config.dense_model.name}"):
         return torch.export.export(graph, arguments, dynamic_shapes=shapes, strict=False)
 
 

@@ -69,8 +69,6 @@ def _batch_of(samples: EncodedSamples) -> Batch:
 _BLOCK_BYTES = 4 * MIB
 _ROWS_OF_PART = 1 << 15
 _BATCHES_AHEAD = 4
-_BATCH_SIZE = 2048
-"""Samples of a batch for runs of versions that did not record theirs."""
 Progress = Callable[[int, int], None]
 
 
@@ -99,7 +97,7 @@ class RunPredictor:
         found = RunTables.open(run, vocabulary)
         recorded = found.config
         self._threads = set_threads(config.threads or recorded.threads)
-        self._batch_size = config.batch_size or recorded.batch_size or _BATCH_SIZE
+        self._batch_size = config.batch_size or recorded.batch_size
         self.num_read = (0, 0)
         """Samples and bytes that are encoded so far, replaced together: another thread encodes."""
         # The time that divides a log into parts decides nothing about a sample.

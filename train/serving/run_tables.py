@@ -66,8 +66,8 @@ class RunTables:
     """The sealed vocabulary by which the lines of a log become samples."""
     tables: tuple[EmbeddingTable, ...]
     """Tables of the run; none of their rows counts as hot."""
-    fingerprint: str | None
-    """That of the run; None where an earlier version of hotset wrote it."""
+    fingerprint: str
+    """That of the run."""
     schema_text: str
     """The schema as a setting."""
 
@@ -87,8 +87,7 @@ class RunTables:
         folder, text = open_vocabulary(run, config, vocabulary)
         schema = schema_of(text)
         tables = _tables(run, config, folder, schema)
-        manifest = read_manifest(run, (CONFIG, WEIGHTS))
-        fingerprint = manifest.fingerprint if manifest is not None else None
+        fingerprint = read_manifest(run, (CONFIG, WEIGHTS)).fingerprint
         return cls(run, config, weights, schema, folder, tables, fingerprint, text)
 
     def categories(self, progress: ProgressCallback = silent) -> Iterator[TableCategories]:

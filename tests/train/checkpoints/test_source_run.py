@@ -23,6 +23,7 @@ from hotset.train.data.shards import Shards, vocabulary_of
 from hotset.train.model.choose_model import choose_model
 from hotset.train.recipe_options import Interval
 from hotset.train.run import RunOptions, train
+from hotset.train.run_folder.files import RunFolder
 from hotset.train.run_folder.reader import read_config
 from hotset.train.verify_run import verify_run
 from hotset.workflows.cli import main
@@ -69,8 +70,8 @@ def test_two_runs_of_an_epoch_end_with_the_bits_of_one_of_two(
     order = np.load(tmp_path / "both" / "batch_order.npy")
     half = order.size // 2
     shutil.copytree(first, tmp_path / "replayed")
-    (tmp_path / "replayed" / "manifest.json").unlink()
     np.save(tmp_path / "replayed" / "batch_order.npy", order[half:])
+    RunFolder(tmp_path / "replayed").seal()
     train(
         data,
         TrainConfig(**FIELDS | fields),
