@@ -147,33 +147,6 @@ def append_rows(
 
 
 @kernel
-def take_places(
-    weights_AD: NDArray[np.float32],
-    state_AW: NDArray[np.float32],
-    is_there_A: NDArray[np.uint8],
-    places_N: NDArray[np.int64],
-    weights_SD: NDArray[np.float32],
-    state_SW: NDArray[np.float32],
-    slots_N: NDArray[np.int64],
-) -> int:
-    """Copy rows from places of an arena to slots.
-
-    Returns:
-        -1; or the first position in ``places_N`` whose row has not arrived.
-    """
-    for i in range(places_N.size):
-        place = places_N[i]
-        # A place without a row is a fault of the plan, which the caller words.
-        if not is_there_A[place]:
-            return i
-        for column in range(weights_SD.shape[1]):
-            weights_SD[slots_N[i], column] = weights_AD[place, column]
-        for column in range(state_SW.shape[1]):
-            state_SW[slots_N[i], column] = state_AW[place, column]
-    return -1
-
-
-@kernel
 def scatter_records(
     words_V: NDArray[np.uint32],
     values_V: NDArray[np.float32],

@@ -42,6 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.errors import KIB, HotsetError
+from ..rows.kernels import copy_rows
 from ..rows.tiers import disk_space
 from .kernels import (
     ALL_DONE,
@@ -50,7 +51,6 @@ from .kernels import (
     Buckets,
     append_rows,
     scatter_records,
-    take_places,
 )
 from .run_plan import NUM_READERS, NUM_WRITERS, SpillShape, SpillSizes
 
@@ -326,11 +326,13 @@ class RowStore:
         arena = self._present & 1
         # A fetch's place in the arena is its number within the group.
         places_N = numbers_N - self.sizes.group_first[self._present]
-        rows = (self._arenas.weights[arena], self._arenas.state[arena], self._arenas.is_there[arena])
-        missing = take_places(*rows, places_N, weights_SD, state_SW, slots_N)
-        if missing >= 0:
-            row = self._rows_of_fetches[numbers_N[missing]]
-            raise RuntimeError(f"fetch {numbers_N[missing]} wants row {row}, which was not written back")
+        is_there_N = self._arenas.is_there[arena][places_N]
+        if not is_there_N.all():
+            missing = numbers_N[np.argmin(is_there_N)]
+            row = self._rows_of_fetches[missing]
+            raise RuntimeError(f"fetch {missing} wants row {row}, which was not written back")
+        copy_rows(self._arenas.weights[arena], places_N, weights_SD, slots_N)
+        copy_rows(self._arenas.state[arena], places_N, state_SW, slots_N)
         self._next_fetch = max(self._next_fetch, int(numbers_N[-1]) + 1)
 
     @property

@@ -326,16 +326,10 @@ def mapped_zeros(folder: Path, count: int, dtype: DTypeLike, room_bytes: int = 0
 
 
 class SpooledArrays:
-    """Arrays that are appended to a nameless file of ``folder`` and then mapped together.
+    """Arrays that are appended to a nameless file of ``folder`` and then mapped together."""
 
-    Args:
-        folder: where the file is made.
-        alignment: bytes; each array begins at a multiple of it.
-    """
-
-    def __init__(self, folder: Path, alignment: int = 64) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._alignment = alignment
         self._entries: list[tuple[int, np.dtype[Any], int]] = []
         self._end = 0
         with disk_space(folder, 0, *_PLANS):
@@ -347,7 +341,8 @@ class SpooledArrays:
         Raises:
             HotsetError: the disk has no room for it.
         """
-        padding = -self._end % self._alignment
+        # Each array begins at a multiple of its numbers' size; arrays of one type are one, too.
+        padding = -self._end % values.itemsize
         with disk_space(self._folder, values.nbytes, *_PLANS):
             self._file.write(bytes(padding))
             self._file.write(np.ascontiguousarray(values).data)
@@ -355,26 +350,14 @@ class SpooledArrays:
         self._end += padding + values.nbytes
 
     def map(self) -> Sequence[NDArray[Any]]:
-        """Return all arrays in order, and close the file.
-
-        What is written to them stays in memory.
-
-        Raises:
-            HotsetError: the disk has no room for them.
-        """
+        """Return all arrays in order, and close the file; what is written to them stays in memory."""
         whole = self._map_bytes()
         return [
             whole[first : first + count * dtype.itemsize].view(dtype) for first, dtype, count in self._entries
         ]
 
     def map_joined(self, dtype: DTypeLike) -> NDArray[Any]:
-        """Return arrays of one type as one, and close the file.
-
-        They were appended with an alignment of 1.
-
-        Raises:
-            HotsetError: the disk has no room for them.
-        """
+        """Return arrays, all of this type, as one, and close the file."""
         return self._map_bytes().view(dtype)
 
     def _map_bytes(self) -> NDArray[np.uint8]:

@@ -66,6 +66,12 @@ class SpilledTier(FileTier):
     def stored_rows(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
         return iter(()) if self._store is None else self._store.newest()
 
+    def shape_of(self, fetches: RunFetches) -> SpillShape:
+        """Return what a store of these rows is like."""
+        dims = (self.weights_SD.shape[1], self.state_SW.shape[1])
+        counts = self.layout.last_F - self.layout.first_F
+        return SpillShape(*dims, tuple(counts.tolist()), fetches.fetches_of_items, fetches.used)
+
     def open(self, store: RowStore, restored_U: NDArray[np.int64], next_fetches_U: NDArray[np.int64]) -> None:
         """Keep the rows in ``store`` from now on.
 
@@ -193,8 +199,7 @@ def plan_run(source: StepSource, epochs: Iterable[Iterable[int]], limits: SpillL
         for queue in queues:
             queue.finish()
         planned.append((numbers, queues))
-    restored = [_restored_rows(source, group, limits) for group in source.staged]
-    open_stores(source.staged, [queues for _, queues in planned], limits, restored)
+    _open_stores(source, [queues for _, queues in planned], limits)
     source.planned = planned
 
 
@@ -208,76 +213,35 @@ def _restored_rows(source: StepSource, group: TableGroup, limits: SpillLimits) -
     """Return the restored rows of a group on the slow tier, ascending."""
     if not source.is_resumed:
         return np.empty(0, np.int64)
-    spool = SpooledArrays(limits.folder, alignment=1)
+    spool = SpooledArrays(limits.folder)
     for rows_N in used_slow_rows(group):
         spool.append(rows_N)
     return spool.map_joined(np.int64)
 
 
-def open_stores(
-    groups: Sequence[TableGroup],
-    epochs: Sequence[Sequence[PlanQueue]],
-    limits: SpillLimits,
-    restored: Sequence[NDArray[np.int64]],
-) -> None:
-    """Divide the memory, and open the row store of each table group.
-
-    The plans learn where rows come from and go to.
-
-    Args:
-        groups: those with cold rows on the slow tier.
-        epochs: of each epoch the plans of all groups.
-        limits: of all groups together.
-        restored: of each group the rows of a checkpoint, ascending, which the stores are given before the
-            first step.
-
-    Raises:
-        ConfigError: the memory is too little; the hint names what would do.
-        HotsetError: the disk is too small.
-    """
-    # Table groups without cold rows have nothing to spill.
-    spilling = [
-        (group, [of_groups[number] for of_groups in epochs], rows_U)
-        for number, (group, rows_U) in enumerate(zip(groups, restored, strict=True))
-        if group.placement.slow.num_own_slots
-    ]
+def _open_stores(source: StepSource, epochs: Sequence[Sequence[PlanQueue]], limits: SpillLimits) -> None:
+    """Divide the memory, and open the row store of each table group; the plans learn where rows go."""
+    spilling = []
     # The sizes follow from what the plans fetch, so these are read before memory is divided.
-    found = [_fetches_of(group, queues, rows_U, limits) for group, queues, rows_U in spilling]
-    shapes = [_shape_of(group, fetches) for (group, _, _), fetches in zip(spilling, found, strict=True)]
+    for group, *queues in zip(source.staged, *epochs, strict=True):
+        slow = group.slow
+        assert isinstance(slow, SpilledTier)
+        # Table groups without cold rows have nothing to spill.
+        if slow.layout.num_own_slots:
+            restored_U = _restored_rows(source, group, limits)
+            # Restored rows are those that an epoch without a step, before all others, writes back.
+            plans = [EpochPlans((), restored_U)]
+            plans += [EpochPlans(queue.chunks, queue.flush.write_back.rows_N) for queue in queues]
+            limited = (slow.layout.num_own_slots, limits.folder, limits.planning_bytes)
+            spilling.append((slow, queues, restored_U, find_fetches(plans, *limited, restored_U)))
+    shapes = [slow.shape_of(fetches) for slow, _, _, fetches in spilling]
     divided = choose_all_sizes(shapes, limits.memory_bytes)
     # Each plan learns where its rows come from and go to, then the store of the group can be opened.
-    for (group, queues, rows_U), fetches, shape, sizes in zip(spilling, found, shapes, divided, strict=True):
+    for (slow, queues, rows_U, fetches), shape, sizes in zip(spilling, shapes, divided, strict=True):
         before, *of_epochs = fetches.epochs
         for queue, of_epoch in zip(queues, of_epochs, strict=True):
             queue.set_fetches(of_epoch)
-        store = RowStore(shape, sizes, fetches.rows, limits.folder)
-        _slow_tier(group).open(store, rows_U, before.of_residents)
-
-
-def _fetches_of(
-    group: TableGroup, queues: Sequence[PlanQueue], restored_U: NDArray[np.int64], limits: SpillLimits
-) -> RunFetches:
-    # Restored rows are those that an epoch without a step, before all others, writes back.
-    plans = [EpochPlans((), restored_U)]
-    plans += [EpochPlans(queue.chunks, queue.flush.write_back.rows_N) for queue in queues]
-    num_rows = group.placement.slow.num_own_slots
-    return find_fetches(plans, num_rows, limits.folder, limits.planning_bytes, restored_U)
-
-
-def _shape_of(group: TableGroup, fetches: RunFetches) -> SpillShape:
-    slow = _slow_tier(group)
-    counts = slow.layout.last_F - slow.layout.first_F
-    state_width = slow.state_SW.shape[1]
-    rows_of_tables = tuple(counts.tolist())
-    return SpillShape(
-        group.embedding_dim, state_width, rows_of_tables, fetches.fetches_of_items, fetches.used
-    )
-
-
-def _slow_tier(group: TableGroup) -> SpilledTier:
-    slow = group.slow
-    assert isinstance(slow, SpilledTier)
-    return slow
+        slow.open(RowStore(shape, sizes, fetches.rows, limits.folder), rows_U, before.of_residents)
 
 
 _CHUNK_ENTRIES = 1 << 17
@@ -292,8 +256,8 @@ class EpochSpool(PlanQueue):
         super().__init__(placement, planner)
         self._limits = limits
         self._sizes: list[int] = [0]
-        self._rows = SpooledArrays(limits.folder, alignment=1)
-        self._lookups = SpooledArrays(limits.folder, alignment=1)
+        self._rows = SpooledArrays(limits.folder)
+        self._lookups = SpooledArrays(limits.folder)
 
     def add(self, cold: ColdRows) -> None:
         self._sizes.append(cold.rows_U.size)

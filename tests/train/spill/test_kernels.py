@@ -12,7 +12,6 @@ from hotset.train.spill.kernels import (
     Buckets,
     append_rows,
     scatter_records,
-    take_places,
 )
 
 DIM, WIDTH, WORDS = 2, 1, 4
@@ -78,17 +77,6 @@ def test_a_group_that_is_over_takes_no_row() -> None:
 
 def test_no_rows_are_no_work() -> None:
     assert append([], [], 0, empty_arenas(), empty_buckets()) == (0, ALL_DONE)
-
-
-def test_rows_are_taken_from_places_that_have_them() -> None:
-    arenas = empty_arenas()
-    arenas.weights[0, :, 0] = np.arange(4)
-    arenas.is_there[0, 1:3] = 1
-    weights, state = np.zeros((3, DIM), np.float32), np.zeros((3, WIDTH), np.float32)
-    rows = (arenas.weights[0], arenas.state[0], arenas.is_there[0])
-    assert take_places(*rows, np.array([1, 2]), weights, state, np.array([2, 0])) == -1
-    assert weights[:, 0].tolist() == [2, 0, 1]
-    assert take_places(*rows, np.array([1, 3]), weights, state, np.array([2, 0])) == 1
 
 
 def block_of(places: list[int]) -> tuple[np.ndarray, np.ndarray]:
