@@ -42,7 +42,7 @@ from .threads import Readers, WorkThreads
 
 if TYPE_CHECKING:
     from .device import Device
-    from .ranks.codes import CodedExchange
+    from .ranks.messages import CodedExchange
 
 MOST_READERS = 16
 """Threads that read and pack for a GPU: 40 million samples per second, more than it takes."""
@@ -134,8 +134,7 @@ def _build_codecs(
     """Build the codecs of what crosses between ranks, and the sums of dense gradients; one rank has none."""
     if ranks.num_ranks == 1:
         return None, None
-    from .ranks.codes import build_coded_exchange
-    from .ranks.messages import DenseSums
+    from .ranks.messages import DenseSums, build_coded_exchange
 
     coded = build_coded_exchange(shards.tables, config.seed, ranks.rank, exchange, num_done)
     return coded, partial(DenseSums, ranks, coded)

@@ -27,8 +27,8 @@ from .execution.table_group import TableGroup
 from .loop import Trainer
 from .model.shapes import tables_by_dim
 from .placements.choose_placement import build_placements
-from .ranks.codes import CodedExchange, Kind
 from .ranks.exchange import ExchangeReader, HeldRows, choose_owners
+from .ranks.messages import CodedExchange, Kind
 from .ranks.ranks import (
     FINGERPRINT_BYTES,
     Ranks,

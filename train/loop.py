@@ -32,7 +32,7 @@ from .step import StepRunner
 from .threads import PLACES_AT_A_TIME, BackgroundIterator, WorkThreads
 
 if TYPE_CHECKING:
-    from .ranks.codes import CodedExchange
+    from .ranks.messages import CodedExchange
 
 
 class Resumable(Protocol):

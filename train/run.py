@@ -285,7 +285,7 @@ def _choose_codecs(
         if options.names_codecs:
             _log.warning("one process sends nothing: --exchange changes nothing in this run")
         return ChosenExchange(), False
-    from .ranks.codes import chosen_by
+    from .ranks.messages import chosen_by
 
     exchange = chosen_by(options, num_steps)
     is_open = options.exchange == AUTO

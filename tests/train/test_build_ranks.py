@@ -30,7 +30,7 @@ from hotset.train.config import (
     ExchangePrediction,
     TrainConfig,
 )
-from hotset.train.ranks.codes import CodedExchange, chosen_by
+from hotset.train.ranks.messages import CodedExchange, chosen_by
 from hotset.train.ranks.ranks import LinkSpeed, OneRank, RankError, Ranks
 from hotset.train.recipe_options import parse_interval
 from hotset.train.run_log import TrainSummary

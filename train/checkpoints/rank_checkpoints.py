@@ -22,7 +22,7 @@ from ...pipeline.errors import MIB, SaidElsewhereError
 from ..execution.embeddings import RowsPart, settle
 from ..execution.ranked_embeddings import RankedEmbeddings
 from ..loop import Trainer
-from ..ranks.codes import GroupErrors
+from ..ranks.messages import GroupErrors
 from ..ranks.ranks import Ranks, first_says, sent_to_first, wait_for_first
 from .files import CheckpointRecord
 from .resume import RunCheckpoints, num_used_rows

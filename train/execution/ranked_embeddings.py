@@ -28,9 +28,8 @@ from ...pipeline.errors import MIB
 from ...stats.exchange import ranks_of_samples
 from ..data.batch import Batch, BatchShares, EmbeddingTable, join
 from ..placements.staging import ColdRows, StagingPlacement
-from ..ranks.codes import EXACT, CodedExchange, Kind
 from ..ranks.exchange import ExchangeReader, GroupExchange, served_ids
-from ..ranks.messages import GroupLayout, RowMessages, sum_over_ranks
+from ..ranks.messages import EXACT, CodedExchange, GroupLayout, Kind, RowMessages, sum_over_ranks
 from ..ranks.ranks import NotFiniteRowError, Ranks, sent_to_first
 from ..rows.backends import NumbaRows
 from ..rows.kernels import copy_rows

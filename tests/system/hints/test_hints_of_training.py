@@ -42,7 +42,7 @@ from hotset.train.dense.gradients import choose_dense_dtype
 from hotset.train.evaluate import refuse_other_tables
 from hotset.train.execution.embeddings import RowsPart
 from hotset.train.metrics import ScoreCounter, SortedScores
-from hotset.train.ranks.codes import check_tables_of_bounds
+from hotset.train.ranks.messages import check_tables_of_bounds
 from hotset.train.ranks.ranks import OneRank, Ranks, check_equal_plans, join_ranks
 from hotset.train.rows import tiers
 from hotset.train.run_config import RunConfig
@@ -502,7 +502,7 @@ def test_ranks_compute_on_the_cpu(tmp_path: Path) -> None:
     resolve(shards, TrainConfig(device="cpu"), 2)
 
 
-@follows("train/ranks/codes.py::check_tables_of_bounds")
+@follows("train/ranks/messages.py::check_tables_of_bounds")
 def test_a_bound_is_of_a_table_of_the_shards(tmp_path: Path) -> None:
     tables = Shards.open(write_shards(tmp_path / "shards")).tables
     hint = hint_of(lambda: check_tables_of_bounds(ChosenExchange("bounded:0.1,nope=0.2"), tables))

@@ -24,8 +24,8 @@ from hotset.train.data.shards import Part, Shards
 from hotset.train.execution import ranked_embeddings
 from hotset.train.loop import run_steps
 from hotset.train.ranks import messages
-from hotset.train.ranks.codes import Coding
 from hotset.train.ranks.exchange import HeldRows
+from hotset.train.ranks.messages import Coding
 from hotset.train.ranks.ranks import OneRank, RankError, Ranks
 
 PLACEMENTS = ("all-fast", "hybrid", "hybrid-dedup", "fae", "cache", "lookahead")

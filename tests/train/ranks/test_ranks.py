@@ -64,7 +64,7 @@ def test_messages_are_sent_and_the_slowest_rank_counts(monkeypatch: pytest.Monke
 _PROGRAM = """
 import os, torch
 from hotset.train.ranks.messages import DenseSums
-from hotset.train.ranks.codes import CodedExchange
+from hotset.train.ranks.messages import CodedExchange
 from hotset.tests.support.processes.rank_promises import check_promises
 from hotset.train.ranks.ranks import Message, RankError, check_equal_plans
 from hotset.train.config import is_launched
