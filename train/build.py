@@ -322,7 +322,6 @@ def _build_runner(
         parts,
         tools.device_api,
         readers,
-        tools.threads.num_threads,
         num_steps_ahead(config, shards.mixed_share),
     )
 

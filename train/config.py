@@ -339,7 +339,6 @@ class ModelConfig(JsonRecord):
 
 PlacementName = Literal["all-fast", "hybrid", "hybrid-dedup", "hybrid-uva", "fae", "cache", "lookahead"]
 EmbeddingOptimizer = Literal["sgd", "momentum", "adagrad", "rowwise-adagrad", "adam"]
-MoverName = Literal["auto", "kernel", "threads"]
 DenseOptimizer = Literal["same", "sgd", "adagrad", "adam"]
 
 EMBEDDING_LR: dict[str, float] = {
@@ -465,12 +464,6 @@ class TrainConfig:
     """Kernels of steps on a GPU, for tests and measurements: torch for those that torch has, torch:NAME for
     one of them, more with commas between; by default Triton's, where it is installed. On the simulated device
     they run the dense layers too, which the host runs by default."""
-
-    mover: MoverName = field(default="auto", metadata={"no_option": True})
-    """Mover of rows between the tiers on a GPU, for tests and measurements: a kernel that reads and writes
-    host memory itself (kernel), or threads of the host that gather them for a copy (threads). auto times both
-    before the first step of a run and takes the quicker one; on the simulated device it takes the kernel. No
-    bit of a run depends on it."""
 
     embedding_optimizer: EmbeddingOptimizer | None = None
     """Optimizer of the embedding rows; by default the one that the shards were packed for, which

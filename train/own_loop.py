@@ -49,9 +49,6 @@ from .execution.embeddings import Embeddings as Rows
 from .execution.embeddings import changed_of
 from .execution.step_source import StepSource
 from .execution.table_group import TableGroup
-from .gpu.packed_batch import WidthTensors
-from .gpu.row_moves import MovesByThreads, ThreadMover
-from .gpu.twins import choose_kernels
 from .metrics import Meter
 from .model.shapes import ModelInputs
 from .placements.choose_placement import num_steps_ahead
@@ -239,9 +236,7 @@ class Embeddings(nn.Module):
             marks_rows=True,
             folder=Path(tempfile.gettempdir()),
         )
-        self._mover: ThreadMover | None = None
-        """The threads that move rows of a device, once there are any to move."""
-        self._rows = self._moved_apart(build_embeddings(shards, self._config, self._tools))
+        self._rows = build_embeddings(shards, self._config, self._tools)
         self._current: _Current | None = None
         """Batch that is trained on now, or that `read_ahead` has yielded."""
         self._is_reading = False
@@ -393,24 +388,8 @@ class Embeddings(nn.Module):
         for width in self._rows.groups:
             width.staged.forget()
         # The same tiers with new transfers: those that were stopped stay so.
-        rows = Rows(len(self._tables), self._rows.groups)
-        attach_movers(rows, self._config, self._tools)
-        self._rows = self._moved_apart(rows)
-
-    def _moved_apart(self, rows: Rows) -> Rows:
-        """Let a device move rows in a separate stream; return them.
-
-        No transfer of them may be sent yet.
-        """
-        device = self._device_api
-        if device is not None and any(map(_has_staging_slots, rows.groups)):
-            if self._mover is None:
-                tensors = [WidthTensors.of(width, device) for width in rows.groups]
-                kernels = choose_kernels(device.torch_device)
-                self._mover = ThreadMover(device, kernels, tensors, self._tools.threads.num_threads)
-            # Puts its own transfers in the place of those that wait for steps to be queued.
-            MovesByThreads(self._mover, device, rows)
-        return rows
+        self._rows = Rows(len(self._tables), self._rows.groups)
+        attach_movers(self._rows, self._config, self._tools)
 
     def _source(self, held: Mapping[int, tuple[object, Batch]], *, is_fresh: bool) -> StepSource:
         """Return a source of the steps of some batches.

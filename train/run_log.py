@@ -270,10 +270,7 @@ class TransferSummary:
     prefetch: int
     """Batches that transfers were to run ahead."""
     mover: str | None
-    """The mover of rows on a device: kernel, or threads; None on the host, where none moved, and for rows in
-    a file."""
-    mover_rows_per_second: dict[str, float]
-    """Rows that each mover took there and back per second before the first step, where both were timed."""
+    """The mover of rows on a device: kernel; None where the host moved them, or none moved."""
     file_bytes_read: int
     """Bytes of blocks read from the spill file, where it keeps cold rows by their next use."""
     file_bytes_written: int
@@ -415,7 +412,6 @@ def summarize_transfers(trainer: Trainer) -> TransferSummary:
         split=source.num_split,
         prefetch=prefetch,
         mover=moves.name if moves else None,
-        mover_rows_per_second=dict(moves.rows_per_second) if moves else {},
         file_bytes_read=read,
         file_bytes_written=written,
     )

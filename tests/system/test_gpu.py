@@ -18,7 +18,6 @@ from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.trained_models import FIELDS, STAGING, STATELESS, TIGHT, assert_equal_bits, trained
 from hotset.train.data.shards import Shards
 from hotset.train.device import CudaDevice, Event, StreamName
-from hotset.train.gpu import row_moves
 from hotset.train.rows.backends import NumbaRows, TorchRows
 from hotset.train.rows.optimizers import RowOptimizer
 from hotset.train.run_log import summarize_transfers
@@ -74,22 +73,17 @@ def test_a_loop_of_ones_own_on_a_gpu_ends_with_the_bits_of_all_fast_there(
     assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
 
 
-THREADS: dict[str, Any] = {"placement": "lookahead", "mover": "threads"}
-
-
-@pytest.mark.parametrize("placement", [THREADS, THREADS | {"placement": "cache"}, *STATELESS], ids=str)
+@pytest.mark.parametrize("placement", STATELESS, ids=str)
 @pytest.mark.parametrize("is_late", [False, True])
-def test_rows_that_the_host_moves_or_keeps_have_the_bits_of_all_fast(
+def test_rows_that_the_host_keeps_have_the_bits_of_all_fast(
     placement: dict[str, Any], is_late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
     wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
-    # Rows of a transfer come as several pieces, which take turns in the slots of their ring.
-    monkeypatch.setattr(row_moves, "PIECE_BYTES", 640)
     if is_late:
         let_streams_be_late(monkeypatch)
     found = trained(shards, device="cuda", **placement, **FIELDS)
-    assert summarize_transfers(found).mover == placement.get("mover")
+    assert summarize_transfers(found).mover is None
     assert_equal_bits(found, wanted)
 
 
@@ -135,7 +129,7 @@ def begin_with_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("waiting", ["compute", "moves"])
-@pytest.mark.parametrize("placement", [{"placement": "lookahead"}, THREADS, *STATELESS], ids=str)
+@pytest.mark.parametrize("placement", [{"placement": "lookahead"}, *STATELESS], ids=str)
 def test_a_wait_that_is_left_out_on_a_gpu_is_found(
     placement: dict[str, Any], waiting: StreamName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,8 +25,6 @@ from hotset.train.config import TrainConfig
 from hotset.train.data.batch import EmbeddingTable
 from hotset.train.data.dataset import ShardDataset
 from hotset.train.data.shards import Shards
-from hotset.train.device import StreamName
-from hotset.train.gpu.simulated_device import LateDevice
 from hotset.train.loop import run_steps
 from hotset.train.own_loop import read_lookups
 
@@ -209,24 +207,6 @@ def test_a_loop_on_a_device_ends_with_the_bits_of_the_host(
     for batch in loop.emb.read_ahead(batches[2:]):
         loop.train(batch)
     assert_equal(loop.state(), wanted)
-
-
-def test_rows_go_to_a_device_in_its_stream_of_moves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    moved: list[str] = []
-    launch = LateDevice.launch
-
-    def noted(device: LateDevice, stream: StreamName, kernel: Any, *arguments: Any) -> None:
-        moved.append(stream)
-        launch(device, stream, kernel, *arguments)
-
-    monkeypatch.setattr(LateDevice, "launch", noted)
-    loop = Loop(folder, device="late", placement="lookahead", staging_bytes=3000)
-    # With the transfers of one loop over batches, and with those of the next.
-    for epoch in range(2):
-        moved.clear()
-        for batch in loop.emb.read_ahead(batches_of(folder, epoch)):
-            loop.train(batch)
-        assert len(moved) > len(batches_of(folder, epoch)) and set(moved) == {"moves"}
 
 
 @pytest.mark.diagonal(2)

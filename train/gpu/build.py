@@ -45,7 +45,6 @@ def build_queued_steps(
     parts: StepParts,
     device: Device,
     readers: Readers,
-    num_threads: int,
     num_ahead: int,
 ) -> QueuedSteps:
     """Build what queues the steps of a run.
@@ -55,7 +54,6 @@ def build_queued_steps(
         optimizers: those of the dense layers.
         parts: what steps work on.
         readers: pack batches for the device.
-        num_threads: of the run, whatever the step takes of them.
         num_ahead: steps that are planned ahead.
 
     Raises:
@@ -84,8 +82,6 @@ def build_queued_steps(
         readers,
         fused=fused,
         is_recorded=_can_be_recorded(kernels, device),
-        mover=config.mover,
-        num_threads=num_threads,
     )
 
 

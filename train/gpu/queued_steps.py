@@ -35,7 +35,6 @@ import numpy as np
 import torch
 
 from ...stats.batch_rows import LookupsByRow
-from ..config import MoverName
 from ..data.batch import Batch
 from ..device import Device
 from ..execution.table_group import TableGroup
@@ -205,8 +204,6 @@ class QueuedSteps:
         readers: pack batches, one each besides those.
         fused: the dense layers as kernels; None: the step in ``parts`` passes them.
         is_recorded: whether work with fixed memory is recorded once and replayed; all kernels must allow it.
-        mover: what moves rows between the tiers.
-        num_threads: threads of the run, some of which move rows where threads do.
     """
 
     is_synchronous = False
@@ -223,8 +220,6 @@ class QueuedSteps:
         *,
         fused: FusedDlrm | None = None,
         is_recorded: bool,
-        mover: MoverName = "auto",
-        num_threads: int = 1,
     ) -> None:
         self._device = device
         self._parts = parts
@@ -236,7 +231,7 @@ class QueuedSteps:
         # Layouts of a device that holds no rows, where all are sent with the step.
         sizes = [[0] * len(width.tables) for width in parts.embeddings.groups]
         self._no_rows = [Layout.of(zeros, zeros) for zeros in sizes]
-        self.moves = choose_moves(mover, device, kernels, self._widths, parts.embeddings, num_threads)
+        self.moves = choose_moves(device, kernels, self._widths, parts.embeddings)
         """The mover of the rows of steps."""
         # The kernels add up a batch as one.
         self._has_shares = any(width.shares.num_shares > 1 for width in parts.embeddings.groups)

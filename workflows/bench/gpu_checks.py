@@ -351,7 +351,6 @@ def _trained(
         placement="lookahead",
         device=settings.device,
         kernels=kernels,
-        mover="kernel",
         dense_dtype=shape.dense_dtype,
         staging_bytes=ByteSize(_STAGING_SLOTS * row_bytes(shape.embedding_dim, shape.embedding_optimizer)),
         embedding_optimizer=shape.embedding_optimizer,

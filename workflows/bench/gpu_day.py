@@ -87,7 +87,6 @@ PARTS = (
     Part("speed-128", 65, 120, "gpu_speeds.measure_speed", (128,)),
     # Why they are as they are.
     Part("parts", 40, 75, "gpu_steps.measure_step_parts"),
-    Part("movers", 33, 75, "gpu_speeds.compare_movers"),
     Part("speed-64", 30, 90, "gpu_speeds.measure_speed", (64,)),
     # Only if requested by name.
     Part("epoch", 0, 500, "gpu_speeds.train_an_epoch", is_extra=True),

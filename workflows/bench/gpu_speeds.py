@@ -1,4 +1,4 @@
-"""Measurements of a GPU day: the machine, the link, every placement, movers of rows, and an epoch.
+"""Measurements of a GPU day: the machine, the link, every placement, and an epoch.
 
 All runs of a group are built and warmed up; then each takes some steps in every round. The speed of a card
 drifts with its heat, and that of a shared machine with its other work, which affects all runs of a round
@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, get_args
@@ -39,7 +39,7 @@ from ...pipeline.runtime.tasks import num_workers
 from ...stats.ranking.row_bytes import row_bytes
 from ...stats.shuffle import epoch_order
 from ...train.build import MOST_READERS, build_trainer
-from ...train.config import MoverName, PlacementName, TrainConfig
+from ...train.config import PlacementName, TrainConfig
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
 from ...train.gpu.queued_steps import QueuedSteps
@@ -49,12 +49,9 @@ from ...train.threads import PLACES_AT_A_TIME
 from .gpu_checks import (
     HOT_SHARE,
     SMALL_SCALE,
-    STAGING_BYTES,
     checksum_of_weights,
     drawn_samples,
     packed_shards,
-    small_shards,
-    weights_of,
 )
 from .gpu_day import PartSettings, Records, run_process
 from .gpu_steps import LinkRates, measure_link
@@ -86,14 +83,12 @@ _FIRST_AT_OTHER_SIZES = ("lookahead", "hot-only")
 """Placements that are measured at the smaller ones before the others are."""
 _SHARE_OF_HOST = 0.6
 """Share of the host's available memory that the rows of a group may take."""
-_MOVERS_BATCH_SIZE, _MOVERS_SMALL_BATCH_SIZE = 16_384, 256
-_MOVERS = tuple(name for name in get_args(MoverName) if name != "auto")
 _EPOCH_SAMPLES, _EPOCH_SMALL_SAMPLES = 39_300_000, 6_000
 _EVALUATION_SAMPLES, _FEW_EVALUATION_SAMPLES = 400_000, 500
 _EPOCH_BATCH_SIZE, _EPOCH_SMALL_BATCH_SIZE = 65_536, 64
 _EPOCH_OPTIMIZER: Literal["adagrad"] = "adagrad"
 _DIM = 16
-"""Embedding dimension of movers and epochs."""
+"""Embedding dimension of an epoch."""
 
 
 def measure_machine(settings: PartSettings, records: Records) -> None:
@@ -429,7 +424,6 @@ def _counted_by(trainer: Trainer, link: LinkRates | None) -> dict[str, Any]:
         "bytes_to_device": traffic[0],
         "bytes_to_host": traffic[1],
         "mover": runner.moves.name,
-        "mover_rows_per_second": dict(runner.moves.rows_per_second),
         "all_steps": trainer.step,
         "most_samples_per_second_of_link": trainer.num_samples / seconds if seconds else None,
     }
@@ -533,71 +527,6 @@ def _config(
         embedding_optimizer=optimizer,
         dense_optimizer=optimizer,
     )
-
-
-def compare_movers(settings: PartSettings, records: Records) -> None:
-    """Write the rates of the link, check the bits of each mover of rows, and train with each."""
-    link_name, speeds = "rates of the link", "speeds with each mover"
-    movers = {f"lookahead has the bits of all-fast where {name} moves rows": name for name in _MOVERS}
-
-    @cache
-    def wanted() -> tuple[Shards, TrainConfig, str]:
-        shards = small_shards(settings, "movers", "adagrad")
-        base = TrainConfig(
-            device=settings.device,
-            kernels=settings.step_kernels,
-            staging_bytes=STAGING_BYTES,
-            placement="all-fast",
-        )
-        return shards, base, weights_of(shards, base, settings.scratch / "movers-all-fast")
-
-    for piece in records.pieces([link_name, *movers, speeds]):
-        with records.catching(piece):
-            if piece in movers:
-                shards, base, weights = wanted()
-                config = replace(base, placement="lookahead", mover=movers[piece])
-                out = settings.scratch / f"movers-{movers[piece]}"
-                records.check(piece, weights_of(shards, config, out) == weights)
-            elif piece == speeds:
-                contestants = _movers_of_full_size(settings)
-                turns = Turns.of(contestants[0].shards.batch_size, is_small=settings.is_small)
-                measure_in_turns(piece, contestants, turns, records)
-            elif link := measure_link(settings.device):
-                records.row(what="link, by the verbs of training", **asdict(link))
-        gc.collect()
-
-
-def _movers_of_full_size(settings: PartSettings) -> list[Contestant]:
-    """Return all-fast and `lookahead` with each mover, on tables of full size."""
-    samples = drawn_samples(settings)
-    num_rows = sum(samples.num_rows)
-    batch_size = _MOVERS_SMALL_BATCH_SIZE if settings.is_small else _MOVERS_BATCH_SIZE
-    # A separate folder: the parts that measure speeds pack the same samples.
-    own = replace(settings, scratch=settings.scratch / "movers" / "speed")
-    shards = packed_shards(own, samples, batch_size, _DIM)
-    config = _config(settings, num_rows, _DIM)
-    facts = {"embedding_dim": _DIM, "batch_size": batch_size, "num_rows": num_rows}
-    found = [
-        Contestant(
-            name=REFERENCE,
-            check=f"speed of {REFERENCE} beside the movers",
-            shards=shards,
-            config=config,
-            facts={"placement": REFERENCE, **facts},
-        )
-    ]
-    # The last one has the rates at which both were timed.
-    for mover in get_args(MoverName)[::-1]:
-        found.append(
-            Contestant(
-                name=mover,
-                check=f"speed with the mover {mover}",
-                shards=shards,
-                config=replace(config, placement="lookahead", mover=mover),
-                facts={"placement": "lookahead", "wanted_mover": mover, **facts},
-            )
-        )
-    return found
 
 
 def train_an_epoch(settings: PartSettings, records: Records) -> None:

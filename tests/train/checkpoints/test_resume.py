@@ -458,20 +458,6 @@ def test_another_number_of_threads_may_go_on(
     assert results(tmp_path / "run") == wanted
 
 
-@pytest.mark.parametrize("movers", [("kernel", "threads"), ("threads", "kernel")])
-@pytest.mark.parametrize("placement", ["lookahead", "cache"])
-def test_another_mover_may_go_on(placement: str, movers: tuple[str, str], tmp_path: Path) -> None:
-    # Without bags, so that steps are queued on the device and not taken at once.
-    write_shards(tmp_path / "data" / "shards", replace(SPEC, multi_hot=()))
-    fields = {"placement": placement, "device": "late:3"}
-    run_until(tmp_path / "data", tmp_path / "unbroken", None, OFF, **fields)
-    run_until(tmp_path / "data", tmp_path / "run", 25, every(4), **fields, mover=movers[0])
-    run_until(tmp_path / "data", tmp_path / "run", None, every(4), **fields, mover=movers[1])
-    assert results(tmp_path / "run") == results(tmp_path / "unbroken")
-    summary = json.loads((tmp_path / "run" / "summary.json").read_bytes())
-    assert summary["transfers"]["mover"] == movers[1]
-
-
 def test_a_finished_run_is_refused(data: Path, tmp_path: Path) -> None:
     run_until(data, tmp_path / "run", None, every(5))
     with pytest.raises(HotsetError, match="holds a finished run"):

@@ -21,7 +21,6 @@ from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.build import build_trainer
 from hotset.train.config import CheckpointSettings, PlacementName, TrainConfig
 from hotset.train.data.shards import Shards
-from hotset.train.gpu import row_moves
 from hotset.train.gpu.fused_dlrm import FusedAtOnce, keeps_float32_sums
 from hotset.train.gpu.queued_steps import QueuedSteps
 from hotset.train.loop import Trainer
@@ -109,8 +108,6 @@ def test_gradients_of_weights_are_not_rounded_where_the_device_can_keep_them(
 def test_placements_give_equal_bits(drawn: int, dtype: str, tmp_path: Path) -> None:
     run = draw_run(drawn, tmp_path, has_one_width=True)
     fused: dict[str, Any] = {"kernels": "torch", "dense_dtype": dtype, **LAYERS}
-    if drawn % 2:
-        fused["mover"] = "threads"
     wanted = wanted_of(run, device="late:1", **fused)
     names = ("lookahead", "cache", "hybrid", "hybrid-dedup", "hybrid-uva", "all-fast")
     for seed, name in enumerate(names):
@@ -216,9 +213,7 @@ SMALL = ShardSpec(num_hot_only=20, num_mixed=50, batch_size=16, embedding_optimi
     "changes",
     [
         {"placement": "lookahead"},
-        {"placement": "lookahead", "mover": "threads"},
         {"placement": "cache"},
-        {"placement": "cache", "mover": "threads"},
         {"placement": "hybrid"},
         {"placement": "hybrid-dedup"},
     ],
@@ -227,8 +222,6 @@ SMALL = ShardSpec(num_hot_only=20, num_mixed=50, batch_size=16, embedding_optimi
 def test_kernels_of_triton_train_as_those_of_torch_under_every_placement(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Rows that threads move come as several pieces.
-    monkeypatch.setattr(row_moves, "PIECE_BYTES", 640)
     shards = Shards.open(write_shards(tmp_path / "shards", SMALL))
     fields = {"staging_bytes": 1_600, "dense_optimizer": "adagrad", **LAYERS}
     of_torch, wanted = (
@@ -238,5 +231,5 @@ def test_kernels_of_triton_train_as_those_of_torch_under_every_placement(
     assert_near(wanted, of_torch, rtol=1e-4, atol=1e-5)
     found = trained(shards, device="late:5", kernels="triton", **changes, **fields)
     moves_rows = not changes["placement"].startswith("hybrid")
-    assert summarize_transfers(found).mover == (changes.get("mover", "kernel") if moves_rows else None)
+    assert summarize_transfers(found).mover == ("kernel" if moves_rows else None)
     assert_equal_bits(found, wanted)

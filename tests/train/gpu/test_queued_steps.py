@@ -35,12 +35,11 @@ from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.device import Device, Graph, StreamName
 from hotset.train.gpu import queued_steps as step_module
-from hotset.train.gpu import row_moves, twins
+from hotset.train.gpu import twins
 from hotset.train.gpu.packed_batch import InputRing, RowMoves, RowTensors
 from hotset.train.gpu.queued_steps import QueuedSteps
-from hotset.train.gpu.row_moves import PieceRing
 from hotset.train.gpu.simulated_device import LateDevice
-from hotset.train.gpu.transfers import QueuedTransfers, ThreadedTransfers
+from hotset.train.gpu.transfers import QueuedTransfers
 from hotset.train.gpu.twins import move_rows
 from hotset.train.loop import Trainer
 from hotset.train.placements.choose_placement import num_steps_ahead
@@ -48,12 +47,6 @@ from hotset.train.placements.fae import Fae, HotCopies
 from hotset.train.rows.step_plan import PlannedStep
 from hotset.train.run import train
 from hotset.train.step import HostSteps
-
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let transfers by threads take several pieces, and some of them each slot of a ring more than once."""
-    monkeypatch.setattr(row_moves, "PIECE_BYTES", 640)
 
 
 @pytest.fixture
@@ -79,7 +72,6 @@ def test_every_placement_gives_the_bits_of_the_host_in_many_runs(first: int, tmp
         hold_against_the_host(seed, tmp_path)
 
 
-THREADS: dict[str, Any] = {"mover": "threads"}
 FUSED: dict[str, Any] = {"kernels": "torch"}
 
 
@@ -92,8 +84,8 @@ def test_other_shards_give_the_bits_of_the_host(
     settings |= {"staging_bytes": 3_000, "evaluate_every": 3}
     wanted = trained(shards, placement="all-fast", **settings)
     names = ("all-fast", "lookahead", "hybrid", "hybrid-dedup")
-    for more in (*({"placement": name} for name in names), THREADS | {"placement": "lookahead"}):
-        assert_equal_bits(trained(shards, device="late:2", **more, **settings), wanted)
+    for name in names:
+        assert_equal_bits(trained(shards, device="late:2", placement=name, **settings), wanted)
 
 
 @pytest.mark.parametrize(
@@ -116,11 +108,6 @@ def test_other_shards_give_the_bits_of_the_host(
         ("hybrid", "moves", "compute", 9, {}),
         ("hybrid-dedup", "compute", "copies", 9, {}),
         ("hybrid-dedup", "moves", "compute", 9, {}),
-        # Rows that threads move: a step without them, and a transfer before its victims are computed.
-        ("lookahead", "compute", "moves", 9, THREADS),
-        ("lookahead", "moves", "compute", 5, THREADS),
-        ("lookahead", "compute", "moves", 9, THREADS | FUSED),
-        ("lookahead", "moves", "compute", 5, THREADS | FUSED),
         # The kernels of a whole step are one piece of recorded work: its waits are those of the whole.
         ("lookahead", "copies", "compute", 12, FUSED),
         ("lookahead", "compute", "copies", 12, FUSED),
@@ -196,16 +183,6 @@ def flush_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(QueuedTransfers, "_run_before", flush_at_once)
 
 
-def take_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    # One slot is enough, as long as each copy is waited for.
-    monkeypatch.setattr(row_moves, "_SLOTS", 1)
-    monkeypatch.setattr(PieceRing, "take", lambda ring: ring._slots[0])
-
-
-def start_before_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ThreadedTransfers, "_may_start", lambda transfers: bool(transfers._queue))
-
-
 def update_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_slow(monkeypatch, "moves")
     forget_moves_on_host(monkeypatch)
@@ -216,9 +193,6 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], int, dict[str, Any
     "a slot of the ring used too early": (keep_two_slots, 9, {}),
     "batches packed by other threads into a slot in use": (pack_into_one_slot, 9, {"threads": 3}),
     "a flush that does not wait for the last step": (flush_without_waiting, 9, {}),
-    "a slot of the ring of pieces used too early": (take_one_piece, 9, THREADS),
-    "rows that land before their copy": (forget_moves_on_host, 9, THREADS),
-    "a transfer before its batch is queued": (start_before_the_batch, 5, THREADS),
     "rows updated before their gradients": (update_without_gradients, 9, {"placement": "hybrid"}),
     "distinct rows updated before": (update_without_gradients, 9, {"placement": "hybrid-dedup"}),
 }
@@ -236,10 +210,7 @@ def test_a_fault_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert any(is_wrong(run, wanted, seed, **fields) for seed in range(12))
 
 
-@pytest.mark.parametrize("how", [{}, THREADS], ids=str)
-def test_an_evaluation_without_a_pause_is_found(
-    how: dict[str, Any], drawn: DrawnRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_without_a_pause_is_found(drawn: DrawnRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def evaluated(**fields: Any) -> list[NDArray[np.float32]]:
         found = []
 
@@ -251,29 +222,24 @@ def test_an_evaluation_without_a_pause_is_found(
         return found
 
     wanted = evaluated(placement="all-fast")
-    late = {"placement": "lookahead", "device": "late:1"} | how
+    late = {"placement": "lookahead", "device": "late:1"}
     np.testing.assert_array_equal(evaluated(**late), wanted)
-    if not how:
-        monkeypatch.setattr(QueuedTransfers, "paused", lambda transfers: nullcontext())
-        with pytest.raises(AssertionError):
-            np.testing.assert_array_equal(evaluated(**late), wanted)
+    monkeypatch.setattr(QueuedTransfers, "paused", lambda transfers: nullcontext())
+    with pytest.raises(AssertionError):
+        np.testing.assert_array_equal(evaluated(**late), wanted)
 
 
-@pytest.mark.parametrize("how", [{}, THREADS], ids=str)
-def test_closing_with_work_queued_is_found(
-    how: dict[str, Any], drawn: DrawnRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_with_work_queued_is_found(drawn: DrawnRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop_at_step_4(trainer: Trainer, *_: object) -> None:
         if trainer.step == 4:
             raise KeyError
 
-    fields = {"placement": "lookahead", "after_step": stop_at_step_4} | how
+    fields: dict[str, Any] = {"placement": "lookahead", "after_step": stop_at_step_4}
     with pytest.raises(KeyError):
         train_late(drawn, 1, **fields)
-    if not how:
-        monkeypatch.setattr(QueuedTransfers, "close", lambda transfers: transfers._device.close())
-        with pytest.raises(RuntimeError, match="work queued"):
-            train_late(drawn, 1, **fields)
+    monkeypatch.setattr(QueuedTransfers, "close", lambda transfers: transfers._device.close())
+    with pytest.raises(RuntimeError, match="work queued"):
+        train_late(drawn, 1, **fields)
 
 
 def test_no_such_step_is_taken_at_once(drawn: DrawnRun, monkeypatch: pytest.MonkeyPatch) -> None:
