@@ -34,7 +34,7 @@ from .model.choose_model import choose_model
 from .model.dense_model import DenseModel
 from .model.shapes import ModelInputs
 from .optimizing import DenseUpdate, LearningRates, Stopping
-from .placements.choose_placement import num_planned_steps, num_steps_ahead, spills
+from .placements.placements import num_planned_steps, num_steps_ahead, spills
 from .ranks.ranks import OneRank, Ranks
 from .rows.tiers import HostMemory
 from .step import HostSteps, StepParts, StepRunner

@@ -28,10 +28,10 @@ from .execution.embeddings import Embeddings, RowsSource
 from .execution.table_group import TableGroup
 from .metrics import Meter
 from .model.shapes import tables_by_dim
-from .placements.choose_placement import build_placements, spills, with_staging
-from .placements.placements import Placement
+from .placements.placements import build_placements, spills, with_staging
 from .rows.changed_rows import ChangedRows
 from .rows.optimizers import RowOptimizer
+from .rows.step_plan import Placement
 from .rows.tiers import (
     FileTier,
     HostMemory,

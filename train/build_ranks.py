@@ -26,7 +26,7 @@ from .execution.ranked_embeddings import RankedEmbeddings, RankedGroup
 from .execution.table_group import TableGroup
 from .loop import Trainer
 from .model.shapes import tables_by_dim
-from .placements.choose_placement import build_placements
+from .placements.placements import build_placements
 from .ranks.exchange import ExchangeReader, HeldRows, choose_owners
 from .ranks.messages import CodedExchange, Kind
 from .ranks.ranks import (

@@ -24,7 +24,7 @@ from .execution.step_source import StepSource
 from .metrics import Meter
 from .model.dense_model import DenseModel
 from .optimizing import LearningRates, Stopping
-from .placements.choose_placement import num_planned_steps, num_steps_ahead
+from .placements.placements import num_planned_steps, num_steps_ahead
 from .ranks.ranks import OneRank, Ranks
 from .rows.step_plan import PlannedStep
 from .run_folder.weights import Weights

@@ -51,7 +51,7 @@ from .execution.step_source import StepSource
 from .execution.table_group import TableGroup
 from .metrics import Meter
 from .model.shapes import ModelInputs
-from .placements.choose_placement import num_steps_ahead
+from .placements.placements import num_steps_ahead
 from .rows.step_plan import PlannedStep
 from .rows.tiers import HostMemory
 from .threads import BackgroundIterator, WorkThreads

@@ -24,12 +24,11 @@ from numpy.typing import NDArray
 from ...stats.batch_rows import LookupsByRow, group_lookups, of_matrix
 from ..data.batch import Batch, BatchIds, BatchShares, IdReader
 from ..metrics import Kind
-from ..placements.placements import Placement
 from ..rows.backends import NumbaRows, RowBackend, backend_of, fetch, initialize_rows, write_back
 from ..rows.changed_rows import ChangedRows
 from ..rows.kernels import copy_rows
 from ..rows.optimizers import RowOptimizer
-from ..rows.step_plan import GroupStep, Moves, SplitBatch, StepPlan, Transfer
+from ..rows.step_plan import GroupStep, Moves, Placement, SplitBatch, StepPlan, Transfer
 from ..rows.tiers import FileTier, InitialValues, Tier, TrafficCounter, Way
 from ..threads import WorkThreads
 

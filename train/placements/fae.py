@@ -27,9 +27,16 @@ from numpy.typing import NDArray
 from ...stats.shuffle import shuffled
 from ..data.batch import EmbeddingTable
 from ..data.batch_order import BatchOrder
-from ..rows.step_plan import NOTHING_TO_MOVE, PlannedStep, StepPlan
+from ..rows.step_plan import (
+    BAGS_IN_PLACE,
+    COLD_ROWS_IN_PLACE,
+    NOTHING_TO_MOVE,
+    ROWS_IN_PLACE,
+    Placement,
+    PlannedStep,
+    StepPlan,
+)
 from ..rows.tiers import Layout, Tier, TrafficCounter
-from .placements import BAGS_IN_PLACE, COLD_ROWS_IN_PLACE, ROWS_IN_PLACE, Placement
 
 if TYPE_CHECKING:
     from ..config import TrainConfig
@@ -116,8 +123,8 @@ class Fae(Placement):
     def __init__(self, tables: Sequence[EmbeddingTable], sends: Literal["bags", "rows"] = "bags") -> None:
         super().__init__(tables)
         self._in_place = BAGS_IN_PLACE if sends == "bags" else ROWS_IN_PLACE
-        self.fast = Layout.of(self.none, self.num_hot)
-        self.slow = Layout.of(self.none, self.num_rows)
+        self.fast = Layout.of(self.no_rows, self.num_hot)
+        self.slow = Layout.of(self.no_rows, self.num_rows)
         self._is_last_hot_only = False
         """Kind of the batch planned last. A replayed order is planned ahead of the batch being computed."""
 

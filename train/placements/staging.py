@@ -21,9 +21,16 @@ from ...stats.lookahead.planner import CachePolicy, StagingPlanner, cache_planne
 from ...stats.lookahead.step_plans import RowStream, StepPlans, in_order
 from ...stats.lookahead.window import Window
 from ..data.batch import BatchIds, EmbeddingTable
-from ..rows.step_plan import NOTHING_TO_MOVE, Moves, SplitBatch, StepPlan, Transfer
+from ..rows.step_plan import (
+    COLD_ROWS_IN_PLACE,
+    NOTHING_TO_MOVE,
+    Moves,
+    Placement,
+    SplitBatch,
+    StepPlan,
+    Transfer,
+)
 from ..rows.tiers import Layout
-from .placements import COLD_ROWS_IN_PLACE, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +116,7 @@ class Lookahead(StagingPlacement):
 
     def __init__(self, tables: Sequence[EmbeddingTable], num_slots: int, prefetch: int) -> None:
         super().__init__(tables, num_slots, prefetch)
-        self.fast = Layout.of(self.none, self.num_hot)
+        self.fast = Layout.of(self.no_rows, self.num_hot)
         self.slow = Layout.of(self.num_hot, self.num_rows)
 
     def planner(
@@ -157,8 +164,8 @@ class Cache(StagingPlacement):
         counts_N: NDArray[np.int64],
     ) -> None:
         super().__init__(tables, num_slots, prefetch)
-        self.fast = Layout.of(self.none, self.none)
-        self.slow = Layout.of(self.none, self.num_rows)
+        self.fast = Layout.of(self.no_rows, self.no_rows)
+        self.slow = Layout.of(self.no_rows, self.num_rows)
         self._policy = policy
         self._warmup_ratio = warmup_ratio
         self._batches_per_item = batches_per_item
@@ -208,8 +215,8 @@ class HybridUva(StagingPlacement):
         # Slots for whatever rows a batch has. A bag may have any of its table's.
         most = [table.num_rows if table.is_multi_hot else min(table.num_rows, batch_size) for table in tables]
         super().__init__(tables, max(sum(most), 1), prefetch=0)
-        self.fast = Layout.of(self.none, self.none)
-        self.slow = Layout.of(self.none, self.num_rows)
+        self.fast = Layout.of(self.no_rows, self.no_rows)
+        self.slow = Layout.of(self.no_rows, self.num_rows)
 
     def planner(
         self, window_bytes: int | None, location_of_row: NDArray[np.int32] | None = None

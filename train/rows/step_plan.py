@@ -1,6 +1,6 @@
-"""The step plan: which rows must be where for one batch.
+"""The step plan: which rows must be where for one batch; and the placement, which makes it.
 
-A plan is plain data; placements make it, table groups run it. It lists only rows that are not where they
+A plan is plain data, which table groups run. It lists only rows that are not where they
 live: a row that lives on the fast tier needs no entry, its slot is a base plus its id. Rows of the slow tier
 are named by their slots there. The lookups themselves are those of the batch by row (`stats.batch_rows`), so
 a plan names distinct rows alone.
@@ -9,14 +9,17 @@ a plan names distinct rows alone.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.batch_rows import LookupsByRow
-from ..data.batch import Batch, BatchIds
+from ..data.batch import Batch, BatchIds, EmbeddingTable
+from .tiers import Layout
 
 HotCopy = Literal["to_fast", "to_slow"]
 
@@ -117,6 +120,12 @@ class StepPlan:
 
 NOTHING_TO_MOVE = StepPlan()
 """The step plan of a batch all of whose rows live on the fast tier."""
+BAGS_IN_PLACE = StepPlan(in_place=InPlace("bags"))
+"""All rows stay on the slow tier, one vector per bag is sent."""
+COLD_ROWS_IN_PLACE = StepPlan(in_place=InPlace("rows", is_whole=False))
+"""Rows that live on the fast tier are read there, the vectors of others are sent (evaluation)."""
+ROWS_IN_PLACE = StepPlan(in_place=InPlace("rows"))
+"""All rows stay on the slow tier, the vector of each distinct row is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +156,35 @@ class PlannedStep:
     """The item of the transfer thread that loads its rows; None where it needs none."""
     packing: Any = None
     """The batch in pinned memory, once a reader has packed it for a device; None: it is not sent."""
+
+
+class Placement(ABC):
+    """A planner of step plans, for one run over tables of given sizes."""
+
+    name: ClassVar[str]
+    fast: Layout
+    """Rows that live on the fast tier, each in a fixed slot."""
+    slow: Layout
+    """Rows that have a slot on the slow tier."""
+    num_staging_slots: int = 0
+    """Staging slots of the fast tier, after those of the rows that live there."""
+    is_staging: ClassVar[bool] = False
+    """Whether it is a `staging.StagingPlacement`."""
+
+    def __init__(self, tables: Sequence[EmbeddingTable]) -> None:
+        self.num_rows = [table.num_rows for table in tables]
+        self.num_hot = [table.num_hot for table in tables]
+        self.no_rows = [0] * len(tables)
+
+    @abstractmethod
+    def plan(self, *, is_hot_only: bool) -> StepPlan:
+        """The step plan of the next training batch."""
+
+    @abstractmethod
+    def plan_evaluation(self, *, is_stale: bool) -> StepPlan:
+        """A plan that reads the newest weights and moves no row for good.
+
+        Args:
+            is_stale: whether rows that both tiers hold are newer on the fast one. Batches are
+                planned ahead of those computed, so a placement cannot know it.
+        """

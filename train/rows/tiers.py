@@ -39,7 +39,6 @@ from ..data.batch import BatchIds
 from ..metrics import Kind, Meter
 from ..threads import WorkThreads
 from .kernels import copy_rows, fill_initial_rows
-from .step_plan import Moves
 
 
 @dataclass(slots=True)
@@ -391,25 +390,27 @@ class Tier:
 
     def put(
         self,
-        moves: Moves,
+        rows_N: NDArray[np.int64],
+        fetches_N: NDArray[np.int64] | None,
         weights_SD: NDArray[np.float32],
         state_SW: NDArray[np.float32],
         slots_N: NDArray[np.int64],
     ) -> None:
-        """Take rows out of slots in memory of the host; of a slow tier alone, as is `take`."""
-        copy_rows(weights_SD, slots_N, self.weights_SD.numpy(), moves.rows_N)
-        copy_rows(state_SW, slots_N, self.state_SW.numpy(), moves.rows_N)
+        """Take rows out of slots in memory of the host; arguments as in `step_plan.Moves`."""
+        copy_rows(weights_SD, slots_N, self.weights_SD.numpy(), rows_N)
+        copy_rows(state_SW, slots_N, self.state_SW.numpy(), rows_N)
 
     def take(
         self,
-        moves: Moves,
+        rows_N: NDArray[np.int64],
+        fetches_N: NDArray[np.int64] | None,
         weights_SD: NDArray[np.float32],
         state_SW: NDArray[np.float32],
         slots_N: NDArray[np.int64],
     ) -> None:
         """Copy rows to slots in memory of the host."""
-        copy_rows(self.weights_SD.numpy(), moves.rows_N, weights_SD, slots_N)
-        copy_rows(self.state_SW.numpy(), moves.rows_N, state_SW, slots_N)
+        copy_rows(self.weights_SD.numpy(), rows_N, weights_SD, slots_N)
+        copy_rows(self.state_SW.numpy(), rows_N, state_SW, slots_N)
 
     @property
     def file_bytes(self) -> tuple[int, int]:

@@ -29,7 +29,6 @@ from ..execution.embeddings import used_slow_rows
 from ..execution.step_source import StepSource
 from ..execution.table_group import TableGroup
 from ..placements.staging import ColdRows, PlanQueue, StagingPlacement
-from ..rows.step_plan import Moves
 from ..rows.tiers import FileTier, InitialValues, Layout
 from ..threads import WorkThreads
 from .row_store import RowStore
@@ -95,27 +94,28 @@ class SpilledTier(FileTier):
 
     def put(
         self,
-        moves: Moves,
+        rows_N: NDArray[np.int64],
+        fetches_N: NDArray[np.int64] | None,
         weights_SD: NDArray[np.float32],
         state_SW: NDArray[np.float32],
         slots_N: NDArray[np.int64],
     ) -> None:
-        if moves.num_rows:
-            assert moves.fetches_N is not None, "the plan says what is fetched next"
+        if rows_N.size:
+            assert fetches_N is not None, "the plan says what is fetched next"
             # Copies, because mapped arrays may be read-only: the kernel would be compiled for them once more.
-            numbers = (np.array(moves.rows_N), np.array(moves.fetches_N))
-            self.store.put(*numbers, weights_SD, state_SW, slots_N)
+            self.store.put(np.array(rows_N), np.array(fetches_N), weights_SD, state_SW, slots_N)
 
     def take(
         self,
-        moves: Moves,
+        rows_N: NDArray[np.int64],
+        fetches_N: NDArray[np.int64] | None,
         weights_SD: NDArray[np.float32],
         state_SW: NDArray[np.float32],
         slots_N: NDArray[np.int64],
     ) -> None:
-        if moves.num_rows:
-            assert moves.fetches_N is not None, "the plan numbers the fetches"
-            self.store.take(moves.fetches_N, weights_SD, state_SW, slots_N)
+        if rows_N.size:
+            assert fetches_N is not None, "the plan numbers the fetches"
+            self.store.take(fetches_N, weights_SD, state_SW, slots_N)
 
     def finish(self) -> None:
         """Give memory back after the last step."""

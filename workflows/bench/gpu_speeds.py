@@ -44,7 +44,7 @@ from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
 from ...train.gpu.queued_steps import QueuedSteps
 from ...train.loop import Trainer, train_steps
-from ...train.placements.choose_placement import MOST_STEPS_AHEAD
+from ...train.placements.placements import MOST_STEPS_AHEAD
 from ...train.threads import PLACES_AT_A_TIME
 from .gpu_checks import (
     HOT_SHARE,

@@ -26,8 +26,7 @@ from ...train.config import TrainConfig
 from ...train.data.batch import IdReader
 from ...train.data.shards import Shards
 from ...train.model.shapes import tables_by_dim
-from ...train.placements.choose_placement import build_placements
-from ...train.placements.placements import AllFast, Hybrid, HybridDedup
+from ...train.placements.placements import AllFast, Hybrid, HybridDedup, build_placements
 from ...train.placements.staging import PlanQueue, StagingPlacement
 from ..recipes import criteo_kaggle
 from .harness import (

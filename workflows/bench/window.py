@@ -26,7 +26,7 @@ from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig
 from ...train.data.batch import IdReader
 from ...train.data.shards import Shards
-from ...train.placements.choose_placement import build_placements
+from ...train.placements.placements import build_placements
 from ...train.placements.staging import Lookahead
 from .harness import Facts, clock, new_parser, run_script, scratch_folder, seconds_since, tell
 from .placements import pack_hot_share

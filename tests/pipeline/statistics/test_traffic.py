@@ -48,7 +48,7 @@ from hotset.tests.support.resealed import write_manifest
 from hotset.tests.support.trained_models import trained
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
-from hotset.train.placements import choose_placement
+from hotset.train.placements import placements
 from hotset.workflows.recipes import recipe_for
 
 
@@ -313,8 +313,8 @@ def test_a_run_moves_what_the_series_says(packed: Path, simulated: Any, placemen
         assert row["rows_initialized"] > 0
         # With few slots rows come back, so that the depth and the slots make a difference.
         assert row["bytes_to_fast"] > 0 or shards.tables[0].is_multi_hot
-        config = choose_placement.with_staging(TrainConfig(placement=placement), shards)
-        slots = choose_placement.staging_slots(config, shards)
+        config = placements.with_staging(TrainConfig(placement=placement), shards)
+        slots = placements.staging_slots(config, shards)
         assert (settings["prefetch"], settings["num_slots"]) == (config.prefetch, sum(slots.values()))
 
 

@@ -20,7 +20,7 @@ from hotset.train.checkpoints import best_weights
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
-from hotset.train.placements.choose_placement import num_planned_steps
+from hotset.train.placements.placements import num_planned_steps
 from hotset.train.ranks.ranks import Ranks, first_says
 from hotset.train.recipe_options import Interval, RecipeOptions
 from hotset.train.run import RunOptions, train

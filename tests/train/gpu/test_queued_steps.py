@@ -42,8 +42,8 @@ from hotset.train.gpu.simulated_device import LateDevice
 from hotset.train.gpu.transfers import QueuedTransfers
 from hotset.train.gpu.twins import move_rows
 from hotset.train.loop import Trainer
-from hotset.train.placements.choose_placement import num_steps_ahead
 from hotset.train.placements.fae import Fae, HotCopies
+from hotset.train.placements.placements import num_steps_ahead
 from hotset.train.rows.step_plan import PlannedStep
 from hotset.train.run import train
 from hotset.train.step import HostSteps

@@ -1,4 +1,4 @@
-"""A simulated epoch moves exactly what the run counts (`simulate`, `choose_placement`)."""
+"""A simulated epoch moves exactly what the run counts (`simulate`, `placements`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import STAGING, STATELESS, trained
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
-from hotset.train.placements.choose_placement import with_staging
+from hotset.train.placements.placements import with_staging
 from hotset.workflows.bench.placements import NOTHING_MOVED, simulate_epoch
 from hotset.workflows.recipes import criteo_kaggle
 
