@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -144,25 +143,6 @@ def pack_again(log: Path, data: Path, **settings: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """One way to do a job, measured in a separate process."""
-
-    name: str
-    about: str
-    """Description of the job."""
-    function: Callable[..., Facts]
-    """A top-level function, called with an empty folder, a job and ``more``; returns facts for the result."""
-    warm_up: Any
-    """A small job that runs before the clock starts."""
-    job: Any
-    """The job that is measured."""
-    more: tuple[Any, ...] = ()
-    """Further arguments of both."""
-    room_bytes: int = 0
-    """Memory and page cache that it may need, touched before the clock starts."""
-
-
-@dataclass(frozen=True, slots=True)
 class Measurement:
     """One candidate in one round."""
 
@@ -184,17 +164,22 @@ class Measurement:
         return self.wall_seconds, self.cpu_seconds
 
 
-def run_rounds(candidates: Sequence[Candidate], rounds: int, scratch: Path) -> dict[str, list[Measurement]]:
-    """Run each candidate once per round, each in a fresh process."""
-    turns = {each.name: partial(measure_in_fresh_process, each, scratch) for each in candidates}
-    return take_turns(turns, rounds)
+def measure_in_fresh_process(
+    scratch: Path, function: Callable[..., Facts], warm_up: Any, job: Any, *more: Any, room_bytes: int = 0
+) -> Measurement:
+    """Measure a job in a new process, whose libraries may use a thread for each core.
 
-
-def measure_in_fresh_process(candidate: Candidate, scratch: Path) -> Measurement:
-    """Measure in a new process, whose libraries may use a thread for each core."""
+    Args:
+        scratch: folder for temporary folders.
+        function: a top-level one, called with an empty folder, a job and ``more``; returns facts.
+        warm_up: a small job that runs before the clock starts.
+        job: the job that is measured.
+        more: further arguments of both.
+        room_bytes: memory and page cache that it may need, touched before the clock starts.
+    """
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn, initializer=_limit_threads) as pool:
-        return pool.submit(measure, candidate, scratch).result()
+        return pool.submit(_measure, scratch, function, warm_up, job, more, room_bytes).result()
 
 
 def _limit_threads() -> None:
@@ -203,15 +188,21 @@ def _limit_threads() -> None:
         os.environ[name] = str(num_workers(0))
 
 
-def measure(candidate: Candidate, scratch: Path) -> Measurement:
-    """Measure in this process, with temporary folders under ``scratch``."""
+def _measure(
+    scratch: Path,
+    function: Callable[..., Facts],
+    warm_up: Any,
+    job: Any,
+    more: tuple[Any, ...],
+    room_bytes: int,
+) -> Measurement:
     # The first run compiles and reads libraries from disk; it is not counted.
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        candidate.function(Path(folder), candidate.warm_up, *candidate.more)
-    touch_memory(candidate.room_bytes)
+        function(Path(folder), warm_up, *more)
+    touch_memory(room_bytes)
     with tempfile.TemporaryDirectory(dir=scratch) as folder, AnonymousMemory() as anonymous:
         begin, user_start = clock(), os.times().user
-        facts = candidate.function(Path(folder), candidate.job, *candidate.more)
+        facts = function(Path(folder), job, *more)
         seconds, user = seconds_since(begin), os.times().user - user_start
     return Measurement(*seconds, memory_bytes("VmHWM"), anonymous.peak_bytes, user, facts)
 
@@ -262,11 +253,11 @@ def memory_bytes(field: str, file: str = "/proc/self/status") -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
 
 
-def summarize(candidate: Candidate, rounds: Sequence[Measurement]) -> Facts:
+def summarize(about: str | None, rounds: Sequence[Measurement]) -> Facts:
     """Return medians over rounds, peaks of memory, and the seconds of every round."""
     wall_seconds = statistics.median(each.wall_seconds for each in rounds)
     return {
-        "about": candidate.about,
+        "about": about,
         "wall_seconds": wall_seconds,
         "cpu_seconds": statistics.median(each.cpu_seconds for each in rounds),
         "samples_per_second": rounds[0].facts["num_samples"] / wall_seconds,

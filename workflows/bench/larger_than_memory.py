@@ -40,7 +40,6 @@ from ...train.loop import Trainer, run_steps
 from ...train.spill.whole_run import SpilledTier
 from ..drawn_shards import DrawnShards
 from .harness import (
-    Candidate,
     Facts,
     Measurement,
     measure_in_fresh_process,
@@ -155,9 +154,10 @@ def _measure(
     small = replace(config, slow_bytes=config.staging_bytes) if contestant == LOOKAHEAD else config
     with memory_limit(memory) as limit:
         job = (shards, config, None if contestant == IN_MEMORY else limit)
-        is_read_ahead = contestant == READ_AHEAD
-        candidate = Candidate(contestant, "", train_limited, (warm_up, small, None), job, (is_read_ahead,))
-        return measure_in_fresh_process(candidate, scratch), limit is not None
+        found = measure_in_fresh_process(
+            scratch, train_limited, (warm_up, small, None), job, contestant == READ_AHEAD
+        )
+        return found, limit is not None
 
 
 def _share(rounds: dict[str, list[Measurement]]) -> Facts:

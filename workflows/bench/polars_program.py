@@ -172,7 +172,7 @@ def polars_settings(recipe: PreprocessConfig) -> dict[str, Any]:
     }
 
 
-def polars_read_csv(folder: Path, log: Path) -> dict[str, Any]:
+def polars_read_csv(folder: Path, log: Path, recipe: PreprocessConfig) -> dict[str, Any]:
     """Parse with ``read_csv``, then convert hex to integers."""
     return {"num_samples": pl.read_csv(log, **csv_options(_CRITEO)).with_columns(from_hex(_CRITEO)).height}
 

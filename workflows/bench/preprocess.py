@@ -48,7 +48,6 @@ from ...pipeline.stages.ingest import IngestConfig
 from ..recipes import criteo_kaggle
 from . import polars_program as polars
 from .harness import (
-    Candidate,
     Facts,
     Measurement,
     Seconds,
@@ -57,7 +56,6 @@ from .harness import (
     median_ratio,
     memory_bytes,
     new_parser,
-    run_rounds,
     run_script,
     scratch_folder,
     summarize,
@@ -121,8 +119,22 @@ def against_polars(options: argparse.Namespace, scratch: Path) -> Facts:
     warm_up = scratch / "warm_up.tsv"
     with log.open("rb") as lines:
         warm_up.write_bytes(b"".join(islice(lines, _WARM_UP_LINES)))
-    candidates = _candidates(warm_up, log, recipe)
-    measured = run_rounds(candidates, options.rounds, scratch)
+    # Parsing alone ends with what its functions say.
+    functions = {
+        "hotset": hotset_preprocess,
+        "polars": polars.polars_program,
+        "hotset parse": hotset_parse,
+        "polars read_csv": polars.polars_read_csv,
+        "hotset parse, kept": hotset_parse_kept,
+    }
+    room = _ROOM_LOGS * log.stat().st_size
+    measured = take_turns(
+        {
+            name: partial(measure_in_fresh_process, scratch, function, warm_up, log, recipe, room_bytes=room)
+            for name, function in functions.items()
+        },
+        options.rounds,
+    )
     _check_agreement(measured)
     facts = measured["hotset"][0].facts
     return {
@@ -131,26 +143,13 @@ def against_polars(options: argparse.Namespace, scratch: Path) -> Facts:
         "samples_per_second": options.samples
         / statistics.median(each.wall_seconds for each in measured["hotset"]),
         "stages": facts["stages"],
-        "contestants": {each.name: summarize(each, measured[each.name]) for each in candidates},
+        "contestants": {
+            name: summarize(function.__doc__, measured[name]) for name, function in functions.items()
+        },
         "processes": _whole_processes(log, recipe, scratch, options.rounds),
         "data": {"bytes": log.stat().st_size} | {key: facts[key] for key in ("num_samples", "samples")},
         "recipe": asdict(recipe),
     }
-
-
-def _candidates(warm_up: Path, log: Path, recipe: PreprocessConfig) -> list[Candidate]:
-    jobs: list[tuple[str, str, Callable[..., Facts], tuple[object, ...]]] = [
-        ("hotset", "raw TSV to shards", hotset_preprocess, (recipe,)),
-        ("polars", "the same job in Polars, all in memory", polars.polars_program, (recipe,)),
-        # Parsing alone: what each reader ends with is in its description.
-        ("hotset parse", "Arrow columns, passed on block by block", hotset_parse, ()),
-        ("polars read_csv", "read_csv, hex to integers, all in memory", polars.polars_read_csv, ()),
-        ("hotset parse, kept", "Arrow columns, all in memory", hotset_parse_kept, ()),
-    ]
-    room = _ROOM_LOGS * log.stat().st_size
-    return [
-        Candidate(name, about, function, warm_up, log, more, room) for name, about, function, more in jobs
-    ]
 
 
 def _check_agreement(measured: dict[str, list[Measurement]]) -> None:
@@ -220,12 +219,12 @@ def hotset_preprocess(
     }
 
 
-def hotset_parse(folder: Path, log: Path) -> Facts:
+def hotset_parse(folder: Path, log: Path, recipe: PreprocessConfig) -> Facts:
     """Parse each block to Arrow columns and drop them."""
     return {"num_samples": sum(_parse_blocks(_count, log))}
 
 
-def hotset_parse_kept(folder: Path, log: Path) -> Facts:
+def hotset_parse_kept(folder: Path, log: Path, recipe: PreprocessConfig) -> Facts:
     """Parse each block to Arrow columns and keep all in memory."""
     return {"num_samples": sum(batch.num_rows for batch in _parse_blocks(_keep, log))}
 
@@ -254,13 +253,12 @@ def against_dlrm(options: argparse.Namespace, scratch: Path) -> Facts:
     ):
         generate(GenerateConfig(samples=samples), path)
     warm_up, dlrm = paths["warm_up"], options.dlrm.resolve()
-    candidates = [
-        Candidate("dlrm", "getCriteoAdData", dlrm_preprocess, warm_up, paths["dlrm"], (dlrm,)),
-        Candidate(
-            "hotset", "hotset preprocess", hotset_preprocess, warm_up, paths["hotset"], (criteo_kaggle(),)
-        ),
-    ]
-    measured = run_rounds(candidates, options.rounds, scratch)
+    fresh = partial(measure_in_fresh_process, scratch)
+    turns = {
+        "dlrm": partial(fresh, dlrm_preprocess, warm_up, paths["dlrm"], dlrm),
+        "hotset": partial(fresh, hotset_preprocess, warm_up, paths["hotset"], criteo_kaggle()),
+    }
+    measured = take_turns(turns, options.rounds)
     # Seconds of a sample, as the logs have different numbers of them.
     num_samples = {name: rounds[0].facts["num_samples"] for name, rounds in measured.items()}
     dlrm_seconds, own_seconds = (
@@ -271,7 +269,10 @@ def against_dlrm(options: argparse.Namespace, scratch: Path) -> Facts:
     return {
         "ratio_total": ratios["wall"],
         "ratio_cpu": ratios["cpu"],
-        "contestants": {each.name: summarize(each, measured[each.name]) for each in candidates},
+        "contestants": {
+            "dlrm": summarize(dlrm_preprocess.__doc__, measured["dlrm"]),
+            "hotset": summarize(hotset_preprocess.__doc__, measured["hotset"]),
+        },
         "data": {"samples": num_samples},
     }
 
@@ -385,16 +386,13 @@ def growth(sizes: Sequence[int], scratch: Path) -> Facts:
     log, warm_up = scratch / "log.tsv", scratch / "warm_up.tsv"
     generate(GenerateConfig(samples=_WARM_UP_LINES), warm_up)
 
-    def measured(name: str, function: Callable[..., Facts], room: int, *arguments: object) -> Measurement:
-        job = Candidate(name, "", function, warm_up, log, arguments, room)
-        return measure_in_fresh_process(job, scratch)
-
     runs: list[Facts] = []
     for num_samples in sizes:
         generate(GenerateConfig(samples=num_samples), log)
         os.sync()  # else the log's own pages compete with the run for the disk
         room = num_samples * _ROOM_PER_SAMPLE
-        found = measured("hotset", hotset_preprocess, room + cap_bytes, recipe, cap_bytes)
+        measured = partial(measure_in_fresh_process, scratch, room_bytes=room + cap_bytes)
+        found = measured(hotset_preprocess, warm_up, log, recipe, cap_bytes)
         stages = found.facts["stages"]
         written = sum(stage["written_bytes"] for stage in stages.values())
         run = _described(found, num_samples) | {
@@ -406,7 +404,7 @@ def growth(sizes: Sequence[int], scratch: Path) -> Facts:
             "stages": stages,
         }
         run["polars"] = _lacking_memory(runs, num_samples) or _described(
-            measured("polars", polars.polars_program, room, recipe), num_samples
+            measured(polars.polars_program, warm_up, log, recipe), num_samples
         )
         runs.append(run)
         log.unlink()
