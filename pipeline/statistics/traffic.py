@@ -289,7 +289,8 @@ def exchange_of_ranks(inspected: Inspected, ranks: Sequence[int]) -> dict[str, A
     found: list[Row] = []
     for number, num_ranks in enumerate(ranks):
         inspected.resources.progress("ranks", number, len(ranks))
-        epoch = _epoch_of(trace, num_rows, batch_size, num_ranks)
+        starts = np.append(np.arange(0, trace.num_samples, batch_size), trace.num_samples)
+        epoch = ranked_epoch(trace, starts, num_rows, batch_size, num_ranks)
         of_epoch = _expected(counts, inspected.num_train, batch_size, num_ranks)
         found.append(_row(epoch, of_epoch, batch_size))
     inspected.resources.progress("ranks", len(ranks), len(ranks))
@@ -301,9 +302,18 @@ def exchange_of_ranks(inspected: Inspected, ranks: Sequence[int]) -> dict[str, A
     }
 
 
-def _epoch_of(trace: Trace, num_rows: int, batch_size: int, num_ranks: int) -> RankedEpoch:
-    """Cut the samples of a trace into batches, and these among ranks."""
-    starts = np.append(np.arange(0, trace.num_samples, batch_size), trace.num_samples)
+def ranked_epoch(
+    trace: Trace, starts: NDArray[np.int64], num_rows: int, batch_size: int, num_ranks: int
+) -> RankedEpoch:
+    """Cut the samples of a trace into batches, and these among ranks.
+
+    Args:
+        trace: the samples of the epoch.
+        starts: (num_batches + 1,), the first sample of each batch and the number of all.
+        num_rows: of all tables.
+        batch_size: of whole batches, of which each rank takes an equal part.
+        num_ranks: ranks that take part.
+    """
     keys: list[NDArray[np.int32]] = []
     masks = []
     remote_lookups = 0

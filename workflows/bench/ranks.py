@@ -36,21 +36,12 @@ from numpy.typing import NDArray
 from ...pipeline.errors import ConfigError
 from ...pipeline.folders.manifest import hash_file
 from ...pipeline.generate.generate import GenerateConfig, generate
+from ...pipeline.statistics.traffic import Trace, ranked_epoch
 from ...stats.codecs import CODEC_NAMES, MessageShape, codec_of
-from ...stats.exchange import (
-    MOST_RANKS,
-    Masks,
-    RankedEpoch,
-    count_exchange,
-    count_remote_lookups,
-    rank_masks,
-    ranks_of_samples,
-    striped_owners,
-)
+from ...stats.exchange import MOST_RANKS, RankedEpoch, count_exchange
 from ...stats.kernel import kernel
 from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig
-from ...train.data.batch import IdReader
 from ...train.data.shards import Shards
 from ...train.run import train
 from ...train.run_folder.reader import read_weights
@@ -122,34 +113,14 @@ def count_bytes(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
 
 
 def _read_epoch(shards: Shards, num_ranks: int) -> RankedEpoch:
-    """Read the batches of an epoch; keep of each its rows, numbered over all tables, and their ranks."""
+    """Read the batches of an epoch in the order of training; rows are numbered over all tables."""
     first_row_F1 = np.cumsum([0, *(table.num_rows for table in shards.tables)])
-    num_rows = int(first_row_F1[-1])
-    striped = striped_owners(num_rows, num_ranks)
-    reader = IdReader(shards.tables, range(len(shards.tables)))
-    keys: list[NDArray[np.int32]] = []
-    masks: list[Masks] = []
-    lookups_of_rows = np.zeros(num_rows, np.int64)
-    remote_lookups = 0
-    for number in epoch_order(shards.is_hot_only, 0, 0, spread=shards.is_grouped).tolist():
-        ids = reader.read(shards.training_batch(number))
-        lookups = reader.by_row(ids)
-        ranks_B = ranks_of_samples(ids.num_samples, shards.batch_size, num_ranks, num_ranks)
-        ranks_N = np.repeat(ranks_B, ids.num_features)
-        keys_U = lookups.rows_U + np.repeat(first_row_F1[:-1], np.diff(lookups.first_F1))
-        keys.append(keys_U.astype(np.int32))
-        masks.append(rank_masks(lookups, ranks_N, num_ranks))
-        lookups_of_rows[keys_U] += lookups.counts_U
-        remote_lookups += count_remote_lookups(lookups, ranks_N, striped[keys_U])
-    return RankedEpoch(
-        num_ranks=num_ranks,
-        num_samples=shards.num_training_samples,
-        offsets=np.cumsum([0, *(part.size for part in keys)]),
-        keys=np.concatenate(keys),
-        masks=np.concatenate(masks),
-        lookups_of_rows=lookups_of_rows,
-        remote_lookups=remote_lookups,
-    )
+    order = epoch_order(shards.is_hot_only, 0, 0, spread=shards.is_grouped).tolist()
+    batches = [shards.training_batch(number).ids_BF + first_row_F1[:-1] for number in order]
+    rows_NF = np.concatenate(batches)
+    trace = Trace(rows_NF.reshape(-1), np.arange(rows_NF.shape[0] + 1) * rows_NF.shape[1])
+    starts = np.cumsum([0, *(batch.shape[0] for batch in batches)])
+    return ranked_epoch(trace, starts, int(first_row_F1[-1]), shards.batch_size, num_ranks)
 
 
 def compare_codecs(options: argparse.Namespace, log: Path, folder: Path) -> Facts:
