@@ -17,7 +17,6 @@ Shapes: B samples, F one-hot features, N lookups of a multi-hot feature.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -31,30 +30,22 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ..pipeline.errors import MIB, ConfigError, parse_byte_size
-from ..pipeline.runtime.tasks import num_workers
 from ..stats.batch_rows import first_stray_lookup
-from .build_embeddings import (
-    RowTools,
-    attach_movers,
-    build_embeddings,
-    open_device,
-    open_device_api,
-    resolve,
-)
+from .build import build_tools
+from .build_embeddings import attach_movers, build_embeddings, resolve
 from .config import PlacementName, TrainConfig, is_launched
-from .data.batch import Batch, BatchShares, EmbeddingTable, FeatureBags
+from .data.batch import Batch, EmbeddingTable, FeatureBags
 from .data.dataset import offsets_name
 from .data.shards import Shards, with_hot_bytes
 from .execution.embeddings import Embeddings as Rows
 from .execution.embeddings import changed_of
 from .execution.step_source import StepSource
-from .execution.table_group import TableGroup
-from .metrics import Meter
 from .model.shapes import ModelInputs
 from .placements.placements import num_steps_ahead
+from .ranks.ranks import OneRank
 from .rows.step_plan import PlannedStep
 from .rows.tiers import HostMemory
-from .threads import BackgroundIterator, WorkThreads
+from .threads import BackgroundIterator
 
 
 def read_lookups(tables: Sequence[EmbeddingTable], features: Mapping[str, Any]) -> Batch:
@@ -84,7 +75,9 @@ def read_lookups(tables: Sequence[EmbeddingTable], features: Mapping[str, Any]) 
         name = offsets_name(table.name)
         if table.is_multi_hot:
             offsets_B1 = _integers(features, name)
-            _refuse_offsets(offsets_B1, ids_N.size, name)
+            ends = offsets_B1[[0, -1]].tolist() if offsets_B1.size else []
+            if ends != [0, ids_N.size] or (offsets_B1[1:] < offsets_B1[:-1]).any():
+                raise ConfigError(f"{name!r} must ascend from 0 to {ids_N.size}, the number of its ids")
             bags.append(FeatureBags(offsets_B1.astype(np.int32), ids_N))
             num_samples[table.name] = offsets_B1.size - 1
             continue
@@ -123,23 +116,6 @@ def _refuse_stray(ids_N: NDArray[Any], table: EmbeddingTable) -> None:
     if is_stray_N.any():
         stray = int(ids_N[is_stray_N.argmax()])
         raise ConfigError(f"feature {table.name!r} has the id {stray}, and its table {table.num_rows} rows")
-
-
-def _refuse_offsets(offsets_B1: NDArray[Any], num_lookups: int, name: str) -> None:
-    """Raise ConfigError unless offsets divide the lookups into bags."""
-    is_right = (
-        offsets_B1.size > 0
-        and offsets_B1[0] == 0
-        and offsets_B1[-1] == num_lookups
-        and bool((offsets_B1[1:] >= offsets_B1[:-1]).all())
-    )
-    if not is_right:
-        raise ConfigError(f"{name!r} must ascend from 0 to {num_lookups}, the number of its ids")
-
-
-def _has_staging_slots(width: TableGroup) -> bool:
-    fast = width.fast
-    return fast.num_slots > fast.layout.num_own_slots
 
 
 _SETTINGS = (
@@ -222,20 +198,9 @@ class Embeddings(nn.Module):
         self._config = resolve(shards, config)
         self._tables = shards.tables
         self._inputs = ModelInputs.of(shards)
-        # One rank computes the whole batch.
-        torch_device = open_device(device)
-        self._device_api = open_device_api(device)
-        threads = WorkThreads(config.threads or num_workers(0))
-        self._tools = RowTools(
-            shares=BatchShares(shards.batch_size, 1, 0, 1),
-            device=torch_device,
-            device_api=self._device_api,
-            meter=Meter(torch_device),
-            threads=threads,
-            host=HostMemory(None, Path(tempfile.gettempdir()), may_spill=False),
-            marks_rows=True,
-            folder=Path(tempfile.gettempdir()),
-        )
+        # One rank computes the whole batch, and all rows are in memory.
+        tools = build_tools(shards, self._config, OneRank(), None, None, marks_rows=True)
+        self._tools = replace(tools, host=HostMemory(None, tools.folder, may_spill=False))
         self._rows = build_embeddings(shards, self._config, self._tools)
         self._current: _Current | None = None
         """Batch that is trained on now, or that `read_ahead` has yielded."""
@@ -331,7 +296,7 @@ class Embeddings(nn.Module):
             raise ConfigError("step() comes after a batch was looked up in training mode")
         if all(leaf.grad is None for leaf in current.leaves):
             raise ConfigError("step() comes after backward(): the embeddings have no gradient")
-        # Tables of a width that the loss does not depend on have a gradient of zero.
+        # Tables of a group that the loss does not depend on have a gradient of zero.
         for leaf in current.leaves:
             if leaf.grad is None:
                 leaf.grad = torch.zeros_like(leaf)
@@ -385,8 +350,8 @@ class Embeddings(nn.Module):
     def _bring_home(self) -> None:
         """Write all rows back, and forget plans of batches that never come."""
         self._rows.stop()
-        for width in self._rows.groups:
-            width.staged.forget()
+        for group in self._rows.groups:
+            group.staged.forget()
         # The same tiers with new transfers: those that were stopped stay so.
         self._rows = Rows(len(self._tables), self._rows.groups)
         attach_movers(self._rows, self._config, self._tools)
@@ -410,7 +375,7 @@ class Embeddings(nn.Module):
 
     @torch.no_grad()
     def _evaluated(self, batch: Batch) -> list[torch.Tensor]:
-        """Return the embeddings of each width by the newest rows."""
+        """Return the embeddings of each table group by the newest rows."""
         # Rows written back stay the newest until an update, so only the first evaluation after it writes.
         paused = self._rows.transfers.paused if self._is_written_back else self._rows.rows_written_back
         with paused():
@@ -422,8 +387,8 @@ class Embeddings(nn.Module):
         """Return those of each table, in the order of the tables."""
         of_table = {
             table: emb_BFd[:, position]
-            for width, emb_BFd in zip(self._rows.groups, embeddings, strict=True)
-            for position, table in enumerate(width.tables)
+            for group, emb_BFd in zip(self._rows.groups, embeddings, strict=True)
+            for position, table in enumerate(group.tables)
         }
         return {table.name: of_table[number] for number, table in enumerate(self._tables)}
 
@@ -454,15 +419,15 @@ class Embeddings(nn.Module):
         self._end_step()
         # Names and shapes are compared first: a refusal leaves every row as it was.
         places = [
-            (width, position, self._tables[number])
-            for width in self._rows.groups
-            for position, number in enumerate(width.tables)
+            (group, position, self._tables[number], group.optimizer.state_width(group.embedding_dim))
+            for group in self._rows.groups
+            for position, number in enumerate(group.tables)
         ]
         wanted = {}
-        for width, _, table in places:
+        for _, _, table, state_width in places:
             wanted[f"{prefix}{table.name}{_WEIGHT}"] = (table.num_rows, table.embedding_dim)
-            if _state_width(width):
-                wanted[f"{prefix}{table.name}{_STATE}"] = (table.num_rows, _state_width(width))
+            if state_width:
+                wanted[f"{prefix}{table.name}{_STATE}"] = (table.num_rows, state_width)
         for name, shape in wanted.items():
             if name not in state_dict:
                 missing_keys.append(name)
@@ -474,15 +439,15 @@ class Embeddings(nn.Module):
         # All rows or none: half of a table would be of no run.
         if missing_keys or error_msgs:
             return
-        for width, position, table in places:
+        for group, position, table, state_width in places:
             weights_ND = _floats(state_dict[f"{prefix}{table.name}{_WEIGHT}"])
             state_NW = np.empty((table.num_rows, 0), np.float32)
-            if _state_width(width):
+            if state_width:
                 state_NW = _floats(state_dict[f"{prefix}{table.name}{_STATE}"])
             tables_N, ids_N = np.full(table.num_rows, position, np.int64), np.arange(table.num_rows)
-            width.restore(tables_N, ids_N, weights_ND, state_NW)
+            group.restore(tables_N, ids_N, weights_ND, state_NW)
             # None of these rows has its initial value any more.
-            changed = changed_of(width)
+            changed = changed_of(group)
             changed.mark_rows(changed.layout.slots_of_rows(tables_N, ids_N), is_saved=True)
 
 
@@ -518,10 +483,6 @@ def _is_same(batch: Batch, other: Batch) -> bool:
         np.array_equal(bags.offsets_B1, others.offsets_B1) and np.array_equal(bags.ids_N, others.ids_N)
         for bags, others in zip(batch.bags, other.bags, strict=True)
     )
-
-
-def _state_width(width: TableGroup) -> int:
-    return width.optimizer.state_width(width.embedding_dim)
 
 
 def _floats(tensor: torch.Tensor) -> NDArray[np.float32]:

@@ -35,11 +35,11 @@ FLOORS = {
     ),
     "train": (
         "fit",
-        "run",
+        "own_loop run",
         "build run_log verify_run",
         "build_ranks checkpoints",
         "loop serving",
-        "evaluate own_loop",
+        "evaluate",
         "build_embeddings",
         "gpu",
         "spill step",

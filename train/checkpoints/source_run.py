@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from ...pipeline.errors import ConfigError, HotsetError, ShardError
 from ...pipeline.folders.manifest import MANIFEST, Manifest, checksum_of, hash_file
 from ...pipeline.folders.totals import IdMapTotals
 from ...pipeline.formats.arrow_files import read_batch, values_of
+from ...pipeline.schema.schema import DENSE_PREFIX
 from ..config import ModelConfig, Optimizers
 from ..data.shards import Shards, vocabulary_of
 from ..execution.embeddings import RowsPart, RowsSource
@@ -40,7 +42,6 @@ _log = logging.getLogger(__name__)
 ID_MAP = "id_map"
 _STAGE = "map-ids"
 _PART_ROWS = 1 << 17
-_DENSE = "dense."
 _MAP_HINT = (
     "extend the DIR that the run was trained on: `hotset preprocess --extend` writes the map that it needs"
 )
@@ -96,17 +97,12 @@ def _refuse_other_sizes(run: Path, config: RunConfig, shards: Shards) -> None:
     folder = shards.manifest.folder
     hint = "start from a run on the same schema and --embedding-dim, or leave --init-from out"
     # Tables are compared by name and width; numbers of rows may differ, which the map explains.
-    trained = [(table.name, table.embedding_dim) for table in config.tables]
-    found = [(table.name, table.embedding_dim) for table in shards.tables]
-    for number in range(max(len(trained), len(found))):
-        pair = [
-            f"{each[number][0]} of width {each[number][1]}" if number < len(each) else "nothing"
-            for each in (found, trained)
-        ]
-        if pair[0] != pair[1]:
-            raise ShardError(
-                f"table {number + 1} of {folder} is {pair[0]}, that of {run} {pair[1]}", hint=hint
-            )
+    trained, found = (
+        [f"{table.name} of width {table.embedding_dim}" for table in each.tables] for each in (config, shards)
+    )
+    for number, (old, new) in enumerate(zip_longest(trained, found, fillvalue="nothing"), 1):
+        if old != new:
+            raise ShardError(f"table {number} of {folder} is {new}, that of {run} {old}", hint=hint)
     for name in ("embedding_dim", "num_dense"):
         if getattr(shards, name) != getattr(config, name):
             raise ShardError(
@@ -216,34 +212,28 @@ def _of_finished(
     maps: list[NDArray[np.int32] | None],
     chosen: Optimizers,
 ) -> tuple[RowsSource, dict[str, torch.Tensor]]:
-    has_states = _has_row_states(config, chosen) and states is not None
+    has_states = states if config.config.embedding_optimizer == chosen.embedding_optimizer else None
 
     # Parts of a bounded size, read while they are copied to their tiers.
     def rows() -> Iterator[RowsPart]:
         for number, table in enumerate(config.tables):
-            width = RowOptimizer(chosen.embedding_optimizer, 1.0).state_width(table.embedding_dim)
             for first in range(0, table.num_rows, _PART_ROWS):
-                stop = min(first + _PART_ROWS, table.num_rows)
-                state_NW = np.zeros((stop - first, width), np.float32)
+                ids_N = np.arange(first, min(first + _PART_ROWS, table.num_rows), dtype=np.int32)
+                part = _new_part(number, ids_N, weights.rows(table.name, first, first + ids_N.size), chosen)
                 # States go over only where both runs use the same optimizer; others begin with zeros.
-                if has_states and width:
-                    assert states is not None
-                    state_NW = states.rows(table.name, first, stop).numpy()
-                part = RowsPart(
-                    np.full(stop - first, number, np.int32),
-                    np.arange(first, stop, dtype=np.int32),
-                    weights.rows(table.name, first, stop).numpy(),
-                    state_NW,
-                )
+                if has_states is not None and part.state_NW.shape[1]:
+                    part.state_NW[:] = has_states.rows(table.name, first, first + ids_N.size).numpy()
                 _refuse_not_finite(part, table.name)
                 yield _mapped(part, maps)
 
     # The names that a checkpoint gives to the parameters, so that one function restores both.
     dense = {
-        f"model.{name.removeprefix(_DENSE)}": weights[name] for name in weights if name.startswith(_DENSE)
+        f"model.{name.removeprefix(DENSE_PREFIX)}": weights[name]
+        for name in weights
+        if name.startswith(DENSE_PREFIX)
     }
-    if states is not None and _has_dense_states(config, chosen):
-        dense |= {name: states[name] for name in states if name.startswith("optimizer.")}
+    if states is not None and config.config.dense_optimizer == chosen.dense_optimizer:
+        dense |= {name: states[name] for name in states if is_optimizer_state(name)}
     return rows, dense
 
 
@@ -268,48 +258,41 @@ def _of_unfinished(
         [(table.embedding_dim, old.state_width(table.embedding_dim)) for table in config.tables],
     )
     checkpoint = Checkpoint.open(run / CHECKPOINTS, record, sizes)
-    new = RowOptimizer(chosen.embedding_optimizer, 1.0)
-    has_states = _has_row_states(config, chosen)
-    seed = config.config.seed
+    has_states = config.config.embedding_optimizer == chosen.embedding_optimizer
 
     # Changed rows first: the first value of a row is the one that counts.
     def rows() -> Iterable[RowsPart]:
         for part in checkpoint.rows():
-            dim = part.weights_ND.shape[1]
-            state_NW = (
-                part.state_NW if has_states else np.zeros((part.ids_N.size, new.state_width(dim)), np.float32)
-            )
-            yield _mapped(RowsPart(part.tables_N, part.ids_N, part.weights_ND, state_NW), maps)
-        # Behind them all rows with their initial values, which count where no checkpoint has changed them.
+            state_NW = part.state_NW if has_states else _no_states(part.weights_ND, chosen)
+            yield _mapped(replace(part, state_NW=state_NW), maps)
+        # Then all rows with their initial values, which count where no checkpoint has changed them.
         for number, table in enumerate(config.tables):
-            initial = InitialValues.of(seed, [number], [table.num_rows])
+            initial = InitialValues.of(config.config.seed, [number], [table.num_rows])
             for first in range(0, table.num_rows, _PART_ROWS):
                 ids_N = np.arange(first, min(first + _PART_ROWS, table.num_rows))
                 weights = torch.empty(ids_N.size, table.embedding_dim)
                 initial.write(np.zeros(ids_N.size, np.int64), ids_N, weights, np.arange(ids_N.size))
-                part = RowsPart(
-                    np.full(ids_N.size, number, np.int32),
-                    ids_N.astype(np.int32),
-                    weights.numpy(),
-                    np.zeros((ids_N.size, new.state_width(table.embedding_dim)), np.float32),
-                )
-                yield _mapped(part, maps)
+                yield _mapped(_new_part(number, ids_N.astype(np.int32), weights, chosen), maps)
 
-    kinds = ("model.", "optimizer.") if _has_dense_states(config, chosen) else ("model.",)
-    dense = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(kinds)}
+    has_dense_states = config.config.dense_optimizer == chosen.dense_optimizer
+    dense = {
+        name: tensor
+        for name, tensor in checkpoint.tensors.items()
+        if name.startswith("model.") or (has_dense_states and is_optimizer_state(name))
+    }
     return rows, dense, checksum_of(record.to_json())
 
 
-def _has_row_states(config: RunConfig, chosen: Optimizers) -> bool:
-    """Return whether row states fit the new run's optimizer.
+def _new_part(table: int, ids_N: NDArray[np.int32], weights: torch.Tensor, chosen: Optimizers) -> RowsPart:
+    """Return rows of a table whose states are zeros."""
+    weights_ND = weights.numpy()
+    tables_N = np.full(ids_N.size, table, np.int32)
+    return RowsPart(tables_N, ids_N, weights_ND, _no_states(weights_ND, chosen))
 
-    They begin anew otherwise.
-    """
-    return config.config.embedding_optimizer == chosen.embedding_optimizer
 
-
-def _has_dense_states(config: RunConfig, chosen: Optimizers) -> bool:
-    return config.config.dense_optimizer == chosen.dense_optimizer
+def _no_states(weights_ND: NDArray[np.float32], chosen: Optimizers) -> NDArray[np.float32]:
+    num_rows, dim = weights_ND.shape
+    return np.zeros((num_rows, RowOptimizer(chosen.embedding_optimizer, 1.0).state_width(dim)), np.float32)
 
 
 def _refuse_not_finite(part: RowsPart, table: str) -> None:

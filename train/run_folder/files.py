@@ -28,14 +28,13 @@ import shlex
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ...pipeline.errors import HotsetError, MissingExtraError, format_byte_size, install_hint
 from ...pipeline.folders.manifest import MANIFEST, FileEntry, Manifest, checksum_of, hash_file
@@ -476,7 +475,7 @@ class RunFolder:
         refuse_occupied(path)
         make_folder(path)
         folder = cls(path, weight_bytes)
-        folder._write_aside(CONFIG, lambda aside: aside.write_text(_to_json(config)))
+        folder._write(CONFIG, _to_json(config))
         return folder
 
     @classmethod
@@ -488,8 +487,7 @@ class RunFolder:
         """
         folder = cls(path, weight_bytes)
         folder.metrics = list(metrics)
-        text = "".join(f"{line}\n" for line in folder.metrics)
-        folder._write_aside(METRICS, lambda aside: aside.write_text(text))
+        folder._write(METRICS, "".join(f"{line}\n" for line in folder.metrics))
         # What the end of the run had written before a kill is written again.
         for name in (WEIGHTS, STATES, BATCH_ORDER, SUMMARY):
             (path / name).unlink(missing_ok=True)
@@ -510,11 +508,10 @@ class RunFolder:
         """Keep the vocabulary of the ids, as links where the disk allows it."""
         link_folder(vocabulary, self.path / VOCABULARY)
 
-    def save_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def save_weights(self, weights: Weights) -> None:
         """Write all weights, float32 tensors on the host."""
-        whole = weights if isinstance(weights, Weights) else Weights.of(weights)
         self._room = None
-        self._write_weights(WEIGHTS, whole)
+        self._write_weights(WEIGHTS, weights)
 
     def save_states(self, states: Weights) -> None:
         """Write the states of all optimizers, where there are any."""
@@ -523,7 +520,8 @@ class RunFolder:
 
     def _write_weights(self, name: str, weights: Weights) -> None:
         if self._is_first:
-            self._write_aside(name, lambda aside: write_weights(aside, weights))
+            with self._aside(name) as aside:
+                write_weights(aside, weights)
         else:
             send_weights(weights)
 
@@ -531,13 +529,9 @@ class RunFolder:
         """Write the training batch of each step."""
         if not self._is_first:
             return
-
-        def write(aside: Path) -> None:
-            # Given a path, numpy would append ".npy" to its name.
-            with open(aside, "wb") as file:
-                np.save(file, np.array(numbers, np.int32))
-
-        self._write_aside(BATCH_ORDER, write)
+        # Given a path, numpy would append ".npy" to its name.
+        with self._aside(BATCH_ORDER) as aside, open(aside, "wb") as file:
+            np.save(file, np.array(numbers, np.int32))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary, seal the folder, and remove its checkpoints.
@@ -546,7 +540,7 @@ class RunFolder:
         """
         if not self._is_first:
             return
-        self._write_aside(SUMMARY, lambda aside: aside.write_text(_to_json(summary)))
+        self._write(SUMMARY, _to_json(summary))
         self.seal()
         # Last, so that a kill before leaves an unfinished run that can be resumed.
         if (self.path / CHECKPOINTS).is_dir():
@@ -554,7 +548,7 @@ class RunFolder:
 
     def seal(self) -> None:
         """Write the manifest of the files that are there."""
-        self._write_aside(MANIFEST, lambda aside: aside.write_text(_to_json(self._manifest())))
+        self._write(MANIFEST, _to_json(self._manifest()))
 
     def _manifest(self) -> dict[str, Any]:
         there = [name for name in (*RUN_FILES, STATES) if (self.path / name).exists()]
@@ -577,11 +571,16 @@ class RunFolder:
         }
         return parts | {"checksum": checksum_of(parts)}
 
-    def _write_aside(self, name: str, write: Callable[[Path], object]) -> None:
+    def _write(self, name: str, text: str) -> None:
+        with self._aside(name) as aside:
+            aside.write_text(text)
+
+    @contextmanager
+    def _aside(self, name: str) -> Iterator[Path]:
         # Renamed when complete, so that a file under its final name is always whole.
         aside = self.path / f".{name}.tmp"
         with explained(self.path / name):
-            write(aside)
+            yield aside
             os.replace(aside, self.path / name)
 
 

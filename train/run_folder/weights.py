@@ -222,14 +222,10 @@ class Weights(Mapping[str, torch.Tensor]):
         """Return the type of the numbers of a tensor."""
         return self._dtypes.get(name, torch.float32)
 
-    def bytes_of(self, name: str) -> int:
-        """Return the bytes of a tensor."""
-        return self.dtype(name).itemsize * math.prod(self.shapes[name])
-
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors, without the header."""
-        return sum(map(self.bytes_of, self.shapes))
+        return sum(self.dtype(name).itemsize * math.prod(shape) for name, shape in self.shapes.items())
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> Weights:
