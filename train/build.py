@@ -31,7 +31,7 @@ from .execution.step_source import StepSource
 from .loop import Trainer
 from .metrics import Meter
 from .model.choose_model import choose_model
-from .model.dense_model import DenseModel
+from .model.layers import DenseModel
 from .model.shapes import ModelInputs
 from .optimizing import DenseUpdate, LearningRates, Stopping
 from .placements.placements import num_planned_steps, num_steps_ahead, spills

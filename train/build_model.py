@@ -33,8 +33,8 @@ from .data.batch import BatchShares, EmbeddingTable
 from .dense.dense_step import DenseStep, HistoryStep, MeanPooling, build_dense_step
 from .dense.gradients import BuildSums, DenseDtype
 from .dense.graph_step import set_mode
-from .model.dense_model import DenseModel
 from .model.dlrm import Dlrm
+from .model.layers import DenseModel
 from .model.shapes import DcnShape, ModelInputs, shape_of_widths, tables_by_dim
 from .threads import WorkThreads
 

@@ -25,7 +25,7 @@ from .data.shards import EvaluationPart, Part, Shards
 from .dense.dense_step import DenseStep
 from .execution.embeddings import Embeddings
 from .metrics import Meter, Quality, RunQuality, ScoreCounter
-from .model.dense_model import DenseModel
+from .model.layers import DenseModel
 from .model.shapes import ModelInputs, tables_by_dim
 from .placements.placements import AllFast, Hybrid
 from .ranks.ranks import OneRank, Ranks

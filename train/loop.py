@@ -22,7 +22,7 @@ from .evaluate import Predictor
 from .execution.embeddings import Embeddings
 from .execution.step_source import StepSource
 from .metrics import Meter
-from .model.dense_model import DenseModel
+from .model.layers import DenseModel
 from .optimizing import LearningRates, Stopping
 from .placements.placements import num_planned_steps, num_steps_ahead
 from .ranks.ranks import OneRank, Ranks

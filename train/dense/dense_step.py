@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from ...pipeline.errors import HotsetError
 from ...stats.batch_rows import MOST_TILE_SAMPLES
 from ..data.batch import Batch, BatchShares, EmbeddingTable
-from ..model.dense_model import DenseModel
 from ..model.dlrm import Dlrm
+from ..model.layers import DenseModel
 from ..model.shapes import tables_by_dim
 from ..threads import WorkThreads, one_torch_thread
 from .gradients import (

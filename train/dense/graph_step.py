@@ -17,8 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ...pipeline.errors import ConfigError
 from ..data.batch import Batch, BatchShares, at_cache_line
-from ..model.dense_model import DenseModel
-from ..model.dropout import drawing
+from ..model.layers import DenseModel, drawing
 from ..threads import WorkThreads, one_torch_thread
 from .gradients import BatchTiles, BuildSums, DenseDtype, TileGradients, tile_bounds
 

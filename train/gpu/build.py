@@ -13,8 +13,8 @@ import torch
 from ..config import TrainConfig
 from ..data.shards import Shards
 from ..device import Device
-from ..model.dense_model import DenseModel
 from ..model.dlrm import Dlrm
+from ..model.layers import DenseModel
 from ..step import StepParts
 from ..threads import Readers
 from .fused_dlrm import FusedAtOnce, FusedDlrm, rule_of

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from ...pipeline.errors import ShardError
-from .dense_model import DenseModel
-from .dlrm import build_linear, build_mlp
+from .layers import DenseModel, build_linear, build_mlp
 from .shapes import DcnShape
 
 

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .dense_model import DenseModel
-from .dropout import HashDropout
+from .layers import DenseModel, build_mlp
 from .shapes import DlrmShape, tables_by_dim
 
 
@@ -151,61 +150,3 @@ class Projections(nn.Module):
             for table, emb_BD in zip(tables, emb_BFD.unbind(1), strict=True):
                 columns[table] = emb_BD
         return torch.stack([columns[table] for table in range(self._num_tables)], dim=1)
-
-
-def build_mlp(
-    widths: tuple[int, ...],
-    generator: torch.Generator,
-    *,
-    relu_last: bool,
-    dropout: float = 0.0,
-    batch_norm: bool = False,
-) -> nn.Sequential:
-    """Build linear layers with DLRM's initial values and ReLU in between.
-
-    A ReLU may follow the last one too.
-
-    Args:
-        dropout: share of the outputs of each layer with ReLU that is dropped in training.
-        batch_norm: whether they are normalized over the batch, before ReLU.
-
-    Source:
-        FuxiCTR 2.3, ``MLP_Block``, for the order: linear, normalization, ReLU, dropout.
-    """
-    layers: list[nn.Module] = []
-    num_layers = len(widths) - 1
-    for i in range(num_layers):
-        layers.append(build_linear(widths[i], widths[i + 1], generator))
-        if not relu_last and i == num_layers - 1:
-            continue
-        if batch_norm:
-            layers.append(nn.BatchNorm1d(widths[i + 1]))
-        layers.append(nn.ReLU())
-        if dropout:
-            layers.append(HashDropout(dropout, i))
-    return nn.Sequential(*layers)
-
-
-class _Linear(nn.Linear):
-    """A layer that draws no initial values from torch's global generator.
-
-    ``nn.utils.skip_init`` does the same and imports sympy for it, 0.4 s.
-    """
-
-    def reset_parameters(self) -> None:
-        """Leave the values to `build_linear`."""
-
-
-def build_linear(
-    num_inputs: int, num_outputs: int, generator: torch.Generator, *, has_bias: bool = True
-) -> nn.Linear:
-    """Build a layer with DLRM's initial values.
-
-    Weights are N(0, 2 / (m + n)), biases N(0, 1 / m).
-    """
-    layer = _Linear(num_inputs, num_outputs, bias=has_bias)
-    with torch.no_grad():
-        layer.weight.normal_(0.0, math.sqrt(2 / (num_inputs + num_outputs)), generator=generator)
-        if has_bias:
-            layer.bias.normal_(0.0, math.sqrt(1 / num_outputs), generator=generator)
-    return layer

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from ...pipeline.errors import ConfigError, ShardError
 from ..config import ModelConfig
+
+if TYPE_CHECKING:
+    from ..data.shards import Shards
+    from ..run_config import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,26 +242,6 @@ class DcnShape:
         return self.num_inputs * (1 + self.config.cross_layers)
 
 
-class _Table(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def num_rows(self) -> int: ...
-    @property
-    def embedding_dim(self) -> int: ...
-    @property
-    def is_multi_hot(self) -> bool: ...
-
-
-class _Sizes(Protocol):
-    @property
-    def num_dense(self) -> int: ...
-    @property
-    def tables(self) -> Sequence[_Table]: ...
-    @property
-    def embedding_dim(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class TableInput:
     """An embedding table, as the constructor of a model sees it."""
@@ -284,7 +268,7 @@ class ModelInputs:
     """Width of the embeddings that the log was preprocessed for; single tables may have others."""
 
     @classmethod
-    def of(cls, sizes: _Sizes) -> Self:
+    def of(cls, sizes: Shards | RunConfig) -> Self:
         """Describe the features and tables of shards, or of the config of a run."""
         tables = (
             TableInput(table.name, table.num_rows, table.embedding_dim, table.is_multi_hot)

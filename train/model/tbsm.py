@@ -22,8 +22,8 @@ from torch.nn.functional import normalize
 
 from ...pipeline.errors import ShardError
 from ..config import ModelConfig
-from .dense_model import DenseModel
-from .dlrm import PairwiseDots, build_mlp, pair_positions
+from .dlrm import PairwiseDots, pair_positions
+from .layers import DenseModel, build_mlp
 from .shapes import tables_by_dim
 
 

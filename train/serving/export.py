@@ -42,7 +42,7 @@ from ..build_model import ModelSource, explained
 from ..config import ExportConfig, RowType
 from ..evaluate import evaluate, load_dense_layers
 from ..metrics import Scores
-from ..model.dense_model import DenseModel
+from ..model.layers import DenseModel
 from ..model.shapes import tables_by_dim
 from ..run_folder.files import ReservedRoom
 from ..run_folder.reader import read_finite, read_weights

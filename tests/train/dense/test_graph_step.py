@@ -1,6 +1,6 @@
 """Steps by torch's graph: tiles against the whole batch, threads against one, and what a model draws.
 
-Tests `dense_model`, too.
+Tests `layers`, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hotset.train.dense.dense_step import DenseStep, TiledStep, build_dense_step
 from hotset.train.dense.gradients import DenseDtype
 from hotset.train.dense.graph_step import GraphStep, GraphTiles
 from hotset.train.model.dcn import Dcn
-from hotset.train.model.dense_model import DenseModel
+from hotset.train.model.layers import DenseModel
 from hotset.train.model.shapes import DcnShape
 from hotset.train.threads import WorkThreads
 

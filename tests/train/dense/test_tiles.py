@@ -25,8 +25,8 @@ from hotset.train.dense.dense_step import TiledStep, build_dense_step
 from hotset.train.dense.gradients import DenseDtype, TileGradients
 from hotset.train.dense.graph_step import GraphStep, GraphTiles
 from hotset.train.model.dcn import Dcn
-from hotset.train.model.dense_model import DenseModel
 from hotset.train.model.dlrm import Dlrm
+from hotset.train.model.layers import DenseModel
 from hotset.train.model.shapes import DcnShape, DlrmShape, dlrm_shape, tables_by_dim
 from hotset.train.threads import WorkThreads
 

@@ -12,7 +12,7 @@ from hotset.stats.id_tables import mix64_pair
 from hotset.tests.support.shard_factory import write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.data.shards import Shards
-from hotset.train.model.dropout import HashDropout, draw_mask, drawing
+from hotset.train.model.layers import HashDropout, draw_mask, drawing
 
 
 def test_the_mask_is_what_the_hash_says() -> None:
