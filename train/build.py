@@ -22,9 +22,8 @@ from .config import ChosenExchange, Optimizers, TrainConfig
 from .data.batch import BatchShares
 from .data.batch_order import BatchOrder, CutOrder, ResumedOrder, SeededOrder
 from .data.shards import Shards
-from .dense.dense_step import DenseStep, TiledStep
+from .dense.dense_step import DenseStep, GraphStep, TiledStep
 from .dense.gradients import BuildSums
-from .dense.graph_step import GraphStep
 from .evaluate import Predictor
 from .execution.embeddings import Embeddings, refill_stores, restore_rows
 from .execution.step_source import StepSource

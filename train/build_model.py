@@ -30,9 +30,8 @@ from ..pipeline.errors import ConfigError, HotsetError, first_line, system_fault
 from ..pipeline.schema.schema import nearest
 from .config import ModelConfig
 from .data.batch import BatchShares, EmbeddingTable
-from .dense.dense_step import DenseStep, HistoryStep, MeanPooling, build_dense_step
+from .dense.dense_step import DenseStep, HistoryStep, MeanPooling, build_dense_step, set_mode
 from .dense.gradients import BuildSums, DenseDtype
-from .dense.graph_step import set_mode
 from .model.dlrm import Dlrm
 from .model.layers import DenseModel
 from .model.shapes import DcnShape, ModelInputs, shape_of_widths, tables_by_dim

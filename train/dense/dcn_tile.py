@@ -15,8 +15,8 @@ from ..data.batch import at_cache_line
 from ..model.shapes import DcnShape, tables_by_dim
 from .gradients import ParameterViews, stored_inputs
 from .kernels import cross, cross_backward
-from .linear import Matrix, StepWeights, multiply
-from .tiles import LastLayer, Mlp, mlp_layers
+from .linear import Matrix, StepWeights
+from .tiles import LastLayer, Mlp
 
 
 class DcnTile:
@@ -35,16 +35,16 @@ class DcnTile:
         self._is_stacked = config.structure == "stacked"
         narrow = 0 if config.cross_rank is None else stored_inputs(config.cross_rank)
         # Bottom and deep network allocate their memory; so does each cross layer for its outputs.
-        self.bottom = Mlp(mlp_layers("bottom", shape.bottom), weights) if shape.bottom else None
-        hidden = mlp_layers("deep", (filled_up, *config.top_widths))
-        self.top = Mlp(hidden, weights) if hidden else None
+        self.bottom = Mlp("bottom", shape.bottom, weights) if shape.bottom else None
+        hidden = (filled_up, *config.top_widths) if config.top_widths else ()
+        self.top = Mlp("deep", hidden, weights) if hidden else None
         # Memory that the cross layers use in turn: gradients of products, and of narrow ones.
         scratch = torch.zeros(most_samples, filled_up), torch.zeros(most_samples, narrow)
         self._cross = [
             _CrossLayer(f"cross_layers.{number}", weights, *scratch) for number in range(config.cross_layers)
         ]
         # The last layer reads the deep network's outputs, those of the cross network, or both side by side.
-        num_deep = hidden[-1].num_outputs if hidden else num_inputs
+        num_deep = hidden[-1] if hidden else num_inputs
         num_last = (
             (num_deep if hidden else filled_up) if self._is_stacked else stored_inputs(shape.last_inputs)
         )
@@ -254,7 +254,7 @@ class _Product:
         if self._is_rounded:
             inputs_TK = self._inputs[:num_samples].copy_(inputs_TK)
             product_TN = self._outputs[:num_samples]
-        product_TN = multiply(inputs_TK, self._matrix.weight_KN, product_TN, by_onednn=self._matrix.by_onednn)
+        product_TN = self._matrix.outputs(inputs_TK, product_TN)
         if product_TN is not target_TN:
             target_TN.copy_(product_TN)
 
@@ -278,16 +278,15 @@ class _Product:
         """
         num_samples = inputs_TK.shape[0]
         grad_TN = grad_TN[:, : self._num_outputs]
-        weight_NK, by_onednn = self._matrix.weight_NK, self._matrix.by_onednn
         if not self._is_rounded:
             self._matrix.write_gradient(inputs_TK, grad_TN, gradients)
-            found_TK = multiply(grad_TN, weight_NK, input_grad_TK, by_onednn=by_onednn, is_added=is_added)
+            found_TK = self._matrix.input_gradient(grad_TN, input_grad_TK, is_added=is_added)
             if found_TK is not input_grad_TK:
                 input_grad_TK.copy_(found_TK)
             return
         grad_TN = self._grads[:num_samples].copy_(grad_TN)
         self._matrix.write_gradient(self._inputs[:num_samples], grad_TN, gradients)
-        found_TK = multiply(grad_TN, weight_NK, self._input_grads[:num_samples], by_onednn=by_onednn)
+        found_TK = self._matrix.input_gradient(grad_TN, self._input_grads[:num_samples])
         if is_added:
             input_grad_TK.add_(found_TK)
         else:

@@ -1,26 +1,35 @@
 """The dense part of a training step and of predictions, for every model.
 
-DLRM and DCN V2 run on tiles. Mean pooling works around the step of any model: rows are pooled by their sum
-wherever they live, so that placements need not know of it, and the sum of a bag and the gradient that comes
-back are both divided by its number of lookups. A model of histories also gets how many elements each sample
-has; placements only see that each element is a separate bag.
+DLRM and DCN V2 run on tiles, and so does any other model whose samples do not depend on each other, by
+torch's autograd. Torch promises the same bits for the same work in the same number of threads. So each thread
+runs torch's operators single-threaded: results depend on the batch and the weights alone. A model whose
+samples depend on each other (batch normalization) or that draws torch's random numbers computes a batch as a
+whole, in one thread.
+
+Mean pooling works around the step of any model: rows are pooled by their sum wherever they live, so that
+placements need not know of it, and the sum of a bag and the gradient that comes back are both divided by its
+number of lookups. A model of histories also gets how many elements each sample has; placements only see that
+each element is a separate bag.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ...pipeline.errors import HotsetError
+from ...pipeline.errors import ConfigError, HotsetError
 from ...stats.batch_rows import MOST_TILE_SAMPLES
-from ..data.batch import Batch, BatchShares, EmbeddingTable
+from ..data.batch import Batch, BatchShares, EmbeddingTable, at_cache_line
 from ..model.dlrm import Dlrm
-from ..model.layers import DenseModel
+from ..model.layers import DenseModel, drawing
 from ..model.shapes import tables_by_dim
 from ..threads import WorkThreads, one_torch_thread
 from .gradients import (
@@ -30,10 +39,10 @@ from .gradients import (
     FlatParameters,
     ParameterViews,
     TileGradients,
+    add_tree,
     cpu_features,
     tile_bounds,
 )
-from .graph_step import GraphStep, GraphTiles
 from .linear import StepWeights, choose_library
 from .tiles import DenseTile
 
@@ -88,10 +97,114 @@ def build_dense_step(
     return GraphStep(model, shares, seed, dtype)
 
 
-class TiledStep:
-    """The step on tiles of the batch that any thread takes, on the host.
+class _TileStep(ABC):
+    """A step on tiles of the batch that any thread takes, on the host.
 
     The bits of all results depend on the batch and the weights alone: never on the number of threads.
+    """
+
+    def __init__(
+        self,
+        parameters: FlatParameters,
+        shares: BatchShares,
+        threads: WorkThreads,
+        dtype: DenseDtype,
+        build_sums: BuildSums | None,
+    ) -> None:
+        self.dtype: DenseDtype = dtype
+        self._parameters = parameters
+        self._shares = shares
+        self._threads = threads
+        self._scale = 1 / shares.batch_size
+        # A workspace for each worker, and gradients for each tile: tiles run in any order and are added in
+        # one.
+        self._tiles: dict[int, DenseTile | DcnTile | _GraphTile] = {}
+        self._gradients = TileGradients(parameters.size, threads, build_sums)
+        self._sum_views = parameters.views(self._gradients.sums_N)
+        self._tile_views: list[ParameterViews] = []
+        self._embedding_grads: list[torch.Tensor] = []
+
+    @abstractmethod
+    def _build_tile(self) -> DenseTile | DcnTile | _GraphTile:
+        """Allocate the memory of a tile."""
+
+    @abstractmethod
+    def _begin(self, *, is_training: bool) -> None:
+        """Prepare the model for a batch."""
+
+    def _drawing(self, step: int, first_sample: int) -> AbstractContextManager[None]:
+        """Set what the layers draw for, where some do."""
+        return nullcontext()
+
+    def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
+        self._begin(is_training=True)
+        # Tiles depend on the samples and shares alone, so the bits do not depend on the number of threads.
+        tiles = BatchTiles(self._shares, batch.num_samples)
+        bounds = tiles.bounds
+        self._make_room(len(bounds), embeddings)
+        inputs = [emb_BFd.detach() for emb_BFd in embeddings]
+        grads = [grad[: batch.num_samples] for grad in self._embedding_grads]
+        # A list of floats, because each tile writes its own element from its own thread.
+        losses = [0.0] * len(bounds)
+
+        def train_tile(number: int, worker: int) -> None:
+            samples = slice(*bounds[number])
+            tile = self.tile_of(worker)
+            with self._drawing(step, samples.start):
+                tile.forward(batch.dense_BK[samples], [emb_BFd[samples] for emb_BFd in inputs])
+            losses[number] = tile.backward(
+                batch.label_B[samples],
+                self._scale,
+                [grad[samples] for grad in grads],
+                self._tile_views[number],
+            )
+
+        self._threads.run(train_tile, len(bounds))
+        # A single tile is the sum already; several are added by a binary tree of fixed shape.
+        if self._gradients.is_first_tile(tiles.counts):
+            self._parameters.set_gradients(self._tile_views[0])
+        else:
+            self._gradients.add(tiles.counts)
+            self._parameters.set_gradients(self._sum_views)
+        for emb_BFd, grad in zip(embeddings, grads, strict=True):
+            emb_BFd.grad = grad
+        loss = self._gradients.add_ranks(tiles.add_losses(losses))
+        return torch.tensor(loss, dtype=torch.float64)
+
+    def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        self._begin(is_training=False)
+        # The same tiles as in training, so that a batch has the same logits in both.
+        bounds = tile_bounds(batch.num_samples)
+        logit_B = torch.empty(batch.num_samples)
+
+        def predict_tile(number: int, worker: int) -> None:
+            samples = slice(*bounds[number])
+            logit_B[samples] = self.tile_of(worker).forward(
+                batch.dense_BK[samples], [emb_BFd[samples] for emb_BFd in embeddings]
+            )
+
+        self._threads.run(predict_tile, len(bounds))
+        return logit_B
+
+    def tile_of(self, worker: int) -> DenseTile | DcnTile | _GraphTile:
+        """Return the tile memory of a worker, allocated on first use."""
+        if worker not in self._tiles:
+            self._tiles[worker] = self._build_tile()
+        return self._tiles[worker]
+
+    def _make_room(self, num_tiles: int, embeddings: Sequence[torch.Tensor]) -> None:
+        """Keep memory for the gradients of so many tiles and of these embeddings."""
+        if self._gradients.make_room(num_tiles):
+            # Zero once: what lies between parameters is added, too.
+            self._tile_views = [self._parameters.views(gradient) for gradient in self._gradients.tiles_LN]
+        # A model without tables has none.
+        kept = zip(self._embedding_grads, embeddings, strict=False)
+        if not self._embedding_grads or any(grad.shape[0] < emb.shape[0] for grad, emb in kept):
+            self._embedding_grads = [torch.empty_like(emb_BFd) for emb_BFd in embeddings]
+
+
+class TiledStep(_TileStep):
+    """The step of a DLRM or DCN V2 by its own passes.
 
     Args:
         model: the dense layers, whose parameters become parts of one vector.
@@ -114,107 +227,226 @@ class TiledStep:
         *,
         features: frozenset[str] | None = None,
     ) -> None:
-        self.dtype: DenseDtype = dtype
-        self._threads = threads
-        self._shares = shares
-        self._scale = 1 / shares.batch_size
         # All parameters are in one vector, so that one call adds, rounds or steps them all.
-        self._parameters = FlatParameters(model)
+        super().__init__(FlatParameters(model), shares, threads, dtype, build_sums)
+        self._model = model
         # Products in bf16 read a rounded copy of the vector; the parameters themselves stay float32.
         is_rounded = dtype == "bf16"
         self._rounded_vector = torch.zeros(self._parameters.size if is_rounded else 0, dtype=torch.bfloat16)
-        weights = StepWeights(
+        self._weights = StepWeights(
             self._parameters.views(self._parameters.vector),
             self._parameters.views(self._rounded_vector) if is_rounded else None,
             choose_library(cpu_features() if features is None else features, dtype),
             MOST_TILE_SAMPLES,
         )
+        self.tile_of(0)
 
-        def build_tile() -> DenseTile | DcnTile:
-            if isinstance(model, Dlrm):
-                return DenseTile(model.shape, weights)
-            from .dcn_tile import DcnTile
+    def _build_tile(self) -> DenseTile | DcnTile:
+        if isinstance(self._model, Dlrm):
+            return DenseTile(self._model.shape, self._weights)
+        from .dcn_tile import DcnTile
 
-            return DcnTile(model.shape, weights)
+        return DcnTile(self._model.shape, self._weights)
 
-        self._build_tile = build_tile
-        # A workspace for each worker, and gradients for each tile: tiles run in any order and are added in
-        # one.
-        self._tiles: dict[int, DenseTile | DcnTile] = {0: build_tile()}
-        self._gradients = TileGradients(self._parameters.size, threads, build_sums)
-        self._sum_views = self._parameters.views(self._gradients.sums_N)
-        self._tile_views: list[ParameterViews] = []
-        self._embedding_grads: list[torch.Tensor] = []
+    def _begin(self, *, is_training: bool) -> None:
+        if self._rounded_vector.numel():
+            with one_torch_thread():
+                self._rounded_vector.copy_(self._parameters.vector)
+
+
+class GraphTiles(_TileStep):
+    """The step of any model by an autograd graph for each tile.
+
+    Args:
+        model: dense layers that compute each sample independently.
+        shares: of a batch; this rank computes those assigned to it.
+        threads: run the tiles.
+        dtype: bf16 runs the model under torch's autocast.
+        seed: that of the run; with the number of the step it decides what dropout drops.
+        build_sums: of the gradients of several ranks.
+    """
+
+    def __init__(
+        self,
+        model: DenseModel,
+        shares: BatchShares,
+        threads: WorkThreads,
+        dtype: DenseDtype = "fp32",
+        seed: int = 0,
+        build_sums: BuildSums | None = None,
+    ) -> None:
+        assert model.is_per_sample
+        super().__init__(FlatParameters(model, is_moved=False), shares, threads, dtype, build_sums)
+        self._seed = seed
+        self._model = model
+
+    def _build_tile(self) -> _GraphTile:
+        return _GraphTile(self._model, self.dtype)
+
+    def _begin(self, *, is_training: bool) -> None:
+        set_mode(self._model, is_training=is_training)
+
+    def _drawing(self, step: int, first_sample: int) -> AbstractContextManager[None]:
+        return drawing(self._seed, step, self._shares.first_sample + first_sample)
+
+
+class _GraphTile:
+    """The autograd graph of one tile, used as a `DenseTile` is."""
+
+    def __init__(self, model: DenseModel, dtype: DenseDtype) -> None:
+        self._model = model
+        self._dtype: DenseDtype = dtype
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def forward(self, dense_TK: torch.Tensor, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+        is_training = self._model.training
+        # A helper thread may have been left in another mode by what it ran before.
+        with torch.set_grad_enabled(is_training):
+            self._leaves = [emb_TFd.detach().requires_grad_(is_training) for emb_TFd in embeddings]
+            self._logit_T = _logits(self._model, dense_TK, self._leaves, self._dtype)
+        return self._logit_T
+
+    def backward(
+        self,
+        label_T: torch.Tensor,
+        scale: float,
+        embedding_grads: Sequence[torch.Tensor],
+        gradients: ParameterViews,
+    ) -> float:
+        with torch.enable_grad():
+            loss_sum = binary_cross_entropy_with_logits(self._logit_T, label_T, reduction="sum")
+            # Not `backward`, which would add to the same tensors from several threads.
+            found = torch.autograd.grad(
+                loss_sum * scale, [*self._leaves, *self._parameters], allow_unused=True
+            )
+        for target, gradient in zip([*embedding_grads, *gradients.values()], found, strict=True):
+            if gradient is None:
+                target.zero_()
+            else:
+                target.copy_(gradient)
+        return loss_sum.item()
+
+
+class GraphStep:
+    """The step on whole shares, on any device; on the host in one thread.
+
+    Args:
+        model: the dense layers.
+        shares: of a batch; those of this rank are computed.
+        seed: that of the run; with the number of the step it decides what the model draws.
+        dtype: bf16 passes the model under torch's autocast.
+
+    Raises:
+        ConfigError: samples of the model depend on each other, and a batch has several shares.
+    """
+
+    def __init__(
+        self, model: DenseModel, shares: BatchShares, seed: int = 0, dtype: DenseDtype = "fp32"
+    ) -> None:
+        if shares.num_shares > 1 and not model.is_per_sample:
+            raise ConfigError(
+                "a model with batch normalization or dropout computes whole batches, "
+                "and --micro-batches cuts them",
+                hint="use --micro-batches 1, in one process; or say per_sample = True in a class of your own "
+                "whose samples do not depend on each other",
+            )
+        self.dtype: DenseDtype = dtype
+        self._model = model
+        self._shares = shares
+        self._seed = seed
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
-        if self._rounded_vector.numel():
-            self._round_weights()
-        # Tiles depend on the samples and shares alone, so the bits do not depend on the number of threads.
-        tiles = BatchTiles(self._shares, batch.num_samples)
-        bounds = tiles.bounds
-        self._make_room(len(bounds), embeddings)
-        inputs = [emb_BFd.detach() for emb_BFd in embeddings]
-        grads = [grad[: batch.num_samples] for grad in self._embedding_grads]
-        # A list of floats, because each tile writes its own element from its own thread.
-        losses = [0.0] * len(bounds)
+        device = embeddings[0].device
+        bounds = self._shares.bounds(batch.num_samples)
+        if len(bounds) == 1:
+            return self._pass(batch, embeddings, step, self._shares.first_sample)
+        # Each share leaves its gradients in the same places, where its sums are taken away.
+        losses, gradients = [], []
+        for emb_BFd in embeddings:
+            emb_BFd.grad = torch.empty_like(emb_BFd)
+        for first, stop in bounds:
+            parts = [emb_BFd.detach()[first:stop] for emb_BFd in embeddings]
+            losses.append(self._pass(batch.cut(first, stop), parts, step, self._shares.first_sample + first))
+            for emb_BFd, part in zip(embeddings, parts, strict=True):
+                assert emb_BFd.grad is not None and part.grad is not None
+                emb_BFd.grad[first:stop] = part.grad
+            gradients.append([parameter.grad for parameter in self._model.parameters()])
+        for parameter, *found in zip(self._model.parameters(), *gradients, strict=True):
+            # A parameter that the model does not use has no gradient in any share.
+            known = [each for each in found if each is not None]
+            parameter.grad = add_tree(known) if known else None
+        return add_tree(losses) if losses else torch.zeros((), device=device)
 
-        def train_tile(tile: int, worker: int) -> None:
-            samples = slice(*bounds[tile])
-            self.tile_of(worker).forward(batch.dense_BK[samples], [emb_BFd[samples] for emb_BFd in inputs])
-            losses[tile] = self.tile_of(worker).backward(
-                batch.label_B[samples],
-                self._scale,
-                [grad[samples] for grad in grads],
-                self._tile_views[tile],
-            )
+    def _pass(
+        self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int, first_sample: int
+    ) -> torch.Tensor:
+        """Run samples forward and backward; return their loss, and leave their gradients.
 
-        self._threads.run(train_tile, len(bounds))
-        if self._gradients.is_first_tile(tiles.counts):
-            self._parameters.set_gradients(self._tile_views[0])
-        else:
-            self._gradients.add(tiles.counts)
-            self._parameters.set_gradients(self._sum_views)
-        for emb_BFd, grad in zip(embeddings, grads, strict=True):
-            emb_BFd.grad = grad
-        loss = self._gradients.add_ranks(tiles.add_losses(losses))
-        return torch.tensor(loss, dtype=torch.float64)
+        The samples begin at a given one of the batch.
+        """
+        device = embeddings[0].device
+        # The caller reads the gradients of embeddings from these leaves, so each begins without one.
+        for emb_BFd in embeddings:
+            emb_BFd.requires_grad_()
+            emb_BFd.grad = None
+        self._model.zero_grad(set_to_none=True)
+        with ExitStack() as block:
+            # More threads of torch would add in another order, and the bits would depend on their number.
+            if device.type == "cpu":
+                block.enter_context(one_torch_thread())
+            # Random layers draw by step, so that a resumed run draws what the unbroken one would have.
+            if not self._model.is_per_sample:
+                block.enter_context(_random_numbers_of(self._seed, step, device))
+            set_mode(self._model, is_training=True)
+            block.enter_context(drawing(self._seed, step, first_sample))
+            logit_B = _logits(self._model, batch.dense_BK.to(device), embeddings, self.dtype)
+            loss_sum = binary_cross_entropy_with_logits(logit_B, batch.label_B.to(device), reduction="sum")
+            # A tensor, because torch on a GPU multiplies by the reciprocal of a number.
+            (loss_sum / torch.full_like(loss_sum, self._shares.batch_size)).backward()  # type: ignore[no-untyped-call]
+        for emb_BFd in embeddings:
+            # A table that the model does not use has a gradient of zero.
+            if emb_BFd.grad is None:
+                emb_BFd.grad = torch.zeros_like(emb_BFd)
+        return loss_sum.detach()
 
+    @torch.no_grad()
     def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        if self._rounded_vector.numel():
-            self._round_weights()
-        # The same tiles as in training, so that a batch has the same logits in both.
-        bounds = tile_bounds(batch.num_samples)
-        logit_B = torch.empty(batch.num_samples)
+        set_mode(self._model, is_training=False)
+        with ExitStack() as block:
+            if embeddings[0].device.type == "cpu":
+                block.enter_context(one_torch_thread())
+            return _logits(self._model, batch.dense_BK.to(embeddings[0].device), embeddings, self.dtype)
 
-        def predict_tile(tile: int, worker: int) -> None:
-            samples = slice(*bounds[tile])
-            logit_B[samples] = self.tile_of(worker).forward(
-                batch.dense_BK[samples], [emb_BFd[samples] for emb_BFd in embeddings]
-            )
 
-        self._threads.run(predict_tile, len(bounds))
-        return logit_B
+def set_mode(model: torch.nn.Module, *, is_training: bool) -> None:
+    """Set whether dropout and batch normalization train or predict."""
+    if model.training != is_training:  # a call visits every layer
+        model.train(is_training)
 
-    def tile_of(self, worker: int) -> DenseTile | DcnTile:
-        """Return the tile memory of a worker, allocated on first use."""
-        if worker not in self._tiles:
-            self._tiles[worker] = self._build_tile()
-        return self._tiles[worker]
 
-    def _round_weights(self) -> None:
-        """Round the weights for products in bf16."""
-        with one_torch_thread():
-            self._rounded_vector.copy_(self._parameters.vector)
+def _logits(
+    model: DenseModel, dense: torch.Tensor, embeddings: Sequence[torch.Tensor], dtype: DenseDtype
+) -> torch.Tensor:
+    """Return (B,) logits as float32, whatever the model computes in."""
+    dense = at_cache_line(dense)
+    embeddings = [at_cache_line(emb_BFd) for emb_BFd in embeddings]
+    if dtype == "fp32":
+        return model.logits(dense, embeddings).float()
+    with torch.autocast(dense.device.type, torch.bfloat16):
+        logits = model.logits(dense, embeddings)
+    return logits.float()
 
-    def _make_room(self, num_tiles: int, embeddings: Sequence[torch.Tensor]) -> None:
-        """Keep memory for the gradients of so many tiles and of these embeddings."""
-        if self._gradients.make_room(num_tiles):
-            # Zero once: what lies between parameters is added, too.
-            self._tile_views = [self._parameters.views(gradient) for gradient in self._gradients.tiles_LN]
-        # A model without tables has none.
-        kept = zip(self._embedding_grads, embeddings, strict=False)
-        if not self._embedding_grads or any(grad.shape[0] < emb.shape[0] for grad, emb in kept):
-            self._embedding_grads = [torch.empty_like(emb_BFd) for emb_BFd in embeddings]
+
+@contextmanager
+def _random_numbers_of(seed: int, step: int, device: torch.device) -> Iterator[None]:
+    """Make torch's generators draw a step's numbers, and restore them afterwards.
+
+    A step draws the same in every placement, and in a run that was interrupted before it.
+    """
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0]))
+        yield
 
 
 class MeanPooling:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ from ...stats.batch_rows import num_tiles_of
 from ...stats.kernel import kernel
 from ..data.batch import BatchShares
 from ..threads import WorkThreads
+
+_Summand = TypeVar("_Summand", float, torch.Tensor)
 
 SUM_COLUMNS = 2048
 """Numbers of each tile that are added together; `add_tiles` keeps them in the first cache."""
@@ -70,9 +72,9 @@ class BatchTiles:
         sums = []
         first = 0
         for count in self.counts:
-            sums.append(add_losses(list(losses[first : first + count])))
+            sums.append(add_tree(list(losses[first : first + count])))
             first += count
-        return add_losses(sums) if sums else 0.0
+        return add_tree(sums) if sums else 0.0
 
 
 class SumsOfRanks(Protocol):
@@ -223,12 +225,12 @@ def add_tiles(
         target_C[:] = workspace_LC[0, :width]
 
 
-def add_losses(losses: list[float]) -> float:
-    """Add the losses of tiles by the same tree."""
-    while len(losses) > 1:
-        sums = [left + right for left, right in zip(losses[::2], losses[1::2], strict=False)]
-        losses = sums + losses[len(sums) * 2 :]
-    return losses[0]
+def add_tree(parts: list[_Summand]) -> _Summand:
+    """Add numbers, or tensors, by the same tree: adjacent pairs first."""
+    while len(parts) > 1:
+        sums = [left + right for left, right in zip(parts[::2], parts[1::2], strict=False)]
+        parts = sums + parts[2 * len(sums) :]
+    return parts[0]
 
 
 _ALIGNMENT = 16
@@ -253,9 +255,11 @@ class _Place:
     """Shape in the vector."""
     start: int
 
+    is_transposed: bool
+
     def in_model(self, stored: torch.Tensor) -> torch.Tensor:
         """Return the parameter in the model's shape, as a view."""
-        return stored[: self.shape[1]].t() if len(self.shape) == 2 else stored
+        return stored[: self.shape[1]].t() if self.is_transposed else stored
 
 
 class ParameterViews(dict[str, torch.Tensor]):
@@ -279,30 +283,31 @@ class ParameterViews(dict[str, torch.Tensor]):
 
 
 class FlatParameters:
-    """One float32 vector to which all parameters of a model are moved.
-
-    The model keeps using them there.
+    """The places of a model's parameters in one float32 vector.
 
     Args:
         model: a model on the host.
+        is_moved: whether the parameters move to such a vector, matrices transposed; the model keeps using
+            them there. Else only their gradients have places in one, in the model's shapes.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._parameters = dict(model.named_parameters())
+    def __init__(self, model: nn.Module, *, is_moved: bool = True) -> None:
+        self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
         self._places: dict[str, _Place] = {}
         # Each parameter gets a separate aligned place, matrices with room for padded inputs.
         stop = 0
         for name, parameter in self._parameters.items():
             shape = parameter.shape
-            stored = (stored_inputs(shape[1]), shape[0]) if len(shape) == 2 else tuple(shape)
-            self._places[name] = _Place(shape, stored, stop)
+            is_transposed = is_moved and len(shape) == 2
+            stored = (stored_inputs(shape[1]), shape[0]) if is_transposed else tuple(shape)
+            self._places[name] = _Place(shape, stored, stop, is_transposed)
             stop += -(-torch.Size(stored).numel() // _ALIGNMENT) * _ALIGNMENT
         self.size = stop
         """Floats of the vector; those that are no parameter's are zero and stay so."""
         # From here on the model's parameters are views of the vector: whoever steps one steps the other.
-        self.vector = torch.zeros(stop)
-        views = self.views(self.vector)
-        for name, parameter in self._parameters.items():
+        self.vector = torch.zeros(stop if is_moved else 0)
+        views = self.views(self.vector) if is_moved else {}
+        for name, parameter in self._parameters.items() if is_moved else ():
             view = self._places[name].in_model(views[name])
             view.copy_(parameter.detach())
             parameter.data = view

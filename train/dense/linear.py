@@ -126,11 +126,21 @@ class Matrix:
         stored = weights.values if weights.rounded is None else weights.rounded
         self._name = name
         self.weight_KN = stored[name][:num_inputs]
-        self.weight_NK = self.weight_KN.t()
-        """A view for the backward pass: it is multiplied without a copy."""
-        self.by_onednn = weights.library == "oneDNN" and is_large(*self.weight_KN.shape)
+        # A view for the backward pass: it is multiplied without a copy.
+        self._weight_NK = self.weight_KN.t()
+        self._by_onednn = weights.library == "oneDNN" and is_large(*self.weight_KN.shape)
         # Products in bfloat16 are kept apart, because the gradients themselves are float32.
         self._product_KN = None if weights.rounded is None else torch.empty_like(self.weight_KN)
+
+    def outputs(self, inputs_TK: torch.Tensor, out_TN: torch.Tensor) -> torch.Tensor:
+        """Return the product of inputs; see `multiply`."""
+        return multiply(inputs_TK, self.weight_KN, out_TN, by_onednn=self._by_onednn)
+
+    def input_gradient(
+        self, grad_TN: torch.Tensor, out_TK: torch.Tensor, *, is_added: bool = False
+    ) -> torch.Tensor:
+        """Return the gradient by the inputs; see `multiply`."""
+        return multiply(grad_TN, self._weight_NK, out_TK, by_onednn=self._by_onednn, is_added=is_added)
 
     def write_gradient(
         self, inputs_TK: torch.Tensor, grad_TN: torch.Tensor, gradients: ParameterViews
@@ -140,6 +150,6 @@ class Matrix:
         if target_KN.shape[0] != inputs_TK.shape[1]:
             target_KN = target_KN[: inputs_TK.shape[1]]
         out_KN = target_KN if self._product_KN is None else self._product_KN
-        found_KN = multiply(inputs_TK.t(), grad_TN, out_KN, by_onednn=self.by_onednn)
+        found_KN = multiply(inputs_TK.t(), grad_TN, out_KN, by_onednn=self._by_onednn)
         if found_KN is not target_KN:
             target_KN.copy_(found_KN)

@@ -14,8 +14,6 @@ T samples of a tile, K dense features, F tables, D embedding_dim, V = F + 1 vect
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,18 +32,7 @@ from .kernels import (
     mask_by_relu,
     mask_by_relu_bf16,
 )
-from .linear import Matrix, StepWeights, multiply
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """A linear layer followed by ReLU, by the names of its parameters."""
-
-    weight: str
-    bias: str
-    num_inputs: int
-    """Numbers of a sample that it is given; the weight may be stored with more, all zero."""
-    num_outputs: int
+from .linear import Matrix, StepWeights
 
 
 class Front:
@@ -77,29 +64,32 @@ class Mlp:
     In bfloat16 numbers are rounded once on the way in, and stay so between layers.
 
     Args:
-        layers: from the inputs to the outputs, at least one.
+        name: of the MLP in the model, every other of whose modules is a ReLU.
+        widths: from the inputs to the outputs, of one layer or more. Weights may be stored with more inputs,
+            all zero.
         weights: of the model.
     """
 
-    def __init__(self, layers: Sequence[Layer], weights: StepWeights) -> None:
+    def __init__(self, name: str, widths: Sequence[int], weights: StepWeights) -> None:
         dtype = weights.dtype
-        self._layers = layers
-        self._matrices = [Matrix(layer.weight, weights, layer.num_inputs) for layer in layers]
-        self._biases_N = [weights.values.arrays[layer.bias] for layer in layers]
-        self._outputs = [Front(weights, layer.num_outputs, dtype) for layer in layers]
-        self._input_grads = [Front(weights, layer.num_inputs, dtype) for layer in layers]
+        self._names = [f"{name}.{2 * number}" for number in range(len(widths) - 1)]
+        self._matrices = [
+            Matrix(f"{layer}.weight", weights, num_inputs)
+            for layer, num_inputs in zip(self._names, widths, strict=False)
+        ]
+        self._biases_N = [weights.values.arrays[f"{layer}.bias"] for layer in self._names]
+        self._outputs = [Front(weights, width, dtype) for width in widths[1:]]
+        self._input_grads = [Front(weights, width, dtype) for width in widths[:-1]]
         self._inputs_TK = torch.empty(0)
         self._num_samples = weights.most_samples
         # What goes into an MLP in bfloat16 and comes out of it, both ways.
         self._is_rounded = weights.rounded is not None
-        num_inputs, num_outputs = (
-            (layers[0].num_inputs, layers[-1].num_outputs) if self._is_rounded else (0, 0)
-        )
+        num_inputs, num_outputs = (widths[0], widths[-1]) if self._is_rounded else (0, 0)
         self._rounded_inputs = Front(weights, num_inputs, dtype)
         self._rounded_grads = Front(weights, num_outputs, dtype)
         self._float_outputs = Front(weights, num_outputs)
         self._float_input_grads = Front(weights, num_inputs)
-        self._rows_N = [np.empty(layer.num_outputs, np.uint32) for layer in layers]
+        self._rows_N = [np.empty(width, np.uint32) for width in widths[1:]]
 
     def forward(self, inputs_TK: torch.Tensor) -> torch.Tensor:
         """Return the (T, N) outputs of the last layer; the next tile reuses their memory."""
@@ -109,7 +99,7 @@ class Mlp:
             inputs_TK = self._rounded_inputs.tensor.copy_(inputs_TK)
         self._inputs_TK = inputs_TK
         for number, (matrix, outputs) in enumerate(zip(self._matrices, self._outputs, strict=True)):
-            product_TN = multiply(inputs_TK, matrix.weight_KN, outputs.tensor, by_onednn=matrix.by_onednn)
+            product_TN = matrix.outputs(inputs_TK, outputs.tensor)
             if self._is_rounded:
                 add_bias_relu_bf16(outputs.array, self._biases_N[number], self._rows_N[number])
             else:
@@ -131,8 +121,8 @@ class Mlp:
         if self._is_rounded:
             grad_TN = self._rounded_grads.tensor.copy_(grad_TN)
         # From the last layer to the first: through the ReLU, then to the weights, then to the inputs.
-        for number in reversed(range(len(self._layers))):
-            bias_grad_N = gradients.arrays[self._layers[number].bias]
+        for number in reversed(range(len(self._names))):
+            bias_grad_N = gradients.arrays[f"{self._names[number]}.bias"]
             outputs = self._outputs[number].array
             if self._is_rounded:
                 mask_by_relu_bf16(
@@ -146,12 +136,7 @@ class Mlp:
             # Nothing below the first layer needs a gradient where its inputs are data.
             if number == 0 and not to_inputs:
                 return None
-            grad_TN = multiply(
-                grad_TN,
-                matrix.weight_NK,
-                self._input_grads[number].tensor,
-                by_onednn=matrix.by_onednn,
-            )
+            grad_TN = matrix.input_gradient(grad_TN, self._input_grads[number].tensor)
         return self._float_input_grads.tensor.copy_(grad_TN) if self._is_rounded else grad_TN
 
     def _cut(self, num_samples: int) -> None:
@@ -209,17 +194,6 @@ class LastLayer:
         return loss, self._input_grads.tensor
 
 
-def mlp_layers(name: str, widths: Sequence[int]) -> list[Layer]:
-    """Name the layers of an MLP as models do.
-
-    Every other of its modules is a ReLU.
-    """
-    return [
-        Layer(f"{name}.{2 * number}.weight", f"{name}.{2 * number}.bias", inputs, outputs)
-        for number, (inputs, outputs) in enumerate(pairwise(widths))
-    ]
-
-
 class DenseTile:
     """The memory of one tile, used by one thread at a time.
 
@@ -232,13 +206,12 @@ class DenseTile:
         dim = shape.embedding_dim
         self._weights = weights.values
         self._widths = tables_by_dim(shape.table_dims) if shape.table_dims else {}
-        self.bottom = Mlp(mlp_layers("bottom", shape.bottom), weights) if shape.bottom else None
+        self.bottom = Mlp("bottom", shape.bottom, weights) if shape.bottom else None
         # Only the inputs of the top MLP are filled up: the others are the batch's, or outputs of a layer.
         filled_up = stored_inputs(shape.top_inputs)
-        hidden = mlp_layers("top", (filled_up, *shape.top_widths))
-        self.top = Mlp(hidden, weights) if hidden else None
-        num_last = hidden[-1].num_outputs if hidden else filled_up
-        self._last = LastLayer(f"top.{2 * len(hidden)}", num_last, weights)
+        widths = (filled_up, *shape.top_widths)
+        self.top = Mlp("top", widths, weights) if shape.top_widths else None
+        self._last = LastLayer(f"top.{2 * len(shape.top_widths)}", widths[-1], weights)
         most_samples = weights.most_samples
         self._embeddings = torch.empty(most_samples if self._widths else 0, shape.num_tables, dim)
         self._inputs = Front(weights, filled_up)

@@ -55,7 +55,7 @@ from ...stats.kernel import kernel
 from ...stats.published_bounds import BASE, bound_by_size
 from ..config import AUTO, ChosenExchange, CodecChoice, ExchangeOptions, ExchangePrediction, parse_codec
 from ..data.batch import EmbeddingTable
-from ..dense.gradients import SUM_COLUMNS, add_losses, add_tiles
+from ..dense.gradients import SUM_COLUMNS, add_tree, add_tiles
 from ..model.shapes import tables_by_dim
 from ..rows.kernels import num_levels
 from .ranks import Message, NotFiniteRowError, Ranks
@@ -584,7 +584,7 @@ class DenseSums:
             for part, sums_N in zip(found, whole_WN, strict=True):
                 self._decode(part[:-_LOSS_BYTES].numpy(), codec, sums_N.numpy())
         gradient_N[:] = whole_WN.view(-1)[: self._num_numbers]
-        return add_losses([part[-_LOSS_BYTES:].clone().view(torch.float64).item() for part in found])
+        return add_tree([part[-_LOSS_BYTES:].clone().view(torch.float64).item() for part in found])
 
     def _exchange_slices(self) -> None:
         """Send every rank its slice of the gradient, and receive this rank's slices."""

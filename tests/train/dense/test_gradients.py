@@ -20,8 +20,8 @@ from hotset.stats.batch_rows import MOST_TILE_SAMPLES
 from hotset.train.dense.gradients import (
     SUM_COLUMNS,
     FlatParameters,
-    add_losses,
     add_tiles,
+    add_tree,
     choose_dense_dtype,
     cpu_features,
     has_bf16,
@@ -224,5 +224,5 @@ def test_the_sum_of_halves_is_the_sum_of_all(rng: np.random.Generator) -> None:
 
 def test_losses_are_added_by_the_same_tree() -> None:
     losses = [0.1, 0.2, 0.3, 1e9, 7.0]
-    assert add_losses(losses) == ((0.1 + 0.2) + (0.3 + 1e9)) + 7.0
-    assert add_losses([0.5]) == 0.5
+    assert add_tree(losses) == ((0.1 + 0.2) + (0.3 + 1e9)) + 7.0
+    assert add_tree([0.5]) == 0.5

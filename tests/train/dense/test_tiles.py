@@ -21,9 +21,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from hotset.tests.support.products.watched_products import moved, watch_products
 from hotset.train.config import ModelConfig
 from hotset.train.data.batch import Batch, BatchShares
-from hotset.train.dense.dense_step import TiledStep, build_dense_step
+from hotset.train.dense.dense_step import GraphStep, GraphTiles, TiledStep, build_dense_step
 from hotset.train.dense.gradients import DenseDtype, TileGradients
-from hotset.train.dense.graph_step import GraphStep, GraphTiles
 from hotset.train.model.dcn import Dcn
 from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.layers import DenseModel

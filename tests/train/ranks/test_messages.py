@@ -19,7 +19,7 @@ from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train.checkpoints.rank_checkpoints import SavedErrors
 from hotset.train.config import ChosenExchange, ExchangeOptions
 from hotset.train.data.batch import EmbeddingTable
-from hotset.train.dense.gradients import add_losses
+from hotset.train.dense.gradients import add_tree
 from hotset.train.ranks.messages import (
     EXACT,
     CodedExchange,
@@ -52,7 +52,7 @@ def test_the_sum_is_that_of_the_tree(num_ranks: int, num_numbers: int, rng: np.r
         for _ in range(2):  # buffers are used again
             gradient = parts[ranks.rank].clone()
             loss = sums.add(gradient, 0.1 * ranks.rank)
-        assert loss == add_losses([0.1 * rank for rank in range(num_ranks)])
+        assert loss == add_tree([0.1 * rank for rank in range(num_ranks)])
         return gradient.numpy().tobytes()
 
     level = list(parts)
