@@ -55,7 +55,7 @@ from ...stats.kernel import kernel
 from ...stats.published_bounds import BASE, bound_by_size
 from ..config import AUTO, ChosenExchange, CodecChoice, ExchangeOptions, ExchangePrediction, parse_codec
 from ..data.batch import EmbeddingTable
-from ..dense.gradients import SUM_COLUMNS, add_tree, add_tiles
+from ..dense.gradients import SUM_COLUMNS, add_tiles, add_tree
 from ..model.shapes import tables_by_dim
 from ..rows.kernels import num_levels
 from .ranks import Message, NotFiniteRowError, Ranks
