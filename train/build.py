@@ -25,8 +25,6 @@ from .data.shards import Shards
 from .dense.dense_step import DenseStep, GraphStep, TiledStep
 from .dense.gradients import BuildSums
 from .evaluate import Predictor
-from .execution.embeddings import Embeddings, refill_stores, restore_rows
-from .execution.step_source import StepSource
 from .loop import Trainer
 from .metrics import Meter
 from .model.choose_model import choose_model
@@ -34,7 +32,9 @@ from .model.layers import DenseModel
 from .model.shapes import ModelInputs
 from .optimizing import DenseUpdate, LearningRates, Stopping
 from .placements.placements import num_planned_steps, num_steps_ahead, spills
+from .placements.step_source import StepSource
 from .ranks.ranks import OneRank, Ranks
+from .rows.embeddings import Embeddings, refill_stores, restore_rows
 from .rows.tiers import HostMemory
 from .step import HostSteps, StepParts, StepRunner
 from .threads import Readers, WorkThreads

@@ -24,14 +24,14 @@ from .config import TrainConfig
 from .data.batch import BatchShares, EmbeddingTable, IdReader
 from .data.shards import Shards
 from .dense.gradients import choose_dense_dtype, cpu_features
-from .execution.embeddings import Embeddings, RowsSource
-from .execution.table_group import TableGroup
 from .metrics import Meter
 from .model.shapes import tables_by_dim
 from .placements.placements import build_placements, spills, with_staging
 from .rows.changed_rows import ChangedRows
+from .rows.embeddings import Embeddings, RowsSource
 from .rows.optimizers import RowOptimizer
 from .rows.step_plan import Placement
+from .rows.table_group import TableGroup
 from .rows.tiers import (
     FileTier,
     HostMemory,

@@ -22,11 +22,10 @@ from .build_embeddings import RowTools, attach_movers, build_groups, optimizer_o
 from .config import AUTO, ChosenExchange, ExchangeOptions, ExchangePrediction, TrainConfig
 from .data.batch import BatchShares, IdReader
 from .data.shards import Shards
-from .execution.ranked_embeddings import RankedEmbeddings, RankedGroup
-from .execution.table_group import TableGroup
 from .loop import Trainer
 from .model.shapes import tables_by_dim
 from .placements.placements import build_placements
+from .ranks.embeddings import RankedEmbeddings, RankedGroup
 from .ranks.exchange import ExchangeReader, HeldRows, choose_owners
 from .ranks.messages import CodedExchange, Kind
 from .ranks.ranks import (
@@ -38,6 +37,7 @@ from .ranks.ranks import (
     slowest,
 )
 from .rows.optimizers import RowOptimizer
+from .rows.table_group import TableGroup
 from .rows.tiers import InitialValues
 
 

@@ -23,12 +23,12 @@ from .build_model import ModelSource, build_model, build_step
 from .data.batch import Batch, BatchShares, EmbeddingTable, with_histories
 from .data.shards import EvaluationPart, Part, Shards
 from .dense.dense_step import DenseStep
-from .execution.embeddings import Embeddings
 from .metrics import Meter, Quality, RunQuality, ScoreCounter
 from .model.layers import DenseModel
 from .model.shapes import ModelInputs, tables_by_dim
 from .placements.placements import AllFast, Hybrid
 from .ranks.ranks import OneRank, Ranks
+from .rows.embeddings import Embeddings
 from .rows.optimizers import RowOptimizer
 from .run_config import RunConfig
 from .run_folder.files import CONFIG, WEIGHTS

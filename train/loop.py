@@ -19,13 +19,13 @@ from .data.batch import Batch
 from .data.batch_order import BatchOrder
 from .data.shards import Shards
 from .evaluate import Predictor
-from .execution.embeddings import Embeddings
-from .execution.step_source import StepSource
 from .metrics import Meter
 from .model.layers import DenseModel
 from .optimizing import LearningRates, Stopping
 from .placements.placements import num_planned_steps, num_steps_ahead
+from .placements.step_source import StepSource
 from .ranks.ranks import OneRank, Ranks
+from .rows.embeddings import Embeddings
 from .rows.step_plan import PlannedStep
 from .run_folder.weights import Weights
 from .step import StepRunner

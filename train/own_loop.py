@@ -37,12 +37,12 @@ from .config import PlacementName, TrainConfig, is_launched
 from .data.batch import Batch, EmbeddingTable, FeatureBags
 from .data.dataset import offsets_name
 from .data.shards import Shards, with_hot_bytes
-from .execution.embeddings import Embeddings as Rows
-from .execution.embeddings import changed_of
-from .execution.step_source import StepSource
 from .model.shapes import ModelInputs
 from .placements.placements import num_steps_ahead
+from .placements.step_source import StepSource
 from .ranks.ranks import OneRank
+from .rows.embeddings import Embeddings as Rows
+from .rows.embeddings import changed_of
 from .rows.step_plan import PlannedStep
 from .rows.tiers import HostMemory
 from .threads import BackgroundIterator

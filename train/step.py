@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from .dense.dense_step import DenseStep
-from .execution.embeddings import Embeddings
 from .optimizing import StepRates
+from .rows.embeddings import Embeddings
 from .rows.step_plan import PlannedStep
 from .threads import WorkThreads
 

@@ -35,7 +35,7 @@ import torch
 from ...pipeline.errors import HotsetError, first_line
 from ...pipeline.folders.disk import write_synced
 from ...pipeline.folders.manifest import JsonRecord, RecordError, checksum_of, hash_file
-from ..execution.embeddings import RowsPart
+from ..rows.embeddings import RowsPart
 from ..run_folder.weights import TensorFile, write_tensors
 
 BATCHES = "run.batches"

@@ -30,9 +30,9 @@ from ...pipeline.runtime.memory import available_bytes
 from ..build_embeddings import RunStart
 from ..config import CheckpointSettings, TrainConfig
 from ..data.shards import Shards
-from ..execution.embeddings import RowsPart, settle
 from ..loop import Trainer
 from ..recipe_options import Interval
+from ..rows.embeddings import RowsPart, settle
 from ..rows.optimizers import RowOptimizer
 from ..rows.step_plan import PlannedStep
 from ..run_folder.files import ReservedRoom

@@ -26,8 +26,8 @@ from ...pipeline.formats.arrow_files import read_batch, values_of
 from ...pipeline.schema.schema import DENSE_PREFIX
 from ..config import ModelConfig, Optimizers
 from ..data.shards import Shards, vocabulary_of
-from ..execution.embeddings import RowsPart, RowsSource
 from ..loop import Trainer
+from ..rows.embeddings import RowsPart, RowsSource
 from ..rows.optimizers import RowOptimizer
 from ..rows.tiers import InitialValues
 from ..run_config import RunConfig, RunTable

@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import HotsetError
 from ...stats.batch_rows import locate_distinct_rows
-from ..execution.embeddings import Embeddings, RowsPart, changed_of
-from ..execution.table_group import TableGroup
+from ..rows.embeddings import Embeddings, RowsPart, changed_of
 from ..rows.step_plan import PlannedStep
+from ..rows.table_group import TableGroup
 from ..rows.tiers import FileTier
 from ..run_folder.files import ReservedRoom
 from ..run_folder.weights import write_tensors

@@ -33,10 +33,10 @@ from numpy.typing import NDArray
 
 from ...stats.batch_rows import LONG_LOOKUPS, LookupsByRow, PackedLookups, count_long_rows, pack_lookups
 from ..device import Device, Event
-from ..execution.table_group import TableGroup
 from ..optimizing import StepRates
 from ..rows.kernels import BLOCK_SAMPLES
 from ..rows.optimizers import RowOptimizer
+from ..rows.table_group import TableGroup
 from ..rows.tiers import FileTier, InitialValues, Layout
 
 # ruff: noqa: N815  (tensors carry shape suffixes)

@@ -37,9 +37,9 @@ import torch
 from ...stats.batch_rows import LookupsByRow
 from ..data.batch import Batch
 from ..device import Device
-from ..execution.table_group import TableGroup
 from ..optimizing import StepRates
 from ..rows.step_plan import GroupStep, PlannedStep
+from ..rows.table_group import TableGroup
 from ..rows.tiers import Layout
 from ..step import HostSteps, StepParts
 from ..threads import PLACES_AT_A_TIME, Readers

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..device import Device, Event
-from ..execution.embeddings import Embeddings
 from ..metrics import Kind
+from ..rows.embeddings import Embeddings
 from ..rows.step_plan import GroupStep, Transfer
 from .packed_batch import MOVES, RowMoves, RowTensors, WidthTensors
 from .transfers import QueuedTransfers

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ..device import Device, Event
-from ..execution.transfers import Transfers, Work
+from ..rows.transfers import Transfers, Work
 
 
 class QueuedTransfers(Transfers[Work]):

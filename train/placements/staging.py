@@ -4,7 +4,6 @@ Planners are those of `stats`, so what is simulated is what runs. A planner answ
 plans of some steps as flat arrays; the queue takes single step plans out of them in the order of batches,
 with slots counted on the whole fast tier.
 """
-# ruff: noqa: N815  (tensors carry shape suffixes)
 
 from __future__ import annotations
 
@@ -24,6 +23,7 @@ from ..data.batch import BatchIds, EmbeddingTable
 from ..rows.step_plan import (
     COLD_ROWS_IN_PLACE,
     NOTHING_TO_MOVE,
+    ColdRows,
     Moves,
     Placement,
     SplitBatch,
@@ -31,16 +31,6 @@ from ..rows.step_plan import (
     Transfer,
 )
 from ..rows.tiers import Layout
-
-
-@dataclass(frozen=True, slots=True)
-class ColdRows:
-    """The distinct rows of a batch that live on the slow tier."""
-
-    rows_U: NDArray[np.int64]
-    """Slots on the slow tier, ascending: in order of table and id."""
-    lookups_U: NDArray[np.int64]
-    """Lookups of each."""
 
 
 class StagingPlacement(Placement):
@@ -74,7 +64,6 @@ class StagingPlacement(Placement):
         """
 
     def cold_rows(self, lookups: LookupsByRow) -> ColdRows:
-        """The rows that staging slots have to serve."""
         rows_U, num_absent = self.slow.slots_of(lookups)
         counts_U = lookups.counts_U.astype(np.int64)
         if num_absent == 0:
@@ -83,10 +72,7 @@ class StagingPlacement(Placement):
         return ColdRows(rows_U[is_cold], counts_U[is_cold])
 
     def find_cold_rows(self, ids: BatchIds) -> ColdRows:
-        """Find the cold rows of lookups that are not grouped by row.
-
-        Hashing is faster, since most lookups are of hot rows.
-        """
+        # Hashing is faster than grouping all by row, since most lookups are of hot rows.
         rows_N, num_absent = self.slow.locate(ids)
         rows_U, inverse_N = find_distinct(rows_N if num_absent == 0 else rows_N[rows_N >= 0])
         return ColdRows(*in_order(rows_U, np.bincount(inverse_N, minlength=rows_U.size)))

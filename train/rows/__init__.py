@@ -1,1 +1,1 @@
-"""Embedding rows in tiers: layout, initial values, movement, optimizer steps."""
+"""Embedding rows in tiers: layout, initial values, movement, lookups, optimizer steps."""

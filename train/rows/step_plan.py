@@ -158,6 +158,16 @@ class PlannedStep:
     """The batch in pinned memory, once a reader has packed it for a device; None: it is not sent."""
 
 
+@dataclass(frozen=True, slots=True)
+class ColdRows:
+    """The distinct rows of a batch that live on the slow tier."""
+
+    rows_U: NDArray[np.int64]
+    """Slots on the slow tier, ascending: in order of table and id."""
+    lookups_U: NDArray[np.int64]
+    """Lookups of each."""
+
+
 class Placement(ABC):
     """A planner of step plans, for one run over tables of given sizes."""
 
@@ -188,3 +198,11 @@ class Placement(ABC):
             is_stale: whether rows that both tiers hold are newer on the fast one. Batches are
                 planned ahead of those computed, so a placement cannot know it.
         """
+
+    def cold_rows(self, lookups: LookupsByRow) -> ColdRows:
+        """Return the rows that staging slots have to serve, if any do."""
+        raise NotImplementedError
+
+    def find_cold_rows(self, ids: BatchIds) -> ColdRows:
+        """Return the same of lookups that are not grouped by row."""
+        raise NotImplementedError

@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 
 from ...stats.lookahead.planner import StagingPlanner
 from ...stats.lookahead.step_plans import NEVER, RowStream, StepPlans, next_uses_backward
-from ..execution.embeddings import used_slow_rows
-from ..execution.step_source import StepSource
-from ..execution.table_group import TableGroup
-from ..placements.staging import ColdRows, PlanQueue, StagingPlacement
+from ..placements.staging import PlanQueue, StagingPlacement
+from ..placements.step_source import StepSource
+from ..rows.embeddings import used_slow_rows
+from ..rows.step_plan import ColdRows
+from ..rows.table_group import TableGroup
 from ..rows.tiers import FileTier, InitialValues, Layout
 from ..threads import WorkThreads
 from .row_store import RowStore

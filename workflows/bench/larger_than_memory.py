@@ -35,8 +35,8 @@ from ...train.build_embeddings import set_threads
 from ...train.config import TrainConfig
 from ...train.data.batch import Batch
 from ...train.data.shards import Shards
-from ...train.execution.step_source import StepSource
 from ...train.loop import Trainer, run_steps
+from ...train.placements.step_source import StepSource
 from ...train.spill.whole_run import SpilledTier
 from ..drawn_shards import DrawnShards
 from .harness import (

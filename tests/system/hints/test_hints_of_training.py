@@ -40,11 +40,11 @@ from hotset.train.data.batch_order import RecordedOrder, ResumedOrder
 from hotset.train.data.shards import Shards, with_hot_bytes
 from hotset.train.dense.gradients import choose_dense_dtype
 from hotset.train.evaluate import refuse_other_tables
-from hotset.train.execution.embeddings import RowsPart
 from hotset.train.metrics import ScoreCounter, SortedScores
 from hotset.train.ranks.messages import check_tables_of_bounds
 from hotset.train.ranks.ranks import OneRank, Ranks, check_equal_plans, join_ranks
 from hotset.train.rows import tiers
+from hotset.train.rows.embeddings import RowsPart
 from hotset.train.run_config import RunConfig
 from hotset.train.run_folder import files as run_files
 from hotset.train.run_folder import files as run_writer

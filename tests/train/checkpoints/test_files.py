@@ -25,7 +25,7 @@ from hotset.train.checkpoints.files import (
     restore_dense,
     write_part,
 )
-from hotset.train.execution.embeddings import RowsPart
+from hotset.train.rows.embeddings import RowsPart
 from hotset.train.run_folder.weights import write_tensors
 
 SIZES = TableSizes([6, 30, 9], [(2, 1), (2, 1), (3, 0)])

@@ -25,10 +25,10 @@ from hotset.train.checkpoints.resume import Checkpoint, RunCheckpoints, restore,
 from hotset.train.config import CheckpointSettings, ChosenExchange, TrainConfig
 from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards
-from hotset.train.execution.embeddings import RowsPart
 from hotset.train.loop import Trainer, run_steps
 from hotset.train.ranks.ranks import OneRank, Ranks
 from hotset.train.recipe_options import parse_interval
+from hotset.train.rows.embeddings import RowsPart
 from hotset.train.run_folder.files import RunFolder
 from hotset.train.run_folder.weights import Weights
 

@@ -31,7 +31,7 @@ hotset export run --out exported
 python - $small <<'END'
 import sys
 
-import hotset.train.execution.embeddings as embeddings
+import hotset.train.rows.embeddings as embeddings
 from hotset.train.rows import changed_rows
 from hotset.workflows.cli import main
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from hotset.stats.batch_rows import group_lookups, of_matrix
 from hotset.tests.support.drawn_tiers import one_hot_ids
 from hotset.train.data.batch import BatchShares, EmbeddingTable, IdReader
-from hotset.train.execution.table_group import TableGroup
 from hotset.train.metrics import Meter
 from hotset.train.placements.placements import AllFast
 from hotset.train.rows.optimizers import RowOptimizer
@@ -28,6 +27,7 @@ from hotset.train.rows.step_plan import (
     StepPlan,
     Transfer,
 )
+from hotset.train.rows.table_group import TableGroup
 from hotset.train.rows.tiers import InitialValues, Layout, Tier, TrafficCounter
 from hotset.train.threads import WorkThreads
 

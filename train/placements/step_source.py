@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, cast
 from ...pipeline.errors import format_byte_size
 from ..data.batch import Batch
 from ..metrics import Kind
-from ..rows.step_plan import GroupStep, PlannedStep
+from ..rows.embeddings import Embeddings, used_slow_rows
+from ..rows.step_plan import ColdRows, GroupStep, PlannedStep
 from ..threads import Readers
-from .embeddings import Embeddings, used_slow_rows
 
 if TYPE_CHECKING:
     from ...stats.lookahead.planner import StagingPlanner
-    from ..placements.staging import ColdRows, PlanQueue, StagingPlacement
+    from .staging import PlanQueue, StagingPlacement
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class StepSource:
                 yield numbers, ()
             return
         from ...stats.lookahead.window import WINDOW_BYTES
-        from ..placements.staging import PlanQueue
+        from .staging import PlanQueue
 
         window_bytes = WINDOW_BYTES if self._window_bytes is None else self._window_bytes
         # One planner per group serves all epochs: it remembers which rows were used before, and its window.

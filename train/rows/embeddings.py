@@ -33,15 +33,14 @@ from numpy.typing import NDArray
 
 from ..data.batch import Batch, EmbeddingTable
 from ..metrics import Kind
-from ..rows.changed_rows import ChangedRows
-from ..rows.step_plan import GroupStep, PlannedStep, StepPlan, Transfer
-from ..rows.tiers import FileTier, Way
+from .changed_rows import ChangedRows
+from .step_plan import GroupStep, PlannedStep, StepPlan, Transfer
 from .table_group import TableGroup
+from .tiers import FileTier, Way
 from .transfers import Transfers, TransferThread
 
 if TYPE_CHECKING:
     from ..device import Event
-    from ..placements.fae import HotCopies
 
 
 def batches_read_together(
@@ -86,8 +85,8 @@ class Embeddings:
         self.groups = tuple(groups)
         self.transfers: Transfers[Work] = TransferThread(self.run_transfers)
         """Runs the transfers; a device has others, which are set before the first one is sent."""
-        self.hot_copies: HotCopies | None = None
-        """Copies of hot rows between the tiers, of the placement ``fae``."""
+        self.hot_copies: Any = None
+        """`placements.fae.HotCopies` of the placement ``fae``; None for others."""
         self.earlier_file_bytes = 0, 0
         """Bytes that earlier processes of the run read from spill files, and wrote."""
         self._sent: deque[tuple[int, Sequence[Transfer | None]]] = deque()

@@ -27,17 +27,16 @@ from numpy.typing import NDArray
 from ...pipeline.errors import MIB
 from ...stats.exchange import ranks_of_samples
 from ..data.batch import Batch, BatchShares, EmbeddingTable, join
-from ..placements.staging import ColdRows, StagingPlacement
-from ..ranks.exchange import ExchangeReader, GroupExchange, served_ids
-from ..ranks.messages import EXACT, CodedExchange, GroupLayout, Kind, RowMessages, sum_over_ranks
-from ..ranks.ranks import NotFiniteRowError, Ranks, sent_to_first
 from ..rows.backends import NumbaRows
+from ..rows.embeddings import Embeddings
 from ..rows.kernels import copy_rows
 from ..rows.optimizers import RowOptimizer
-from ..rows.step_plan import GroupStep, PlannedStep, StepPlan
+from ..rows.step_plan import ColdRows, GroupStep, PlannedStep, StepPlan
+from ..rows.table_group import TableGroup
 from ..threads import WorkThreads
-from .embeddings import Embeddings
-from .table_group import TableGroup
+from .exchange import ExchangeReader, GroupExchange, served_ids
+from .messages import EXACT, CodedExchange, GroupLayout, Kind, RowMessages, sum_over_ranks
+from .ranks import NotFiniteRowError, Ranks, sent_to_first
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,7 +78,6 @@ class RankedGroup(TableGroup):
 
     def cold_rows(self, batch: Batch) -> ColdRows:
         keys_U = self.exchange.keys(self.reader.by_row(self.reader.read(batch)))
-        assert isinstance(self.placement, StagingPlacement)
         return self.placement.cold_rows(self.exchange.held.served_of(keys_U))
 
 

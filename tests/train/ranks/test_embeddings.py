@@ -21,8 +21,8 @@ from hotset.train.build import build_trainer
 from hotset.train.config import ChosenExchange, TrainConfig
 from hotset.train.data.batch import BatchShares
 from hotset.train.data.shards import Part, Shards
-from hotset.train.execution import ranked_embeddings
 from hotset.train.loop import run_steps
+from hotset.train.ranks import embeddings as ranked_embeddings
 from hotset.train.ranks import messages
 from hotset.train.ranks.exchange import HeldRows
 from hotset.train.ranks.messages import Coding

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotset.train.execution.embeddings import Embeddings
-from hotset.train.execution.transfers import TransferThread
 from hotset.train.gpu.simulated_device import LateDevice
 from hotset.train.gpu.transfers import QueuedTransfers
+from hotset.train.rows.embeddings import Embeddings
+from hotset.train.rows.transfers import TransferThread
 
 
 def assert_is_set(event: threading.Event) -> None:
@@ -117,7 +117,7 @@ def test_stalls_and_work_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
             is_waited_for.set()
         return float(next(seconds))
 
-    monkeypatch.setattr("hotset.train.execution.transfers.time.perf_counter", clock)
+    monkeypatch.setattr("hotset.train.rows.transfers.time.perf_counter", clock)
     transfer_thread: TransferThread[None] = TransferThread(lambda _: assert_is_set(is_waited_for))
     transfer_thread.put(None, -1)
     transfer_thread.wait_for(0)

@@ -15,7 +15,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -24,16 +23,13 @@ from numpy.typing import NDArray
 from ...stats.batch_rows import LookupsByRow, group_lookups, of_matrix
 from ..data.batch import Batch, BatchIds, BatchShares, IdReader
 from ..metrics import Kind
-from ..rows.backends import NumbaRows, RowBackend, backend_of, fetch, initialize_rows, write_back
-from ..rows.changed_rows import ChangedRows
-from ..rows.kernels import copy_rows
-from ..rows.optimizers import RowOptimizer
-from ..rows.step_plan import GroupStep, Moves, Placement, SplitBatch, StepPlan, Transfer
-from ..rows.tiers import FileTier, InitialValues, Tier, TrafficCounter, Way
 from ..threads import WorkThreads
-
-if TYPE_CHECKING:
-    from ..placements.staging import ColdRows, StagingPlacement
+from .backends import NumbaRows, RowBackend, backend_of, fetch, initialize_rows, write_back
+from .changed_rows import ChangedRows
+from .kernels import copy_rows
+from .optimizers import RowOptimizer
+from .step_plan import ColdRows, GroupStep, Moves, Placement, SplitBatch, StepPlan, Transfer
+from .tiers import FileTier, InitialValues, Tier, TrafficCounter, Way
 
 _FLOAT32_BYTES = 4
 _ROWS_AT_ONCE = 1 << 13
@@ -262,7 +258,7 @@ class TableGroup:
 
     def cold_rows(self, batch: Batch) -> ColdRows:
         """Return the rows of a batch that need staging slots, for planning."""
-        return cast("StagingPlacement", self.placement).find_cold_rows(self.reader.read(batch))
+        return self.placement.find_cold_rows(self.reader.read(batch))
 
     def initialize(self) -> None:
         """Give every row its initial values."""

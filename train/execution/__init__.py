@@ -1,1 +1,0 @@
-"""Runs step plans: transfers, lookups and updates of embedding rows."""
