@@ -80,7 +80,7 @@ def build_embeddings(shards: Shards, config: TrainConfig, tools: RowTools) -> Em
 def attach_movers(embeddings: Embeddings, config: TrainConfig, tools: RowTools) -> None:
     """Set what runs transfers and, for ``fae``, what copies hot rows; nothing moves yet."""
     if tools.device_api is not None:
-        from .gpu.transfers import QueuedTransfers
+        from .gpu.row_moves import QueuedTransfers
 
         embeddings.transfers = QueuedTransfers(embeddings.run_transfers, tools.device_api)
     if config.placement == "fae":

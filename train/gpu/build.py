@@ -17,7 +17,7 @@ from ..model.dlrm import Dlrm
 from ..model.layers import DenseModel
 from ..step import StepParts
 from ..threads import Readers
-from .fused_dlrm import FusedAtOnce, FusedDlrm, rule_of
+from .fused_dlrm import FusedDlrm, FusedHostDense, rule_of
 from .queued_steps import QueuedSteps
 from .twins import TWINS, Kernel, choose_kernels
 
@@ -70,7 +70,7 @@ def build_queued_steps(
         # Where a GPU splits a long product, its parts are added in float32, too.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         fused = FusedDlrm(model, optimizers, rule, shards.batch_size, device, parts.dense.dtype)
-        on_host = FusedAtOnce(fused, kernels, parts.dense, shards.batch_size)
+        on_host = FusedHostDense(fused, kernels, parts.dense, shards.batch_size)
         parts = replace(parts, dense=on_host, prepare_dense=on_host.prepare, step_dense=[on_host.step])
     return QueuedSteps(
         device,

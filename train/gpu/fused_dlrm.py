@@ -4,7 +4,7 @@ The interaction reads rows straight from the tier, and gradients go straight to 
 no (B, F, D) tensor of embeddings is written. All shapes are those of a whole batch: a short batch is padded
 with samples of zeros whose gradient is zero, so the work can be recorded once and replayed. The products
 multiply float32 or bfloat16 numbers and add in float32; the weights, the sums of their gradients and the last
-layer are always float32. `FusedAtOnce` runs the same layers synchronously, on embeddings looked up before.
+layer are always float32. `FusedHostDense` runs the same layers synchronously, on embeddings looked up before.
 
 B samples, K dense features, F tables, D embedding_dim, P inputs of the top MLP, N outputs of a layer.
 """
@@ -403,7 +403,7 @@ def keeps_float32_sums(device: torch.device, dtype: torch.dtype) -> bool:
     return True
 
 
-class FusedAtOnce:
+class FusedHostDense:
     """Runs the same kernels on embeddings looked up before, with equal bits.
 
     Args:

@@ -281,12 +281,12 @@ class PackedRoom:
 
     num_samples: int
     num_dense: int
-    widths: tuple[BatchRoom, ...]
+    groups: tuple[BatchRoom, ...]
     """The lookups of each table group."""
     num_rates: tuple[int, ...]
-    """Numbers of the row optimizer of each width."""
+    """Numbers of the row optimizer of each table group."""
     num_moves: int
-    """Rows to move, of all widths and both ways."""
+    """Rows to move, of all table groups and both ways."""
 
     @cached_property
     def sections(self) -> Mapping[str, Section]:
@@ -315,7 +315,7 @@ class PackedRoom:
 
     @property
     def rate_places(self) -> list[slice]:
-        """The places among `rates` of the dense layers and of each width."""
+        """The places among `rates` of the dense layers and of each table group."""
         places = []
         for name in self._rate_names:
             section = self.sections[name]
@@ -325,7 +325,7 @@ class PackedRoom:
 
     @property
     def _rate_names(self) -> list[str]:
-        return ["dense_rates", *(f"rates{width}" for width in range(len(self.widths)))]
+        return ["dense_rates", *(f"rates{group}" for group in range(len(self.groups)))]
 
     def _lists(self) -> Iterator[tuple[str, int, torch.dtype]]:
         yield "label", self.num_samples, torch.uint8
@@ -333,19 +333,19 @@ class PackedRoom:
         # Side by side, because they are known last and written last.
         for name, count in zip(self._rate_names, (2, *self.num_rates), strict=True):
             yield name, count, torch.float32
-        for width, room in enumerate(self.widths):
+        for group, room in enumerate(self.groups):
             # Tensors without memory, for their sizes and types.
             lists = room.new_lists(torch.device("meta"))
             for name, tensor in lists._asdict().items():
-                yield f"{name}{width}", tensor.numel(), tensor.dtype
-        yield "move_places", _PLACE_NUMBERS * len(MOVES) * len(self.widths), torch.int32
+                yield f"{name}{group}", tensor.numel(), tensor.dtype
+        yield "move_places", _PLACE_NUMBERS * len(MOVES) * len(self.groups), torch.int32
         yield "moves", 2 * self.num_moves, torch.int32
 
-    def with_room_for(self, widths: Sequence[HostLists], num_moves: int) -> PackedRoom:
+    def with_room_for(self, groups: Sequence[HostLists], num_moves: int) -> PackedRoom:
         """This room, or more where a batch does not fit."""
         # Only what depends on the lookups grows; samples and tables are fixed for a run.
         rooms = []
-        for room, lists in zip(self.widths, widths, strict=True):
+        for room, lists in zip(self.groups, groups, strict=True):
             rooms.append(
                 replace(
                     room,
@@ -354,20 +354,20 @@ class PackedRoom:
                     num_staged=_grown(room.num_staged, lists.staged_C.size),
                 )
             )
-        grown = replace(self, widths=tuple(rooms), num_moves=_grown(self.num_moves, num_moves))
+        grown = replace(self, groups=tuple(rooms), num_moves=_grown(self.num_moves, num_moves))
         # The same object where nothing grew: steps compare by identity, and record again where it changed.
         return self if grown == self else grown
 
-    def lists_on(self, packed: torch.Tensor, width: int) -> BatchLists:
-        """The lookups of a width as views of a packed batch."""
-        return BatchLists(*(self.sections[f"{name}{width}"].of(packed) for name in BatchLists._fields))
+    def lists_on(self, packed: torch.Tensor, group: int) -> BatchLists:
+        """The lookups of a table group as views of a packed batch."""
+        return BatchLists(*(self.sections[f"{name}{group}"].of(packed) for name in BatchLists._fields))
 
     def moves_on(self, packed: torch.Tensor) -> list[list[RowMoves]]:
         """Return the rows to move of each table group and list of `MOVES`.
 
         They are views of a packed batch: the same memory in all batches of this room.
         """
-        places = self.sections["move_places"].of(packed).view(len(self.widths), len(MOVES), -1)
+        places = self.sections["move_places"].of(packed).view(len(self.groups), len(MOVES), -1)
         numbers = self.sections["moves"].of(packed)
         return [[RowMoves(place[:3], numbers, numbers) for place in of_width] for of_width in places]
 
@@ -406,7 +406,7 @@ class PackedBatch:
     target: torch.Tensor | None = None
     """Where these bytes go on the device, once there is memory for such batches."""
     sent_rows: tuple[NDArray[np.int64], ...] = ()
-    """Slots on the slow tier of the distinct rows of each width, where these are sent with the step."""
+    """Slots on the slow tier of the distinct rows of each table group, where these are sent with the step."""
 
     @property
     def num_bytes(self) -> int:
@@ -418,7 +418,7 @@ def pack(
     slot: torch.Tensor,
     label_B: NDArray[np.float32],
     dense_BK: NDArray[np.float32],
-    widths: Sequence[HostLists],
+    groups: Sequence[HostLists],
     moves: Sequence[Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]],
 ) -> PackedBatch:
     """Write a batch, which has room, to a range of bytes.
@@ -428,8 +428,8 @@ def pack(
         slot: (at least ``room.num_bytes``,) uint8 of the host, written.
         label_B: each 0 or 1.
         dense_BK: of the samples.
-        widths: lookups of each width.
-        moves: of each width and list of `MOVES` the rows that are read, and where they are written.
+        groups: lookups of each table group.
+        moves: of each table group and list of `MOVES` the rows that are read, and where they are written.
     """
 
     packed = slot.numpy()
@@ -447,21 +447,21 @@ def pack(
     put("dense", dense_BK)
     # Dense layers take as many samples of every batch, so a short one is padded with zeros.
     place_of("dense")[dense_BK.size :] = 0
-    for width, lists in enumerate(widths):
+    for group, lists in enumerate(groups):
         lookups, layout = lists.lookups, lists.layout
-        put(f"num_samples_1{width}", np.array([num_samples]))
-        put(f"order_offsets_F1{width}", np.arange(layout.num_tables + 1) * num_samples)
-        put(f"rows_U{width}", lookups.rows_U)
-        put(f"row_offsets_F1{width}", lookups.first_F1)
-        put(f"staged_C{width}", lists.staged_C)
+        put(f"num_samples_1{group}", np.array([num_samples]))
+        put(f"order_offsets_F1{group}", np.arange(layout.num_tables + 1) * num_samples)
+        put(f"rows_U{group}", lookups.rows_U)
+        put(f"row_offsets_F1{group}", lookups.first_F1)
+        put(f"staged_C{group}", lists.staged_C)
         # Numbers within each table; the device adds the offsets itself.
-        places = PackedLookups(*(place_of(f"{name}{width}") for name in PackedLookups._fields))
+        places = PackedLookups(*(place_of(f"{name}{group}") for name in PackedLookups._fields))
         pack_lookups(lookups, num_samples, layout.first_F, layout.last_F, places)
         assert places.staged_offsets_F1[layout.num_tables] == lists.staged_C.size, (
             "the plan lists too few rows"
         )
     # Kernels read where the lists of rows to move begin from a fixed place.
-    move_places = place_of("move_places").reshape(len(widths), len(MOVES), _PLACE_NUMBERS)
+    move_places = place_of("move_places").reshape(len(groups), len(MOVES), _PLACE_NUMBERS)
     numbers = place_of("moves")
     first = 0
     for of_width, places_of_width in zip(moves, move_places, strict=True):
@@ -562,8 +562,8 @@ class SentRates:
 
 
 @dataclass(frozen=True, slots=True)
-class WidthTensors:
-    """The tensors of one width."""
+class GroupTensors:
+    """The tensors of one table group."""
 
     rows: TableGroup
     fast: RowTensors
@@ -573,16 +573,16 @@ class WidthTensors:
     root_scales_T: torch.Tensor
 
     @classmethod
-    def of(cls, width: TableGroup, device: Device) -> WidthTensors:
+    def of(cls, group: TableGroup, device: Device) -> GroupTensors:
         """Take the tensors of both tiers, and copy the kernels' other inputs."""
-        fast, slow = width.fast, width.slow
+        fast, slow = group.fast, group.slow
         return cls(
-            width,
+            group,
             RowTensors(fast.weights_SD, fast.state_SW),
             RowTensors(slow.weights_SD, slow.state_SW),
             SlotLayout.of(fast.layout, device.torch_device),
-            SeedTables.of(slow.layout, width.initial, device.torch_device),
-            torch.from_numpy(width.optimizer.root_scales).to(device.torch_device),
+            SeedTables.of(slow.layout, group.initial, device.torch_device),
+            torch.from_numpy(group.optimizer.root_scales).to(device.torch_device),
         )
 
     @property

@@ -25,11 +25,11 @@ from .packed_batch import (
     BatchLists,
     BatchRoom,
     DecodedBatch,
+    GroupTensors,
     PackedBatch,
     PackedRoom,
     RowMoves,
     StepNumbers,
-    WidthTensors,
 )
 
 # ruff: noqa: N815  (tensors carry shape suffixes)
@@ -44,11 +44,11 @@ class StepInputs:
     dense_BK: torch.Tensor
     dense_rates_2: torch.Tensor
     lists: list[BatchLists]
-    """The lookups of each width."""
+    """The lookups of each table group."""
     rates: list[torch.Tensor]
-    """Numbers of the row optimizer of each width."""
+    """Numbers of the row optimizer of each table group."""
     moves: list[list[RowMoves]]
-    """The rows to move, of each width and list of `packed_batch.MOVES`."""
+    """The rows to move, of each table group and list of `packed_batch.MOVES`."""
     copied: Event
     """When the batch has arrived."""
     read: Event | None = None
@@ -66,15 +66,15 @@ class StepInputs:
             room.sections["label"].of(packed),
             room.sections["dense"].of(packed).view(room.num_samples, room.num_dense),
             room.sections["dense_rates"].of(packed),
-            [room.lists_on(packed, width) for width in range(len(room.widths))],
-            [room.sections[f"rates{width}"].of(packed) for width in range(len(room.widths))],
+            [room.lists_on(packed, group) for group in range(len(room.groups))],
+            [room.sections[f"rates{group}"].of(packed) for group in range(len(room.groups))],
             room.moves_on(packed),
             device.record("copies"),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class WidthWork:
+class GroupWork:
     """Memory of a step for one table group."""
 
     decoded: DecodedBatch
@@ -84,7 +84,7 @@ class WidthWork:
     partials_LKD: torch.Tensor
 
     @classmethod
-    def of(cls, room: BatchRoom, embedding_dim: int, device: Device, *, has_vectors: bool) -> WidthWork:
+    def of(cls, room: BatchRoom, embedding_dim: int, device: Device, *, has_vectors: bool) -> GroupWork:
         """Allocate the memory of a step on batches that fit in ``room``."""
         shape = [room.num_samples, room.num_tables, embedding_dim]
         return cls(
@@ -186,7 +186,7 @@ class DevicePasses:
         device: runs it.
         parts: what steps work on.
         kernels: of the device.
-        widths: tensors of the rows of each width.
+        groups: tensors of the rows of each table group.
         fused: the dense layers as kernels; None: the step in ``parts`` passes them.
         recorded: queues work with fixed memory.
     """
@@ -196,25 +196,25 @@ class DevicePasses:
         device: Device,
         parts: StepParts,
         kernels: Kernels,
-        widths: Sequence[WidthTensors],
+        groups: Sequence[GroupTensors],
         fused: FusedDlrm | None,
         recorded: RecordedWork,
     ) -> None:
         self._device = device
         self._parts = parts
         self._kernels = kernels
-        self._widths = widths
+        self._groups = groups
         self._fused = fused
         self._recorded = recorded
-        self._work: list[WidthWork] = []
+        self._work: list[GroupWork] = []
         self._sent: list[SentRows] = []
         """Memory of rows that stay on the host; none before the first step that sends some."""
 
     def make_room(self, room: PackedRoom) -> None:
         """Allocate memory for batches of these sizes; the device is idle."""
         self._work = [
-            WidthWork.of(sizes, width.dim, self._device, has_vectors=self._fused is None)
-            for sizes, width in zip(room.widths, self._widths, strict=True)
+            GroupWork.of(sizes, group.dim, self._device, has_vectors=self._fused is None)
+            for sizes, group in zip(room.groups, self._groups, strict=True)
         ]
         self._sent = []
 
@@ -250,9 +250,9 @@ class DevicePasses:
         """
         device = self._device
         if not self._sent:
-            sizes = zip(packed.room.widths, self._widths, strict=True)
-            self._sent = [SentRows.of(room, width.dim, device) for room, width in sizes]
-        hosts = [width.rows.in_place for width in self._widths]
+            sizes = zip(packed.room.groups, self._groups, strict=True)
+            self._sent = [SentRows.of(room, group.dim, device) for room, group in sizes]
+        hosts = [group.rows.in_place for group in self._groups]
         sent = list(zip(hosts, step.parts, packed.sent_rows, self._sent, strict=True))
         for host, part, slots_U, memory in sent:
             rows_UD = memory.on_host_UD[: slots_U.size]
@@ -289,7 +289,7 @@ class DevicePasses:
 
     def _whole_step(self, inputs: StepInputs) -> None:
         """Queue all of a step whose dense layers are kernels."""
-        self._pass_fused(inputs, self._widths[0].fast.weights_SD)
+        self._pass_fused(inputs, self._groups[0].fast.weights_SD)
         self._update(inputs)
         self._step_fused(inputs)
 
@@ -300,8 +300,8 @@ class DevicePasses:
     def _pass_fused(self, inputs: StepInputs, weights_SD: torch.Tensor) -> None:
         """Queue everything up to the gradient of each lookup, of rows in ``weights_SD``."""
         assert self._fused is not None
-        (width,), (work,), (lists,) = self._widths, self._work, inputs.lists
-        self._launch("decode_batch", lists, width.layout, work.decoded)
+        (group,), (work,), (lists,) = self._groups, self._work, inputs.lists
+        self._launch("decode_batch", lists, group.layout, work.decoded)
         dense_inputs = DenseInputs(
             inputs.label_B,
             inputs.dense_BK,
@@ -318,17 +318,17 @@ class DevicePasses:
 
     def _look_up(self, inputs: StepInputs) -> None:
         """Queue the vectors of all lookups."""
-        self._gather(inputs, [width.fast.weights_SD for width in self._widths])
+        self._gather(inputs, [group.fast.weights_SD for group in self._groups])
 
     def _look_up_sent(self, inputs: StepInputs) -> None:
         self._gather(inputs, [memory.near_UD for memory in self._sent])
 
     def _gather(self, inputs: StepInputs, tables: Sequence[torch.Tensor]) -> None:
-        """Queue the vectors of all lookups, of rows of each width in ``tables``."""
-        for width, weights_SD, work, lists in zip(
-            self._widths, tables, self._work, inputs.lists, strict=True
+        """Queue the vectors of all lookups, of rows of each table group in ``tables``."""
+        for group, weights_SD, work, lists in zip(
+            self._groups, tables, self._work, inputs.lists, strict=True
         ):
-            self._launch("decode_batch", lists, width.layout, work.decoded)
+            self._launch("decode_batch", lists, group.layout, work.decoded)
             slots_BF = work.decoded.slots_BF
             self._launch("gather_rows", weights_SD, slots_BF, lists.num_samples_1, work.vectors_BFD)
 
@@ -340,11 +340,11 @@ class DevicePasses:
 
     def _update(self, inputs: StepInputs) -> None:
         """Queue one optimizer step on every row of the batch."""
-        for width, work, lists, rates_T in zip(
-            self._widths, self._work, inputs.lists, inputs.rates, strict=True
+        for group, work, lists, rates_T in zip(
+            self._groups, self._work, inputs.lists, inputs.rates, strict=True
         ):
-            numbers = StepNumbers(rates_T, width.root_scales_T)
-            optimizer = width.rows.optimizer
+            numbers = StepNumbers(rates_T, group.root_scales_T)
+            optimizer = group.rows.optimizer
             self._launch(
                 "sum_and_step",
                 lists,
@@ -353,7 +353,7 @@ class DevicePasses:
                 work.partials_LKD,
                 optimizer,
                 numbers,
-                width.fast,
+                group.fast,
             )
 
     def _train_dense(self, inputs: StepInputs, num_samples: int, number: int, loss_1: torch.Tensor) -> None:

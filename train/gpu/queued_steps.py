@@ -46,12 +46,12 @@ from ..threads import PLACES_AT_A_TIME, Readers
 from .fused_dlrm import FusedDlrm
 from .packed_batch import (
     BatchRoom,
+    GroupTensors,
     HostLists,
     InputRing,
     PackedBatch,
     PackedRoom,
     SentRates,
-    WidthTensors,
     pack,
 )
 from .passes import DevicePasses, Kernels, RecordedWork, StepInputs
@@ -95,7 +95,7 @@ class InPlaceSteps:
         self._parts = parts
         self._shapes = [[batch_size], [batch_size, num_dense]]
         self._shapes += [
-            [batch_size, len(width.tables), width.embedding_dim] for width in parts.embeddings.groups
+            [batch_size, len(group.tables), group.embedding_dim] for group in parts.embeddings.groups
         ]
 
     @staticmethod
@@ -115,7 +115,7 @@ class InPlaceSteps:
             rates: learning rates of the step.
             loss_1: (1,) float64 on the device, written.
         """
-        widths = self._parts.embeddings.groups
+        groups = self._parts.embeddings.groups
         device, count = self._device, step.batch.num_samples
         host, near = self._host.cut(count), self._near.cut(count)
         # Labels and dense values are on their way while the host looks up.
@@ -123,8 +123,8 @@ class InPlaceSteps:
         host.dense_BK.copy_(step.batch.dense_BK)
         device.copy("copies", host.label_B, near.label_B)
         device.copy("copies", host.dense_BK, near.dense_BK)
-        for width, part, host_BFD, near_BFD in zip(widths, step.parts, host.rows, near.rows, strict=True):
-            width.in_place.look_up_bags(part, _by_bag(width, host_BFD))
+        for group, part, host_BFD, near_BFD in zip(groups, step.parts, host.rows, near.rows, strict=True):
+            group.in_place.look_up_bags(part, _by_bag(group, host_BFD))
             device.copy("copies", host_BFD, near_BFD)
         device.wait("compute", device.record("copies"))
         device.launch("compute", self._pass_dense, step.batch, near, number, loss_1)
@@ -135,8 +135,8 @@ class InPlaceSteps:
         landed = device.record("moves")
         device.launch("compute", self._step_dense, rates.dense)
         device.wait_on_host(landed)
-        for width, part, grad_BFD in zip(widths, step.parts, host.rows, strict=True):
-            width.in_place.update(part, _by_bag(width, grad_BFD), rates.rows)
+        for group, part, grad_BFD in zip(groups, step.parts, host.rows, strict=True):
+            group.in_place.update(part, _by_bag(group, grad_BFD), rates.rows)
         self._parts.embeddings.mark_updated(step)
 
     @cached_property
@@ -170,7 +170,7 @@ class _Buffers:
     label_B: torch.Tensor
     dense_BK: torch.Tensor
     rows: Sequence[torch.Tensor]
-    """(B, F, D) of each width: vectors, then their gradients."""
+    """(B, F, D) of each table group: vectors, then their gradients."""
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor]) -> _Buffers:
@@ -181,8 +181,8 @@ class _Buffers:
         return _Buffers.of([each[:num_samples] for each in (self.label_B, self.dense_BK, *self.rows)])
 
 
-def _by_bag(width: TableGroup, values_BFD: torch.Tensor) -> torch.Tensor:
-    return values_BFD.view(-1, width.embedding_dim)
+def _by_bag(group: TableGroup, values_BFD: torch.Tensor) -> torch.Tensor:
+    return values_BFD.view(-1, group.embedding_dim)
 
 
 _LOSSES_AT_ONCE = 256
@@ -225,16 +225,16 @@ class QueuedSteps:
         self._parts = parts
         self._on_host = HostSteps(parts)
         self._in_place = InPlaceSteps(device, parts, batch_size, num_dense)
-        self._widths = [WidthTensors.of(width, device) for width in parts.embeddings.groups]
+        self._groups = [GroupTensors.of(group, device) for group in parts.embeddings.groups]
         self._recorded = RecordedWork(device, is_recorded=is_recorded)
-        self._passes = DevicePasses(device, parts, kernels, self._widths, fused, self._recorded)
+        self._passes = DevicePasses(device, parts, kernels, self._groups, fused, self._recorded)
         # Layouts of a device that holds no rows, where all are sent with the step.
-        sizes = [[0] * len(width.tables) for width in parts.embeddings.groups]
+        sizes = [[0] * len(group.tables) for group in parts.embeddings.groups]
         self._no_rows = [Layout.of(zeros, zeros) for zeros in sizes]
-        self.moves = choose_moves(device, kernels, self._widths, parts.embeddings)
+        self.moves = choose_moves(device, kernels, self._groups, parts.embeddings)
         """The mover of the rows of steps."""
         # The kernels add up a batch as one.
-        self._has_shares = any(width.shares.num_shares > 1 for width in parts.embeddings.groups)
+        self._has_shares = any(group.shares.num_shares > 1 for group in parts.embeddings.groups)
         self._readers = readers
         self._ring = InputRing(device, num_ahead + readers.num_threads + PLACES_AT_A_TIME - 1)
         self._num_inputs = num_ahead
@@ -247,8 +247,8 @@ class QueuedSteps:
         self._packing_room = PackedRoom(
             batch_size,
             num_dense,
-            tuple(BatchRoom(batch_size, len(width.tables), 0, 0, 0) for width in parts.embeddings.groups),
-            tuple(width.optimizer.step_rates(0.0).size for width in parts.embeddings.groups),
+            tuple(BatchRoom(batch_size, len(group.tables), 0, 0, 0) for group in parts.embeddings.groups),
+            tuple(group.optimizer.step_rates(0.0).size for group in parts.embeddings.groups),
             0,
         )
         self._made: tuple[PackedRoom | None, list[StepInputs]] = None, []
@@ -256,7 +256,7 @@ class QueuedSteps:
         threads that pack read it."""
         self._rates = SentRates(
             self._packing_room,
-            [width.optimizer for width in parts.embeddings.groups],
+            [group.optimizer for group in parts.embeddings.groups],
             None if fused is None else fused.next_rates,
         )
         self._losses: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -281,19 +281,19 @@ class QueuedSteps:
             return step
         # The lists of each table group: lookups by row, the slots of staged rows, and the rows to move. Rows
         # that are sent keep their order.
-        widths = []
+        groups = []
         moves = []
-        for width, nothing, part in zip(self._widths, self._no_rows, step.parts, strict=True):
-            layout = nothing if sends_rows else width.rows.fast.layout
+        for group, nothing, part in zip(self._groups, self._no_rows, step.parts, strict=True):
+            layout = nothing if sends_rows else group.rows.fast.layout
             staged_U = np.arange(part.lookups.num_rows) if sends_rows else part.plan.staged_U
             lists = HostLists.of(
                 part.lookups, layout, np.empty(0, np.int64) if staged_U is None else staged_U
             )
-            widths.append(lists)
+            groups.append(lists)
             moves.append(self.moves.lists_of(part))
         # A batch larger than all before it enlarges the room; memory on the device follows in `train`.
         num_moves = sum(sources_N.size for of_width in moves for sources_N, _ in of_width)
-        self._packing_room = self._packing_room.with_room_for(widths, num_moves)
+        self._packing_room = self._packing_room.with_room_for(groups, num_moves)
         # The whole batch goes to a slot of pinned memory, ready for its one copy. Slots are taken in the
         # order of the steps, and filled by whichever reader is free.
         slot = self._ring.take(self._packing_room.num_bytes)
@@ -307,7 +307,7 @@ class QueuedSteps:
             slot,
             batch.label_B.numpy(),
             batch.dense_BK.numpy(),
-            widths,
+            groups,
             moves,
         )
         packing = Packing()
@@ -328,8 +328,8 @@ class QueuedSteps:
         packed = pack(room, *arguments)
         # Rows that are sent with the step are named here.
         sent_rows = [
-            width.rows.in_place.slots_of_rows(lookups)
-            for width, lookups in zip(self._widths, sent, strict=False)
+            group.rows.in_place.slots_of_rows(lookups)
+            for group, lookups in zip(self._groups, sent, strict=False)
         ]
         # Batches are sent in their order, so it is known where they go: views are made here, not in the loop.
         made_for, inputs = self._made

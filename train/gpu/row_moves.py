@@ -1,7 +1,8 @@
 """Moves rows of queued steps between the tiers: by kernels, or by the host.
 
-Kernels read and write the slow tier in pinned memory, by lists that come with the batch. Rows in a file, or
-in memory that cannot be pinned, are moved by the host while the device is idle.
+Kernels read and write the slow tier in pinned memory. A transfer of a step is queued with the step, whose
+copy includes its lists; the host only queues. Other transfers, such as the flush of an epoch, and those of
+rows in a file or in memory that cannot be pinned, are run by the host while the device is idle.
 
 Threads of the host that gather rows for a copy were tried on an H100. They moved up to 1.4 times the rows per
 second at dim 16 and half of them at dim 128, and training was no faster.
@@ -10,7 +11,9 @@ second at dim 16 and half of them at dim 128, and training was no faster.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,8 +23,8 @@ from ..device import Device, Event
 from ..metrics import Kind
 from ..rows.embeddings import Embeddings
 from ..rows.step_plan import GroupStep, Transfer
-from .packed_batch import MOVES, RowMoves, RowTensors, WidthTensors
-from .transfers import QueuedTransfers
+from ..rows.transfers import Transfers, Work
+from .packed_batch import MOVES, GroupTensors, RowMoves, RowTensors
 
 _log = logging.getLogger(__name__)
 
@@ -29,9 +32,83 @@ MovedRows = list[tuple[NDArray[np.int64], NDArray[np.int64]]]
 """Sources and targets of each of `MOVES`."""
 _NONE = np.empty(0, np.int64)
 _NO_ROWS: MovedRows = [(_NONE, _NONE)] * len(MOVES)
-Work = tuple[tuple[Transfer | None, ...], Kind]
-"""One transfer per width, and the kind of work they count as."""
+_StepWork = tuple[tuple[Transfer | None, ...], Kind]
+"""One transfer per table group, and the kind of work they count as."""
 Kernels = Mapping[str, Callable[..., None]]
+
+
+class QueuedTransfers(Transfers[Work]):
+    """The items of a run on a device.
+
+    Args:
+        run: does the work of an item on the host, synchronously, while the device is idle.
+        device: runs the items of steps.
+    """
+
+    def __init__(self, run: Callable[[Work], None], device: Device) -> None:
+        super().__init__(run)
+        self._device = device
+        # The thread that plans ahead puts items; that of the steps takes them.
+        self._lock = threading.Lock()
+        self._computed: dict[int, Event] = {}
+        """When batches are computed that items to come may wait for."""
+
+    @property
+    def num_done(self) -> int:
+        with self._lock:
+            return self.num_items - len(self._queue)
+
+    def put(self, work: Work, after: int) -> int:
+        with self._lock:
+            return super().put(work, after)
+
+    def begin(self, number: int) -> Work:
+        """Make moves wait for what item ``number`` waits for; return its work.
+
+        Items before it that belong to no step are run first.
+        """
+        self._run_before(number)
+        with self._lock:
+            item = self._queue.popleft()
+        assert item.number == number
+        # The stream runs in order: having waited for the events up to ``after`` once, later items need not.
+        for batch in [batch for batch in self._computed if batch <= item.after]:
+            self._device.wait("moves", self._computed.pop(batch))
+        return item.work
+
+    def wait_for(self, number: int) -> None:
+        """Run an item, and those before it, synchronously, while the device is idle."""
+        self._run_before(number + 1)
+
+    def mark_computed(self, number: int, computed: Event | None = None) -> None:
+        """Mark the batch of item ``number`` as computed by all queued work."""
+        self._computed[number] = computed or self._device.record("compute")
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let the device finish; items not yet begun are left for later."""
+        self._device.synchronize()
+        yield
+        # What the block asked of a GPU outside its streams is over before they continue.
+        self._device.synchronize()
+
+    def drain(self) -> None:
+        self._run_before(self.num_items)
+        self._device.synchronize()
+
+    def close(self) -> None:
+        self._queue.clear()
+        self._device.synchronize()
+        self._device.close()
+
+    def _run_before(self, number: int) -> None:
+        """Run the items before ``number`` that are left."""
+        while self._queue and self._queue[0].number < number:
+            with self._lock:
+                item = self._queue.popleft()
+            self._device.synchronize()
+            self._computed.clear()
+            self._run(item.work)
 
 
 class StepMoves(Protocol):
@@ -73,12 +150,12 @@ class MovesByKernel:
         self,
         device: Device,
         kernels: Kernels,
-        widths: Sequence[WidthTensors],
-        transfers: QueuedTransfers[Work],
+        groups: Sequence[GroupTensors],
+        transfers: QueuedTransfers[_StepWork],
     ) -> None:
         self._device = device
         self._kernels = kernels
-        self._groups = [each.rows for each in widths]
+        self._groups = [each.rows for each in groups]
         # Kernel, source and target of each of `MOVES`.
         self._ways: list[tuple[tuple[str, Any, RowTensors], ...]] = [
             (
@@ -86,7 +163,7 @@ class MovesByKernel:
                 ("move_rows", each.slow, each.fast),
                 ("make_rows", each.seeds, each.fast),
             )
-            for each in widths
+            for each in groups
         ]
         self._transfers = transfers
 
@@ -118,12 +195,12 @@ class MovesByKernel:
                 self._device.launch("moves", self._kernels[name], of_kind, source, target)
 
 
-class MovesAtOnce:
+class MovesByHost:
     """Moves rows on the host while the device is idle, if there are any to move."""
 
     name: str | None = None
 
-    def __init__(self, transfers: QueuedTransfers[Work]) -> None:
+    def __init__(self, transfers: QueuedTransfers[_StepWork]) -> None:
         self._transfers = transfers
 
     def lists_of(self, part: GroupStep) -> MovedRows:
@@ -138,33 +215,33 @@ class MovesAtOnce:
 
 
 def choose_moves(
-    device: Device, kernels: Kernels, widths: Sequence[WidthTensors], embeddings: Embeddings
+    device: Device, kernels: Kernels, groups: Sequence[GroupTensors], embeddings: Embeddings
 ) -> StepMoves:
     """Choose what moves the rows of a run, before its first step.
 
     Args:
         device: runs the steps.
         kernels: of the device.
-        widths: tensors of the rows.
+        groups: tensors of the rows.
         embeddings: the same rows, whose transfers are not begun.
     """
     queued = embeddings.transfers
     assert isinstance(queued, QueuedTransfers), "host and device take turns"
-    if any(each.has_file for each in widths) or not any(map(_has_staging, widths)):
+    if any(each.has_file for each in groups) or not any(map(_has_staging, groups)):
         # Copies of all hot rows (fae) are faster from pinned memory.
-        for each in widths:
+        for each in groups:
             if each.holds_rows and not each.has_file:
                 each.pin_slow(device)
-        return MovesAtOnce(queued)
+        return MovesByHost(queued)
     # A system may refuse to pin many pages, and those of a mapped file.
-    if not all([each.pin_slow(device) for each in widths]):
+    if not all([each.pin_slow(device) for each in groups]):
         _log.warning("the slow tier cannot be pinned, so the device waits while the host moves rows")
-        return MovesAtOnce(queued)
-    return MovesByKernel(device, kernels, widths, queued)
+        return MovesByHost(queued)
+    return MovesByKernel(device, kernels, groups, queued)
 
 
-def _has_staging(width: WidthTensors) -> bool:
-    """Return whether rows of a width move between the tiers."""
-    group = width.rows
+def _has_staging(tensors: GroupTensors) -> bool:
+    """Return whether rows of a table group move between the tiers."""
+    group = tensors.rows
     has_slots = group.fast.num_slots > group.fast.layout.num_own_slots
     return has_slots and group.slow.layout.num_own_slots > 0

@@ -21,7 +21,7 @@ from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.build import build_trainer
 from hotset.train.config import CheckpointSettings, PlacementName, TrainConfig
 from hotset.train.data.shards import Shards
-from hotset.train.gpu.fused_dlrm import FusedAtOnce, keeps_float32_sums
+from hotset.train.gpu.fused_dlrm import FusedHostDense, keeps_float32_sums
 from hotset.train.gpu.queued_steps import QueuedSteps
 from hotset.train.loop import Trainer
 from hotset.train.recipe_options import parse_interval
@@ -151,7 +151,7 @@ def test_a_step_at_once_copies_nothing_from_the_host(tmp_path: Path, monkeypatch
     trainer = build_trainer(shards, TrainConfig(kernels="torch", **fields, **LAYERS))
     assert isinstance(trainer.runner, QueuedSteps)
     at_once = trainer.runner._parts.dense
-    assert isinstance(at_once, FusedAtOnce)
+    assert isinstance(at_once, FusedHostDense)
     batch = shards.training_batch(0)
     copied: list[str] = []
 

@@ -102,7 +102,7 @@ def test_room_grows_and_does_not_shrink(rng: np.random.Generator) -> None:
     small, large = host_lists(7, rng), host_lists(700, rng)
     room = room_for(700)
     grown = room.with_room_for([large], 10)
-    assert grown.widths[0].num_rows >= large.lookups.num_rows and grown.num_bytes > room.num_bytes
+    assert grown.groups[0].num_rows >= large.lookups.num_rows and grown.num_bytes > room.num_bytes
     assert grown.with_room_for([small], 3) is grown
     assert grown.with_room_for([small], 1000) == replace(grown, num_moves=1250)
 

@@ -38,8 +38,8 @@ from hotset.train.gpu import queued_steps as step_module
 from hotset.train.gpu import twins
 from hotset.train.gpu.packed_batch import InputRing, RowMoves, RowTensors
 from hotset.train.gpu.queued_steps import QueuedSteps
+from hotset.train.gpu.row_moves import QueuedTransfers
 from hotset.train.gpu.simulated_device import LateDevice
-from hotset.train.gpu.transfers import QueuedTransfers
 from hotset.train.gpu.twins import move_rows
 from hotset.train.loop import Trainer
 from hotset.train.placements.fae import Fae, HotCopies
