@@ -17,32 +17,22 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from ...pipeline.schema.schema import Schema, schema_named
+from ...pipeline.schema.schema import schema_named
 from ...stats.ranking.row_bytes import row_bytes
 
 if TYPE_CHECKING:
     from ...pipeline.preprocess import PreprocessConfig
 
-_Result = TypeVar("_Result")
-_CRITEO = schema_named("criteo-kaggle")
+_SCHEMA = schema_named("criteo-kaggle")
 
 
 def polars_preprocess(
-    log: Path,
-    out: Path,
-    schema: Schema,
-    *,
-    hot_rows: int,
-    eval_fraction: float = 1 / 7,
-    batch_size: int = 2048,
-    seed: int = 0,
+    log: Path, out: Path, *, hot_rows: int, eval_fraction: float, batch_size: int, seed: int
 ) -> dict[str, Any]:
     """Write a raw log as ``{hot_only,mixed,evaluation}.arrow`` in ``out``, a record batch per training batch.
 
@@ -51,53 +41,37 @@ def polars_preprocess(
         eval_fraction: share of the log, its last samples, kept for evaluation.
 
     Returns:
-        ``samples`` by kind, ``num_hot`` of each table, and seconds of each step in ``stages``.
+        ``samples`` by kind, and ``num_hot`` of each table.
     """
-    stages: dict[str, dict[str, float]] = {}
-    # The same stages under the same names as hotset's, so that their times can be compared.
-    columns = _timed(stages, "scan", lambda: scan(log, schema))
+    columns = scan(log)
     num_train = columns.height - int(columns.height * eval_fraction)
-    vocabulary = _timed(stages, "count", lambda: rank_categories(columns.head(num_train), schema))
-    num_hot = _timed(stages, "split", lambda: hot_rows_of_tables(vocabulary, hot_rows))
-    samples = _timed(stages, "encode", lambda: encode(columns, vocabulary, num_hot, schema))
-    kinds = _timed(stages, "shuffle", lambda: shuffle(samples, num_train, seed))
-    _timed(stages, "write", lambda: write(kinds, out, batch_size))
-    counts = {name: kind.height for name, kind in kinds.items()}
-    return {"samples": counts, "num_hot": num_hot, "stages": stages}
+    vocabulary = rank_categories(columns.head(num_train))
+    num_hot = hot_rows_of_tables(vocabulary, hot_rows)
+    kinds = shuffle(encode(columns, vocabulary, num_hot), num_train, seed)
+    write(kinds, out, batch_size)
+    return {"samples": {name: kind.height for name, kind in kinds.items()}, "num_hot": num_hot}
 
 
-def _timed(stages: dict[str, dict[str, float]], name: str, step: Callable[[], _Result]) -> _Result:
-    """Run one step and note its seconds under ``name``."""
-    wall_start = time.perf_counter()
-    cpu_start = time.process_time()
-    result = step()
-    stages[name] = {
-        "wall_seconds": time.perf_counter() - wall_start,
-        "cpu_seconds": time.process_time() - cpu_start,
-    }
-    return result
-
-
-def csv_options(schema: Schema) -> dict[str, Any]:
+def csv_options() -> dict[str, Any]:
     """Return the options that describe the log's format to Polars."""
     types: dict[str, Any] = {"label": pl.Float32}
-    types |= dict.fromkeys(schema.dense, pl.Int32) | dict.fromkeys(schema.sparse, pl.String)
+    types |= dict.fromkeys(_SCHEMA.dense, pl.Int32) | dict.fromkeys(_SCHEMA.sparse, pl.String)
     return {"separator": "\t", "has_header": False, "quote_char": None, "schema": types}
 
 
-def from_hex(schema: Schema) -> pl.Expr:
+def from_hex() -> pl.Expr:
     """Return the expression that reads the hexadecimal categories as uint32."""
-    return pl.col(schema.sparse).str.to_integer(base=16, dtype=pl.UInt32)
+    return pl.col(_SCHEMA.sparse).str.to_integer(base=16, dtype=pl.UInt32)
 
 
-def scan(log: Path, schema: Schema) -> pl.DataFrame:
+def scan(log: Path) -> pl.DataFrame:
     """Read label (float32), integers as log1p(max(x, 0)) (float32), and categories (uint32 with nulls)."""
-    dense = pl.col(schema.dense).fill_null(0).clip(lower_bound=0).cast(pl.Float64).log1p().cast(pl.Float32)
-    lazy = pl.scan_csv(log, **csv_options(schema)).with_columns(dense, from_hex(schema))
+    dense = pl.col(_SCHEMA.dense).fill_null(0).clip(lower_bound=0).cast(pl.Float64).log1p().cast(pl.Float32)
+    lazy = pl.scan_csv(log, **csv_options()).with_columns(dense, from_hex())
     return lazy.collect(engine="streaming")
 
 
-def rank_categories(training: pl.DataFrame, schema: Schema) -> list[pl.DataFrame]:
+def rank_categories(training: pl.DataFrame) -> list[pl.DataFrame]:
     """Return per table: category, id (int32), len; most frequent first, ties by category, missing first."""
 
     def ranked(name: str) -> pl.LazyFrame:
@@ -105,7 +79,7 @@ def rank_categories(training: pl.DataFrame, schema: Schema) -> list[pl.DataFrame
         in_order = counted.sort("len", name, descending=[True, False], nulls_last=False)
         return in_order.with_row_index("id").with_columns(pl.col("id").cast(pl.Int32))
 
-    return pl.collect_all([ranked(name) for name in schema.sparse])
+    return pl.collect_all([ranked(name) for name in _SCHEMA.sparse])
 
 
 def hot_rows_of_tables(vocabulary: list[pl.DataFrame], hot_rows: int) -> list[int]:
@@ -119,22 +93,20 @@ def hot_rows_of_tables(vocabulary: list[pl.DataFrame], hot_rows: int) -> list[in
     return [counted.get(table, 0) for table in range(len(vocabulary))]
 
 
-def encode(
-    columns: pl.DataFrame, vocabulary: list[pl.DataFrame], num_hot: list[int], schema: Schema
-) -> pl.DataFrame:
+def encode(columns: pl.DataFrame, vocabulary: list[pl.DataFrame], num_hot: list[int]) -> pl.DataFrame:
     """Return label, dense array<float32>[K], ids array<int32>[F], is_hot (uint8); unknown becomes oov."""
     # One left join per table in one lazy query, which Polars runs in parallel.
     lazy = columns.lazy()
-    for name, ranked in zip(schema.sparse, vocabulary, strict=True):
+    for name, ranked in zip(_SCHEMA.sparse, vocabulary, strict=True):
         ids_of = ranked.lazy().select(name, pl.col("id").alias(f"id_{name}"))
         lazy = lazy.join(ids_of, on=name, how="left", nulls_equal=True, maintain_order="left")
 
     # A null id is a category without one; the oov row is after all ranked rows.
-    tables = list(zip(schema.sparse, vocabulary, num_hot, strict=True))
+    tables = list(zip(_SCHEMA.sparse, vocabulary, num_hot, strict=True))
     ids = [pl.col(f"id_{name}").fill_null(ranked.height).alias(name) for name, ranked, _ in tables]
     is_hot = pl.all_horizontal(pl.col(name) < hot for name, _, hot in tables).cast(pl.UInt8)
-    flat = lazy.select("label", *schema.dense, *ids).with_columns(is_hot=is_hot).collect(engine="in-memory")
-    lists = {"dense": pl.concat_arr(schema.dense), "ids": pl.concat_arr(schema.sparse)}
+    flat = lazy.select("label", *_SCHEMA.dense, *ids).with_columns(is_hot=is_hot).collect(engine="in-memory")
+    lists = {"dense": pl.concat_arr(_SCHEMA.dense), "ids": pl.concat_arr(_SCHEMA.sparse)}
     return flat.select("label", *(lists[name].alias(name) for name in lists), "is_hot")
 
 
@@ -157,8 +129,8 @@ def write(kinds: dict[str, pl.DataFrame], out: Path, batch_size: int) -> None:
 
 def polars_program(folder: Path, log: Path, recipe: PreprocessConfig) -> dict[str, Any]:
     """Run the whole job in Polars, all in memory."""
-    facts = polars_preprocess(log, folder / "out", _CRITEO, **polars_settings(recipe))
-    return facts | {"num_samples": sum(facts["samples"].values()), "threads": pl.thread_pool_size()}
+    facts = polars_preprocess(log, folder / "out", **polars_settings(recipe))
+    return facts | {"num_samples": sum(facts["samples"].values())}
 
 
 def polars_settings(recipe: PreprocessConfig) -> dict[str, Any]:
@@ -174,13 +146,13 @@ def polars_settings(recipe: PreprocessConfig) -> dict[str, Any]:
 
 def polars_read_csv(folder: Path, log: Path, recipe: PreprocessConfig) -> dict[str, Any]:
     """Parse with ``read_csv``, then convert hex to integers."""
-    return {"num_samples": pl.read_csv(log, **csv_options(_CRITEO)).with_columns(from_hex(_CRITEO)).height}
+    return {"num_samples": pl.read_csv(log, **csv_options()).with_columns(from_hex()).height}
 
 
 def main() -> None:
     """Run the whole job as a program."""
     log, settings, out = sys.argv[1:]
-    polars_preprocess(Path(log), Path(out), _CRITEO, **json.loads(settings))
+    polars_preprocess(Path(log), Path(out), **json.loads(settings))
 
 
 if __name__ == "__main__":
