@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 from ...pipeline.errors import HotsetError, first_line
 from ...pipeline.folders.whole_file import refuse_target, whole_file
+from ...pipeline.runtime.memory import anonymous_bytes, available_bytes
 from ...pipeline.runtime.tasks import num_workers
 from ...train.config import TIMEOUT_VARIABLE
 from ..machine import describe_machine
@@ -204,7 +205,7 @@ def _measure(
         begin, user_start = clock(), os.times().user
         facts = function(Path(folder), job, *more)
         seconds, user = seconds_since(begin), os.times().user - user_start
-    return Measurement(*seconds, memory_bytes("VmHWM"), anonymous.peak_bytes, user, facts)
+    return Measurement(*seconds, _peak_rss_bytes(), anonymous.peak_bytes, user, facts)
 
 
 def touch_memory(num_bytes: int) -> None:
@@ -213,7 +214,7 @@ def touch_memory(num_bytes: int) -> None:
     In a virtual machine memory that the host reclaimed costs up to 2 ms per MiB to touch, forty times as
     much as usual, and the first candidate to use it would pay.
     """
-    num_bytes = min(num_bytes, memory_bytes("MemAvailable", "/proc/meminfo") // 2)
+    num_bytes = min(num_bytes, (available_bytes() or 0) // 2)
     if num_bytes:
         subprocess.run([sys.executable, "-IS", "-c", f"b'1' * {num_bytes}"], check=True)
 
@@ -238,19 +239,16 @@ class AnonymousMemory:
         is_over = False
         while not is_over:
             is_over = self._stop.wait(_SAMPLING_SECONDS)
-            self.peak_bytes = max(self.peak_bytes, memory_bytes("RssAnon"))
+            self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
 
 
-def memory_bytes(field: str, file: str = "/proc/self/status") -> int:
-    """Return a field that Linux gives in kB as bytes; 0 where there is none.
+def _peak_rss_bytes() -> int:
+    """Return the peak resident memory of this process.
 
     ``ru_maxrss`` would not do: it starts at the memory of the process that started this one.
     """
-    try:
-        lines = Path(file).read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def summarize(about: str | None, rounds: Sequence[Measurement]) -> Facts:

@@ -41,8 +41,8 @@ from ...pipeline.preprocess import PreprocessConfig, StageReport, preprocess
 from ...pipeline.raw.criteo import parse_block
 from ...pipeline.raw.part import Block, PlainBlock, iterate_blocks
 from ...pipeline.raw.raw_file import RawFile
-from ...pipeline.runtime.memory import default_memory_bytes
-from ...pipeline.runtime.tasks import Resources, num_workers, run_tasks
+from ...pipeline.runtime.memory import available_bytes, default_memory_bytes
+from ...pipeline.runtime.tasks import num_workers, run_tasks
 from ...pipeline.schema.schema import schema_named
 from ...pipeline.stages.ingest import IngestConfig
 from ..recipes import criteo_kaggle
@@ -54,7 +54,6 @@ from .harness import (
     compare,
     measure_in_fresh_process,
     median_ratio,
-    memory_bytes,
     new_parser,
     run_script,
     scratch_folder,
@@ -190,9 +189,7 @@ def _whole_processes(log: Path, recipe: PreprocessConfig, scratch: Path, rounds:
     }
 
 
-def hotset_preprocess(
-    folder: Path, log: Path, recipe: PreprocessConfig, cap_bytes: int | None = None
-) -> Facts:
+def hotset_preprocess(folder: Path, log: Path, recipe: PreprocessConfig) -> Facts:
     """Preprocess a raw log to shards, every stage sealed; ``stages`` has seconds and bytes of each."""
     stages: dict[str, dict[str, float]] = {}
     before = os.times()
@@ -208,8 +205,7 @@ def hotset_preprocess(
         }
         before = now
 
-    resources = Resources(memory_bytes=cap_bytes or default_memory_bytes())
-    shards = preprocess([log], recipe, folder / "out", resources, on_stage=on_stage)
+    shards = preprocess([log], recipe, folder / "out", on_stage=on_stage)
     totals = ShardsTotals.of(shards)
     return {
         "num_samples": shards.num_samples,
@@ -392,7 +388,7 @@ def growth(sizes: Sequence[int], scratch: Path) -> Facts:
         os.sync()  # else the log's own pages compete with the run for the disk
         room = num_samples * _ROOM_PER_SAMPLE
         measured = partial(measure_in_fresh_process, scratch, room_bytes=room + cap_bytes)
-        found = measured(hotset_preprocess, warm_up, log, recipe, cap_bytes)
+        found = measured(hotset_preprocess, warm_up, log, recipe)
         stages = found.facts["stages"]
         written = sum(stage["written_bytes"] for stage in stages.values())
         run = _described(found, num_samples) | {
@@ -423,7 +419,7 @@ def _described(measured: Measurement, num_samples: int) -> Facts:
 
 def _lacking_memory(runs: Sequence[Facts], num_samples: int) -> Facts:
     """Return the memory that the Polars program would need where too little is free; nothing otherwise."""
-    free_bytes = memory_bytes("MemAvailable", "/proc/meminfo")
+    free_bytes = available_bytes() or 0
     # Its memory grows with the log, so the last size that ran predicts the next one.
     for last in [run for run in runs if "peak_anonymous_bytes" in run["polars"]][-1:]:
         needed = last["polars"]["peak_anonymous_bytes"] * num_samples / last["num_samples"]
