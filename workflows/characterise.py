@@ -156,16 +156,6 @@ class CellRun(JsonRecord):
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
-    """A published observation, and the verdict of the sweep on it."""
-
-    text: str
-    source: str
-    verdict: str
-    measured: str
-
-
-@dataclass(frozen=True, slots=True)
 class Characterised:
     """The result of a measurement."""
 
@@ -455,8 +445,12 @@ _ACUN = "Acun et al., HPCA 2021, arXiv 2011.05497"
 _FENG = "Feng et al., SC 2024, arXiv 2407.04272"
 
 
-def observations(runs: Sequence[CellRun]) -> list[Observation]:
-    """Return the published observations, each with a verdict from the intervals of the sweep."""
+def observations(runs: Sequence[CellRun]) -> list[dict[str, str]]:
+    """Return the published observations, each with a verdict from the intervals of the sweep.
+
+    Returns:
+        ``text`` and ``source`` of each, ``verdict``, and what was ``measured``.
+    """
     found = elasticities(runs)
     spread = statistics.median((run.high - run.low) / run.step_seconds for run in runs)
     checked: tuple[tuple[str, str, _Claims], ...] = (
@@ -478,7 +472,8 @@ def observations(runs: Sequence[CellRun]) -> list[Observation]:
         ("The exchange takes over 60% of a step on 32 GPUs", _FENG, ([], "it needs several GPUs")),
     )
     return [
-        Observation(text, source, verdict(claims), measured) for text, source, (claims, measured) in checked
+        {"text": text, "source": source, "verdict": verdict(claims), "measured": measured}
+        for text, source, (claims, measured) in checked
     ]
 
 
@@ -572,7 +567,7 @@ def findings_record(result: Characterised) -> dict[str, Any]:
         "num_runs": len(result.runs),
         "minutes": result.minutes,
         "speeds": result.speeds.to_json(),
-        "observations": [asdict(each) for each in observations(result.runs)],
+        "observations": observations(result.runs),
         "elasticities": [
             {"factor": factor, "slope": slope.value, "error": slope.error, "points": points}
             for factor, (slope, points) in elasticities(result.runs).items()

@@ -50,7 +50,7 @@ def runs_of(seconds: Callable[[Cell], float], spread: float = 0.01) -> list[Cell
 
 
 def verdicts(runs: list[CellRun]) -> dict[str, str]:
-    return {each.text: each.verdict for each in observations(runs)}
+    return {each["text"]: each["verdict"] for each in observations(runs)}
 
 
 def as_published(cell: Cell) -> float:

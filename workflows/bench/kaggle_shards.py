@@ -52,7 +52,7 @@ class KaggleSamples:
         return tuple(1 + int(np.count_nonzero(each >= least)) for each in falling)
 
 
-def draw_kaggle(num_samples: int, scale: float = 1.0, seed: int = 0) -> KaggleSamples:
+def draw_kaggle(num_samples: int, scale: float = 1.0) -> KaggleSamples:
     """Draw samples; ``scale`` divides the cardinalities of the tables, as `hotset generate` does."""
     world = world_of(_PROFILE, scale)
     columns = load_profile(_PROFILE).columns
@@ -69,7 +69,7 @@ def draw_kaggle(num_samples: int, scale: float = 1.0, seed: int = 0) -> KaggleSa
         num_drawn = part.stop - first
         ranks_NC = np.empty((num_drawn, len(columns)), np.int64)
         labels_N = np.empty(num_drawn, np.uint8)
-        draw_samples(world, np.uint64(seed), first, ranks_NC, np.empty(num_drawn, np.int64), labels_N)
+        draw_samples(world, np.uint64(0), first, ranks_NC, np.empty(num_drawn, np.int64), labels_N)
         # Missing values are the first id, which most tables' missing values have by frequency.
         ids_NF[part] = np.minimum(np.maximum(ranks_NC[:, ~is_dense], 0), np.array(num_rows) - 1)
         dense_NK[part] = np.log1p(np.maximum(ranks_NC[:, is_dense], 0))

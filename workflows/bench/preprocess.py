@@ -320,7 +320,7 @@ def _wrapping_array(values: Sequence[Any], dtype: DTypeLike | None = None) -> ND
     return np.array(values, dtype)
 
 
-def export_dlrm(shards: Manifest, out: Path, workers: int = 0) -> None:
+def export_dlrm(shards: Manifest, out: Path) -> None:
     """Write what DLRM's loader reads instead of Criteo's Kaggle log into the new folder ``out``.
 
     With ``--data-set=kaggle --raw-data-file=OUT/train.txt`` and the first of the three ``.npz`` files as
@@ -338,7 +338,7 @@ def export_dlrm(shards: Manifest, out: Path, workers: int = 0) -> None:
     splits = get_args(Split)
     # In memory: the loader holds all arrays in memory, too.
     samples = pa.Table.from_batches(
-        (batch for split in splits for batch in batches.batches(split, workers)), batches.schema
+        (batch for split in splits for batch in batches.batches(split)), batches.schema
     )
     counts_F = np.array([table.num_rows for table in totals.tables], np.int32)
     days = _days(batches.num_samples["train"], samples.num_rows)

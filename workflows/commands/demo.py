@@ -7,7 +7,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -104,10 +104,15 @@ def demo(options: DemoCommand, console: Console) -> dict[str, Any]:
     from ...train.run import RunOptions, train
     from .train import show_runs
 
-    show = _line_printer(console)
+    def show(line: str) -> None:
+        # Stages report while their bars are on the terminal that stdout may be as well.
+        with bars_hidden():
+            print_line(console, line)
+
     # The folder is claimed first: nothing is generated where it holds someone's work.
     _claim(options)
-    show(f"1. A raw log: {_describe_log(options)}")
+    drawn = f"{options.samples or _SAMPLES:,} samples drawn from the statistics of Criteo's Kaggle log"
+    show(f"1. A raw log: {options.data or drawn}")
     log = _log(options)
     show("2. Preprocessing: parse, count, rank, encode, split hot from mixed, pack batches")
     reports = _preprocess(log, options, show)
@@ -133,21 +138,15 @@ def demo(options: DemoCommand, console: Console) -> dict[str, Any]:
     return {"statistics": statistics, "stages": reports, "runs": runs}
 
 
-def _line_printer(console: Console) -> Callable[[str], None]:
-    def show(line: str) -> None:
-        # Stages report while their bars are on the terminal that stdout may be as well.
-        with bars_hidden():
-            print_line(console, line)
-
-    return show
-
-
 def _settings(options: DemoCommand) -> dict[str, Any]:
-    kept = ("samples", "hot_bytes", "seed")
-    source = None if options.data is None else str(options.data.resolve())
-    # The text of a schema file, which may be edited between two demos.
-    schema = None if options.schema is None else setting_of(options.schema)
-    return {name: asdict(options)[name] for name in kept} | {"data": source, "schema": schema}
+    return {
+        "samples": options.samples,
+        "hot_bytes": options.hot_bytes,
+        "seed": options.seed,
+        "data": options.data and str(options.data.resolve()),
+        # The text of a schema file, which may be edited between two demos.
+        "schema": options.schema and setting_of(options.schema),
+    }
 
 
 def _claim(options: DemoCommand) -> None:
@@ -168,12 +167,6 @@ def _claim(options: DemoCommand) -> None:
         (options.out / "log.tsv").unlink(missing_ok=True)
     options.out.mkdir(parents=True, exist_ok=True)
     settings_file.write_text(json.dumps(wanted))
-
-
-def _describe_log(options: DemoCommand) -> str:
-    if options.data is not None:
-        return str(options.data)
-    return f"{options.samples or _SAMPLES:,} samples drawn from the statistics of Criteo's Kaggle log"
 
 
 def _log(options: DemoCommand) -> Path:
