@@ -84,13 +84,9 @@ def attach_movers(embeddings: Embeddings, config: TrainConfig, tools: RowTools) 
 
         embeddings.transfers = QueuedTransfers(embeddings.run_transfers, tools.device_api)
     if config.placement == "fae":
-        from .placements.fae import Fae, HotCopies, HotRows
+        from .placements.fae import HotCopies
 
-        groups = []
-        for group in embeddings.groups:
-            assert isinstance(group.placement, Fae)
-            groups.append(HotRows(group.placement, group.fast, group.slow, group.traffic))
-        embeddings.hot_copies = HotCopies(groups, embeddings.transfers.paused)
+        embeddings.hot_copies = HotCopies(embeddings)
 
 
 def optimizer_of(shards: Shards, config: TrainConfig) -> RowOptimizer:

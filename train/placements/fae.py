@@ -17,9 +17,8 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,16 +26,19 @@ from numpy.typing import NDArray
 from ...stats.shuffle import shuffled
 from ..data.batch import EmbeddingTable
 from ..data.batch_order import BatchOrder
+from ..rows.embeddings import Embeddings
 from ..rows.step_plan import (
     BAGS_IN_PLACE,
     COLD_ROWS_IN_PLACE,
     NOTHING_TO_MOVE,
     ROWS_IN_PLACE,
+    HotCopy,
     Placement,
     PlannedStep,
     StepPlan,
 )
-from ..rows.tiers import Layout, Tier, TrafficCounter
+from ..rows.table_group import TableGroup
+from ..rows.tiers import Layout
 
 if TYPE_CHECKING:
     from ..config import TrainConfig
@@ -230,61 +232,45 @@ def build_fae_order(
     return FaeOrder(shards.is_hot_only, config.seed, config.epochs, scheduler, test_loss)
 
 
-class HotRows(NamedTuple):
-    """The hot rows of one table group, which both tiers hold."""
-
-    placement: Fae
-    fast: Tier
-    slow: Tier
-    traffic: TrafficCounter
-
-
 class HotCopies:
-    """Copies all hot rows between the tiers, at each switch between the kinds of batches.
+    """Copies all hot rows between the tiers, at each switch between the kinds of batches."""
 
-    Args:
-        groups: rows of each table group.
-        paused: holds transfers, and lets a device finish its work.
-    """
-
-    def __init__(self, groups: Sequence[HotRows], paused: Callable[[], AbstractContextManager[None]]) -> None:
-        self._groups = groups
-        self._paused = paused
+    def __init__(self, embeddings: Embeddings) -> None:
+        self._groups = embeddings.groups
+        self._transfers = embeddings.transfers
 
     def before_step(self, step: PlannedStep) -> None:
         """Make the copy that the plan of a step begins with, if any."""
         # The placement is one for all table groups.
-        if step.parts and step.parts[0].plan.copy_hot:
-            with self._paused():
-                for hot, part in zip(self._groups, step.parts, strict=True):
-                    _copy(hot, part.plan)
+        if step.parts and (way := step.parts[0].plan.copy_hot):
+            with self._transfers.paused():
+                for group in self._groups:
+                    _copy(group, way)
 
     def finish(self) -> None:
         """Copy the hot rows that are newer on the fast tier; the slow one is then up to date."""
         # What was planned last says nothing: a run that stops early has planned ahead.
-        with self._paused():
-            for hot in self._groups:
-                if hot.slow.is_stale:
-                    _copy(hot, StepPlan(copy_hot="to_slow"))
-                hot.placement.start_over()
+        with self._transfers.paused():
+            for group in self._groups:
+                if group.slow.is_stale:
+                    _copy(group, "to_slow")
+                cast("Fae", group.placement).start_over()
 
 
-def _copy(hot: HotRows, plan: StepPlan) -> None:
-    """Overwrite the hot rows of one tier with those of the other, as the plan says."""
-    if not plan.copy_hot:
-        return
-    fast, slow = hot.fast, hot.slow
-    with hot.traffic.meter.during("switch"):
+def _copy(group: TableGroup, way: HotCopy) -> None:
+    """Overwrite the hot rows of one tier with those of the other."""
+    fast, slow = group.fast, group.slow
+    with group.traffic.meter.during("switch"):
         for table in range(fast.layout.num_tables):
             on_fast = fast.layout.slots_of_table(table)
             start = slow.layout.slots_of_table(table).start
             on_slow = slice(start, start + on_fast.stop - on_fast.start)
             # A row and its state move together.
             for of_fast, of_slow in ((fast.weights_SD, slow.weights_SD), (fast.state_SW, slow.state_SW)):
-                if plan.copy_hot == "to_fast":
+                if way == "to_fast":
                     of_fast[on_fast].copy_(of_slow[on_slow])
                 else:
                     of_slow[on_slow].copy_(of_fast[on_fast])
-        slow.is_stale = plan.copy_hot == "to_fast"
+        slow.is_stale = way == "to_fast"
         num_rows_F = fast.layout.last_F - fast.layout.first_F
-        hot.traffic.by_table(plan.copy_hot, num_rows_F, fast.row_bytes)
+        group.traffic.by_table(way, num_rows_F, fast.row_bytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 
 from hotset.train.data.batch import EmbeddingTable
 from hotset.train.metrics import Meter
-from hotset.train.placements.fae import Fae, FaeOrder, HotCopies, HotRows, ShuffleScheduler
+from hotset.train.placements.fae import Fae, FaeOrder, HotCopies, ShuffleScheduler
 from hotset.train.rows.step_plan import NOTHING_TO_MOVE, GroupStep, HotCopy, InPlace, PlannedStep, StepPlan
 from hotset.train.rows.tiers import Layout, Tier, TrafficCounter
 
@@ -39,14 +40,20 @@ def step_with(plan: StepPlan) -> PlannedStep:
     return PlannedStep(0, nothing, 0, (GroupStep(nothing, nothing, plan=plan),))
 
 
+def copies_of(fast: Tier, slow: Tier, meter: Meter) -> HotCopies:
+    traffic = TrafficCounter(meter, slow.layout)
+    group: Any = SimpleNamespace(placement=Fae([]), fast=fast, slow=slow, traffic=traffic)
+    embeddings: Any = SimpleNamespace(groups=[group], transfers=SimpleNamespace(paused=nullcontext))
+    return HotCopies(embeddings)
+
+
 @pytest.mark.parametrize("direction", ["to_fast", "to_slow"])
 def test_weights_and_state_of_every_hot_row_are_copied_and_nothing_else(direction: HotCopy) -> None:
     fast, slow = make_tiers()
     fast_before, slow_before = make_tiers()
     meter = Meter(torch.device("cpu"))
     meter.enter("mixed")
-    hot = HotRows(Fae([]), fast, slow, TrafficCounter(meter, slow.layout))
-    HotCopies([hot], nullcontext).before_step(step_with(StepPlan(copy_hot=direction)))
+    copies_of(fast, slow, meter).before_step(step_with(StepPlan(copy_hot=direction)))
     assert getattr(meter, f"bytes_{direction}")["switch"] == sum(NUM_HOT) * fast.row_bytes
     assert slow.is_stale == (direction == "to_fast")
     pairs = [(table, row) for table in range(3) for row in range(NUM_HOT[table])]
@@ -67,7 +74,7 @@ def test_the_end_copies_hot_rows_where_they_are_newer_on_the_fast_tier() -> None
     fast, slow = make_tiers()
     meter = Meter(torch.device("cpu"))
     meter.enter("flush")
-    copies = HotCopies([HotRows(Fae([]), fast, slow, TrafficCounter(meter, slow.layout))], nullcontext)
+    copies = copies_of(fast, slow, meter)
     copies.finish()
     assert meter.bytes_to_slow["switch"] == 0
     slow.is_stale = True
