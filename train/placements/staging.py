@@ -90,11 +90,6 @@ class Lookahead(StagingPlacement):
     """Hot rows live on the fast tier, and staging follows Belady's rule.
 
     The staged row that is evicted is the one with the farthest next use.
-
-    Args:
-        tables: those of one table group.
-        num_slots: staging slots.
-        prefetch: P.
     """
 
     name = "lookahead"
@@ -182,16 +177,10 @@ class Cache(StagingPlacement):
 
 
 class HybridUva(StagingPlacement):
-    """Every row lives on the slow tier; slots hold one batch at a time.
-
-    No transfer runs ahead.
+    """Every row lives on the slow tier; slots hold one batch at a time, no transfer runs ahead.
 
     A row that the batch before did not look up is fetched, and one that the next does not is written back:
     the best that a GPU can do that reads host memory as it goes, without a cache and a plan.
-
-    Args:
-        tables: those of one table group.
-        batch_size: samples of the largest batch.
     """
 
     name = "hybrid-uva"
@@ -238,12 +227,7 @@ class EpochFetches:
 
 
 class PlanQueue:
-    """The step plans of one table group for one epoch.
-
-    Args:
-        placement: that of the group.
-        planner: that of the run.
-    """
+    """The step plans of one table group for one epoch."""
 
     def __init__(self, placement: StagingPlacement, planner: StagingPlanner) -> None:
         self._placement = placement

@@ -209,13 +209,7 @@ class GroupExchange:
 
 
 class ExchangeReader:
-    """Makes the lists of a rank for one table group.
-
-    Args:
-        reader: of the lookups of these tables.
-        held: the rows that this rank owns.
-        num_ranks: of them all.
-    """
+    """Makes the lists of a rank for one table group."""
 
     def __init__(self, reader: IdReader, held: HeldRows, num_ranks: int) -> None:
         self.reader = reader

@@ -128,11 +128,7 @@ def _bounds_of(choice: CodecChoice, tables: Sequence[EmbeddingTable]) -> Bounded
 
 
 class GroupErrors:
-    """The errors of the hot rows of one table group that a rank has sent.
-
-    Args:
-        tables: of the group, as the shards have them.
-    """
+    """The errors of the hot rows of one table group that a rank has sent."""
 
     def __init__(self, tables: Sequence[EmbeddingTable]) -> None:
         self._first_key_F1 = np.cumsum([0, *(table.num_rows for table in tables)])
@@ -345,12 +341,7 @@ class GroupLayout(NamedTuple):
 
 
 class RowMessages:
-    """Sends rows of known numbers to every rank, and receives theirs.
-
-    Args:
-        ranks: all of them.
-        layout: of each table group.
-    """
+    """Sends rows of known numbers to every rank, and receives theirs."""
 
     def __init__(self, ranks: Ranks, layout: Sequence[GroupLayout]) -> None:
         self._ranks = ranks
@@ -531,13 +522,7 @@ _BLOCK = 128
 
 
 class DenseSums:
-    """Sums gradients of one size over all ranks.
-
-    Args:
-        ranks: that sum.
-        coded: codecs and counts of what crosses.
-        num_numbers: of a gradient.
-    """
+    """Sums gradients of one size over all ranks."""
 
     def __init__(self, ranks: Ranks, coded: CodedExchange, num_numbers: int) -> None:
         self._ranks = ranks

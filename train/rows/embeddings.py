@@ -179,11 +179,7 @@ class Embeddings:
     def update(
         self, step: PlannedStep, embeddings: Sequence[torch.Tensor], rate: float | None = None
     ) -> None:
-        """Take one optimizer step on every row the batch looked up.
-
-        Args:
-            rate: learning rate of the step, a float32, whenever its rows are updated; None: the optimizer's.
-        """
+        """Take one optimizer step on every row the batch looked up; ``rate`` as in `TableGroup.update`."""
         for group, part, emb_BFD in zip(self.groups, step.parts, embeddings, strict=True):
             group.update(part, emb_BFD, rate)
         self.mark_updated(step)

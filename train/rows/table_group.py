@@ -146,12 +146,7 @@ class InPlaceWork:
 
 
 class StagedRows:
-    """The rows in staging slots, by their slots on the slow tier.
-
-    Args:
-        fast: the tier.
-        traffic: counts the rows that move.
-    """
+    """The rows in staging slots, by their slots on the slow tier."""
 
     def __init__(self, fast: Tier, traffic: TrafficCounter) -> None:
         self._first = fast.layout.num_own_slots

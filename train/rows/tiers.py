@@ -282,14 +282,10 @@ class Layout:
     def num_tables(self) -> int:
         return int(self.first_F.size)
 
-    def num_rows(self, table: int) -> int:
-        """Rows of a table that are held."""
-        return int(self.last_F[table] - self.first_F[table])
-
     def slots_of_table(self, table: int) -> slice:
         """The slots of a table's rows, in id order."""
         base = int(self.base_F[table])
-        return slice(base, base + self.num_rows(table))
+        return slice(base, base + int(self.last_F[table] - self.first_F[table]))
 
     def locate(self, ids: BatchIds) -> tuple[NDArray[np.int64], int]:
         """Return the slot of every lookup in sample order, and count missing ones.
@@ -360,17 +356,13 @@ class Tier:
         """Positions in ``weights_SD`` of rows that live here, which are named by their slots."""
         return rows_N
 
-    def rows_of_table(self, table: int, *, state: bool) -> torch.Tensor:
-        """Return the weights or states of a table's rows on this tier.
+    def parts_of_table(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
+        """Yield the weights or states of a table's rows here, in id order, on the host.
 
-        Weights are (num_rows, D), states (num_rows, W).
+        Weights are (num_rows, D), states (num_rows, W); those of a file come in parts of bounded size.
         """
         rows = self.state_SW if state else self.weights_SD
-        return rows[self.layout.slots_of_table(table)]
-
-    def parts_of_table(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
-        """Yield the same on the host in id order; of a tier in a file in parts of bounded size."""
-        yield self.rows_of_table(table, state=state).cpu()
+        yield rows[self.layout.slots_of_table(table)].cpu()
 
     def copy_out(
         self, slots_N: NDArray[np.int64], weights_ND: NDArray[np.float32], state_NW: NDArray[np.float32]
@@ -435,13 +427,7 @@ class Tier:
 
 
 class FileTier(Tier, ABC):
-    """A slow tier in a file: only rows being evaluated have slots.
-
-    Args:
-        layout: the rows that live here, numbered by the slots they would have.
-        embedding_dim: width of the rows.
-        state_width: width of their optimizer state.
-    """
+    """A slow tier in a file: only rows being evaluated have slots; the layout has those they would have."""
 
     def __init__(self, layout: Layout, embedding_dim: int, state_width: int) -> None:
         nothing = Layout(layout.first_F, layout.first_F, layout.base_F, 0)
@@ -509,12 +495,7 @@ WAYS: tuple[Way, ...] = ("to_fast", "to_slow", "made")
 
 
 class TrafficCounter:
-    """The counts of one table group; for one thread at a time.
-
-    Args:
-        meter: that of the run.
-        slow: layout of the slow tier, whose slots name the rows.
-    """
+    """The counts of one table group, by the slots of rows on the slow tier; for one thread at a time."""
 
     def __init__(self, meter: Meter, slow: Layout) -> None:
         self.meter = meter

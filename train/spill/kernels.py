@@ -54,24 +54,6 @@ class Buckets(NamedTuple):
 
 
 @kernel
-def _find(bounds: NDArray[np.int64], value: int) -> int:
-    """Return the last position whose bound is at most ``value``.
-
-    The very last position does not count.
-    """
-    low = 0
-    high = bounds.size - 1
-    # The answer is always in the range from ``low`` to before ``high``.
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if bounds[middle] <= value:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-@kernel
 def append_rows(
     weights_SD: NDArray[np.float32],
     state_SW: NDArray[np.float32],
@@ -112,7 +94,7 @@ def append_rows(
         number = next_fetches_N[i]
         # Where the row is fetched again, its place is the number of that fetch within its group.
         if number >= 0:
-            group = _find(buckets.group_first, number)
+            group = np.searchsorted(buckets.group_first, number, side="right") - 1
             place = number - buckets.group_first[group]
             if group < present:
                 return i, PAST_GROUP
@@ -128,7 +110,7 @@ def append_rows(
             bucket = group
         else:
             # Not fetched again: the row goes to the log of its range, which the end of the run merges.
-            bucket = _find(buckets.range_first, rows_N[i])
+            bucket = np.searchsorted(buckets.range_first, rows_N[i], side="right") - 1
             place = rows_N[i] - buckets.range_first[bucket]
             bucket += num_groups
         # The caller writes the full block and comes back with an empty one.

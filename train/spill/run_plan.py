@@ -259,10 +259,13 @@ def _best_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes | None:
 
     Blocks leave the arenas an eighth.
     """
-    least = _least_arena(shape)
+    least = max(int(shape.fetches_of_items.max(initial=0)), 1)
     num_fetches = int(shape.fetches_of_items.sum())
     found: SpillSizes | None = None
-    for block_bytes in _usable_blocks(shape):
+    # Rows larger than every block size get blocks of whole pages that fit one.
+    page = _BLOCK_BYTES[-1]
+    usable = [size for size in _BLOCK_BYTES if size >= shape.record_bytes]
+    for block_bytes in usable or [-(-shape.record_bytes // page) * page]:
         for step in range(_STEPS, 0, -1):
             arena_rows = limit_bytes * step // _STEPS // (2 * shape.place_bytes)
             if arena_rows < least:
@@ -279,18 +282,6 @@ def _best_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes | None:
                     return sizes
                 break
     return found
-
-
-def _usable_blocks(shape: SpillShape) -> Sequence[int]:
-    """Sizes of blocks that hold a record, the best first."""
-    usable = [size for size in _BLOCK_BYTES if size >= shape.record_bytes]
-    # Rows larger than every block size get blocks of whole pages that fit one.
-    page = _BLOCK_BYTES[-1]
-    return usable or [-(-shape.record_bytes // page) * page]
-
-
-def _least_arena(shape: SpillShape) -> int:
-    return max(int(shape.fetches_of_items.max(initial=0)), 1)
 
 
 def _sizes(shape: SpillShape, arena_rows: int, block_bytes: int, evaluation_bytes: int) -> SpillSizes:

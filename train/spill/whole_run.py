@@ -141,12 +141,6 @@ class SpilledTier(FileTier):
         weights = torch.from_numpy(weights_ND)
         self._initial.write(*self.layout.rows_at(rows_N), weights, np.arange(rows_N.size))
 
-    def rows_of_table(self, table: int, *, state: bool) -> torch.Tensor:
-        """Return all rows of a table in this tier, together in memory; valid after the last step."""
-        width = (self.state_SW if state else self.weights_SD).shape[1]
-        parts = [torch.empty(0, width), *self.parts_of_table(table, state=state)]
-        return torch.cat(parts)
-
     def parts_of_table(self, table: int, *, state: bool = False) -> Iterator[torch.Tensor]:
         """Yield the rows of a table in id order, part by part."""
         own = self.layout.slots_of_table(table)
