@@ -328,19 +328,6 @@ class PackedLookups(NamedTuple):
 
 
 @kernel
-def count_long_rows(starts_U1: NDArray[np.int32]) -> int:
-    """Count the rows with more than `LONG_LOOKUPS` lookups.
-
-    Args:
-        starts_U1: (num_rows + 1,); where the lookups of each row begin, and the end of the last. Exact.
-    """
-    num_long = 0
-    for row in range(starts_U1.shape[0] - 1):
-        num_long += starts_U1[row + 1] - starts_U1[row] > LONG_LOOKUPS
-    return num_long
-
-
-@kernel
 def pack_lookups(
     lookups: LookupsByRow,
     num_samples: int,
@@ -573,29 +560,3 @@ def transform_values(
         if is_log:
             value = float(np.log1p(value)) if value > 0 else 0.0
         out[place] = np.float32(value)
-
-
-@kernel
-def interleave_bags(
-    offsets_B1: NDArray[np.int32],
-    values: NDArray[np.int32],
-    starts_P: NDArray[np.int64],
-    feature: int,
-    num_features: int,
-    ids_N: NDArray[np.int32],
-) -> None:
-    """Copy the ids of one feature between those of all features, exactly.
-
-    Args:
-        offsets_B1: (num_samples + 1,), ascending; where each sample's ids begin in ``values``.
-        values: ids of the feature, sample after sample.
-        starts_P: (num_samples * num_features,); where each bag begins in ``ids``.
-        feature: which of the features this is.
-        num_features: of all of them.
-        ids_N: (num_lookups,), written at the bags of ``feature``.
-    """
-    for sample in range(offsets_B1.size - 1):
-        place = starts_P[sample * num_features + feature]
-        for i in range(offsets_B1[sample], offsets_B1[sample + 1]):
-            ids_N[place] = values[i]
-            place += 1

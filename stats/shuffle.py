@@ -13,11 +13,13 @@ trainer, schedule and simulation compute the same order independently.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from .id_tables import mix64_pair
-from .kernel import kernel
+from .kernel import kernel, read_only
 from .simd import LINE_BYTES, prefetch
 
 BIN_BITS = 16
@@ -278,50 +280,37 @@ def place_bags(
             next_lookup[file] += lengths[table, i]
 
 
-@kernel
-def scatter_bags(
-    offsets: NDArray[np.int32],
-    ids: NDArray[np.int32],
-    chosen: NDArray[np.int32],
-    places: NDArray[np.int64],
-    bags: NDArray[np.int32],
+def copy_bags(
+    source: NDArray[np.int32],
+    firsts: NDArray[np.integer[Any]],
+    lengths: NDArray[np.int32],
+    target: NDArray[np.int32],
+    places: NDArray[np.integer[Any]],
 ) -> None:
-    """Copy the bag of each chosen sample to its place.
+    """Copy bags from where they begin in ``source`` to their places in ``target``.
 
     Args:
-        offsets: (num_samples + 1,).
-        ids: (offsets[-1],).
-        chosen: (num_chosen,), positions of samples.
-        places: (num_chosen,), positions in ``bags``; advanced by what was copied, so that the next table's
-            bag follows.
-        bags: (capacity,) out.
+        source: (capacity,).
+        firsts: (num_bags,), positions in ``source``.
+        lengths: (num_bags,).
+        target: (capacity,) out.
+        places: (num_bags,), positions in ``target``.
     """
-    for sample in range(chosen.shape[0]):
-        i = chosen[sample]
-        for lookup in range(offsets[i], offsets[i + 1]):
-            bags[places[sample]] = ids[lookup]
-            places[sample] += 1
+    _copy_bags(read_only(source), firsts.astype(np.int64), lengths, target, places.astype(np.int64))
 
 
 @kernel
-def gather_bags(
-    bags: NDArray[np.int32],
+def _copy_bags(
+    source: NDArray[np.int32],
+    firsts: NDArray[np.int64],
+    lengths: NDArray[np.int32],
+    target: NDArray[np.int32],
     places: NDArray[np.int64],
-    offsets: NDArray[np.int32],
-    ids: NDArray[np.int32],
 ) -> None:
-    """Copy bags from their places.
-
-    Args:
-        bags: as `scatter_bags` left it.
-        places: (num_samples,), positions in ``bags``; advanced to the next table's bag.
-        offsets: (num_samples + 1,).
-        ids: (offsets[-1],) out.
-    """
-    for i in range(places.shape[0]):
-        for lookup in range(offsets[i], offsets[i + 1]):
-            ids[lookup] = bags[places[i]]
-            places[i] += 1
+    """See `copy_bags`."""
+    for bag in range(lengths.shape[0]):
+        for i in range(lengths[bag]):
+            target[places[bag] + i] = source[firsts[bag] + i]
 
 
 @kernel

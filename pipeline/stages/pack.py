@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...stats.shuffle import EVALUATION, HOT_ONLY, MIXED, gather_bags, gather_rows
+from ...stats.shuffle import EVALUATION, HOT_ONLY, MIXED, copy_bags, gather_rows
 from ..errors import MIB, ConfigError, require_at_least
 from ..folders.manifest import Manifest, is_sealed
 from ..folders.output import Output, input_of
@@ -87,7 +87,6 @@ class ShardBatches:
 
     def _bags(self, order: NDArray[np.int64], lengths: NDArray[np.int32]) -> list[Any]:
         """Build a list array for each multi-hot table; ``lengths``: (num_samples, num_tables)."""
-        # The kernel moves each start on to the bag of the next table.
         starts = self.bag_starts[order] if lengths.shape[1] else order
         arrays = []
         for of_table in lengths.T:
@@ -97,7 +96,8 @@ class ShardBatches:
             offsets = np.zeros(order.shape[0] + 1, np.int32)
             np.cumsum(of_table, out=offsets[1:])
             found = np.empty(offsets[-1], np.int32)
-            gather_bags(self.bags, starts, offsets, found)
+            copy_bags(self.bags, starts, np.diff(offsets), found, offsets[:-1])
+            starts = starts + of_table  # the bag of the next table follows
             arrays.append(as_lists(offsets, found))
         return arrays
 

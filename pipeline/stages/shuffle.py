@@ -30,10 +30,10 @@ from ...stats.shuffle import (
     NUM_BINS,
     bins_of,
     choose_keys,
+    copy_bags,
     files_of_keys,
     keys_and_kinds,
     place_bags,
-    scatter_bags,
     scatter_rows,
 )
 from ..errors import MIB, ManifestError, hint_to_rewrite, hint_to_verify
@@ -588,5 +588,6 @@ def _scatter_bags(
     # The bags of a sample are contiguous, ordered by table.
     next_in_bags = thread_buffer("places", chosen.files.shape, np.int64)
     place_bags(lengths, chosen.files, next_row, next_lookup, next_in_bags, buffers.bag_starts)
-    for offsets, flat in ids.lists.values():
-        scatter_bags(offsets, flat, chosen.positions, next_in_bags, buffers.bags)
+    for (offsets, flat), of_table in zip(ids.lists.values(), lengths, strict=True):
+        copy_bags(flat, offsets[chosen.positions], of_table, buffers.bags, next_in_bags)
+        next_in_bags += of_table

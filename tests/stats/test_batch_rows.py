@@ -12,16 +12,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hotset.stats.batch_rows import (
-    LONG_LOOKUPS,
     MOST_TILE_SAMPLES,
     BatchLookups,
     LookupsByRow,
     PackedLookups,
-    count_long_rows,
     find_distinct,
     first_stray_lookup,
     group_lookups,
-    interleave_bags,
     locate_distinct_rows,
     locate_lookups,
     log1p_table,
@@ -153,12 +150,6 @@ def test_samples_are_exact_up_to_the_last_position(num_tables: int, rng: np.rand
     np.testing.assert_array_equal(order, positions // num_tables)
 
 
-def test_long_rows_have_more_lookups_than_the_limit() -> None:
-    starts = np.cumsum([0, LONG_LOOKUPS, 1, LONG_LOOKUPS + 1, 5000]).astype(np.int32)
-    assert count_long_rows(starts) == 2
-    assert count_long_rows(np.zeros(1, np.int32)) == 0
-
-
 def located(
     ids: list[list[int]], first: list[int], last: list[int], base: list[int]
 ) -> tuple[int, list[int]]:
@@ -191,21 +182,6 @@ def test_distinct_rows_are_located_table_by_table() -> None:
     ranges = [np.array(bound, np.int64) for bound in ([2, 0, 0], [9, 5, 3], [10, 20, 30])]
     assert locate_distinct_rows(rows_U, offsets_F1, *ranges, slots_U) == 3
     assert slots_U.tolist() == [-1, 10, 16, -1, 30, -1]
-
-
-@pytest.mark.parametrize("num_samples", [0, 1, 5, 60])
-def test_bags_go_to_their_places_in_sample_order(num_samples: int, rng: np.random.Generator) -> None:
-    bags = [[rng.integers(0, 99, rng.integers(0, 4)).tolist() for _ in range(3)] for _ in range(num_samples)]
-    expected = [row for sample in bags for bag in sample for row in bag]
-    lengths_P = np.array([len(bag) for sample in bags for bag in sample], np.int64)
-    starts_P = np.cumsum(lengths_P) - lengths_P
-    ids_N = np.full(len(expected), -1, np.int32)
-    for feature in range(3):
-        of_feature = [sample[feature] for sample in bags]
-        offsets = np.cumsum([0, *(len(bag) for bag in of_feature)]).astype(np.int32)
-        values = np.array([row for bag in of_feature for row in bag], np.int32)
-        interleave_bags(offsets, values, starts_P, feature, 3, ids_N)
-    assert ids_N.tolist() == expected
 
 
 def test_rows_are_located_by_the_feature_of_their_bag(rng: np.random.Generator) -> None:

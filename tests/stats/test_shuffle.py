@@ -24,13 +24,12 @@ from hotset.stats.shuffle import (
     NUM_BINS,
     bins_of,
     choose_keys,
+    copy_bags,
     epoch_order,
     files_of_keys,
-    gather_bags,
     gather_rows,
     keys_and_kinds,
     place_bags,
-    scatter_bags,
     scatter_rows,
     shuffled,
     spread_evenly,
@@ -78,8 +77,9 @@ def test_scattered_bags_are_gathered_again(samples: list[Sample], here: set[int]
     row_places = np.full(int(counts.sum()), -1, np.int64)
     place_bags(lengths, files, next_row, next_lookup, places, row_places)
     scattered = np.full(int(lookups.sum()), -1, np.int32)
-    for offsets, ids in tables:
-        scatter_bags(offsets, ids, chosen, places, scattered)
+    for (offsets, ids), of_table in zip(tables, lengths, strict=True):
+        copy_bags(ids, offsets[chosen], of_table, scattered, places)
+        places += of_table
     rows = [n for file in range(4) if file in here for n in np.flatnonzero(file_of == file)]
     order = list(range(len(rows)))
     luck.shuffle(order)
@@ -88,7 +88,9 @@ def test_scattered_bags_are_gathered_again(samples: list[Sample], here: set[int]
     for table in range(2):
         offsets, ids = flat([sample[0][table] for sample in wanted])
         found = np.empty(ids.shape, np.int32)
-        gather_bags(scattered, found_places, offsets, found)
+        of_table = np.diff(offsets)
+        copy_bags(scattered, found_places, of_table, found, offsets[:-1])
+        found_places += of_table
         assert found.tolist() == ids.tolist()
 
 

@@ -23,7 +23,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError, ShardError
-from ...stats.batch_rows import LookupsByRow, group_lookups, interleave_bags, of_bags, of_matrix
+from ...stats.batch_rows import LookupsByRow, group_lookups, of_bags, of_matrix
+from ...stats.shuffle import copy_bags
 
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
@@ -230,7 +231,8 @@ class IdReader:
         for feature, (is_multi_hot, position) in enumerate(self._positions):
             if is_multi_hot:
                 bags = batch.bags[position]
-                interleave_bags(bags.offsets_B1, bags.ids_N, starts_P, feature, num_features, ids_N)
+                lengths_B = np.diff(bags.offsets_B1)
+                copy_bags(bags.ids_N, bags.offsets_B1[:-1], lengths_B, ids_N, starts_P[feature::num_features])
             else:
                 ids_N[starts_P[feature::num_features]] = batch.ids_BF[:, position]
         bags_N = np.repeat(np.arange(lengths_P.size), lengths_P)

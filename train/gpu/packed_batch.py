@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...stats.batch_rows import LONG_LOOKUPS, LookupsByRow, PackedLookups, count_long_rows, pack_lookups
+from ...stats.batch_rows import LONG_LOOKUPS, LookupsByRow, PackedLookups, pack_lookups
 from ..device import Device, Event
 from ..optimizing import StepRates
 from ..rows.kernels import BLOCK_SAMPLES
@@ -386,7 +386,7 @@ class HostLists:
 
     @classmethod
     def of(cls, lookups: LookupsByRow, layout: Layout, staged_C: NDArray[np.int64]) -> HostLists:
-        return cls(lookups, layout, staged_C, count_long_rows(lookups.starts_U1))
+        return cls(lookups, layout, staged_C, int(np.count_nonzero(lookups.counts_U > LONG_LOOKUPS)))
 
 
 @dataclass(frozen=True, slots=True)
