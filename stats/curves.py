@@ -100,19 +100,15 @@ def share_at(sizes: Sequence[int], shares: Sequence[float], size: float) -> floa
     return float(np.interp(np.log2(max(size, 1)), np.log2(sizes), shares))
 
 
-def gain_of_doubling(sizes: Sequence[int], shares: Sequence[float], size: float) -> float:
-    """Return how much the share rises from ``size`` to twice that, between points by logarithm.
+def gain_of(sizes: Sequence[int], shares: Sequence[float], size: float, more: float) -> float:
+    """Return how much the share rises from ``size`` to ``size + more``, between points by logarithm.
 
     Args:
         sizes: rising, above 0.
         shares: at those sizes; beyond the last one nothing is gained.
         size: where to look.
+        more: what is added to it.
     """
-    return gain_of_one_more(sizes, shares, size, size)
-
-
-def gain_of_one_more(sizes: Sequence[int], shares: Sequence[float], size: float, more: float) -> float:
-    """Return how much the share rises from ``size`` to ``size + more``."""
     at, after = np.interp(np.log2([size, size + more]), np.log2(sizes), shares)
     return float(after - at)
 
@@ -126,7 +122,7 @@ def where_doubling_stops_paying(
     where the last rows fit: the search begins at the greatest gain of a size that can be doubled twice. None
     where every doubling pays.
     """
-    gains = [gain_of_doubling(sizes, shares, size) for size in sizes if 4 * size <= sizes[-1]]
+    gains = [gain_of(sizes, shares, size, size) for size in sizes if 4 * size <= sizes[-1]]
     steepest = int(np.argmax(gains)) if gains else 0
     paying = zip(sizes[steepest:], gains[steepest:], strict=False)
     return next((size for size, gain in paying if gain < least_gain), None)

@@ -32,18 +32,22 @@ from numpy.typing import NDArray
 
 from ...stats.kernel import read_only
 from ...stats.ranking import peeling
-from ...stats.ranking.fae_sampling import (
+from ...stats.ranking.peeling import BYTES_PER_LOOKUP, BYTES_PER_ROW, BYTES_PER_SAMPLE, Incidence, peel
+from ...stats.ranking.ranking import (
     LARGE_TABLE_BYTES,
     ProfiledTable,
     add_drawn,
     draw_samples,
     estimate_bytes,
+    expand_runs,
     find_threshold,
+    first_places,
     is_permutation,
+    num_hot_of_tables,
     number_by_appearance,
+    prefixes_of_runs,
+    runs_of,
 )
-from ...stats.ranking.peeling import BYTES_PER_LOOKUP, BYTES_PER_ROW, BYTES_PER_SAMPLE, Incidence, peel
-from ...stats.ranking.ranking import expand_runs, first_places, num_hot_of_tables, prefixes_of_runs, runs_of
 from ..errors import ConfigError, ManifestError, format_byte_size, hint_to_rewrite, hint_to_verify
 from ..folders.manifest import Manifest
 from ..folders.totals import (

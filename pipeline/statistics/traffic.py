@@ -49,8 +49,7 @@ from ...stats.lookahead.planner import (
     slots_of_widths,
     slots_to_try,
 )
-from ...stats.lookahead.step_plans import RowStream, RowTraffic
-from ...stats.lookahead.window import WINDOW_BYTES, Window
+from ...stats.lookahead.step_plans import WINDOW_BYTES, RowStream, RowTraffic, Window
 from ...stats.shuffle import epoch_order, keys_and_kinds
 from ..errors import ConfigError
 from ..folders.manifest import FileEntry, Manifest

@@ -20,6 +20,7 @@ from .policies import (
     PENDING,
     STATIC,
     TIE_BITS,
+    UNSEEN,
     WRITTEN_BACK,
     AreaState,
     HeldSteps,
@@ -29,9 +30,6 @@ from .policies import (
     compact_queue,
     empty_bucket,
     enter_bucket,
-    is_in_slot,
-    is_pending,
-    is_unseen,
     make_evictable,
 )
 from .step_plans import NEVER, StepPlans
@@ -53,11 +51,11 @@ def count_new_rows(state: AreaState, held: HeldSteps, served: int) -> int:
     first, stop = entries_of(held, served)
     for entry in range(first, stop):
         location = state.location_of_row[held.rows[entry & mask]]
-        if is_in_slot(location):
+        if location >= 0:
             record = state.records[location]
             num_new += record.last_use < step and not record.is_pinned
         else:
-            num_new += not is_pending(location)
+            num_new += location != PENDING
     return num_new
 
 
@@ -98,7 +96,7 @@ def list_misses(
         lookups = held.lookups[entry & mask]
         location = state.location_of_row[row]
         plans.slots[entry - first_slot] = max(location, -1)
-        if is_in_slot(location):
+        if location >= 0:
             hits += lookups
             record = state.records[location]
             last_use = record.last_use
@@ -107,7 +105,7 @@ def list_misses(
                 area.num_evictable -= last_use <= after and not record.is_pinned
                 record.last_use = step
         # Missed by an earlier step of the same item, so it is listed already.
-        elif is_pending(location):
+        elif location == PENDING:
             hits += lookups
         else:
             misses += lookups
@@ -171,7 +169,7 @@ def load_rows(
         record.is_clean = 0
         plans.fetch_rows[end + i] = row
         plans.fetch_slots[end + i] = slot
-        plans.fetch_is_first[end + i] = is_unseen(location)
+        plans.fetch_is_first[end + i] = location == UNSEEN
     area.num_loads = end + num_rows
 
 
@@ -186,7 +184,7 @@ def load_warm_rows(state: AreaState, rule: Rule, warm: WarmRows, plans: StepPlan
     for i in range(warm.rows.size):
         row = warm.rows[i]
         before[0] = state.location_of_row[row]
-        is_loaded = not is_in_slot(before[0])
+        is_loaded = before[0] < 0
         if is_loaded and area.num_free == 0:
             continue
         if is_loaded:
@@ -276,7 +274,7 @@ def _reveal_next_uses(state: AreaState, held: HeldSteps, step: int) -> None:
         known = first_held + ((place - first_held) & mask)
         if place >= 0 and known < first and held.rows[place] == row:
             held.next_uses[place] = step  # it enters its key when it is planned
-        elif is_in_slot(location):
+        elif location >= 0:
             # The last use is over, and its key is NEVER.
             records[location].key += (np.int64(NEVER) - step) << TIE_BITS
             if records[location].last_use <= area.after:
@@ -394,7 +392,7 @@ def _plan_split(state: AreaState, held: HeldSteps, plans: StepPlans) -> None:
         plans.slots[entry - first_slot] = slot
         plans.fetch_slots[end] = slot
         plans.fetch_rows[end] = row
-        plans.fetch_is_first[end] = is_unseen(state.location_of_row[row])
+        plans.fetch_is_first[end] = state.location_of_row[row] == UNSEEN
         end += 1
         state.location_of_row[row] = WRITTEN_BACK
         misses += held.lookups[entry & mask]

@@ -62,8 +62,16 @@ from .policies import (
     Rule,
     WarmRows,
 )
-from .step_plans import NEVER, Residents, RowStream, RowTraffic, StepPlans, TooFewSlotsError, next_uses
-from .window import Window
+from .step_plans import (
+    NEVER,
+    Residents,
+    RowStream,
+    RowTraffic,
+    StepPlans,
+    TooFewSlotsError,
+    Window,
+    next_uses,
+)
 
 
 def new_area(

@@ -7,9 +7,8 @@ list is a heap with four children per entry and the least key at the top. An ent
 its row changed; it is dropped when it is met, or when the array is full. Look-ahead has a list of slots per
 next use, and a bit per list that is not empty.
 
-The location of a row is the number of its slot, or a negative number for any other place. Kernels read and
-write locations by the functions of this module alone. The arrays of a planner's kernel are named tuples,
-which compiled code accepts.
+The location of a row is the number of its slot, or a negative number for any other place. The arrays of a
+planner's kernel are named tuples, which compiled code accepts.
 """
 
 from __future__ import annotations
@@ -105,23 +104,6 @@ WRITTEN_BACK = -2
 """It was in a slot before, and was written back."""
 PENDING = -(1 << 31)
 """The present item is about to load it."""
-
-
-@kernel
-def is_in_slot(location: int) -> bool:
-    return location >= 0
-
-
-@kernel
-def is_unseen(location: int) -> bool:
-    """Return whether the row was never used in the run, so that it still has its initial values."""
-    return location == UNSEEN
-
-
-@kernel
-def is_pending(location: int) -> bool:
-    """Return whether the present item is about to load the row."""
-    return location == PENDING
 
 
 LOOKAHEAD, LRU, LFU, DATASET, STATIC = 0, 1, 2, 3, 4

@@ -27,8 +27,7 @@ from hotset.stats.curves import (
     falling,
     first_to_reach,
     fit_zipf,
-    gain_of_doubling,
-    gain_of_one_more,
+    gain_of,
     log_slope,
     rows_for_shares,
     share_at,
@@ -112,11 +111,11 @@ def test_the_first_size_that_reaches_a_share() -> None:
 
 
 def test_gains_between_points_and_beyond_the_end() -> None:
-    assert gain_of_doubling(SIZES, SHARES, 4) == pytest.approx(0.3)
-    assert gain_of_doubling(SIZES, SHARES, 2 * 2**0.5) == pytest.approx(0.3)
-    assert gain_of_doubling(SIZES, SHARES, 64) == 0
+    assert gain_of(SIZES, SHARES, 4, 4) == pytest.approx(0.3)
+    assert gain_of(SIZES, SHARES, 2 * 2**0.5, 2 * 2**0.5) == pytest.approx(0.3)
+    assert gain_of(SIZES, SHARES, 64, 64) == 0
     assert share_at(SIZES, SHARES, 4) == 0.3 and share_at(SIZES, SHARES, 0) == 0
-    assert gain_of_one_more(SIZES, SHARES, 4, 4) == pytest.approx(0.3)
+    assert gain_of(SIZES, SHARES, 4, 4) == pytest.approx(0.3)
 
 
 def test_doubling_stops_paying_after_the_steepest_part() -> None:

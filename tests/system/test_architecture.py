@@ -67,7 +67,7 @@ FLOORS = {
         "batch_rows codecs counting shuffle",
         "curves id_tables metrics value_summary",
         "kernel",
-        "compile_notice published_bounds simd",
+        "compile_notice simd",
     ),
 }
 """Rooms of each folder, and modules at its root: one imports from floors below, never from its own."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from typing import Any, get_type_hints
 
 import pytest
@@ -20,13 +21,16 @@ from hotset.pipeline.errors import ConfigError
 from hotset.stats.codecs import CODEC_NAMES
 from hotset.train.config import (
     FIXED_CODECS,
+    PUBLISHED_LISTS,
     CheckpointSettings,
     CodecChoice,
     ExchangeOptions,
     Optimizers,
     TrainConfig,
+    bound_by_size,
     is_launched,
     parse_codec,
+    published_bounds,
     rank_timeout,
 )
 from hotset.train.recipe_options import RecipeOptions
@@ -177,3 +181,24 @@ def test_choices_that_may_be_left_open_may_be_none() -> None:
     settings: dict[str, Any] = {"placement": None}
     with pytest.raises(ConfigError, match=r"placement must be one of all-fast, hybrid, .*, got None"):
         TrainConfig(**settings)
+
+
+@pytest.mark.parametrize(("log", "tight", "loose"), [("kaggle", 8, 6), ("terabyte", 7, 9)])
+def test_every_table_of_a_log_has_a_bound(log: str, tight: int, loose: int) -> None:
+    bounds = published_bounds(log)
+    assert list(bounds) == [f"C{n}" for n in range(1, 27)]
+    assert Counter(bounds.values()) == {0.01: tight, 0.05: loose, 0.03: 26 - tight - loose}
+    assert set(PUBLISHED_LISTS) == {"kaggle", "terabyte"}
+
+
+def test_sizes_stand_for_the_lists() -> None:
+    assert [bound_by_size(rows) for rows in (1, 999, 1_000, 400_000, 400_001)] == [
+        0.05,
+        0.05,
+        0.03,
+        0.03,
+        0.01,
+    ]
+    # Terabyte's table of 313,829 rows is base; Kaggle's of 3 rows is the ninth, counted from 1.
+    assert published_bounds("terabyte")["C12"] == bound_by_size(313_829) == 0.03
+    assert published_bounds("kaggle")["C9"] == bound_by_size(3) == 0.05

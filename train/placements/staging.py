@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from ...stats.batch_rows import LookupsByRow, find_distinct
 from ...stats.lookahead.planner import CachePolicy, StagingPlanner, cache_planner, lookahead_planner
-from ...stats.lookahead.step_plans import RowStream, StepPlans, in_order
-from ...stats.lookahead.window import Window
+from ...stats.lookahead.step_plans import RowStream, StepPlans, Window, in_order
 from ..data.batch import BatchIds, EmbeddingTable
 from ..rows.step_plan import (
     COLD_ROWS_IN_PLACE,

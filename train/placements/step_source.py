@@ -1,8 +1,8 @@
 """Reads and plans batches and queues their transfers, ahead of the loop.
 
 A thread does this while earlier batches are computed. Staging placements are planned as batches become known,
-within the window of `stats.lookahead.window`; where rows spill to disk, `spill.whole_run` has planned the run
-before its first step.
+within the window of `stats.lookahead.step_plans`; where rows spill to disk, `spill.whole_run` has planned the
+run before its first step.
 
 A batch with staging is read, and its cold lookups are located, twice: once to plan it and once to run it. In
 between only its distinct cold rows are kept, 12 bytes each. Where readers are several threads, they do both;
@@ -118,7 +118,7 @@ class StepSource:
             for numbers in epochs:
                 yield numbers, ()
             return
-        from ...stats.lookahead.window import WINDOW_BYTES
+        from ...stats.lookahead.step_plans import WINDOW_BYTES
         from .staging import PlanQueue
 
         window_bytes = WINDOW_BYTES if self._window_bytes is None else self._window_bytes

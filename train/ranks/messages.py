@@ -52,8 +52,16 @@ from ...stats.codecs import (
     codec_of,
 )
 from ...stats.kernel import kernel
-from ...stats.published_bounds import BASE, bound_by_size
-from ..config import AUTO, ChosenExchange, CodecChoice, ExchangeOptions, ExchangePrediction, parse_codec
+from ..config import (
+    AUTO,
+    BASE,
+    ChosenExchange,
+    CodecChoice,
+    ExchangeOptions,
+    ExchangePrediction,
+    bound_by_size,
+    parse_codec,
+)
 from ..data.batch import EmbeddingTable
 from ..dense.gradients import SUM_COLUMNS, add_tiles, add_tree
 from ..model.shapes import tables_by_dim

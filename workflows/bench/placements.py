@@ -18,8 +18,7 @@ from ...pipeline.errors import ByteSize, ConfigError
 from ...pipeline.folders.totals import ShardsTotals, VocabularyTotals
 from ...pipeline.generate.generate import GenerateConfig, generate
 from ...pipeline.preprocess import preprocess
-from ...stats.lookahead.step_plans import RowTraffic
-from ...stats.lookahead.window import WINDOW_BYTES
+from ...stats.lookahead.step_plans import WINDOW_BYTES, RowTraffic
 from ...stats.ranking.row_bytes import row_bytes
 from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig

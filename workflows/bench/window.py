@@ -19,8 +19,14 @@ from numpy.typing import NDArray
 from ...pipeline.errors import ByteSize, ConfigError
 from ...pipeline.generate.generate import GenerateConfig, generate
 from ...stats.lookahead.planner import StagingPlanner, lookahead_planner
-from ...stats.lookahead.step_plans import NEVER, RowStream, RowTraffic, next_uses_backward
-from ...stats.lookahead.window import WINDOW_BYTES, Window
+from ...stats.lookahead.step_plans import (
+    NEVER,
+    WINDOW_BYTES,
+    RowStream,
+    RowTraffic,
+    Window,
+    next_uses_backward,
+)
 from ...stats.ranking.row_bytes import row_bytes
 from ...stats.shuffle import epoch_order
 from ...train.config import TrainConfig

@@ -16,8 +16,7 @@ from ...pipeline.schema.schema_file import is_fingerprint
 from ...pipeline.statistics.folder import Row
 from ...stats.curves import (
     first_to_reach,
-    gain_of_doubling,
-    gain_of_one_more,
+    gain_of,
     share_at,
     where_doubling_stops_paying,
 )
@@ -93,7 +92,7 @@ def budget_sentences(statistics: dict[str, Any]) -> list[str]:
     if chosen["bytes"] >= sizes[-1]:
         sentences.append(f"{plan}: every row fits, so no rows are transferred.")
     else:
-        gain = gain_of_one_more(sizes, samples, max(chosen["bytes"], sizes[0]), MIB)
+        gain = gain_of(sizes, samples, max(chosen["bytes"], sizes[0]), MIB)
         points = f"{100 * gain:.2g}"
         unit = "percentage point" if points == "1" else "percentage points"
         sentences.append(f"{plan}; one more MiB would add {points} {unit}.")
@@ -106,7 +105,7 @@ def _stop_sentence(sizes: Sequence[int], samples: Sequence[float]) -> str:
     all_rows = format_byte_size(sizes[-1])
     if stop is None:
         return f"Doubling the memory pays off until all rows fit, at {all_rows}."
-    points = 100 * gain_of_doubling(sizes, samples, stop)
+    points = 100 * gain_of(sizes, samples, stop, stop)
     return (
         f"More memory stops paying off at {format_byte_size(stop)}: doubling it makes only {points:.1f} "
         "percentage points more of the samples fully hot. Beyond that, only room for all rows "

@@ -38,8 +38,14 @@ from hotset.stats.lookahead.planner import (
     slots_to_try,
 )
 from hotset.stats.lookahead.policies import NOBODY, AreaState
-from hotset.stats.lookahead.step_plans import Residents, RowStream, StepPlans, TooFewSlotsError, next_uses
-from hotset.stats.lookahead.window import Window
+from hotset.stats.lookahead.step_plans import (
+    Residents,
+    RowStream,
+    StepPlans,
+    TooFewSlotsError,
+    Window,
+    next_uses,
+)
 from hotset.tests.support.naive.naive_plans import (
     Item,
     Parts,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hotset.stats.lookahead.window import WINDOW_BYTES
+from hotset.stats.lookahead.step_plans import WINDOW_BYTES
 from hotset.tests.support.drawn_tiers import one_hot_ids
 from hotset.train.data.batch import EmbeddingTable, IdReader
 from hotset.train.placements.placements import AllFast, Hybrid, HybridDedup
