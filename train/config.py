@@ -32,7 +32,7 @@ _BELOW_BOUND = 0.5
 
 # Bounds of tables as Feng et al., SC'24, arXiv 2407.04272, released them: a table is tight, base or loose by
 # its size or by its name. Their trainer lists the tables of Criteo's two logs by number. The sizes reproduce
-# the lists but for a few tables: Kaggle's tight ones begin at 90,000 rows, and two of its small ones are base.
+# the lists but for a few tables: Kaggle's tight ones begin at 90,000 rows, two of its small ones are base.
 TIGHT, BASE, LOOSE = 0.01, 0.03, 0.05
 MANY_ROWS = 400_000
 """Tables with more rows are tight."""
