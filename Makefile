@@ -61,7 +61,7 @@ bench: $(STAMP)
 # On a machine with a GPU, with its own torch: PYTHON=/path/to/python make gpu-test. Only files with GPU tests are
 # imported, because others need packages that may be missing there; warnings of foreign versions are only printed.
 PYTHON ?= python3
-GPU_TESTS := $(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)
+GPU_TESTS := tests/train/gpu $(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)
 gpu-test:
 	rm -rf build/gpu && mkdir -p build/gpu && ln -sfn $(CURDIR) build/gpu/hotset
 	PYTHONPATH=$(CURDIR)/build/gpu $(PYTHON) -m pytest -q -W default --continue-on-collection-errors -m gpu $(GPU_TESTS)

@@ -1,32 +1,17 @@
-"""Checks of a GPU day: device calls, kernels, first steps, equal bits, and the tests that need a GPU.
+"""Checks of a GPU day: device calls, first steps, equal bits, and the tests that need a GPU.
 
 Calls of the device API are tried one by one, each in a few lines on separate memory, so that a first run on a
-GPU names what fails there. Then every kernel of a step is tried alone, and a broken one is replaced: it is
-named, and its twin runs from then on. Each is tried in a separate process, because a process cannot continue
-after a fault on a GPU. It trains a few batches with this kernel and the twins of all others, and compares the
-rows and the layers with those of twins alone.
-
-Four kernels around the dense layers add in another order than their twins, and training amplifies a last bit:
-an input of ReLU next to zero gets the other sign, and eight steps of SGD later the rows differ by a hundredth
-of their change. Two of six orders of the sums of `gather_dots` did so within 16 steps. So these kernels are
-compared after one step, which contains all that they compute: what they write changes rows and layers.
-
-A kernel that agrees is also tried in other shapes while its process has time: at dim 128 with the layers in
-bfloat16, and, if it takes optimizer steps, whose bits are those of its twin, with every optimizer. A kernel
-that is wrong only there is replaced as well, and named with the shape.
+GPU names what fails there. Then come the tests that compare every kernel with its twin.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-import math
-import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
@@ -35,22 +20,21 @@ import numpy as np
 import torch
 
 from ...pipeline.errors import ByteSize
-from ...stats.ranking.row_bytes import OPTIMIZERS, row_bytes
+from ...stats.ranking.row_bytes import OPTIMIZERS
 from ...stats.shuffle import epoch_order
 from ...train.build import build_trainer
 from ...train.build_embeddings import open_device_api
-from ...train.config import DenseOptimizer, EmbeddingOptimizer, PlacementName, TrainConfig
+from ...train.config import EmbeddingOptimizer, PlacementName, TrainConfig
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
 from ...train.dense.gradients import DenseDtype
 from ...train.device import STREAMS, Device, StreamName
 from ...train.gpu.packed_batch import RowMoves, RowTensors
 from ...train.gpu.queued_steps import QueuedSteps
-from ...train.gpu.twins import ENGINES, TWINS, choose_kernels
-from ...train.loop import Trainer, run_steps
-from ...train.recipe_options import RecipeOptions
+from ...train.gpu.twins import choose_kernels
+from ...train.loop import run_steps
 from ...train.rows.tiers import HostMemory
-from .gpu_day import PartSettings, Records, read_records, run_process
+from .gpu_day import PartSettings, Records
 from .kaggle_shards import KaggleSamples, draw_kaggle, write_kaggle_shards
 
 _NUM_ROWS, _DIM = 5000, 16
@@ -66,67 +50,14 @@ SAMPLES, SMALL_SAMPLES = 2_500_000, 6_000
 SMALL_SCALE = 1000.0
 HOT_SHARE = 0.0075
 """Share of all rows that is hot; as many slots stage the others: 1.5 % of the rows are on the device."""
-_SECONDS = 60.0
-"""Time of one kernel, its compilation included."""
-_SPARE_SECONDS = 3.0
-"""Left of the part's time when the last kernel is given up, to write down what was found."""
-_PROCESSES = 12
-"""Each compiles most of what the others do, so all begin together where there are cores for them."""
-_OWN_SECONDS = 20.0
-"""Time after which an unfinished kernel is at fault, its compilation included."""
-_STEPS = 16
-_MORE_STEPS = 6
-"""Steps in each other shape."""
-_STAGING_SLOTS = 2500
-"""Number of slots; so few that rows are written back and loaded again in these steps."""
-_TOLERANCE = 1e-3
-"""Norm of the difference that a kernel makes, as a share of that of all that the steps have changed."""
-_ADDING_OTHERWISE = ("gather_dots", "gather_dots_backward", "last_layer", "relu_backward")
-"""Kernels that add in another order than their twins."""
-_TOLERANCE_OF_ORDER = 6e-3
-"""The same of such kernels, after one step.
-
-Measured with twins on the host, batches of 512: sums in float64, from the last number to the first, and in
-three shuffled orders differed from the twin's by 3e-6 at most in float32, at dim 16. In bfloat16, at dim 128,
-the sums are rounded to 8 bits, one of which another order may change: by 1.6e-3 at most. One sign of ReLU is
-some 1e-3 in either type. A dot that is wrong in one of eight samples makes 1.5e-2, a wrong one 0.5.
-"""
-_OTHER_RUNS: dict[str, dict[str, Any]] = {
-    "gather_rows": {"recipe": RecipeOptions(clip_gradient=1e6)},
-    "sum_gradients": {"placement": "hybrid-dedup"},
-}
-"""Settings of the runs that launch a kernel which look-ahead with dense layers in kernels does without: where
-gradients are clipped the layers are torch's, and a hybrid sends the sums of gradients to the host."""
-_FEW = ("decode_batch", "sum_and_step")
-"""Kernels that are tried where the day is only tried."""
 _ROOT = Path(__file__).resolve().parents[2]
+_KERNEL_TESTS = _ROOT / "tests" / "train" / "gpu"
+_STEPS = 16
+"""Steps that launch all kernels of the host."""
 _TEST_SECONDS = 60
 """Time of a test, where a plugin can stop it."""
 _OUTPUT_CHARACTERS = 1500
 """Characters that are kept of the end of an output or a traceback."""
-
-
-Weights = tuple[torch.Tensor, torch.Tensor]
-"""The float64 numbers of all rows, and of all layers, each as one vector."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """The settings that a kernel is tried with."""
-
-    embedding_dim: int = 16
-    dense_dtype: DenseDtype = "fp32"
-    embedding_optimizer: EmbeddingOptimizer = "sgd"
-    dense_optimizer: DenseOptimizer = "sgd"
-    num_steps: int = _MORE_STEPS
-
-    def __str__(self) -> str:
-        optimizers = f"rows by {self.embedding_optimizer}, layers by {self.dense_optimizer}"
-        return f"dim {self.embedding_dim}, {self.dense_dtype}, {optimizers}"
-
-
-_FIRST = Shape(num_steps=_STEPS)
-_WIDE = Shape(embedding_dim=128, dense_dtype="bf16")
 
 
 def try_verbs(settings: PartSettings, records: Records) -> None:
@@ -232,149 +163,6 @@ def _records(device: Device, stream: StreamName) -> bool:
     return near.item() == 4
 
 
-def shapes_of(kernel: str) -> list[Shape]:
-    """Return the shapes that a kernel is tried in, one after the other."""
-    if kernel in _ADDING_OTHERWISE:
-        return [replace(shape, num_steps=1) for shape in (_FIRST, _WIDE)]
-    shapes = [_FIRST, _WIDE]
-    if kernel == "sum_and_step":
-        shapes += [Shape(embedding_optimizer=name) for name in get_args(EmbeddingOptimizer) if name != "sgd"]
-    if kernel == "step_dense":
-        names: list[DenseOptimizer] = ["adagrad", "adam"]
-        shapes += [Shape(dense_optimizer=name) for name in names]
-    return shapes
-
-
-def try_kernels(settings: PartSettings, records: Records) -> None:
-    """Try each kernel in a separate process; note those that are replaced."""
-    for dim in (_FIRST.embedding_dim, _WIDE.embedding_dim):
-        small_shards(settings, f"kernels-{dim}", "adagrad", dim)
-    # They are tried in parallel, each with a separate limit, so one that hangs does not end the others.
-    names = _FEW if settings.is_small else tuple(TWINS)
-
-    def try_in_time(name: str) -> Trial:
-        # With few cores some begin late, and get what is left.
-        return _try_apart(name, settings, min(_SECONDS, records.seconds_left - _SPARE_SECONDS))
-
-    with ThreadPoolExecutor(min(_PROCESSES, os.cpu_count() or 1)) as pool:
-        found = list(pool.map(try_in_time, names))
-    for name, trial in zip(names, found, strict=True):
-        records.check(f"kernel {name}", not trial.fault, trial.fault)
-        for row in trial.rows:
-            records.row(**row)
-    # Written where none is, too: it counts instead of what an earlier call has found.
-    broken = [name for name, trial in zip(names, found, strict=True) if trial.is_broken]
-    records.fact(replaced_kernels=",".join(f"torch:{name}" for name in broken))
-
-
-def compile_host_kernels(settings: PartSettings, records: Records) -> None:
-    """Train a few batches without a GPU, so that later processes find the host's kernels compiled."""
-    late = replace(settings, device="late")
-    shards = small_shards(late, "host-kernels", "adagrad")
-    _trained(shards, late, "torch", _FIRST, {})
-
-
-def try_kernel(settings: PartSettings, records: Records) -> None:
-    """Train with one kernel and with its twin, in one shape after the other; raises where they disagree."""
-    name = settings.kernels
-    assert name is not None
-    shapes = {str(shape): shape for shape in shapes_of(name)}
-    tolerance = _TOLERANCE_OF_ORDER if name in _ADDING_OTHERWISE else _TOLERANCE
-    # A shape for which there is no time is left out: the kernel may be right there.
-    for piece in records.pieces(list(shapes)):
-        difference = _difference(name, shapes[piece], settings, records)
-        # Not `difference > …`, which is false of values that are no numbers.
-        if not difference <= tolerance:
-            raise ValueError(
-                f"weights differ by {difference:.3g} of what was trained, want at most {tolerance}"
-            )
-        records.row(kernel=name, shape=piece, difference=difference)
-
-
-def _difference(name: str, shape: Shape, settings: PartSettings, records: Records) -> float:
-    """Return the difference that a kernel makes, the larger one of rows and of layers; see `_TOLERANCE`."""
-    shards = Shards.open(settings.scratch / f"kernels-{shape.embedding_dim}" / "shards")
-    engine = ENGINES[0] if settings.torch_device.type == "cuda" else ENGINES[1]
-    # What goes wrong with twins alone says nothing of the kernel.
-    records.fact(tried_kernel=None)
-    before, twins = _trained(shards, settings, "torch", shape, _OTHER_RUNS.get(name, {}))
-    # What goes wrong from here on is the kernel's fault.
-    records.fact(tried_kernel=name, shape=str(shape))
-    _, tried = _trained(shards, settings, f"torch,{engine}:{name}", shape, _OTHER_RUNS.get(name, {}))
-    found = [
-        float((tried_N - twins_N).norm() / (twins_N - before_N).norm())
-        for tried_N, twins_N, before_N in zip(tried, twins, before, strict=True)
-    ]
-    # `max` would pass over what is no number.
-    return math.nan if any(map(math.isnan, found)) else max(found)
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """The result of trying a kernel."""
-
-    fault: str
-    """Empty where all is well."""
-    is_broken: bool
-    """Whether the kernel is at fault; otherwise the process did not reach it, or had no time for it."""
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    """Findings in each shape."""
-
-
-def _try_apart(name: str, settings: PartSettings, seconds: float) -> Trial:
-    """Try a kernel in a separate process."""
-    path = settings.scratch / f"kernel-{name}.jsonl"
-    status, output = run_process("kernel", replace(settings, kernels=name), path, seconds)
-    records = list(read_records(path))
-    rows = [content for kind, content in records if kind == "row"]
-    if status == "ok":
-        return Trial("", is_broken=False, rows=rows)
-    # What was tried last, if the kernel was and not its twin.
-    facts = [content for kind, content in records if kind == "fact"]
-    was_begun = bool(facts) and facts[-1]["tried_kernel"] is not None
-    fault = f"at {facts[-1]['shape']}: " if was_begun else ""
-    fault += f"not done after {seconds:.0f} s\n" if status == "timeout" else ""
-    fault += output[-_OUTPUT_CHARACTERS:]
-    # A machine where the twins fail, or take too long, says nothing about the kernel: none would be left. Nor
-    # does one where the kernel had only begun.
-    if not was_begun:
-        return Trial(fault, is_broken=False, rows=rows)
-    own_seconds = time.time() - path.stat().st_mtime
-    return Trial(fault, is_broken=status == "failed" or own_seconds >= _OWN_SECONDS, rows=rows)
-
-
-def _trained(
-    shards: Shards, settings: PartSettings, kernels: str, shape: Shape, other: Mapping[str, Any]
-) -> tuple[Weights, Weights]:
-    """Train a few batches, with some ``other`` settings; return the weights before and after."""
-    config = TrainConfig(
-        placement="lookahead",
-        device=settings.device,
-        kernels=kernels,
-        dense_dtype=shape.dense_dtype,
-        staging_bytes=ByteSize(_STAGING_SLOTS * row_bytes(shape.embedding_dim, shape.embedding_optimizer)),
-        embedding_optimizer=shape.embedding_optimizer,
-        dense_optimizer=shape.dense_optimizer,
-    )
-    config = replace(config, **other)
-    # Some of the first batches of an epoch, of either kind.
-    order = epoch_order(shards.is_hot_only, config.seed, 0, spread=shards.is_grouped)
-    trainer = build_trainer(shards, config, RecordedOrder(order[: shape.num_steps].astype(np.int32)))
-    before = _weights_of(trainer)
-    run_steps(trainer, lambda *_: None)
-    return before, _weights_of(trainer)
-
-
-def _weights_of(trainer: Trainer) -> Weights:
-    tables = [trainer.embeddings.table(table) for table in range(len(trainer.shards.tables))]
-    layers = [parameter.detach().cpu() for parameter in trainer.model.parameters()]
-    return _vector(tables), _vector(layers)
-
-
-def _vector(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([tensor.flatten().double() for tensor in tensors])
-
-
 def take_first_steps(settings: PartSettings, records: Records) -> None:
     """Train a few batches under every placement; an error is written down, and the next one begins."""
     shards = small_shards(settings, "first-steps", "adagrad")
@@ -478,17 +266,34 @@ def checksum_of_weights(run: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def compile_host_kernels(settings: PartSettings, records: Records) -> None:
+    """Train a few batches without a GPU, so that later processes find the host's kernels compiled."""
+    shards = small_shards(replace(settings, device="late"), "host-kernels", "adagrad")
+    config = TrainConfig(placement="lookahead", device="late", kernels="torch", staging_bytes=STAGING_BYTES)
+    order = epoch_order(shards.is_hot_only, config.seed, 0, spread=shards.is_grouped)[:_STEPS]
+    run_steps(build_trainer(shards, config, RecordedOrder(order.astype(np.int32))), lambda *_: None)
+
+
+def run_kernel_tests(settings: PartSettings, records: Records) -> None:
+    """Run the tests that compare every kernel with its twin; see `run_tests`."""
+    _run_tests([_KERNEL_TESTS], settings, records)
+
+
 def run_tests(settings: PartSettings, records: Records) -> None:
-    """Run the tests that need a GPU, where the checkout has any, and write down each.
+    """Run the other tests that need a GPU, and write down each.
 
     Without a GPU they are only collected, which imports all they need.
     """
+    paths = sorted((_ROOT / "tests").rglob("test_*.py"))
+    found = [path for path in paths if _KERNEL_TESTS not in path.parents and "mark.gpu" in path.read_text()]
+    _run_tests(found, settings, records)
+
+
+def _run_tests(paths: Sequence[Path], settings: PartSettings, records: Records) -> None:
     # Imported here: where pytest is missing, all other parts run.
     import pytest
 
-    files = [
-        str(path) for path in sorted((_ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()
-    ]
+    files = [str(path) for path in paths if path.exists()]
     if not files:
         records.check("tests", False, f"{_ROOT} has no tests that need a GPU")
         return

@@ -52,7 +52,7 @@ _OUTPUT_CHARACTERS, _TRACE_CHARACTERS = 4000, 2000
 """Characters that are kept of the end of a part's output, and of a traceback."""
 
 Status = Literal["ok", "failed", "timeout", "not begun"]
-CHECKING = ("bits", "tests")
+CHECKING = ("kernels", "bits", "tests")
 """Parts that check whether the device computes correctly: speeds mean little if one failed."""
 
 
@@ -74,10 +74,10 @@ class Part:
 
 
 PARTS = (
-    # What is broken, and is replaced or mended before anything else.
+    # What is broken, and is mended before anything else.
     Part("machine", 30, 50, "gpu_speeds.measure_machine"),
     Part("verbs", 12, 20, "gpu_checks.try_verbs"),
-    Part("kernels", 55, 80, "gpu_checks.try_kernels"),
+    Part("kernels", 55, 120, "gpu_checks.run_kernel_tests"),
     Part("first-steps", 40, 90, "gpu_checks.take_first_steps"),
     # What is wrong: other bits, or a step that does not wait for another.
     Part("bits", 45, 90, "gpu_checks.compare_bits"),
@@ -91,10 +91,7 @@ PARTS = (
     # Only if requested by name.
     Part("epoch", 0, 500, "gpu_speeds.train_an_epoch", is_extra=True),
 )
-_INNER = (
-    Part("host-kernels", 0, 60, "gpu_checks.compile_host_kernels"),
-    Part("kernel", 0, 60, "gpu_checks.try_kernel"),
-)
+_INNER = (Part("host-kernels", 0, 60, "gpu_checks.compile_host_kernels"),)
 """Parts that other parts start."""
 
 
@@ -108,8 +105,6 @@ class PartSettings:
     """Folder for temporary files."""
     is_small: bool
     """Few rows and samples: only to see that everything runs."""
-    kernels: str | None = None
-    """Kernels that are replaced by their twins, as `train --kernels` has it."""
 
     @property
     def torch_device(self) -> torch.device:
@@ -123,7 +118,7 @@ class PartSettings:
         """The kernels of steps: on a simulated GPU those of a GPU, too, with torch."""
         from ...train.build_embeddings import SIMULATED
 
-        return "torch" if self.device.startswith(SIMULATED) else self.kernels
+        return "torch" if self.device.startswith(SIMULATED) else None
 
 
 class Records:
@@ -243,7 +238,6 @@ def run_process(
     # One that another part waits for ends by itself before it is killed.
     own_seconds = max(seconds - _SPARE_SECONDS, 0.0) if is_inner else seconds
     command += ["--seconds", f"{own_seconds:.1f}", "--done", json.dumps(list(done))]
-    command += ["--kernels", settings.kernels] if settings.kernels else []
     command += ["--small"] * settings.is_small
     printed = records.with_suffix(".log")
     with printed.open("wb") as output:
@@ -272,14 +266,13 @@ def run_part(arguments: Sequence[str]) -> int:
     parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--kernels")
     parser.add_argument("--done", type=json.loads, default=[], help="pieces of work to leave out")
     chosen = parser.parse_args(arguments)
     # The time begins here: on a machine where nothing is cached, imports alone take seconds.
     records = Records(chosen.records, chosen.seconds, chosen.done)
     faulthandler.enable()
     faulthandler.dump_traceback_later(max(chosen.seconds - _LAST_WORDS_SECONDS, 1.0))
-    settings = PartSettings(chosen.device, chosen.scratch, chosen.small, chosen.kernels)
+    settings = PartSettings(chosen.device, chosen.scratch, chosen.small)
     part = every[chosen.name]
     module, function = part.function.split(".")
     getattr(importlib.import_module(f".{module}", __package__), function)(settings, records, *part.more)
@@ -366,9 +359,7 @@ def _run_part_of_day(
         return _ended(part, "not begun", 0.0, output, done, left_out)
     begin = time.monotonic()
     records = scratch / f"{part.name}.jsonl"
-    # Kernels that an earlier part found broken cost speed from here on, and not the rest of the day.
-    replaced = result["facts"].get("replaced_kernels")
-    own = PartSettings(settings.device, scratch, settings.is_small, replaced)
+    own = PartSettings(settings.device, scratch, settings.is_small)
     status, output = run_process(part.name, own, records, seconds, done=done, is_inner=False)
     pieces: list[str] = []
     done = list(done)
