@@ -45,7 +45,7 @@ from .stages.ingest import IngestConfig, ingest, ingest_identity
 from .stages.pack import PackConfig
 from .stages.rank import RankConfig
 from .stages.shuffle import RowLayout
-from .stages.split import SplitConfig, row_widths
+from .stages.split import SplitConfig, bytes_of_rows
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -285,9 +285,8 @@ def resolved(config: PreprocessConfig) -> PreprocessConfig:
     # Peeling weighs rows by their bytes, which follow from the widths that `split` is to give them.
     if rank.rank_by == "peel" and split.feature_dims and not rank.peel_row_bytes:
         features = schema_of(config.ingest.schema).sparse
-        widths = zip(features, row_widths(split, features), strict=True)
-        found = FeatureSettings((name, width.row_bytes) for name, width in widths)
-        rank = replace(rank, peel_row_bytes=found)
+        widths = zip(features, bytes_of_rows(split, features), strict=True)
+        rank = replace(rank, peel_row_bytes=FeatureSettings(widths))
     return replace(config, rank=rank)
 
 

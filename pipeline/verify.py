@@ -17,7 +17,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import pyarrow as pa
 import xxhash
 
 from .errors import HotsetError, ManifestError, MemoryCapError, first_line, refuse_system_fault
@@ -185,15 +184,11 @@ def _first_difference(found: Path, wanted: Path) -> str | None:
         for name in schemas[0].names:
             ours, theirs = (batch.column(name) for batch in batches)
             if not ours.equals(theirs):
-                row = _first_unequal_row(ours, theirs)
+                rows = range(min(len(ours), len(theirs)))
+                unequal = (n for n in rows if not ours.slice(n, 1).equals(theirs.slice(n, 1)))
+                row = next(unequal, len(rows))
                 return f"{name} in row {row} of record batch {number} is another value"
     return None
-
-
-def _first_unequal_row(ours: pa.Array, theirs: pa.Array) -> int:
-    rows = range(min(len(ours), len(theirs)))
-    unequal = (row for row in rows if not ours.slice(row, 1).equals(theirs.slice(row, 1)))
-    return next(unequal, len(rows))
 
 
 STAGE_FOLDERS = {name: stage for stage, name in FOLDERS.items()} | {ID_MAP: "map-ids"}

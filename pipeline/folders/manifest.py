@@ -402,6 +402,14 @@ class Manifest:
                 yield first, entry
                 first += entry.num_samples
 
+    def parts_within(self, start: int, stop: int) -> Iterator[tuple[int, FileEntry, int, int]]:
+        """Yield each part with samples of [start, stop): its first sample, itself, and their range in it."""
+        for first, entry in self.parts():
+            low = max(start - first, 0)
+            high = min(stop - first, entry.num_samples)
+            if low < high:
+                yield first, entry, low, high
+
     @cached_property
     def entries(self) -> dict[str, FileEntry]:
         """Files by name, for direct access: a log has thousands of them."""

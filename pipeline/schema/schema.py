@@ -263,11 +263,11 @@ class FeatureSettings(tuple[tuple[str, int], ...]):
 NO_SETTINGS = FeatureSettings()
 
 
-def check_settings(option: str, settings: FeatureSettings, least: int = 1) -> None:
+def check_settings(option: str, settings: FeatureSettings) -> None:
     """Raise ConfigError where a feature is named twice or a number is too small."""
     for name, number in settings:
-        if number < least:
-            raise ConfigError(f"{option} must be {least} or more, got {number} for {name!r}")
+        if number < 1:
+            raise ConfigError(f"{option} must be 1 or more, got {number} for {name!r}")
     refuse_twice([name for name, _ in settings], f"{option}: feature")
 
 

@@ -16,7 +16,7 @@ counts are reused where the parts are the same, whatever else changed in the log
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -88,19 +88,6 @@ def spans_of(num_train: int, count_last: int, samples_of_files: Sequence[int]) -
     return [Span(spans[0].first, spans[0].stop, None)] if len(spans) == 1 else spans
 
 
-def describe_spans(spans: Iterable[Span], columns: Manifest) -> tuple[SpanInfo, ...]:
-    """Describe the spans as the manifest of counts has them."""
-    return tuple(
-        SpanInfo(
-            file=span.file,
-            first_sample=span.first,
-            num_samples=span.stop - span.first,
-            xxh3_128_of_parts=_checksum_of_parts(columns, span.first, span.stop),
-        )
-        for span in spans
-    )
-
-
 def bases_of(spans: Sequence[Span], columns: Manifest, before: Manifest | None) -> dict[Span, Span]:
     """Return the counted span that each span begins with, if ``before`` counted one from the same parts."""
     bases: dict[Span, Span] = {}
@@ -137,28 +124,12 @@ def _is_same_log(span: SpanInfo, columns: Manifest) -> bool:
     return _checksum_of_parts(columns, span.first_sample, last) == span.xxh3_128_of_parts
 
 
-def parts_of(columns: Manifest, first: int, stop: int) -> Iterator[tuple[FileEntry, int, int]]:
-    """Yield each part with samples of ``[first, stop)``, and the range of its samples among them."""
-    # Parts do not record their position: it is the sum of the samples before them.
-    start = 0
-    for entry in columns.files:
-        low = max(first - start, 0)
-        high = min(stop - start, entry.num_samples)
-        if low < high:
-            yield entry, low, high
-        start += entry.num_samples
-
-
 def _checksum_of_parts(columns: Manifest, first: int, stop: int) -> str:
     parts = [
-        [entry.path, entry.num_samples, entry.xxh3_128] for entry, _, _ in parts_of(columns, first, stop)
+        [entry.path, entry.num_samples, entry.xxh3_128]
+        for _, entry, _, _ in columns.parts_within(first, stop)
     ]
     return checksum_of({"parts": parts})
-
-
-def samples_from(array: Any, low: int) -> Any:
-    """Return an Arrow array from its value ``low`` on, beginning at offset 0; copied where low is not 0."""
-    return array if low == 0 else array.take(pa.array(np.arange(low, len(array))))
 
 
 def counts_written(output: Output, entry: FileEntry) -> Counts:
@@ -353,8 +324,7 @@ def count(
     )
     if output.sealed is not None:
         return output.sealed
-    num_train = num_training_samples(config, columns)
-    num_valid = num_validation_samples(config, columns)
+    num_train, first_of_test = evaluation_parts(config, columns)
     features = ColumnsTotals.of(columns).sparse
     # Spans decide what is counted; bases, which of it is there already.
     spans = spans_of(num_train, config.count_last, _samples_of_files(columns))
@@ -366,7 +336,7 @@ def count(
     groups = [group for first in range(num_groups) if (group := names[first::num_groups])]
     needed = needed_bytes(len(features), resources.workers)
     room = room_for("count", resources, needed) // num_workers(resources.workers)
-    total = log.num_new_samples * len(names)
+    total = len(names) * sum(span.stop - log.first_new(span) for span in spans)
     done = 0
 
     def advance(num_lookups: int) -> None:
@@ -386,17 +356,25 @@ def count(
     totals = CountsTotals(
         num_samples=columns.num_samples,
         num_train_samples=num_train,
-        num_valid_samples=num_valid,
+        num_valid_samples=first_of_test - num_train,
         tables=tuple(_describe_table(name, columns, output.finished[f"{name}.arrow"]) for name in features),
         num_counted_samples=sum(s.stop - s.first for s in spans) if config.count_last else None,
-        spans=describe_spans(spans, columns),
+        spans=tuple(
+            SpanInfo(
+                file=span.file,
+                first_sample=span.first,
+                num_samples=span.stop - span.first,
+                xxh3_128_of_parts=_checksum_of_parts(columns, span.first, span.stop),
+            )
+            for span in spans
+        ),
     )
     return output.seal(totals)
 
 
 def refuse_count(config: CountConfig, columns: Manifest, resources: Resources) -> None:
     """Raise ConfigError where `count` would refuse, before it writes anything."""
-    num_training_samples(config, columns)
+    evaluation_parts(config, columns)
     num_features = len(ColumnsTotals.of(columns).sparse)
     refuse_small_cap("count", resources, needed_bytes(num_features, resources.workers))
 
@@ -443,11 +421,6 @@ class _Log:
         assert self.before is not None
         return self.before, self.before.entry(f"{self.bases[span].prefix}{table}.arrow")
 
-    @property
-    def num_new_samples(self) -> int:
-        """Samples to count."""
-        return sum(span.stop - self.first_new(span) for span in self.spans)
-
 
 def _count_group(names: list[str], log: _Log, room: int, advance: Advance) -> None:
     for span in log.spans:
@@ -479,10 +452,13 @@ def _count_span(span: Span, names: list[str], log: _Log, room: int, advance: Adv
     tables = SpilledCounts(names, int(room / BYTES_PER_TABLE_BYTE), log.output)
     dtypes = dict.fromkeys(names, np.dtype(np.uint32))
     # Read each part once for all tables of the group.
-    for entry, low, high in parts_of(log.columns, log.first_new(span), span.stop):
+    for _, entry, low, high in log.columns.parts_within(log.first_new(span), span.stop):
         batch = read_batch(log.columns, entry)
         for name in names:
-            array, num_lookups = lookups_of(samples_from(batch.column(name), low), high - low)
+            column = batch.column(name)
+            # Kernels want columns that begin at offset 0.
+            column = column if low == 0 else column.take(pa.array(np.arange(low, len(column))))
+            array, num_lookups = lookups_of(column, high - low)
             dtypes[name] = np.dtype(array.type.to_pandas_dtype())
             tables.add(name, values_of(array, dtypes[name])[:num_lookups], validity_of(array))
         advance((high - low) * len(names))
@@ -517,56 +493,34 @@ def _samples_of_files(columns: Manifest) -> list[int]:
     return [file.num_samples for file in ColumnsTotals.of(columns).raw]
 
 
-def num_training_samples(config: CountConfig, columns: Manifest) -> int:
-    """Return the number of samples of the training part, the first ones of the log.
+def evaluation_parts(config: CountConfig, columns: Manifest) -> tuple[int, int]:
+    """Return the first samples of the validation part and of the test part; those before them train.
+
+    Where samples have times, a part that is a fraction of the log begins with all samples of one time.
 
     Raises:
         ConfigError: every file, or every sample, would be for evaluation or validation.
     """
     num_samples = columns.num_samples
     files = _samples_of_files(columns)
-    num_train = _first_of_parts(config, columns)[0]
-    wishes = [
-        f"eval_files {config.eval_files}" if config.eval_files else f"eval_fraction {config.eval_fraction}"
-    ]
+    if config.eval_files:
+        first_of_test = num_samples - sum(files[-config.eval_files :])
+    else:
+        first_of_test = num_samples - int(num_samples * config.eval_fraction)
+    first = first_of_test - int(num_samples * (config.valid_fraction or 0))
+    if not config.eval_files:
+        first_of_test = first_of_time(columns, first_of_test)
     if config.valid_files is not None:
-        wishes.append(f"valid_files {config.valid_files}")
-    if config.valid_fraction is not None:
-        wishes.append(f"valid_fraction {config.valid_fraction}")
-    if num_train <= 0:
+        first = first_of_test - sum(files[: len(files) - config.eval_files][-config.valid_files :])
+    elif config.valid_fraction is None:
+        first = first_of_test
+    else:
+        first = first_of_time(columns, min(first, first_of_test))
+    if first <= 0:
+        wanted = ("eval_files" if config.eval_files else "eval_fraction", "valid_files", "valid_fraction")
+        values = {name: getattr(config, name) for name in wanted}
+        wishes = [f"{name} {value}" for name, value in values.items() if value is not None]
         whole = f"{len(files)} files" if config.eval_files or config.valid_files else f"{num_samples} samples"
         verb = "leaves" if len(wishes) == 1 else "leave"
         raise ConfigError(f"{' and '.join(wishes)} of {whole} {verb} no sample to train on")
-    return num_train
-
-
-def num_validation_samples(config: CountConfig, columns: Manifest) -> int:
-    """Return the number of samples of the validation part, which is between the training and test parts."""
-    first, stop = _first_of_parts(config, columns)
-    return stop - first
-
-
-def _first_of_parts(config: CountConfig, columns: Manifest) -> tuple[int, int]:
-    """Return the first samples of the validation part and of the test part.
-
-    Where samples have times, a part that is a fraction of the log begins with all samples of one time.
-    """
-    files = _samples_of_files(columns)
-    first_of_test = columns.num_samples - _num_test_samples(config, columns)
-    first_of_validation = first_of_test - int(columns.num_samples * (config.valid_fraction or 0))
-    if not config.eval_files:
-        first_of_test = first_of_time(columns, first_of_test)
-    first_of_validation = first_of_time(columns, min(first_of_validation, first_of_test))
-    if config.valid_files is not None:
-        before = files[: len(files) - config.eval_files]
-        first_of_validation = first_of_test - int(sum(before[-config.valid_files :]))
-    elif config.valid_fraction is None:
-        first_of_validation = first_of_test
-    return first_of_validation, first_of_test
-
-
-def _num_test_samples(config: CountConfig, columns: Manifest) -> int:
-    """Return the number of samples of the test part, the last ones of the log."""
-    if config.eval_files:
-        return int(sum(_samples_of_files(columns)[-config.eval_files :]))
-    return int(columns.num_samples * config.eval_fraction)
+    return first, first_of_test

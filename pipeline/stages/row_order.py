@@ -116,22 +116,18 @@ class RankedTable:
         entries = build_id_table(rows, 0, missing, oov)
         del rows
         one_each = np.arange(1, dtype=np.int32)
-        for first, entry in columns.parts():
+        for first, entry, low, high in columns.parts_within(samples.start, samples.stop):
             # A part may have samples outside the requested range: look up all, then cut by offsets.
-            start = max(first, samples.start)
-            stop = min(first + entry.num_samples, samples.stop)
-            if start >= stop:
-                continue
             column = opened.read(columns, entry).column(self.name)
             array, _ = lookups_of(column, 0)
             ids = thread_buffer("looked up", (len(array),), np.int32)
             find_ids(values_of(array, dtype), validity_of(array), entries, missing, oov, ids)
             # A one-hot column comes back as it is, with one lookup per sample; of lists the offsets are their
             # bounds.
-            if array is column and one_each.shape[0] <= stop - first:
-                one_each = np.arange(stop - first + 1, dtype=np.int32)
+            if array is column and one_each.shape[0] <= high:
+                one_each = np.arange(high + 1, dtype=np.int32)
             ends = one_each if array is column else offsets_of(column)
-            yield start - samples.start, ends[start - first : stop - first + 1], ids
+            yield first + low - samples.start, ends[low : high + 1], ids
 
     def lookup_bytes(self) -> int:
         """Return what `iterate_lookups` holds besides a part: categories, a hash table perhaps 35% full."""
@@ -285,8 +281,7 @@ def hot_curves(
     # One level more than budgets: rows and samples that no budget makes hot are counted there.
     total = np.zeros((len(orders), 2, num_budgets + 1), np.int64)
     done = 0
-    parts = [(entry, min(num_train - first, entry.num_samples)) for first, entry in samples.parts()]
-    parts = [(entry, num_samples) for entry, num_samples in parts if num_samples > 0]
+    parts = [(entry, num_own) for _, entry, _, num_own in samples.parts_within(0, num_train)]
     tasks = ((samples, *part, orders, num_budgets) for part in parts)
     # Integer sums do not depend on the order in which parts finish.
     with closing(run_tasks(_count_part, tasks, workers=resources.workers)) as counted:

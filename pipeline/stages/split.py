@@ -99,8 +99,8 @@ def split(
     Writes:  the same files as samples: is_hot uint8, 1 where all lookups hit hot rows
     """
     ranked = VocabularyTotals.of(vocabulary)
-    widths = row_widths(config, [table.name for table in ranked.tables])
-    bytes_of_rows = [width.row_bytes for width in widths]
+    names = [table.name for table in ranked.tables]
+    dims = dims_of(config, names)
     # What may be refused is tried before the folder is begun: the cap, and the budget by FAE's modes.
     chosen = None if is_sealed(out) else refuse_split(config, vocabulary, samples, resources)
     output = Output.begin("split", VERSION, config, [input_of(vocabulary), input_of(samples)], out)
@@ -124,17 +124,17 @@ def split(
             missing_id=table.missing_id,
             is_multi_hot=table.is_multi_hot,
             num_hot=hot,
-            embedding_dim=None if width.embedding_dim == config.embedding_dim else width.embedding_dim,
-            row_bytes=None if width.embedding_dim == config.embedding_dim else width.row_bytes,
+            embedding_dim=None if dim == config.embedding_dim else dim,
+            row_bytes=None if dim == config.embedding_dim else row_bytes(dim, config.embedding_optimizer),
         )
-        for table, hot, width in zip(ranked.tables, num_hot, widths, strict=True)
+        for table, hot, dim in zip(ranked.tables, num_hot, dims, strict=True)
     )
     # For comparison, what exact counts would have made hot with as many bytes.
     if calibration is not None:
         from .orders import exact_hot_rows
 
-        hot_bytes = calibration.hot_bytes
-        exact = exact_hot_rows(vocabulary, samples, bytes_of_rows, hot_bytes, workers=resources.workers)
+        widths = bytes_of_rows(config, names)
+        exact = exact_hot_rows(vocabulary, samples, widths, calibration.hot_bytes, workers=resources.workers)
         calibration = replace(calibration, exact=exact)
     totals = PlanTotals(
         tables=tables,
@@ -160,13 +160,12 @@ def refuse_split(
     ranked = VocabularyTotals.of(vocabulary)
     needed = needed_bytes(config, ranked.num_rows, samples, resources.workers)
     refuse_small_cap("split", resources, needed)
-    widths = row_widths(config, [table.name for table in ranked.tables])
-    bytes_of_rows = [width.row_bytes for width in widths]
+    widths = bytes_of_rows(config, [table.name for table in ranked.tables])
     if config.mode == "budget":
-        return HotOrder(vocabulary, bytes_of_rows).num_hot(config.hot_bytes)[0], None
+        return HotOrder(vocabulary, widths).num_hot(config.hot_bytes)[0], None
     from .orders import calibrate
 
-    return calibrate(config.mode, vocabulary, bytes_of_rows, config.hot_bytes)
+    return calibrate(config.mode, vocabulary, widths, config.hot_bytes)
 
 
 def needed_bytes(config: SplitConfig, num_rows: int, samples: Manifest, workers: int) -> int:
@@ -176,20 +175,15 @@ def needed_bytes(config: SplitConfig, num_rows: int, samples: Manifest, workers:
     return num_workers(workers) * _TAG_BYTES * largest + of_rows
 
 
-@dataclass(frozen=True, slots=True)
-class RowWidth:
-    """The width of one table's rows."""
-
-    embedding_dim: int
-    """Floats of a row."""
-    row_bytes: int
-    """Bytes of a row with its optimizer state."""
-
-
-def row_widths(config: SplitConfig, features: Sequence[str]) -> list[RowWidth]:
-    """Return the width of each feature's rows; raise ConfigError for a name that is no feature."""
+def dims_of(config: SplitConfig, features: Sequence[str]) -> list[int]:
+    """Return the floats of each feature's rows; raise ConfigError for a name that is no feature."""
     dims = numbers_of("feature_dims", config.feature_dims, features, config.embedding_dim)
-    return [RowWidth(dims[name], row_bytes(dims[name], config.embedding_optimizer)) for name in features]
+    return [dims[name] for name in features]
+
+
+def bytes_of_rows(config: SplitConfig, features: Sequence[str]) -> list[int]:
+    """Return the bytes of each feature's rows with their optimizer state; raise ConfigError as `dims_of`."""
+    return [row_bytes(dim, config.embedding_optimizer) for dim in dims_of(config, features)]
 
 
 def _tag_part(entry: FileEntry, num_train: int, num_hot: list[int], samples: Manifest, output: Output) -> int:

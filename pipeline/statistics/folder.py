@@ -92,9 +92,8 @@ class Inspected:
 
     def train_parts(self) -> Iterator[tuple[int, FileEntry, int]]:
         """Yield first sample, file and training samples of each training file."""
-        for first, entry in self.samples.parts():
-            if first < self.num_train:
-                yield first, entry, min(self.num_train - first, entry.num_samples)
+        for first, entry, _, num_own in self.samples.parts_within(0, self.num_train):
+            yield first, entry, num_own
 
     @cached_property
     def counts(self) -> list[NDArray[np.int64]]:

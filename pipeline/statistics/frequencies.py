@@ -219,12 +219,7 @@ def _totals(inspected: Inspected) -> dict[str, Any]:
         "num_rows": VocabularyTotals.of(inspected.vocabulary).num_rows,
         "embedding_dim": settings.embedding_dim,
         "row_bytes": totals.row_bytes,
-        "samples": {
-            "hot": totals.samples.hot,
-            "mixed": totals.samples.mixed,
-            "evaluation": totals.samples.evaluation,
-            "evaluation_hot": totals.samples.evaluation_hot,
-        },
+        "samples": totals.samples.to_json(),
         "mode": settings.mode,
         "num_hot_rows": totals.num_hot_rows,
         "calibration": None if calibration is None else calibration.to_json(),
@@ -258,13 +253,7 @@ def _batches(folder: Path) -> dict[str, Any] | None:
     shards = read_shards(folder)
     if shards is None:
         return None
-    batches = ShardsTotals.of(shards).batches
-    return {
-        "hot_only": batches.hot_only,
-        "mixed": batches.mixed,
-        "evaluation": batches.evaluation,
-        "batch_size": ShardSettings.of(shards).batch_size,
-    }
+    return ShardsTotals.of(shards).batches.to_json() | {"batch_size": ShardSettings.of(shards).batch_size}
 
 
 def _oov(inspected: Inspected) -> dict[str, Any]:

@@ -494,11 +494,8 @@ class _Drift:
         return number, found
 
     def _lookups_of(self, part: LogPart) -> Iterator[list[TableLookups]]:
-        for first, entry in self.samples.parts():
-            start = max(part.first - first, 0)
-            stop = min(part.stop - first, entry.num_samples)
-            if start < stop:
-                yield read_lookups(self.samples, entry, start, stop)
+        for _, entry, start, stop in self.samples.parts_within(part.first, part.stop):
+            yield read_lookups(self.samples, entry, start, stop)
 
 
 def _ratio(part: SupportsInt, whole: SupportsInt) -> float:

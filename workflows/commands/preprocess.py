@@ -292,7 +292,7 @@ class StageCommand(Command):
         """Run the stage."""
         config: Any = config_of(self.config_type, self)
         with _running(self.run) as resources:
-            # The self.stage and what follows it go first; then it runs as if it had never been there.
+            # The stage and what follows it go first; then it runs as if it had never been there.
             if self.redo:
                 refuse_stage(self.stage, config, self.dir, resources)
                 _report_removed(remove_from(self.stage, self.dir))

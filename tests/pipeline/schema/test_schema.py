@@ -14,7 +14,6 @@ from hotset.pipeline.schema.schema import (
     KINDS,
     SCHEMAS,
     FeatureSettings,
-    check_settings,
     format_feature_settings,
     numbers_of,
     parse_feature_settings,
@@ -50,7 +49,6 @@ def test_nonsense_is_refused_by_name() -> None:
         RankConfig(feature_min_counts=FeatureSettings([("a", 0)]))
     with pytest.raises(ConfigError, match="feature_dims: feature 'a' is named twice"):
         SplitConfig(feature_dims=FeatureSettings([("a", 4), ("a", 8)]))
-    check_settings("x", FeatureSettings([["a", 0]]), least=0)
 
 
 def test_features_without_a_setting_have_the_default() -> None:

@@ -28,11 +28,9 @@ from hotset.pipeline.stages.count import (
     Span,
     SpilledCounts,
     count,
+    evaluation_parts,
     first_of_time,
     needed_bytes,
-    num_training_samples,
-    num_validation_samples,
-    parts_of,
     spans_of,
 )
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
@@ -75,7 +73,7 @@ def test_parts_of_a_span_hold_each_of_its_samples_once(first: int) -> None:
     for stop in range(first, 10):
         found = [
             (entry.path, own)
-            for entry, low, high in parts_of(columns, first, stop)
+            for _, entry, low, high in columns.parts_within(first, stop)
             for own in range(low, high)
         ]
         assert found == samples[first:stop]
@@ -127,13 +125,13 @@ def test_a_sample_is_moved_to_the_first_of_its_time(columns: Manifest, seconds: 
 
 def test_parts_begin_at_a_time(columns: Manifest, seconds: list[int]) -> None:
     config = CountConfig(eval_fraction=0.2, valid_fraction=0.25)
-    num_train = num_training_samples(config, columns)
-    num_valid = num_validation_samples(config, columns)
+    num_train, first_of_test = evaluation_parts(config, columns)
+    num_valid = first_of_test - num_train
     test, valid = seconds.index(seconds[320]), seconds.index(seconds[220])
     assert (num_train, num_train + num_valid) == (valid, test)
     # Whole files stay whole.
-    assert num_training_samples(CountConfig(eval_files=1), columns) == 150
-    assert num_training_samples(CountConfig(eval_fraction=0), columns) == 400
+    assert evaluation_parts(CountConfig(eval_files=1), columns)[0] == 150
+    assert evaluation_parts(CountConfig(eval_fraction=0), columns)[0] == 400
 
 
 def test_verify_looks_at_the_times(columns: Manifest) -> None:
@@ -248,10 +246,10 @@ def test_no_sample_to_train_on_is_refused(tmp_path: Path, eval_files: int, rng: 
     samples = draw_samples(9, rng)
     columns = columns_of_of_count(tmp_path, [], samples[:3], samples[3:6], samples[6:])
     with pytest.raises(ConfigError, match=f"eval_files {eval_files} of 4 files leaves no sample to train on"):
-        num_training_samples(CountConfig(eval_files=eval_files), columns)
-    assert num_training_samples(CountConfig(eval_files=2), columns) == 3
+        evaluation_parts(CountConfig(eval_files=eval_files), columns)[0]
+    assert evaluation_parts(CountConfig(eval_files=2), columns)[0] == 3
     with pytest.raises(ConfigError, match="leaves no sample to train on"):
-        num_training_samples(CountConfig(eval_files=3), columns)
+        evaluation_parts(CountConfig(eval_files=3), columns)[0]
 
 
 @pytest.mark.diagonal(2)
@@ -277,7 +275,7 @@ def test_a_validation_part_lies_before_the_test_part(
     config = CountConfig(**fields)
     if num_train <= 0:
         with pytest.raises(ConfigError, match=r"eval_\w+ .* and valid_\w+ .* leave no sample to train on"):
-            num_training_samples(config, columns)
+            evaluation_parts(config, columns)[0]
         return
     counts = count(config, columns, tmp_path / "counts")
     assert counted(counts) == naive_counts(samples[:num_train])
