@@ -75,8 +75,6 @@ ID_MAP = "id_map"
 """Folder of the new id of each row of the vocabulary before an extension."""
 OLD_VOCABULARY = "old_vocabulary"
 """Folder of the previous vocabulary in an extension, until its ids are mapped."""
-BESIDE = {ID_MAP: "vocabulary"}
-"""Folders that no stage reads, and the folder that each is removed with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -300,24 +298,21 @@ def remove_from(stage: str, folder: Path) -> list[Path]:
     if stage not in FOLDERS:
         raise ConfigError(f"there is no stage {stage!r}", hint=f"use one of {', '.join(FOLDERS)}")
     stages = list(FOLDERS)
-    rebuilt_stages = stages[stages.index(stage) :]
-    rebuilt = {FOLDERS[name] for name in rebuilt_stages}
-    for name in rebuilt_stages:
+    rebuilt = {name: FOLDERS[name] for name in stages[stages.index(stage) :]}
+    for name in rebuilt:
         # Folders that are rebuilt in this run may be discarded; those that stay must have their files.
-        refuse_without_inputs(name, folder, {*INPUTS.get(name, ())} - rebuilt)
+        refuse_without_inputs(name, folder, {*INPUTS.get(name, ())} - {*rebuilt.values()})
     # The last stage first, so that an interruption leaves no folder without those it was made from.
-    doomed = [folder / FOLDERS[name] for name in rebuilt_stages] + _folders_beside(folder, rebuilt)
+    doomed = _with_id_map([folder / name for name in rebuilt.values()])
     removed = [path for path in reversed(doomed) if folder_exists(path)]
     remove_folders(removed)
     return removed
 
 
-def _folders_beside(folder: Path, names: Iterable[str]) -> list[Path]:
-    """Return folders of `BESIDE` inside ``folder`` that are removed with one of ``names``."""
-    names = set(names)
-    return [
-        folder / name for name, other in BESIDE.items() if other in names and folder_exists(folder / name)
-    ]
+def _with_id_map(doomed: list[Path]) -> list[Path]:
+    """Return folders to remove with the map of ids, which no stage reads, where the vocabulary goes."""
+    maps = [path.with_name(ID_MAP) for path in doomed if path.name == "vocabulary"]
+    return doomed + [path for path in maps if folder_exists(path)]
 
 
 def stale_folders(folder: Path) -> list[Path]:
@@ -344,7 +339,7 @@ def stale_folders(folder: Path) -> list[Path]:
             can_continue = state.sealed is not None or state.before is not None
             if stage != "count" or not can_continue:
                 stale.append(path)
-    return stale + _folders_beside(folder, [path.name for path in stale])
+    return _with_id_map(stale)
 
 
 def _is_other(path: Path, made: dict[str, Any], outdated: set[str]) -> bool:

@@ -36,8 +36,8 @@ class CountedTable(JsonRecord):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VocabularyTable(JsonRecord):
-    """A table in vocabulary/."""
+class _TableOfRows(JsonRecord):
+    """A table whose categories have ids."""
 
     name: str
     """Name of the feature."""
@@ -47,6 +47,17 @@ class VocabularyTable(JsonRecord):
     """Id of the oov row, shared by all categories without a row."""
     missing_id: int
     """Id of the row of missing values; that of oov where they are too few for a row."""
+
+    def refuse_nonsense(self, where: str) -> None:
+        require_range(f"{where}num_rows", self.num_rows, 1, MOST_ROWS)
+        require_range(f"{where}oov_id", self.oov_id, 0, self.num_rows - 1)
+        require_range(f"{where}missing_id", self.missing_id, 0, self.num_rows - 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VocabularyTable(_TableOfRows):
+    """A table in vocabulary/."""
+
     oov_count: int
     """Lookups of the out-of-vocabulary row."""
     num_lookups: int | None = None
@@ -54,9 +65,7 @@ class VocabularyTable(JsonRecord):
     is_multi_hot: bool = False
 
     def refuse_nonsense(self, where: str) -> None:
-        require_range(f"{where}num_rows", self.num_rows, 1, MOST_ROWS)
-        require_range(f"{where}oov_id", self.oov_id, 0, self.num_rows - 1)
-        require_range(f"{where}missing_id", self.missing_id, 0, self.num_rows - 1)
+        _TableOfRows.refuse_nonsense(self, where)
         require_range(f"{where}oov_count", self.oov_count, 0)
         require_range(f"{where}num_lookups", self.num_lookups, 0)
 
@@ -76,17 +85,9 @@ class SampleTable(VocabularyTable):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedTable(JsonRecord):
+class PlannedTable(_TableOfRows):
     """A table in plan/ and shards/."""
 
-    name: str
-    """Name of the feature."""
-    num_rows: int
-    """Rows, those of missing and out-of-vocabulary values included."""
-    oov_id: int
-    """Id of the oov row, shared by all categories without a row."""
-    missing_id: int
-    """Id of the row of missing values; that of oov where they are too few for a row."""
     is_multi_hot: bool = False
     num_hot: int
     """Rows kept in fast memory: those with a lower id."""
@@ -96,9 +97,7 @@ class PlannedTable(JsonRecord):
     """Bytes of a row with its optimizer state; None where they are those of all tables together."""
 
     def refuse_nonsense(self, where: str) -> None:
-        require_range(f"{where}num_rows", self.num_rows, 1, MOST_ROWS)
-        require_range(f"{where}oov_id", self.oov_id, 0, self.num_rows - 1)
-        require_range(f"{where}missing_id", self.missing_id, 0, self.num_rows - 1)
+        _TableOfRows.refuse_nonsense(self, where)
         require_range(f"{where}num_hot", self.num_hot, 0, self.num_rows)
         require_range(f"{where}embedding_dim", self.embedding_dim, 1, MOST_FLOATS)
         require_range(f"{where}row_bytes", self.row_bytes, 1)
