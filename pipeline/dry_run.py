@@ -25,7 +25,7 @@ from ..stats.ranking import peeling
 from .errors import KIB, MIB, ByteSize, ConfigError, HotsetError, InputError
 from .folders.disk import bytes_in, free_bytes, num_recorded, write_errors_explained
 from .folders.manifest import Manifest
-from .folders.output import refuse_missing_files
+from .folders.output import check_files
 from .folders.resume import (
     Decision,
     FolderState,
@@ -39,9 +39,9 @@ from .preprocess import (
     FOLDERS,
     PreprocessConfig,
     Stage,
+    check_extension,
+    check_inputs,
     check_resources,
-    refuse_extension,
-    refuse_without_inputs,
     resolved,
     stages_of,
 )
@@ -107,13 +107,13 @@ def stage_states(
             continue
         try:
             if extend and not removed and not states:
-                refuse_extension(out, configs)
+                check_extension(out, configs)
             state, why = _state_of(stage, folder, fingerprints, extend, is_removed=stage.name in removed)
             # A stage with work to do reads its inputs, which must not be discarded; one that will be rebuilt
             # has its files.
             if state in MAKING:
                 kept = (name for name in stage.inputs if fingerprints[name] is not None)
-                refuse_without_inputs(stage.name, out, kept)
+                check_inputs(stage.name, out, kept)
             states.append(StagePlan(stage.name, folder, state, why))
         except HotsetError as error:
             states.append(StagePlan(stage.name, folder, REFUSED, str(error), error.hint))
@@ -164,7 +164,7 @@ def _state_of(
         case Decision.GO_BACK:
             return RESUMES, "goes back to its state before the extension"
         case Decision.SEALED if is_known:
-            refuse_missing_files(Manifest.read(folder))
+            check_files(Manifest.read(folder))
             return FINISHED, ""
         case Decision.SEALED if not (extend and stage.made_by == "count"):
             return DEPENDS, ""

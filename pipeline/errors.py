@@ -143,7 +143,7 @@ def system_fault(subject: object, error: BaseException) -> SystemFaultError | No
     return None
 
 
-def refuse_system_fault(subject: object, error: BaseException) -> None:
+def raise_system_fault(subject: object, error: BaseException) -> None:
     """Raise SystemFaultError where ``error`` is one of the system, and not of what was read."""
     fault = system_fault(subject, error)
     if fault is not None:

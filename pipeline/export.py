@@ -178,7 +178,7 @@ class NamedBatches:
         columns += [pa.array(values) for values in np.ascontiguousarray(dense.T)]
         # Programs that read the files index tables by these ids without a check.
         part = PartIds.read(batch, self.totals.tables)
-        part.refuse_strays(path)
+        part.check_ids(path)
         for table, ids in zip(part.tables, part.ids, strict=True):
             shifted = pa.array(ids + np.int32(self._first_id))
             if table.is_multi_hot:
@@ -403,7 +403,7 @@ def export_shards(
     batches = NamedBatches(shards, first_id=FIRST_ID if to == "fuxictr" else 0)
     # FuxiCTR takes one category a feature, and labels: other logs are refused before a file is written.
     if to == "fuxictr":
-        refuse_other_logs(batches, to)
+        check_log(batches, to)
     # Parts without samples get no file.
     splits: list[Split] = [split for split, count in batches.num_samples.items() if count]
     total = sum(batches.num_samples.values())
@@ -423,7 +423,7 @@ def export_shards(
     return ExportedShards(num_samples={split: batches.num_samples[split] for split in splits}, files=files)
 
 
-def refuse_other_logs(batches: NamedBatches, to: str) -> None:
+def check_log(batches: NamedBatches, to: str) -> None:
     """Raise ConfigError for a log with lists or without labels."""
     hint = "take --to parquet"
     lists = [table.name for table in batches.totals.tables if table.is_multi_hot]

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from .errors import MIB, ConfigError, InputError, refuse_system_fault
+from .errors import MIB, ConfigError, InputError, raise_system_fault
 from .raw.column_values import ListSpans, Spans, Values, is_list, is_text, plain, read_column, read_values
 from .raw.criteo import tells_label
 from .raw.criteo_kernel import count_newlines
@@ -460,7 +460,7 @@ def _infer_parquet(path: Path, num_rows: int) -> tuple[list[tuple[str, Any]], in
             batch.validate(full=True)
             return list(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows
     except DAMAGE as error:
-        refuse_system_fault(path, error)
+        raise_system_fault(path, error)
         raise InputError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
 
 

@@ -17,19 +17,19 @@ from .errors import MIB, STAGE_OF, ConfigError, format_byte_size
 from .folders.disk import (
     DISCARDABLE,
     bytes_in,
+    check_not_discarded,
     discard_files,
     folder_exists,
     free_bytes,
     is_discarded,
-    refuse_discarded,
     remove_folders,
     rename_folder,
 )
 from .folders.manifest import Manifest, is_sealed
-from .folders.resume import FolderState, refuse_other_config
+from .folders.resume import FolderState, check_config
 from .formats.ids import PartSize, largest_part
 from .raw.raw_file import RawFile
-from .runtime.memory import least_cap, refuse_small_caps
+from .runtime.memory import check_caps, least_cap
 from .runtime.tasks import DEFAULT_RESOURCES, Resources
 from .schema.schema import FeatureSettings, numbers_of
 from .schema.schema_file import schema_of
@@ -63,11 +63,11 @@ INPUTS = {
 """Folders each stage after `ingest` reads with its default settings."""
 
 _LATER: dict[str, tuple[Callable[..., Manifest], Callable[..., object], int]] = {
-    "count": (count_stage.count, count_stage.refuse_count, count_stage.VERSION),
-    "rank": (rank_stage.rank, rank_stage.refuse_rank, rank_stage.VERSION),
-    "encode": (encode_stage.encode, encode_stage.refuse_encode, encode_stage.VERSION),
-    "split": (split_stage.split, split_stage.refuse_split, split_stage.VERSION),
-    "pack": (pack_stage.pack, pack_stage.refuse_pack, pack_stage.VERSION),
+    "count": (count_stage.count, count_stage.check_count, count_stage.VERSION),
+    "rank": (rank_stage.rank, rank_stage.check_rank, rank_stage.VERSION),
+    "encode": (encode_stage.encode, encode_stage.check_encode, encode_stage.VERSION),
+    "split": (split_stage.split, split_stage.check_split, split_stage.VERSION),
+    "pack": (pack_stage.pack, pack_stage.check_pack, pack_stage.VERSION),
 }
 """Stages after `ingest`: the stage, what raises HotsetError where it would refuse, and its version."""
 
@@ -198,7 +198,7 @@ def preprocess(
     # Everything that can be refused is refused before the first folder is touched.
     check_resources(raw, config, out, resources, extend=extend)
     if extend:
-        refuse_extension(out, {"ingest": ingest_identity(config.ingest), "count": config.count})
+        check_extension(out, {"ingest": ingest_identity(config.ingest), "count": config.count})
     for stage in stages_of(raw, config, like):
         started = time.perf_counter()
         # Compared with the fingerprint afterwards, it shows whether the stage had work to do.
@@ -246,27 +246,27 @@ def run_stage(name: str, config: Any, folder: Path, resources: Resources = DEFAU
     stage = later_stage(name, config)
     # A finished stage reads only manifests, which a discarded folder still has.
     if not is_sealed(folder / FOLDERS[name]):
-        refuse_without_inputs(name, folder, stage.inputs)
+        check_inputs(name, folder, stage.inputs)
     return stage.run(_read_inputs(stage, folder), folder / FOLDERS[name], resources)
 
 
-def refuse_stage(name: str, config: Any, folder: Path, resources: Resources = DEFAULT_RESOURCES) -> None:
+def check_stage(name: str, config: Any, folder: Path, resources: Resources = DEFAULT_RESOURCES) -> None:
     """Raise HotsetError where a stage after `ingest` would refuse its inputs, settings or memory."""
     stage = later_stage(name, config)
-    refuse_without_inputs(name, folder, stage.inputs)
-    _, refuse, _ = _LATER[name]
-    refuse(config, resources=resources, **_read_inputs(stage, folder))
+    check_inputs(name, folder, stage.inputs)
+    _, check, _ = _LATER[name]
+    check(config, resources=resources, **_read_inputs(stage, folder))
 
 
 def _read_inputs(stage: Stage, folder: Path) -> dict[str, Manifest]:
     return {name: Manifest.read(folder / name) for name in stage.inputs}
 
 
-def refuse_without_inputs(stage: str, folder: Path, names: Iterable[str]) -> None:
+def check_inputs(stage: str, folder: Path, names: Iterable[str]) -> None:
     """Raise ManifestError if a folder that ``stage`` would read was discarded."""
     redo = "ingest" if is_discarded(folder / "columns") else "encode"
     for name in names:
-        refuse_discarded(folder / name, stage, redo)
+        check_not_discarded(folder / name, stage, redo)
 
 
 def resolved(config: PreprocessConfig) -> PreprocessConfig:
@@ -301,7 +301,7 @@ def remove_from(stage: str, folder: Path) -> list[Path]:
     rebuilt = {name: FOLDERS[name] for name in stages[stages.index(stage) :]}
     for name in rebuilt:
         # Folders that are rebuilt in this run may be discarded; those that stay must have their files.
-        refuse_without_inputs(name, folder, {*INPUTS.get(name, ())} - {*rebuilt.values()})
+        check_inputs(name, folder, {*INPUTS.get(name, ())} - {*rebuilt.values()})
     # The last stage first, so that an interruption leaves no folder without those it was made from.
     doomed = _with_id_map([folder / name for name in rebuilt.values()])
     removed = [path for path in reversed(doomed) if folder_exists(path)]
@@ -366,15 +366,15 @@ def remove_stale(folder: Path, *, keep_vocabulary: bool = False) -> list[Path]:
     return doomed
 
 
-def refuse_extension(folder: Path, configs: Mapping[str, DataclassInstance]) -> None:
+def check_extension(folder: Path, configs: Mapping[str, DataclassInstance]) -> None:
     """Raise ManifestError if a log cannot be added to DIR ``folder``, before anything is changed.
 
     ``configs``: of the stages that continue from what they wrote, `ingest` and `count`.
     """
-    refuse_discarded(folder / "columns", "--extend", "ingest")
+    check_not_discarded(folder / "columns", "--extend", "ingest")
     for stage, config in configs.items():
         if is_sealed(folder / FOLDERS[stage]):
-            refuse_other_config(Manifest.read(folder / FOLDERS[stage]), stage, config)
+            check_config(Manifest.read(folder / FOLDERS[stage]), stage, config)
 
 
 DISK_FACTORS = {
@@ -414,17 +414,17 @@ def check_resources(
     if redo in INPUTS:
         stage = later_stage(redo, getattr(config, redo))
         if all(is_sealed(out / name) for name in stage.inputs):
-            refuse_stage(redo, stage.config, out, resources)
+            check_stage(redo, stage.config, out, resources)
     schema = schema_of(config.ingest.schema)
     numbers_of("feature_min_counts", config.rank.feature_min_counts, schema.sparse, config.rank.min_count)
     numbers_of("feature_dims", config.split.feature_dims, schema.sparse, config.split.embedding_dim)
-    refuse_full_disk(disk_needed(raw, out, is_columnar=schema.format == "parquet", extend=extend), out)
+    check_free_disk(disk_needed(raw, out, is_columnar=schema.format == "parquet", extend=extend), out)
     if resources.memory_bytes is None:
         return
     # One refusal for all stages: its hint must be enough for the later ones, too.
     is_read = extend or redo == "ingest" or not is_sealed(out / "columns")
     files = [RawFile.inspect(path) for path in raw] if is_read else []
-    refuse_small_caps(resources, _memory_needs(files, config, out, resources))
+    check_caps(resources, _memory_needs(files, config, out, resources))
 
 
 def disk_needed(
@@ -449,7 +449,7 @@ def disk_needed(
     }
 
 
-def refuse_full_disk(needed: Mapping[str, int], out: Path, option: str = "--out") -> None:
+def check_free_disk(needed: Mapping[str, int], out: Path, option: str = "--out") -> None:
     """Raise ConfigError if ``needed`` is more than the file system of ``out`` has free."""
     total = sum(needed.values())
     free = free_bytes(out)

@@ -19,12 +19,12 @@ from typing import Any
 
 import xxhash
 
-from .errors import HotsetError, ManifestError, MemoryCapError, first_line, refuse_system_fault
+from .errors import HotsetError, ManifestError, MemoryCapError, first_line, raise_system_fault
 from .folders.disk import MARK, folder_exists, is_discarded, paths_in
 from .folders.manifest import MANIFEST, FileEntry, Manifest, hash_file, is_sealed, note_checksum
 from .folders.totals import TOTALS_OF_STAGE, ColumnsSettings, ColumnsTotals
 from .formats.arrow_files import DAMAGE, open_mapped
-from .preprocess import CONFIGS, FOLDERS, ID_MAP, later_stage, refuse_full_disk
+from .preprocess import CONFIGS, FOLDERS, ID_MAP, check_free_disk, later_stage
 from .raw.part import iterate_blocks
 from .raw.raw_file import RawFile
 from .runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks, silent
@@ -85,7 +85,7 @@ def _compare(
     num_bytes = sum(entry.num_bytes for entry in made.files)
     with TemporaryDirectory(prefix="hotset-verify-") as name:
         copy = Path(name) / made.folder.name
-        refuse_full_disk({copy.name: num_bytes}, copy, "TMPDIR, or --no-rebuild")
+        check_free_disk({copy.name: num_bytes}, copy, "TMPDIR, or --no-rebuild")
         try:
             yield from _differences(made, build(copy))
         except MemoryCapError:  # the cap is at fault, and not the folder
@@ -264,7 +264,7 @@ def _read_manifests(folder: Path) -> tuple[dict[str, Manifest], list[str]]:
             faults.append(str(error))
             continue
         except DAMAGE as error:
-            refuse_system_fault(path, error)
+            raise_system_fault(path, error)
             faults.append(f"{path / MANIFEST} is not what a stage writes: {first_line(error)}")
             continue
         if manifest.stage == STAGE_FOLDERS[name] or (name, manifest.stage) == ("vocabulary", "adopt"):
@@ -306,7 +306,7 @@ def _check_file(entry: FileEntry, manifest: Manifest) -> list[str]:
         fault = str(error)
         return [fault if str(manifest.folder) in fault else f"{manifest.folder / entry.path}: {fault}"]
     except DAMAGE as error:
-        refuse_system_fault(manifest.folder, error)
+        raise_system_fault(manifest.folder, error)
         return [f"{manifest.folder / entry.path} is not what {MANIFEST} says: {first_line(error)}"]
 
 

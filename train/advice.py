@@ -392,7 +392,7 @@ class MachineSpeeds(JsonRecord):
     loader_samples_per_second: float
     """Samples read from shards."""
 
-    def refuse_nonsense(self, where: str) -> None:
+    def check_values(self, where: str) -> None:
         for name in ("flops", "host_rows_per_second", "link_bytes_per_second", "loader_samples_per_second"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise RecordError(f"{where}{name} is {getattr(self, name)}, want a number above 0")

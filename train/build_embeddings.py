@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..pipeline.errors import MIB, ConfigError, ShardError, format_byte_size
-from ..pipeline.runtime.limits import refuse_few_addresses
+from ..pipeline.runtime.limits import check_addresses
 from ..pipeline.runtime.tasks import num_workers
 from ..stats.ranking.row_bytes import row_bytes
 from .config import TrainConfig
@@ -277,7 +277,7 @@ def set_threads(threads: int | None) -> int:
     Raises:
         SystemFaultError: `ulimit -v` leaves no addresses for them.
     """
-    refuse_few_addresses("training", _TORCH_BYTES)
+    check_addresses("training", _TORCH_BYTES)
     threads = threads or num_workers(0)
     torch.set_num_threads(threads)
     return threads

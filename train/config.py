@@ -343,7 +343,7 @@ class ModelConfig(JsonRecord):
         """Return the keyword arguments of the constructor."""
         return parse_arguments(self.arguments)
 
-    def refuse_nonsense(self, where: str) -> None:
+    def check_values(self, where: str) -> None:
         for key in ("bottom_widths", "top_widths", "attention_widths", "last_widths"):
             widths = getattr(self, key)
             require_range(f"the number of {where}{key}", len(widths), 0, MOST_LAYERS)

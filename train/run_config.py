@@ -48,7 +48,7 @@ class RunSettings(JsonRecord):
     embedding_optimizer: str
     dense_optimizer: str
 
-    def refuse_nonsense(self, where: str) -> None:
+    def check_values(self, where: str) -> None:
         if self.embedding_optimizer not in OPTIMIZERS:
             raise RecordError(f"{where}embedding_optimizer is {self.embedding_optimizer!r}")
 

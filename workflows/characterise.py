@@ -29,7 +29,7 @@ from rich.console import Console
 from .. import __version__
 from ..pipeline.errors import MIB, ByteSize, ConfigError, HotsetError
 from ..pipeline.folders.manifest import JsonRecord, RecordError, require_range
-from ..pipeline.folders.whole_file import refuse_target
+from ..pipeline.folders.whole_file import check_target
 from ..pipeline.runtime.tasks import num_workers
 from ..stats.curves import Interval, log_slope, verdict
 from ..stats.ranking.row_bytes import row_bytes
@@ -111,7 +111,7 @@ class Cell(JsonRecord):
     mlp_depth: int = 2
     placement: str = "all-fast"
 
-    def refuse_nonsense(self, where: str) -> None:
+    def check_values(self, where: str) -> None:
         for name, value in asdict(self).items():
             if name not in ("skew", "placement"):
                 require_range(f"{where}{name}", value, 1)
@@ -179,7 +179,7 @@ def characterise(
     Raises:
         HotsetError: ``out`` exists, or its cells were begun on another machine.
     """
-    refuse_target(out, overwrite=False)
+    check_target(out, overwrite=False)
     began = time.monotonic()
     threads = threads or num_workers(0)
     machine = describe_machine()

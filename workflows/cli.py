@@ -213,7 +213,7 @@ def _say_compiling() -> None:
 
 def _run(command: str, arguments: Sequence[str]) -> int:
     # Imported here, so that the help of all commands does not need them.
-    from ..pipeline.runtime.limits import TORCH_BYTES, refuse_few_addresses
+    from ..pipeline.runtime.limits import TORCH_BYTES, check_addresses
 
     _explain_bus_errors()
     call_when_compiling(_say_compiling)
@@ -221,7 +221,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
     try:
         kind = command_class(command)
         if not {"-h", "--help", "--help-all"} & set(arguments):
-            refuse_few_addresses(f"hotset {command}", TORCH_BYTES if kind.needs_torch else 0)
+            check_addresses(f"hotset {command}", TORCH_BYTES if kind.needs_torch else 0)
         status: int = kind.parse(command, arguments).execute()
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "safetensors"):

@@ -178,7 +178,7 @@ def is_discarded(folder: Path) -> bool:
     return (folder / MARK).exists()
 
 
-def refuse_discarded(folder: Path, needed_by: str, redo: str) -> None:
+def check_not_discarded(folder: Path, needed_by: str, redo: str) -> None:
     """Raise ManifestError if ``needed_by`` would read files that were discarded."""
     if is_discarded(folder):
         raise ManifestError(

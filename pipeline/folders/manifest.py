@@ -79,7 +79,7 @@ class JsonRecord:
         assert is_dataclass(self)
         return kind(**({own.name: getattr(self, own.name) for own in fields(self)} | more))
 
-    def refuse_nonsense(self, where: str) -> None:
+    def check_values(self, where: str) -> None:
         """Raise RecordError where a value is of the right type, but none that a stage writes.
 
         Args:
@@ -108,7 +108,7 @@ class JsonRecord:
             elif default is MISSING:
                 raise RecordError(f"{path} is missing")
         found = cls(**read)
-        found.refuse_nonsense(f"{where}." if where else "")
+        found.check_values(f"{where}." if where else "")
         return found
 
 
@@ -211,7 +211,7 @@ REMOVED: dict[str, dict[str, Any]] = {
 """The default of each removed option, by stage and field; configs of older folders still contain them.
 
 An option at its default is dropped when a config is read, so the folder can be continued. Any other value
-stays in the config, and `refuse_removed` names it if the stage would run again.
+stays in the config, and `check_removed_options` names it if the stage would run again.
 """
 
 
@@ -221,7 +221,7 @@ def without_removed(stage: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in removed or value != removed[name]}
 
 
-def refuse_removed(folder: Path, stage: str, config: Mapping[str, Any], hint: str) -> None:
+def check_removed_options(folder: Path, stage: str, config: Mapping[str, Any], hint: str) -> None:
     """Raise ManifestError if a folder was made with a removed option that does not hold its default."""
     for name in REMOVED.get(stage, {}):
         if name in config:
@@ -358,7 +358,7 @@ class Manifest:
         Raises:
             ManifestError: the config lacks a setting, or has one that no stage writes (any more).
         """
-        refuse_removed(self.folder, self.stage, self.config, hint_to_rewrite(self.folder))
+        check_removed_options(self.folder, self.stage, self.config, hint_to_rewrite(self.folder))
         try:
             return kind(**self.config | changes)
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -190,7 +190,7 @@ class Output(RemoteObject):
     def _read_sealed(self) -> None:
         self._unlock()  # taken if this run had to wait for the one that sealed the folder
         sealed = Manifest.read(self.folder)
-        refuse_missing_files(sealed)
+        check_files(sealed)
         shutil.rmtree(self._partial, ignore_errors=True)
         self.sealed = sealed
 
@@ -277,7 +277,7 @@ class Output(RemoteObject):
         """Record what a copy finished."""
         entries = [FileEntry.from_json(entry) for entry in report]
         for entry in entries:
-            self._refuse_overwriting(entry)
+            self._check_new_file(entry)
         self.finished |= {entry.path: entry for entry in entries}
 
     def temporary_path(self, name: str) -> Path:
@@ -312,7 +312,7 @@ class Output(RemoteObject):
             self._place(aside, replace(entry, path=name, facts=facts.to_json() if facts else entry.facts))
 
     def _place(self, aside: Path, entry: FileEntry) -> None:
-        self._refuse_overwriting(entry)
+        self._check_new_file(entry)
         if is_durable():
             sync(aside)
         # Renamed first, then recorded: a kill between the two costs this file, and no record is wrong.
@@ -324,7 +324,7 @@ class Output(RemoteObject):
         write_synced(record, text, aside=self.temporary_path(f"{entry.path}.json.tmp"), sync=is_durable())
         self.finished[entry.path] = entry
 
-    def _refuse_overwriting(self, entry: FileEntry) -> None:
+    def _check_new_file(self, entry: FileEntry) -> None:
         """Raise ManifestError where this run wrote other bytes under the same name: two features share it.
 
         A task that is repeated after its worker was killed writes the same bytes.
@@ -335,7 +335,7 @@ class Output(RemoteObject):
                 hint="rename one of the features whose names lead to that file",
             )
 
-    def _refuse_overwritten_inputs(self) -> None:
+    def _check_inputs(self) -> None:
         """Raise ManifestError where another program wrote to a file that this run has mapped."""
         for made_from in self._identity["inputs"]:
             path = overwritten_file(self.folder.parent / made_from["name"], self._first_use)
@@ -352,7 +352,7 @@ class Output(RemoteObject):
         Raises:
             ManifestError: a file of an input was written to in place meanwhile, or the disk is full.
         """
-        self._refuse_overwritten_inputs()
+        self._check_inputs()
         # Through JSON once, so that the checksum is of what a reader parses.
         files = [self.finished[name].to_json() for name in sorted(self.finished)]
         parts = json.loads(json.dumps({**self._identity, "files": files, "totals": totals.to_json()}))
@@ -377,7 +377,7 @@ def _removed_on_failure(path: Path) -> Iterator[None]:
         raise
 
 
-def refuse_missing_files(sealed: Manifest) -> None:
+def check_files(sealed: Manifest) -> None:
     """Raise ManifestError if a file is not as the manifest lists it, unless it was discarded."""
     may_miss = is_discarded(sealed.folder)
     for entry in sealed.files:

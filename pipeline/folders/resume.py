@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..errors import ManifestError, exact_byte_size, first_line, hint_to_rewrite
 from .disk import BEGUN, LOCK, PARTIAL, REMOVED, WORKERS, remove_children, write_synced
-from .manifest import MANIFEST, Manifest, refuse_removed, without_removed
+from .manifest import MANIFEST, Manifest, check_removed_options, without_removed
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -97,13 +97,13 @@ def starts_with(found: Inputs, wanted: Inputs) -> bool:
     return len(found) < len(wanted) and wanted[: len(found)] == found
 
 
-def refuse_difference(folder: Path, found: RunIdentity, wanted: RunIdentity) -> None:
+def check_same_run(folder: Path, found: RunIdentity, wanted: RunIdentity) -> None:
     """Raise ManifestError that names the first difference between two runs, unless they are equal."""
     if found == wanted:
         return
     # Settings first: they are what a user most often changed, and the easiest to undo.
     stage = wanted["stage"]
-    _refuse_other_config(folder, found, stage, wanted["config"])
+    _check_config(folder, found, stage, wanted["config"])
     hint = _hint(stage)
     # Equal settings and inputs leave the version of the stage.
     if found["inputs"] == wanted["inputs"]:
@@ -119,10 +119,10 @@ def refuse_difference(folder: Path, found: RunIdentity, wanted: RunIdentity) -> 
     raise ManifestError(f"{folder} was written from other inputs: {difference}", hint=hint)
 
 
-def refuse_other_config(sealed: Manifest, stage: str, config: DataclassInstance) -> None:
+def check_config(sealed: Manifest, stage: str, config: DataclassInstance) -> None:
     """Raise ManifestError if a folder was made by another stage or with other settings than ``config``."""
     wanted: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    _refuse_other_config(sealed.folder, identity_of_manifest(sealed), stage, wanted)
+    _check_config(sealed.folder, identity_of_manifest(sealed), stage, wanted)
 
 
 def _hint(stage: str) -> str:
@@ -131,12 +131,12 @@ def _hint(stage: str) -> str:
     return f"use another folder, or give --redo {stage}, which deletes it and what follows first"
 
 
-def _refuse_other_config(folder: Path, found: RunIdentity, stage: str, config: dict[str, Any]) -> None:
+def _check_config(folder: Path, found: RunIdentity, stage: str, config: dict[str, Any]) -> None:
     hint = _hint(stage)
     # What a folder of an older version or of other tools holds need not be complete: hence `get`.
     if found.get("stage") != stage:
         raise ManifestError(f"{folder} holds stage {found.get('stage')!r}, want {stage!r}", hint=hint)
-    refuse_removed(folder, stage, found["config"], hint)
+    check_removed_options(folder, stage, found["config"], hint)
     # A setting that one of the two leaves out is None there.
     for name, setting in (dict.fromkeys(found["config"]) | config).items():
         before = found["config"].get(name)
@@ -336,7 +336,7 @@ def decide(state: FolderState, wanted: RunIdentity, continuation: Continuation |
     if state.sealed is not None:
         if continues(state.sealed):
             return Decision.EXTEND_SEALED
-        refuse_difference(state.folder, state.sealed, wanted)
+        check_same_run(state.folder, state.sealed, wanted)
         return Decision.SEALED
     if state.is_foreign:
         raise ManifestError(
@@ -356,5 +356,5 @@ def decide(state: FolderState, wanted: RunIdentity, continuation: Continuation |
         return Decision.EXTEND_BEFORE
     # Nothing is lost: a user who gives other settings after a refusal need not remove anything.
     if not state.is_empty:
-        refuse_difference(state.folder, state.begun, wanted)
+        check_same_run(state.folder, state.begun, wanted)
     return Decision.FRESH

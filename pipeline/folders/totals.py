@@ -48,7 +48,7 @@ class _TableOfRows(JsonRecord):
     missing_id: int
     """Id of the row of missing values; that of oov where they are too few for a row."""
 
-    def refuse_nonsense(self, where: str) -> None:
+    def check_values(self, where: str) -> None:
         require_range(f"{where}num_rows", self.num_rows, 1, MOST_ROWS)
         require_range(f"{where}oov_id", self.oov_id, 0, self.num_rows - 1)
         require_range(f"{where}missing_id", self.missing_id, 0, self.num_rows - 1)
@@ -64,8 +64,8 @@ class VocabularyTable(_TableOfRows):
     """Lookups of the samples that were counted; None where every sample has one."""
     is_multi_hot: bool = False
 
-    def refuse_nonsense(self, where: str) -> None:
-        _TableOfRows.refuse_nonsense(self, where)
+    def check_values(self, where: str) -> None:
+        _TableOfRows.check_values(self, where)
         require_range(f"{where}oov_count", self.oov_count, 0)
         require_range(f"{where}num_lookups", self.num_lookups, 0)
 
@@ -96,8 +96,8 @@ class PlannedTable(_TableOfRows):
     row_bytes: int | None = None
     """Bytes of a row with its optimizer state; None where they are those of all tables together."""
 
-    def refuse_nonsense(self, where: str) -> None:
-        _TableOfRows.refuse_nonsense(self, where)
+    def check_values(self, where: str) -> None:
+        _TableOfRows.check_values(self, where)
         require_range(f"{where}num_hot", self.num_hot, 0, self.num_rows)
         require_range(f"{where}embedding_dim", self.embedding_dim, 1, MOST_FLOATS)
         require_range(f"{where}row_bytes", self.row_bytes, 1)
@@ -274,7 +274,7 @@ class VocabularyTotals(StageTotals):
     model_raw: tuple[TrainingLog, ...] | None = None
     """Files that the model was trained on."""
 
-    def refuse_nonsense(self, where: str) -> None:
+    def check_values(self, where: str) -> None:
         require_range(f"{where}num_samples", self.num_samples, 0)
         require_range(f"{where}num_train_samples", self.num_train_samples, 0, self.num_samples)
         require_range(
@@ -368,7 +368,7 @@ class KindCounts(JsonRecord):
     mixed: int
     evaluation: int
 
-    def refuse_nonsense(self, where: str) -> None:
+    def check_values(self, where: str) -> None:
         for key in ("hot_only", "mixed", "evaluation"):
             require_range(f"{where}{key}", getattr(self, key), 0)
 
@@ -394,7 +394,7 @@ class ShardsTotals(StageTotals):
     samples: KindCounts
     batches: KindCounts
 
-    def refuse_nonsense(self, where: str) -> None:
+    def check_values(self, where: str) -> None:
         require_range(f"{where}num_valid_samples", self.num_valid_samples, 0, self.samples.evaluation)
         if not self.tables:
             raise RecordError(f"{where}tables is empty, want one table or more")
@@ -521,7 +521,7 @@ class ShardSettings(StageSettings):
         """Whether each training batch is hot-only or mixed by choice, and the order spreads them evenly."""
         return self.order == "grouped"
 
-    def refuse_nonsense(self, where: str) -> None:
+    def check_values(self, where: str) -> None:
         require_range(f"{where}batch_size", self.batch_size, 1)
 
 
@@ -610,7 +610,7 @@ class ShardFacts(FileFacts):
     lookups: dict[str, int] = field(default_factory=dict)
     """Lookups of each multi-hot table."""
 
-    def refuse_nonsense(self, where: str) -> None:
+    def check_values(self, where: str) -> None:
         require_range(f"{where}batches", self.num_batches, 0)
         hot_only = self.hot_only_batches or ()
         if any(not 0 <= number < self.num_batches for number in hot_only):

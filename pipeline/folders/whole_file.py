@@ -44,7 +44,7 @@ def whole_file(path: Path, *, overwrite: bool = False, option: str = "--out") ->
     Raises:
         HotsetError: ``path`` exists, its folder does not, or the file cannot be written.
     """
-    refuse_target(path, overwrite=overwrite, option=option)
+    check_target(path, overwrite=overwrite, option=option)
     try:
         # All names are relative to the open folder, which may be renamed meanwhile.
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -74,7 +74,7 @@ def whole_file(path: Path, *, overwrite: bool = False, option: str = "--out") ->
         ) from error
 
 
-def refuse_target(path: Path, *, overwrite: bool, option: str = "--out") -> None:
+def check_target(path: Path, *, overwrite: bool, option: str = "--out") -> None:
     """Raise HotsetError where ``path`` cannot become a file: it exists, or its folder does not or is
     read-only."""
     # Report faults that a user can mend before any work is done.
@@ -163,7 +163,7 @@ def whole_folder(
     Raises:
         HotsetError: ``path`` exists, another process is writing it, or it cannot be written.
     """
-    refuse_target(path, overwrite=False)
+    check_target(path, overwrite=False)
     with new_folder(path) as folder:
         yield folder
         # The lock is no file of the folder, and goes before the rename.

@@ -27,7 +27,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ...stats.kernel import read_only
-from ..errors import HotsetError, ManifestError, first_line, hint_to_rewrite, refuse_system_fault
+from ..errors import HotsetError, ManifestError, first_line, hint_to_rewrite, raise_system_fault
 from ..folders.manifest import FileEntry, HashedFile, Manifest
 from ..folders.totals import ColumnsTotals, SamplesTotals, VocabularyTotals, multi_hot, one_hot
 
@@ -95,7 +95,7 @@ DAMAGE = (
 """Errors of reading a damaged file, or one unlike its manifest, where that is not checked beforehand.
 
 SystemError is how Python meets an Arrow array of negative length. A machine without memory, threads or
-descriptors raises some of them, too: `refuse_system_fault` comes first.
+descriptors raises some of them, too: `raise_system_fault` comes first.
 """
 _HINT = "remove its folder and run its stage again"
 _CATEGORY = (pa.uint32(), pa.uint64())
@@ -127,7 +127,7 @@ def damage_named(
         is_unnamed = type(error) is ManifestError and os.sep not in str(error)
         if isinstance(error, HotsetError) and not is_unnamed:
             raise
-        refuse_system_fault(path, error)
+        raise_system_fault(path, error)
         raise error_type(f"{path} {fault}: {first_line(error)}", hint=hint_to_rewrite(path.parent)) from error
 
 
@@ -189,11 +189,11 @@ def read_batch(manifest: Manifest, entry: FileEntry) -> Any:
     path = manifest.hashed_path(entry)
     batch = read_file(path, entry.num_samples, columns_of(manifest))
     if manifest.stage in ("rank", "adopt"):
-        _refuse_wild_rows(path, batch, VocabularyTotals.of(manifest).num_rows)
+        _check_rows(path, batch, VocabularyTotals.of(manifest).num_rows)
     return batch
 
 
-def _refuse_wild_rows(path: Path, batch: Any, num_rows: int) -> None:
+def _check_rows(path: Path, batch: Any, num_rows: int) -> None:
     """Raise ManifestError for counts or places of rows that no vocabulary has: sums and orders trust them."""
     counts, places = (values_of(batch.column(name), np.int64) for name in ("count", "place"))
     fault = None

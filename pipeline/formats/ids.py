@@ -94,7 +94,7 @@ class PartIds:
         }
         return cls(tables, matrix, lists)
 
-    def refuse_strays(self, path: Path, largest: NDArray[np.uint32] | None = None) -> None:
+    def check_ids(self, path: Path, largest: NDArray[np.uint32] | None = None) -> None:
         """Raise ManifestError where an id read from ``path`` is outside its table.
 
         ``largest``: (one-hot tables,), the largest id of each among the samples in use, as an unsigned
@@ -222,7 +222,7 @@ class TableLookups:
 def read_lookups(samples: Manifest, entry: FileEntry, start: int, stop: int) -> list[TableLookups]:
     """Map the lookups of samples ``start`` up to ``stop`` of one file, table by table."""
     part = PartIds.read(read_batch(samples, entry), SamplesTotals.of(samples).tables)
-    part.refuse_strays(samples.folder / entry.path)
+    part.check_ids(samples.folder / entry.path)
     names = [table.name for table in part.tables]
     offsets = [part.lists[name][0] if name in part.lists else ONE_EACH for name in names]
     return [TableLookups(*found).of_samples(start, stop) for found in zip(part.ids, offsets, strict=True)]
@@ -275,7 +275,7 @@ BatchRows = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Keys of the distinct cold rows of a batch, ascending, and the lookups of each."""
 
 
-def refuse_other_shards(shards: Manifest) -> None:
+def check_shards(shards: Manifest) -> None:
     """Raise ManifestError unless the manifest is one that `pack` writes, and its numbers fit together."""
     where = shards.folder / MANIFEST
     if (shards.stage, shards.version) != ("pack", 1):
@@ -361,7 +361,7 @@ def read_batches(
 
 def _rows_of(batch: Any, path: Path, shards: Manifest, widths: Sequence[ColdWidth]) -> list[BatchRows]:
     ids = PartIds.read(batch, ShardsTotals.of(shards).tables)
-    ids.refuse_strays(path)
+    ids.check_ids(path)
     return [distinct_cold_rows(ids, width) for width in widths]
 
 

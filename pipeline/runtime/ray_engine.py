@@ -25,7 +25,7 @@ _SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO
 """No usage statistics are sent, and no warning is printed about GPUs, which no task uses."""
 
 
-def _refuse_unreachable(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Raise EngineError if nothing listens at ``HOST:PORT``; Ray would try for minutes."""
     # Addresses that are no host and port are Ray's to judge.
     host, _, port = address.rpartition(":")
@@ -61,7 +61,7 @@ class RayEngine:
         """Ray's reference to each task whose result is not taken yet."""
 
     def _connect(self) -> None:
-        _refuse_unreachable(os.environ.get("RAY_ADDRESS", ""))
+        _check_reachable(os.environ.get("RAY_ADDRESS", ""))
         try:
             ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -76,7 +76,7 @@ class RayEngine:
         """Return the CPUs the cluster had at first: work is divided by this number, always the same."""
         return self._num_workers
 
-    def refuse_too_many(self, count: int) -> None:
+    def check_workers(self, count: int) -> None:
         """Raise ConfigError for more workers than the cluster has CPUs."""
         if count > self._num_workers:
             raise ConfigError(

@@ -248,7 +248,7 @@ def _run_in_cluster(
             originals.append(used)
             yield engine.submit(run_packed, packed, folder)
 
-    engine.refuse_too_many(count)
+    engine.check_workers(count)
     try:
         for future in _finished(submitted(), in_order, count):
             result, reports = engine.result(future)

@@ -49,7 +49,7 @@ from ..formats.arrow_files import (
     write_batch,
 )
 from ..formats.columns import text_features, top_categories, write_top_texts
-from ..runtime.memory import refuse_small_cap, room_for
+from ..runtime.memory import check_cap, room_for
 from ..runtime.tasks import DEFAULT_RESOURCES, Advance, Resources, num_workers, run_tasks
 from ..schema.schema import SAMPLE_TIME
 
@@ -318,7 +318,7 @@ def count(
     Existing counts are continued if the log has only grown since.
     """
     if not is_sealed(out):
-        refuse_count(config, columns, resources)
+        check_count(config, columns, resources)
     output = Output.begin(
         "count", VERSION, config, [input_of(columns)], out, continuation=grown_counts(columns, out)
     )
@@ -372,11 +372,11 @@ def count(
     return output.seal(totals)
 
 
-def refuse_count(config: CountConfig, columns: Manifest, resources: Resources) -> None:
+def check_count(config: CountConfig, columns: Manifest, resources: Resources) -> None:
     """Raise ConfigError where `count` would refuse, before it writes anything."""
     evaluation_parts(config, columns)
     num_features = len(ColumnsTotals.of(columns).sparse)
-    refuse_small_cap("count", resources, needed_bytes(num_features, resources.workers))
+    check_cap("count", resources, needed_bytes(num_features, resources.workers))
 
 
 def grown_counts(columns: Manifest, counts: Path) -> Continuation:

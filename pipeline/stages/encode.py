@@ -47,7 +47,7 @@ from ..formats.arrow_files import lookups_of, read_batch, validity_of, values_of
 from ..formats.columns import transform_column
 from ..formats.ids import FoundIds, PartIds, PartSize, largest_part
 from ..raw.part import Fault, Part, RawParts, UnreadPart
-from ..runtime.memory import groups_within, refuse_small_cap, room_for
+from ..runtime.memory import check_cap, groups_within, room_for
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_processes, num_workers, run_tasks, thread_buffer
 from ..schema.schema import Schema
 
@@ -175,7 +175,7 @@ def encode(
              a list<int32> called like it; unknown categories are oov
     """
     if not is_sealed(out):
-        refuse_encode(config, columns, vocabulary, resources)
+        check_encode(config, columns, vocabulary, resources)
     output = Output.begin("encode", VERSION, config, [input_of(columns), input_of(vocabulary)], out)
     if output.sealed is not None:
         return output.sealed
@@ -208,13 +208,11 @@ def encode(
     return output.seal(_totals(vocabulary, output))
 
 
-def refuse_encode(
-    config: EncodeConfig, columns: Manifest, vocabulary: Manifest, resources: Resources
-) -> None:
+def check_encode(config: EncodeConfig, columns: Manifest, vocabulary: Manifest, resources: Resources) -> None:
     """Raise ConfigError where `encode` would refuse, before it writes anything."""
     num_one_hot = len(one_hot(VocabularyTotals.of(vocabulary).tables))
     largest = largest_part(columns, [entry for _, entry in columns.parts()])
-    refuse_small_cap("encode", resources, needed_bytes(largest, num_one_hot, resources.workers))
+    check_cap("encode", resources, needed_bytes(largest, num_one_hot, resources.workers))
 
 
 def needed_bytes(part: PartSize, num_one_hot: int, workers: int) -> int:

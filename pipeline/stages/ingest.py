@@ -224,8 +224,8 @@ def ingest(
             tally = _Tally(last_time=tallies[-1].last_time if tallies else None)
             _ingest_file(file, parts[number], tally, config, output, (done, total), resources)
             tallies.append(tally)
-            _refuse_changed(file)  # its parts would be of two logs
-            _refuse_too_many_bad(file, tallies[-1], config)
+            _check_unchanged(file)  # its parts would be of two logs
+            _check_bad_lines(file, tallies[-1], config)
     except InputError:
         # Neither another log nor other settings, which are the ways out, could use what is finished.
         output.abandon()
@@ -297,7 +297,7 @@ def _ingest_file(
                 )
             if name in output.finished:
                 facts = output.finished[name].read_facts(ColumnsFacts)
-                _refuse_earlier(file, facts, tally, parts)
+                _check_order(file, facts, tally, parts)
                 tally.lines += facts.num_lines
                 tally.bad.update(facts.bad)
                 tally.digest.update(bytes.fromhex(facts.raw_xxh3_128))
@@ -306,7 +306,7 @@ def _ingest_file(
             # Refuse as soon as even good lines to the end could not reduce the fraction enough.
             if parts.min_line_bytes and not file.compression:
                 max_lines_left = max(end - done, 0) / parts.min_line_bytes
-                _refuse_too_many_bad(file, tally, config, max_lines_left=max_lines_left)
+                _check_bad_lines(file, tally, config, max_lines_left=max_lines_left)
     parts.finish(tally.digest)
 
 
@@ -342,7 +342,7 @@ def _ingest_part(unread: UnreadPart, config: IngestConfig, output: Output) -> tu
     return name, None
 
 
-def _refuse_earlier(file: RawFile, facts: ColumnsFacts, tally: _Tally, parts: RawParts) -> None:
+def _check_order(file: RawFile, facts: ColumnsFacts, tally: _Tally, parts: RawParts) -> None:
     """Raise InputError where a part begins before the one above it ends; note its own end."""
     if facts.first_time is None:
         return
@@ -373,12 +373,12 @@ def hint_for(fault: Fault, config: IngestConfig) -> str:
     return f"{remedy or 'fix the line'}, or count and skip such lines with --on-bad-line skip"
 
 
-def _refuse_changed(file: RawFile) -> None:
+def _check_unchanged(file: RawFile) -> None:
     if RawFile.inspect(file.path) != file:
         raise InputError(f"{file.path} changed while it was read", hint="run again when it is complete")
 
 
-def _refuse_too_many_bad(
+def _check_bad_lines(
     file: RawFile, tally: _Tally, config: IngestConfig, *, max_lines_left: float = 0
 ) -> None:
     """Raise InputError if too many lines are bad even if ``max_lines_left`` more are all good."""

@@ -118,7 +118,7 @@ def peel_order(
     """
     num_samples = len(counted)
     floor = min(floor, sum(table.num_rows for table in tables))
-    starts = refuse_peel_order(tables, floor, num_samples, resources)
+    starts = check_peel_order(tables, floor, num_samples, resources)
     # Fill the lists, order rows for entry into the peeling, and peel under every budget's bound.
     num_rows = len(starts) - 1
     found = _incidence(tables, starts, floor, columns, counted, resources)
@@ -130,7 +130,7 @@ def peel_order(
     return new_places, PeelInfo(floor=floor, cuts=tuple(floor + cut for cut in cuts))
 
 
-def refuse_peel_order(
+def check_peel_order(
     tables: Sequence[RankedTable], floor: int, num_samples: int, resources: Resources
 ) -> NDArray[np.int64]:
     """Raise ConfigError where `peel_order` would refuse, before the log is read.
@@ -319,7 +319,7 @@ def sampled_order(
     Raises:
         ConfigError: the cap cannot be kept.
     """
-    refuse_sampled_order(tables, len(counted), resources)
+    check_sampled_order(tables, len(counted), resources)
     # Draw samples first, then count every table's lookups in those drawn.
     times = np.zeros(len(counted), np.uint8)
     num_drawn = draw_samples(len(counted), rate, seed, with_replacement, times)
@@ -343,7 +343,7 @@ def sampled_order(
     return arrange, SamplingInfo(num_drawn_samples=num_drawn)
 
 
-def refuse_sampled_order(tables: Sequence[RankedTable], num_samples: int, resources: Resources) -> None:
+def check_sampled_order(tables: Sequence[RankedTable], num_samples: int, resources: Resources) -> None:
     """Raise ConfigError where `sampled_order` would refuse, before the log is read."""
     workers = num_workers(resources.workers)
     sizes = sorted((table.num_rows for table in tables), reverse=True)[:workers]

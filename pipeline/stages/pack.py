@@ -28,7 +28,7 @@ from ..folders.manifest import Manifest, is_sealed
 from ..folders.output import Output, input_of
 from ..folders.totals import KindCounts, PlanSettings, PlanTotals, ShardFacts, ShardKind, ShardsTotals
 from ..formats.arrow_files import as_fixed_lists, as_lists, open_writer
-from ..runtime.memory import groups_within, refuse_small_cap, room_for
+from ..runtime.memory import check_cap, groups_within, room_for
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, release_pages, run_tasks, thread_buffer
 from .shuffle import (
     TAG,
@@ -148,13 +148,13 @@ def pack(
              for each multi-hot feature, called like it; is_hot uint8 in evaluation
     """
     if not is_sealed(out):
-        refuse_pack(config, columns, samples, plan, resources)
+        check_pack(config, columns, samples, plan, resources)
     folders = [input_of(columns), input_of(samples), input_of(plan)]
     output = Output.begin("pack", VERSION, config, folders, out)
     if output.sealed is not None:
         return output.sealed
     inputs = PackInputs(columns, samples, plan)
-    inputs.refuse_other_parts()
+    inputs.check_parts()
     # Files are cut by the words of an average sample, bags included.
     width = inputs.words_per_sample
     per_file = samples_per_file(config, width)
@@ -172,7 +172,7 @@ def pack(
     ]
     # One file must fit at least; with lists its bytes are known only now.
     if inputs.lists:
-        refuse_small_cap("pack", resources, max(bytes_of_files, default=0) + beside)
+        check_cap("pack", resources, max(bytes_of_files, default=0) + beside)
     # Each pass reads all inputs once and writes as many files as fit in the room, which is kept small.
     todo = [file for file in shuffled.files if not output.has(_name(file))]
     done = sum(entry.num_samples for entry in output.finished.values())
@@ -194,7 +194,7 @@ def pack(
     return output.seal(_totals(config, inputs, output))
 
 
-def refuse_pack(
+def check_pack(
     config: PackConfig, columns: Manifest, samples: Manifest, plan: Manifest, resources: Resources
 ) -> None:
     """Raise HotsetError where `pack` would refuse, before it writes anything.
@@ -202,10 +202,10 @@ def refuse_pack(
     How long the lists of a file are is known only when all have been read.
     """
     inputs = PackInputs(columns, samples, plan)
-    inputs.refuse_other_parts()
+    inputs.check_parts()
     largest = max((entry.num_samples for entry in columns.files), default=0)
     needed = needed_bytes(config, inputs.words_per_sample, largest, resources.workers)
-    refuse_small_cap("pack", resources, needed)
+    check_cap("pack", resources, needed)
 
 
 def samples_per_file(config: PackConfig, width: int) -> int:

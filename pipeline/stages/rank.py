@@ -21,7 +21,7 @@ from ..folders.output import Output, input_of
 from ..folders.totals import CountsFacts, CountsTotals, VocabularyTable, VocabularyTotals
 from ..formats.arrow_files import VOCABULARY_COLUMNS, read_batch, read_file, values_of
 from ..formats.columns import write_id_texts
-from ..runtime.memory import refuse_small_cap, room_for
+from ..runtime.memory import check_cap, room_for
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, run_tasks, silent
 from ..schema.schema import NO_SETTINGS, FeatureSettings, check_settings, numbers_of
 from .row_order import Arrange, RankedTable, write_table
@@ -105,7 +105,7 @@ def rank(
             raise ConfigError(f"rank_by {config.rank_by} needs the columns that were counted")
         inputs.append(input_of(columns))
     if not is_sealed(out):
-        refuse_small_cap("rank", resources, needed_bytes(resources.workers))
+        check_cap("rank", resources, needed_bytes(resources.workers))
     output = Output.begin("rank", version_of(config), config, inputs, out)
     if output.sealed is not None:
         return output.sealed
@@ -157,25 +157,25 @@ def _arranged(
     return arrange, {"sampling": sampling}
 
 
-def refuse_rank(
+def check_rank(
     config: RankConfig, counts: Manifest, resources: Resources, *, columns: Manifest | None = None
 ) -> None:
     """Raise ConfigError where `rank` would refuse, before it writes anything."""
     names = [table.name for table in CountsTotals.of(counts).tables]
     numbers_of("feature_min_counts", config.feature_min_counts, names, 1)
     _row_bytes(config, names)
-    refuse_small_cap("rank", resources, needed_bytes(resources.workers))
+    check_cap("rank", resources, needed_bytes(resources.workers))
     # Every table by frequency is in memory in any case: what the other orders need follows from it.
     tables = rank_tables(config, counts, replace(resources, progress=silent))
     num_samples = len(counted_samples(counts))
     if config.rank_by == "peel":
-        from .orders import refuse_peel_order
+        from .orders import check_peel_order
 
-        refuse_peel_order(tables, PEEL_FLOOR, num_samples, resources)
+        check_peel_order(tables, PEEL_FLOOR, num_samples, resources)
     if config.rank_by == "sampled":
-        from .orders import refuse_sampled_order
+        from .orders import check_sampled_order
 
-        refuse_sampled_order(tables, num_samples, resources)
+        check_sampled_order(tables, num_samples, resources)
 
 
 def version_of(config: RankConfig) -> int:

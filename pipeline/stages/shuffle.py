@@ -358,7 +358,7 @@ class PackInputs:
         batch = self.opened.read(self.samples, self.samples.entry(name))
         return PartIds.read(batch, SamplesTotals.of(self.samples).tables)
 
-    def refuse_other_parts(self) -> None:
+    def check_parts(self) -> None:
         """Raise ManifestError where the folders are not of the same parts and tables: kernels trust that."""
         # The parts of all three folders go together by name and number of samples.
         wanted = [(entry.path, entry.num_samples) for _, entry in self.plan.parts()]
@@ -573,7 +573,7 @@ def _scatter_part(
         largest,
     )
     # Checked as they are copied, those of this pass alone: nothing is written before all parts are through.
-    ids.refuse_strays(inputs.samples.folder / entry.path, largest)
+    ids.check_ids(inputs.samples.folder / entry.path, largest)
 
 
 def _scatter_bags(

@@ -35,7 +35,7 @@ from ..folders.totals import (
 )
 from ..formats.arrow_files import read_batch, write_batch
 from ..formats.ids import PartIds
-from ..runtime.memory import refuse_small_cap
+from ..runtime.memory import check_cap
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, run_tasks
 from ..schema.schema import NO_SETTINGS, FeatureSettings, check_settings, numbers_of
 from .row_order import HotOrder
@@ -102,12 +102,12 @@ def split(
     names = [table.name for table in ranked.tables]
     dims = dims_of(config, names)
     # What may be refused is tried before the folder is begun: the cap, and the budget by FAE's modes.
-    chosen = None if is_sealed(out) else refuse_split(config, vocabulary, samples, resources)
+    chosen = None if is_sealed(out) else check_split(config, vocabulary, samples, resources)
     output = Output.begin("split", VERSION, config, [input_of(vocabulary), input_of(samples)], out)
     if output.sealed is not None:
         return output.sealed
     # How many rows of each table are hot: the first ones, so a number says it all.
-    num_hot, calibration = chosen or refuse_split(config, vocabulary, samples, resources)
+    num_hot, calibration = chosen or check_split(config, vocabulary, samples, resources)
     # Hot rows are known: tag every sample, part by part.
     num_train = ranked.num_train_samples
     done = 0
@@ -149,7 +149,7 @@ def split(
     return output.seal(totals)
 
 
-def refuse_split(
+def check_split(
     config: SplitConfig, vocabulary: Manifest, samples: Manifest, resources: Resources
 ) -> tuple[list[int], CalibrationInfo | None]:
     """Raise ConfigError where `split` would refuse, before it writes anything.
@@ -159,7 +159,7 @@ def refuse_split(
     """
     ranked = VocabularyTotals.of(vocabulary)
     needed = needed_bytes(config, ranked.num_rows, samples, resources.workers)
-    refuse_small_cap("split", resources, needed)
+    check_cap("split", resources, needed)
     widths = bytes_of_rows(config, [table.name for table in ranked.tables])
     if config.mode == "budget":
         return HotOrder(vocabulary, widths).num_hot(config.hot_bytes)[0], None
@@ -192,7 +192,7 @@ def _tag_part(entry: FileEntry, num_train: int, num_hot: list[int], samples: Man
         return entry.num_samples
     # Ids are checked before they are compared: a damaged one would only look cold.
     ids = PartIds.read(read_batch(samples, entry), SamplesTotals.of(samples).tables)
-    ids.refuse_strays(samples.folder / entry.path)
+    ids.check_ids(samples.folder / entry.path)
     is_hot = ids.tags(num_hot)
     hot_train = int(np.count_nonzero(is_hot[: max(num_train, 0)]))
     hot_evaluation = int(np.count_nonzero(is_hot)) - hot_train

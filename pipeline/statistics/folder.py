@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ... import __version__
 from ..errors import STAGE_OF, ConfigError, ManifestError, hint_to_rewrite
-from ..folders.disk import is_discarded, refuse_discarded
+from ..folders.disk import check_not_discarded, is_discarded
 from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.totals import (
     ColumnsSettings,
@@ -74,10 +74,10 @@ class Inspected:
         )
         # Samples are encoded again from columns/, or from the raw log where these were discarded, too.
         redo = "ingest" if is_discarded(folder / "columns") else "encode"
-        refuse_discarded(folder / "samples", "stats", redo)
+        check_not_discarded(folder / "samples", "stats", redo)
         # Parts of the folder may be from different runs, and ids of one index arrays of another.
-        refuse_other_rows(SamplesTotals.of(samples).tables, samples, vocabulary)
-        refuse_other_rows(PlanTotals.of(plan).tables, plan, vocabulary)
+        check_rows(SamplesTotals.of(samples).tables, samples, vocabulary)
+        check_rows(PlanTotals.of(plan).tables, plan, vocabulary)
         return cls(folder, vocabulary, samples, plan, num_parts, resources, [])
 
     @property
@@ -111,7 +111,7 @@ class Inspected:
         return HotOrder(self.vocabulary, PlanTotals.of(self.plan).bytes_of_rows)
 
 
-def refuse_other_rows(tables: Sequence[TableInfo], manifest: Manifest, vocabulary: Manifest) -> None:
+def check_rows(tables: Sequence[TableInfo], manifest: Manifest, vocabulary: Manifest) -> None:
     """Raise ManifestError unless ``tables``, those of ``manifest``, are of the vocabulary's sizes.
 
     Kernels take ids that one of the folders bounds as indexes of arrays that are as long as the other says.

@@ -25,7 +25,7 @@ from ..errors import (
     SystemFaultError,
     first_line,
     format_byte_size,
-    refuse_system_fault,
+    raise_system_fault,
 )
 from ..folders.disk import is_discarded
 from ..folders.manifest import FileEntry, Manifest
@@ -173,7 +173,7 @@ def frequency_statistics(
         # it.
         inspected = Inspected.open(folder, resources, num_parts=num_parts)
         if not set(wanted) <= set(QUICK):
-            _refuse_little_memory(inspected)
+            _check_memory(inspected)
         found = {name: SERIES[name](inspected) for name in SERIES if name in wanted}
         totals = _totals(inspected)
         return {**totals, "left_out": inspected.left_out, **found}
@@ -181,14 +181,14 @@ def frequency_statistics(
     except HotsetError:
         raise
     except DAMAGE as error:
-        refuse_system_fault(folder, error)
+        raise_system_fault(folder, error)
         raise ManifestError(
             f"{folder} is damaged: {first_line(error)}",
             hint=f"`hotset verify {shlex.quote(str(folder))}` reports which file",
         ) from error
 
 
-def _refuse_little_memory(inspected: Inspected) -> None:
+def _check_memory(inspected: Inspected) -> None:
     """Raise SystemFaultError where memory cannot suffice.
 
     Libraries that cannot start a thread for want of memory end the process without a message.

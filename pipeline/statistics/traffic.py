@@ -65,16 +65,16 @@ from ..formats.ids import (
     ONE_EACH,
     BatchRows,
     ColdWidth,
+    check_shards,
     cold_widths,
     read_batches,
     read_lookups,
-    refuse_other_shards,
     staged_sizes,
 )
 from ..runtime.tasks import run_tasks
 from ..stages.pack import PackConfig
 from ..stages.row_order import read_tables
-from .folder import Inspected, Row, packed_batch_size, read_shards, refuse_other_rows
+from .folder import Inspected, Row, check_rows, packed_batch_size, read_shards
 
 MAX_LOOKUPS = 1 << 23
 """Most lookups of a trace: 64 MiB of row numbers, and as much again while they are put in order."""
@@ -404,7 +404,7 @@ def default_runs(inspected: Inspected) -> dict[str, Any]:
         inspected.left_out.append("what the placements move: there are no shards yet (hotset pack)")
         return {"settings": {}, "placements": []}
     totals = ShardsTotals.of(shards)
-    refuse_other_rows(totals.tables, shards, inspected.vocabulary)
+    check_rows(totals.tables, shards, inspected.vocabulary)
     if not totals.batches.hot_only + totals.batches.mixed:
         inspected.left_out.append("what the placements move: the shards have no training batches")
         return {"settings": {}, "placements": []}
@@ -541,7 +541,7 @@ def _settings(shards: Manifest, epoch: _Epoch) -> dict[str, Any]:
 
 def _read_epoch(shards: Manifest, inspected: Inspected) -> _Epoch:
     """Read the distinct rows of the first batches of epoch 0."""
-    refuse_other_shards(shards)
+    check_shards(shards)
     totals = ShardsTotals.of(shards)
     packed = ShardSettings.of(shards)
     # Trainers number the batches of hot-only files first.

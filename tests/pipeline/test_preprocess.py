@@ -28,10 +28,10 @@ from hotset.pipeline.preprocess import (
     INPUTS,
     PreprocessConfig,
     StageReport,
+    check_free_disk,
+    check_stage,
     disk_needed,
     preprocess,
-    refuse_full_disk,
-    refuse_stage,
     remove_from,
     run_stage,
 )
@@ -293,8 +293,8 @@ from hotset.pipeline.preprocess import (
     StageReport,
     disk_needed,
     preprocess,
-    refuse_full_disk,
-    refuse_stage,
+    check_free_disk,
+    check_stage,
     remove_from,
     run_stage,
 )
@@ -392,10 +392,10 @@ def test_the_refusal_says_which_folder_needs_how_much(
     with pytest.raises(
         ConfigError, match=r"about 2 GiB of disk \(columns 2 GiB, plan 10 MiB\), 1 GiB are free"
     ):
-        refuse_full_disk(needed, tmp_path / "dir")
-    refuse_full_disk({"columns": GIB}, tmp_path / "dir")
+        check_free_disk(needed, tmp_path / "dir")
+    check_free_disk({"columns": GIB}, tmp_path / "dir")
     with pytest.raises(ConfigError, match="1 GiB are free"):
-        refuse_full_disk({"columns": GIB, "plan": 1}, tmp_path / "dir")
+        check_free_disk({"columns": GIB, "plan": 1}, tmp_path / "dir")
 
 
 def test_a_cap_that_a_later_stage_cannot_keep_is_refused_before_any_work(
@@ -447,13 +447,13 @@ def test_a_small_memory_cap_is_refused_before_the_folder_is_begun(
     for path in made.iterdir():
         if path.name != FOLDERS[stage]:
             (tmp_path / path.name).symlink_to(path)
-    for run in (refuse_stage, run_stage):
+    for run in (check_stage, run_stage):
         with pytest.raises(HotsetError, match=f"{stage} cannot stay within 1 MiB of memory") as caught:
             run(stage, DEFAULTS[stage], tmp_path, Resources(workers=1, memory_bytes=MIB))
     enough = int(str(caught.value.hint).removeprefix("--memory ").partition("MiB would do")[0]) * MIB
     with pytest.raises(HotsetError, match="cannot stay within"):
-        refuse_stage(stage, DEFAULTS[stage], tmp_path, Resources(workers=1, memory_bytes=enough - MIB))
-    refuse_stage(stage, DEFAULTS[stage], tmp_path, Resources(workers=1, memory_bytes=enough))
+        check_stage(stage, DEFAULTS[stage], tmp_path, Resources(workers=1, memory_bytes=enough - MIB))
+    check_stage(stage, DEFAULTS[stage], tmp_path, Resources(workers=1, memory_bytes=enough))
     assert not (tmp_path / FOLDERS[stage]).exists()
     run_stage(stage, DEFAULTS[stage], tmp_path, Resources(workers=1, memory_bytes=enough))
 
@@ -472,11 +472,11 @@ def test_settings_that_the_inputs_rule_out_are_refused(
 ) -> None:
     resources = Resources(workers=1, memory_bytes=megabytes * MIB or None)
     with pytest.raises(HotsetError, match=message):
-        refuse_stage(stage, config, made, resources)
+        check_stage(stage, config, made, resources)
 
 
 def test_discarded_inputs_are_refused(made: Path, tmp_path: Path) -> None:
     out = copy_of(made, tmp_path / "dir")
     discard_files(out / "samples")
     with pytest.raises(ManifestError, match="samples was discarded"):
-        refuse_stage("pack", PackConfig(), out)
+        check_stage("pack", PackConfig(), out)

@@ -104,7 +104,7 @@ class FileRecord(JsonRecord):
     rows: int = 0
     """Rows in it."""
 
-    def refuse_nonsense(self, where: str) -> None:
+    def check_values(self, where: str) -> None:
         if not _FILE_NAME.fullmatch(self.path):
             raise RecordError(f"{where}path is {self.path!r}, no name of a checkpoint's file")
 

@@ -34,7 +34,7 @@ from ...pipeline.errors import (
     ShardError,
     first_line,
     hint_to_rewrite,
-    refuse_system_fault,
+    raise_system_fault,
 )
 from ...pipeline.folders.manifest import MANIFEST, Manifest, hash_file
 from ...pipeline.folders.totals import (
@@ -128,7 +128,7 @@ class Shards:
         except HotsetError:
             raise
         except DAMAGE as error:
-            refuse_system_fault(manifest.folder, error)
+            raise_system_fault(manifest.folder, error)
             raise ShardError(
                 f"the manifest of {manifest.folder} is damaged or lacks {first_line(error)}",
                 hint=hint_to_rewrite(manifest.folder),

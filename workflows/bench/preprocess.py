@@ -32,7 +32,7 @@ import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
 from ...pipeline.errors import GIB, MIB, ByteSize, ConfigError
-from ...pipeline.export import LABEL, NamedBatches, Split, refuse_other_logs
+from ...pipeline.export import LABEL, NamedBatches, Split, check_log
 from ...pipeline.folders.disk import new_folder, write_errors_explained
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.totals import ShardsTotals
@@ -333,7 +333,7 @@ def export_dlrm(shards: Manifest, out: Path) -> None:
     takes the logarithm again; for values that were counts these are the counts, within float32's rounding.
     """
     batches = NamedBatches(shards, first_id=0)
-    refuse_other_logs(batches, "dlrm-npz")
+    check_log(batches, "dlrm-npz")
     totals = batches.totals
     splits = get_args(Split)
     # In memory: the loader holds all arrays in memory, too.

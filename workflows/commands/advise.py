@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...pipeline.errors import ByteSize, ConfigError, format_byte_size, require_at_least
-from ...pipeline.folders.whole_file import refuse_target, whole_file
+from ...pipeline.folders.whole_file import check_target, whole_file
 from ...pipeline.runtime.tasks import Resources
 from ...stats.step_times import Machine
 from ...train.advice import AdviceConfig, MachineSpeeds, PlacementAdvice, advise
@@ -231,7 +231,7 @@ class CharacteriseCommand(Command):
 
         # A path that cannot be written is refused before minutes of work.
         if self.html is not None:
-            refuse_target(self.html, overwrite=False, option="--html")
+            check_target(self.html, overwrite=False, option="--html")
         result = characterise(self.out, self.minutes, self.threads, say)
         say(f"wrote {self.out}")
         if self.html is not None:

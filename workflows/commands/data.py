@@ -13,7 +13,7 @@ from ...pipeline.export import ExportFormat, export_shards
 from ...pipeline.folders.disk import is_discarded
 from ...pipeline.folders.manifest import MANIFEST, Manifest
 from ...pipeline.preprocess import CONFIGS, FOLDERS, PreprocessConfig
-from ...pipeline.runtime.limits import TORCH_BYTES, refuse_few_addresses
+from ...pipeline.runtime.limits import TORCH_BYTES, check_addresses
 from ...pipeline.runtime.tasks import Resources
 from ...pipeline.verify import STAGE_FOLDERS, verify
 from ...train.config import TrainConfig
@@ -158,7 +158,7 @@ class VerifyCommand(Command):
 def _verify_run(options: VerifyCommand) -> int:
     """Check the folder of a training run."""
     # Imports torch, which checks of other folders do without.
-    refuse_few_addresses("hotset verify", TORCH_BYTES)
+    check_addresses("hotset verify", TORCH_BYTES)
     from ...train.verify_run import verify_run
 
     for name in ("inputs", "other_vocabulary"):

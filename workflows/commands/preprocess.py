@@ -27,10 +27,10 @@ from ...pipeline.preprocess import (
     ID_MAP,
     PreprocessConfig,
     StageReport,
+    check_extension,
     check_resources,
+    check_stage,
     preprocess,
-    refuse_extension,
-    refuse_stage,
     remove_from,
     remove_stale,
     run_stage,
@@ -255,7 +255,7 @@ class IngestCommand(Command):
             started = time.perf_counter()
             # A refused extension must leave the old columns as they are, so it is refused first.
             if self.extend:
-                refuse_extension(self.out, {"ingest": ingest_identity(config)})
+                check_extension(self.out, {"ingest": ingest_identity(config)})
             columns = ingest(self.raw, config, self.out / "columns", resources, extend=self.extend)
             # The new columns are sealed: folders written from fewer logs would now contradict them.
             if self.extend:
@@ -294,7 +294,7 @@ class StageCommand(Command):
         with _running(self.run) as resources:
             # The stage and what follows it go first; then it runs as if it had never been there.
             if self.redo:
-                refuse_stage(self.stage, config, self.dir, resources)
+                check_stage(self.stage, config, self.dir, resources)
                 _report_removed(remove_from(self.stage, self.dir))
             was_sealed = is_sealed(self.dir / FOLDERS[self.stage])
             started = time.perf_counter()

@@ -51,11 +51,11 @@ class PredictCommand(Command, PredictConfig):
     def execute(self) -> int:
         """Run ``hotset predict``."""
         # torch takes a second and more to import: not before the options are known to be right.
-        from ...pipeline.folders.whole_file import refuse_target
+        from ...pipeline.folders.whole_file import check_target
         from ...train.serving.predict import RunPredictor, predict_file
 
         # A file that must not be overwritten is refused before the model is read.
-        refuse_target(self.out, overwrite=self.overwrite)
+        check_target(self.out, overwrite=self.overwrite)
         with progress_bars() as progress:
             predictor = RunPredictor(self.run, config_of(PredictConfig, self), vocabulary=self.vocabulary)
             num_samples = predict_file(
@@ -102,13 +102,13 @@ class ExportCommand(Command, ExportConfig):
         if self.since is not None and self.onnx:
             raise ConfigError("changes have no graph: --onnx is for a whole export")
         # torch takes a second and more to import: not before the options are known to be right.
-        from ...pipeline.folders.whole_file import refuse_target
+        from ...pipeline.folders.whole_file import check_target
         from ...train.serving.changes import export_changes
         from ...train.serving.export import export_run, score_packed_rows
 
         config = config_of(ExportConfig, self)
         report: dict[str, Any] = {"out": str(self.out)}
-        refuse_target(self.out, overwrite=False)
+        check_target(self.out, overwrite=False)
         with progress_bars() as progress:
             # Pack, unpack and score the rows as exported, and compare the scores with those of the run. This
             # comes before anything is written, so that unsuitable shards leave no folder.
@@ -172,11 +172,11 @@ class ApplyCommand(Command):
     def execute(self) -> int:
         """Run ``hotset apply``."""
         # torch takes a second and more to import: not before the options are known to be right.
-        from ...pipeline.folders.whole_file import refuse_target
+        from ...pipeline.folders.whole_file import check_target
         from ...train.serving.changes import apply_changes
 
         # A folder that exists is refused before any other is hashed.
-        refuse_target(self.out, overwrite=False)
+        check_target(self.out, overwrite=False)
         with progress_bars() as progress:
             changes = apply_changes(self.to, self.changes, self.out, progress=progress)
         if self.json:

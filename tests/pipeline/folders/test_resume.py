@@ -32,6 +32,8 @@ from hotset.pipeline.folders.resume import (
     Decision,
     FolderState,
     RunIdentity,
+    check_config,
+    check_same_run,
     decide,
     drop_added,
     go_back,
@@ -39,8 +41,6 @@ from hotset.pipeline.folders.resume import (
     identity_of_run,
     read_before,
     read_begun,
-    refuse_difference,
-    refuse_other_config,
     reopen,
     set_aside,
     starts_with,
@@ -342,7 +342,7 @@ def test_an_identity_is_what_the_manifest_gives_back(tmp_path: Path) -> None:
 
 
 def test_equal_runs_have_no_difference() -> None:
-    refuse_difference(FOLDER, ingest_of(), ingest_of())
+    check_same_run(FOLDER, ingest_of(), ingest_of())
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_the_first_difference_is_named_with_a_way_out(
     found: RunIdentity, wanted: RunIdentity, message: str, hint: str
 ) -> None:
     with pytest.raises(ManifestError, match=message) as caught:
-        refuse_difference(FOLDER, found, wanted)
+        check_same_run(FOLDER, found, wanted)
     assert str(FOLDER) in str(caught.value) and caught.value.hint is not None and hint in caught.value.hint
 
 
@@ -383,14 +383,14 @@ def test_the_input_that_differs_is_named(changed: dict[str, object], message: st
     wanted = ingest_of()
     wanted["inputs"] = [SIZED_LOGS[0], changed]
     with pytest.raises(ManifestError, match=message):
-        refuse_difference(FOLDER, ingest_of(), wanted)
+        check_same_run(FOLDER, ingest_of(), wanted)
 
 
 def test_a_setting_that_an_older_version_did_not_have_counts_as_none() -> None:
     found = ingest_of()
     del found["config"]["is_strict"]
     with pytest.raises(ManifestError, match="is_strict = none, now True"):
-        refuse_difference(FOLDER, found, ingest_of())
+        check_same_run(FOLDER, found, ingest_of())
 
 
 @pytest.mark.parametrize(
@@ -405,11 +405,11 @@ def test_inputs_continue_others_only_with_more_behind_them(
 
 def test_only_another_config_is_refused_where_inputs_may_differ(tmp_path: Path) -> None:
     sealed = seal(tmp_path / "out")
-    refuse_other_config(sealed, "ingest", Settings())
+    check_config(sealed, "ingest", Settings())
     with pytest.raises(ManifestError, match="is_strict = True, now False"):
-        refuse_other_config(sealed, "ingest", Settings(is_strict=False))
+        check_config(sealed, "ingest", Settings(is_strict=False))
     with pytest.raises(ManifestError, match="holds stage 'ingest', want 'count'"):
-        refuse_other_config(sealed, "count", Settings())
+        check_config(sealed, "count", Settings())
 
 
 def test_half_a_record_of_the_begun_run_is_damage(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from hotset.pipeline.errors import ManifestError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.totals import ShardSettings, ShardsTotals, VocabularyTotals
 from hotset.pipeline.formats.ids import (
+    check_shards,
     cold_widths,
     mixed_files,
     read_batches,
-    refuse_other_shards,
     staged_sizes,
 )
 from hotset.pipeline.preprocess import preprocess, run_stage
@@ -82,7 +82,7 @@ def edit(folder: Path, key: str, value: Any) -> Manifest:
 
 def read_cold_rows(shards: Manifest) -> None:
     """Read what planners need of shards."""
-    refuse_other_shards(shards)
+    check_shards(shards)
     widths = cold_widths(shards)
     staged_sizes(shards, widths, ShardsTotals.of(shards).embedding_optimizer)
     for entry, numbers in mixed_files(shards):

@@ -23,8 +23,8 @@ import pytest
 from hotset.pipeline.errors import HotsetError, ManifestError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.whole_file import (
+    check_target,
     link_folder,
-    refuse_target,
     whole_file,
     whole_folder,
     write_json,
@@ -169,7 +169,7 @@ def test_a_read_only_folder_is_refused_before_any_work(
     # A superuser may write anywhere but on a device that is mounted so.
     monkeypatch.setattr(os, "access", has_access)
     with pytest.raises(HotsetError, match=r"out cannot be written: .* is read-only") as refused:
-        refuse_target(tmp_path / "out", overwrite=True, option="--html")
+        check_target(tmp_path / "out", overwrite=True, option="--html")
     assert refused.value.hint == "give another --html"
 
 

@@ -109,12 +109,12 @@ def test_columns_are_read_back_as_they_were_written(rng: np.random.Generator) ->
 )
 def test_an_id_outside_its_table_is_refused(table: int, row: int, rng: np.random.Generator) -> None:
     bags = [[[max(one, 0) for one in bag] for bag in sample] for sample in draw_bags(20, rng)]
-    part_of(bags).refuse_strays(Path("part.arrow"))
-    part_of([]).refuse_strays(Path("part.arrow"))
+    part_of(bags).check_ids(Path("part.arrow"))
+    part_of([]).check_ids(Path("part.arrow"))
     bags[7][table] = [row]
     wanted = f"part.arrow is damaged: id {row} in table C{table} of {NUM_ROWS[table]} rows"
     with pytest.raises(ManifestError, match=wanted):
-        part_of(bags).refuse_strays(Path("part.arrow"))
+        part_of(bags).check_ids(Path("part.arrow"))
 
 
 COLD_ROWS = (30, 12, 50)

@@ -131,3 +131,10 @@ def test_columns_are_named_without_a_label_too() -> None:
     line = b"\t".join([*_GOOD[1:-1], b"x"])
     fault = describe_fault(block_of(line + b"\n"), np.array([0, len(line)]), SCHEMA, has_label=False)
     assert fault.text == ", column 39 (C26): found 'x', want 8 hex digits or nothing"
+
+
+def test_columns_that_are_kept_stay_as_they_are(rng: np.random.Generator) -> None:
+    first, second = draw_samples(70, rng), draw_samples(70, rng)
+    kept = parse_block(block_of(text_of(first)), SCHEMA, has_label=True, is_kept=True)
+    parse_block(block_of(text_of(second)), SCHEMA, has_label=True)
+    assert rows_of(kept) == first

@@ -20,9 +20,9 @@ from hotset.pipeline.runtime import limits as module
 from hotset.pipeline.runtime.limits import (
     ControlGroup,
     addresses_left,
+    check_addresses,
     control_groups,
     lost_library,
-    refuse_few_addresses,
     usable_cores,
 )
 from hotset.tests.support.processes.made_up_groups import write_groups
@@ -41,7 +41,7 @@ def limit(monkeypatch: pytest.MonkeyPatch, most: int, taken: int) -> None:
 def test_without_a_limit_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, resource.RLIM_INFINITY, 1 << 50)
     assert addresses_left() is None and lost_library("hotset stats", OSError("lost")) is None
-    refuse_few_addresses("hotset stats")
+    check_addresses("hotset stats")
 
 
 @pytest.mark.parametrize(("taken", "left"), [(0, 700 * MIB), (500 * MIB, 200 * MIB), (900 * MIB, 0)])
@@ -53,23 +53,23 @@ def test_what_is_left_is_what_is_not_taken(taken: int, left: int, monkeypatch: p
 def test_the_limit_in_the_hint_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, 600 * MIB, 490 * MIB)
     with pytest.raises(SystemFaultError) as caught:
-        refuse_few_addresses("hotset verify")
+        check_addresses("hotset verify")
     assert str(caught.value) == (
         "hotset verify: `ulimit -v` leaves 110 MiB of addresses beside the libraries, want 192 MiB"
     )
     assert caught.value.hint == "raise the limit: `ulimit -v 714752`"
     limit(monkeypatch, 714752 * 1024, 490 * MIB)
-    refuse_few_addresses("hotset verify")
+    check_addresses("hotset verify")
     with pytest.raises(SystemFaultError):
-        refuse_few_addresses("training", more_bytes=32 * MIB)
+        check_addresses("training", more_bytes=32 * MIB)
 
 
 def test_more_cores_want_more(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, 700 * MIB, 490 * MIB)
-    refuse_few_addresses("hotset verify")
+    check_addresses("hotset verify")
     monkeypatch.setattr(module, "usable_cores", lambda: 4)
     with pytest.raises(SystemFaultError, match="want 224 MiB"):
-        refuse_few_addresses("hotset verify")
+        check_addresses("hotset verify")
 
 
 def test_a_library_is_lost_to_the_limit_only_where_little_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

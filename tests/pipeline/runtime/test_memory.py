@@ -22,10 +22,10 @@ from hotset.pipeline.runtime.limits import control_groups
 from hotset.pipeline.runtime.memory import (
     FIXED_BYTES,
     available_bytes,
+    check_caps,
     default_memory_bytes,
     groups_within,
     least_cap,
-    refuse_small_caps,
     room_for,
     workers_within,
 )
@@ -73,10 +73,10 @@ def test_of_several_stages_the_one_that_needs_the_most_is_named() -> None:
     needed = {"count": 11 * MIB, "ingest": 30 * MIB, "pack": 20 * MIB}
     needs = {stage: least_cap(cap, num_bytes) for stage, num_bytes in needed.items()}
     with pytest.raises(MemoryCapError, match="ingest cannot stay within 170 MiB of memory") as caught:
-        refuse_small_caps(cap, needs)
+        check_caps(cap, needs)
     assert caught.value.hint == "--memory 190MiB would do; a smaller --block-bytes needs less"
-    refuse_small_caps(Resources(3, 190 * MIB), needs)
-    refuse_small_caps(Resources(), needs)
+    check_caps(Resources(3, 190 * MIB), needs)
+    check_caps(Resources(), needs)
 
 
 def test_as_many_workers_as_fit_are_taken_and_one_that_does_not_is_refused(

@@ -20,7 +20,7 @@ import pytest
 
 from hotset.pipeline.errors import MIB, ConfigError, install_hint
 from hotset.pipeline.runtime import tasks
-from hotset.pipeline.runtime.memory import FIXED_BYTES, refuse_small_cap, room_for
+from hotset.pipeline.runtime.memory import FIXED_BYTES, check_cap, room_for
 from hotset.pipeline.runtime.tasks import (
     DEFAULT_RESOURCES,
     ENGINES,
@@ -257,7 +257,7 @@ def test_a_cap_counts_what_every_process_costs(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr("hotset.pipeline.runtime.memory.anonymous_bytes", lambda: 0)
     assert num_processes(3) == 3 and num_processes(1) == 0
     with pytest.raises(ConfigError) as caught:
-        refuse_small_cap("count", Resources(3, 4 * FIXED_BYTES), MIB)
+        check_cap("count", Resources(3, 4 * FIXED_BYTES), MIB)
     assert caught.value.hint == "--memory 641MiB would do; fewer --workers need less"
     assert room_for("count", Resources(3, 4 * FIXED_BYTES + 9 * MIB), MIB) == 9 * MIB
 

@@ -114,7 +114,7 @@ def test_a_worker_that_does_not_end(shell: Shell, monkeypatch: pytest.MonkeyPatc
     start_generation(Path("workers"), shell.folder)
 
 
-@follows("pipeline/folders/output.py::Output._refuse_overwriting")
+@follows("pipeline/folders/output.py::Output._check_new_file")
 def test_features_whose_names_lead_to_one_file(shell: Shell) -> None:
     output = Output.begin("stage", 1, AnyConfig(), [], Path("out"))
 
@@ -251,7 +251,7 @@ def test_maps_between_other_schemas(shell: Shell) -> None:
     map_ids(data, data, Path("map"))
 
 
-@follows("pipeline/runtime/memory.py::refuse_small_caps")
+@follows("pipeline/runtime/memory.py::check_caps")
 @pytest.mark.parametrize("workers", [["--workers", "1"], ["--workers", "3"]])
 def test_too_little_memory(shell: Shell, workers: list[str]) -> None:
     arguments = ["preprocess", "log.tsv", "--out", "other", *workers, "--memory"]
@@ -273,13 +273,13 @@ def test_an_engine_is_named(shell: Shell) -> None:
         use(name)
 
 
-@follows("pipeline/runtime/ray_engine.py::_refuse_unreachable RayEngine._connect RayEngine.refuse_too_many")
+@follows("pipeline/runtime/ray_engine.py::_check_reachable RayEngine._connect RayEngine.check_workers")
 def test_a_cluster_that_does_not_answer(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     hint = shell.refused("preprocess", "log.tsv", "--out", "other", "--engine", "ray")
     assert "unset it to start one on this machine" in hint
     monkeypatch.delenv("RAY_ADDRESS")
-    ray_engine._refuse_unreachable("")
+    ray_engine._check_reachable("")
 
     def fail(**_: object) -> None:
         raise ConnectionError("no answer")
@@ -287,7 +287,7 @@ def test_a_cluster_that_does_not_answer(shell: Shell, monkeypatch: pytest.Monkey
     monkeypatch.setattr("ray.init", fail)
     engine: Any = SimpleNamespace(_num_workers=2, _tasks={})
     assert "unset it" in hint_of(lambda: ray_engine.RayEngine._connect(engine))
-    assert hint_of(lambda: ray_engine.RayEngine.refuse_too_many(engine, 3)) == "give fewer --workers"
+    assert hint_of(lambda: ray_engine.RayEngine.check_workers(engine, 3)) == "give fewer --workers"
 
 
 @follows("pipeline/runtime/ray_engine.py::RayEngine.result")
@@ -320,12 +320,12 @@ def test_limits_of_the_system_are_looked_at_as_printed(
         subprocess.run(["bash", "-c", command], check=True, capture_output=True)
 
 
-@follows("pipeline/runtime/limits.py::refuse_few_addresses lost_library")
+@follows("pipeline/runtime/limits.py::check_addresses lost_library")
 def test_a_limit_of_addresses_is_raised(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(limits, "addresses_left", lambda: 2**20)
         hints = [shell.refused("verify", "data", "--no-rebuild")]
-        patched.setattr("hotset.pipeline.runtime.limits.refuse_few_addresses", lambda *arguments: None)
+        patched.setattr("hotset.pipeline.runtime.limits.check_addresses", lambda *arguments: None)
         patched.setattr("hotset.workflows.commands.data.VerifyCommand.execute", unloaded)
         hints.append(shell.refused("verify", "data", "--no-rebuild"))
     commands = [re.findall(r"`([^`]+)`", hint) for hint in hints]
@@ -400,13 +400,13 @@ def test_a_log_that_shrinks_is_read_when_it_is_complete(shell: Shell) -> None:
     read()
 
 
-@follows("pipeline/stages/ingest.py::_refuse_changed")
+@follows("pipeline/stages/ingest.py::_check_unchanged")
 def test_a_log_that_grows_is_read_when_it_is_complete(shell: Shell) -> None:
     raw = RawFile.inspect(Path("log.tsv"))
     with open("log.tsv", "a") as file:
         file.write("\n")
-    assert hint_of(lambda: ingest._refuse_changed(raw)) == "run again when it is complete"
-    ingest._refuse_changed(RawFile.inspect(Path("log.tsv")))
+    assert hint_of(lambda: ingest._check_unchanged(raw)) == "run again when it is complete"
+    ingest._check_unchanged(RawFile.inspect(Path("log.tsv")))
 
 
 @follows("pipeline/raw/tabular.py::_array")
