@@ -204,7 +204,7 @@ def test_a_disk_without_room_for_rows(shell: Shell, monkeypatch: pytest.MonkeyPa
     assert tiers.mapped_rows(10, 4, Path()).shape == (10, 4)
 
 
-@follows("train/spill/row_store.py::BlockFile._fault train/rows/tiers.py::disk_space")
+@follows("train/spill/row_store.py::BlockFile._fault")
 def test_rows_on_disk(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = "give another --slow-dir"
     with monkeypatch.context() as patched:
