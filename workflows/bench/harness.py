@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...pipeline.errors import HotsetError, first_line
-from ...pipeline.folders.whole_file import refuse_target, whole_file
+from ...pipeline.folders.whole_file import check_target, whole_file
 from ...pipeline.runtime.memory import anonymous_bytes, available_bytes
 from ...pipeline.runtime.tasks import num_workers
 from ...train.config import TIMEOUT_VARIABLE
@@ -62,7 +62,7 @@ def run_script(
         options = parser.parse_args(arguments)
         # Some measure for hours, so a file that cannot be written is refused first.
         if options.out:
-            refuse_target(options.out, overwrite=True)
+            check_target(options.out, overwrite=True)
         result = made_by(options, str(parser.prog).rpartition(".")[2]) | measure(options)
         text = json.dumps(result, indent=1, default=str) + "\n"
         if options.out is None:
