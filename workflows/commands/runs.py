@@ -13,15 +13,13 @@ import os
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import xxhash
 from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
-from rich.table import Table
 
 from ...pipeline.errors import HotsetError, format_byte_size
 from ...pipeline.folders.whole_file import whole_file
@@ -136,10 +134,6 @@ def _curves_in(path: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 _FIGURES = ("run", "AUC", "log loss", "samples/s", "moved")
-_LEAST_ROOM = 20
-_BETWEEN_COLUMNS = 2
-_UNLIMITED = 10_000
-"""Columns of a terminal."""
 _MOST_SHOWN = 12
 """Settings that differ, at most: more of them say that the runs are of different experiments."""
 _FINGERPRINT = re.compile("[0-9a-f]{32}")
@@ -162,31 +156,15 @@ text{fill:currentColor;font-size:11px}
 
 
 def show_run_list(runs: Sequence[Run], console: Console) -> None:
-    """Print runs, the best AUC first, each with the settings that not all have alike."""
+    """Print runs, the best AUC first, then of each the settings that not all have alike."""
     names = differing_settings(runs)
-    ordered = best_first(runs)
-    differences = [_differences(run, names) for run in ordered]
-    rows = [(escape(run.name), *_figures(run)) for run in ordered]
-    table = _table(_FIGURES, rows)
-    # Differences use the space next to the figures; if it is narrow, they are sentences below.
-    used = Measurement.get(console, console.options.update(max_width=_UNLIMITED), table).maximum
-    room = console.width - used - _BETWEEN_COLUMNS
-    longest = max((len(word) for text in differences for word in text.split()), default=0)
-    if room >= max(longest, _LEAST_ROOM):
-        beside = [(*row, escape(text)) for row, text in zip(rows, differences, strict=True)]
-        console.print(_table((*_FIGURES, "what differs"), beside))
-        return
+    table = plain_table("", _FIGURES, texts=("run",))
+    for run in best_first(runs):
+        table.add_row(escape(run.name), *_figures(run))
     print_table(console, table)
-    for run, text in zip(ordered, differences, strict=True):
-        if text:
+    for run in best_first(runs):
+        if text := _differences(run, names):
             print_line(console, f"{run.name}: {text}")
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = plain_table("", titles, texts=("run", "what differs"))
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def best_first(runs: Sequence[Run]) -> list[Run]:
@@ -337,7 +315,7 @@ class RunsCommand(Command):
         if self.compare:
             compared = compare_settings(runs)
             if self.json:
-                print_json({"settings": [asdict(each) for each in compared]})
+                print_json({"settings": compared})
             else:
                 _show_settings(compared)
         elif self.json:
@@ -358,26 +336,12 @@ class RunsCommand(Command):
         return 0
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedSettings:
-    """Runs that differ in their seed alone, next to those of the best mean AUC."""
+def compare_settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the runs that differ in their seed alone, the best mean AUC first.
 
-    settings: dict[str, object]
-    """Settings that differ from those of other runs."""
-    seeds: list[int]
-    mean_auc: float
-    deviation_auc: float | None
-    """Standard deviation over seeds; None of one seed."""
-    mean_log_loss: float
-    mean_samples_per_second: float
-    difference_auc: float | None
-    """Mean difference from the best settings, of runs with the same seed; None without such pairs."""
-    deviation_difference: float | None
-    num_pairs: int
-
-
-def compare_settings(runs: Sequence[Run]) -> list[ComparedSettings]:
-    """Return the settings of finished runs, the best mean AUC first.
+    Each has the settings in which it differs from others; means and standard deviations over its seeds, None
+    of one seed; and the mean difference from the best settings in AUC, of runs with the same seed, None
+    without such pairs.
 
     Raises:
         HotsetError: no run has an AUC.
@@ -393,20 +357,20 @@ def compare_settings(runs: Sequence[Run]) -> list[ComparedSettings]:
     return [_compared(group, best, names) for group in (best, *others)]
 
 
-def _compared(group: Sequence[Run], best: Sequence[Run], names: Sequence[str]) -> ComparedSettings:
+def _compared(group: Sequence[Run], best: Sequence[Run], names: Sequence[str]) -> dict[str, Any]:
     by_seed, of_best = _auc_by_seed(group), _auc_by_seed(best)
     pairs = [by_seed[seed] - of_best[seed] for seed in by_seed if seed in of_best]
-    return ComparedSettings(
-        settings={name: group[0].settings.get(name) for name in names},
-        seeds=sorted(by_seed),
-        mean_auc=_mean(group, "auc"),
-        deviation_auc=_deviation([_number(run, "auc") or 0.0 for run in group]),
-        mean_log_loss=_mean(group, "log_loss"),
-        mean_samples_per_second=_mean(group, "samples_per_second"),
-        difference_auc=statistics.fmean(pairs) if pairs and group is not best else None,
-        deviation_difference=_deviation(pairs) if group is not best else None,
-        num_pairs=len(pairs),
-    )
+    return {
+        "settings": {name: group[0].settings.get(name) for name in names},
+        "seeds": sorted(by_seed),
+        "mean_auc": _mean(group, "auc"),
+        "deviation_auc": _deviation([_number(run, "auc") or 0.0 for run in group]),
+        "mean_log_loss": _mean(group, "log_loss"),
+        "mean_samples_per_second": _mean(group, "samples_per_second"),
+        "difference_auc": statistics.fmean(pairs) if pairs and group is not best else None,
+        "deviation_difference": _deviation(pairs) if group is not best else None,
+        "num_pairs": len(pairs),
+    }
 
 
 def _auc_by_seed(group: Sequence[Run]) -> Mapping[int, float]:
@@ -425,19 +389,22 @@ def _deviation(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) if len(values) > 1 else None
 
 
-def _show_settings(compared: Sequence[ComparedSettings]) -> None:
+def _show_settings(compared: Sequence[Mapping[str, Any]]) -> None:
     """Print a line for each group of runs, with what differs in it."""
     titles = ("settings", "seeds", "AUC", "log loss", "samples/s", "difference, same seed")
     table = plain_table("", titles, texts=("settings",))
     for each in compared:
-        shown = ", ".join(f"{name} {value}" for name, value in each.settings.items() if value is not None)
+        shown = ", ".join(f"{name} {value}" for name, value in each["settings"].items() if value is not None)
         difference = "best" if each is compared[0] else "no pair"
-        if each.difference_auc is not None:
-            difference = f"{each.difference_auc:+.4f}{_plus_minus(each.deviation_difference)}"
-        auc = f"{each.mean_auc:.4f}{_plus_minus(each.deviation_auc)}"
-        speed = f"{each.mean_samples_per_second:,.0f}"
+        if each["difference_auc"] is not None:
+            difference = f"{each['difference_auc']:+.4f}{_plus_minus(each['deviation_difference'])}"
         table.add_row(
-            escape(shown) or "all", str(len(each.seeds)), auc, f"{each.mean_log_loss:.4f}", speed, difference
+            escape(shown) or "all",
+            str(len(each["seeds"])),
+            f"{each['mean_auc']:.4f}{_plus_minus(each['deviation_auc'])}",
+            f"{each['mean_log_loss']:.4f}",
+            f"{each['mean_samples_per_second']:,.0f}",
+            difference,
         )
     print_table(stdout_console(), table)
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.table import Table
-
 from ...pipeline.errors import ConfigError
 from ...train.config import ExportConfig, PredictConfig
 from ..command_list import Command
-from ..console import print_json, progress_bars, say, stdout_console
+from ..console import plain_table, print_json, progress_bars, say, stdout_console
 from ..options import Arg, config_of
 from .train import Run
 
@@ -140,9 +138,7 @@ def _show(report: dict[str, Any], row_type: str) -> None:
     if "changes" in report:
         show_changes(report["changes"])
     if "auc" in report:
-        table = Table(box=None, pad_edge=False)
-        for name in ("", row_type, "fp32", "difference"):
-            table.add_column(name, justify="right" if name else "left")
+        table = plain_table("", ("", row_type, "fp32", "difference"), texts=("",))
         for name, key in (("AUC", "auc"), ("log loss", "log_loss")):
             pair = (report[key], report[f"{key}_fp32"])
             shown = ["-" if value is None else f"{value:.6f}" for value in pair]
@@ -189,15 +185,13 @@ class ApplyCommand(Command):
 
 def counts_of(changes: Iterable[TableChanges]) -> dict[str, dict[str, int]]:
     """Return the counts of each table by its name."""
-    names = ("num_rows", "num_new", "num_changed", "num_gone")
-    return {each.name: {name: getattr(each, name) for name in names} for each in changes}
+    counts = [asdict(each) for each in changes]
+    return {each.pop("name"): each for each in counts}
 
 
 def show_changes(counts: Mapping[str, Mapping[str, int]]) -> None:
     """Print what `counts_of` returned as a table."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("table", "rows", "new", "changed", "gone"):
-        table.add_column(name, justify="left" if name == "table" else "right")
+    table = plain_table("", ("table", "rows", "new", "changed", "gone"), texts=("table",))
     for name, of_table in counts.items():
         table.add_row(name, *(f"{count:,}" for count in of_table.values()))
     stdout_console().print(table)

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ...pipeline.errors import ByteSize, format_byte_size
 from ...train.config import CheckpointSettings, ExchangeOptions, TrainConfig, is_first, is_launched
 from ..command_list import Command
-from ..console import print_json, progress_bars, say, say_error, set_verbosity, stdout_console
+from ..console import plain_table, print_json, progress_bars, say, say_error, set_verbosity, stdout_console
 from ..options import NO_OPTION, Arg, Dir, RecipeFile, config_of, parse_options
 from ..recipe_file import with_recipe
 
@@ -200,21 +199,15 @@ def show_quality(scores: dict[str, Any], console: Console) -> None:
     # Without a validation part its column would be empty.
     if scores["validation"] is None:
         del groups["validation"]
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for name in groups:
-        table.add_column(name, justify="right")
+    table = plain_table("", ("", *groups), texts=("",))
     for name, show in _ALL_SCORES:
-        table.add_row(name, *(show(group) for group in groups.values()))
+        table.add_row(name, *map(show, groups.values()))
     console.print(table)
 
 
 def show_runs(summaries: list[dict[str, Any]], console: Console, *, with_scores: bool = True) -> None:
     """Print runs as a table, one column each."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for summary in summaries:
-        table.add_column(summary["placement"], justify="right")
+    table = plain_table("", ("", *(summary["placement"] for summary in summaries)), texts=("",))
     # Rows of spilling are shown where at least one run has spilled.
     rows = _SCORES + _COSTS if with_scores else _COSTS
     if any(summary["transfers"]["file_bytes_written"] for summary in summaries):
@@ -224,7 +217,7 @@ def show_runs(summaries: list[dict[str, Any]], console: Console, *, with_scores:
     own = {name for name, _ in (*_COSTS[1:], *_FILE_ROWS)} if is_ranked else set()
     for name, show in (*rows, *(_RANK_ROWS if is_ranked else ())):
         shown = f"{name} (rank 0)" if name in own else name
-        table.add_row(shown, *(show(summary) for summary in summaries))
+        table.add_row(shown, *map(show, summaries))
     console.print(table)
 
 
@@ -268,18 +261,17 @@ _COSTS: tuple[tuple[str, _Show], ...] = (
     ("batches that waited for rows", lambda summary: f"{summary['transfers']['stalls']:,}"),
 )
 _FILE_ROWS: tuple[tuple[str, _Show], ...] = (
-    ("bytes written to the spill file", lambda summary: _file_bytes(summary, "written")),
-    ("bytes read from it", lambda summary: _file_bytes(summary, "read")),
+    (
+        "bytes written to the spill file",
+        lambda summary: format_byte_size(summary["transfers"]["file_bytes_written"]),
+    ),
+    ("bytes read from it", lambda summary: format_byte_size(summary["transfers"]["file_bytes_read"])),
 )
 """Rows for runs whose cold rows do not fit in memory."""
 _RANK_ROWS: tuple[tuple[str, _Show], ...] = (
     ("bytes sent by all ranks", lambda summary: _sent_bytes(summary)),
 )
 """Rows for runs on several ranks."""
-
-
-def _file_bytes(summary: dict[str, Any], way: str) -> str:
-    return format_byte_size(summary["transfers"][f"file_bytes_{way}"])
 
 
 def _sent_bytes(summary: dict[str, Any]) -> str:
