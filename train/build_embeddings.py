@@ -93,22 +93,13 @@ def optimizer_of(shards: Shards, config: TrainConfig) -> RowOptimizer:
     """Return the optimizer of the rows; warn if its state is too large."""
     chosen = config.optimizers(shards.embedding_optimizer)
     optimizer = RowOptimizer(chosen.embedding_optimizer, chosen.embedding_lr, config.recipe.embedding_decay)
-    # The two placements that keep hot rows on the fast tier permanently.
-    if config.placement in ("fae", "lookahead"):
-        _warn_of_row_bytes(shards, optimizer)
-    return optimizer
-
-
-def _warn_of_row_bytes(shards: Shards, optimizer: RowOptimizer) -> None:
-    """Warn if the hot rows take more bytes than they were chosen for."""
-
-    def hot_bytes(name: str) -> int:
-        return sum(table.num_hot * row_bytes(table.embedding_dim, name) for table in shards.tables)
-
     # The bytes that the hot rows take now, and those that they were chosen with.
-    needed = hot_bytes(optimizer.name)
-    counted = hot_bytes(shards.embedding_optimizer)
-    if needed > counted:
+    names = (optimizer.name, shards.embedding_optimizer)
+    needed, counted = (
+        sum(table.num_hot * row_bytes(table.embedding_dim, name) for table in shards.tables) for name in names
+    )
+    # The two placements that keep hot rows on the fast tier permanently.
+    if config.placement in ("fae", "lookahead") and needed > counted:
         _log.warning(
             "the hot rows take %s with %s; the shards were packed for %s with %s",
             format_byte_size(needed),
@@ -116,6 +107,7 @@ def _warn_of_row_bytes(shards: Shards, optimizer: RowOptimizer) -> None:
             format_byte_size(counted),
             shards.embedding_optimizer,
         )
+    return optimizer
 
 
 def build_groups(
@@ -297,8 +289,8 @@ def resolve(shards: Shards, config: TrainConfig, num_ranks: int = 1) -> TrainCon
         raise ShardError(f"{shards.manifest.folder} has no training batch")
     # Refusals first, in the order in which a user can mend them.
     _refuse_no_validation(shards, config)
-    if num_ranks > 1:
-        _refuse_rows_in_a_file(config)
+    if num_ranks > 1 and config.slow_bytes is not None:
+        raise ConfigError("--slow-bytes is for a run in one process", hint="leave --slow-bytes out")
     micro_batches = config.micro_batches or num_ranks
     if num_ranks > 1 and config.device != "cpu":
         raise ConfigError(
@@ -325,12 +317,6 @@ def _refuse_no_validation(shards: Shards, config: TrainConfig) -> None:
             "to the end",
             hint="leave --slow-bytes out",
         )
-
-
-def _refuse_rows_in_a_file(config: TrainConfig) -> None:
-    """Raise ConfigError where several ranks are to hold rows in a file."""
-    if config.slow_bytes is not None:
-        raise ConfigError("--slow-bytes is for a run in one process", hint="leave --slow-bytes out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def build_module(source: ModelSource, name: str, seed: int, *arguments: Any, **n
 
 
 @contextmanager
-def explained(what: str, hint: str | None = None) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
     """Turn an exception of user code into a HotsetError that names its line."""
     # Errors of hotset say what to do already; those of the disk or the memory are not the user's code.
     try:
@@ -121,7 +121,7 @@ def explained(what: str, hint: str | None = None) -> Iterator[None]:
         place = _place_of(error)
         raise HotsetError(
             f"{what} failed{place}: {type(error).__name__}: {first_line(error)}",
-            hint=hint or "--verbose shows where the error was raised",
+            hint="--verbose shows where the error was raised",
         ) from error
 
 
@@ -282,18 +282,15 @@ def _refuse_dependent_samples(
         reason = "it draws random numbers, as dropout does"
     elif changed:
         reason = f"it changes its buffer {changed[0].removeprefix('module.')}, as batch normalization does"
-    elif _depends_on_others(logit_B, inputs):
-        reason = "a logit depends on other samples of its batch"
+    else:
+        # The first logit has no gradient by the inputs of another sample.
+        grads = torch.autograd.grad(logit_B[0], inputs, allow_unused=True)
+        if any(grad is not None and bool(grad[1:].any()) for grad in grads):
+            reason = "a logit depends on other samples of its batch"
     if reason:
         raise ConfigError(
             f"the model {model.name} has {PER_SAMPLE} = True, but {reason}", hint=f"remove {PER_SAMPLE}"
         )
-
-
-def _depends_on_others(logit_B: torch.Tensor, inputs: list[torch.Tensor]) -> bool:
-    """Return whether the first logit has a gradient by the inputs of another sample."""
-    grads = torch.autograd.grad(logit_B[0], inputs, allow_unused=True)
-    return any(grad is not None and bool(grad[1:].any()) for grad in grads)
 
 
 def build_model(

@@ -401,8 +401,19 @@ MOST_THREADS = 1024
 """More threads of the dense layers than a machine has cores; torch dies of a signal at some ten thousand."""
 MOST_MICRO_BATCHES = 1024
 """More parts of a batch than most are worth to be cut into."""
-MOST_BATCHES_AHEAD = 2**20
+_MOST_BATCHES_AHEAD = 2**20
 """More batches than any run can hold ahead."""
+_BOUNDS = {
+    "epochs": (1, 2**31),
+    "log_every": (1, 2**63),
+    "threads": (1, MOST_THREADS),
+    "prefetch": (0, _MOST_BATCHES_AHEAD),
+    "cache_batches": (1, _MOST_BATCHES_AHEAD),
+    "micro_batches": (1, MOST_MICRO_BATCHES),
+    "cross_layers": (1, MOST_LAYERS),
+    "cross_rank": (1, MOST_WIDTH),
+}
+"""The least and the largest value of each setting that is a number of something."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -541,8 +552,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         require_choices(self)
-        for name in ("epochs", "log_every", "threads", "cache_batches"):
-            require_at_least(name, getattr(self, name), 1)
+        for name, (least, most) in _BOUNDS.items():
+            require_at_least(name, getattr(self, name), least)
+            require_at_most(name, getattr(self, name), most)
         # A number is of steps, a text a time.
         if isinstance(self.evaluate_every, str):
             require_time("evaluate_every", self.evaluate_every)
@@ -553,12 +565,6 @@ class TrainConfig:
             rate = getattr(self, name)
             if rate is not None and not 0 < rate < float("inf"):
                 raise ConfigError(f"{name} must be above 0, got {rate}")
-        require_at_least("prefetch", self.prefetch, 0)
-        require_at_most("prefetch", self.prefetch, MOST_BATCHES_AHEAD)
-        require_at_most("cache_batches", self.cache_batches, MOST_BATCHES_AHEAD)
-        require_at_most("threads", self.threads, MOST_THREADS)
-        require_at_least("micro_batches", self.micro_batches, 1)
-        require_at_most("micro_batches", self.micro_batches, MOST_MICRO_BATCHES)
         # What depends on the model is checked together.
         self._check_model()
         if not 0 <= self.cache_warmup <= 1:
@@ -578,10 +584,6 @@ class TrainConfig:
         # Absent options are those of the model that is chosen, and are checked with it.
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
-        require_at_least("cross_layers", self.cross_layers, 1)
-        require_at_most("cross_layers", self.cross_layers, MOST_LAYERS)
-        require_at_least("cross_rank", self.cross_rank, 1)
-        require_at_most("cross_rank", self.cross_rank, MOST_WIDTH)
 
     def row_optimizer(self, packed_for: str) -> str:
         """Return the optimizer of the rows: the one set, else ``packed_for``.

@@ -51,18 +51,19 @@ class Meter:
         self._lock = threading.Lock()
         self.device = device
         self._on_gpu = device.type == "cuda"
-        self._kind: Kind | None = None
+        self.kind: Kind | None = None
+        """The kind of work that the clock counts now; None where it is stopped."""
         self._start: _Instant = 0.0
         self._laps: deque[tuple[Kind, _Instant, _Instant]] = deque()
 
     def enter(self, kind: Kind | None) -> None:
         """Count what follows as work of ``kind``; None stops the clock."""
-        if kind == self._kind:
+        if kind == self.kind:
             return
         now = self._now()
-        if self._kind is not None:
-            self._laps.append((self._kind, self._start, now))
-        self._kind = kind
+        if self.kind is not None:
+            self._laps.append((self.kind, self._start, now))
+        self.kind = kind
         self._start = now
         # Open laps hold events, so those that the GPU has passed are read now and then; the last ones are
         # waited for.
@@ -74,7 +75,7 @@ class Meter:
     @contextmanager
     def during(self, kind: Kind) -> Iterator[None]:
         """Count the block as work of ``kind`` inside other work."""
-        before = self._kind
+        before = self.kind
         self.enter(kind)
         try:
             yield
@@ -86,16 +87,11 @@ class Meter:
 
         None is the current kind. A thread that does not run the clock has to name the kind.
         """
-        kind = kind or self._kind
+        kind = kind or self.kind
         if kind is not None:
             with self._lock:
                 self.bytes_to_fast[kind] += to_fast
                 self.bytes_to_slow[kind] += to_slow
-
-    @property
-    def kind(self) -> Kind | None:
-        """The kind of work that the clock counts now; None where it is stopped."""
-        return self._kind
 
     @property
     def training_seconds(self) -> float:

@@ -21,7 +21,7 @@ import numpy as np
 from ..pipeline.errors import HotsetError
 from ..pipeline.folders.disk import paths_in
 from ..pipeline.folders.manifest import MANIFEST, Manifest, checksum_of
-from .build_model import ModelSource, build_model
+from .build_model import build_model
 from .checkpoints.files import read_record, record_paths, refuse_damaged_files
 from .config import TrainConfig
 from .data.batch_order import BATCH_ORDER, SeededOrder, read_batch_order
@@ -160,7 +160,6 @@ def faults_against_shards(
     run: Path,
     shards: Path,
     *,
-    model_source: ModelSource | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[str]:
     """Yield the faults of a finished run that its shards show.
@@ -168,7 +167,6 @@ def faults_against_shards(
     Args:
         run: its folder, in which `verify_run` found nothing.
         shards: the shards that it was trained on, or the folder that holds them.
-        model_source: makes the module of a user; None imports the class that the run records.
         progress: called with the samples evaluated so far and their number in all.
 
     Raises:
@@ -187,7 +185,7 @@ def faults_against_shards(
     opened.refuse_damage()
     summary = read_object(run / SUMMARY)
     yield from _faults_of_batches(run, opened, settings, summary, is_replay=bool(config.get("is_replay")))
-    quality = evaluate(run, shards, model_source=model_source, progress=progress)
+    quality = evaluate(run, shards, progress=progress)
     # As the run writes them: plain data.
     validation = None if quality.validation is None else quality.validation.to_dict()
     found = json.loads(json.dumps({**quality.of_test(), "validation": validation}))

@@ -175,18 +175,18 @@ def _set_weights(trainer: Trainer, weights: Weights) -> None:
     model.load_state_dict({name: weights[f"{DENSE_PREFIX}{name}"] for name in names})
     embeddings = trainer.embeddings
     with embeddings.rows_written_back():
-        for width in embeddings.groups:
-            width.staged.forget()
+        for group in embeddings.groups:
+            group.staged.forget()
     # Of each table the rows that live here, by their ids here.
-    for width in embeddings.groups:
-        most = max(_PART_BYTES // width.fast.row_bytes, 1)
-        for position, table in enumerate(width.tables):
+    for group in embeddings.groups:
+        most = max(_PART_BYTES // group.fast.row_bytes, 1)
+        for position, table in enumerate(group.tables):
             name = trainer.shards.tables[table].name
             num_rows = trainer.shards.tables[table].num_rows
             for first in range(0, num_rows, most):
                 shard_ids_N = np.arange(first, min(first + most, num_rows), dtype=np.int32)
                 is_held_N, ids_N = embeddings.local_ids(np.full_like(shard_ids_N, table), shard_ids_N)
                 rows_ND = weights.rows(name, first, first + shard_ids_N.size).numpy()[is_held_N]
-                state_NW = np.zeros((ids_N.size, width.fast.state_SW.shape[1]), np.float32)
+                state_NW = np.zeros((ids_N.size, group.fast.state_SW.shape[1]), np.float32)
                 positions_N = np.full(ids_N.size, position)
-                width.restore(positions_N, ids_N.astype(np.int64), rows_ND, state_NW)
+                group.restore(positions_N, ids_N.astype(np.int64), rows_ND, state_NW)

@@ -27,7 +27,6 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,12 +39,6 @@ from ..run_folder.weights import TensorFile, write_tensors
 
 BATCHES = "run.batches"
 """The tensor of a checkpoint with the batch of each step so far, (num_steps,) int32."""
-
-
-def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Divide a state into its plain values and its tensors."""
-    tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-    return {key: value for key, value in state.items() if key not in tensors}, tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,15 +247,10 @@ def remove_others(folder: Path, keep: int, newest: int) -> None:
         except HotsetError:
             path.unlink()
     listed = {entry.path for record in records for entry in record.files}
-    for path in _data_files(folder):
-        if path.name not in listed:
-            path.unlink()
-
-
-def _data_files(folder: Path) -> Iterator[Path]:
     for path in list(folder.iterdir()):
-        if _FILE_NAME.fullmatch(path.name) or (path.name.startswith(".step-") and path.suffix == ".tmp"):
-            yield path
+        is_aside = path.name.startswith(".step-") and path.suffix == ".tmp"
+        if is_aside or (_FILE_NAME.fullmatch(path.name) and path.name not in listed):
+            path.unlink()
 
 
 _PART_BYTES = 16 * 2**20
@@ -390,7 +378,7 @@ def dense_state(
 ) -> dict[str, torch.Tensor]:
     """Copy the state of the model and its optimizers to the host."""
     found = {f"{_MODEL}{name}": tensor for name, tensor in model.state_dict().items()}
-    state_of = _states(optimizers)
+    state_of = {parameter: state for each in optimizers for parameter, state in each.state.items()}
     for name, parameter in model.named_parameters():
         for key, value in state_of.get(parameter, {}).items():
             found[f"{_OPTIMIZER}{name}{_SEPARATOR}{key}"] = torch.as_tensor(value)
@@ -424,7 +412,12 @@ def restore_dense(
         refuse_other_shape(where, name, own.get(name), wanted.get(name))
     model.load_state_dict(own)
     # The state of an optimizer is stored by the name of its parameter, whichever optimizer steps it today.
-    owner = {parameter: optimizer for optimizer in optimizers for parameter in _parameters(optimizer)}
+    owner = {
+        parameter: optimizer
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     parameters = dict(model.named_parameters())
     for name, tensor in tensors.items():
         if not name.startswith(_OPTIMIZER):
@@ -457,14 +450,6 @@ def _said(tensor: torch.Tensor | None) -> str:
         if tensor is None
         else f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
     )
-
-
-def _states(optimizers: Sequence[torch.optim.Optimizer]) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-    return {parameter: state for optimizer in optimizers for parameter, state in optimizer.state.items()}
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _placed(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -45,7 +45,6 @@ from .files import (
     read_part,
     read_tensors,
     restore_dense,
-    split_state,
 )
 from .writer import CheckpointWriter, NotFiniteError, RowsCopy
 
@@ -114,13 +113,18 @@ def capture(
         metrics: lines logged so far.
         is_logged: whether the evaluation that is due after the last step was made.
     """
-    states = {name: split_state(part.state()) for name, part in trainer.resumables.items()}
+    states = {name: part.state() for name, part in trainer.resumables.items()}
     # Tensors go to a separate file, plain values to the record.
     tensors = dense_state(trainer.model, trainer.dense_optimizers)
     tensors[BATCHES] = torch.tensor(trainer.batch_numbers, dtype=torch.int32)
     tensors[_LOSSES] = torch.stack(trainer.losses).cpu() if trainer.losses else torch.zeros(0)
-    for name, (_, own) in states.items():
-        tensors |= {f"{_OTHER}{name}.{key}": tensor for key, tensor in own.items()}
+    others: dict[str, dict[str, Any]] = {name: {} for name in states}
+    for name, state_of in states.items():
+        for key, value in state_of.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{_OTHER}{name}.{key}"] = value
+            else:
+                others[name][key] = value
     # Copying is no training: the clock stands, and what it says is of the steps alone.
     meter = trainer.meter
     with meter.during("checkpoint"):
@@ -146,7 +150,7 @@ def capture(
         },
         transfers=transfers,
         test_losses=tuple(trainer.order.test_losses),
-        others={name: plain for name, (plain, _) in states.items()},
+        others=others,
     )
     return state, tensors
 
