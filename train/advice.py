@@ -154,10 +154,14 @@ def read_inputs(
     batch_size = config.batch_size or packed_batch_size(folder) or PackConfig().batch_size
     columns = Manifest.read(folder / "columns")
     workload = read_workload(vocabulary, plan, columns, config.model, batch_size)
+    # By default sizes from a few rows to all rows, in whole MiB.
+    every = workload.num_rows * workload.row_bytes
+    parts = (_fixed_bytes(workload) + int(part * every) for part in (1 / 256, 1 / 64, 1 / 16, 1 / 4, 1))
+    sizes = [-(-part // MIB) * MIB for part in parts]
     # Hot lookups of every budget are counted in one pass over the samples.
     budgets = [
         (size, budget)
-        for size in sorted({*(config.fast_bytes or _ladder(workload))})
+        for size in sorted({*(config.fast_bytes or sizes)})
         for budget in _budgets(size, workload)
     ]
     return workload, _count_hot(budgets, vocabulary, samples, plan, resources)
@@ -236,13 +240,6 @@ def activation_bytes(shape: DlrmShape | DcnShape) -> int:
     """Bytes per sample of activations and their gradients, float32 each."""
     outputs = sum(outputs for _, outputs in shape.layers)
     return 2 * 4 * (outputs + shape.interaction_floats)
-
-
-def _ladder(workload: Workload) -> list[int]:
-    """Return sizes from a few rows to all rows, in whole MiB."""
-    every = workload.num_rows * workload.row_bytes
-    sizes = (_fixed_bytes(workload) + int(part * every) for part in (1 / 256, 1 / 64, 1 / 16, 1 / 4, 1))
-    return [-(-size // MIB) * MIB for size in sizes]
 
 
 def _fixed_bytes(workload: Workload) -> int:

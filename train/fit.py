@@ -8,7 +8,7 @@ the work to `run` and `evaluate`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ..pipeline.errors import ConfigError
-from ..pipeline.folders.manifest import Manifest
 from ..pipeline.formats.columns import PROBABILITY
 from ..pipeline.schema.schema import nearest
 from ..pipeline.stages.row_order import read_tables
@@ -205,10 +204,7 @@ def _with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainCon
     own = {field.name for field in fields(TrainConfig)} - {"model"}
     of_recipe = {field.name for field in fields(RecipeOptions)}
     of_ranks = {field.name for field in fields(ExchangeOptions)}
-    for name in settings:
-        if name not in own | of_recipe:
-            known = sorted(own | of_recipe | of_ranks)
-            raise ConfigError(f"there is no setting {name!r}", hint=nearest(name, known))
+    _refuse_unknown(settings, own | of_recipe | of_ranks)
     chosen = {name: value for name, value in settings.items() if name in own}
     # The config has the arguments of a model as JSON, as the command line takes them.
     if isinstance(chosen.get("model_args"), Mapping):
@@ -339,11 +335,15 @@ def _source_of(run: Folder | FittedRun, model: ModelSource | None) -> tuple[Path
 
 
 def _config_of(kind: type[Config], settings: Mapping[str, Any]) -> Config:
-    names = [field.name for field in fields(kind)]
-    for name in settings:
-        if name not in names:
-            raise ConfigError(f"there is no setting {name!r}", hint=nearest(name, names))
+    _refuse_unknown(settings, {field.name for field in fields(kind)})
     return kind(**settings)
+
+
+def _refuse_unknown(settings: Iterable[str], known: Collection[str]) -> None:
+    """Raise ConfigError where there is no such setting."""
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"there is no setting {name!r}", hint=nearest(name, sorted(known)))
 
 
 BatchKind = Literal["hot_only", "mixed", "training", "evaluation"]
@@ -440,13 +440,10 @@ class Shards:
         names = [each.name for each in self._shards.tables]
         if table not in names:
             raise ConfigError(f"{self.folder} has no table {table!r}", hint=nearest(table, names))
-        return read_tables(self._vocabulary(), "count")[names.index(table)]
-
-    def _vocabulary(self) -> Manifest:
         origin = ShardOrigin.of(self._shards)
         if origin is None:
-            raise ConfigError(f"{self.folder} has no vocabulary beside it: open the folder of all stages")
-        return origin.vocabulary
+            raise ConfigError(f"{self.folder} has no vocabulary next to it: open the folder of all stages")
+        return read_tables(origin.vocabulary, "count")[names.index(table)]
 
     def _arrays(self, batch: Batch) -> dict[str, Any]:
         arrays: dict[str, Any] = {"label": batch.label_B.numpy(), "dense": batch.dense_BK.numpy()}

@@ -78,17 +78,15 @@ class BestWeights:
             if self._ranks.rank:
                 send_weights(weights)
             else:
-                self._write(self._path(trainer.step), weights)
+                path = self._path(trainer.step)
+                aside = path.with_suffix(".tmp")
+                if self._room is not None:
+                    self._room.give(weights.num_bytes)
+                with explained(path):
+                    write_weights(aside, weights)
+                    aside.replace(path)
         self._best = trainer.step, ""
         wait_for_first(self._ranks, self._end_saving)
-
-    def _write(self, path: Path, weights: Weights) -> None:
-        aside = path.with_suffix(".tmp")
-        if self._room is not None:
-            self._room.give(weights.num_bytes)
-        with explained(path):
-            write_weights(aside, weights)
-            aside.replace(path)
 
     def _end_saving(self) -> int:
         """Note the checksum of the best file, and remove unneeded files, at rank 0."""

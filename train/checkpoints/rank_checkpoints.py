@@ -195,15 +195,11 @@ def _brought_parts(trainer: Trainer) -> Iterator[list[RowsPart]]:
         if not any(count for count, _ in sizes):
             return
         num_bytes = [count * (2 * _NAME_BYTES + 4 * sum(width)) for count, width in sizes]
-        data = torch.empty(0, dtype=torch.uint8) if own is None else _packed(own)
+        packed = [np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in own.arrays] if own else []
+        data = torch.from_numpy(np.concatenate([np.empty(0, np.uint8), *packed]))
         received = zip(sent_to_first(ranks, data, num_bytes), sizes, strict=False)
         parts = [own] if ranks.rank == 0 and own is not None else []
         yield parts + [_unpacked(part, *size) for part, size in received if part.numel()]
-
-
-def _packed(part: RowsPart) -> torch.Tensor:
-    joined = np.concatenate([np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in part.arrays])
-    return torch.from_numpy(joined)
 
 
 def _unpacked(data: torch.Tensor, count: int, width: tuple[int, int]) -> RowsPart:

@@ -445,12 +445,9 @@ class EvaluationPart:
         stored = bisect_right(starts, first) - 1
         while starts[stored] < stop:
             start = starts[stored]
-            batch = self._stored(stored)
+            if self._last is None or self._last[0] != stored:
+                self._last = (stored, self._shards.evaluation_batch(stored))
+            batch = self._last[1]
             parts.append(batch.cut(max(first - start, 0), min(stop - start, batch.num_samples)))
             stored += 1
         return join(parts)
-
-    def _stored(self, number: int) -> Batch:
-        if self._last is None or self._last[0] != number:
-            self._last = (number, self._shards.evaluation_batch(number))
-        return self._last[1]

@@ -211,7 +211,10 @@ def apply_changes(
             hint="write them since the run of that folder: `hotset export RUN --since RUN0 --out CHANGES`",
         )
     _refuse_unlike_rows(base, found, exported, changes)
-    tensors = _tensors_of(changes)
+    try:
+        tensors = load((changes / CHANGES).read_bytes())
+    except (OSError, SafetensorError, ValueError) as error:
+        raise HotsetError(f"{changes / CHANGES} cannot be read: {first_line(error)}") from error
     dense = {
         name.removeprefix(DENSE_PREFIX): tensor
         for name, tensor in tensors.items()
@@ -222,8 +225,8 @@ def apply_changes(
     if shapes != {name: tuple(tensor.shape) for name, tensor in dense.items()}:
         raise HotsetError(f"{changes} is damaged: its dense layers are not those that its model has")
     model.load_state_dict(dense)
-    tables = []
-    counts = []
+    tables: list[ServedTable] = []
+    counts: list[TableChanges] = []
     done = 0
     total = sum(table.num_rows for table in found.config.tables)
     progress("rows", done, total)
@@ -273,13 +276,6 @@ def _opened(folder: Path, name: str) -> tuple[ExportedModel, str, str | None]:
         manifest.hashed_path(entry)
     fingerprints = {each.get("name"): each.get("fingerprint") for each in manifest.inputs}
     return ExportedModel.read(folder), fingerprints.get("run") or "", fingerprints.get("since")
-
-
-def _tensors_of(changes: Path) -> dict[str, torch.Tensor]:
-    try:
-        return load((changes / CHANGES).read_bytes())
-    except (OSError, SafetensorError, ValueError) as error:
-        raise HotsetError(f"{changes / CHANGES} cannot be read: {first_line(error)}") from error
 
 
 def _served_table(state: Mapping[str, torch.Tensor], number: int) -> ServedTable:

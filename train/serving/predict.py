@@ -46,7 +46,9 @@ def batches_of(encoded: Iterable[EncodedSamples], batch_size: int) -> Iterator[B
     waiting: list[Batch] = []
     missing = batch_size
     for samples in encoded:
-        batch = _batch_of(samples)
+        bags = tuple(FeatureBags(*arrays) for arrays in samples.ids.lists.values())
+        dense_BK = torch.from_numpy(samples.dense)
+        batch = Batch(torch.zeros(samples.num_samples), dense_BK, samples.ids.matrix, None, False, bags)
         first = 0
         while batch.num_samples - first >= missing:
             yield join([*waiting, batch.cut(first, first + missing)])
@@ -58,12 +60,6 @@ def batches_of(encoded: Iterable[EncodedSamples], batch_size: int) -> Iterator[B
             missing -= batch.num_samples - first
     if waiting:
         yield join(waiting)
-
-
-def _batch_of(samples: EncodedSamples) -> Batch:
-    bags = tuple(FeatureBags(*arrays) for arrays in samples.ids.lists.values())
-    label_B = torch.zeros(samples.num_samples)
-    return Batch(label_B, torch.from_numpy(samples.dense), samples.ids.matrix, None, False, bags)
 
 
 _BLOCK_BYTES = 4 * MIB

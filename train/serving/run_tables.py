@@ -9,7 +9,7 @@ little: the command line builds its options from this module.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -163,22 +163,19 @@ def _tables(run: Path, config: RunConfig, folder: Manifest, schema: Schema) -> t
         ("dense features", config.num_dense),
     ]
     if found != wanted:
+        # The first table that differs, in words.
+        described = f"{len(found) - 1} tables, the run {len(wanted) - 1}"
+        for (name, size), (other, other_size) in zip(found, wanted, strict=False):
+            if (name, size) != (other, other_size):
+                described = f"{size} rows of {name}, the run {other_size} of {other}"
+                break
         raise ManifestError(
-            f"{folder.folder} is not the vocabulary of {run}: it has {_described(found, wanted)}",
-            hint=_OTHER_HINT,
+            f"{folder.folder} is not the vocabulary of {run}: it has {described}", hint=_OTHER_HINT
         )
     return tuple(
         EmbeddingTable(table.name, table.num_rows, 0, width.embedding_dim, table.is_multi_hot)
         for table, width in zip(own, config.tables, strict=True)
     )
-
-
-def _described(found: Sequence[tuple[str, int]], wanted: Sequence[tuple[str, int]]) -> str:
-    """The first table that differs, in words."""
-    for (name, size), (other, other_size) in zip(found, wanted, strict=False):
-        if (name, size) != (other, other_size):
-            return f"{size} rows of {name}, the run {other_size} of {other}"
-    return f"{len(found) - 1} tables, the run {len(wanted) - 1}"
 
 
 _TORCH = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

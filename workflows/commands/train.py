@@ -225,10 +225,6 @@ def _metric(name: str) -> _Show:
     return lambda summary: "-" if summary[name] is None else f"{summary[name]:.4f}"
 
 
-def _num_initialized(summary: dict[str, Any]) -> int:
-    return sum(table["made"] for table in summary["rows_by_table"].values())
-
-
 def _transfers(summary: dict[str, Any], name: str) -> str:
     """A figure of the transfers; - for placements without."""
     is_staged = summary["placement"] in ("lookahead", "cache")
@@ -255,7 +251,10 @@ _COSTS: tuple[tuple[str, _Show], ...] = (
     ("samples/s", lambda summary: f"{summary['samples_per_second']:,.0f}"),
     ("bytes to the fast tier", lambda summary: format_byte_size(summary["bytes_to_fast"])),
     ("bytes to the slow tier", lambda summary: format_byte_size(summary["bytes_to_slow"])),
-    ("rows initialized on first use", lambda summary: f"{_num_initialized(summary):,}"),
+    (
+        "rows initialized on first use",
+        lambda summary: f"{sum(table['made'] for table in summary['rows_by_table'].values()):,}",
+    ),
     ("batches that transfers run ahead", lambda summary: _transfers(summary, "prefetch")),
     ("transfers that ran less far ahead", lambda summary: _transfers(summary, "shortened")),
     ("batches that waited for rows", lambda summary: f"{summary['transfers']['stalls']:,}"),
