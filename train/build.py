@@ -65,7 +65,6 @@ def build_trainer(
     Args:
         order: order of batches to use instead of the placement's own.
         spill_folder: folder for rows beyond ``slow_bytes``; None: that of temporary files.
-        model_source: makes the module of a user; None imports the class that ``config.model`` names.
         start: rows to start with, and the steps that are done; what else the run has is restored by
             `checkpoints.resume`.
         tracks_changes: whether rows that steps change are marked, for checkpoints.

@@ -38,7 +38,8 @@ from .model.shapes import DcnShape, ModelInputs, shape_of_widths, tables_by_dim
 from .threads import WorkThreads
 
 ModelSource = Callable[..., nn.Module] | nn.Module
-"""The maker of a module: a class, a function, or a module as it is."""
+"""The maker of a user's module: a class, a function, or a module as it is. Where it may be None, the class
+that the config or the run names is imported."""
 _OURS = Path(__file__).resolve().parent
 
 
@@ -306,7 +307,6 @@ def build_model(
         config: which model.
         inputs: sizes of the log.
         seed: of the initial values.
-        model_source: makes the module of a user; None imports the class that ``config`` names.
         least_samples: samples of the smallest batch of the training to come, where there is one.
 
     Raises:

@@ -178,11 +178,8 @@ def load_model(
 
     Args:
         tables: those of the run, as the data to predict has them.
-        batch_size: samples that are predicted together.
-        device: of the dense layers, and of the rows where they fit in memory.
         threads: those of the dense layers; None: as many as trained.
-        slow_bytes: memory for embedding rows; if not all fit, those of some batches at a time are read from
-            the file of weights. None: as much as there is.
+        slow_bytes: memory for embedding rows, see `evaluate`.
         model_source: makes the module of a user; None imports the class that the run records.
 
     Raises:
@@ -275,7 +272,6 @@ def evaluate(
         device: where the model and its rows are.
         slow_bytes: memory for embedding rows; if not all fit, those of some batches at a time are read from
             the file of weights. None: as much as there is.
-        model_source: makes the module of a user; None imports the class that the run records.
         weights: weights to score in place of those of the run, of the same names and shapes.
         progress: called after each batch with the samples so far and their number in all.
 

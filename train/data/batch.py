@@ -274,10 +274,10 @@ class IdReader:
 
 @dataclass(frozen=True, slots=True)
 class BatchShares:
-    """The shares that one rank computes.
+    """The micro-batches that one rank computes.
 
     Raises:
-        ConfigError: the shares cannot be divided among the ranks, or a batch among the shares.
+        ConfigError: they cannot be divided among the ranks, or a batch among them.
     """
 
     batch_size: int
@@ -289,17 +289,17 @@ class BatchShares:
     """W."""
 
     def __post_init__(self) -> None:
-        # Each share of a whole batch has samples, so those of a short one are the first ones.
+        # Each micro-batch of a whole batch has samples, so those of a short one are the first ones.
         if self.num_shares > max(self.batch_size, 1):
             raise ConfigError(
-                f"a batch of {self.batch_size} samples cannot be cut into {self.num_shares} shares",
-                hint="preprocess with a larger --batch-size, or use fewer shares or ranks",
+                f"a batch of {self.batch_size} samples cannot be cut into {self.num_shares} micro-batches",
+                hint="preprocess with a larger --batch-size, or use fewer micro-batches or ranks",
             )
         per_rank, left = divmod(self.num_shares, self.num_ranks)
         is_subtree = self.num_ranks == 1 or (per_rank and not per_rank & (per_rank - 1))
         if left or not is_subtree:
             raise ConfigError(
-                f"{self.num_shares} shares cannot be divided among {self.num_ranks} ranks: each takes "
+                f"{self.num_shares} micro-batches cannot be divided among {self.num_ranks} ranks: each takes "
                 "1, 2, 4 or another power of two",
                 hint=f"--micro-batches {self.num_ranks} gives each rank one",
             )
@@ -322,7 +322,7 @@ class BatchShares:
         return batch.cut(*self.own_part(batch.num_samples))
 
     def bounds(self, num_samples: int) -> list[tuple[int, int]]:
-        """Return the first and the last-plus-one sample of each share that is not empty.
+        """Return the first and the last-plus-one sample of each micro-batch that is not empty.
 
         Args:
             num_samples: those of this rank, whose first one is sample 0 here.

@@ -196,7 +196,6 @@ def apply_changes(
         exported: whole export of the run that the changes begin with, or what this function wrote for it.
         changes: folder that `changes` wrote, rows of the same type.
         out: new folder; it has an ONNX model where ``exported`` has one.
-        model_source: makes the user's module of the run; None imports the class that the run records.
         progress: called with how many rows are ready, and that files are written.
 
     Raises:

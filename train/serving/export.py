@@ -384,7 +384,6 @@ def export_run(
         out: new folder.
         config: number type of the rows, and whether ONNX is wanted.
         vocabulary: folder that `preprocess` wrote, for a run that keeps no vocabulary.
-        model_source: makes the user's module of the run; None imports the class that the run records.
         progress: called with how many rows are ready, and that files are written.
 
     Raises:

@@ -461,7 +461,7 @@ def test_a_loop_of_ones_own_is_started_by_itself(tmp_path: Path, monkeypatch: py
 @follows("train/data/batch.py::BatchShares.__post_init__")
 def test_a_batch_has_a_sample_for_each_share() -> None:
     hint = hint_of(lambda: BatchShares(3, 4))
-    assert hint == "preprocess with a larger --batch-size, or use fewer shares or ranks"
+    assert hint == "preprocess with a larger --batch-size, or use fewer micro-batches or ranks"
     BatchShares(4, 4)
     BatchShares(3, 3)
 

@@ -73,11 +73,13 @@ def test_a_batch_of_one_share_is_taken_whole() -> None:
 
 @pytest.mark.parametrize(("num_shares", "num_ranks"), [(3, 2), (6, 2), (12, 4), (1, 2)])
 def test_shares_that_are_no_subtree_of_a_rank_are_refused(num_shares: int, num_ranks: int) -> None:
-    with pytest.raises(ConfigError, match=f"{num_shares} shares cannot be divided among {num_ranks} ranks"):
+    with pytest.raises(
+        ConfigError, match=f"{num_shares} micro-batches cannot be divided among {num_ranks} ranks"
+    ):
         BatchShares(100, num_shares, 0, num_ranks)
 
 
 def test_a_batch_is_cut_into_no_more_shares_than_it_has_samples() -> None:
     BatchShares(6, 6, 1, 3)
-    with pytest.raises(ConfigError, match="a batch of 5 samples cannot be cut into 6 shares"):
+    with pytest.raises(ConfigError, match="a batch of 5 samples cannot be cut into 6 micro-batches"):
         BatchShares(5, 6, 1, 3)

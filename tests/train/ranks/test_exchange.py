@@ -92,7 +92,7 @@ def test_a_row_is_owned_by_the_rank_that_uses_it_in_most_steps(
 
 def test_batches_that_cannot_be_cut_are_refused(tmp_path: Path) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards", ShardSpec()))
-    with pytest.raises(ConfigError, match="6 shares cannot be divided among 4 ranks"):
+    with pytest.raises(ConfigError, match="6 micro-batches cannot be divided among 4 ranks"):
         choose_owners(shards, [0], 4, 6)
     with pytest.raises(ConfigError, match="want 1 to 64 ranks, got 65"):
         choose_owners(shards, [0], 65, 65)
