@@ -192,9 +192,8 @@ class Embeddings(nn.Module):
         config = TrainConfig(placement=placement, device=device, **settings)
         config = replace(config, recipe=replace(config.recipe, embedding_decay=decay))
         shards = Shards.open(Path(data))
-        if config.hot_bytes is not None:
-            optimizer = config.row_optimizer(shards.embedding_optimizer)
-            shards = with_hot_bytes(shards, config.hot_bytes, optimizer)
+        optimizer = config.row_optimizer(shards.embedding_optimizer)
+        shards = with_hot_bytes(shards, config.hot_bytes, optimizer)
         self._config = resolve(shards, config)
         self._tables = shards.tables
         self._inputs = ModelInputs.of(shards)

@@ -231,8 +231,7 @@ def prepare_run(
         refuse_missing_folder(options.slow_dir)
     # The shards first: what the settings leave open follows from them.
     opened = Shards.open(shards)
-    if config.hot_bytes is not None:
-        opened = with_hot_bytes(opened, config.hot_bytes, config.row_optimizer(opened.embedding_optimizer))
+    opened = with_hot_bytes(opened, config.hot_bytes, config.row_optimizer(opened.embedding_optimizer))
     opened.refuse_damage()
     threads = set_threads(config.threads)
     replay = options.replay

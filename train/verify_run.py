@@ -178,10 +178,8 @@ def faults_against_shards(
     if opened.manifest.fingerprint != config.get("shards"):
         yield f"{opened.manifest.folder} is not what {run} was trained on: its fingerprint is another"
         return
-    if settings.hot_bytes is not None:
-        opened = with_hot_bytes(
-            opened, settings.hot_bytes, settings.row_optimizer(opened.embedding_optimizer)
-        )
+    optimizer = settings.row_optimizer(opened.embedding_optimizer)
+    opened = with_hot_bytes(opened, settings.hot_bytes, optimizer)
     opened.refuse_damage()
     summary = read_object(run / SUMMARY)
     yield from _faults_of_batches(run, opened, settings, summary, is_replay=bool(config.get("is_replay")))

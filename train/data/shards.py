@@ -325,8 +325,8 @@ class Shards:
         )
 
 
-def with_hot_bytes(shards: Shards, hot_bytes: int, embedding_optimizer: str) -> Shards:
-    """Return the same shards with the hot rows that fit in ``hot_bytes``.
+def with_hot_bytes(shards: Shards, hot_bytes: int | None, embedding_optimizer: str) -> Shards:
+    """Return the same shards with the hot rows that fit in ``hot_bytes``; None leaves them as they are.
 
     A row counts with its optimizer state.
 
@@ -334,6 +334,8 @@ def with_hot_bytes(shards: Shards, hot_bytes: int, embedding_optimizer: str) -> 
         ConfigError: the shards are grouped by the budget they were made with, or their folder has no
             vocabulary.
     """
+    if hot_bytes is None:
+        return shards
     if shards.is_grouped:
         raise ConfigError(
             f"the batches of {shards.manifest.folder} are grouped by the budget they were packed with",

@@ -11,7 +11,6 @@ times the file is read.
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,32 +53,18 @@ def _unfinished(run: Path, lacking: str) -> HotsetError:
     return HotsetError(f"{run} {state}", hint=RUN_HINT)
 
 
-def _plain_file(path: Path) -> Path:
-    """Return ``path``; raise HotsetError unless it is a plain file.
-
-    Opening a pipe waits forever.
-    """
-    try:
-        is_plain = stat.S_ISREG(path.stat().st_mode)
-    except OSError as error:
-        raise HotsetError(f"{path} cannot be read: {error.strerror}", hint=RUN_HINT) from error
-    if not is_plain:
-        raise HotsetError(f"{path} cannot be read: it is not a plain file", hint=RUN_HINT)
-    return path
-
-
 def read_weights(run: Path) -> Weights:
     """Return every tensor of a run by name, read on access.
 
     Raises:
         HotsetError: the file is missing or damaged, or holds other values than float32.
     """
-    return open_weights(_plain_file(run / WEIGHTS))
+    return open_weights(run / WEIGHTS, RUN_HINT)
 
 
 def read_states(run: Path) -> Weights:
     """The optimizer states of a run by name; raises HotsetError as `read_weights`."""
-    return open_weights(_plain_file(run / STATES))
+    return open_weights(run / STATES, RUN_HINT)
 
 
 def read_manifest(run: Path, checked: tuple[str, ...] = ()) -> Manifest:

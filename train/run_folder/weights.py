@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -79,10 +80,14 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Not to wait for the writer of a pipe.
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         weakref.finalize(self, os.close, self._descriptor)
+        status = os.fstat(self._descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is not a plain file")
         # The length of the header is bounded before it is read: the file may be anything.
-        num_bytes = os.fstat(self._descriptor).st_size
+        num_bytes = status.st_size
         length = int.from_bytes(self._read_at(0, _LENGTH_BYTES).tobytes(), "little")
         if length > min(num_bytes - _LENGTH_BYTES, _MOST_HEADER_BYTES):
             raise ValueError(f"its header of {length} bytes does not fit")
@@ -287,7 +292,7 @@ def _type_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def open_weights(path: Path) -> Weights:
+def open_weights(path: Path, hint: str | None = None) -> Weights:
     """Return the tensors of a file; each is read when it is used.
 
     Raises:
@@ -299,7 +304,8 @@ def open_weights(path: Path) -> Weights:
             if dtype != np.float32 and not name.startswith(DENSE_PREFIX):
                 raise ValueError(f"{name} holds {TYPE_NAMES[dtype.name]}, want F32")
     except (OSError, ValueError, RecursionError) as error:
-        raise HotsetError(f"{path} cannot be read: {first_line(error)}") from error
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise HotsetError(f"{path} cannot be read: {reason}", hint=hint) from error
 
     # Nothing is read before it is used: a table may be larger than the memory.
     def tensor_of(name: str) -> torch.Tensor:
