@@ -229,7 +229,7 @@ def test_what_is_not_there_is_refused(listed_data: Path, tmp_path: Path) -> None
         shards.counts("sites")
     assert refused.value.hint == "did you mean 'site'?"
     shutil.copytree(listed_data / "shards", tmp_path / "shards")
-    with pytest.raises(hotset.HotsetError, match="has no vocabulary beside it"):
+    with pytest.raises(hotset.HotsetError, match="has no vocabulary next to it"):
         hotset.Shards(tmp_path).counts("site")
 
 

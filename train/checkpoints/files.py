@@ -307,10 +307,9 @@ _PART = {"tables": "int32", "ids": "int32", "weights": "float32", "state": "floa
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Read all tensors of a file; raises HotsetError where it is damaged."""
     try:
-        file = TensorFile(path)
+        return dict(TensorFile(path))
     except (OSError, ValueError, RecursionError) as error:
         raise HotsetError(f"{path} is damaged: {first_line(error)}") from error
-    return {name: torch.from_numpy(file.array(name)) for name in file.shapes}
 
 
 def write_part(path: Path, part: RowsPart) -> tuple[int, str]:
@@ -326,7 +325,7 @@ def read_part(path: Path, sizes: TableSizes) -> RowsPart:
     """
     try:
         file = TensorFile(path)
-        found = {name: dtype.name for name, dtype in file.dtypes.items()}
+        found = {name: dtype.name for name, dtype in file.types.items()}
         if found != _PART:
             raise ValueError(f"it holds {found}")
         part = RowsPart(*map(file.array, _PART))

@@ -70,8 +70,96 @@ def _header_of(described: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-class TensorFile:
-    """An open file of tensors, whose header was checked against its size.
+TableParts = Callable[[], Iterator[torch.Tensor]]
+"""Yields the rows of a table in id order, in parts."""
+
+
+class Weights(Mapping[str, torch.Tensor]):
+    """Host tensors by name, each built on access.
+
+    Args:
+        shapes: shape of each tensor.
+        tensor_of: builds one; None where a subclass does.
+        parts_of: builds one in parts of its first dimension, for those that are larger than memory.
+        dtypes: type of those that are not float32: buffers of dense layers.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        tensor_of: Callable[[str], torch.Tensor] | None = None,
+        parts_of: Callable[[str], Iterator[torch.Tensor]] | None = None,
+        dtypes: Mapping[str, torch.dtype] | None = None,
+    ) -> None:
+        self.shapes = shapes
+        self._dtypes = dtypes or {}
+        self._tensor_of = tensor_of
+        self._parts_of = parts_of
+
+    def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
+        """Return some rows of a tensor, from the first to before the last."""
+        return self[name][first:stop]
+
+    def parts(self, name: str) -> Iterator[torch.Tensor]:
+        """Yield one tensor in parts, which together have its shape."""
+        if self._parts_of is None:
+            yield self[name]
+        else:
+            yield from self._parts_of(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the type of the numbers of a tensor."""
+        return self._dtypes.get(name, torch.float32)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors, without the header."""
+        return sum(self.dtype(name).itemsize * math.prod(shape) for name, shape in self.shapes.items())
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, torch.Tensor]) -> Weights:
+        """Wrap tensors that exist already."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        return cls(shapes, tensors.__getitem__, dtypes=dtypes_of(tensors))
+
+    @classmethod
+    def of_run(
+        cls, dense: Mapping[str, torch.Tensor], tables: Mapping[str, tuple[tuple[int, int], TableParts]]
+    ) -> Weights:
+        """Name the dense tensors and tables of a run; tables are read in parts while they are written.
+
+        Args:
+            dense: on any device.
+            tables: shape of each table, and what yields its rows in id order.
+        """
+        shapes = {name: tuple(tensor.shape) for name, tensor in dense.items()}
+
+        def parts_of(name: str) -> Iterator[torch.Tensor]:
+            return iter([dense[name].cpu()]) if name in dense else tables[name][1]()
+
+        # A table in one part is not copied.
+        def tensor_of(name: str) -> torch.Tensor:
+            first, *others = parts_of(name)
+            return torch.cat([first, *others]) if others else first
+
+        own = {name: shape for name, (shape, _) in tables.items()}
+        return cls(shapes | own, tensor_of, parts_of, dtypes=dtypes_of(dense))
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self.shapes:
+            raise KeyError(name)
+        assert self._tensor_of is not None, "a file reads its own"
+        return self._tensor_of(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+class TensorFile(Weights):
+    """An open file of tensors, whose header was checked against its size; each is read when it is used.
 
     Raises:
         OSError: it cannot be read.
@@ -93,16 +181,27 @@ class TensorFile:
             raise ValueError(f"its header of {length} bytes does not fit")
         text = self._read_at(_LENGTH_BYTES, length).tobytes()
         self._first_byte = _LENGTH_BYTES + length
-        self._starts, self.shapes, self.dtypes = _read_header(text, num_bytes - self._first_byte)
+        self._starts, shapes, self.types = _read_header(text, num_bytes - self._first_byte)
+        dtypes = {name: getattr(torch, dtype.name) for name, dtype in self.types.items()}
+        super().__init__(shapes, dtypes=dtypes)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return torch.from_numpy(self.array(name))
 
     def array(self, name: str) -> NDArray[Any]:
         """Read a tensor; raises HotsetError where the file was cut short meanwhile."""
         shape = self.shapes[name]
-        return self.values(name, 0, math.prod(shape)).reshape(shape)
+        return self._values(name, 0, math.prod(shape)).reshape(shape)
 
-    def values(self, name: str, first: int, count: int) -> NDArray[Any]:
-        """Read some values of a tensor, which are in its bounds, as `array` does."""
-        dtype = self.dtypes[name]
+    def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
+        num_rows, *rest = self.shapes[name]
+        first, stop, _ = slice(first, stop).indices(num_rows)
+        row_size = math.prod(rest)
+        values = self._values(name, first * row_size, max(stop - first, 0) * row_size)
+        return torch.from_numpy(values.reshape(-1, *rest) if row_size else values.reshape(0, *rest))
+
+    def _values(self, name: str, first: int, count: int) -> NDArray[Any]:
+        dtype = self.types[name]
         position = self._first_byte + self._starts[name] + dtype.itemsize * first
         try:
             found = self._read_at(position, dtype.itemsize * count)
@@ -183,96 +282,6 @@ def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-TableParts = Callable[[], Iterator[torch.Tensor]]
-"""Yields the rows of a table in id order, in parts."""
-
-
-class Weights(Mapping[str, torch.Tensor]):
-    """Host tensors by name, each built on access.
-
-    Args:
-        shapes: shape of each tensor.
-        tensor_of: builds one.
-        parts_of: builds one in parts of its first dimension, for those that are larger than memory.
-        rows_of: builds some rows of one, from the first to before the last.
-        dtypes: type of those that are not float32: buffers of dense layers.
-    """
-
-    def __init__(
-        self,
-        shapes: Mapping[str, tuple[int, ...]],
-        tensor_of: Callable[[str], torch.Tensor],
-        parts_of: Callable[[str], Iterator[torch.Tensor]] | None = None,
-        rows_of: Callable[[str, int, int], torch.Tensor] | None = None,
-        dtypes: Mapping[str, torch.dtype] | None = None,
-    ) -> None:
-        self.shapes = shapes
-        self._dtypes = dtypes or {}
-        self._tensor_of = tensor_of
-        self._parts_of = parts_of
-        self._rows_of = rows_of
-
-    def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
-        """Return some rows of a tensor."""
-        return self[name][first:stop] if self._rows_of is None else self._rows_of(name, first, stop)
-
-    def parts(self, name: str) -> Iterator[torch.Tensor]:
-        """Yield one tensor in parts, which together have its shape."""
-        if self._parts_of is None:
-            yield self[name]
-        else:
-            yield from self._parts_of(name)
-
-    def dtype(self, name: str) -> torch.dtype:
-        """Return the type of the numbers of a tensor."""
-        return self._dtypes.get(name, torch.float32)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors, without the header."""
-        return sum(self.dtype(name).itemsize * math.prod(shape) for name, shape in self.shapes.items())
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, torch.Tensor]) -> Weights:
-        """Wrap tensors that exist already."""
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        return cls(shapes, tensors.__getitem__, dtypes=dtypes_of(tensors))
-
-    @classmethod
-    def of_run(
-        cls, dense: Mapping[str, torch.Tensor], tables: Mapping[str, tuple[tuple[int, int], TableParts]]
-    ) -> Weights:
-        """Name the dense tensors and tables of a run; tables are read in parts while they are written.
-
-        Args:
-            dense: on any device.
-            tables: shape of each table, and what yields its rows in id order.
-        """
-        shapes = {name: tuple(tensor.shape) for name, tensor in dense.items()}
-
-        def parts_of(name: str) -> Iterator[torch.Tensor]:
-            return iter([dense[name].cpu()]) if name in dense else tables[name][1]()
-
-        # A table in one part is not copied.
-        def tensor_of(name: str) -> torch.Tensor:
-            first, *others = parts_of(name)
-            return torch.cat([first, *others]) if others else first
-
-        own = {name: shape for name, (shape, _) in tables.items()}
-        return cls(shapes | own, tensor_of, parts_of, dtypes=dtypes_of(dense))
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self.shapes:
-            raise KeyError(name)
-        return self._tensor_of(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
-
-    def __len__(self) -> int:
-        return len(self.shapes)
-
-
 def dtypes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.dtype]:
     """Return the types of those tensors that are not float32.
 
@@ -300,26 +309,13 @@ def open_weights(path: Path, hint: str | None = None) -> Weights:
     """
     try:
         file = TensorFile(path)
-        for name, dtype in file.dtypes.items():
+        for name, dtype in file.types.items():
             if dtype != np.float32 and not name.startswith(DENSE_PREFIX):
                 raise ValueError(f"{name} holds {TYPE_NAMES[dtype.name]}, want F32")
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
         raise HotsetError(f"{path} cannot be read: {reason}", hint=hint) from error
-
-    # Nothing is read before it is used: a table may be larger than the memory.
-    def tensor_of(name: str) -> torch.Tensor:
-        return torch.from_numpy(file.array(name))
-
-    def rows_of(name: str, first: int, stop: int) -> torch.Tensor:
-        num_rows, *rest = file.shapes[name]
-        first, stop, _ = slice(first, stop).indices(num_rows)
-        row_size = math.prod(rest)
-        values = file.values(name, first * row_size, max(stop - first, 0) * row_size)
-        return torch.from_numpy(values.reshape(-1, *rest) if row_size else values.reshape(0, *rest))
-
-    dtypes = {name: getattr(torch, dtype.name) for name, dtype in file.dtypes.items()}
-    return Weights(file.shapes, tensor_of, rows_of=rows_of, dtypes=dtypes)
+    return file
 
 
 def write_weights(path: Path, weights: Weights) -> None:

@@ -150,11 +150,13 @@ def test_a_run_on_other_shards(shell: Shell) -> None:
     shell.works("evaluate", "run", "data")
 
 
-@follows("train/run_folder/reader.py::_plain_file _plain_file#2 train/run_config.py::RunConfig.read")
+@follows("train/run_folder/weights.py::open_weights train/run_config.py::RunConfig.read")
 def test_files_of_a_run(shell: Shell) -> None:
     wanted = "give the folder that a finished training run wrote (its --out)"
-    assert hint_of(lambda: reader._plain_file(Path("run/nothing"))) == wanted
-    assert hint_of(lambda: reader._plain_file(Path("run"))) == wanted
+    assert hint_of(lambda: reader.read_weights(Path("run/nothing"))) == wanted
+    Path("run/nothing/weights.safetensors").mkdir(parents=True)
+    assert hint_of(lambda: reader.read_weights(Path("run/nothing"))) == wanted
+    shutil.rmtree("run/nothing")
     assert hint_of(lambda: RunConfig.read({}, "config.json")) == wanted
     shell.works("evaluate", "run", "data")
 
