@@ -397,7 +397,7 @@ def test_a_class_made_inside_a_program_is_given_from_python(shell: Shell) -> Non
     hotset.evaluate("new", "data", model=Inner)
 
 
-@follows("train/fit.py::_with_settings FittedRun.table")
+@follows("train/fit.py::_refuse_unknown FittedRun.table")
 def test_settings_and_tables_are_named_in_python(shell: Shell) -> None:
     hint = hint_of(lambda: hotset.fit("data", "new", threads=1, epoch=1))
     assert hint == "did you mean 'epochs'?"
@@ -406,7 +406,7 @@ def test_settings_and_tables_are_named_in_python(shell: Shell) -> None:
     run.table(hint.split("'")[1])
 
 
-@follows("train/fit.py::Shards.batches Shards.counts _config_of workflows/library.py::_with_settings")
+@follows("train/fit.py::Shards.batches Shards.counts workflows/library.py::_with_settings")
 def test_names_that_were_meant_are_taken_from_python(shell: Shell) -> None:
     shards = hotset.Shards("data")
     kind: Any = "hotonly"
@@ -488,7 +488,7 @@ def test_all_ranks_get_the_same_options() -> None:
     run_thread_ranks(2, lambda ranks: check_equal_plans(ranks, plans[0]))
 
 
-@follows("train/build_embeddings.py::_refuse_rows_in_a_file")
+@follows("train/build_embeddings.py::resolve")
 def test_an_option_of_one_process_is_left_out(tmp_path: Path) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards"))
     hint = hint_of(lambda: resolve(shards, TrainConfig(slow_bytes=ByteSize(1000)), 2))
@@ -496,7 +496,7 @@ def test_an_option_of_one_process_is_left_out(tmp_path: Path) -> None:
     assert resolve(shards, TrainConfig(), 2).micro_batches == 2
 
 
-@follows("train/build_embeddings.py::resolve")
+@follows("train/build_embeddings.py::resolve#2")
 def test_ranks_compute_on_the_cpu(tmp_path: Path) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards"))
     hint = hint_of(lambda: resolve(shards, TrainConfig(device="cuda"), 2))
