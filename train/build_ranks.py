@@ -26,7 +26,7 @@ from .loop import Trainer
 from .model.shapes import tables_by_dim
 from .placements.placements import build_placements
 from .ranks.embeddings import RankedEmbeddings, RankedGroup
-from .ranks.exchange import ExchangeReader, HeldRows, choose_owners
+from .ranks.exchange import HeldRows, choose_owners
 from .ranks.messages import CodedExchange, Kind
 from .ranks.ranks import (
     FINGERPRINT_BYTES,
@@ -66,15 +66,9 @@ def build_ranked_embeddings(
     groups = []
     for group in _lay_out_own_rows(shards, config, tools, optimizer, held):
         # Each table group reads the ids of all ranks and holds the rows of this one.
-        reader = IdReader(shards.tables, group.tables)
         kept = {each.name: getattr(group, each.name) for each in fields(TableGroup) if each.init}
-        kept["reader"] = reader
-        groups.append(
-            RankedGroup(
-                **kept,
-                exchange=ExchangeReader(reader, held[group.embedding_dim], ranks.num_ranks),
-            )
-        )
+        kept["reader"] = IdReader(shards.tables, group.tables)
+        groups.append(RankedGroup(**kept, held=held[group.embedding_dim]))
     embeddings = RankedEmbeddings(shards.tables, groups, ranks, tools.shares, optimizer, tools.threads, coded)
     attach_movers(embeddings, config, tools)
     embeddings.initialize()

@@ -13,11 +13,12 @@ The loop reads the vectors of a step after the previous update of their row, so 
 value. All ranks make the same exchanges in the same order. For evaluation and weights, rank 0 gathers the
 rows of a table from all ranks, a part at a time, in the order of their ids.
 """
+# ruff: noqa: N815  (arrays carry shape suffixes)
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -25,8 +26,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB
-from ...stats.exchange import ranks_of_samples
-from ..data.batch import Batch, BatchShares, EmbeddingTable, join
+from ...stats.exchange import StepRows, rank_masks, ranks_of_samples
+from ..data.batch import Batch, BatchIds, BatchShares, EmbeddingTable, join
 from ..rows.backends import NumbaRows
 from ..rows.embeddings import Embeddings
 from ..rows.kernels import copy_rows
@@ -34,7 +35,7 @@ from ..rows.optimizers import RowOptimizer
 from ..rows.step_plan import ColdRows, GroupStep, PlannedStep, StepPlan
 from ..rows.table_group import TableGroup
 from ..threads import WorkThreads
-from .exchange import ExchangeReader, GroupExchange, served_ids
+from .exchange import GroupExchange, HeldRows, keys_of, plan_exchange, ranks_of_lookups
 from .messages import EXACT, CodedExchange, GroupLayout, Kind, RowMessages, sum_over_ranks
 from .ranks import NotFiniteRowError, Ranks, sent_to_first
 
@@ -46,7 +47,13 @@ class RankedGroup(TableGroup):
     ``reader`` reads all of its lookups.
     """
 
-    exchange: ExchangeReader
+    held: HeldRows
+    is_used_K: NDArray[np.bool_] = field(init=False)
+    """(num_keys,); whether a step that was read has used each row, so that its owner sends its value."""
+
+    def __post_init__(self) -> None:
+        TableGroup.__post_init__(self)
+        self.is_used_K = np.zeros(self.held.owners_K.size, np.bool_)
 
     def read(self, batch: Batch) -> GroupStep:
         """Return the rows that a training step serves, each once, and what crosses."""
@@ -66,19 +73,30 @@ class RankedGroup(TableGroup):
 
     def _read(self, batch: Batch, own: Batch, ranks_B: NDArray[np.uint8], *, is_training: bool) -> GroupStep:
         # Every rank reads its part of the samples, and those of the others, too.
-        own_ids = self.reader.read(own)
-        served, exchange = self.exchange.read(
-            self.reader.read(batch), ranks_B, own_ids, is_training=is_training
-        )
-        return GroupStep(served_ids(served), served, exchange)
+        ids, own_ids = self.reader.read(batch), self.reader.read(own)
+        lookups = self.reader.by_row(ids)
+        keys_U = keys_of(lookups, self.held.first_key_F1)
+        # In evaluation every row comes from its owner.
+        is_first_U = np.zeros(keys_U.size, np.bool_)
+        if is_training:
+            is_first_U = ~self.is_used_K[keys_U]
+            self.is_used_K[keys_U] = True
+        num_ranks = self.shares.num_ranks
+        masks_U = rank_masks(lookups, ranks_of_lookups(ranks_B, ids), num_ranks)
+        step = StepRows(keys_U, masks_U, self.held.owners_K[keys_U], is_first_U)
+        own_lookups = self.reader.by_row(own_ids)
+        exchange = plan_exchange(step, self.held, num_ranks, own_ids, own_lookups, is_training=is_training)
+        # Served rows are the lookups of so many samples of one feature.
+        served = self.held.served(keys_U)
+        return GroupStep(BatchIds(served.rows_U, None, served.num_rows, 1), served, exchange)
 
     def _ranks_of(self, batch: Batch) -> NDArray[np.uint8]:
         shares = self.shares
         return ranks_of_samples(batch.num_samples, shares.batch_size, shares.num_shares, shares.num_ranks)
 
     def cold_rows(self, batch: Batch) -> ColdRows:
-        keys_U = self.exchange.keys(self.reader.by_row(self.reader.read(batch)))
-        return self.placement.cold_rows(self.exchange.held.served_of(keys_U))
+        lookups = self.reader.by_row(self.reader.read(batch))
+        return self.placement.cold_rows(self.held.served(keys_of(lookups, self.held.first_key_F1)))
 
 
 _FLOAT_BYTES = 4
@@ -135,7 +153,7 @@ class RankedEmbeddings(Embeddings):
         layout = [
             GroupLayout(
                 group.embedding_dim,
-                group.exchange.held.first_key_F1,
+                group.held.first_key_F1,
                 tuple(tables[table].name for table in group.tables),
             )
             for group in groups
@@ -267,9 +285,9 @@ class RankedEmbeddings(Embeddings):
             return np.ones(0, np.bool_), ids_N
         # By number over all tables of the group: where each row lives, and its number there.
         group, positions_N = self._positions(tables_N)
-        held = group.exchange.held
+        held = group.held
         keys_N = held.keys(positions_N, ids_N.astype(np.int64))
-        group.exchange.mark_used(keys_N)
+        group.is_used_K[keys_N] = True
         is_held_N = held.owners_K[keys_N] == held.rank
         local_N = held.local_ids(positions_N[is_held_N], keys_N[is_held_N])
         return is_held_N, local_N.astype(np.int32)
@@ -277,7 +295,7 @@ class RankedEmbeddings(Embeddings):
     def shard_ids(self, tables_N: NDArray[np.int32], ids_N: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return the ids that rows of this rank have in the shards."""
         group, positions_N = self._positions(tables_N)
-        return group.exchange.held.ids.of(positions_N, ids_N.astype(np.int64)).astype(np.int32)
+        return group.held.ids.of(positions_N, ids_N.astype(np.int64)).astype(np.int32)
 
     def _positions(self, tables_N: NDArray[np.int32]) -> tuple[RankedGroup, NDArray[np.int64]]:
         """Return the table group of rows, and the positions of their tables.
@@ -304,7 +322,7 @@ class RankedEmbeddings(Embeddings):
         if num_rows * dim == 0:
             yield torch.empty(num_rows, dim)
             return
-        held = group.exchange.held
+        held = group.held
         ids = held.ids.of_table(position)
         first_key = int(held.first_key_F1[position])
         most = max(_SLICE_BYTES // (_FLOAT_BYTES * dim), 1)

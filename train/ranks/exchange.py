@@ -51,14 +51,14 @@ _RANGE_BYTES = 256 << 20
 _COUNT_BYTES = 4
 
 
-def _keys_of(lookups: LookupsByRow, first_key_F1: NDArray[np.int64]) -> NDArray[np.int32]:
+def keys_of(lookups: LookupsByRow, first_key_F1: NDArray[np.int64]) -> NDArray[np.int32]:
     """Return the keys of the distinct rows of a batch, (num_rows,), ascending."""
     firsts = np.repeat(first_key_F1[:-1], np.diff(lookups.first_F1))
     keys_U: NDArray[np.int32] = (lookups.rows_U + firsts).astype(np.int32)
     return keys_U
 
 
-def _ranks_of(ranks_B: NDArray[np.uint8], ids: BatchIds) -> NDArray[np.uint8]:
+def ranks_of_lookups(ranks_B: NDArray[np.uint8], ids: BatchIds) -> NDArray[np.uint8]:
     """Return the rank of each lookup's sample, (num_lookups,)."""
     # A sample has one lookup of each feature, or each lookup names its bag.
     if ids.bags_N is None:
@@ -105,8 +105,8 @@ def choose_owners(
             ids = reader.read(shards.training_batch(number))
             lookups = reader.by_row(ids)
             ranks_B = ranks_of_samples(ids.num_samples, shards.batch_size, num_shares, num_ranks)
-            masks_U = rank_masks(lookups, _ranks_of(ranks_B, ids), num_ranks)
-            count_uses(_keys_of(lookups, first_key_F1), masks_U, first, uses_KW)
+            masks_U = rank_masks(lookups, ranks_of_lookups(ranks_B, ids), num_ranks)
+            count_uses(keys_of(lookups, first_key_F1), masks_U, first, uses_KW)
         owners.append(owners_by_use(uses_KW, rows_of_ranks, first))
     return np.concatenate(owners)
 
@@ -157,12 +157,9 @@ class HeldRows:
         """Return the numbers that rows of this rank have in their tables here."""
         return self._number_K[keys_N] - self.ids.first_F1[tables_N]
 
-    def served(self, keys_S: NDArray[np.int32]) -> LookupsByRow:
-        """Return one lookup of each of some rows of this rank, in its tables.
-
-        Args:
-            keys_S: (num_served,), ascending.
-        """
+    def served(self, keys_U: NDArray[np.int32]) -> LookupsByRow:
+        """Return one lookup of each of those rows, ascending, that this rank owns; in its tables."""
+        keys_S = keys_U[self.owners_K[keys_U] == self.rank]
         # Keys ascend, so those of a table are contiguous, and its first local number is taken from each.
         first_F1 = np.searchsorted(keys_S, self.first_key_F1)
         firsts = np.repeat(self.ids.first_F1[:-1], np.diff(first_F1))
@@ -170,10 +167,6 @@ class HeldRows:
         numbers = np.arange(keys_S.size + 1, dtype=np.int32)
         rows = (self._number_K[keys_S] - firsts).astype(np.int32)
         return LookupsByRow(numbers[:-1], rows, numbers, first_F1.astype(np.int64))
-
-    def served_of(self, keys_U: NDArray[np.int32]) -> LookupsByRow:
-        """Return the same of those among some rows, ascending, that this rank owns."""
-        return self.served(keys_U[self.owners_K[keys_U] == self.rank])
 
 
 class Exchange(NamedTuple):
@@ -208,79 +201,44 @@ class GroupExchange:
     there is none."""
 
 
-class ExchangeReader:
-    """Makes the lists of a rank for one table group."""
-
-    def __init__(self, reader: IdReader, held: HeldRows, num_ranks: int) -> None:
-        self.reader = reader
-        self.held = held
-        self._num_ranks = num_ranks
-        self._is_used_K = np.zeros(held.owners_K.size, np.bool_)
-        """Whether a step that was read has used each row."""
-
-    def mark_used(self, keys_N: NDArray[np.int64]) -> None:
-        """Mark rows as used before; their owners send their values."""
-        self._is_used_K[keys_N] = True
-
-    def read(
-        self, ids: BatchIds, ranks_B: NDArray[np.uint8], own: BatchIds, *, is_training: bool
-    ) -> tuple[LookupsByRow, GroupExchange]:
-        """Return the rows served in the next step, and what crosses.
-
-        Args:
-            ids: lookups of all ranks.
-            ranks_B: the rank of each sample.
-            own: lookups of this rank.
-            is_training: whether rows count as used from then on; else every row comes from its owner.
-        """
-        # The distinct rows of the step, and the ranks that use each.
-        held = self.held
-        lookups = self.reader.by_row(ids)
-        keys_U = self.keys(lookups)
-        is_first_U = np.zeros(keys_U.size, np.bool_)
-        if is_training:
-            is_first_U = ~self._is_used_K[keys_U]
-            self._is_used_K[keys_U] = True
-        masks_U = rank_masks(lookups, _ranks_of(ranks_B, ids), self._num_ranks)
-        step = StepRows(keys_U, masks_U, held.owners_K[keys_U], is_first_U)
-        messages = list_messages(step, held.rank, self._num_ranks)
-
-        # Positions among the rows of the step become positions among own and served ones.
-        is_served_U = step.owners_U == held.rank
-        is_own_U = (masks_U >> masks_U.dtype.type(held.rank) & 1).astype(np.bool_)
-        served_U = (np.cumsum(is_served_U) - 1).astype(np.int32)
-        own_U = (np.cumsum(is_own_U) - 1).astype(np.int32)
-        kept = np.flatnonzero(is_own_U & is_served_U)
-        # An initial value follows from the row's table and id.
-        made = np.flatnonzero(is_own_U & is_first_U & ~is_served_U)
-        tables_M = np.searchsorted(held.first_key_F1, keys_U[made], side="right") - 1
-        exchange = GroupExchange(
-            own_ids=own,
-            own_lookups=self.reader.by_row(own),
-            is_training=is_training,
-            vectors=Exchange(
-                _crossing(messages.vectors_out, keys_U, served_U),
-                _crossing(messages.vectors_in, keys_U, own_U),
-            ),
-            gradients=Exchange(
-                _crossing(messages.gradients_out, keys_U, own_U),
-                _crossing(messages.gradients_in, keys_U, served_U),
-            ),
-            kept=(own_U[kept].astype(np.int64), served_U[kept].astype(np.int64)),
-            made=own_U[made].astype(np.int64),
-            made_rows=(tables_M, keys_U[made] - held.first_key_F1[tables_M]),
-            partials_SW=_partials(messages.gradients_in, is_served_U, kept, held.rank),
-        )
-        return held.served(keys_U[is_served_U]), exchange
-
-    def keys(self, lookups: LookupsByRow) -> NDArray[np.int32]:
-        """Return the keys of the distinct rows of a batch, (num_rows,), ascending."""
-        return _keys_of(lookups, self.held.first_key_F1)
-
-
-def served_ids(served: LookupsByRow) -> BatchIds:
-    """Return served rows as the lookups of so many samples of one feature."""
-    return BatchIds(served.rows_U, None, served.num_rows, 1)
+def plan_exchange(
+    step: StepRows,
+    held: HeldRows,
+    num_ranks: int,
+    own: BatchIds,
+    own_lookups: LookupsByRow,
+    *,
+    is_training: bool,
+) -> GroupExchange:
+    """Return what crosses in a step, of whose lookups this rank has ``own``."""
+    keys_U, masks_U = step.rows_U, step.masks_U
+    messages = list_messages(step, held.rank, num_ranks)
+    # Positions among the rows of the step become positions among own and served ones.
+    is_served_U = step.owners_U == held.rank
+    is_own_U = (masks_U >> masks_U.dtype.type(held.rank) & 1).astype(np.bool_)
+    served_U = (np.cumsum(is_served_U) - 1).astype(np.int32)
+    own_U = (np.cumsum(is_own_U) - 1).astype(np.int32)
+    kept = np.flatnonzero(is_own_U & is_served_U)
+    # An initial value follows from the row's table and id.
+    made = np.flatnonzero(is_own_U & step.is_first_U & ~is_served_U)
+    tables_M = np.searchsorted(held.first_key_F1, keys_U[made], side="right") - 1
+    return GroupExchange(
+        own_ids=own,
+        own_lookups=own_lookups,
+        is_training=is_training,
+        vectors=Exchange(
+            _crossing(messages.vectors_out, keys_U, served_U),
+            _crossing(messages.vectors_in, keys_U, own_U),
+        ),
+        gradients=Exchange(
+            _crossing(messages.gradients_out, keys_U, own_U),
+            _crossing(messages.gradients_in, keys_U, served_U),
+        ),
+        kept=(own_U[kept].astype(np.int64), served_U[kept].astype(np.int64)),
+        made=own_U[made].astype(np.int64),
+        made_rows=(tables_M, keys_U[made] - held.first_key_F1[tables_M]),
+        partials_SW=_partials(messages.gradients_in, is_served_U, kept, held.rank),
+    )
 
 
 def _partials(
