@@ -1,8 +1,7 @@
 """The parts of a training step on a GPU: their lower bounds, and what they take.
 
 Lower bounds are arithmetic. A part is bound by the bytes it moves in the GPU's memory or by its products,
-whichever takes longer; nothing is assumed to be found in a cache. ``python -m
-hotset.workflows.bench.gpu_steps`` prints the table of `docs/gpu.md`.
+whichever takes longer; nothing is assumed to be found in a cache.
 
 For measurements a trainer queues its steps on a device that records the last one; then the kernels of each
 part run again and again, by themselves. On a GPU a part is recorded as one graph, so the host's calls do not
@@ -14,7 +13,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -32,30 +31,17 @@ from ...train.data.shards import Shards
 from ...train.device import Device, Graph, StreamName
 from ...train.gpu.twins import TWINS
 from ...train.loop import Trainer, read_ahead, run_steps
-from ...train.model.shapes import DlrmShape, dlrm_shape
+from ...train.model.shapes import dlrm_shape
 from .gpu_checks import drawn_samples, packed_shards
 from .gpu_day import PartSettings, Records
 
 NUM_TABLES, NUM_DENSE = 26, 13
 """Numbers of tables and of dense features of the Criteo logs."""
-BATCH_SIZES = (2_048, 16_384, 65_536)
-EMBEDDING_DIMS = (16, 64, 128)
-_DISTINCT_ROWS = {2_048: 6.98, 16_384: 4.13, 65_536: 2.89}
-"""Distinct rows per sample of a batch: a log of 4 million samples of the Kaggle shape, three fifths of whose
-batches look up hot rows alone."""
 _PADDED_DENSE = 16
 """Dense values as the first product reads them."""
 _HALF, _FLOAT, _INT = 2, 4, 4
 """Bytes of a bfloat16, a float32 and an int32 number."""
-MOVED_ROWS = (0.63, 1.97)
-"""Rows per sample that look-ahead loads, and that it writes back: the plan of 2 million samples of the
-Kaggle shape with 1.5 % of their rows on the device, in batches of 2,048 (`placements-plan-2m.json` among the
-results). Larger batches share more of them."""
 LAST = "last layer, loss, dense values"
-_KERNEL_SECONDS = 2e-6
-"""Time of a kernel in a recorded step, however little it does."""
-_REACHED = 0.45
-"""Share of the lower bound that kernels of this kind reach as a rule: 35 to 60 %."""
 _LINK_BYTES, _FEW_LINK_BYTES = 1 << 28, 1 << 22
 """Bytes of a copy on a GPU, some 5 ms, so that its beginning does not count; and on a simulated device, whose
 figures mean nothing."""
@@ -80,7 +66,7 @@ _REPETITIONS, _FEW_REPETITIONS = 20, 1
 _COPIED_BYTES, _FEW_COPIED_BYTES = 1 << 30, 1 << 22
 _PRODUCT_SIZE, _SMALL_PRODUCT_SIZE = 8192, 1024
 _NANOSECONDS = 1e9
-_SHAPES = ((16, 65_536), (128, 65_536), (16, 16_384))
+_SHAPES = ((16, 65_536), (128, 65_536), (16, 16_384), (16, 2_048))
 _SMALL_SHAPES = ((16, 256),)
 """Embedding dimension and batch size."""
 _WARM_UP_STEPS, _STEPS, _SMALL_STEPS = 5, 30, 3
@@ -90,18 +76,18 @@ Launch = tuple[Callable[..., object], tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class GpuRates:
-    """The ceilings of a GPU; by default those of an H200."""
+    """The ceilings of a GPU."""
 
-    memory_bytes: float = 4.3e12
+    memory_bytes: float
     """Bytes per second of its memory."""
-    flops: float = 790e12
+    flops: float
     """Operations per second of products in bfloat16."""
-    link_bytes: float = 55e9
+    link_bytes: float
     """Bytes per second from pinned host memory, and as many back."""
 
 
 def part_floors(
-    embedding_dim: int, batch_size: int, rates: GpuRates | None = None, *, distinct_rows: float | None = None
+    embedding_dim: int, batch_size: int, rates: GpuRates, *, distinct_rows: float
 ) -> dict[str, float]:
     """Return the seconds that each part of a step takes per sample, at least.
 
@@ -109,23 +95,23 @@ def part_floors(
         embedding_dim: floats per row.
         batch_size: samples.
         rates: ceilings of the GPU.
-        distinct_rows: per sample of a batch; None: those of the reference log, for three batch sizes.
+        distinct_rows: per sample of a batch.
     """
-    rates = rates or GpuRates()
     shape = dlrm_shape("auto", NUM_DENSE, NUM_TABLES, embedding_dim)
-    rows = _DISTINCT_ROWS[batch_size] if distinct_rows is None else distinct_rows
     # A sample reads a row and its slot in each table; inputs of dense layers are in half precision.
     gathered = NUM_TABLES * (_FLOAT * embedding_dim + _INT)
     inputs = _HALF * (shape.top_inputs + embedding_dim)
     row_gradients = NUM_TABLES * _FLOAT * embedding_dim
     moved = {
         # Sample numbers are read, slots of rows and lookups written.
-        "decode": NUM_TABLES * (2 + _INT) + rows * (2 + 3 * _INT),
+        "decode": NUM_TABLES * (2 + _INT) + distinct_rows * (2 + 3 * _INT),
         "rows and dots": gathered + inputs,
         "rows and dots, backward": gathered + inputs + row_gradients + _HALF * embedding_dim,
         # Only backward: forward they are part of the product. Gradient and outputs are read, one is written.
         "ReLU and bias": 3 * _HALF * sum(shape.bottom[1:] + shape.top[1:-1]),
-        "sum and step of rows": row_gradients + 2 * NUM_TABLES + 2 * rows * row_bytes(embedding_dim, "sgd"),
+        "sum and step of rows": row_gradients
+        + 2 * NUM_TABLES
+        + 2 * distinct_rows * row_bytes(embedding_dim, "sgd"),
         # The last hidden layer is read, its gradient written; dense values are rounded, with zeros appended.
         LAST: 2 * _HALF * shape.top[-2] + 1 + _FLOAT * NUM_DENSE + _HALF * _PADDED_DENSE,
         # Weight, gradient, weight again, and its rounded copy.
@@ -142,76 +128,6 @@ def _product_seconds(inputs: int, outputs: int, rates: GpuRates) -> float:
     """Return the time of the three products of a layer: outputs, gradients of weights and of inputs."""
     flops = 2 * inputs * outputs / rates.flops
     return 3 * max(flops, _HALF * (inputs + outputs) / rates.memory_bytes)
-
-
-def sent_bytes(batch_size: int) -> float:
-    """Return the bytes per sample of the copy of a batch; rows to move come on top.
-
-    Label, dense values, sample number of each lookup, and id and start of each distinct row.
-    """
-    return 1 + _FLOAT * NUM_DENSE + 2 * NUM_TABLES + _DISTINCT_ROWS[batch_size] * (_INT + 2)
-
-
-def part_kernels(shape: DlrmShape) -> dict[str, int]:
-    """Return how many kernels each part of a step has, with Triton's kernels and products in bfloat16."""
-    num_hidden = len(shape.layers) - 1
-    return {
-        "decode": 2,
-        "rows and dots": 1,
-        "rows and dots, backward": 1,
-        "ReLU and bias": 2 * num_hidden,
-        "sum and step of rows": 3,
-        LAST: 4,
-        "step of dense layers": 1,
-        # Outputs, gradient of weights, and gradient of inputs but for dense values.
-        "products": 3 * num_hidden - 1,
-    }
-
-
-def expected_parts(embedding_dim: int, batch_size: int) -> dict[str, float]:
-    """Return what each part may be expected to take per sample, in seconds: by the share of lower bounds that
-    is reached as a rule, and the time that a kernel takes however little it does."""
-    kernels = part_kernels(dlrm_shape("auto", NUM_DENSE, NUM_TABLES, embedding_dim))
-    floors = part_floors(embedding_dim, batch_size)
-    return {
-        name: floor / _REACHED + kernels[name] * _KERNEL_SECONDS / batch_size
-        for name, floor in floors.items()
-    }
-
-
-def expected_seconds(embedding_dim: int, batch_size: int) -> float:
-    """Return what a step may be expected to take per sample."""
-    return sum(expected_parts(embedding_dim, batch_size).values())
-
-
-def moves_floor(embedding_dim: int, rates: GpuRates | None = None) -> float:
-    """Return the seconds per sample of the rows that look-ahead moves, both directions in parallel."""
-    rates = rates or GpuRates()
-    return max(MOVED_ROWS) * row_bytes(embedding_dim, "sgd") / rates.link_bytes
-
-
-def hybrid_floor(embedding_dim: int, rates: GpuRates | None = None) -> float:
-    """Return the seconds per sample of ``hybrid``'s vectors up, which precede its gradients down."""
-    rates = rates or GpuRates()
-    return 2 * NUM_TABLES * _FLOAT * embedding_dim / rates.link_bytes
-
-
-def summary() -> Iterator[str]:
-    """Yield the lines of the table of whole steps, in Markdown."""
-    yield (
-        "| dim | batch | bytes sent | copy of the batch, ns | rows moved, ns | lower bound, M samples/s | "
-        "expected, M samples/s | hybrid's lower bound, M samples/s |"
-    )
-    yield "| --- " * 8 + "|"
-    for dim in EMBEDDING_DIMS:
-        for batch_size in BATCH_SIZES:
-            sent = sent_bytes(batch_size)
-            floor = sum(part_floors(dim, batch_size).values())
-            speeds = (floor, expected_seconds(dim, batch_size), hybrid_floor(dim))
-            beside = (sent / GpuRates().link_bytes, moves_floor(dim))
-            cells = [f"{sent:.0f}", *(f"{1e9 * seconds:.1f}" for seconds in beside)]
-            cells += [f"{1e-6 / seconds:.1f}" for seconds in speeds]
-            yield f"| {dim} | {batch_size:,} | " + " | ".join(cells) + " |"
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +366,3 @@ def measure_step_parts(settings: PartSettings, records: Records) -> None:
                 **step,
             )
         gc.collect()
-
-
-if __name__ == "__main__":
-    print("\n".join(summary()))
