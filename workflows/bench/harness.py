@@ -251,11 +251,11 @@ def _peak_rss_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-def summarize(about: str | None, rounds: Sequence[Measurement]) -> Facts:
-    """Return medians over rounds, peaks of memory, and the seconds of every round."""
+def summarize(function: Callable[..., Facts], rounds: Sequence[Measurement]) -> Facts:
+    """Return what was measured, medians over rounds, peaks of memory, and the seconds of every round."""
     wall_seconds = statistics.median(each.wall_seconds for each in rounds)
     return {
-        "about": about,
+        "about": function.__doc__,
         "wall_seconds": wall_seconds,
         "cpu_seconds": statistics.median(each.cpu_seconds for each in rounds),
         "samples_per_second": rounds[0].facts["num_samples"] / wall_seconds,

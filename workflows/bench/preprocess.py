@@ -142,9 +142,7 @@ def against_polars(options: argparse.Namespace, scratch: Path) -> Facts:
         "samples_per_second": options.samples
         / statistics.median(each.wall_seconds for each in measured["hotset"]),
         "stages": facts["stages"],
-        "contestants": {
-            name: summarize(function.__doc__, measured[name]) for name, function in functions.items()
-        },
+        "contestants": {name: summarize(function, measured[name]) for name, function in functions.items()},
         "processes": _whole_processes(log, recipe, scratch, options.rounds),
         "data": {"bytes": log.stat().st_size} | {key: facts[key] for key in ("num_samples", "samples")},
         "recipe": asdict(recipe),
@@ -266,8 +264,8 @@ def against_dlrm(options: argparse.Namespace, scratch: Path) -> Facts:
         "ratio_total": ratios["wall"],
         "ratio_cpu": ratios["cpu"],
         "contestants": {
-            "dlrm": summarize(dlrm_preprocess.__doc__, measured["dlrm"]),
-            "hotset": summarize(hotset_preprocess.__doc__, measured["hotset"]),
+            "dlrm": summarize(dlrm_preprocess, measured["dlrm"]),
+            "hotset": summarize(hotset_preprocess, measured["hotset"]),
         },
         "data": {"samples": num_samples},
     }
@@ -391,7 +389,7 @@ def growth(sizes: Sequence[int], scratch: Path) -> Facts:
         found = measured(hotset_preprocess, warm_up, log, recipe)
         stages = found.facts["stages"]
         written = sum(stage["written_bytes"] for stage in stages.values())
-        run = _described(found, num_samples) | {
+        run = summarize(hotset_preprocess, [found]) | {
             "num_samples": num_samples,
             "log_bytes": log.stat().st_size,
             "user_seconds": found.user_seconds,
@@ -399,22 +397,13 @@ def growth(sizes: Sequence[int], scratch: Path) -> Facts:
             "share_of_disk_write_rate": written / found.wall_seconds / rate,
             "stages": stages,
         }
-        run["polars"] = _lacking_memory(runs, num_samples) or _described(
-            measured(polars.polars_program, warm_up, log, recipe), num_samples
+        run["polars"] = _lacking_memory(runs, num_samples) or summarize(
+            polars.polars_program, [measured(polars.polars_program, warm_up, log, recipe)]
         )
         runs.append(run)
         log.unlink()
         tell(f"{num_samples:,} samples: {run['samples_per_second']:,.0f} samples/s")
     return {"disk_write_bytes_per_second": rate, "runs": runs, "cap_bytes": cap_bytes}
-
-
-def _described(measured: Measurement, num_samples: int) -> Facts:
-    return {
-        "wall_seconds": measured.wall_seconds,
-        "cpu_seconds": measured.cpu_seconds,
-        "samples_per_second": num_samples / measured.wall_seconds,
-        "peak_anonymous_bytes": measured.peak_anonymous_bytes,
-    }
 
 
 def _lacking_memory(runs: Sequence[Facts], num_samples: int) -> Facts:
