@@ -118,6 +118,17 @@ def describe_rate(samples_per_second: float) -> str:
     return f"{round(samples_per_second, digits):,.0f} samples/s"
 
 
+def explain_all_hot(num_rows: int, num_hot_rows: int) -> str | None:
+    """Return a sentence on what it means that every row is hot; None where some are not."""
+    if num_hot_rows < num_rows:
+        return None
+    return (
+        f"All {num_rows:,} rows fit in --hot-bytes, so every row is hot and every batch is hot-only: "
+        "no row ever moves, and lookahead and cache do the same as all-fast. To try placements, lower "
+        "--hot-bytes."
+    )
+
+
 def with_help(pairs: Iterable[tuple[str, str]]) -> str:
     """Return names with a line of help each, wrapped at the terminal's width in the help's column."""
     named = list(pairs)

@@ -41,7 +41,7 @@ from ..console import (
     stdout_console,
 )
 from ..recipes import DEFAULT_SCHEMA, criteo_kaggle, recipe_for, small_real_sample
-from .describe_stages import describe_stage
+from .preprocess import describe_stage
 from .stats import show_statistics
 
 _SAMPLES = 300_000

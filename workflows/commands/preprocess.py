@@ -20,7 +20,7 @@ from rich.table import Table
 from ...pipeline.errors import ByteSize, format_byte_size
 from ...pipeline.folders.disk import durable_files
 from ...pipeline.folders.manifest import MANIFEST, Manifest, is_sealed
-from ...pipeline.folders.totals import ColumnsSettings, ShardsTotals
+from ...pipeline.folders.totals import ColumnsSettings, IdMapTotals, ShardsTotals
 from ...pipeline.preprocess import (
     CONFIGS,
     FOLDERS,
@@ -41,7 +41,16 @@ from ...pipeline.runtime.tasks import EngineName, Resources, num_workers, use_en
 from ...pipeline.schema.schema_file import setting_of
 from ...pipeline.stages.ingest import IngestConfig, ingest, ingest_identity, workers_for
 from ..command_list import STAGE_INTERRUPTED, Command
-from ..console import message_width, print_json, print_line, progress_bars, say, stdout_console
+from ..console import (
+    describe_rate,
+    explain_all_hot,
+    message_width,
+    print_json,
+    print_line,
+    progress_bars,
+    say,
+    stdout_console,
+)
 from ..options import (
     Arg,
     Dir,
@@ -55,7 +64,6 @@ from ..options import (
 )
 from ..recipe_file import with_recipe
 from ..recipes import DEFAULT_SCHEMA, recipe_for, recipe_like
-from .describe_stages import describe_id_map, describe_shards, describe_stage, explain_all_hot
 
 if TYPE_CHECKING:
     from ...pipeline.dry_run import RunEstimate
@@ -409,3 +417,45 @@ def show_plan(plan: RunEstimate, console: Console) -> None:
     memory = f"at most about {format_byte_size(plan.memory_peak)} (limit {format_byte_size(plan.memory_cap)})"
     console.print(f"Disk: {disk}. Memory: {memory}.")
     console.print("Nothing was written. These are estimates from a few MiB of the log.")
+
+
+def describe_stage(report: StageReport, width: int | None = None) -> str:
+    """Return one line: the stage, its folder, how long it took and how fast that was.
+
+    Where this is longer than ``width``, the folder is shown without those that it is in.
+    """
+    # A stage may end within the clock's resolution.
+    rate = report.num_samples / max(report.seconds, 1e-9)
+    num_bytes = format_byte_size(sum(entry.num_bytes for entry in report.manifest.files))
+    figures = f"{num_bytes} in {report.seconds:.1f} s, {describe_rate(rate)}"
+    folder = report.manifest.folder
+    line, shorter = (
+        f"{report.stage:<8} {name}: {'already done' if report.was_sealed else figures}"
+        for name in (folder, folder.name)
+    )
+    return line if width is None or len(line) <= width else shorter
+
+
+def describe_shards(shards: Manifest) -> str:
+    """Return one line: samples and batches of each kind, and how many rows are hot."""
+    totals = ShardsTotals.of(shards)
+    samples = totals.samples
+    batches = totals.batches
+    return (
+        f"{samples.hot_only:,} samples in {batches.hot_only:,} hot-only batches, "
+        f"{samples.mixed:,} in {batches.mixed:,} mixed batches, "
+        f"{samples.evaluation:,} for evaluation; "
+        f"{totals.num_hot_rows:,} of {totals.num_rows:,} rows are hot"
+    )
+
+
+def describe_id_map(id_map: Manifest) -> str:
+    """Return one line: how many rows are kept, and the share of lookups they serve."""
+    totals = IdMapTotals.of(id_map)
+    share = totals.kept_lookups / max(1, totals.new_lookups)
+    num_new = totals.num_new_rows - totals.num_kept
+    return (
+        f"{id_map.folder}: {totals.num_kept:,} of {totals.num_old_rows:,} old rows are kept; "
+        f"they serve {share:.1%} of the lookups counted for the new vocabulary. "
+        f"{num_new:,} rows start fresh"
+    )

@@ -16,12 +16,20 @@ from ...pipeline.statistics.folder import Inspected, open_table
 from ...pipeline.statistics.frequencies import QUICK, frequency_statistics
 from ...pipeline.statistics.traffic import exchange_of_ranks
 from ..command_list import Command
-from ..console import plain_table, print_json, print_line, print_table, progress_bars, say, stdout_console
+from ..console import (
+    explain_all_hot,
+    plain_table,
+    print_json,
+    print_line,
+    print_table,
+    progress_bars,
+    say,
+    stdout_console,
+)
 from ..options import Dir
 from ..report.sentences import preprocess_command
 from ..report.tables import CHOSEN, TextTable, describe_default_runs, named_tables, text_table
 from ..report.write import check_html, check_parquet, write_html, write_parquet
-from .describe_stages import explain_all_hot
 
 _TITLES = {
     "features": "Lookups of {num_train_samples:,} training samples",

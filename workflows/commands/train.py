@@ -14,7 +14,16 @@ from rich.console import Console
 from ...pipeline.errors import ByteSize, format_byte_size
 from ...train.config import CheckpointSettings, ExchangeOptions, TrainConfig, is_first, is_launched
 from ..command_list import Command
-from ..console import plain_table, print_json, progress_bars, say, say_error, set_verbosity, stdout_console
+from ..console import (
+    explain_all_hot,
+    plain_table,
+    print_json,
+    progress_bars,
+    say,
+    say_error,
+    set_verbosity,
+    stdout_console,
+)
 from ..options import NO_OPTION, Arg, Dir, RecipeFile, config_of, parse_options
 from ..recipe_file import with_recipe
 
@@ -145,11 +154,9 @@ class TrainCommand(Command, ExchangeOptions, CheckpointSettings, TrainConfig):
         if config.recipe.keeps_best and summary["best_step"] is not None:
             say(f"kept the weights of step {summary['best_step']:,}, the best of the validation part")
         say(f"wrote {self.out}")
-        if self.placement in _MOVES_COLD_ROWS:
-            from .describe_stages import explain_all_hot
-
-            if all_hot := explain_all_hot(summary["num_rows"], summary["num_hot_rows"]):
-                say(all_hot)
+        all_hot = explain_all_hot(summary["num_rows"], summary["num_hot_rows"])
+        if all_hot is not None and self.placement in _MOVES_COLD_ROWS:
+            say(all_hot)
 
 
 @dataclass(frozen=True, kw_only=True)
