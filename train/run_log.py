@@ -77,6 +77,8 @@ class RunLog:
         """Sum of the losses before the first line; None: there was one."""
         self._auc: float | None = None
         """AUC of the last evaluation."""
+        self._note = ""
+        """The last loss and AUC, as far as there are any."""
 
     def __call__(self, loss_sum: torch.Tensor) -> None:
         """Note the loss of a step, and do what is due after it."""
@@ -94,6 +96,7 @@ class RunLog:
             self._first_losses = self._first_losses or sum(map(float, trainer.losses[:-1]))
             self._first_losses += float(loss_sum)
             self._loss = self._first_losses / trainer.unlogged_samples
+            self._take_note()
         if self._evaluate_every is not None and self._is_evaluation_due(self._evaluate_every):
             self.evaluate()
         # Ranks ask the clock of the first, so that all of them stop after the same step.
@@ -112,7 +115,7 @@ class RunLog:
                 self._refuse_bad_losses()
                 self._saved.take(self._folder.metrics)
         total = trainer.shards.num_training_samples * trainer.config.epochs
-        self._progress("train", trainer.num_samples, total, self._note())
+        self._progress("train", trainer.num_samples, total, self._note)
         if self.interrupts.number or trainer.ranks.num_ranks > 1:
             self._stop_if_interrupted()
 
@@ -133,6 +136,7 @@ class RunLog:
         self._is_logged = True
         self._last_evaluation = trainer.step, time.monotonic()
         self._auc = quality.auc
+        self._take_note()
         _log.info("step %s: %s", trainer.step, quality)
 
     def choose_weights(self) -> bool:
@@ -161,7 +165,7 @@ class RunLog:
 
     def evaluating(self, done: int, total: int) -> None:
         """Show how far an evaluation is."""
-        self._progress("evaluate", done, total, self._note())
+        self._progress("evaluate", done, total, self._note)
         # Ranks stop together, after a step.
         if self._trainer.ranks.num_ranks == 1:
             self._stop_if_interrupted()
@@ -184,6 +188,7 @@ class RunLog:
             self._refuse_bad_losses()
         self._folder.log({"step": trainer.step, "samples": trainer.num_samples, "loss": mean_loss})
         self._loss = mean_loss
+        self._take_note()
         self._first_losses = None
         trainer.losses.clear()
         trainer.unlogged_samples = 0
@@ -245,10 +250,9 @@ class RunLog:
         if number:
             raise Interrupted(number)
 
-    def _note(self) -> str:
-        """The last loss and AUC, as far as there are any."""
+    def _take_note(self) -> None:
         known = (("loss", self._loss), ("AUC", self._auc))
-        return ", ".join(f"{name} {figure:.4f}" for name, figure in known if figure is not None)
+        self._note = ", ".join(f"{name} {figure:.4f}" for name, figure in known if figure is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,14 +56,19 @@ class UnchangedFile:
         self._path = path
         self._number = _open_files.add(path)
         self._close = weakref.finalize(self, _open_files.remove, self._number)
-        self._opened = self._state()
-        self._num_bytes = self._opened[0]
+        with _open_files.descriptor(self._number) as descriptor:
+            status = os.fstat(descriptor)
+        self._num_bytes = status.st_size
+        self._found = (status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino)
         self.cursor = _Cursor()
 
     def refuse_change(self) -> None:
         """Raise ShardError where the file was written to since it was opened, or removed and closed."""
         try:
-            how = "" if self._state() == self._opened else "changed"
+            with _open_files.descriptor(self._number) as descriptor:
+                status = os.fstat(descriptor)
+            found = (status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino)
+            how = "" if found == self._found else "changed"
         except FileNotFoundError:
             how = "removed"
         if how:
@@ -71,11 +76,6 @@ class UnchangedFile:
                 f"{self._path} was {how} by another program while it was in use",
                 hint=f"{hint_to_rewrite(self._path.parent)}, and leave it alone while it is trained on",
             )
-
-    def _state(self) -> tuple[int, ...]:
-        with _open_files.descriptor(self._number) as descriptor:
-            status = os.fstat(descriptor)
-        return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
 
     @property
     def closed(self) -> bool:
@@ -242,10 +242,10 @@ class ShardFile:
             names = set(batch.schema.names)
             label_B = _array(batch, chunks, "label", pa.float32())
             is_hot_B = _array(batch, chunks, "is_hot", pa.uint8()) if "is_hot" in names else None
-            dense_BK = _matrix(batch, chunks, "dense", pa.float32(), columns.num_dense)
+            dense_BK = _array(batch, chunks, "dense", pa.float32(), columns.num_dense)
             ids_BF = np.empty((len(batch), 0), np.int32)
             if columns.num_one_hot or "ids" in names:
-                ids_BF = _matrix(batch, chunks, "ids", pa.int32(), columns.num_one_hot)
+                ids_BF = _array(batch, chunks, "ids", pa.int32(), columns.num_one_hot)
             bags = tuple(_bags(batch, chunks, name) for name in columns.multi_hot)
             # Values that would spoil a training without a word are refused here.
             refuse_wild_values(dense_BK, label_B, index)
@@ -271,20 +271,14 @@ def refuse_wild_values(dense_BK: NDArray[np.float32], label_B: NDArray[np.float3
         raise ValueError(f"a label of batch {number} is neither 0 nor 1")
 
 
-def _column(batch: Any, name: str, kind: Any) -> Any:
+def _array(batch: Any, chunks: Chunks, name: str, kind: Any, width: int | None = None) -> NDArray[Any]:
+    """Return the values of a column, or with a ``width`` those of its lists as a matrix."""
     column = batch.column(name)
-    if column.type != kind:
-        raise TypeError(f"column {name!r} is {column.type}, want {kind}")
-    return column
-
-
-def _array(batch: Any, chunks: Chunks, name: str, kind: Any) -> NDArray[Any]:
-    column = _column(batch, name, kind)
-    return view_of(chunks, column.buffers()[1], column.offset, len(column), kind)
-
-
-def _matrix(batch: Any, chunks: Chunks, name: str, kind: Any, width: int) -> NDArray[Any]:
-    column = _column(batch, name, pa.list_(kind, width))
+    wanted = kind if width is None else pa.list_(kind, width)
+    if column.type != wanted:
+        raise TypeError(f"column {name!r} is {column.type}, want {wanted}")
+    if width is None:
+        return view_of(chunks, column.buffers()[1], column.offset, len(column), kind)
     # An offset of the batch counts rows of the matrix; its values are one flat buffer.
     values = column.values.buffers()[1]
     matrix = view_of(chunks, values, column.offset * width, len(column) * width, kind)
@@ -292,7 +286,9 @@ def _matrix(batch: Any, chunks: Chunks, name: str, kind: Any, width: int) -> NDA
 
 
 def _bags(batch: Any, chunks: Chunks, name: str) -> FeatureBags:
-    column = _column(batch, name, pa.list_(pa.int32()))
+    column = batch.column(name)
+    if column.type != pa.list_(pa.int32()):
+        raise TypeError(f"column {name!r} is {column.type}, want {pa.list_(pa.int32())}")
     offsets = view_of(chunks, column.buffers()[1], column.offset, len(column) + 1, pa.int32())
     # A list column may begin in the middle of its values; offsets are checked before they are used to
     # read.
