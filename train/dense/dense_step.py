@@ -15,7 +15,7 @@ each element is a separate bag.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, cast
@@ -129,15 +129,15 @@ class _TileStep(ABC):
         """Allocate the memory of a tile."""
 
     @abstractmethod
-    def _begin(self, *, is_training: bool) -> None:
-        """Prepare the model for a batch."""
+    def _begin(self, step: int | None) -> Callable[[int], AbstractContextManager[None]] | None:
+        """Prepare the model for a batch, of a training step or of an evaluation.
 
-    def _drawing(self, step: int, first_sample: int) -> AbstractContextManager[None]:
-        """Set what the layers draw for, where some do."""
-        return nullcontext()
+        Returns:
+            What sets the layers' random numbers from a given sample of the batch on; None where none draws.
+        """
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
-        self._begin(is_training=True)
+        draws = self._begin(step)
         # Tiles depend on the samples and shares alone, so the bits do not depend on the number of threads.
         tiles = BatchTiles(self._shares, batch.num_samples)
         bounds = tiles.bounds
@@ -150,7 +150,7 @@ class _TileStep(ABC):
         def train_tile(number: int, worker: int) -> None:
             samples = slice(*bounds[number])
             tile = self.tile_of(worker)
-            with self._drawing(step, samples.start):
+            with nullcontext() if draws is None else draws(samples.start):
                 tile.forward(batch.dense_BK[samples], [emb_BFd[samples] for emb_BFd in inputs])
             losses[number] = tile.backward(
                 batch.label_B[samples],
@@ -172,7 +172,7 @@ class _TileStep(ABC):
         return torch.tensor(loss, dtype=torch.float64)
 
     def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        self._begin(is_training=False)
+        self._begin(None)
         # The same tiles as in training, so that a batch has the same logits in both.
         bounds = tile_bounds(batch.num_samples)
         logit_B = torch.empty(batch.num_samples)
@@ -248,7 +248,7 @@ class TiledStep(_TileStep):
 
         return DcnTile(self._model.shape, self._weights)
 
-    def _begin(self, *, is_training: bool) -> None:
+    def _begin(self, step: int | None) -> None:
         if self._rounded_vector.numel():
             with one_torch_thread():
                 self._rounded_vector.copy_(self._parameters.vector)
@@ -283,11 +283,9 @@ class GraphTiles(_TileStep):
     def _build_tile(self) -> _GraphTile:
         return _GraphTile(self._model, self.dtype)
 
-    def _begin(self, *, is_training: bool) -> None:
-        set_mode(self._model, is_training=is_training)
-
-    def _drawing(self, step: int, first_sample: int) -> AbstractContextManager[None]:
-        return drawing(self._seed, step, self._shares.first_sample + first_sample)
+    def _begin(self, step: int | None) -> Callable[[int], AbstractContextManager[None]]:
+        set_mode(self._model, is_training=step is not None)
+        return lambda first_sample: drawing(self._seed, step or 0, self._shares.first_sample + first_sample)
 
 
 class _GraphTile:

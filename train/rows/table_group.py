@@ -319,7 +319,7 @@ class TableGroup:
         Their memory is used again by the next lookup.
         """
         ids = part.ids
-        pooled_PD = self._buffer("pooled", ids.num_bags)
+        pooled_PD = self._buffer("pooled", ids.num_samples * ids.num_features)
         in_place = part.plan.in_place
         # Either the slow tier pools the whole batch (hybrid), or vectors of single lookups are gathered from
         # both tiers and pooled on the fast one. Without bags a lookup's vector is pooled already.
