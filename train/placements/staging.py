@@ -176,7 +176,9 @@ class Cache(StagingPlacement):
 
 
 class HybridUva(StagingPlacement):
-    """Every row lives on the slow tier; slots hold one batch at a time, no transfer runs ahead.
+    """Every row lives on the slow tier; slots hold one batch at a time.
+
+    No transfer runs ahead.
 
     A row that the batch before did not look up is fetched, and one that the next does not is written back:
     the best that a GPU can do that reads host memory as it goes, without a cache and a plan.

@@ -109,7 +109,7 @@ class StepSource:
                     self._flush(queues)
 
     def _epochs(self, epochs: Iterable[Iterable[int]]) -> Iterator[tuple[Iterable[int], Sequence[PlanQueue]]]:
-        """Yield the batches of each epoch, planned when they are taken, and the queues of their plans."""
+        """Yield the batches of each epoch, and the queues of their plans."""
         if self.planned is not None:
             while self.planned:
                 yield self.planned.popleft()
@@ -161,7 +161,7 @@ class StepSource:
                     planner.mark_used(rows_N)
 
     def read_cold(self, number: int) -> list[ColdRows]:
-        """Read a batch for its plan alone; return the rows of each group, none where it needs no staging."""
+        """Return the cold rows of each group; none where a batch needs no staging."""
         if not self._is_staged(number):
             return []
         batch = self._read(number)

@@ -60,7 +60,7 @@ class RankedGroup(TableGroup):
         return self._read(batch, self.shares.cut(batch), self._ranks_of(batch), is_training=True)
 
     def look_at(self, batch: Batch) -> GroupExchange:
-        """Return what would cross in a step if all rows had been used before; nothing is remembered."""
+        """Return what would cross in a step if all rows had been used."""
         part = self._read(batch, self.shares.cut(batch), self._ranks_of(batch), is_training=False)
         exchange: GroupExchange = part.exchange
         return exchange

@@ -366,7 +366,7 @@ class RowMessages:
         received: Sequence[Crossing],
         coding: Coding,
     ) -> Callable[[], list[NDArray[np.float32]]]:
-        """Start an exchange; return what waits for the rows of each table group, in the order of ranks.
+        """Start an exchange; return what waits for the rows of each group.
 
         Args:
             rows: of each table group, in the order of the ranks they go to.

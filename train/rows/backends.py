@@ -109,7 +109,7 @@ class NumbaRows:
         num_features: int,
         rate: float | None = None,
     ) -> None:
-        """Sum the gradients of each row, those of its lookups' bags; take one optimizer step on it."""
+        """Sum the gradients of each row's bags; take one optimizer step on it."""
         weights = tier.weights_SD.numpy()
         state = tier.state_SW.numpy()
         grad = grad_PD.numpy()

@@ -138,7 +138,7 @@ class Embeddings:
         read: Sequence[GroupStep],
         item: int | None = None,
     ) -> PlannedStep:
-        """Put together a step from its plans and lookups by group, and the item of its transfers."""
+        """Put together a step from the plans and lookups of its groups."""
         parts = tuple(replace(part, plan=plan) for part, plan in zip(read, plans, strict=True))
         return PlannedStep(number, batch, batch.num_samples, parts, item)
 

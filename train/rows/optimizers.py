@@ -64,9 +64,9 @@ class RowOptimizer:
         return row_bytes(embedding_dim, self.name)
 
     def step_rates(self, lr: float) -> NDArray[np.float32]:
-        """Return the learning rate of a step; for Adam ``lr / (1 - b1**t)`` until float32 sees no change.
+        """Return the learning rate of a step, or of Adam ``lr / (1 - b1**t)``.
 
-        t counts from 0; entry 0 is unused. How many they are does not depend on the rate.
+        These go on until float32 sees no change, whatever the rate; t counts from 0, entry 0 is unused.
         """
         if self.name != "adam":
             return np.array([lr], np.float32)
@@ -74,7 +74,7 @@ class RowOptimizer:
 
     @cached_property
     def root_scales(self) -> NDArray[np.float32]:
-        """Return ``sqrt(1 - b2**t)`` of Adam until float32 sees no change, likewise; nothing for others."""
+        """Return ``sqrt(1 - b2**t)`` of Adam likewise; nothing for others."""
         if self.name != "adam":
             return np.empty(0, np.float32)
         return np.concatenate([np.ones(1), np.sqrt(1 - self._adam_powers[1])]).astype(np.float32)

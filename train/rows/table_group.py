@@ -108,7 +108,7 @@ class InPlaceWork:
         return slots_U
 
     def read_rows(self, lookups: LookupsByRow, slots_U: NDArray[np.int64], rows_UD: torch.Tensor) -> None:
-        """Copy the distinct rows of a batch to host memory, in all threads; the caller sends them."""
+        """Copy the distinct rows of a batch to memory that the caller sends."""
         self._count_vector_per_row("to_fast", lookups)
         weights = self.slow.weights_SD.numpy()
         rows = rows_UD.numpy()
@@ -335,7 +335,7 @@ class TableGroup:
         return emb_BFD.requires_grad_(torch.is_grad_enabled())
 
     def update(self, part: GroupStep, emb_BFD: torch.Tensor, rate: float | None = None) -> None:
-        """Take one optimizer step on the rows of the last lookup, by the gradient of its embeddings.
+        """Take one optimizer step by the gradient of the last lookup's embeddings.
 
         Args:
             rate: learning rate of the step, a float32; None: that of the optimizer.

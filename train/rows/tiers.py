@@ -13,6 +13,7 @@ uniform in (-b, b) with b = sqrt(1 / num_rows), as DLRM draws them, from a hash 
 them on the host and torch the same bits on any device, so that a row can be initialized where it is first
 needed.
 """
+# ruff: noqa: N815  (tensors carry shape suffixes)
 
 from __future__ import annotations
 
@@ -135,7 +136,7 @@ def mapped_file(folder: Path, num_bytes: int) -> mmap.mmap:
 
 @contextlib.contextmanager
 def disk_space(folder: Path, num_bytes: int, content: str, hint: str) -> Iterator[None]:
-    """Raise HotsetError where the block finds too small a disk, or a folder that cannot be written."""
+    """Raise HotsetError where the block finds no room on the disk."""
     try:
         yield
     except OSError as error:
@@ -143,9 +144,6 @@ def disk_space(folder: Path, num_bytes: int, content: str, hint: str) -> Iterato
             f"{folder} has no room for {format_byte_size(num_bytes)} of {content}: {error.strerror}",
             hint=hint,
         ) from error
-
-
-# ruff: noqa: N815  (tensors carry shape suffixes)
 
 
 # The constants of `stats.id_tables.mix64`.
@@ -244,9 +242,6 @@ def _shift(bits: torch.Tensor, count: int) -> torch.Tensor:
 
 def _signed(value: int) -> int:
     return value - (1 << 64)
-
-
-# ruff: noqa: N815  (tensors carry shape suffixes)
 
 
 _NO_BAGS = np.empty(0, np.int64)
@@ -427,7 +422,7 @@ class Tier:
 
 
 class FileTier(Tier, ABC):
-    """A slow tier in a file: only rows being evaluated have slots; the layout has those they would have."""
+    """A slow tier in a file, where only rows being evaluated have slots."""
 
     def __init__(self, layout: Layout, embedding_dim: int, state_width: int) -> None:
         nothing = Layout(layout.first_F, layout.first_F, layout.base_F, 0)
@@ -495,7 +490,7 @@ WAYS: tuple[Way, ...] = ("to_fast", "to_slow", "made")
 
 
 class TrafficCounter:
-    """The counts of one table group, by the slots of rows on the slow tier; for one thread at a time."""
+    """The counts of one table group, for one thread at a time."""
 
     def __init__(self, meter: Meter, slow: Layout) -> None:
         self.meter = meter

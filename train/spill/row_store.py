@@ -360,7 +360,7 @@ class RowStore:
     def parts_of_range(
         self, number: int, fill: Callable[[int, NDArray[np.float32]], None]
     ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        """Yield weights and state of the rows of a range, a part at a time; valid after `finish`.
+        """Yield the rows of a range, a part at a time; valid after `finish`.
 
         Args:
             number: which range.

@@ -341,7 +341,7 @@ class SpooledArrays:
         self._end += padding + values.nbytes
 
     def map(self) -> Sequence[NDArray[Any]]:
-        """Return all arrays in order, and close the file; what is written to them stays in memory."""
+        """Return all arrays in order; what is written to them stays in memory."""
         whole = self._map_bytes()
         return [
             whole[first : first + count * dtype.itemsize].view(dtype) for first, dtype, count in self._entries

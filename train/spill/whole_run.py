@@ -215,7 +215,7 @@ def _restored_rows(source: StepSource, group: TableGroup, limits: SpillLimits) -
 
 
 def _open_stores(source: StepSource, epochs: Sequence[Sequence[PlanQueue]], limits: SpillLimits) -> None:
-    """Divide the memory, and open the row store of each table group; the plans learn where rows go."""
+    """Divide the memory, and open the row store of each table group."""
     spilling = []
     # The sizes follow from what the plans fetch, so these are read before memory is divided.
     for group, *queues in zip(source.staged, *epochs, strict=True):
