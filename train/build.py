@@ -132,9 +132,10 @@ def _build_codecs(
     """Build the codecs of what crosses between ranks, and the sums of dense gradients; one rank has none."""
     if ranks.num_ranks == 1:
         return None, None
-    from .ranks.messages import DenseSums, build_coded_exchange
+    from .ranks.messages import CodedExchange, DenseSums
 
-    coded = build_coded_exchange(shards.tables, config.seed, ranks.rank, exchange, num_done)
+    coded = CodedExchange(ranks.rank, config.seed, shards.tables, num_done)
+    coded.use(exchange)
     return coded, partial(DenseSums, ranks, coded)
 
 

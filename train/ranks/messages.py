@@ -216,13 +216,11 @@ class CodedExchange:
     Args:
         rank: this one.
         seed: of the run.
-        groups: tables of each group.
+        tables: those of the shards.
         step: steps of the run that are done.
     """
 
-    def __init__(
-        self, rank: int, seed: int, groups: Sequence[Sequence[EmbeddingTable]] = (), step: int = 0
-    ) -> None:
+    def __init__(self, rank: int, seed: int, tables: Sequence[EmbeddingTable] = (), step: int = 0) -> None:
         self.step = step
         """Steps that are done."""
         self.counts = ExchangeCounts()
@@ -230,11 +228,14 @@ class CodedExchange:
         """By which the codecs were chosen; None where they were named."""
         self._rank = rank
         self._seed = seed
-        self._groups = groups
+        self._tables = tables
+        groups = tables_by_dim([table.embedding_dim for table in tables]).values()
+        self._groups = [[tables[number] for number in group] for group in groups]
         self.use(ChosenExchange())
 
     def use(self, chosen: ChosenExchange) -> None:
-        """Send by these codecs from now on."""
+        """Send by these codecs from now on; raises ConfigError for a bound of a table that is not there."""
+        check_tables_of_bounds(chosen, self._tables)
         self.chosen = chosen
         self._vectors = [codec_for(chosen.vectors, tables) for tables in self._groups]
         self._gradients = [codec_for(chosen.gradients, tables) for tables in self._groups]
@@ -286,26 +287,6 @@ class CodedExchange:
 
 EXACT = Coding((), ())
 """Rows as they are."""
-
-
-def build_coded_exchange(
-    tables: Sequence[EmbeddingTable], seed: int, rank: int, chosen: ChosenExchange, num_done: int
-) -> CodedExchange:
-    """Build the codecs of what crosses between ranks.
-
-    Args:
-        tables: those of the shards.
-        chosen: their names.
-        num_done: steps of the run that are done.
-
-    Raises:
-        ConfigError: a bound of a table that is not there.
-    """
-    check_tables_of_bounds(chosen, tables)
-    groups = tables_by_dim([table.embedding_dim for table in tables]).values()
-    coded = CodedExchange(rank, seed, [[tables[n] for n in of_group] for of_group in groups], num_done)
-    coded.use(chosen)
-    return coded
 
 
 _PART_BYTES = 4

@@ -8,6 +8,8 @@ Tests `rank_checkpoints`, too.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -367,9 +369,13 @@ def test_a_bound_of_no_table_is_refused() -> None:
         check_tables_of_bounds(ChosenExchange("bounded:kaggle"), TABLES)
 
 
+def of_dims(*dims: int) -> list[EmbeddingTable]:
+    return [replace(table, embedding_dim=dim) for table, dim in zip(TABLES, dims, strict=True)]
+
+
 def test_random_bits_change_with_seed_step_rank_and_width() -> None:
     def streams(rank: int, seed: int, step: int) -> list[int | None]:
-        coded = CodedExchange(rank, seed, [TABLES[:2], TABLES[2:]], step)
+        coded = CodedExchange(rank, seed, of_dims(4, 4, 8, 8), step)
         coded.use(ChosenExchange("int8", "int8"))
         assert list(coded.vectors().streams) == [None, None]
         return [*coded.gradients().streams, coded.dense("partials")[1], coded.dense("sums")[1]]
@@ -380,7 +386,7 @@ def test_random_bits_change_with_seed_step_rank_and_width() -> None:
 
 
 def test_bounds_tighten_as_steps_are_done() -> None:
-    coded = CodedExchange(0, 0, [TABLES[:1], TABLES[1:]])
+    coded = CodedExchange(0, 0, of_dims(4, 8, 8, 8))
     coded.use(ChosenExchange("bounded:0.1", "bounded:sizes", "none", 20))
     bounds = []
     for _ in range(22):
@@ -397,7 +403,7 @@ def test_bounds_tighten_as_steps_are_done() -> None:
     assert bounds == pytest.approx([0.1 * (2 - step / 20) for step in range(20)] + [0.1, 0.1])
     assert coded.step == coded.counts.num_steps == 22
     # A run that is resumed goes on where it was.
-    resumed = CodedExchange(0, 0, [TABLES[:1], TABLES[1:]], step=7)
+    resumed = CodedExchange(0, 0, of_dims(4, 8, 8, 8), step=7)
     resumed.use(coded.chosen)
     (codec, _) = resumed.vectors().codecs
     assert isinstance(codec, BoundedCodec) and codec.bound == bounds[7]
@@ -407,7 +413,7 @@ def test_rows_cross_as_they_are_only_where_every_width_does() -> None:
     exact, coarse = codec_of("none"), codec_of("int8")
     assert EXACT.is_exact and Coding([exact, exact], [None, 5]).is_exact
     assert not Coding([exact, coarse], [None, None]).is_exact
-    coded = CodedExchange(1, 2, [TABLES])
+    coded = CodedExchange(1, 2, TABLES)
     assert coded.vectors().is_exact and coded.gradients().is_exact and coded.dense("sums")[0].is_exact
     coded.use(ChosenExchange(gradients="bf16"))
     assert coded.vectors().is_exact and not coded.gradients().is_exact
