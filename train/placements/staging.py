@@ -332,9 +332,7 @@ class PlanQueue:
             if fetches is not None:
                 split = replace(split, fetches_U=numbers, next_fetches_U=fetches.of_splits[came])
             return StepPlan(transfer=Transfer(after, write_back), split=split)
-        loaded = self._moves(rows, slots, numbers)
-        initialize = replace(loaded.part(is_first), fetches_N=None)
-        transfer = Transfer(after, write_back, fetch=loaded.part(~is_first), initialize=initialize)
+        transfer = Transfer.of(self._moves(rows, slots, numbers), is_first, after, write_back)
         return StepPlan(transfer=transfer, staged_U=staged_U)
 
     def _moves(

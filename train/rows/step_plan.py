@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -65,6 +65,14 @@ class Transfer:
     """Rows that are copied into staging slots."""
     initialize: Moves = NO_MOVES
     """Rows no batch has used yet: they get their initial values in their staging slots."""
+
+    @classmethod
+    def of(
+        cls, loads: Moves, is_first: NDArray[np.bool_], after: int = -1, write_back: Moves = NO_MOVES
+    ) -> Transfer:
+        """Return the transfer that loads rows, those of which are initialized that no batch has used."""
+        initialize = replace(loads.part(is_first), fetches_N=None)
+        return cls(after, write_back, loads.part(~is_first), initialize)
 
 
 @dataclass(frozen=True, slots=True)

@@ -419,21 +419,16 @@ class TableGroup:
         """
         cold = np.flatnonzero(own_U < 0)
         # Each pass has a part of the rows, in the order of the plan, from the first staging slot on.
+        slots_N = np.arange(split.rows_U.size) % split.num_slots + self.fast.layout.num_own_slots
+        loads = Moves(split.rows_U, slots_N, split.fetches_U)
+        write_backs = Moves(split.rows_U, slots_N, split.next_fetches_U)
         for first in range(0, split.rows_U.size, split.num_slots):
             part = slice(first, first + split.num_slots)
-            rows_N = split.rows_U[part]
-            is_first = split.is_first_U[part]
-            slots_N = np.arange(rows_N.size) + self.fast.layout.num_own_slots
-            fetches_N = None if split.fetches_U is None else split.fetches_U[part][~is_first]
-            load = Transfer(
-                fetch=Moves(rows_N[~is_first], slots_N[~is_first], fetches_N),
-                initialize=Moves(rows_N[is_first], slots_N[is_first]),
-            )
+            own, is_first = loads.part(part), split.is_first_U[part]
             # Lookups of other passes have no slot in this one.
             slots_U = np.full(own_U.size, -1, np.int64)
-            slots_U[cold[part]] = slots_N
-            next_fetches_N = None if split.next_fetches_U is None else split.next_fetches_U[part]
-            yield load, Moves(rows_N, slots_N, next_fetches_N), slots_U
+            slots_U[cold[part]] = own.slots_N
+            yield Transfer.of(own, is_first), write_backs.part(part), slots_U
 
     def _buffer(self, name: str, num_vectors: int) -> torch.Tensor:
         """(num_vectors, D) workspace on the fast tier's device, kept between batches."""
