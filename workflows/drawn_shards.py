@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -52,21 +53,8 @@ def write_shards(
     # No plan was made for these shards, so its fingerprint is a made-up one.
     inputs = [{"name": "plan", "fingerprint": 32 * "0"}]
     output = Output.begin("pack", VERSION, PackConfig(batch_size=batch_size), inputs, folder)
-    file_samples = batch_size * max(_FILE_SAMPLES // batch_size, 1)
-    for kind, (num_samples, draw) in parts.items():
-        for file, first in enumerate(range(0, num_samples, file_samples)):
-            stop = min(first + file_samples, num_samples)
-            starts = range(first, stop, batch_size)
-            facts = ShardFacts(kind=kind, num_batches=len(starts))
-            batches = (
-                _as_batch(draw(start, min(start + batch_size, stop)), tables, is_tagged=kind == "evaluation")
-                for start in starts
-            )
-            with output.writing(f"{kind}-{file:05}.arrow", stop - first, facts) as path:
-                head = next(batches)
-                with open_writer(path, head.schema) as writer:
-                    for batch in (head, *batches):
-                        writer.write_batch(batch)
+    for kind, part in parts.items():
+        _write_part(output, kind, part, tables, batch_size)
     width = row_bytes(embedding_dim, optimizer)
     num_hot_rows = sum(table.num_hot for table in tables)
     output.seal(
@@ -84,6 +72,28 @@ def write_shards(
             batches=KindCounts(**{kind: -(-number // batch_size) for kind, (number, _) in parts.items()}),
         )
     )
+
+
+def _write_part(
+    output: Output, kind: ShardKind, part: Part, tables: Sequence[PlannedTable], batch_size: int
+) -> None:
+    num_samples, draw = part
+    file_samples = batch_size * max(_FILE_SAMPLES // batch_size, 1)
+    for file, first in enumerate(range(0, num_samples, file_samples)):
+        stop = min(first + file_samples, num_samples)
+        starts = range(first, stop, batch_size)
+        facts = ShardFacts(kind=kind, num_batches=len(starts))
+        batches = (
+            _as_batch(draw(start, min(start + batch_size, stop)), tables, is_tagged=kind == "evaluation")
+            for start in starts
+        )
+        head = next(batches)
+        with (
+            output.writing(f"{kind}-{file:05}.arrow", stop - first, facts) as path,
+            open_writer(path, head.schema) as writer,
+        ):
+            for batch in chain([head], batches):
+                writer.write_batch(batch)
 
 
 def _as_batch(samples: Samples, tables: Sequence[PlannedTable], *, is_tagged: bool) -> pa.RecordBatch:

@@ -100,11 +100,11 @@ def show_ranks(found: dict[str, Any], console: Console) -> None:
         columns = {"expected": "expected", "counted": "counted"}
         if not is_whole:
             columns["expected, whole epoch"] = "expected_of_epoch"
-        table = plain_table(title, ["scheme", *columns], texts=["scheme"])
+        rows = []
         for scheme in row["schemes"]:
             figures = [scheme[key] for key in columns.values()]
-            table.add_row(scheme["scheme"], *("-" if each is None else f"{each:,.0f}" for each in figures))
-        print_table(console, table)
+            rows.append([scheme["scheme"], *("-" if each is None else f"{each:,.0f}" for each in figures)])
+        _print_table(TextTable(["scheme", *columns], rows, title), console)
     print_line(
         console,
         f"Vectors and gradients together, in batches of {found['batch_size']:,}. Counted in the first "
