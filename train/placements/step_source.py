@@ -50,7 +50,7 @@ class StepSource:
         read: returns a training batch by number.
         is_hot_only: whether a training batch looks up hot rows alone.
         is_fresh: whether rows that no batch has used still have their initial values.
-        is_resumed: whether rows were restored, which are fetched at their first use from here.
+        is_resumed: whether rows were restored: at its next use such a row is fetched, not initialized.
         readers: read batches ahead; None: each is read where its step is made.
         window_bytes: memory that cold rows of batches known ahead may take; None: `WINDOW_BYTES`.
     """

@@ -146,10 +146,10 @@ def disk_space(folder: Path, num_bytes: int, content: str, hint: str) -> Iterato
         ) from error
 
 
-# The constants of `stats.id_tables.mix64`.
-_MIX_ADD = 0x9E3779B97F4A7C15
-_MIX_FIRST = 0xBF58476D1CE4E5B9
-_MIX_SECOND = 0x94D049BB133111EB
+# The constants of `stats.id_tables.mix64`, as int64.
+_MIX_ADD = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_SECOND = 0x94D049BB133111EB - (1 << 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,19 +229,15 @@ def initial_values_with_torch(
 
 def _mix(bits: torch.Tensor) -> torch.Tensor:
     """``stats.id_tables.mix64`` on int64, whose sums and products wrap as those of uint64 do."""
-    bits = bits + _signed(_MIX_ADD)
-    bits = (bits ^ _shift(bits, 30)) * _signed(_MIX_FIRST)
-    bits = (bits ^ _shift(bits, 27)) * _signed(_MIX_SECOND)
+    bits = bits + _MIX_ADD
+    bits = (bits ^ _shift(bits, 30)) * _MIX_FIRST
+    bits = (bits ^ _shift(bits, 27)) * _MIX_SECOND
     return bits ^ _shift(bits, 31)
 
 
 def _shift(bits: torch.Tensor, count: int) -> torch.Tensor:
     """A logical shift to the right; torch's own on int64 copies the sign."""
     return (bits >> count) & ((1 << (64 - count)) - 1)
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64)
 
 
 _NO_BAGS = np.empty(0, np.int64)
