@@ -88,13 +88,7 @@ MOST_STEPS_AHEAD = 12
 def build_placements(
     config: TrainConfig, shards: Shards, held: Mapping[int, HeldRows] | None = None
 ) -> dict[int, Placement]:
-    """Build the placement of the tables of each table group.
-
-    Args:
-        config: settings of the run.
-        shards: with the tables.
-        held: the rows of each table group that live at this rank, where there are several.
-    """
+    """Build the placement of each table group, of which a rank has the rows in ``held``."""
     config = with_staging(config, shards)
     groups = tables_by_dim([table.embedding_dim for table in shards.tables])
     return {
@@ -174,10 +168,6 @@ def num_steps_ahead(config: TrainConfig, mixed_share: float = 1.0) -> int:
 
     Transfers run as many batches with transfers ahead as are prefetched, over those between them that need
     none; two more are the one being computed and the one being prepared.
-
-    Args:
-        config: of the run.
-        mixed_share: share of the batches that is mixed.
     """
     assert config.prefetch is not None, "resolve chooses it"
     least = config.prefetch + 2

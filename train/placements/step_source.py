@@ -94,11 +94,7 @@ class StepSource:
         epochs: Iterable[Iterable[int]],
         prepare: Callable[[PlannedStep], PlannedStep] | None = None,
     ) -> Generator[PlannedStep]:
-        """Yield the steps of epochs of given batches, with transfers queued.
-
-        Args:
-            prepare: does what else can be done ahead of a step; None: nothing.
-        """
+        """Yield the steps of epochs of given batches, queued and prepared."""
         with self.readers:
             for numbers, queues in self._epochs(epochs):
                 first_item = self._embeddings.transfers.num_items

@@ -121,17 +121,7 @@ def _gather_part(own_ND: torch.Tensor, owners_N: NDArray[np.uint8], ranks: Ranks
 
 
 class RankedEmbeddings(Embeddings):
-    """The rows of this rank, moved between tiers and between ranks.
-
-    Args:
-        tables: those of the shards.
-        groups: the same by group, of each the rows that live here.
-        ranks: all of them.
-        shares: of a batch.
-        optimizer: that of the rows.
-        threads: share the work on rows.
-        coded: codecs and counts of what crosses.
-    """
+    """The rows of this rank, moved between tiers and between ranks."""
 
     def __init__(
         self,

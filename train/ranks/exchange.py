@@ -112,19 +112,13 @@ def choose_owners(
 
 
 class HeldRows:
-    """The owners of a table group's rows, and the rows of this rank.
-
-    Args:
-        num_rows: of each table.
-        owners_K: (num_keys,); the rank that owns each row.
-        rank: this one.
-    """
+    """The owners of a table group's rows, and the rows of this rank."""
 
     def __init__(self, num_rows: Sequence[int], owners_K: NDArray[np.uint8], rank: int) -> None:
         self.first_key_F1 = np.cumsum([0, *num_rows])
         """Key of the first row of each table, and the end of the last."""
         self.owners_K = owners_K
-        """The rank that owns each row."""
+        """(num_keys,); the rank that owns each row."""
         self.rank = rank
         # The rows here are numbered by their keys; what other rows get is never read.
         is_held_K = owners_K == rank

@@ -80,10 +80,6 @@ def chosen_by(options: ExchangeOptions, num_steps: int) -> ChosenExchange:
 
     Gradients take the codec of the vectors, or int8 where that is bounded; those of the dense layers the same
     16-bit type, or bf16.
-
-    Args:
-        options: of the exchange.
-        num_steps: of the run.
     """
     vectors = _EXACT if options.exchange == AUTO else options.exchange
     is_bounded = parse_codec("exchange", vectors).kind == "bounded"
@@ -98,10 +94,6 @@ def chosen_by(options: ExchangeOptions, num_steps: int) -> ChosenExchange:
 
 def codec_for(text: str, tables: Sequence[EmbeddingTable]) -> RowCodec:
     """Return the codec of the rows of some tables.
-
-    Args:
-        text: the codec's name.
-        tables: of one group.
 
     Raises:
         ConfigError: no such codec.
@@ -211,14 +203,7 @@ class ExchangeCounts:
 
 
 class CodedExchange:
-    """The exchange of a run, seen from one rank.
-
-    Args:
-        rank: this one.
-        seed: of the run.
-        tables: those of the shards.
-        step: steps of the run that are done.
-    """
+    """The exchange of a run, seen from one rank."""
 
     def __init__(self, rank: int, seed: int, tables: Sequence[EmbeddingTable] = (), step: int = 0) -> None:
         self.step = step

@@ -144,12 +144,7 @@ def raise_on_any_rank(ranks: Ranks) -> Iterator[None]:
 
 
 def sent_to_first(ranks: Ranks, data: torch.Tensor, num_bytes: Sequence[int]) -> list[torch.Tensor]:
-    """Return at rank 0 the bytes of each rank, none of its own; nothing elsewhere.
-
-    Args:
-        data: bytes of this rank.
-        num_bytes: of each rank.
-    """
+    """Return at rank 0 the bytes of each rank, none of its own; nothing elsewhere."""
     # All messages go to rank 0, whose own part needs none.
     if ranks.rank == 0:
         data = torch.empty(0, dtype=torch.uint8)
@@ -202,11 +197,9 @@ def wait_for_first(ranks: Ranks, work: Callable[[], int]) -> int:
 
 
 def check_equal_settings(ranks: Ranks, settings: Mapping[str, object]) -> None:
-    """Compare the settings of this rank with those of the others, one by one.
+    """Compare the texts of this rank's settings with those of the others, one by one.
 
-    Args:
-        ranks: all of them call this.
-        settings: by name; their texts are compared.
+    All ranks call this.
 
     Raises:
         RankError: one differs somewhere; every rank raises, and names it and the rank.

@@ -263,13 +263,7 @@ def _share_ends(shares: BatchShares | None, num_positions: int, num_features: in
 def _keys_of_levels(
     positions_N: NDArray[np.int64], ends_G: NDArray[np.int64], block_positions: int
 ) -> list[NDArray[np.int64]]:
-    """Return the keys by which lookups of a row are summed, by level.
-
-    Args:
-        positions_N: (N,) of each lookup.
-        ends_G: (num_shares,); where each micro-batch ends.
-        block_positions: positions that a block of samples spans.
-    """
+    """Return the keys by which lookups of a row are summed, by level."""
     shares_N = np.searchsorted(ends_G, positions_N, side="right")
     starts_G = np.concatenate([np.zeros(1, np.int64), ends_G])
     # Blocks are numbered within their share, whose number stands before.

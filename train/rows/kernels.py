@@ -8,6 +8,9 @@ Adam's averages decay by the steps of their row, not by those of the run.
 
 Shapes: S slots of a tier, D embedding_dim, N lookups listed, P = B * F bags of a batch in sample order
 (position = sample * F + feature), U distinct rows, R rows of a part of them.
+
+Optimizer steps update ``weights_SD`` and the state of the rows in ``slots_U``, no slot twice, by the gradient
+of each row in ``sums_UD``, at the learning rate ``lr``.
 """
 
 from __future__ import annotations
@@ -300,14 +303,7 @@ def _ask_for_row(slots_U, row, rows_SW):  # type: ignore[no-untyped-def]
 def apply_sgd(
     weights_SD: NDArray[np.float32], slots_U: NDArray[np.int64], sums_UD: NDArray[np.float32], lr: np.float32
 ) -> None:
-    """``w -= lr * g`` for the rows in ``slots``.
-
-    Args:
-        weights_SD: (num_slots, embedding_dim), updated.
-        slots_U: (num_distinct,), no slot twice.
-        sums_UD: (num_distinct, embedding_dim); gradient of each row.
-        lr: learning rate.
-    """
+    """``w -= lr * g`` for the rows in ``slots``."""
     # Whole registers first, then the columns that fill none.
     width = np.uint64(weights_SD.shape[1])
     whole = width // np.uint64(WIDTH) * np.uint64(WIDTH)
@@ -338,11 +334,7 @@ def apply_adagrad(
     ``h += g * g; w -= lr * g / (sqrt(h) + eps)``
 
     Args:
-        weights_SD: (num_slots, embedding_dim), updated.
         state_SD: (num_slots, embedding_dim); sum of squared gradients, updated.
-        slots_U: (num_distinct,), no slot twice.
-        sums_UD: (num_distinct, embedding_dim); gradient of each row.
-        lr: learning rate.
         eps: keeps the first step finite.
 
     Source:
@@ -376,11 +368,7 @@ def apply_rowwise_adagrad(
     half, and so on), which vectorises the same way everywhere.
 
     Args:
-        weights_SD: (num_slots, embedding_dim), updated.
         state_S1: (num_slots, 1); sum of mean squared gradients, updated.
-        slots_U: (num_distinct,), no slot twice.
-        sums_UD: (num_distinct, embedding_dim); gradient of each row.
-        lr: learning rate.
         eps: keeps the first step finite.
         squares_W: (the power of two from embedding_dim up), workspace.
 
@@ -443,11 +431,7 @@ def apply_momentum(
     Rows outside ``slots`` do not coast on.
 
     Args:
-        weights_SD: (num_slots, embedding_dim), updated.
         state_SD: (num_slots, embedding_dim); b, updated.
-        slots_U: (num_distinct,), no slot twice.
-        sums_UD: (num_distinct, embedding_dim); gradient of each row.
-        lr: learning rate.
         momentum: share of b that stays.
 
     Source:
@@ -480,10 +464,7 @@ def apply_adam(
     ``m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g g; w -= step_size[t] m / (sqrt(v) / root_scale[t] + eps)``
 
     Args:
-        weights_SD: (num_slots, embedding_dim), updated.
         state_SW: (num_slots, 2 * embedding_dim + 1); m, v and the steps t so far, updated.
-        slots_U: (num_distinct,), no slot twice.
-        sums_UD: (num_distinct, embedding_dim); gradient of each row.
         keep_2: b1 and b2.
         take_2: 1 - b1 and 1 - b2.
         step_sizes_T: (any,); ``lr / (1 - b1**t)``, whose last entry serves all later steps.

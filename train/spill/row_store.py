@@ -118,21 +118,13 @@ class BlockFile:
             return number
 
     def write(self, number: int, block: NDArray[np.uint8]) -> None:
-        """Write one block to its place.
-
-        Raises:
-            HotsetError: the disk is full or does not work.
-        """
+        """Write one block to its place; raises HotsetError where the disk is full or faulty."""
         with self._lock:
             self.writes += 1
         self._move(lambda view, first: os.pwrite(self._file.fileno(), view, first), "written", block, number)
 
     def read(self, number: int, block: NDArray[np.uint8]) -> None:
-        """Read the block ``number`` into ``block``.
-
-        Raises:
-            HotsetError: the disk does not work, or the file is shorter than what was written.
-        """
+        """Read the block ``number`` into ``block``; raises HotsetError where that fails."""
         with self._lock:
             self.reads += 1
         self._move(lambda view, first: os.preadv(self._file.fileno(), [view], first), "read", block, number)
@@ -205,7 +197,7 @@ class RowStore:
 
     Args:
         shape: the rows.
-        sizes: how they are kept, see `choose_sizes`.
+        sizes: how they are kept, see `choose_all_sizes`.
         rows_of_fetches: (num_fetches,); the row of each fetch of the run.
         folder: where the spill file lies. Disk space is reserved for the rows that are ever written back.
 

@@ -48,11 +48,7 @@ _PART_ROWS = 1 << 17
 
 
 class UsedRows:
-    """Counts of the rows that are ever used, by cells of consecutive rows.
-
-    Args:
-        num_rows: rows are below it.
-    """
+    """Counts of the rows that are ever used, by cells of consecutive rows."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
@@ -215,10 +211,6 @@ class SpillSizes:
 
 def choose_all_sizes(shapes: Sequence[SpillShape], limit_bytes: int) -> list[SpillSizes]:
     """Divide memory among table groups: each gets its minimum and a share.
-
-    Args:
-        shapes: the rows of each table group.
-        limit_bytes: memory of all of them.
 
     Raises:
         ConfigError: it is too little; the hint names the least that would do.
