@@ -150,12 +150,6 @@ def build_tools(
 ) -> RowTools:
     """Open the device, and limit what the rows may take of the machine.
 
-    Args:
-        config: resolved.
-        spill_folder: folder for rows beyond ``slow_bytes``; None: that of temporary files.
-        device_api: device to queue steps on; None: the one that the settings name, if any.
-        marks_rows: whether rows that steps change are marked, for checkpoints.
-
     Raises:
         ConfigError: no such device.
     """
@@ -234,12 +228,7 @@ def _build_order(
     predictor: Predictor,
     start: RunStart | None,
 ) -> BatchOrder:
-    """Build the order of the batches that are still to be trained on.
-
-    Args:
-        given: order to use instead of the placement's own.
-        predictor: finds the test losses that the order of ``fae`` needs.
-    """
+    """Build the order of the batches that are still to be trained on."""
     order: BatchOrder | None = given
     if order is None and config.placement == "fae":
         from .placements.fae import build_fae_order

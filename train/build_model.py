@@ -149,11 +149,6 @@ class UserModel(DenseModel):
     """Calls a user's module with embeddings by table.
 
     Its weights are called ``module.`` and the name they have in the module.
-
-    Args:
-        module: the user's.
-        name: what messages call it.
-        inputs: sizes of the log.
     """
 
     def __init__(self, module: nn.Module, name: str, inputs: ModelInputs) -> None:
@@ -304,9 +299,6 @@ def build_model(
     """Build a model with its initial values.
 
     Args:
-        config: which model.
-        inputs: sizes of the log.
-        seed: of the initial values.
         least_samples: samples of the smallest batch of the training to come, where there is one.
 
     Raises:

@@ -131,7 +131,6 @@ def choose_exchange(trainer: Trainer, options: ExchangeOptions) -> ChosenExchang
 
     Args:
         trainer: of the run, before its first step; what it sends from then on is not changed here.
-        options: of the exchange, which leave the codecs open.
     """
     assert options.exchange == AUTO and trainer.rank_codecs is not None, "nothing is left open"
     link = measure_link(trainer.ranks)

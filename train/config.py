@@ -76,10 +76,6 @@ class CodecChoice:
 def parse_codec(option: str, text: str) -> CodecChoice:
     """Read a codec, such as ``int8`` or ``bounded:0.03,C3=0.01``.
 
-    Args:
-        option: the name of the setting, for errors.
-        text: its value.
-
     Raises:
         ConfigError: no such codec, or a bound that is none.
     """

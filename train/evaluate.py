@@ -49,9 +49,6 @@ class Predictor:
     """Predicts with a model and its rows as they are at the moment.
 
     Args:
-        shards: the batches of both parts.
-        dense: the dense layers.
-        embeddings: the rows.
         meter: counts the work as evaluation; None: nothing counts it.
         folder: folder for a file of what does not fit in memory; None: that of temporary files.
         ranks: share the batches; all of them score the predictions of all.
@@ -180,7 +177,6 @@ def load_model(
         tables: those of the run, as the data to predict has them.
         threads: those of the dense layers; None: as many as trained.
         slow_bytes: memory for embedding rows, see `evaluate`.
-        model_source: makes the module of a user; None imports the class that the run records.
 
     Raises:
         HotsetError: the weights are damaged, or not those that the config describes.

@@ -33,8 +33,6 @@ class DenseUpdate:
     """Sets the learning rate of a step, and clips its gradient.
 
     Args:
-        parameters: those of the dense layers.
-        optimizers: theirs.
         clip_gradient: largest norm of the gradient of all parameters together; None: any.
     """
 
@@ -92,9 +90,7 @@ class LearningRates:
     """The learning rates of a run.
 
     Args:
-        options: schedule, warm-up and decay.
         full: rates at the end of warm-up.
-        num_steps: steps of the whole run.
         num_reductions: how often the schedule plateau has lowered the rates so far.
     """
 
@@ -164,7 +160,6 @@ class Stopping:
     """Watches the steps and evaluations of a run.
 
     Args:
-        options: limits, patience and target.
         clock: seconds of a clock that never goes back.
     """
 

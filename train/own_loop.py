@@ -359,7 +359,6 @@ class Embeddings(nn.Module):
         """Return a source of the steps of some batches.
 
         Args:
-            held: batches by number.
             is_fresh: whether rows that no step has changed are initialized at their first use.
         """
         # New planners know of no earlier batch; with ``is_fresh`` rows used before are marked for them.

@@ -105,9 +105,6 @@ class BackgroundIterator(Generic[Item]):
     An exception in the thread is raised by the caller's next step, before items that are still queued.
 
     Args:
-        items: iterated in the thread.
-        depth: items ahead.
-        name: of the thread.
         given_back: places returned to the thread together; it may be up to ``given_back - 1`` items less
             far ahead.
     """

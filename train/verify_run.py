@@ -167,7 +167,6 @@ def faults_against_shards(
     Args:
         run: its folder, in which `verify_run` found nothing.
         shards: the shards that it was trained on, or the folder that holds them.
-        progress: called with the samples evaluated so far and their number in all.
 
     Raises:
         HotsetError: the shards are damaged, or do not fit the run.

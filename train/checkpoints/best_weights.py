@@ -36,7 +36,6 @@ class BestWeights:
     """The file of the best weights so far.
 
     Args:
-        folder: that of the run.
         num_checkpoints: checkpoints that are kept, and may name an earlier file.
         ranks: of the run; all of them make the same calls.
     """
@@ -54,9 +53,6 @@ class BestWeights:
         """Reserve room for the best weights and their successors.
 
         Better ones are written before the old ones go. Earlier files that checkpoints still name take more.
-
-        Args:
-            num_bytes: of one file of weights.
 
         Raises:
             HotsetError: the disk is too small.

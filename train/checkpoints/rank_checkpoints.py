@@ -33,12 +33,7 @@ SAVED_ERRORS = "exchange_errors"
 
 
 class SavedErrors:
-    """A part of a run whose state is the errors of all ranks (`checkpoints.files.Resumable`).
-
-    Args:
-        ranks: all of them.
-        groups: the errors of this rank, by table group.
-    """
+    """A part of a run whose state is the errors of all ranks (`loop.Resumable`)."""
 
     def __init__(self, ranks: Ranks, groups: Sequence[GroupErrors]) -> None:
         self._ranks = ranks

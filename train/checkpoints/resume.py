@@ -223,10 +223,8 @@ class RunCheckpoints:
     """The checkpoints of a run under way.
 
     Args:
-        trainer: the run.
         folder: of the checkpoints; created.
         run: checksum of the run's settings.
-        settings: how often they are written, and how many are kept.
         last: the checkpoint that it was resumed from.
 
     Raises:
@@ -308,11 +306,7 @@ class RunCheckpoints:
             self._copy_part()
 
     def _begin(self, metrics: Iterable[str], num_used: int, *, is_logged: bool) -> None:
-        """Begin a checkpoint, whose rows follow.
-
-        Args:
-            num_used: rows that were ever changed.
-        """
+        """Begin a checkpoint, whose rows follow."""
         self.stall_seconds = 0.0
         self.longest_stall_seconds = 0.0
         self._writer.begin(self._trainer.step)

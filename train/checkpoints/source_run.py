@@ -65,10 +65,7 @@ def open_source(run: Path, shards: Shards, chosen: Optimizers, model: ModelConfi
     """Open a run to start from.
 
     Args:
-        run: its folder.
         shards: those of the new run; ``id_map/`` next to them maps the ids of an older vocabulary.
-        chosen: optimizers of the new run.
-        model: that of the new run.
 
     Raises:
         HotsetError: the run is damaged, has nothing to start from, or is one of another model.

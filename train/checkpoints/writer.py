@@ -61,11 +61,7 @@ class CheckpointWriter:
     Args:
         folder: of the run's checkpoints; it exists.
         run: checksum of the run's settings.
-        keep: checkpoints that are kept.
-        tables: of the run.
-        last: the checkpoint that the run was resumed from; None where it was not.
         most_waiting: bytes of rows that may wait to be written.
-        room: disk space reserved for checkpoints.
     """
 
     def __init__(
@@ -126,11 +122,7 @@ class CheckpointWriter:
             self._unwritten.append((part.num_bytes, self._parts[-1]))
 
     def finish(self, state: RunState, tensors: Mapping[str, torch.Tensor], num_used: int) -> None:
-        """Add what is no row, and let the thread seal the checkpoint.
-
-        Args:
-            num_used: rows that were ever changed.
-        """
+        """Add what is no row, and let the thread seal the checkpoint."""
         self._end = self._pool.submit(self._seal, state, tensors, num_used)
 
     def result(self, *, waits: bool = False) -> int | None:
@@ -227,9 +219,6 @@ class RowsCopy:
     """The copies of a run's rows for its checkpoints, one checkpoint at a time.
 
     Args:
-        embeddings: the rows.
-        part_bytes: of a part.
-        threads: share the copies.
         put: takes a part, and a function to call once its arrays may be written again.
     """
 

@@ -71,8 +71,6 @@ class ReservedRoom:
     """A nameless file that reserves space for files that are written later.
 
     Args:
-        folder: where it lies.
-        num_bytes: to reserve.
         what: the files it is for, for the message.
         way_out: the option that does without them, for the hint; empty where there is none.
 
@@ -291,13 +289,7 @@ def read_begun(path: Path) -> dict[str, Any]:
 
 
 def refuse_other_settings(path: Path, recorded: Mapping[str, Any], description: Mapping[str, Any]) -> None:
-    """Raise HotsetError unless an unfinished run has these settings, but for threads and the mover.
-
-    Args:
-        path: folder of the run.
-        recorded: its ``config.json``.
-        description: that of the command.
-    """
+    """Raise HotsetError unless an unfinished run has these settings, but for threads and the mover."""
     # Through JSON, so that tuples and lists compare as the file has them.
     wanted = settings_of(json.loads(json.dumps(description)))
     for name, value in _differences(settings_of(without_removed(path, recorded)), wanted):
@@ -351,7 +343,6 @@ def without_removed(path: Path, description: Mapping[str, Any]) -> dict[str, Any
     """Return the description of a run by the options of this version.
 
     Args:
-        path: folder of the run, for errors.
         description: contents of its ``config.json``, of this version or an earlier one.
 
     Raises:
@@ -407,7 +398,6 @@ class TensorboardEvents:
 
     Args:
         folder: created; a file that an earlier process of the run wrote there is written again.
-        metrics: lines logged so far.
 
     Raises:
         HotsetError: it cannot be written.
@@ -451,8 +441,6 @@ class RunFolder:
     """The folder of a run while it is written.
 
     Args:
-        path: of the run.
-        weight_bytes: room to reserve for the weights.
         is_first: whether this process writes: it is alone, or rank 0. Others send it their rows.
     """
 

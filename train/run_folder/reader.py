@@ -158,9 +158,6 @@ class SavedTier(FileTier):
     """The rows of one dim, all of them in the file of weights.
 
     Args:
-        tables: those of the dim.
-        embedding_dim: its floats.
-        weights: all tensors of the run.
         memory_bytes: memory that rows may take.
     """
 

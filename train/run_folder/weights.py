@@ -231,7 +231,6 @@ def _read_header(
     """Return the first byte, the shape and the type of each tensor of a header.
 
     Args:
-        text: the header, JSON.
         num_bytes: bytes of all tensors, which must fill them without gaps.
 
     Raises:

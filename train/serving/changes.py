@@ -87,10 +87,7 @@ def export_changes(
     """Write the changes to ``out``; return how much changed, table by table.
 
     Args:
-        run: folder of the finished run to serve next.
         since: folder of the run whose rows the server has.
-        out: new folder.
-        config: number type of the rows.
         vocabulary: folder that `preprocess` wrote, for a ``run`` that keeps no vocabulary.
         progress: called with how many rows are compared.
 

@@ -185,12 +185,7 @@ class ServingGraph(nn.Module):
     """The whole model of a run.
 
     Args:
-        model: its dense layers, in evaluation mode.
-        index: finds rows.
-        tables: the rows of each table.
-        is_multi_hot: of each table.
         takes_mean: whether the rows of a bag become their mean instead of their sum.
-        schema: that of the log.
         num_elements: of a history with its candidate, for a model that takes bags as histories; None for
             others.
     """
@@ -380,8 +375,6 @@ def export_run(
     """Write the exported model of a run to ``out``.
 
     Args:
-        run: folder of a finished run.
-        out: new folder.
         config: number type of the rows, and whether ONNX is wanted.
         vocabulary: folder that `preprocess` wrote, for a run that keeps no vocabulary.
         progress: called with how many rows are ready, and that files are written.
