@@ -18,7 +18,7 @@ from ..pipeline.errors import ConfigError
 from ..pipeline.runtime.tasks import num_workers
 from .build_embeddings import RowTools, RunStart, build_embeddings, open_device, open_device_api, resolve
 from .build_model import ModelSource, build_model, build_step
-from .config import ChosenExchange, Optimizers, TrainConfig
+from .config import ChosenExchange, ModelConfig, Optimizers, TrainConfig
 from .data.batch import BatchShares
 from .data.batch_order import BatchOrder, CutOrder, ResumedOrder, SeededOrder
 from .data.shards import Shards
@@ -89,7 +89,7 @@ def build_trainer(
 
     num_done = start.num_done if start is not None else 0
     coded, build_sums = _build_codecs(shards, config, ranks, exchange or ChosenExchange(), num_done)
-    model, dense = _build_dense_layers(shards, config, tools, threads, build_sums, model_source)
+    model, dense = _build_dense_layers(shards, config, chosen_model, tools, threads, build_sums, model_source)
     embeddings = _build_rows(shards, config, tools, ranks, coded, start)
     predictor = Predictor(shards, dense, embeddings, tools.meter, tools.folder, ranks)
     order = _build_order(shards, config, order, predictor, start)
@@ -179,15 +179,14 @@ def build_tools(
 def _build_dense_layers(
     shards: Shards,
     config: TrainConfig,
+    chosen: ModelConfig,
     tools: RowTools,
     threads: WorkThreads,
     build_sums: BuildSums | None,
     model_source: ModelSource | None,
 ) -> tuple[DenseModel, DenseStep]:
     """Build the model with its initial parameters, and its step."""
-    chosen = choose_model(config, shards.embedding_dim)
-    inputs = ModelInputs.of(shards)
-    model = build_model(chosen, inputs, config.seed, model_source, shards.least_batch_samples)
+    model = build_model(chosen, ModelInputs.of(shards), config.seed, model_source, shards.least_batch_samples)
     model = model.to(tools.device)
     dtype = config.dense_dtype
     assert dtype != "auto", "resolve chooses it"

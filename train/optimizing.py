@@ -156,6 +156,17 @@ class LearningRates:
         return options.final_lr + (1 - options.final_lr) * left
 
 
+_KINDS: dict[str, tuple[type, ...]] = {
+    "best_score": (float, type(None)),
+    "best_step": (int, type(None)),
+    "num_without_progress": (int,),
+    "num_reductions": (int,),
+    "reason": (str, type(None)),
+    "seconds": (float,),
+}
+"""The state of `Stopping` by its names, and the types of each."""
+
+
 class Stopping:
     """Watches the steps and evaluations of a run.
 
@@ -224,28 +235,14 @@ class Stopping:
 
     def state(self) -> Mapping[str, Any]:
         """Return what `restore` takes."""
-        return {
-            "best_score": self.best_score,
-            "best_step": self.best_step,
-            "num_without_progress": self.num_without_progress,
-            "num_reductions": self.num_reductions,
-            "reason": self.reason,
-            "seconds": self.seconds,
-        }
+        return {name: getattr(self, name) for name in _KINDS}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; raises ValueError where it is none."""
-        kinds = {
-            "best_score": (float, type(None)),
-            "best_step": (int, type(None)),
-            "num_without_progress": (int,),
-            "num_reductions": (int,),
-            "reason": (str, type(None)),
-        }
         # Types are checked before anything is set, so that a damaged state changes nothing.
-        for name, allowed in (kinds | {"seconds": (float,)}).items():
+        for name, allowed in _KINDS.items():
             if type(state[name]) not in allowed:
                 raise ValueError(f"{name} is {state[name]!r}")
-        for name in kinds:
+        for name in _KINDS.keys() - {"seconds"}:
             setattr(self, name, state[name])
         self._start = self._clock() - state["seconds"]

@@ -23,7 +23,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Generic, TypeVar
 
 import torch
@@ -188,12 +187,7 @@ class Readers:
             self._pool = ThreadPoolExecutor(self.num_threads, "read")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # Calls write to memory of others, so they are waited for. None is cancelled after an error: the loop
         # would meet a batch that nobody packs before it meets the error.
         if self._pool is not None:

@@ -29,7 +29,16 @@ from .data.shards import Shards, with_hot_bytes
 from .evaluate import evaluate
 from .model.shapes import ModelInputs
 from .run_config import read_object, read_settings
-from .run_folder.files import CHECKPOINTS, CONFIG, RUN_FILES, SUMMARY, VOCABULARY, is_unfinished, settings_of
+from .run_folder.files import (
+    CHECKPOINTS,
+    CONFIG,
+    RUN_FILES,
+    SUMMARY,
+    VOCABULARY,
+    differences,
+    is_unfinished,
+    settings_of,
+)
 from .run_folder.reader import (
     read_config,
     read_finite,
@@ -188,8 +197,10 @@ def faults_against_shards(
     found = json.loads(json.dumps({**quality.of_test(), "validation": validation}))
     is_rounded = settings.device.startswith("cuda") or config.get("dense_dtype") == "bf16"
     tolerance = _ROUNDED_TOLERANCE if is_rounded else _TOLERANCE
-    for name, wanted, score in _differences(summary, found, tolerance):
-        yield f"{run / SUMMARY}: {name} is {wanted}, and the weights reach {score}"
+    recorded = {name: summary.get(name) for name in found}
+    for name, pair in differences(recorded, found):
+        if not (all(type(each) is float for each in pair) and math.isclose(*pair, rel_tol=tolerance)):
+            yield f"{run / SUMMARY}: {name} is {pair[0]}, and the weights reach {pair[1]}"
 
 
 def _faults_of_batches(
@@ -213,20 +224,3 @@ def _faults_of_batches(
     total = shards.num_training_samples * settings.epochs
     if not summary.get("stopped") and found != total:
         yield f"{run / SUMMARY}: num_training_samples is {found}, the shards have {total}"
-
-
-def _differences(
-    summary: Mapping[str, Any], found: Mapping[str, Any], tolerance: float, prefix: str = ""
-) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the scores that differ: names, recorded, found."""
-    for name, score in found.items():
-        recorded = summary.get(name)
-        if isinstance(score, dict) and isinstance(recorded, dict):
-            yield from _differences(recorded, score, tolerance, f"{prefix}{name}.")
-        elif recorded != score and not _is_near(recorded, score, tolerance):
-            yield f"{prefix}{name}", recorded, score
-
-
-def _is_near(recorded: object, score: object, tolerance: float) -> bool:
-    numbers = [each for each in (recorded, score) if isinstance(each, float)]
-    return len(numbers) == 2 and math.isclose(*numbers, rel_tol=tolerance)

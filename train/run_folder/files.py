@@ -45,7 +45,7 @@ from ..data.shards import ShardOrigin, Shards, vocabulary_of
 from ..dense.gradients import cpu_features
 from ..dense.linear import choose_library
 from ..model.choose_model import choose_model, recorded_name
-from ..run_config import read_object
+from ..run_config import RunTable, read_object
 from .weights import Weights, send_weights, write_weights
 
 CONFIG = "config.json"
@@ -260,13 +260,13 @@ def describe(shards: Shards, config: TrainConfig, threads: int, *, is_replay: bo
         "embedding_dim": shards.embedding_dim,
         "num_dense": shards.num_dense,
         "tables": [
-            {
-                "name": table.name,
-                "num_rows": table.num_rows,
-                "embedding_dim": table.embedding_dim,
-                "num_hot": table.num_hot,
-            }
-            | ({"is_multi_hot": True} if table.is_multi_hot else {})
+            RunTable(
+                name=table.name,
+                num_rows=table.num_rows,
+                embedding_dim=table.embedding_dim,
+                num_hot=table.num_hot,
+                is_multi_hot=table.is_multi_hot,
+            ).to_json()
             for table in shards.tables
         ],
     }
@@ -292,7 +292,7 @@ def refuse_other_settings(path: Path, recorded: Mapping[str, Any], description: 
     """Raise HotsetError unless an unfinished run has these settings, but for threads and the mover."""
     # Through JSON, so that tuples and lists compare as the file has them.
     wanted = settings_of(json.loads(json.dumps(description)))
-    for name, value in _differences(settings_of(without_removed(path, recorded)), wanted):
+    for name, value in differences(settings_of(without_removed(path, recorded)), wanted):
         raise HotsetError(
             f"{path} holds an unfinished run with other settings: {name} is {value[0]!r}, here {value[1]!r}",
             hint="give the settings of that run to resume it, or another --out, or remove the folder",
@@ -378,14 +378,14 @@ def _of_removed_option(path: Path, name: str, value: object) -> HotsetError:
     )
 
 
-def _differences(
+def differences(
     found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Yield the settings that differ, with both values."""
     for name in (*wanted, *(name for name in found if name not in wanted)):
         pair = (found.get(name), wanted.get(name))
         if isinstance(pair[0], dict) and isinstance(pair[1], dict):
-            yield from _differences(pair[0], pair[1], f"{prefix}{name}.")
+            yield from differences(pair[0], pair[1], f"{prefix}{name}.")
         elif pair[0] != pair[1]:
             yield f"{prefix}{name}", pair
 

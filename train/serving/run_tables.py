@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import ConfigError, HotsetError, ManifestError, first_line
 from ...pipeline.folders.manifest import Manifest
-from ...pipeline.folders.totals import ColumnsTotals, VocabularyTable, VocabularyTotals
+from ...pipeline.folders.totals import ColumnsTotals, VocabularyTotals
 from ...pipeline.formats.arrow_files import read_batch, values_of
 from ...pipeline.runtime.tasks import ProgressCallback, silent
 from ...pipeline.schema.schema import Schema
@@ -101,23 +101,19 @@ class RunTables:
         total = sum(table.num_rows for table in self.tables)
         progress("rows", done, total)
         for table, info in zip(self.tables, infos, strict=True):
-            yield self._categories_of(table, info)
+            batch = read_batch(self.vocabulary, self.vocabulary.entry(f"{table.name}.arrow"))
+            array = batch.column("category")
+            found = values_of(array, array.type.to_pandas_dtype()).astype(np.uint64).view(np.int64)
+            if found.size != table.num_rows:
+                folder = self.vocabulary.folder
+                raise HotsetError(f"{folder} has {found.size} rows of {table.name}, want {table.num_rows}")
+            # The rows of oov and of missing values are among the others, without a category.
+            ids = np.arange(table.num_rows, dtype=np.int32)
+            own = (ids != info.oov_id) & (ids != info.missing_id)
+            order = np.argsort(found[own], kind="stable")
+            yield TableCategories(table, info.oov_id, info.missing_id, found[own][order], ids[own][order])
             done += table.num_rows
             progress("rows", done, total)
-
-    def _categories_of(self, table: EmbeddingTable, info: VocabularyTable) -> TableCategories:
-        batch = read_batch(self.vocabulary, self.vocabulary.entry(f"{table.name}.arrow"))
-        array = batch.column("category")
-        found = values_of(array, array.type.to_pandas_dtype()).astype(np.uint64).view(np.int64)
-        if found.shape[0] != table.num_rows:
-            raise HotsetError(
-                f"{self.vocabulary.folder} has {found.shape[0]} rows of {table.name}, want {table.num_rows}"
-            )
-        # The rows of oov and of missing values stand among the others, without a category.
-        ids = np.arange(table.num_rows, dtype=np.int32)
-        own = (ids != info.oov_id) & (ids != info.missing_id)
-        order = np.argsort(found[own], kind="stable")
-        return TableCategories(table, info.oov_id, info.missing_id, found[own][order], ids[own][order])
 
 
 def open_vocabulary(run: Path, config: RunConfig, given: Path | None = None) -> tuple[Manifest, str]:
