@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -151,12 +151,8 @@ def choose_exchange(trainer: Trainer, options: ExchangeOptions) -> ChosenExchang
     trainer.rank_codecs.prediction = ExchangePrediction(
         link.delay_seconds, link.bytes_per_second, step_seconds, seconds
     )
-    return replace(
-        trainer.rank_codecs.chosen,
-        vectors=names["vectors"],
-        gradients=names["gradients"],
-        dense=names["dense"],
-    )
+    chosen: dict[str, Any] = dict(names)
+    return replace(trainer.rank_codecs.chosen, **chosen)
 
 
 def _volumes(trainer: Trainer) -> dict[Kind, list[_Volume]]:
@@ -164,32 +160,22 @@ def _volumes(trainer: Trainer) -> dict[Kind, list[_Volume]]:
     num_batches = trainer.shards.num_training_batches
     # A few batches, evenly spread over those of the training part.
     numbers = np.unique(np.linspace(0, num_batches - 1, _NUM_BATCHES).astype(int)).tolist()
-    vectors = []
-    gradients = []
+    volumes: dict[Kind, list[_Volume]] = {"vectors": [], "gradients": []}
     for group in trainer.embeddings.groups:
         assert isinstance(group, RankedGroup)
         found = [group.look_at(trainer.shards.training_batch(number)) for number in numbers]
-        counts_N4 = [
-            (
-                each.vectors.send.places_N.size,
-                each.vectors.receive.places_N.size,
-                each.gradients.send.places_N.size,
-                each.gradients.receive.places_N.size,
-            )
-            for each in found
-        ]
-        means = np.mean(counts_N4, axis=0).tolist()
-        vectors.append(_Volume(group.embedding_dim, *means[:2]))
-        gradients.append(_Volume(group.embedding_dim, *means[2:]))
+        crossing = {
+            "vectors": [each.vectors for each in found],
+            "gradients": [each.gradients for each in found],
+        }
+        for kind, own in volumes.items():
+            counts_N2 = [(each.send.places_N.size, each.receive.places_N.size) for each in crossing[kind]]
+            own.append(_Volume(group.embedding_dim, *np.mean(counts_N2, axis=0).tolist()))
     num_ranks = trainer.ranks.num_ranks
     num_numbers = sum(parameter.numel() for parameter in trainer.model.parameters())
     # Both halves of the sum send a slice to each other rank.
     num_blocks = 2 * num_numbers * (num_ranks - 1) / num_ranks / _DENSE_DIM
-    return {
-        "vectors": vectors,
-        "gradients": gradients,
-        "dense": [_Volume(_DENSE_DIM, num_blocks, num_blocks)],
-    }
+    return volumes | {"dense": [_Volume(_DENSE_DIM, num_blocks, num_blocks)]}
 
 
 def _cost(trainer: Trainer, volumes: list[_Volume], name: str, *, is_back: bool) -> CodecCost:

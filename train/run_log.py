@@ -387,7 +387,7 @@ def _summarize_exchange(trainer: Trainer) -> ExchangeSummary | None:
     chosen = coded.chosen
     return ExchangeSummary(
         ranks=ranks.num_ranks,
-        codecs={"vectors": chosen.vectors, "gradients": chosen.gradients, "dense": chosen.dense},
+        codecs={kind: getattr(chosen, kind) for kind in ("vectors", "gradients", "dense")},
         has_equal_bits=chosen.is_exact,
         bytes_by_rank=[dict(zip(counts.sent_bytes, each.tolist()[:-1], strict=True)) for each in sent],
         num_saturated=sum(int(each[-1]) for each in sent),

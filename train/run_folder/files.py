@@ -188,9 +188,9 @@ def remove_begun(path: Path) -> None:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Make the folder of a run, and lock it.
+    """Make the folder of a run, and lock it against other processes.
 
-    An empty one is removed again where the run is refused.
+    The lock ends with the process, however it ends. An empty folder is removed where the run is refused.
 
     Raises:
         HotsetError: it cannot be made, or another process trains there.
@@ -198,38 +198,25 @@ def claimed(path: Path) -> Iterator[None]:
     # Folders that did not exist before are ours to remove.
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     make_folder(path)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        with locked(path):
-            yield
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise HotsetError(
+            f"{path} is being written by another process",
+            hint="wait until that run ends, or stop it: the same command then resumes",
+        ) from None
+    except OSError as error:
+        # A file system without locks; runs in it are on their own.
+        _log.info("%s cannot be locked: %s", path, error.strerror)
+    try:
+        yield
     except BaseException:
         for folder in made:
             with suppress(OSError):  # it holds what the run wrote
                 folder.rmdir()
         raise
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Lock the folder against other training processes.
-
-    The lock ends with the process, however it ends.
-
-    Raises:
-        HotsetError: another process trains there.
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise HotsetError(
-                f"{path} is being written by another process",
-                hint="wait until that run ends, or stop it: the same command then resumes",
-            ) from None
-        except OSError as error:
-            # A file system without locks; runs in it are on their own.
-            _log.info("%s cannot be locked: %s", path, error.strerror)
-        yield
     finally:
         os.close(descriptor)
 

@@ -49,7 +49,7 @@ from hotset.train.run_config import RunConfig
 from hotset.train.run_folder import files as run_files
 from hotset.train.run_folder import files as run_writer
 from hotset.train.run_folder import reader
-from hotset.train.run_folder.files import ReservedRoom, locked
+from hotset.train.run_folder.files import ReservedRoom, claimed
 from hotset.train.run_folder.reader import read_config
 from hotset.train.spill.row_store import BlockFile
 from hotset.train.spill.run_plan import mapped_zeros
@@ -223,10 +223,10 @@ def test_a_type_that_this_machine_is_slow_with(shell: Shell) -> None:
         shell.works(*TRAIN, name, "--dense-dtype", name)
 
 
-@follows("train/run_folder/files.py::locked")
+@follows("train/run_folder/files.py::claimed")
 def test_a_run_in_use_is_waited_for(shell: Shell) -> None:
     interrupt("other")
-    with locked(Path("other")):
+    with claimed(Path("other")):
         assert "the same command then resumes" in shell.refused(*TRAIN, "other")
     shell.works(*TRAIN, "other")
 

@@ -54,7 +54,7 @@ from hotset.train.loop import run_steps
 from hotset.train.model.shapes import ModelInputs
 from hotset.train.recipe_options import Interval, RecipeOptions
 from hotset.train.run import RunOptions, train
-from hotset.train.run_folder.files import CHECKPOINTS, locked
+from hotset.train.run_folder.files import CHECKPOINTS, claimed
 from hotset.train.run_folder.weights import write_weights
 from hotset.train.verify_run import verify_run
 
@@ -468,7 +468,7 @@ def test_two_processes_do_not_train_in_one_folder(
     data: Path, tmp_path: Path, stopped: Callable[[Path, int], None]
 ) -> None:
     stopped(tmp_path / "run", 6)
-    with locked(tmp_path / "run"), pytest.raises(HotsetError, match="is being written by another process"):
+    with claimed(tmp_path / "run"), pytest.raises(HotsetError, match="is being written by another process"):
         train(data, TrainConfig(**FIELDS), tmp_path / "run")
 
 
