@@ -140,7 +140,7 @@ def choose_exchange(trainer: Trainer, options: ExchangeOptions) -> ChosenExchang
         "gradients": _ROW_CODECS,
         "dense": _DENSE_CODECS,
     }
-    names: dict[Kind, str] = {}
+    names: dict[str, Any] = {}
     seconds: dict[str, dict[str, float]] = {}
     for kind, tried in open_kinds.items():
         costs = {name: _cost(trainer, volumes[kind], name, is_back=kind != "vectors") for name in tried}
@@ -151,8 +151,7 @@ def choose_exchange(trainer: Trainer, options: ExchangeOptions) -> ChosenExchang
     trainer.rank_codecs.prediction = ExchangePrediction(
         link.delay_seconds, link.bytes_per_second, step_seconds, seconds
     )
-    chosen: dict[str, Any] = dict(names)
-    return replace(trainer.rank_codecs.chosen, **chosen)
+    return replace(trainer.rank_codecs.chosen, **names)
 
 
 def _volumes(trainer: Trainer) -> dict[Kind, list[_Volume]]:
