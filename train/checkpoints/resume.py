@@ -75,7 +75,14 @@ class Checkpoint:
         """Read a checkpoint that `newest_whole` found; raises HotsetError where it is no state of a run."""
         tensors = read_tensors(folder / record.dense.path)
         found = cls(folder, record, tensors, sizes)
-        found._refuse_nonsense()
+        state = record.state
+        numbers = tensors.get(BATCHES)
+        losses = tensors.get(_LOSSES)
+        if numbers is None or numbers.dtype != torch.int32 or tuple(numbers.shape) != (state.step,):
+            raise HotsetError(f"{found.where} is damaged: it lacks the batches of its steps")
+        # Each step since the last line has a sample at least, by whose number the sum is divided.
+        if losses is None or losses.dim() != 1 or losses.numel() > state.unlogged_samples:
+            raise HotsetError(f"{found.where} is damaged: it lacks its losses")
         return found
 
     def rows(self) -> Iterator[RowsPart]:
@@ -92,16 +99,6 @@ class Checkpoint:
     @property
     def where(self) -> str:
         return f"the checkpoint of step {self.record.state.step} in {self.folder}"
-
-    def _refuse_nonsense(self) -> None:
-        state = self.record.state
-        numbers = self.tensors.get(BATCHES)
-        losses = self.tensors.get(_LOSSES)
-        if numbers is None or numbers.dtype != torch.int32 or tuple(numbers.shape) != (state.step,):
-            raise HotsetError(f"{self.where} is damaged: it lacks the batches of its steps")
-        # Each step since the last line has a sample at least, by whose number the sum is divided.
-        if losses is None or losses.dim() != 1 or losses.numel() > state.unlogged_samples:
-            raise HotsetError(f"{self.where} is damaged: it lacks its losses")
 
 
 def capture(

@@ -29,6 +29,8 @@ _STATE_VERSION = 1
 LABEL = "label"
 DENSE = "dense"
 KEYED_JAGGED = "sparse"
+_Features = dict[str, tuple[torch.Tensor, torch.Tensor | None]]
+"""Ids by feature in the order of the tables, and the offsets of lists."""
 MLPERF_SIZES = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 """Ids per sample of each of the 26 features, 214 in all."""
 
@@ -263,7 +265,15 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
 
     def _as_dictionary(self, shards: Shards, batch: Batch) -> dict[str, Any]:
         found: dict[str, Any] = {LABEL: batch.label_B, DENSE: at_cache_line(batch.dense_BK)}
-        features = _features_of(shards, batch)
+        # One copy that turns the matrix: a worker then sends its columns as views of one piece of memory.
+        batch = replace(batch, ids_BF=np.ascontiguousarray(batch.ids_BF.T).T)
+        features: _Features = {}
+        for name, ids_N, offsets_B1 in batch.features(shards.tables):
+            if offsets_B1 is None:
+                features[name] = (torch.from_numpy(ids_N), None)
+            else:
+                lists = (torch.from_numpy(ids_N.copy()), torch.from_numpy(offsets_B1.astype(np.int64)))
+                features[name] = lists
         if self._multi_hot is not None:
             self._draws = self._draws or MultiHotDraws(shards.tables, self._multi_hot)
             for name, (ids, offsets) in features.items():
@@ -277,19 +287,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         return found
 
 
-def _features_of(shards: Shards, batch: Batch) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
-    """Return ids by feature in the order of the tables, and list offsets."""
-    # One copy that turns the matrix: a worker then sends its columns as views of one piece of memory.
-    batch = replace(batch, ids_BF=np.ascontiguousarray(batch.ids_BF.T).T)
-    return {
-        name: (torch.from_numpy(ids), None)
-        if offsets is None
-        else (torch.from_numpy(ids.copy()), torch.from_numpy(offsets.astype(np.int64)))
-        for name, ids, offsets in batch.features(shards.tables)
-    }
-
-
-def _keyed_jagged(features: Mapping[str, tuple[torch.Tensor, torch.Tensor | None]]) -> Any:
+def _keyed_jagged(features: _Features) -> Any:
     """Return ids as TorchRec has them: by feature, with bag lengths."""
     try:
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
