@@ -52,19 +52,14 @@ def _faults_of_rebuilt(
     faulty: set[str] = set()
     for done, (name, made) in enumerate(manifests.items(), 1):
         # A stage trusts its inputs: it is run only on folders without faults, and those it was made from.
-        if all(_is_input(source, manifests) and source.get("name") not in faulty for source in made.inputs):
+        is_stale = any(_check_chain(made, manifests))
+        if not is_stale and all(source.get("name") not in faulty for source in made.inputs):
             faults = list(_compare(made, manifests, resources, raw, other))
             faulty |= {name} if faults else set()
             yield from faults
         else:
             faulty.add(name)
         resources.progress("rebuild", done, len(manifests))
-
-
-def _is_input(source: Mapping[str, Any], manifests: Mapping[str, Manifest]) -> bool:
-    """Return whether an input is the folder next to it, or missing."""
-    beside = manifests.get(source["name"]) if "name" in source else None
-    return beside is None or beside.fingerprint == source.get("fingerprint")
 
 
 def _compare(
@@ -285,7 +280,7 @@ def _check_listed(manifest: Manifest) -> Iterator[str]:
             yield f"{path} is no part of the folder: its manifest does not list it"
 
 
-def _check_chain(manifest: Manifest, manifests: dict[str, Manifest]) -> Iterator[str]:
+def _check_chain(manifest: Manifest, manifests: Mapping[str, Manifest]) -> Iterator[str]:
     """Check that the folder's inputs are the folders next to it."""
     for made_from in manifest.inputs:
         other = manifests.get(made_from["name"])

@@ -18,7 +18,7 @@ from ...stats.ranking.ranking import RankedRuns, first_places, rank_by_frequency
 from ..errors import MIB, ConfigError, require_at_least
 from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.output import Output, input_of
-from ..folders.totals import CountsFacts, CountsTotals, VocabularyTable, VocabularyTotals
+from ..folders.totals import CountsFacts, CountsTotals, VocabularyTotals
 from ..formats.arrow_files import VOCABULARY_COLUMNS, read_batch, read_file, values_of
 from ..formats.columns import write_id_texts
 from ..runtime.memory import check_cap, room_for
@@ -118,9 +118,11 @@ def rank(
     tasks = ((table, arrange, output, room) for table in tables)
     # A rearranged order is large and in this process's memory: threads write its tables.
     here = config.rank_by != "frequency"
-    written = tuple(run_tasks(_write_table, tasks, workers=resources.workers, shares_memory=here))
+    written = tuple(run_tasks(write_table, tasks, workers=resources.workers, shares_memory=here))
     for table in tables:
-        _write_texts(table.name, counts, output)
+        entry = output.finished[table.entry.path]
+        batch = read_file(output.folder / entry.path, entry.num_samples, VOCABULARY_COLUMNS)
+        write_id_texts(output, counts, table.name, batch.column("category"))
     totals = VocabularyTotals(
         num_samples=counted.num_samples,
         num_train_samples=counted.num_train_samples,
@@ -183,12 +185,6 @@ def version_of(config: RankConfig) -> int:
     return _SAMPLED_VERSION if config.rank_by == "sampled" else VERSION
 
 
-def _write_texts(name: str, counts: Manifest, output: Output) -> None:
-    entry = output.finished[f"{name}.arrow"]
-    batch = read_file(output.folder / entry.path, entry.num_samples, VOCABULARY_COLUMNS)
-    write_id_texts(output, counts, name, batch.column("category"))
-
-
 def needed_bytes(workers: int) -> int:
     """Return the bytes that `rank` by frequency needs at least."""
     return num_workers(workers) * _LEAST_ROOM
@@ -243,7 +239,3 @@ def _rank_table(min_count: int, counts: Manifest, entry: FileEntry) -> RankedRun
             hint="raise --min-count",
         )
     return ranked
-
-
-def _write_table(table: RankedTable, arrange: Arrange | None, output: Output, room: int) -> VocabularyTable:
-    return write_table(table, arrange(table) if arrange is not None else None, output, room)

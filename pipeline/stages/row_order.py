@@ -157,13 +157,12 @@ Arrange = Callable[[RankedTable], Arrangement]
 """Returns the order of one table's rows, where it is not the one by frequency."""
 
 
-def write_table(
-    table: RankedTable, arranged: Arrangement | None, output: Output, room: int
-) -> VocabularyTable:
-    """Write the vocabulary of one table, by frequency if not ``arranged``; return its description.
+def write_table(table: RankedTable, arrange: Arrange | None, output: Output, room: int) -> VocabularyTable:
+    """Write the vocabulary of one table, by frequency without ``arrange``; return its description.
 
     ``room``: bytes to hold in memory; columns beyond it are in files.
     """
+    arranged = arrange(table) if arrange is not None else None
     # Find where an arrangement put the two rows that have no category.
     missing = table.runs.missing_id
     oov = table.runs.oov_id

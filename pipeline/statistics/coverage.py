@@ -128,13 +128,6 @@ def _sampled_levels(inspected: Inspected, budgets: Sequence[int]) -> Levels:
     return _levels(inspected, counts_R, budgets)
 
 
-def _counted_levels(inspected: Inspected, budgets: Sequence[int]) -> Levels:
-    """Return levels by exact counts."""
-    # The kernel counts in 32 bits; beyond that rows tie, which only the very first could.
-    counts_R = np.concatenate([np.minimum(count, 2**31 - 1).astype(np.int32) for count in inspected.counts])
-    return _levels(inspected, counts_R, budgets)
-
-
 def _levels(inspected: Inspected, counts_R: NDArray[np.int32], budgets: Sequence[int]) -> Levels:
     first_row_T = np.cumsum([0, *(table.num_rows for table in inspected.tables)], dtype=np.int64)
     widths = np.array(PlanTotals.of(inspected.plan).bytes_of_rows, np.int64)
@@ -244,7 +237,9 @@ def hot_samples(inspected: Inspected) -> list[Row]:
     orders: dict[str, Levels] = {own: levels_of_tables(_num_hot(inspected, sizes), inspected.tables)}
     # The order by frequency for comparison, or peeling where the folder's own order is by frequency.
     if own != "frequency":
-        orders["frequency"] = _counted_levels(inspected, sizes)
+        # The kernel counts in 32 bits; beyond that rows tie, which only the very first could.
+        counts = [np.minimum(count, 2**31 - 1).astype(np.int32) for count in inspected.counts]
+        orders["frequency"] = _levels(inspected, np.concatenate(counts), sizes)
     else:
         peeled = _peeled_levels(inspected, sizes)
         if isinstance(peeled, str):

@@ -310,9 +310,11 @@ def parts_of_log(columns: Manifest, num_train: int, num_parts: int | None) -> li
         names = _distinct([log.name for log in raw])
         # One part less than there are marks for, because the end of the training part may cut one in two.
         size = -(-len(raw) // (MAX_PARTS - 2))
+        bounds = [(place, min(place + size, len(raw))) for place in range(0, len(raw), size)]
+        # A run of files is named by the first and the last of them.
         named = [
-            (_name_of_run(names[place : place + size]), (firsts[place], firsts[min(place + size, len(raw))]))
-            for place in range(0, len(raw), size)
+            (" to ".join(dict.fromkeys((names[place], names[stop - 1]))), (firsts[place], firsts[stop]))
+            for place, stop in bounds
         ]
     else:
         wanted = min(DEFAULT_PARTS, num_train) if num_parts is None else num_parts
@@ -329,11 +331,6 @@ def parts_of_log(columns: Manifest, num_train: int, num_parts: int | None) -> li
             f"{num_sets} parts for training: want {MAX_PARTS - 1} at most", hint="give --parts 6"
         )
     return parts
-
-
-def _name_of_run(names: list[str]) -> str:
-    """Name consecutive files by the first and the last of them."""
-    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
 
 
 def _distinct(names: list[str]) -> list[str]:

@@ -18,6 +18,7 @@ from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages import row_order as module
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.row_order import (
+    Arrange,
     Arrangement,
     HotOrder,
     RankedTable,
@@ -160,12 +161,13 @@ def test_an_arrangement_moves_every_column_and_the_rows_without_a_category(
     extra = {"sampled": rng.integers(0, 9, table.num_rows)}
     arranged = Arrangement(order, np.arange(table.num_rows) + 100, extra)
     found = {}
-    for name, arrangement in (("plain", None), ("arranged", arranged)):
+    arranges: dict[str, Arrange | None] = {"plain": None, "arranged": lambda _: arranged}
+    for name, arrange in arranges.items():
         output = Output.begin("rank", 1, RankConfig(), [], tmp_path / name)
-        info = write_table(table, arrangement, output, room)
+        info = write_table(table, arrange, output, room)
         path = next((tmp_path / name).rglob(table.entry.path))
         found[name] = read_file(path, table.num_rows, {}).to_pydict(), info
-        assert write_table(table, arrangement, output, room) == info, "a finished file is not written again"
+        assert write_table(table, arrange, output, room) == info, "a finished file is not written again"
     plain, moved = found["plain"][0], found["arranged"][0]
     assert moved["category"] == [plain["category"][row] for row in order]
     assert moved["count"] == [plain["count"][row] for row in order]
