@@ -22,13 +22,11 @@ import json
 import math
 import os
 import stat
-import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cached_property, lru_cache
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -506,18 +504,12 @@ def checksum_of(parts: Mapping[str, Any]) -> str:
 _HASH_BLOCK_BYTES = 1 << 20
 _MOST_KNOWN = 1 << 16
 """Checksums that are remembered: 20 MiB."""
-_State = tuple[str, int, int, int, int, int]
+FileState = tuple[str, int, int, int, int, int]
 """Path, device, inode, time of the last write, time of the last change of any kind, bytes."""
 _written: dict[str, tuple[int, str]] = {}
 """Bytes and checksum of files that this process wrote, by path, until their first use."""
-_known: dict[_State, str] = {}
+_known: dict[FileState, str] = {}
 """Checksums by the state of the file they were taken of."""
-_uses: dict[str, tuple[int, _State]] = {}
-"""Number of the last use of each path's checksum, and the file's state then; in the order of these
-numbers."""
-_num_uses = 0
-_using = threading.Lock()
-"""Held while `_uses` is written or read: tasks run in threads, and its order is that of the numbers."""
 
 
 class HashedFile(io.RawIOBase):
@@ -576,59 +568,45 @@ def hash_file(path: Path) -> tuple[int, str]:
 
 def note_checksum(path: Path, checksum: str) -> None:
     """Remember the checksum of a file as it is now."""
+    _remember(_state_of(path), checksum)
+
+
+def _remember(state: FileState, checksum: str) -> None:
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
-    _known[_state_of(path)] = checksum
+    _known[state] = checksum
 
 
 def known_checksum(path: Path) -> str:
     """Return the xxh3-128 of a file; read it only if its state has changed."""
-    global _num_uses
+    # The state of before: a file that is written to meanwhile has another afterwards, and is read again.
     state = _state_of(path)
-    with _using:
-        _num_uses += 1
-        # Moved to the end: `overwritten_file` reads what its run used, not all earlier entries.
-        _uses.pop(state[0], None)
-        _uses[state[0]] = _num_uses, state
     if state not in _known:
-        # The state of before: a file that is written to meanwhile has another afterwards, and is read again.
-        _, found = hash_file(path)
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        _known[state] = found
+        _remember(state, hash_file(path)[1])
     return _known[state]
 
 
-def num_uses() -> int:
-    """Return how many checksums were used so far, as a mark for `overwritten_file`."""
-    return _num_uses
+def states_in(folder: Path) -> list[FileState]:
+    """Return the state of each file of a folder; none where there is no folder."""
+    return [_state_of(path) for path in folder.iterdir()] if folder.is_dir() else []
 
 
-def overwritten_file(folder: Path, since: int) -> Path | None:
-    """Return a file of ``folder`` that was written in place after its checksum was used, if any.
+def overwritten_file(before: Iterable[FileState]) -> Path | None:
+    """Return a file that was written in place since it had its state of ``before``, if any.
 
     Stages map files, so they would continue with other values. A file that was replaced or removed does not
     count: its map is unchanged.
-
-    Args:
-        folder: folder of the files.
-        since: `num_uses` before the first file was used. An earlier use may concern another file of that
-            name, and the system gives the inode of a removed file to a new one.
     """
-    prefix = f"{folder}{os.sep}"
-    with _using:
-        since_then = takewhile(lambda used: used[1][0] > since, reversed(_uses.items()))
-        used = {name: state for name, (_, state) in since_then if name.startswith(prefix)}
-    for name, known in used.items():
+    for path, device, inode, written, _, num_bytes in before:
         with suppress(OSError):
-            found = _state_of(Path(name))
-            _, *inode, written, _, num_bytes = found
-            if inode == list(known[1:3]) and (written, num_bytes) != (known[3], known[5]):
-                return Path(name)
+            found = _state_of(Path(path))
+            is_same_file = found[1:3] == (device, inode)
+            if is_same_file and (found[3], found[5]) != (written, num_bytes):
+                return Path(path)
     return None
 
 
-def _state_of(path: Path) -> _State:
+def _state_of(path: Path) -> FileState:
     status = path.stat()
     return (
         str(path),

@@ -64,13 +64,14 @@ from .disk import (
 from .manifest import (
     MANIFEST,
     FileEntry,
+    FileState,
     JsonRecord,
     Manifest,
     checksum_of,
     checksum_of_written,
     note_checksum,
-    num_uses,
     overwritten_file,
+    states_in,
 )
 from .resume import (
     Continuation,
@@ -105,8 +106,8 @@ class Output(RemoteObject):
         self._unlock: Callable[[], object] = lambda: None
         self._generation = ""
         """Token of this run, which its workers show; see `disk`."""
-        self._first_use = num_uses()
-        """Number of checksums used before this run began."""
+        self._inputs_before: list[FileState] = []
+        """States of the files of all input folders when this run began."""
         self._is_durable = False
         self._suffix = ""
         """Ending of what a copy in a worker writes aside, different in each copy."""
@@ -196,6 +197,8 @@ class Output(RemoteObject):
 
     def _resume(self, continuation: Continuation | None, *, starts_fresh: bool) -> None:
         """Make an unfinished folder this run's."""
+        for made_from in self._identity["inputs"]:
+            self._inputs_before += states_in(self.folder.parent / made_from["name"])
         self._start_generation()
         if starts_fresh and (self._partial / BEGUN).exists():
             # Leftovers of a run with other settings must not pass for this run's.
@@ -337,14 +340,13 @@ class Output(RemoteObject):
 
     def _check_inputs(self) -> None:
         """Raise ManifestError where another program wrote to a file that this run has mapped."""
-        for made_from in self._identity["inputs"]:
-            path = overwritten_file(self.folder.parent / made_from["name"], self._first_use)
-            if path is not None:
-                # What is finished may be of either contents, so no run resumes it.
-                self.abandon()
-                raise ManifestError(
-                    f"{path} was overwritten while it was read; nothing was kept of {self.folder}"
-                )
+        path = overwritten_file(self._inputs_before)
+        if path is not None:
+            # What is finished may be of either contents, so no run resumes it.
+            self.abandon()
+            raise ManifestError(
+                f"{path} was overwritten while it was read; nothing was kept of {self.folder}"
+            )
 
     def seal(self, totals: JsonRecord) -> Manifest:
         """Write the manifest, which finishes the folder, and remove what is no part of it.

@@ -62,9 +62,9 @@ class ShardBatches:
     def schema(self) -> Any:
         """Columns of the file."""
         # The order of columns is part of the format; `batch` appends its arrays in the same order.
-        fields = [pa.field("label", pa.float32())] if self.inputs.has_label else []
-        fields.append(pa.field("dense", pa.list_(pa.float32(), len(self.inputs.dense))))
-        fields.append(pa.field("ids", pa.list_(pa.int32(), self.inputs.num_one_hot)))
+        fields = [pa.field("label", pa.float32())] if self.inputs.log.has_label else []
+        fields.append(pa.field("dense", pa.list_(pa.float32(), len(self.inputs.log.dense))))
+        fields.append(pa.field("ids", pa.list_(pa.int32(), self.inputs.layout.num_one_hot)))
         fields += [pa.field(name, pa.list_(pa.int32())) for name in self.inputs.lists]
         return pa.schema(fields + ([pa.field("is_hot", pa.uint8())] if self.is_tagged else []))
 
@@ -78,7 +78,7 @@ class ShardBatches:
         ids = thread_buffer("ids", (num_samples, layout.num_one_hot), np.int32)
         gather_rows(self.rows, order, label, dense, ids, is_hot)
         # Words are reinterpreted, not converted: floats travelled through the shuffle by their bits.
-        columns = [pa.array(label.view(np.float32))] if self.inputs.has_label else []
+        columns = [pa.array(label.view(np.float32))] if self.inputs.log.has_label else []
         columns += [as_fixed_lists(dense[:, : layout.num_dense].view(np.float32)), as_fixed_lists(ids)]
         columns += self._bags(order, dense[:, layout.num_dense :])
         if self.is_tagged:
@@ -305,8 +305,8 @@ def _totals(config: PackConfig, inputs: PackInputs, output: Output) -> ShardsTot
         hot_bytes=settings.hot_bytes,
         embedding_dim=settings.embedding_dim,
         embedding_optimizer=settings.embedding_optimizer,
-        has_label=inputs.has_label,
-        dense=tuple(inputs.dense),
+        has_label=inputs.log.has_label,
+        dense=inputs.log.dense,
         num_valid_samples=plan.num_valid_samples,
         samples=KindCounts(**{kind: samples[kind] for kind in KINDS.values()}),
         batches=KindCounts(**{kind: batches[kind] for kind in KINDS.values()}),

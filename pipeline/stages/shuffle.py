@@ -317,14 +317,9 @@ class PackInputs:
     """Parts that were read before."""
 
     @property
-    def has_label(self) -> bool:
-        """Whether samples have labels."""
-        return ColumnsTotals.of(self.columns).has_label
-
-    @property
-    def dense(self) -> tuple[str, ...]:
-        """Names of dense features."""
-        return ColumnsTotals.of(self.columns).dense
+    def log(self) -> ColumnsTotals:
+        """What the columns say of the log."""
+        return ColumnsTotals.of(self.columns)
 
     @cached_property
     def tables(self) -> tuple[PlannedTable, ...]:
@@ -336,15 +331,10 @@ class PackInputs:
         """Names of multi-hot tables."""
         return [table.name for table in multi_hot(self.tables)]
 
-    @property
-    def num_one_hot(self) -> int:
-        """Number of tables whose ids are in the column ``ids``."""
-        return len(self.tables) - len(self.lists)
-
     @cached_property
     def layout(self) -> RowLayout:
         """Layout of a packed sample in its row."""
-        return RowLayout(len(self.dense), len(self.lists), self.num_one_hot)
+        return RowLayout(len(self.log.dense), len(self.lists), len(self.tables) - len(self.lists))
 
     @property
     def words_per_sample(self) -> int:
@@ -383,9 +373,8 @@ class PackInputs:
 
     def transform(self, name: str, array: Any, chosen: NDArray[np.int32], out: NDArray[np.float32]) -> None:
         """Write the ``chosen`` values of a dense column to ``out`` as shards have them."""
-        totals = ColumnsTotals.of(self.columns)
-        is_log = name not in totals.untransformed
-        transform_column(array, chosen, out, is_float=name in totals.floats, is_log=is_log)
+        is_log = name not in self.log.untransformed
+        transform_column(array, chosen, out, is_float=name in self.log.floats, is_log=is_log)
 
 
 def starts_of(counts: Sequence[int]) -> list[int]:
@@ -550,11 +539,11 @@ def _scatter_part(
     as_floats = values.view(np.float32)
     is_hot = values_of(inputs.opened.read(inputs.plan, entry).column("is_hot"), np.uint8)
     values[TAG] = is_hot[positions]
-    if inputs.has_label:
+    if inputs.log.has_label:
         as_floats[LABEL] = values_of(columns.column("label"), np.uint8)[positions]
     else:
         as_floats[LABEL] = 0
-    for column, name in zip(as_floats[layout.dense], inputs.dense, strict=True):
+    for column, name in zip(as_floats[layout.dense], inputs.log.dense, strict=True):
         inputs.transform(name, columns.column(name), positions, column)
     values[layout.lengths] = lengths
     if ids.lists:

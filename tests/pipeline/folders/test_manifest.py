@@ -36,8 +36,8 @@ from hotset.pipeline.folders.manifest import (
     hash_file,
     known_checksum,
     note_checksum,
-    num_uses,
     overwritten_file,
+    states_in,
     stored_as,
     without_removed,
 )
@@ -545,16 +545,14 @@ def test_a_checksum_is_known_until_the_file_changes(tmp_path: Path, monkeypatch:
     assert known_checksum(path) == hash_file(path)[1] != wanted
 
 
-def test_only_what_was_used_since_is_looked_for(tmp_path: Path) -> None:
+def test_only_files_that_were_written_in_place_are_found(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     for path in (first, second):
         path.write_bytes(b"abc")
-        known_checksum(path)
-    since = num_uses()
-    # The one that was used earlier than the other is used again.
-    known_checksum(first)
-    for path in (first, second):
-        os.utime(path, ns=(0, 0))
-    assert overwritten_file(tmp_path, since) == first
-    assert overwritten_file(tmp_path, num_uses()) is None
-    assert overwritten_file(tmp_path / "first", since) is None
+    before = states_in(tmp_path)
+    assert overwritten_file(before) is None and states_in(tmp_path / "none") == []
+    second.rename(tmp_path / "third")
+    assert overwritten_file(before) is None
+    os.utime(first, ns=(0, 0))
+    assert overwritten_file(before) == first
+    assert overwritten_file(states_in(tmp_path)) is None

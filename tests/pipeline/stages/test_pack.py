@@ -54,6 +54,10 @@ class DrawnInputs:
     num_one_hot: int
 
     @property
+    def log(self) -> DrawnInputs:
+        return self
+
+    @property
     def layout(self) -> RowLayout:
         return RowLayout(len(self.dense), len(self.lists), self.num_one_hot)
 
@@ -75,8 +79,8 @@ def drawn_file(inputs: Any, num_rows: int, rng: np.random.Generator, *, is_tagge
     layout = inputs.layout
     label = rng.integers(0, 2, num_rows).astype(np.float32)
     is_hot = rng.integers(0, 2, num_rows).astype(np.int32)
-    dense = rng.standard_normal((num_rows, len(inputs.dense))).astype(np.float32)
-    ids = rng.integers(0, 1000, (num_rows, inputs.num_one_hot)).astype(np.int32)
+    dense = rng.standard_normal((num_rows, len(inputs.log.dense))).astype(np.float32)
+    ids = rng.integers(0, 1000, (num_rows, inputs.layout.num_one_hot)).astype(np.int32)
     bags = [[rng.integers(0, 99, rng.integers(0, 4)).tolist() for _ in inputs.lists] for _ in range(num_rows)]
     lengths = np.array([[len(bag) for bag in row] for row in bags], np.int32).reshape(num_rows, -1)
     rows = np.empty((num_rows, layout.width), np.int32)
@@ -112,12 +116,12 @@ def test_a_batch_holds_the_samples_in_the_order_asked_for(
     batch.validate(full=True)
     assert batch.schema == file.batches.schema and batch.num_rows == num_samples
     wanted = ["dense", "ids", *inputs.lists]
-    assert batch.schema.names == [*["label"] * inputs.has_label, *wanted, *["is_hot"] * is_tagged]
+    assert batch.schema.names == [*["label"] * inputs.log.has_label, *wanted, *["is_hot"] * is_tagged]
     found = batch.to_pydict()
     assert found["dense"] == file.dense[order].tolist() and found["ids"] == file.ids[order].tolist()
     for number, name in enumerate(inputs.lists):
         assert found[name] == [file.bags[row][number] for row in order]
-    if inputs.has_label:
+    if inputs.log.has_label:
         assert found["label"] == file.label[order].tolist()
     if is_tagged:
         assert found["is_hot"] == file.is_hot[order].tolist()
