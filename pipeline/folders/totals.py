@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Self, TypeVar
 
 from ...stats.ranking.row_bytes import OPTIMIZERS
-from ..errors import ManifestError, hint_to_rewrite
-from .manifest import MANIFEST, FileEntry, JsonRecord, Manifest, RecordError, require_range, stored_as
+from .manifest import FileEntry, JsonRecord, Manifest, RecordError, require_range, stored_as
 
 MOST_ROWS = 2**31 - 1
 """Rows of a table: ids are int32."""
@@ -428,7 +427,6 @@ class IdMapTotals(StageTotals):
 
 
 Table = TypeVar("Table", bound=NamedTable)
-OwnTable = TypeVar("OwnTable", bound=NamedTable | MappedTable)
 
 
 def one_hot(tables: Iterable[Table]) -> list[Table]:
@@ -439,21 +437,6 @@ def one_hot(tables: Iterable[Table]) -> list[Table]:
 def multi_hot(tables: Iterable[Table]) -> list[Table]:
     """Return the tables that have a separate list column."""
     return [table for table in tables if table.is_multi_hot]
-
-
-def table_named(manifest: Manifest, tables: Iterable[OwnTable], name: str) -> OwnTable:
-    """Return the table called ``name``, one of those in ``manifest``.
-
-    Raises:
-        ManifestError: none is called so, or several are.
-    """
-    found = [table for table in tables if table.name == name]
-    if len(found) != 1:
-        raise ManifestError(
-            f"{manifest.folder / MANIFEST} is damaged: it has {len(found)} tables {name!r}, want 1",
-            hint=hint_to_rewrite(manifest.folder),
-        )
-    return found[0]
 
 
 TOTALS_OF_STAGE: dict[str, type[StageTotals]] = {

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 from numpy.typing import NDArray
 
 from ...stats.kernel import read_only
@@ -153,30 +152,6 @@ def map_batch(path: Path) -> Any:
 def open_mapped(path: Path) -> Any:
     """Map an Arrow file and open it; its arrays keep the map, not the file."""
     return pa.ipc.open_file(map_file(path))
-
-
-def open_hashed(manifest: Manifest, entry: FileEntry) -> Any:
-    """Read an Arrow file into memory, hash what was read, and open it.
-
-    Nothing that another program does to the file afterwards matters: one that is mapped and then cut short
-    kills the process.
-
-    Raises:
-        ManifestError: missing, a link, or of another size or checksum.
-    """
-    path = manifest.checked_path(entry)
-    # Read once into memory: what is hashed is what is parsed, whatever happens to the file meanwhile.
-    try:
-        whole = np.fromfile(path, np.uint8)
-    except OSError as error:
-        raise ManifestError(f"{path} cannot be read: {error.strerror}") from error
-    found = str(xxhash.xxh3_128_hexdigest(whole.data))
-    if found != entry.xxh3_128:
-        raise ManifestError(
-            f"{path} is damaged: its checksum is {found}, want {entry.xxh3_128}",
-            hint=hint_to_rewrite(manifest.folder),
-        )
-    return pa.ipc.open_file(pa.py_buffer(whole))
 
 
 def read_batch(manifest: Manifest, entry: FileEntry) -> Any:

@@ -38,7 +38,6 @@ from .arrow_files import (
     damage_named,
     fixed_lists,
     offsets_of,
-    open_hashed,
     open_mapped,
     read_batch,
     values_of,
@@ -353,9 +352,9 @@ def read_batches(
     Returns:
         For each batch the distinct cold rows of each width.
     """
-    path = shards.checked_path(entry)
+    path = shards.hashed_path(entry)
     with damage_named(path, ShardError, "cannot be read"):
-        reader = open_hashed(shards, entry)
+        reader = open_mapped(path)
         return [_rows_of(reader.get_batch(number), path, shards, widths) for number in batches]
 
 

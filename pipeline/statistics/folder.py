@@ -37,7 +37,6 @@ from ..folders.totals import (
     TrainingLog,
     VocabularyTable,
     VocabularyTotals,
-    table_named,
 )
 from ..formats.arrow_files import read_batch, values_of
 from ..formats.columns import texts_of_table
@@ -336,7 +335,7 @@ def open_table(folder: Path, feature: str) -> TableRows:
     categories = values_of(array, array.type.to_pandas_dtype())
     counts = values_of(batch.column("count"), np.int64)
     texts = texts_of_table(vocabulary, feature)
-    num_hot = _num_hot(folder, feature)
+    num_hot = _num_hot(folder, vocabulary, feature)
     return TableRows(tables[feature], _kind(folder, feature), categories, counts, num_hot, texts)
 
 
@@ -347,9 +346,13 @@ def _kind(folder: Path, feature: str) -> str:
     return schema.kind_of[feature]
 
 
-def _num_hot(folder: Path, feature: str) -> int | None:
+def _num_hot(folder: Path, vocabulary: Manifest, feature: str) -> int | None:
     plan = Manifest.read_sealed(folder / "plan")
-    return None if plan is None else table_named(plan, PlanTotals.of(plan).tables, feature).num_hot
+    if plan is None:
+        return None
+    tables = PlanTotals.of(plan).tables
+    check_rows(tables, plan, vocabulary)
+    return {table.name: table.num_hot for table in tables}[feature]
 
 
 def format_category(category: int, kind: str) -> str:

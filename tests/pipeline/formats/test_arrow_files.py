@@ -20,7 +20,7 @@ import pytest
 
 from hotset.pipeline.errors import ConfigError, ManifestError, ShardError, SystemFaultError
 from hotset.pipeline.folders.manifest import FileEntry, Manifest, hash_file
-from hotset.pipeline.folders.totals import CountedTable, multi_hot, one_hot, table_named
+from hotset.pipeline.folders.totals import CountedTable, multi_hot, one_hot
 from hotset.pipeline.formats import arrow_files
 from hotset.pipeline.formats.arrow_files import (
     NO_NULLS,
@@ -291,16 +291,6 @@ def with_offsets(offsets: list[int], num_values: int) -> pa.Array:
     buffers = [None, pa.py_buffer(np.array(offsets, np.int32))]
     values = pa.array(range(num_values), pa.int32())
     return pa.Array.from_buffers(pa.list_(pa.int32()), len(offsets) - 1, buffers, children=[values])
-
-
-def test_a_table_is_found_by_name_or_the_manifest_is_damaged(tmp_path: Path) -> None:
-    manifest = Manifest(tmp_path, "rank", 1, {}, [], [], {}, "")
-    assert table_named(manifest, TABLES, "L1") is TABLES[1]
-    for tables, found in ((TABLES, 0), ([*TABLES, named("x", False), named("x", True)], 2)):
-        with pytest.raises(
-            ManifestError, match=f"manifest.json is damaged: it has {found} tables 'x', want 1"
-        ):
-            table_named(manifest, tables, "x")
 
 
 def test_tables_keep_their_order_of_either_kind() -> None:

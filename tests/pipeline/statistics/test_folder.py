@@ -135,7 +135,7 @@ def test_a_plan_without_the_table_is_damaged(tmp_path: Path, log: list[Sample]) 
     parts = json.loads((tmp_path / "plan" / "manifest.json").read_text())
     parts["totals"]["tables"][3]["name"] = "x"
     write_manifest(tmp_path / "plan", parts)
-    with pytest.raises(ManifestError, match=r"plan/manifest\.json is damaged: it has 0 tables 'C4'"):
+    with pytest.raises(ManifestError, match=r"plan has tables of other rows than .*vocabulary"):
         open_table(tmp_path, "C4")
 
 
