@@ -365,11 +365,11 @@ def hot_tables_section(rows: Sequence[Row]) -> Section:
 
 def _bars_and_marks(table: str, description: str, rows: Sequence[Row], shares: dict[str, str]) -> ChartSpec:
     """Return a chart of two shares of the first rows: bars, and marks across them."""
-    bars, marks = (
-        [(row, name, row[key] or 0.0) for row in rows[:_MOST_BARS] if is_bar or row[key] is not None]
-        for (name, key), is_bar in zip(shares.items(), (True, False), strict=True)
-    )
-    return bar_chart(table, description, dict(zip(shares, (BLUE, ORANGE), strict=True)), bars, marks)
+    (bar, bar_key), (mark, mark_key) = shares.items()
+    first = rows[:_MOST_BARS]
+    bars = [(row, bar, row[bar_key] or 0.0) for row in first]
+    marks = [(row, mark, row[mark_key]) for row in first if row[mark_key] is not None]
+    return bar_chart(table, description, {bar: BLUE, mark: ORANGE}, bars, marks)
 
 
 def log_sections(log: dict[str, Any]) -> Iterator[Section]:
