@@ -1,4 +1,4 @@
-"""The programs of docs/python.md and the examples of docstrings run as they stand."""
+"""The programs of README and docs/python.md and the examples of docstrings run as they stand."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
@@ -50,6 +51,29 @@ def test_the_program_runs_up_to_its_export(
     assert names["scores"].height == 800 and names["scores"]["probability"].is_between(0, 1).all()
     assert "AUC 0." in capsys.readouterr().out
     assert exported == [((names["run"], "exported"), {"onnx": True})]
+
+
+def test_the_program_of_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (PAGE.parents[1] / "README.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (schema,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "clicks.toml").write_text(schema)
+    rng = np.random.default_rng(0)
+    columns = {
+        "clicked": rng.integers(0, 2, 600),
+        "ts": (np.arange(600) + 1_700_000_000_000).astype("datetime64[ms]"),
+        "price": rng.integers(0, 90, 600),
+        "user": rng.zipf(1.3, 600) % 200,
+        "item": rng.zipf(1.2, 600) % 300,
+        "site": rng.choice(["a", "b", "c"], 600),
+    }
+    pl.DataFrame(columns).write_parquet(tmp_path / "clicks.parquet")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(program, names)  # the page's own words
+    assert names["scores"].height == 600 and "AUC 0." in capsys.readouterr().out
 
 
 def examples() -> dict[str, str]:
