@@ -34,7 +34,7 @@ from .dense.dense_step import DenseStep, HistoryStep, MeanPooling, build_dense_s
 from .dense.gradients import BuildSums, DenseDtype
 from .model.dlrm import Dlrm
 from .model.layers import DenseModel
-from .model.shapes import DcnShape, ModelInputs, shape_of_widths, tables_by_dim
+from .model.shapes import DcnShape, ModelInputs, dlrm_shape, tables_by_dim
 from .threads import WorkThreads
 
 ModelSource = Callable[..., nn.Module] | nn.Module
@@ -312,7 +312,7 @@ def build_model(
         )
     if config.kind == "dlrm":
         sizes = (inputs.num_dense, len(inputs.tables), inputs.embedding_dim, inputs.table_dims)
-        shape = shape_of_widths(config.bottom_widths, config.top_widths, *sizes)
+        shape = dlrm_shape((config.bottom_widths, config.top_widths), *sizes)
         return Dlrm(replace(shape, dropout=config.dropout, batch_norm=config.batch_norm), seed)
     if config.kind == "dcnv2":
         from .model.dcn import Dcn

@@ -33,15 +33,16 @@ from ..model.layers import DenseModel, drawing
 from ..model.shapes import tables_by_dim
 from ..threads import WorkThreads, one_torch_thread
 from .gradients import (
-    BatchTiles,
     BuildSums,
     DenseDtype,
     FlatParameters,
     ParameterViews,
     TileGradients,
+    add_losses,
     add_tree,
     cpu_features,
     tile_bounds,
+    tiles_of_shares,
 )
 from .linear import StepWeights, choose_library
 from .tiles import DenseTile
@@ -139,8 +140,7 @@ class _TileStep(ABC):
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
         draws = self._begin(step)
         # Tiles depend on the samples and shares alone, so the bits do not depend on the number of threads.
-        tiles = BatchTiles(self._shares, batch.num_samples)
-        bounds = tiles.bounds
+        bounds, counts = tiles_of_shares(self._shares, batch.num_samples)
         self._make_room(len(bounds), embeddings)
         inputs = [emb_BFd.detach() for emb_BFd in embeddings]
         grads = [grad[: batch.num_samples] for grad in self._embedding_grads]
@@ -161,14 +161,14 @@ class _TileStep(ABC):
 
         self._threads.run(train_tile, len(bounds))
         # A single tile is the sum already; several are added by a binary tree of fixed shape.
-        if self._gradients.is_first_tile(tiles.counts):
+        if self._gradients.is_first_tile(counts):
             self._parameters.set_gradients(self._tile_views[0])
         else:
-            self._gradients.add(tiles.counts)
+            self._gradients.add(counts)
             self._parameters.set_gradients(self._sum_views)
         for emb_BFd, grad in zip(embeddings, grads, strict=True):
             emb_BFd.grad = grad
-        loss = self._gradients.add_ranks(tiles.add_losses(losses))
+        loss = self._gradients.add_ranks(add_losses(losses, counts))
         return torch.tensor(loss, dtype=torch.float64)
 
     def predict(self, batch: Batch, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -26,7 +26,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
@@ -49,32 +49,20 @@ _SUM_PIECE = 16 * SUM_COLUMNS
 """Columns of the gradient that a thread adds up at a time."""
 
 
-class BatchTiles:
-    """The tiles of a batch, share by share.
+def tiles_of_shares(shares: BatchShares, num_samples: int) -> tuple[list[tuple[int, int]], list[int]]:
+    """Return the first and the last-plus-one sample of each tile, and the tiles of each share with samples.
 
     Args:
         shares: of the batch.
         num_samples: those of this rank.
     """
-
-    def __init__(self, shares: BatchShares, num_samples: int) -> None:
-        self.bounds: list[tuple[int, int]] = []
-        """The first and the last-plus-one sample of each tile."""
-        self.counts: list[int] = []
-        """Tiles of each share that is not empty."""
-        for start, stop in shares.bounds(num_samples):
-            of_share = tile_bounds(stop - start)
-            self.bounds += [(start + first, start + last) for first, last in of_share]
-            self.counts.append(len(of_share))
-
-    def add_losses(self, losses: Sequence[float]) -> float:
-        """Add the losses of all tiles by the tree."""
-        sums = []
-        first = 0
-        for count in self.counts:
-            sums.append(add_tree(list(losses[first : first + count])))
-            first += count
-        return add_tree(sums) if sums else 0.0
+    bounds: list[tuple[int, int]] = []
+    counts: list[int] = []
+    for start, stop in shares.bounds(num_samples):
+        of_share = tile_bounds(stop - start)
+        bounds += [(start + first, start + last) for first, last in of_share]
+        counts.append(len(of_share))
+    return bounds, counts
 
 
 class SumsOfRanks(Protocol):
@@ -223,6 +211,13 @@ def add_tiles(
                 workspace_LC[num_pairs, :width] = workspace_LC[num_sums - 1, :width]
             num_sums = num_pairs + num_sums % 2
         target_C[:] = workspace_LC[0, :width]
+
+
+def add_losses(losses: Sequence[float], counts: Sequence[int]) -> float:
+    """Add the losses of tiles by the tree, those of each share first."""
+    rest = iter(losses)
+    sums = [add_tree(list(islice(rest, count))) for count in counts]
+    return add_tree(sums) if sums else 0.0
 
 
 def add_tree(parts: list[_Summand]) -> _Summand:

@@ -139,12 +139,16 @@ def tables_by_dim(dims: Sequence[int]) -> dict[int, tuple[int, ...]]:
 
 
 def dlrm_shape(
-    model: str, num_dense: int, num_tables: int, embedding_dim: int, table_dims: Sequence[int] = ()
+    widths: str | tuple[tuple[int, ...], tuple[int, ...]],
+    num_dense: int,
+    num_tables: int,
+    embedding_dim: int,
+    table_dims: Sequence[int] = (),
 ) -> DlrmShape:
-    """Build the shape of preset ``model`` (or ``auto``) for shards of these sizes.
+    """Build the shape for shards of these sizes.
 
     Args:
-        model: name of the preset.
+        widths: hidden widths of the bottom and the top MLP; or the preset, perhaps ``auto``, that has them.
         num_dense: dense features.
         num_tables: embedding tables.
         embedding_dim: the width that interacts.
@@ -154,28 +158,10 @@ def dlrm_shape(
         ConfigError: the preset has another embedding_dim.
         ShardError: with one table and no dense feature nothing interacts.
     """
-    widths = preset_widths(model, embedding_dim)
-    return shape_of_widths(*widths, num_dense, num_tables, embedding_dim, table_dims)
-
-
-def shape_of_widths(
-    bottom_widths: tuple[int, ...],
-    top_widths: tuple[int, ...],
-    num_dense: int,
-    num_tables: int,
-    embedding_dim: int,
-    table_dims: Sequence[int] = (),
-) -> DlrmShape:
-    """Build the shape with hidden layers of any widths.
-
-    The other arguments are those of `shapes`.
-
-    Raises:
-        ShardError: with one table and no dense feature nothing interacts.
-    """
+    bottom, top = preset_widths(widths, embedding_dim) if isinstance(widths, str) else widths
     # Projections are needed only where some table differs from the common width.
     others = tuple(table_dims) if set(table_dims) - {embedding_dim} else ()
-    shape = DlrmShape(num_dense, num_tables, embedding_dim, bottom_widths, top_widths, others)
+    shape = DlrmShape(num_dense, num_tables, embedding_dim, bottom, top, others)
     if shape.num_vectors < 2:
         raise ShardError("the shards have one table and no dense feature: nothing interacts")
     return shape
