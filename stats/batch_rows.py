@@ -84,24 +84,16 @@ def of_bags(
 
 
 @kernel
-def distinct_rows(
+def _find_distinct(
     rows_N: NDArray[np.int64],
     workspace: NDArray[np.int32],
     distinct_N: NDArray[np.int64],
     inverse_N: NDArray[np.int32],
 ) -> int:
-    """List the distinct rows of a batch's lookups in order of first appearance, exactly.
+    """Write what `find_distinct` returns, and return the number of distinct rows.
 
-    Open addressing with linear probing: one pass, no sort, 512 KiB of workspace at 53 k lookups.
-
-    Args:
-        rows_N: (num_lookups,), each at least 0, any order.
-        workspace: (a power of two, at least 2 * num_lookups); overwritten.
-        distinct_N: (num_lookups,), the first ``num_distinct`` are written.
-        inverse_N: (num_lookups,), written; ``distinct_N[inverse_N]`` is ``rows_N``.
-
-    Returns:
-        num_distinct.
+    Open addressing with linear probing in a ``workspace`` of a power of two of cells: one pass, no sort, 512
+    KiB of workspace at 53 k lookups.
     """
     mask = np.uint64(workspace.size - 1)
     workspace[:] = -1
@@ -125,7 +117,7 @@ def distinct_rows(
 
 
 def find_distinct(rows_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return the distinct rows in order of first appearance, and each lookup's position among them.
+    """Return the distinct rows in order of first appearance, and each lookup's position among them; exact.
 
     Args:
         rows_N: (num_lookups,), each at least 0.
@@ -138,7 +130,7 @@ def find_distinct(rows_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray
     workspace = np.empty(num_cells, np.int32)
     distinct = np.empty(rows_N.size, np.int64)
     inverse = np.empty(rows_N.size, np.int32)
-    num_distinct = distinct_rows(rows_N, workspace, distinct, inverse)
+    num_distinct = _find_distinct(rows_N, workspace, distinct, inverse)
     return distinct[:num_distinct], inverse
 
 

@@ -60,37 +60,6 @@ def add_to_summary(
         histogram[_ZERO_BIN - 1 - bits if value < 0 else _ZERO_BIN + bits] += 1
 
 
-@kernel
-def count_labels_of_rows(
-    ids: NDArray[np.int32],
-    offsets: NDArray[np.int32],
-    label: NDArray[np.uint8],
-    slot_of_row: NDArray[np.int16],
-    lookups: NDArray[np.int64],
-    clicks: NDArray[np.int64],
-) -> None:
-    """Add the lookups of some rows of a table, and those of them by clicked samples. Exact.
-
-    Args:
-        ids: (num_lookups,), perhaps with a stride; rows of the table.
-        offsets: (num_samples + 1,), where the lookups of each sample begin; length 0: one per sample.
-        label: (num_samples,), 1 where clicked.
-        slot_of_row: (num_rows,), position of a row in the sums, -1 for rows that are not requested.
-        lookups: (num_slots,), added to.
-        clicks: (num_slots,), added to.
-    """
-    # Offsets of lists may begin beyond 0, as those of a part of a log do.
-    is_one_each = offsets.shape[0] == 0
-    for sample in range(label.shape[0]):
-        first = sample if is_one_each else offsets[sample] - offsets[0]
-        stop = sample + 1 if is_one_each else offsets[sample + 1] - offsets[0]
-        for position in range(first, stop):
-            slot = slot_of_row[ids[position]]
-            if slot >= 0:
-                lookups[slot] += 1
-                clicks[slot] += label[sample]
-
-
 def bin_edge(number: int) -> float:
     """Return the edge of a bin that is nearest to 0."""
     # Bins of negative numbers mirror those of positive ones.

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...stats.curves import falling, most_frequent, rows_for_shares, top_shares
-from ...stats.value_summary import count_labels_of_rows
 from ..errors import (
     ConfigError,
     HotsetError,
@@ -121,11 +120,16 @@ def _count_labels(
     """Count lookups and clicks of the chosen rows in one file."""
     label = values_of(read_batch(columns, columns.entry(entry.path)).column("label"), np.uint8)[:num_own]
     tables = read_lookups(samples, entry, 0, num_own)
-    # One sum for each chosen row, found by its slot; all other rows have the slot -1.
-    lookups = [np.zeros(int(slot_of_row.max(initial=-1)) + 1, np.int64) for slot_of_row in slots]
-    clicks = [np.zeros_like(sums) for sums in lookups]
-    for table, slot_of_row, *sums in zip(tables, slots, lookups, clicks, strict=True):
-        count_labels_of_rows(table.ids, table.offsets, label, slot_of_row, *sums)
+    lookups: list[NDArray[np.int64]] = []
+    clicks: list[NDArray[np.int64]] = []
+    for table, slot_of_row in zip(tables, slots, strict=True):
+        # One sum for each chosen row, found by its slot; all other rows have the slot -1.
+        slots_N = slot_of_row[table.ids]
+        clicks_N = np.repeat(label, np.diff(table.offsets)) if table.offsets.size else label
+        is_chosen = slots_N >= 0
+        num_slots = int(slot_of_row.max(initial=-1)) + 1
+        lookups.append(np.bincount(slots_N[is_chosen], minlength=num_slots))
+        clicks.append(np.bincount(slots_N[is_chosen], clicks_N[is_chosen], num_slots).astype(np.int64))
     return lookups, clicks
 
 

@@ -71,17 +71,9 @@ def list_misses(
 ) -> int:
     """Keep the residents that step ``served`` uses, and list the rows it misses, which are pending then.
 
-    Args:
-        state: updated.
-        held: the steps known.
-        served: number of the step.
-        plans: slots of residents, hits and misses are written.
-        missing: rows that are missed; written from ``num_missing`` on.
-        locations: where each of them was; likewise.
-        num_missing: rows that steps served by the same item miss.
-
-    Returns:
-        ``num_missing`` with those of this step.
+    Rows and their locations are written from ``num_missing`` on, those that steps served by the same item
+    miss; returned is ``num_missing`` with those of this step. Slots of residents, hits and misses go to
+    ``plans``.
     """
     area = state.area[0]
     step = area.step

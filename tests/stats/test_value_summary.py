@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hotset.stats.value_summary import NUM_BINS, ValueSummary, bin_edge, count_labels_of_rows
+from hotset.stats.value_summary import NUM_BINS, ValueSummary, bin_edge
 
 SHARES = (0.0, 0.01, 0.25, 0.5, 0.75, 0.99, 1.0)
 
@@ -63,21 +62,3 @@ def test_the_ends_of_both_kinds_have_bins() -> None:
     assert huge.quantiles([0.25, 0.5])[1] == 0
     edges = [bin_edge(number) for number in range(0x100, 0xFF00)]
     assert edges == sorted(edges)
-
-
-@pytest.mark.parametrize("is_list", [False, True])
-def test_labels_of_rows_agree_with_a_dictionary(is_list: bool, rng: np.random.Generator) -> None:
-    lengths = rng.integers(0, 4, 200) if is_list else np.ones(200, np.int64)
-    ids = rng.integers(0, 9, lengths.sum()).astype(np.int32)
-    label = rng.integers(0, 2, 200).astype(np.uint8)
-    # Offsets of a slice do not begin at 0.
-    offsets = (
-        (5 + np.concatenate([[0], np.cumsum(lengths)])).astype(np.int32) if is_list else np.zeros(0, np.int32)
-    )
-    slots = np.array([-1, 0, 2, -1, 1, -1, -1, -1, -1], np.int16)
-    lookups, clicks = np.zeros(3, np.int64), np.zeros(3, np.int64)
-    count_labels_of_rows(ids, offsets, label, slots, lookups, clicks)
-    wanted = Counter(ids.tolist())
-    clicked = Counter(ids[np.repeat(label, lengths) == 1].tolist())
-    assert lookups.tolist() == [wanted[1], wanted[4], wanted[2]]
-    assert clicks.tolist() == [clicked[1], clicked[4], clicked[2]]
