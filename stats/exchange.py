@@ -47,7 +47,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -154,35 +153,36 @@ class Crossings:
         """Vectors and gradients together."""
         return self.vectors + self.gradients
 
-    def __add__(self, other: Crossings) -> Crossings:
-        return Crossings(self.vectors + other.vectors, self.gradients + other.gradients)
-
-
-NOTHING = Crossings(0, 0)
-
 
 def count_crossings(step: StepRows) -> Crossings:
-    """Count what crosses in a step. Exact.
-
-    Args:
-        step: its rows.
-    """
+    """Count what crosses in a step, or in several whose rows are concatenated. Exact."""
     # An owner needs no message.
     is_user_U = step.masks_U >> step.owners_U.astype(step.masks_U.dtype) & 1
     others_U = np.bitwise_count(step.masks_U).astype(np.int64) - is_user_U.astype(np.int64)
     return Crossings(int(others_U[~step.is_first_U].sum()), int(others_U.sum()))
 
 
-def least_crossings(rows: NDArray[np.int32], masks: Masks, users: Masks) -> int:
-    """Return the vectors and gradients of a step that no exact scheme can do without. Exact.
+def last_users(keys: NDArray[np.int32], masks: Masks) -> Masks:
+    """Return the ranks of the last use of each entry's row, (num_entries,), 0 before its first.
 
     Args:
-        rows: (num_entries,), keys of the step's rows.
+        keys: (num_entries,), keys of rows, step after step.
         masks: (num_entries,), the ranks that use each.
-        users: (num_rows,), the ranks of each row's last use, 0 before the first; changed.
     """
-    last = users[rows]
-    users[rows] = masks
+    order = np.argsort(keys, kind="stable")
+    is_same = keys[order[1:]] == keys[order[:-1]]
+    last = np.zeros_like(masks)
+    last[order[1:][is_same]] = masks[order[:-1][is_same]]
+    return last
+
+
+def least_crossings(masks: Masks, last: Masks) -> int:
+    """Return the vectors and gradients that no exact scheme can do without. Exact.
+
+    Args:
+        masks: (num_entries,), the ranks that use each row of each step.
+        last: (num_entries,), the ranks of the row's last use, as `last_users` gives them.
+    """
     # The best owner is one of the users: the others send it their gradients, and get the vector from it. If
     # none of them used it last, another rank must send it first.
     others = np.bitwise_count(masks).astype(np.int64) - 1
@@ -322,8 +322,7 @@ class RankedEpoch:
 
     num_ranks: int
     num_samples: int
-    offsets: NDArray[np.int64]
-    """(num_steps + 1,); where the rows of each step begin."""
+    num_steps: int
     keys: NDArray[np.int32]
     """(num_entries,); ascending in a step."""
     masks: Masks
@@ -337,15 +336,6 @@ class RankedEpoch:
     def num_rows(self) -> int:
         """Rows that keys number."""
         return int(self.lookups_of_rows.size)
-
-    @property
-    def num_steps(self) -> int:
-        """Batches of the epoch."""
-        return int(self.offsets.size) - 1
-
-    def steps(self) -> list[slice]:
-        """The entries of each step."""
-        return [slice(first, last) for first, last in pairwise(self.offsets.tolist())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,24 +360,16 @@ def count_exchange(epoch: RankedEpoch) -> ExchangeCounts:
     """Count the messages of an epoch that begins with unused rows."""
     uses_KW = np.zeros((epoch.num_rows, epoch.num_ranks), np.uint32)
     count_uses(epoch.keys, epoch.masks, 0, uses_KW)
-    users = np.zeros(epoch.num_rows, epoch.masks.dtype)
+    last = last_users(epoch.keys, epoch.masks)
+
+    def crossings(owners_K: NDArray[np.uint8]) -> Crossings:
+        return count_crossings(StepRows(epoch.keys, epoch.masks, owners_K[epoch.keys], last == 0))
+
     return ExchangeCounts(
-        striped=_count(epoch, striped_owners(epoch.num_rows, epoch.num_ranks)),
-        by_use=_count(epoch, owners_by_use(uses_KW, np.zeros(epoch.num_ranks, np.int64))),
-        least=sum(least_crossings(epoch.keys[e], epoch.masks[e], users) for e in epoch.steps()),
+        striped=crossings(striped_owners(epoch.num_rows, epoch.num_ranks)),
+        by_use=crossings(owners_by_use(uses_KW, np.zeros(epoch.num_ranks, np.int64))),
+        least=least_crossings(epoch.masks, last),
     )
-
-
-def _count(epoch: RankedEpoch, owners_K: NDArray[np.uint8]) -> Crossings:
-    """Count the crossings of all steps."""
-    is_used_K = np.zeros(epoch.num_rows, np.bool_)
-    total = NOTHING
-    for entries in epoch.steps():
-        keys_U = epoch.keys[entries]
-        step = StepRows(keys_U, epoch.masks[entries], owners_K[keys_U], ~is_used_K[keys_U])
-        is_used_K[keys_U] = True
-        total += count_crossings(step)
-    return total
 
 
 _MOST_EXACT = 64

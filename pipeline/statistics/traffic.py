@@ -330,7 +330,7 @@ def ranked_epoch(
     return RankedEpoch(
         num_ranks=num_ranks,
         num_samples=trace.num_samples,
-        offsets=np.cumsum([0, *(part.size for part in keys)]),
+        num_steps=len(keys),
         keys=np.concatenate(keys),
         masks=np.concatenate([np.empty(0, mask_type(num_ranks)), *masks]),
         lookups_of_rows=np.bincount(trace.rows, minlength=num_rows),

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from hotset.stats.batch_rows import group_lookups, of_bags, of_matrix
 from hotset.stats.exchange import (
-    NOTHING,
     RankedEpoch,
     RowLists,
     StepRows,
@@ -25,6 +24,7 @@ from hotset.stats.exchange import (
     count_remote_lookups,
     count_uses,
     expected_exchange,
+    last_users,
     least_crossings,
     list_messages,
     mask_type,
@@ -176,15 +176,11 @@ def test_what_cannot_be_cut_is_refused() -> None:
 @settings(max_examples=50)
 def test_crossings_are_those_of_sets_of_users_and_above_the_lower_bound(drawn: DrawnSteps) -> None:
     owners = striped_owners(drawn.num_rows, drawn.num_ranks)
-    is_used = np.zeros(drawn.num_rows, np.bool_)
-    users = np.zeros(drawn.num_rows, np.uint8)
-    total = NOTHING
-    least = 0
-    for number in range(len(drawn.steps)):
-        rows = drawn.rows(number)
-        total += count_crossings(StepRows(rows, drawn.masks(number), owners[rows], ~is_used[rows]))
-        is_used[rows] = True
-        least += least_crossings(rows, drawn.masks(number), users)
+    rows = np.concatenate([np.empty(0, np.int32), *map(drawn.rows, range(len(drawn.steps)))])
+    masks = np.concatenate([np.empty(0, np.uint8), *map(drawn.masks, range(len(drawn.steps)))])
+    last = last_users(rows, masks)
+    total = count_crossings(StepRows(rows, masks, owners[rows], last == 0))
+    least = least_crossings(masks, last)
     uses = [drawn.uses_of(row) for row in range(drawn.num_rows)]
     assert total.rows == sum(map(messages_of_owner, uses, owners.tolist()))
     assert least == sum(map(least_messages, uses)) <= total.rows
@@ -224,7 +220,7 @@ def epoch_of(steps: list[Users], num_ranks: int) -> RankedEpoch:
     return RankedEpoch(
         num_ranks=num_ranks,
         num_samples=0,
-        offsets=np.cumsum([0, *map(len, steps)]),
+        num_steps=len(steps),
         keys=np.concatenate([np.array(sorted(step), np.int32) for step in steps]),
         masks=np.concatenate([masks_of(step, num_ranks) for step in steps]),
         lookups_of_rows=np.array(lookups),
@@ -319,7 +315,7 @@ def drawn_epoch(
     return RankedEpoch(
         num_ranks=num_ranks,
         num_samples=num_steps * num_ranks * rank_samples,
-        offsets=np.cumsum([0, *(each.size for each in keys)]),
+        num_steps=len(keys),
         keys=np.concatenate(keys),
         masks=np.concatenate(masks),
         lookups_of_rows=np.bincount(drawn.ravel(), minlength=_NUM_KEYS),
