@@ -74,12 +74,9 @@ class RowMessage(NamedTuple):
     nothing."""
 
     @classmethod
-    def of(
-        cls, rows: NDArray[np.float32], *, starts: NDArray[np.int64] | None = None, stream: int | None = None
-    ) -> RowMessage:
-        """Take rows (N, D) of one table or of those that begin at ``starts``, keys in their order."""
-        if starts is None:
-            starts = np.array([0, rows.shape[0]])
+    def of(cls, rows: NDArray[np.float32], *, stream: int | None = None) -> RowMessage:
+        """Take rows (N, D) of one table, keys in their order."""
+        starts = np.array([0, rows.shape[0]])
         return cls(np.ascontiguousarray(rows), starts, np.arange(rows.shape[0]), stream)
 
 
@@ -156,7 +153,7 @@ _SIGN_OFF = np.uint32(0x7FFF_FFFF)
 _INFINITY = np.uint32(0x7F80_0000)
 _LARGEST_BF16 = np.uint32(0x7F7F)
 _LARGEST_FP16 = np.float32(65_504)
-_LEAST_NORMAL_FP16 = np.float32(2.0**-14)
+_LEAST_NORMAL_FP16 = 2.0**-14
 
 
 @kernel
@@ -188,45 +185,18 @@ def _rounding(message: RowMessage) -> tuple[np.uint64, bool]:
 
 
 @kernel
-def _to_bf16(
-    bits_ND: NDArray[np.uint32],
-    keys_N: NDArray[np.int64],
-    stream: np.uint64,
-    is_stochastic: bool,
-    codes_ND: NDArray[np.uint16],
-) -> int:
-    """Round float32 to bfloat16; return how many would have become infinite."""
-    num_saturated = 0
-    for row in range(bits_ND.shape[0]):
-        seed = _seed_of_row(stream, keys_N[row]) if is_stochastic else np.uint64(0)
-        word = np.uint64(0)
-        for column in range(bits_ND.shape[1]):
-            bits = bits_ND[row, column]
-            # Half of the last kept digit, less one where that digit is even: a tie then stays below it.
-            added = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-            if is_stochastic:
-                if column % _COLUMNS_OF_WORD == 0:
-                    word = _word_of_columns(seed, column)
-                # The digits that are lost carry into those that stay as often as they are large.
-                added = np.uint32(word & np.uint64(0xFFFF))
-                word >>= np.uint64(16)
-            rounded = (bits + added) >> np.uint32(16)
-            # Rounding up may end at the code of infinity: the largest number takes its place.
-            if rounded & np.uint32(0x7FFF) > _LARGEST_BF16:
-                rounded = (rounded & np.uint32(0x8000)) | _LARGEST_BF16
-                num_saturated += 1
-            codes_ND[row, column] = rounded
-    return num_saturated
-
-
-@kernel
-def _to_fp16_stochastically(
+def _round_stochastically(
     rows_ND: NDArray[np.float32],
     keys_N: NDArray[np.int64],
     stream: np.uint64,
+    num_lost: np.uint32,
+    least_normal: np.float32,
     rounded_ND: NDArray[np.float32],
 ) -> None:
-    """Round float32 stochastically to values of float16; numbers beyond its largest stay beyond it."""
+    """Round float32 stochastically to ``num_lost`` digits less, 16 at most.
+
+    Numbers below ``least_normal`` become multiples of 2**-24, the smallest float16.
+    """
     bits_ND = rows_ND.view(np.uint32)
     rounded_bits_ND = rounded_ND.view(np.uint32)
     for row in range(rows_ND.shape[0]):
@@ -238,15 +208,47 @@ def _to_fp16_stochastically(
             random = np.uint32(word & np.uint64(0xFFFF))
             word >>= np.uint64(16)
             number = rows_ND[row, column]
-            if abs(number) >= _LEAST_NORMAL_FP16:
-                # 10 of 23 digits stay; of the random bits 13 are as many as are lost.
-                bits = bits_ND[row, column] + (random >> np.uint32(3))
-                rounded_bits_ND[row, column] = bits & np.uint32(0xFFFF_E000)
+            if abs(number) >= least_normal:
+                # The digits that are lost carry into those that stay as often as they are large.
+                bits = bits_ND[row, column] + (random >> (np.uint32(16) - num_lost))
+                rounded_bits_ND[row, column] = (bits >> num_lost) << num_lost
             else:
-                # Below 2**-14 the numbers are multiples of 2**-24.
                 fraction = (np.float32(random) + np.float32(0.5)) * np.float32(2.0**-16)
                 steps = np.floor(abs(number) * np.float32(2.0**24) + fraction)
                 rounded_ND[row, column] = np.copysign(steps * np.float32(2.0**-24), number)
+
+
+def _rounded_rows(message: RowMessage, num_lost: int, least_normal: float) -> NDArray[np.float32]:
+    """Return the rows, rounded where their message is stochastically; raises NotFiniteError."""
+    _finite_tops(message)
+    if message.stream is None:
+        return message.rows_ND
+    rounded_ND = np.empty_like(message.rows_ND)
+    _round_stochastically(
+        message.rows_ND,
+        message.keys_N,
+        np.uint64(message.stream),
+        np.uint32(num_lost),
+        np.float32(least_normal),
+        rounded_ND,
+    )
+    return rounded_ND
+
+
+@kernel
+def _to_bf16(bits_N: NDArray[np.uint32], codes_N: NDArray[np.uint16]) -> int:
+    """Round float32 to the nearest bfloat16; return how many would have become infinite."""
+    num_saturated = 0
+    for i in range(bits_N.shape[0]):
+        # Half of the last kept digit, less one where that digit is even: a tie then stays below it.
+        added = np.uint32(0x7FFF) + ((bits_N[i] >> np.uint32(16)) & np.uint32(1))
+        rounded = (bits_N[i] + added) >> np.uint32(16)
+        # Rounding up may end at the code of infinity: the largest number takes its place.
+        if rounded & np.uint32(0x7FFF) > _LARGEST_BF16:
+            rounded = (rounded & np.uint32(0x8000)) | _LARGEST_BF16
+            num_saturated += 1
+        codes_N[i] = rounded
+    return num_saturated
 
 
 class Float32Codec:
@@ -286,13 +288,8 @@ class Bfloat16Codec(_HalfCodec):
 
     def encode(self, message: RowMessage, data: NDArray[np.uint8]) -> int:
         """Round the rows."""
-        _finite_tops(message)
-        bits_ND = message.rows_ND.view(np.uint32)
-        # Without random bits by row, all rows are one: a longer loop is quicker.
-        if message.stream is None:
-            bits_ND = bits_ND.reshape(1, -1)
-        codes_ND = data.view(np.uint16).reshape(bits_ND.shape)
-        return int(_to_bf16(bits_ND, message.keys_N, *_rounding(message), codes_ND))
+        bits_N = _rounded_rows(message, 16, 0.0).view(np.uint32).reshape(-1)
+        return int(_to_bf16(bits_N, data.view(np.uint16)))
 
     def decode(self, data: NDArray[np.uint8], shape: MessageShape, rows: NDArray[np.float32]) -> None:
         """Fill up with zeros."""
@@ -307,12 +304,7 @@ class Float16Codec(_HalfCodec):
 
     def encode(self, message: RowMessage, data: NDArray[np.uint8]) -> int:
         """Round the rows; numbers beyond 65,504 become that number."""
-        _finite_tops(message)
-        rows_ND = message.rows_ND
-        if message.stream is not None:
-            rows_ND = np.empty_like(message.rows_ND)
-            _to_fp16_stochastically(message.rows_ND, message.keys_N, np.uint64(message.stream), rows_ND)
-        numbers = rows_ND.reshape(-1)
+        numbers = _rounded_rows(message, 13, _LEAST_NORMAL_FP16).reshape(-1)
         # Clipped first: the conversion would make an infinity of what is far beyond the largest.
         clipped = np.clip(numbers, -_LARGEST_FP16, _LARGEST_FP16)
         data.view(np.float16)[:] = clipped

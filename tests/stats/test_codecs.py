@@ -109,7 +109,7 @@ def check_promise(name: str, num_rows: int, dims: tuple[int, ...], rng: np.rando
         rows = hostile_rows(rng, num_rows, dim)
         starts = np.sort(np.concatenate([[0, num_rows], rng.integers(0, num_rows, 40)]))
         for stream in (None, 7) if name in ROUNDING else (None,):
-            message = RowMessage.of(rows, starts=starts, stream=stream)
+            message = RowMessage.of(rows, stream=stream)._replace(starts_T1=starts)
             found, saturated = coded(codec, message)
             wanted = rows.astype(np.float64)
             if name in ("fp16", "bf16"):
@@ -145,7 +145,7 @@ def test_bytes_follow_from_the_shape_and_all_are_written(
     codec = codec_of(name)
     rows = np.arange(num_rows * dim, dtype=np.float32).reshape(num_rows, dim) - 3
     middle = data.draw(st.integers(0, num_rows))
-    message = RowMessage.of(rows, starts=np.array([0, middle, num_rows]))
+    message = RowMessage.of(rows)._replace(starts_T1=np.array([0, middle, num_rows]))
     shape = shape_of(message)
     sizes = {"none": 4 * dim, "fp16": 2 * dim, "bf16": 2 * dim, "int8": dim + 2}
     bits = {"bounded:0.01": 6, "bounded:0.03": 5, "bounded:0.05": 4, "bounded:0.4": 2, "bounded:2e-05": 15}
@@ -208,9 +208,8 @@ def test_stochastic_rounding_depends_on_stream_and_key_alone(name: str, rng: np.
 
 def test_each_table_has_its_own_bound(rng: np.random.Generator) -> None:
     codec = BoundedCodec(0.03, {0: 0.01, 3: 0.2})
-    message = RowMessage.of(
-        rng.normal(size=(400, 7)).astype(np.float32), starts=np.array([0, 90, 90, 200, 400])
-    )
+    message = RowMessage.of(rng.normal(size=(400, 7)).astype(np.float32))
+    message = message._replace(starts_T1=np.array([0, 90, 90, 200, 400]))
     found, _ = coded(codec, message)
     error = np.abs(found.astype(np.float64) - message.rows_ND)
     assert (error <= allowed(codec, message)).all()
@@ -318,7 +317,7 @@ def test_levels_stand_behind_the_ranges_of_all_tables(stream: int | None, rng: n
     rows = rng.normal(size=(9, 5)).astype(np.float32)
     # The second table has no rows, and all numbers of the third are one.
     rows[4:6] = -2.5
-    message = RowMessage.of(rows, starts=np.array([0, 4, 4, 6, 9]), stream=stream)
+    message = RowMessage.of(rows, stream=stream)._replace(starts_T1=np.array([0, 4, 4, 6, 9]))
     ranges, packed = b"", b""
     back = np.empty_like(rows)
     for levels, (first, last) in zip(num_levels, pairwise(message.starts_T1.tolist()), strict=True):
