@@ -38,13 +38,13 @@ _faults: list[str] = []
 
 def kernel(function: Callable[..., Result]) -> Callable[..., Result]:
     """Compile a function that runs without the interpreter's lock; its machine code is kept between runs."""
-    compiled: Callable[..., Result] = _with_cache(_compiled(function), function)
+    compiled: Callable[..., Result] = _compiled(function)
     return compiled
 
 
 def inlined_kernel(function: Callable[..., Result]) -> Callable[..., Result]:
     """Compile a small function as `kernel` does; kernels that call it contain a copy of its code."""
-    compiled: Callable[..., Result] = _with_cache(_compiled(function, inline="always"), function)
+    compiled: Callable[..., Result] = _compiled(function, inline="always")
     return compiled
 
 
@@ -68,6 +68,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     """Compile lazily, for as few types as possible: planners alone take 16 s of CPU this way, else 23 s."""
     # No C code calls a kernel by its address.
     compiled = numba.njit(nogil=True, no_cfunc_wrapper=True, **options)(function)
+    # NUMBA_DISABLE_JIT leaves the function as it is.
     if compiled is function:
         return function
 
@@ -81,13 +82,6 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Any:
         )
 
     compiled.get_call_template = template_of_variables
-    return compiled
-
-
-def _with_cache(compiled: Any, function: Callable[..., Any]) -> Any:
-    # NUMBA_DISABLE_JIT leaves the function as it is.
-    if compiled is function:
-        return function
     try:
         compiled._cache = _CheckedCache(function)
     except (RuntimeError, OSError) as error:  # no folder of all that Numba tries can be written
@@ -115,7 +109,10 @@ class _CheckedCache(FunctionCache):  # type: ignore[misc]
         except MemoryError:
             raise
         except Exception:  # unpickling what is damaged, or of an older version, raises anything
-            self._forget()
+            try:
+                self.flush()
+            except OSError as error:
+                _faults.append(f"{self.cache_path}: {error.strerror or error}")
         if found is None:
             count_compiled_kernel()
         return found
@@ -136,12 +133,6 @@ class _CheckedCache(FunctionCache):  # type: ignore[misc]
         ) as error:
             # The index is damaged and could not be replaced when it was found to be.
             _faults.append(f"{self.cache_path}: {error}")
-
-    def _forget(self) -> None:
-        try:
-            self.flush()
-        except OSError as error:
-            _faults.append(f"{self.cache_path}: {error.strerror or error}")
 
 
 class _CheckedFile:
