@@ -87,10 +87,10 @@ def ranks_of_samples(num_samples: int, batch_size: int, num_shares: int, num_ran
         num_ranks: ranks that compute them.
 
     Raises:
-        ValueError: the shares cannot be divided among the ranks, or the batch has too many samples.
+        ValueError: the micro-batches cannot be divided among the ranks, or the batch has too many samples.
     """
     if num_shares % num_ranks:
-        raise ValueError(f"{num_shares} shares cannot be divided among {num_ranks} ranks")
+        raise ValueError(f"{num_shares} micro-batches cannot be divided among {num_ranks} ranks")
     if num_samples > batch_size:
         raise ValueError(f"a batch of {batch_size} has {num_samples} samples")
     shares_B = np.arange(num_samples) * num_shares // batch_size

@@ -163,7 +163,7 @@ def test_a_rank_computes_the_same_shares_whatever_their_number_of_samples() -> N
 
 
 def test_what_cannot_be_cut_is_refused() -> None:
-    with pytest.raises(ValueError, match="6 shares cannot be divided among 4 ranks"):
+    with pytest.raises(ValueError, match="6 micro-batches cannot be divided among 4 ranks"):
         ranks_of_samples(4, 8, 6, 4)
     with pytest.raises(ValueError, match="a batch of 8 has 9 samples"):
         ranks_of_samples(9, 8, 4, 4)
