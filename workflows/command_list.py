@@ -28,9 +28,9 @@ COMMANDS = {
     "verify": ("data", "check every manifest, checksum and invariant"),
     "train": ("train", "train a model on shards"),
     "evaluate": ("train", "evaluate a trained run"),
-    "predict": ("serve", "predict the probability of a click for every line of a raw log"),
-    "export": ("serve", "write a run as files that serve it without hotset"),
-    "apply": ("serve", "update an exported folder with the rows that changed since"),
+    "predict": ("train", "predict the probability of a click for every line of a raw log"),
+    "export": ("train", "write a run as files that serve it without hotset"),
+    "apply": ("train", "update an exported folder with the rows that changed since"),
     "runs": ("runs", "compare the runs of a folder"),
     "completion": ("completion", "print a script that completes commands and options in a shell"),
 }

@@ -1,15 +1,23 @@
-"""``hotset train`` and ``hotset evaluate``."""
+"""``hotset train``, ``evaluate``, ``predict``, ``export`` and ``apply`` as a user types them."""
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
+import torch
 from rich.console import Console
 
+from hotset.pipeline.runtime.tasks import ProgressCallback
+from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo, run_on_lists
+from hotset.train.serving import changes as module
+from hotset.train.serving.changes import TableChanges
 from hotset.workflows.cli import main
 from hotset.workflows.commands.train import show_runs
 
@@ -184,3 +192,198 @@ def test_an_interrupt_while_results_are_shown_says_that_the_run_is_finished(
     out = tmp_path / "run"
     assert main(["train", str(data), "--out", str(out)]) == 130
     assert capsys.readouterr().err == f"interrupted: the run is finished: {out}\n"
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> ScoredRun:
+    return run_on_criteo(tmp_path_factory.mktemp("predict"))
+
+
+def test_a_log_is_predicted_from_the_command_line(
+    scored: ScoredRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "scores.parquet"
+    command = ["predict", str(scored.run), str(scored.log), "--out", str(out)]
+    assert main([*command, "--batch-size", "32", "--threads", "1"]) == 0
+    assert capsys.readouterr() == ("", f"wrote {NUM_EVALUATION} predictions to {out}\n")
+    frame = pl.read_parquet(out)
+    assert frame.columns == ["probability"] and frame["probability"].is_between(0, 1).all()
+
+    assert main(command) == 1
+    assert "exists" in capsys.readouterr().err
+    assert main([*command, "--overwrite", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"out": str(out), "num_samples": NUM_EVALUATION}
+    assert pl.read_parquet(out)["probability"].len() == NUM_EVALUATION
+
+    # Wrong usage and a log of labels that is said to have none.
+    with pytest.raises(SystemExit):
+        main([*command, "--batch-size", "0"])
+    assert "--batch-size must be 1 or more, got 0" in capsys.readouterr().err
+    assert main([*command, "--overwrite", "--no-label"]) == 1
+    assert "test.tsv, line 1: found 40 fields, want 39 between tabs" in capsys.readouterr().err
+
+
+def test_what_cannot_be_read_or_written_is_one_line_and_leaves_nothing(
+    scored: ScoredRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of `predict` and of `export`, which open runs alike."""
+    run, log, out = scored.run, scored.log, tmp_path / "out"
+    (tmp_path / "folder").mkdir()
+    packed = gzip.compress(log.read_bytes())
+    (tmp_path / "cut.tsv.gz").write_bytes(packed[: len(packed) // 2])
+    shutil.copytree(run, tmp_path / "bare", ignore=shutil.ignore_patterns("weights.safetensors"))
+    shutil.copytree(run, tmp_path / "begun", ignore=shutil.ignore_patterns("summary.json"))
+    before = sorted(tmp_path.rglob("*"))
+    cases: list[tuple[list[Path | str], str]] = [
+        (["predict", run, tmp_path / "none.tsv"], "none.tsv cannot be read: No such file"),
+        (["predict", run, tmp_path / "folder"], "folder cannot be read: Is a directory"),
+        (["predict", run, tmp_path / "cut.tsv.gz"], "cut.tsv.gz cannot be read to its end"),
+        (["predict", run, log, "--vocabulary", tmp_path / "none"], "none/vocabulary does not exist"),
+        (["predict", run, log, "--vocabulary", log], f"{log} is not a folder"),
+    ]
+    commands: list[tuple[str, list[Path | str]]] = [
+        ("predict", [log]),
+        ("export", []),
+        ("export", ["--since", run]),
+    ]
+    for name, rest in commands:
+        cases += [
+            ([name, tmp_path / "none", *rest], "none does not exist"),
+            ([name, log, *rest], f"{log} is not a folder"),
+            ([name, scored.data, *rest], "data holds no training run: it has no summary.json"),
+            ([name, tmp_path / "begun", *rest], "begun is unfinished: it has no summary.json"),
+            ([name, tmp_path / "bare", *rest], "bare/weights.safetensors cannot be read: No such file"),
+        ]
+    cases += [
+        (["export", run, "--since", tmp_path / "none"], "none does not exist"),
+        (["export", run, "--since", run, "--evaluate", tmp_path / "none"], "none does not exist"),
+    ]
+    for arguments, wanted in cases:
+        assert main([*map(str, arguments), "--out", str(out)]) == 1
+        shown = capsys.readouterr()
+        line, *hints = shown.err.splitlines()
+        assert line.startswith("error: ") and wanted in line and shown.out == ""
+        assert all(hint.startswith("hint: ") for hint in hints) and len(hints) <= 1
+    for target, wanted in (
+        (tmp_path / "no/such/out", "such is not a directory"),
+        (tmp_path / "folder", "folder"),
+    ):
+        for words in (["predict", str(run), str(log)], ["export", str(run), "--since", str(run)]):
+            assert main([*words, "--out", str(target)]) == 1
+            assert wanted in capsys.readouterr().err.splitlines()[0]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_arguments_that_are_missing_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["predict"])
+    assert capsys.readouterr().err.startswith("error: RUN, LOG and --out are missing\n")
+
+
+def test_changes_are_exported_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scored = run_on_criteo(tmp_path)
+    run, out = str(scored.run), str(tmp_path / "changes")
+    command = ["export", run, "--since", run, "--row-type", "bf16", "--evaluate", str(scored.data)]
+    assert main([*command, "--out", out]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == f"wrote {out}\n"
+    lines = [line.split() for line in shown.out.splitlines()]
+    assert lines[0] == ["table", "rows", "new", "changed", "gone"]
+    assert lines[1][0] == "C1" and lines[1][2:] == ["0", "0", "0"]
+    assert [line[0] for line in lines[-2:]] == ["AUC", "log"] and len(lines[-1]) == 5
+
+    assert main([*command, "--out", f"{out}2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["changes"]["C26"]["num_gone"] == 0 and found["log_loss"] != found["log_loss_fp32"]
+    # Shards that do not fit are found before anything is written, and a folder is never written over.
+    assert main(["export", run, "--since", run, "--evaluate", run, "--out", f"{out}3"]) == 1
+    assert "holds the stage 'train'" in capsys.readouterr().err and not Path(f"{out}3").exists()
+    assert main(["export", run, "--since", run, "--out", out]) == 1
+    assert f"error: {out} exists\n" in capsys.readouterr().err
+    assert main([*command, "--out", f"{out}3", "--onnx"]) == 1
+    assert "changes have no graph: --onnx is for a whole export" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_is_exported_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scored = run_on_criteo(tmp_path)
+    out = tmp_path / "exported"
+    assert main(["export", str(scored.run), "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"out": str(out)}
+    assert (out / "model.pt2").stat().st_size > 1000
+
+
+COUNTS = [TableChanges("site", 1200, 3, 40, 2), TableChanges("tags", 7, 0, 0, 0)]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, ...]]:
+    """What changes were applied, without a program, which takes seconds to record."""
+    found: list[tuple[Path, ...]] = []
+
+    def applied(*folders: Path, progress: ProgressCallback) -> list[TableChanges]:
+        found.append(folders)
+        return COUNTS
+
+    monkeypatch.setattr(module, "apply_changes", applied)
+    return found
+
+
+def test_the_folders_go_where_they_are_named(
+    calls: list[tuple[Path, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "new")
+    assert main(["apply", "changes", "--to", "exported", "--out", out]) == 0
+    assert calls == [(Path("exported"), Path("changes"), Path(out))]
+    shown = capsys.readouterr()
+    assert shown.err == f"wrote {out}\n"
+    lines = [line.split() for line in shown.out.splitlines()]
+    assert lines == [
+        ["table", "rows", "new", "changed", "gone"],
+        ["site", "1,200", "3", "40", "2"],
+        ["tags", "7", "0", "0", "0"],
+    ]
+    assert main(["apply", "changes", "--to", "exported", "--out", out, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["out"] == out
+    assert found["changes"]["site"] == {"num_rows": 1200, "num_new": 3, "num_changed": 40, "num_gone": 2}
+
+
+def test_a_folder_is_never_written_over(
+    calls: list[tuple[Path, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["apply", "changes", "--to", "exported", "--out", str(tmp_path)]) == 1
+    assert f"error: {tmp_path} exists\n" in capsys.readouterr().err and calls == []
+    with pytest.raises(SystemExit) as stopped:
+        main(["apply", str(tmp_path / "a"), "--to", str(tmp_path / "b")])
+    assert stopped.value.code == 2 and calls == []
+    assert "error: --out is missing" in capsys.readouterr().err
+
+
+def test_folders_that_are_no_exports_are_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["apply", str(tmp_path / "none"), "--to", str(tmp_path), "--out", str(tmp_path / "new")]
+    assert main(command) == 1
+    (line, *hints) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {tmp_path}") and all(each.startswith("hint: ") for each in hints)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_an_exported_run_is_led_to_the_next_from_the_command_line(tmp_path: Path) -> None:
+    runs = {}
+    for seed, name in enumerate(("old", "new")):
+        (tmp_path / name).mkdir()
+        runs[name] = run_on_lists(tmp_path / name, seed=seed).run
+        assert main(["export", str(runs[name]), "--out", str(tmp_path / f"{name}-exported")]) == 0
+    command: list[Any] = ["export", runs["new"], "--since", runs["old"], "--out", tmp_path / "changes"]
+    assert main([str(word) for word in command]) == 0
+    command = ["apply", tmp_path / "changes", "--to", tmp_path / "old-exported", "--out", tmp_path / "led"]
+    assert main([str(word) for word in command]) == 0
+    found, wanted = (
+        torch.export.load(tmp_path / name / "model.pt2").state_dict for name in ("led", "new-exported")
+    )
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted) and found.keys() == wanted.keys()
