@@ -36,6 +36,7 @@ from ...stats.kernel import read_only
 from ...stats.lookahead.planner import StagingPlanner, cache_planner, lookahead_planner
 from ...stats.lookahead.step_plans import RowStream, next_uses
 from ...stats.ranking.row_bytes import row_bytes
+from ..drawn_shards import zipf_ids
 from ..recipes import criteo_kaggle
 from .harness import Facts, clock, new_parser, run_script, scratch_folder, seconds_since, take_turns
 
@@ -46,7 +47,7 @@ PUBLISHED = {4_000_000: 0.51, 20_000_000: 0.65, 140_000_000: 0.76}
 ORDERS = ("frequency", "peel", "fae-paper", "fae-code")
 _DIM = 16
 _SKEW = 0.9
-"""Exponent of the power law: the row of rank r gets lookups in proportion to r ** -skew."""
+"""Exponent of Zipf's law that lookups follow."""
 _BATCH_LOOKUPS = 4096
 """Lookups per batch, about as many as 2,000 samples have of cold rows."""
 _PREFETCH = 2
@@ -73,14 +74,10 @@ def measure(options: argparse.Namespace) -> Facts:
         raise ConfigError(f"slots must be {_BATCH_LOOKUPS} or more")
     rng = np.random.default_rng(0)
     num_rows = 20 * options.slots
-    # Inverse transform sampling: a uniform number falls into the share of one rank.
-    shares = np.arange(1, num_rows + 1, dtype=np.float64) ** -_SKEW
-    ranks = np.searchsorted(np.cumsum(shares) / shares.sum(), rng.random(options.lookups))
-    lookups = np.minimum(ranks, num_rows - 1).astype(np.int64)
+    lookups = zipf_ids(rng.random(options.lookups), num_rows, _SKEW).astype(np.int64)
     comparisons = [*_policies(lookups, num_rows, options.slots), *_counting(lookups, rng)]
     for one in comparisons:  # compiles
         one.kernel()
-    # Kernel and reference take one turn together, so that a slow moment hits both.
     seconds = take_turns({one.name: one.seconds for one in comparisons}, options.rounds)
     return {"kernels": {one.name: one.describe(seconds[one.name]) for one in comparisons}}
 
@@ -98,16 +95,17 @@ class Comparison:
     reference: Callable[[], object]
     num_reference_lookups: int
 
-    def seconds(self) -> tuple[float, float]:
+    def seconds(self) -> list[float]:
         """Return the CPU seconds of the kernel and of the reference."""
-        begin = clock()
-        self.kernel()
-        kernel = seconds_since(begin)[1]
-        begin = clock()
-        self.reference()
-        return kernel, seconds_since(begin)[1]
+        # Both take one turn together, so that a slow moment hits both.
+        found = []
+        for job in (self.kernel, self.reference):
+            begin = clock()
+            job()
+            found.append(seconds_since(begin)[1])
+        return found
 
-    def describe(self, rounds: Sequence[tuple[float, float]]) -> Facts:
+    def describe(self, rounds: Sequence[Sequence[float]]) -> Facts:
         """Return speeds by the least seconds of all rounds, since other work can only add time."""
         kernel, reference = (min(seconds) for seconds in zip(*rounds, strict=True))
         speed, plain = self.num_lookups / kernel, self.num_reference_lookups / reference
