@@ -62,18 +62,18 @@ def test_the_program_of_the_readme_runs(
     (tmp_path / "clicks.toml").write_text(schema)
     rng = np.random.default_rng(0)
     columns = {
-        "clicked": rng.integers(0, 2, 600),
-        "ts": (np.arange(600) + 1_700_000_000_000).astype("datetime64[ms]"),
-        "price": rng.integers(0, 90, 600),
-        "user": rng.zipf(1.3, 600) % 200,
-        "item": rng.zipf(1.2, 600) % 300,
-        "site": rng.choice(["a", "b", "c"], 600),
+        "clicked": rng.integers(0, 2, 6000),
+        "ts": (np.arange(6000) + 1_700_000_000_000).astype("datetime64[ms]"),
+        "price": rng.integers(0, 90, 6000),
+        "user": rng.zipf(1.3, 6000) % 200,
+        "item": rng.zipf(1.2, 6000) % 300,
+        "site": rng.choice(["a", "b", "c"], 6000),
     }
     pl.DataFrame(columns).write_parquet(tmp_path / "clicks.parquet")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "readme"}
     exec(program, names)  # the page's own words
-    assert names["scores"].height == 600 and "AUC 0." in capsys.readouterr().out
+    assert names["scores"].height == 6000 and "AUC 0." in capsys.readouterr().out
 
 
 def examples() -> dict[str, str]:

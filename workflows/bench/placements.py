@@ -1,5 +1,7 @@
 """All placements with the same fast memory: bytes of an epoch, speed and AUC of its first batches.
 
+``placements chart`` draws the chart of README, `docs/bytes.svg`, from the recorded result.
+
 Bytes are those of the step plans that training makes, simulated over the whole epoch; a share of the rows is
 hot, and there are as many staging slots. Belady without prefetch is the least that any placement moves.
 """
@@ -7,6 +9,7 @@ hot, and there are as many staging slots. Belady without prefetch is the least t
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -263,5 +266,58 @@ def _train(shards: Shards, config: TrainConfig, order: list[int]) -> Facts:
     }
 
 
+ROOT = Path(__file__).resolve().parents[2]
+CHARTED = ROOT / "workflows" / "results" / "placements-2m.json"
+CHART = ROOT / "docs" / "bytes.svg"
+_CHARTED_SHARE = 0.015
+"""Share of the rows that is hot; as many staging slots or slots of a cache come on top."""
+_CHARTED_NAMES = {
+    "hybrid": "hybrid (offloading, one vector per lookup)",
+    "fae": "fae",
+    "hybrid-dedup": "hybrid-dedup (each row once per batch)",
+    "hybrid-uva": "hybrid-uva (read in place)",
+    "cache lfu": "cache (FreqCache, LFU)",
+    "lookahead": "lookahead (hotset's default)",
+}
+_WIDTH, _BAR, _STEP, _LEFT = 720, 18, 28, 310
+_STYLE = (
+    "text{font:14px system-ui,sans-serif;fill:#24292f}.bar{fill:#8c959f}.own{fill:#0969da}"
+    "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.bar{fill:#6e7681}.own{fill:#58a6ff}}"
+)
+
+
+def bytes_per_sample(result: Facts) -> dict[str, float]:
+    """Return the bytes that each placement moves per sample, both ways together."""
+    (moved,) = (each["bytes"] for each in result["shares"] if each["share"] == _CHARTED_SHARE)
+    return {
+        name: share["bytes"][name]["to_fast"] + share["bytes"][name]["to_slow"] for name in _CHARTED_NAMES
+    }
+
+
+def draw_chart(moved: dict[str, float]) -> str:
+    """Return the chart: a bar and a number for each placement."""
+    height = _STEP * len(moved) + 40
+    title = "Bytes moved per sample between host and fast memory"
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">',
+        f"<title>{title}</title><style>{_STYLE}</style>",
+        f'<text x="0" y="18" font-weight="600">{title}</text>',
+    ]
+    scale = (_WIDTH - _LEFT - 60) / max(moved.values())
+    for number, (name, value) in enumerate(moved.items()):
+        top = 34 + _STEP * number
+        kind = "own" if name == "lookahead" else "bar"
+        length = max(scale * value, 1)
+        lines.append(f'<text x="0" y="{top + 14}">{_CHARTED_NAMES[name]}</text>')
+        lines.append(
+            f'<rect class="{kind}" x="{_LEFT}" y="{top}" width="{length:.1f}" height="{_BAR}" rx="2"/>'
+        )
+        lines.append(f'<text x="{_LEFT + length + 6:.1f}" y="{top + 14}">{value:,.0f}</text>')
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
 if __name__ == "__main__":
-    sys.exit(run_script(PARSER, measure))
+    if sys.argv[1:] == ["chart"]:
+        CHART.write_text(draw_chart(bytes_per_sample(json.loads(CHARTED.read_text()))))
+    else:
+        sys.exit(run_script(PARSER, measure))

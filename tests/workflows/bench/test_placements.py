@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -16,7 +18,14 @@ from hotset.tests.support.trained_models import STAGING, STATELESS, trained
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.placements.placements import with_staging
-from hotset.workflows.bench.placements import NOTHING_MOVED, simulate_epoch
+from hotset.workflows.bench.placements import (
+    CHART,
+    CHARTED,
+    NOTHING_MOVED,
+    bytes_per_sample,
+    draw_chart,
+    simulate_epoch,
+)
 from hotset.workflows.recipes import criteo_kaggle
 
 
@@ -83,3 +92,12 @@ def test_no_transfer_is_late_by_default_on_real_samples(real_data: Path, tmp_pat
 def test_fae_decides_as_it_goes(shards: Shards) -> None:
     with pytest.raises(ValueError, match="fae cannot be simulated"):
         simulate_epoch(shards, TrainConfig(placement="fae"), [0])
+
+
+def test_the_chart_of_the_readme_is_that_of_the_result() -> None:
+    moved = bytes_per_sample(json.loads(CHARTED.read_text()))
+    assert CHART.read_text() == draw_chart(moved)
+    assert list(moved.values()) == sorted(moved.values(), reverse=True)
+    root = ElementTree.fromstring(draw_chart({"hybrid": 400.0, "lookahead": 100.0}))
+    long, short = (float(bar.attrib["width"]) for bar in root.iter("{http://www.w3.org/2000/svg}rect"))
+    assert long == 4 * short
