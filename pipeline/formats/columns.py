@@ -29,30 +29,34 @@ from ..folders.manifest import FileEntry, Manifest
 from ..folders.output import Output
 from ..folders.totals import ColumnsTotals, TextsFacts
 from ..raw.column_values import DistinctTexts
+from ..schema.schema import Schema
 from ..schema.schema_file import schema_of
 from .arrow_files import damage_named, map_batch, validity_of, values_of, write_batch
 
 _LOG1P = log1p_table(1 << 16)
 
 
-def transform_column(
-    array: Any, chosen: NDArray[np.int32], out: NDArray[np.float32], *, is_float: bool, is_log: bool
+def transform_columns(
+    log: ColumnsTotals | Schema, columns: Any, chosen: NDArray[np.int32], out: NDArray[np.float32]
 ) -> None:
-    """Write the transformed values of some samples.
+    """Write the transformed dense values of some samples.
 
     Args:
-        array: Arrow column of int32, or of float64 where ``is_float``, that starts at offset 0.
+        log: names the dense features, those that are floats, and those without a logarithm. The others become
+            log1p(max(x, 0)).
+        columns: Arrow columns by name, int32 or float64, that start at offset 0.
         chosen: (num_chosen,), positions of the samples.
-        out: (num_chosen,) out; may be strided.
-        is_float: whether the feature is a float instead of an integer.
-        is_log: whether its transform is log1p(max(x, 0)) and not the value itself.
+        out: (dense features, num_chosen) out; may be strided.
     """
-    values = read_only(values_of(array, np.float64 if is_float else np.int32))
-    is_valid = read_only(validity_of(array))
-    if is_log and not is_float:  # a table has the logarithms of small integers
-        transform_dense(values, is_valid, chosen, _LOG1P, out)
-    else:
-        transform_values(values, is_valid, chosen, is_log, out)
+    for name, row in zip(log.dense, out, strict=True):
+        is_float = name in log.floats
+        is_log = name not in log.untransformed
+        values = read_only(values_of(columns[name], np.float64 if is_float else np.int32))
+        is_valid = read_only(validity_of(columns[name]))
+        if is_log and not is_float:  # a table has the logarithms of small integers
+            transform_dense(values, is_valid, chosen, _LOG1P, row)
+        else:
+            transform_values(values, is_valid, chosen, is_log, row)
 
 
 MAX_BYTES = 200

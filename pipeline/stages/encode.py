@@ -44,7 +44,7 @@ from ..folders.totals import (
     one_hot,
 )
 from ..formats.arrow_files import lookups_of, read_batch, validity_of, values_of, write_batch
-from ..formats.columns import transform_column
+from ..formats.columns import transform_columns
 from ..formats.ids import FoundIds, PartIds, PartSize, largest_part
 from ..raw.part import Fault, Part, RawParts, UnreadPart
 from ..runtime.memory import check_cap, groups_within, room_for
@@ -346,24 +346,16 @@ class SampleEncoder:
         matrix = np.empty((part.num_samples, len(one_hot(self.tables))), np.int32)
         ids, _ = found.settle(part.num_samples, matrix)
         lists = {name: (offsets.copy(), flat) for name, (offsets, flat) in ids.lists.items()}
-        return EncodedSamples(self._transform(part), replace(ids, lists=lists), part.num_raw_bytes)
+        every_sample = np.arange(part.num_samples, dtype=np.int32)
+        dense = np.empty((part.num_samples, len(self.schema.dense)), np.float32)
+        transform_columns(self.schema, part.columns, every_sample, dense.T)
+        return EncodedSamples(dense, replace(ids, lists=lists), part.num_raw_bytes)
 
     def _categories(self, piece: LoadedPiece, part: Part) -> Any:
         # A table in memory has 64 bits where Criteo's text has 32: the hash table decides.
         array = part.columns[piece.piece.table.name]
         is_short = piece.piece.category_bytes == 4
         return array.cast(pa.uint32()) if is_short and array.type != pa.uint32() else array
-
-    def _transform(self, part: Part) -> NDArray[np.float32]:
-        schema = self.schema
-        every_sample = np.arange(part.num_samples, dtype=np.int32)
-        dense = np.empty((part.num_samples, len(schema.dense)), np.float32)
-        for column, name in zip(dense.T, schema.dense, strict=True):
-            is_log = name not in schema.untransformed
-            transform_column(
-                part.columns[name], every_sample, column, is_float=name in schema.floats, is_log=is_log
-            )
-        return dense
 
 
 def encode_parts(

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from threading import Lock
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +39,7 @@ from ..errors import MIB, ManifestError, hint_to_rewrite, hint_to_verify
 from ..folders.manifest import FileEntry, Manifest
 from ..folders.totals import ColumnsTotals, PlannedTable, PlanTotals, SamplesTotals, multi_hot
 from ..formats.arrow_files import OpenedParts, values_of
-from ..formats.columns import transform_column
+from ..formats.columns import transform_columns
 from ..formats.ids import PartIds
 from ..runtime.memory import groups_within
 from ..runtime.tasks import run_tasks, thread_buffer
@@ -371,11 +370,6 @@ class PackInputs:
                 hint=hint_to_verify(self.plan.folder),
             )
 
-    def transform(self, name: str, array: Any, chosen: NDArray[np.int32], out: NDArray[np.float32]) -> None:
-        """Write the ``chosen`` values of a dense column to ``out`` as shards have them."""
-        is_log = name not in self.log.untransformed
-        transform_column(array, chosen, out, is_float=name in self.log.floats, is_log=is_log)
-
 
 def starts_of(counts: Sequence[int]) -> list[int]:
     """Return where each file of a group begins in a buffer, by what each puts there."""
@@ -543,8 +537,7 @@ def _scatter_part(
         as_floats[LABEL] = values_of(columns.column("label"), np.uint8)[positions]
     else:
         as_floats[LABEL] = 0
-    for column, name in zip(as_floats[layout.dense], inputs.log.dense, strict=True):
-        inputs.transform(name, columns.column(name), positions, column)
+    transform_columns(inputs.log, columns, positions, as_floats[layout.dense])
     values[layout.lengths] = lengths
     if ids.lists:
         # Bags first, with a copy of ``next_row``: both kernels count it up over the same samples.
