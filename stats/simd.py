@@ -101,11 +101,6 @@ def add(left: Float16x, right: Float16x) -> Float16x:
     return left + right
 
 
-def keep_where_positive(value: Float16x, other: Float16x) -> Float16x:
-    """Return ``value``, with zeros where ``other`` is zero or less; a NaN of either is kept as it is."""
-    return np.where(other <= 0, np.float32(0), value)
-
-
 def split_neighbors(value: Float16x) -> Float16x:
     """Return the even numbers of a value, then the odd ones, in the order that `add_halves` begins with.
 
@@ -238,13 +233,6 @@ def _subtract_product(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
 @written_for(add, _value, _value, _value)
 def _add(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
     return builder.fadd(*arguments)
-
-
-@written_for(keep_where_positive, _value, _value, _value)
-def _keep_where_positive(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-    zero = ir.Constant(_VALUE, [0.0] * WIDTH)
-    # An ordered comparison: it does not hold for NaN.
-    return builder.select(builder.fcmp_ordered("<=", arguments[1], zero), zero, arguments[0])
 
 
 @written_for(split_neighbors, _value, _value)

@@ -173,10 +173,6 @@ class RowTraffic:
         """Rows received forward and backward together."""
         return self.forward + self.backward
 
-    def num_bytes(self, vector_bytes: int) -> float:
-        """Return the bytes of both, at ``vector_bytes`` per row."""
-        return self.total * vector_bytes
-
     def __add__(self, other: RowTraffic) -> RowTraffic:
         return RowTraffic(self.forward + other.forward, self.backward + other.backward)
 

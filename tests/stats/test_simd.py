@@ -26,7 +26,6 @@ from hotset.stats.simd import (
     add_pairs,
     add_quarters,
     aligned_zeros,
-    keep_where_positive,
     load,
     multiply_add,
     prefetch,
@@ -78,12 +77,6 @@ def compute(
     store(flat, np.uint64(3 * WIDTH), multiply_add(first, first, multiply_add(factor, second, first)))
     store(flat, np.uint64(4 * WIDTH), add(first, second))
     store(flat, np.uint64(5 * WIDTH), subtract_product(first, factor, second))
-
-
-@kernel
-def keep(value: NDArray[np.float32], other: NDArray[np.float32], found: NDArray[np.float32]) -> None:
-    """One value, masked by another."""
-    store(found, np.uint64(0), keep_where_positive(load(value, np.uint64(0)), load(other, np.uint64(0))))
 
 
 @inlined_kernel
@@ -163,17 +156,6 @@ def test_four_levels_add_neighbors_and_then_their_sums(rng: np.random.Generator)
         np.testing.assert_array_equal(found[start : start + 4], wanted[4 * row : 4 * row + 4, 0])
         found[start : start + 4] = 7
     assert (found == 7).all()
-
-
-def test_a_value_is_kept_where_another_is_positive_or_no_number(rng: np.random.Generator) -> None:
-    value, other = rng.standard_normal((2, WIDTH)).astype(np.float32)
-    other[:5] = [0.0, -0.0, np.nan, np.inf, -np.inf]
-    value[2], value[7] = np.inf, np.nan
-    other[7] = 1
-    found = np.empty(WIDTH, np.float32)
-    keep(value, other, found)
-    wanted = [0 if other_number <= 0 else number for number, other_number in zip(value, other, strict=True)]
-    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("shape", [(1,), (27, 16), (27, 80), (5, 3)])
