@@ -289,9 +289,7 @@ _STYLE = (
 def bytes_per_sample(result: Facts) -> dict[str, float]:
     """Return the bytes that each placement moves per sample, both ways together."""
     (moved,) = (each["bytes"] for each in result["shares"] if each["share"] == _CHARTED_SHARE)
-    return {
-        name: share["bytes"][name]["to_fast"] + share["bytes"][name]["to_slow"] for name in _CHARTED_NAMES
-    }
+    return {name: moved[name]["to_fast"] + moved[name]["to_slow"] for name in _CHARTED_NAMES}
 
 
 def draw_chart(moved: dict[str, float]) -> str:
