@@ -11,7 +11,6 @@ The module also measures the speed of the link between ranks.
 from __future__ import annotations
 
 import datetime
-import hashlib
 import os
 import re
 import statistics
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
 import torch
@@ -31,7 +31,7 @@ from ..config import is_launched
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
 
-FINGERPRINT_BYTES = 16
+_DIGEST_BYTES = 16
 _SIGN_SECONDS = 0.1
 """Between two signs that a rank is still at work; far less than any wait for one that is gone."""
 _SUCCEEDED, _HAS_ERROR, _LEFT_TO_OTHERS = range(3)
@@ -206,42 +206,23 @@ def check_equal_settings(ranks: Ranks, settings: Mapping[str, object]) -> None:
     """
     names = sorted(settings)
     # Only equal lists can be compared setting by setting.
-    check_equal_plans(ranks, _fingerprint("\n".join(names)), "the names of settings")
-    own = b"".join(_fingerprint(repr(settings[name])) for name in names)
+    _check_equal(ranks, ["\n".join(names)], ["the names of settings"])
+    _check_equal(ranks, [repr(settings[name]) for name in names], names)
+
+
+def _check_equal(ranks: Ranks, texts: Sequence[str], names: Sequence[str]) -> None:
+    own = b"".join(blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest() for text in texts)
+    # Every rank gets all digests and decides alike, so that none waits for one that has raised.
     found = ranks.gather(torch.frombuffer(bytearray(own), dtype=torch.uint8))
     for number, name in enumerate(names):
-        part = slice(number * FINGERPRINT_BYTES, (number + 1) * FINGERPRINT_BYTES)
-        _check_equal([each[part] for each in found], name)
-
-
-def check_equal_plans(ranks: Ranks, fingerprint: bytes, what: str = "the plan of the exchange") -> None:
-    """Compare the plan of this rank with those of the others.
-
-    Args:
-        ranks: all of them call this.
-        fingerprint: 16 bytes of all that the ranks must agree on.
-        what: it is called.
-
-    Raises:
-        RankError: it differs somewhere; every rank raises, and names those that differ from rank 0.
-    """
-    assert len(fingerprint) == FINGERPRINT_BYTES
-    # Every rank gets all fingerprints and decides alike, so that none waits for one that has raised.
-    _check_equal(ranks.gather(torch.frombuffer(bytearray(fingerprint), dtype=torch.uint8)), what)
-
-
-def _check_equal(found: Sequence[torch.Tensor], what: str) -> None:
-    others = [str(rank) for rank, each in enumerate(found) if not torch.equal(each, found[0])]
-    if others:
-        names = f"rank {others[0]} differs" if len(others) == 1 else f"ranks {', '.join(others)} differ"
-        raise RankError(
-            f"{names} from rank 0 in {what}",
-            hint="give all ranks the same DIR (its shards/), options and version of hotset",
-        )
-
-
-def _fingerprint(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=FINGERPRINT_BYTES).digest()
+        part = slice(number * _DIGEST_BYTES, (number + 1) * _DIGEST_BYTES)
+        others = [str(rank) for rank, each in enumerate(found) if not torch.equal(each[part], found[0][part])]
+        if others:
+            differ = f"rank {others[0]} differs" if len(others) == 1 else f"ranks {', '.join(others)} differ"
+            raise RankError(
+                f"{differ} from rank 0 in {name}",
+                hint="give all ranks the same DIR (its shards/), options and version of hotset",
+            )
 
 
 _BACKEND = "gloo"

@@ -42,7 +42,7 @@ from hotset.train.dense.gradients import choose_dense_dtype
 from hotset.train.evaluate import refuse_other_tables
 from hotset.train.metrics import ScoreCounter, SortedScores
 from hotset.train.ranks.messages import check_tables_of_bounds
-from hotset.train.ranks.ranks import OneRank, Ranks, check_equal_plans, join_ranks
+from hotset.train.ranks.ranks import OneRank, Ranks, check_equal_settings, join_ranks
 from hotset.train.rows import tiers
 from hotset.train.rows.embeddings import RowsPart
 from hotset.train.run_config import RunConfig
@@ -480,12 +480,12 @@ def test_all_ranks_get_the_same_options() -> None:
     plans = [b"a" * 16, b"b" * 16]
 
     def hint(ranks: Ranks) -> str:
-        return hint_of(lambda: check_equal_plans(ranks, plans[ranks.rank]))
+        return hint_of(lambda: check_equal_settings(ranks, {"plan": plans[ranks.rank]}))
 
     assert set(run_thread_ranks(2, hint)) == {
         "give all ranks the same DIR (its shards/), options and version of hotset"
     }
-    run_thread_ranks(2, lambda ranks: check_equal_plans(ranks, plans[0]))
+    run_thread_ranks(2, lambda ranks: check_equal_settings(ranks, {"plan": plans[0]}))
 
 
 @follows("train/build_embeddings.py::resolve")

@@ -6,7 +6,6 @@ Whole runs end with the bits of one process, also where ranks are killed and oth
 from __future__ import annotations
 
 import datetime
-import hashlib
 import os
 import random
 import socket
@@ -32,13 +31,15 @@ from hotset.train.ranks.ranks import (
     OneRank,
     RankError,
     Ranks,
-    check_equal_plans,
+    check_equal_settings,
     first_reason,
     join_ranks,
     joined_ranks,
     measure_link,
     slowest,
 )
+
+PLAN = {"the plan of the exchange": 3}
 
 
 def test_every_rank_finds_the_line_through_both_messages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,13 +67,13 @@ import os, torch
 from hotset.train.ranks.messages import DenseSums
 from hotset.train.ranks.messages import CodedExchange
 from hotset.tests.support.processes.rank_promises import check_promises
-from hotset.train.ranks.ranks import Message, RankError, check_equal_plans
+from hotset.train.ranks.ranks import Message, RankError, check_equal_settings
 from hotset.train.config import is_launched
 from hotset.train.ranks.ranks import join_ranks
 assert is_launched()
 ranks = join_ranks(timeout_seconds=300)
 check_promises(ranks)
-check_equal_plans(ranks, bytes(16))
+check_equal_settings(ranks, {"the plan of the exchange": 3})
 gradient = torch.arange(9.0) * (1 + ranks.rank)
 assert DenseSums(ranks, CodedExchange(ranks.rank, 0), 9).add(gradient, 0.5) == 1.0
 assert gradient.tolist() == [3.0 * i for i in range(9)]
@@ -292,17 +293,17 @@ def test_ranks_with_other_plans_are_named_by_everyone() -> None:
 
     def work(ranks: Ranks) -> str:
         with pytest.raises(RankError) as caught:
-            check_equal_plans(ranks, hashlib.md5(plans[ranks.rank]).digest())
+            check_equal_settings(ranks, {"the plan of the exchange": plans[ranks.rank]})
         return str(caught.value)
 
     assert set(run_thread_ranks(4, work)) == {"ranks 1, 3 differ from rank 0 in the plan of the exchange"}
-    run_thread_ranks(3, lambda ranks: check_equal_plans(ranks, bytes(16)))
+    run_thread_ranks(3, lambda ranks: check_equal_settings(ranks, PLAN))
 
 
 def test_one_rank_talks_to_nobody() -> None:
     ranks = OneRank()
     check_promises(ranks)
-    check_equal_plans(ranks, bytes(16))
+    check_equal_settings(ranks, PLAN)
     ranks.close()
 
 
