@@ -12,7 +12,7 @@ import shlex
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -338,10 +338,6 @@ class TrainSummary(RunQuality):
     """Traffic between the ranks of a run; None where it has one."""
     test_losses: list[float]
     """Test loss after each switch of ``fae``, nats per sample."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The summary as plain data, as ``summary.json`` holds it."""
-        return asdict(self)
 
 
 def summarize(trainer: Trainer, threads: int, out: Path, quality: RunQuality) -> TrainSummary:
