@@ -19,7 +19,7 @@ from ..pipeline.runtime.tasks import num_workers
 from .build_embeddings import RowTools, RunStart, build_embeddings, open_device, open_device_api, resolve
 from .build_model import ModelSource, build_model, build_step
 from .config import ChosenExchange, ModelConfig, Optimizers, TrainConfig
-from .data.batch import BatchShares
+from .data.batch import MicroBatches
 from .data.batch_order import BatchOrder, CutOrder, ResumedOrder, SeededOrder
 from .data.shards import Shards
 from .dense.dense_step import DenseStep, GraphStep, TiledStep
@@ -165,7 +165,7 @@ def build_tools(
         meter=Meter(device),
         threads=WorkThreads(config.threads or num_workers(0)),
         # The samples of this rank, and the shape of all sums, which micro-batches decide.
-        shares=BatchShares(shards.batch_size, config.micro_batches, ranks.rank, ranks.num_ranks),
+        micro_batches=MicroBatches(shards.batch_size, config.micro_batches, ranks.rank, ranks.num_ranks),
         device_api=device_api,
         # Host memory is limited where rows may go to a spill file.
         host=HostMemory(
@@ -195,8 +195,10 @@ def _build_dense_layers(
 
         # Layers whose parameters are moved by others are passed by the module itself.
         if has_fused_layers(config, shards, model, tools.device_api):
-            return model, GraphStep(model, tools.shares, config.seed, dtype)
-    step = build_step(model, chosen, shards.tables, tools.shares, threads, dtype, config.seed, build_sums)
+            return model, GraphStep(model, tools.micro_batches, config.seed, dtype)
+    step = build_step(
+        model, chosen, shards.tables, tools.micro_batches, threads, dtype, config.seed, build_sums
+    )
     return model, step
 
 

@@ -21,7 +21,7 @@ from ..pipeline.runtime.limits import check_addresses
 from ..pipeline.runtime.tasks import num_workers
 from ..stats.ranking.row_bytes import row_bytes
 from .config import TrainConfig
-from .data.batch import BatchShares, EmbeddingTable, IdReader
+from .data.batch import EmbeddingTable, IdReader, MicroBatches
 from .data.shards import Shards
 from .dense.gradients import choose_dense_dtype, cpu_features
 from .metrics import Meter
@@ -55,7 +55,7 @@ class RowTools:
     device: torch.device
     meter: Meter
     threads: WorkThreads
-    shares: BatchShares
+    micro_batches: MicroBatches
     """Micro-batches, whose gradients are summed separately."""
     host: HostMemory | None = None
     marks_rows: bool = False
@@ -151,7 +151,7 @@ def build_groups(
             initial=initial,
             traffic=TrafficCounter(tools.meter, slow.layout),
             threads=tools.threads,
-            shares=tools.shares,
+            micro_batches=tools.micro_batches,
             changed=_changed_rows(placement, tools.host) if tools.marks_rows else None,
         )
         groups.append(group)

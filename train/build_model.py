@@ -29,7 +29,7 @@ from torch import nn
 from ..pipeline.errors import ConfigError, HotsetError, first_line, system_fault
 from ..pipeline.schema.schema import nearest
 from .config import ModelConfig
-from .data.batch import BatchShares, EmbeddingTable
+from .data.batch import EmbeddingTable, MicroBatches
 from .dense.dense_step import DenseStep, HistoryStep, MeanPooling, build_dense_step, set_mode
 from .dense.gradients import BuildSums, DenseDtype
 from .model.dlrm import Dlrm
@@ -335,14 +335,14 @@ def build_step(
     model: DenseModel,
     config: ModelConfig,
     tables: Sequence[EmbeddingTable],
-    shares: BatchShares,
+    micro_batches: MicroBatches,
     threads: WorkThreads,
     dtype: DenseDtype,
     seed: int = 0,
     build_sums: BuildSums | None = None,
 ) -> DenseStep:
     """Build the step of a model on embeddings pooled as ``config`` says; see `build_dense_step`."""
-    step = build_dense_step(model, shares, threads, dtype, seed, build_sums)
+    step = build_dense_step(model, micro_batches, threads, dtype, seed, build_sums)
     if config.kind == "tbsm":
         return HistoryStep(step, tables)
     if config.pooling == "mean" and any(table.is_multi_hot for table in tables):

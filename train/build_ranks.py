@@ -20,7 +20,7 @@ from ..stats.codecs import RowMessage, codec_of, shape_of
 from ..stats.step_times import CodecCost, worthwhile_codec
 from .build_embeddings import RowTools, attach_movers, build_groups, optimizer_of
 from .config import AUTO, ChosenExchange, ExchangeOptions, ExchangePrediction, TrainConfig
-from .data.batch import BatchShares, IdReader
+from .data.batch import IdReader, MicroBatches
 from .data.shards import Shards
 from .loop import Trainer
 from .model.shapes import tables_by_dim
@@ -56,7 +56,7 @@ def build_ranked_embeddings(
     # Owners are a function of the shards and the options, so every rank finds the same ones. What one rank
     # refuses all refuse, before any waits for it.
     with raise_on_any_rank(ranks):
-        held = _hold_rows(shards, tools.shares)
+        held = _hold_rows(shards, tools.micro_batches)
     # Ranks that read other batches would wait for messages that nobody sends.
     owners = [hashlib.blake2b(rows.owners_K.tobytes()).hexdigest() for rows in held.values()]
     check_equal_settings(ranks, {"the plan of the exchange": owners})
@@ -67,18 +67,22 @@ def build_ranked_embeddings(
         kept = {each.name: getattr(group, each.name) for each in fields(TableGroup) if each.init}
         kept["reader"] = IdReader(shards.tables, group.tables)
         groups.append(RankedGroup(**kept, held=held[group.embedding_dim]))
-    embeddings = RankedEmbeddings(shards.tables, groups, ranks, tools.shares, optimizer, tools.threads, coded)
+    embeddings = RankedEmbeddings(
+        shards.tables, groups, ranks, tools.micro_batches, optimizer, tools.threads, coded
+    )
     attach_movers(embeddings, config, tools)
     embeddings.initialize()
     return embeddings
 
 
-def _hold_rows(shards: Shards, shares: BatchShares) -> dict[int, HeldRows]:
+def _hold_rows(shards: Shards, micro_batches: MicroBatches) -> dict[int, HeldRows]:
     """Return the owner of each row, by embedding dimension."""
     held = {}
     for dim, chosen in tables_by_dim([table.embedding_dim for table in shards.tables]).items():
-        owners_K = choose_owners(shards, chosen, shares.num_ranks, shares.num_shares)
-        held[dim] = HeldRows([shards.tables[table].num_rows for table in chosen], owners_K, shares.rank)
+        owners_K = choose_owners(shards, chosen, micro_batches.num_ranks, micro_batches.num_micro_batches)
+        held[dim] = HeldRows(
+            [shards.tables[table].num_rows for table in chosen], owners_K, micro_batches.rank
+        )
     return held
 
 

@@ -20,7 +20,7 @@ from ..pipeline.runtime.memory import available_bytes
 from ..pipeline.schema.schema import DENSE_PREFIX
 from .build_embeddings import RowTools, build_groups, open_device, set_threads
 from .build_model import ModelSource, build_model, build_step
-from .data.batch import Batch, BatchShares, EmbeddingTable, with_histories
+from .data.batch import Batch, EmbeddingTable, MicroBatches, with_histories
 from .data.shards import EvaluationPart, Part, Shards
 from .dense.dense_step import DenseStep
 from .metrics import Meter, Quality, RunQuality, ScoreCounter
@@ -188,8 +188,10 @@ def load_model(
         _refuse_other_lists(run, config, tables)
         tables = with_histories(tables, chosen.history_length + 1)
     workers = WorkThreads(threads or config.threads)
-    dense = build_step(model, chosen, tables, BatchShares(batch_size), workers, config.dense_dtype)
-    tools = RowTools(device=device, meter=Meter(device), threads=workers, shares=BatchShares(batch_size))
+    dense = build_step(model, chosen, tables, MicroBatches(batch_size), workers, config.dense_dtype)
+    tools = RowTools(
+        device=device, meter=Meter(device), threads=workers, micro_batches=MicroBatches(batch_size)
+    )
     # All rows in memory where they fit, because reading them for each batch is far slower.
     num_bytes = sum(4 * table.num_rows * table.embedding_dim for table in tables)
     room = _room_for_rows(num_bytes) if slow_bytes is None else slow_bytes

@@ -17,7 +17,7 @@ from hotset.pipeline.errors import ShardError
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.build import build_dense_optimizers, build_trainer
 from hotset.train.config import TrainConfig
-from hotset.train.data.batch import Batch, BatchShares
+from hotset.train.data.batch import Batch, MicroBatches
 from hotset.train.data.shards import Shards
 from hotset.train.dense.dense_step import TiledStep
 from hotset.train.model.dlrm import Dlrm
@@ -60,7 +60,7 @@ def test_each_parameter_has_one_optimizer(num_threads: int) -> None:
 def test_adam_takes_the_steps_of_torchs_own_however_a_layer_is_stored() -> None:
     shape = dlrm_shape("small", 3, 4, 5)
     models = [Dlrm(shape, 0), Dlrm(shape, 0)]
-    step = TiledStep(models[0], BatchShares(8), WorkThreads(1))
+    step = TiledStep(models[0], MicroBatches(8), WorkThreads(1))
     (optimizer,) = build_dense_optimizers(models[0], TrainConfig().optimizers("sgd"), 1, is_tiled=True)
     assert optimizer.defaults["fused"]
     plain = torch.optim.Adam(models[1].parameters(), lr=optimizer.defaults["lr"])

@@ -273,7 +273,7 @@ class IdReader:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchShares:
+class MicroBatches:
     """The micro-batches that one rank computes.
 
     Raises:
@@ -282,7 +282,7 @@ class BatchShares:
 
     batch_size: int
     """Samples of a whole batch, B."""
-    num_shares: int = 1
+    num_micro_batches: int = 1
     """G."""
     rank: int = 0
     num_ranks: int = 1
@@ -290,31 +290,32 @@ class BatchShares:
 
     def __post_init__(self) -> None:
         # Each micro-batch of a whole batch has samples, so those of a short one are the first ones.
-        if self.num_shares > max(self.batch_size, 1):
+        if self.num_micro_batches > max(self.batch_size, 1):
             raise ConfigError(
-                f"a batch of {self.batch_size} samples cannot be cut into {self.num_shares} micro-batches",
+                f"a batch of {self.batch_size} samples cannot be cut into {self.num_micro_batches} "
+                "micro-batches",
                 hint="preprocess with a larger --batch-size, or use fewer micro-batches or ranks",
             )
-        per_rank, left = divmod(self.num_shares, self.num_ranks)
+        per_rank, left = divmod(self.num_micro_batches, self.num_ranks)
         is_subtree = self.num_ranks == 1 or (per_rank and not per_rank & (per_rank - 1))
         if left or not is_subtree:
             raise ConfigError(
-                f"{self.num_shares} micro-batches cannot be divided among {self.num_ranks} ranks: each takes "
-                "1, 2, 4 or another power of two",
+                f"{self.num_micro_batches} micro-batches cannot be divided among {self.num_ranks} ranks: "
+                "each takes 1, 2, 4 or another power of two",
                 hint=f"--micro-batches {self.num_ranks} gives each rank one",
             )
 
     @property
     def first_sample(self) -> int:
         """The first sample of this rank in a whole batch."""
-        return self._start(self.rank * (self.num_shares // self.num_ranks))
+        return self._start(self.rank * (self.num_micro_batches // self.num_ranks))
 
     def own_part(self, num_samples: int) -> tuple[int, int]:
         """Return the first and the last-plus-one sample of this rank in a batch."""
         if self.num_ranks == 1:
             return 0, num_samples
-        per_rank = self.num_shares // self.num_ranks
-        first, stop = (self._start(share * per_rank) for share in (self.rank, self.rank + 1))
+        per_rank = self.num_micro_batches // self.num_ranks
+        first, stop = (self._start(micro_batch * per_rank) for micro_batch in (self.rank, self.rank + 1))
         return min(first, num_samples), min(stop, num_samples)
 
     def cut(self, batch: Batch) -> Batch:
@@ -327,15 +328,15 @@ class BatchShares:
         Args:
             num_samples: those of this rank, whose first one is sample 0 here.
         """
-        if self.num_shares == 1:
+        if self.num_micro_batches == 1:
             return [(0, num_samples)]
-        per_rank = self.num_shares // self.num_ranks
-        starts = [self._start(self.rank * per_rank + share) for share in range(per_rank + 1)]
+        per_rank = self.num_micro_batches // self.num_ranks
+        starts = [self._start(self.rank * per_rank + micro_batch) for micro_batch in range(per_rank + 1)]
         stops = [min(start - starts[0], num_samples) for start in starts[1:]]
         return [(first, stop) for first, stop in zip([0, *stops], stops, strict=False) if first < stop]
 
-    def _start(self, share: int) -> int:
-        return -(-share * self.batch_size // self.num_shares)
+    def _start(self, micro_batch: int) -> int:
+        return -(-micro_batch * self.batch_size // self.num_micro_batches)
 
 
 def join(parts: Sequence[Batch]) -> Batch:

@@ -27,7 +27,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ...pipeline.errors import ConfigError, HotsetError
 from ...stats.batch_rows import MOST_TILE_SAMPLES
-from ..data.batch import Batch, BatchShares, EmbeddingTable, at_cache_line
+from ..data.batch import Batch, EmbeddingTable, MicroBatches, at_cache_line
 from ..model.dlrm import Dlrm
 from ..model.layers import DenseModel, drawing
 from ..model.shapes import tables_by_dim
@@ -42,7 +42,7 @@ from .gradients import (
     add_tree,
     cpu_features,
     tile_bounds,
-    tiles_of_shares,
+    tiles_of_micro_batches,
 )
 from .linear import StepWeights, choose_library
 from .tiles import DenseTile
@@ -75,7 +75,7 @@ class DenseStep(Protocol):
 
 def build_dense_step(
     model: DenseModel,
-    shares: BatchShares,
+    micro_batches: MicroBatches,
     threads: WorkThreads,
     dtype: DenseDtype = "fp32",
     seed: int = 0,
@@ -84,7 +84,7 @@ def build_dense_step(
     """Build the step that suits the model and its device.
 
     Args:
-        shares: of a batch.
+        micro_batches: of a batch.
         threads: those of the dense layers on the host.
         dtype: type of the products there.
         seed: that of the run, for models that draw random numbers.
@@ -92,10 +92,10 @@ def build_dense_step(
     """
     if next(model.parameters()).device.type == "cpu" and model.is_per_sample:
         if model.is_plain:
-            return TiledStep(cast("Dlrm | Dcn", model), shares, threads, dtype, build_sums)
-        return GraphTiles(model, shares, threads, dtype, seed, build_sums)
+            return TiledStep(cast("Dlrm | Dcn", model), micro_batches, threads, dtype, build_sums)
+        return GraphTiles(model, micro_batches, threads, dtype, seed, build_sums)
     assert build_sums is None, "several ranks compute samples by themselves, on the host"
-    return GraphStep(model, shares, seed, dtype)
+    return GraphStep(model, micro_batches, seed, dtype)
 
 
 class _TileStep(ABC):
@@ -107,16 +107,16 @@ class _TileStep(ABC):
     def __init__(
         self,
         parameters: FlatParameters,
-        shares: BatchShares,
+        micro_batches: MicroBatches,
         threads: WorkThreads,
         dtype: DenseDtype,
         build_sums: BuildSums | None,
     ) -> None:
         self.dtype: DenseDtype = dtype
         self._parameters = parameters
-        self._shares = shares
+        self._micro_batches = micro_batches
         self._threads = threads
-        self._scale = 1 / shares.batch_size
+        self._scale = 1 / micro_batches.batch_size
         # A workspace for each worker, and gradients for each tile: tiles run in any order and are added in
         # one.
         self._tiles: dict[int, DenseTile | DcnTile | _GraphTile] = {}
@@ -139,8 +139,8 @@ class _TileStep(ABC):
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
         draws = self._begin(step)
-        # Tiles depend on the samples and shares alone, so the bits do not depend on the number of threads.
-        bounds, counts = tiles_of_shares(self._shares, batch.num_samples)
+        # Tiles depend on the samples and micro-batches alone, so no bit depends on the number of threads.
+        bounds, counts = tiles_of_micro_batches(self._micro_batches, batch.num_samples)
         self._make_room(len(bounds), embeddings)
         inputs = [emb_BFd.detach() for emb_BFd in embeddings]
         grads = [grad[: batch.num_samples] for grad in self._embedding_grads]
@@ -208,7 +208,7 @@ class TiledStep(_TileStep):
 
     Args:
         model: the dense layers, whose parameters become parts of one vector.
-        shares: of a batch; those of this rank are computed.
+        micro_batches: of a batch; those of this rank are computed.
         threads: run the tiles.
         dtype: type of the products of the hidden layers. The weights are float32 in any case; for bf16 they
             are rounded once a step.
@@ -220,7 +220,7 @@ class TiledStep(_TileStep):
     def __init__(
         self,
         model: Dlrm | Dcn,
-        shares: BatchShares,
+        micro_batches: MicroBatches,
         threads: WorkThreads,
         dtype: DenseDtype = "fp32",
         build_sums: BuildSums | None = None,
@@ -228,7 +228,7 @@ class TiledStep(_TileStep):
         features: frozenset[str] | None = None,
     ) -> None:
         # All parameters are in one vector, so that one call adds, rounds or steps them all.
-        super().__init__(FlatParameters(model), shares, threads, dtype, build_sums)
+        super().__init__(FlatParameters(model), micro_batches, threads, dtype, build_sums)
         self._model = model
         # Products in bf16 read a rounded copy of the vector; the parameters themselves stay float32.
         is_rounded = dtype == "bf16"
@@ -259,7 +259,7 @@ class GraphTiles(_TileStep):
 
     Args:
         model: dense layers that compute each sample independently.
-        shares: of a batch; this rank computes those assigned to it.
+        micro_batches: of a batch; this rank computes those assigned to it.
         threads: run the tiles.
         dtype: bf16 runs the model under torch's autocast.
         seed: that of the run; with the number of the step it decides what dropout drops.
@@ -269,14 +269,14 @@ class GraphTiles(_TileStep):
     def __init__(
         self,
         model: DenseModel,
-        shares: BatchShares,
+        micro_batches: MicroBatches,
         threads: WorkThreads,
         dtype: DenseDtype = "fp32",
         seed: int = 0,
         build_sums: BuildSums | None = None,
     ) -> None:
         assert model.is_per_sample
-        super().__init__(FlatParameters(model, is_moved=False), shares, threads, dtype, build_sums)
+        super().__init__(FlatParameters(model, is_moved=False), micro_batches, threads, dtype, build_sums)
         self._seed = seed
         self._model = model
 
@@ -285,7 +285,9 @@ class GraphTiles(_TileStep):
 
     def _begin(self, step: int | None) -> Callable[[int], AbstractContextManager[None]]:
         set_mode(self._model, is_training=step is not None)
-        return lambda first_sample: drawing(self._seed, step or 0, self._shares.first_sample + first_sample)
+        return lambda first_sample: drawing(
+            self._seed, step or 0, self._micro_batches.first_sample + first_sample
+        )
 
 
 class _GraphTile:
@@ -326,22 +328,22 @@ class _GraphTile:
 
 
 class GraphStep:
-    """The step on whole shares, on any device; on the host in one thread.
+    """The step on whole micro-batches, on any device; on the host in one thread.
 
     Args:
         model: the dense layers.
-        shares: of a batch; those of this rank are computed.
+        micro_batches: of a batch; those of this rank are computed.
         seed: that of the run; with the number of the step it decides what the model draws.
         dtype: bf16 passes the model under torch's autocast.
 
     Raises:
-        ConfigError: samples of the model depend on each other, and a batch has several shares.
+        ConfigError: samples of the model depend on each other, and a batch has several micro-batches.
     """
 
     def __init__(
-        self, model: DenseModel, shares: BatchShares, seed: int = 0, dtype: DenseDtype = "fp32"
+        self, model: DenseModel, micro_batches: MicroBatches, seed: int = 0, dtype: DenseDtype = "fp32"
     ) -> None:
-        if shares.num_shares > 1 and not model.is_per_sample:
+        if micro_batches.num_micro_batches > 1 and not model.is_per_sample:
             raise ConfigError(
                 "a model with batch normalization or dropout computes whole batches, "
                 "and --micro-batches cuts them",
@@ -350,27 +352,29 @@ class GraphStep:
             )
         self.dtype: DenseDtype = dtype
         self._model = model
-        self._shares = shares
+        self._micro_batches = micro_batches
         self._seed = seed
 
     def train(self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int = 0) -> torch.Tensor:
         device = embeddings[0].device
-        bounds = self._shares.bounds(batch.num_samples)
+        bounds = self._micro_batches.bounds(batch.num_samples)
         if len(bounds) == 1:
-            return self._pass(batch, embeddings, step, self._shares.first_sample)
-        # Each share leaves its gradients in the same places, where its sums are taken away.
+            return self._pass(batch, embeddings, step, self._micro_batches.first_sample)
+        # Each micro-batch leaves its gradients in the same places, where its sums are taken away.
         losses, gradients = [], []
         for emb_BFd in embeddings:
             emb_BFd.grad = torch.empty_like(emb_BFd)
         for first, stop in bounds:
             parts = [emb_BFd.detach()[first:stop] for emb_BFd in embeddings]
-            losses.append(self._pass(batch.cut(first, stop), parts, step, self._shares.first_sample + first))
+            losses.append(
+                self._pass(batch.cut(first, stop), parts, step, self._micro_batches.first_sample + first)
+            )
             for emb_BFd, part in zip(embeddings, parts, strict=True):
                 assert emb_BFd.grad is not None and part.grad is not None
                 emb_BFd.grad[first:stop] = part.grad
             gradients.append([parameter.grad for parameter in self._model.parameters()])
         for parameter, *found in zip(self._model.parameters(), *gradients, strict=True):
-            # A parameter that the model does not use has no gradient in any share.
+            # A parameter that the model does not use has no gradient in any micro-batch.
             known = [each for each in found if each is not None]
             parameter.grad = add_tree(known) if known else None
         return add_tree(losses) if losses else torch.zeros((), device=device)
@@ -400,7 +404,7 @@ class GraphStep:
             logit_B = _logits(self._model, batch.dense_BK.to(device), embeddings, self.dtype)
             loss_sum = binary_cross_entropy_with_logits(logit_B, batch.label_B.to(device), reduction="sum")
             # A tensor, because torch on a GPU multiplies by the reciprocal of a number.
-            (loss_sum / torch.full_like(loss_sum, self._shares.batch_size)).backward()  # type: ignore[no-untyped-call]
+            (loss_sum / torch.full_like(loss_sum, self._micro_batches.batch_size)).backward()  # type: ignore[no-untyped-call]
         for emb_BFd in embeddings:
             # A table that the model does not use has a gradient of zero.
             if emb_BFd.grad is None:

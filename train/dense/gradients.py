@@ -38,7 +38,7 @@ from torch import nn
 from ...pipeline.errors import ConfigError
 from ...stats.batch_rows import num_tiles_of
 from ...stats.kernel import kernel
-from ..data.batch import BatchShares
+from ..data.batch import MicroBatches
 from ..threads import WorkThreads
 
 _Summand = TypeVar("_Summand", float, torch.Tensor)
@@ -49,16 +49,18 @@ _SUM_PIECE = 16 * SUM_COLUMNS
 """Columns of the gradient that a thread adds up at a time."""
 
 
-def tiles_of_shares(shares: BatchShares, num_samples: int) -> tuple[list[tuple[int, int]], list[int]]:
+def tiles_of_micro_batches(
+    micro_batches: MicroBatches, num_samples: int
+) -> tuple[list[tuple[int, int]], list[int]]:
     """Return the first and the last-plus-one sample of each tile, and the tiles of each share with samples.
 
     Args:
-        shares: of the batch.
+        micro_batches: of the batch.
         num_samples: those of this rank.
     """
     bounds: list[tuple[int, int]] = []
     counts: list[int] = []
-    for start, stop in shares.bounds(num_samples):
+    for start, stop in micro_batches.bounds(num_samples):
         of_share = tile_bounds(stop - start)
         bounds += [(start + first, start + last) for first, last in of_share]
         counts.append(len(of_share))

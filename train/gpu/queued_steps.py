@@ -234,7 +234,7 @@ class QueuedSteps:
         self.moves = choose_moves(device, kernels, self._groups, parts.embeddings)
         """The mover of the rows of steps."""
         # The kernels add up a batch as one.
-        self._has_shares = any(group.shares.num_shares > 1 for group in parts.embeddings.groups)
+        self._has_shares = any(group.micro_batches.num_micro_batches > 1 for group in parts.embeddings.groups)
         self._readers = readers
         self._ring = InputRing(device, num_ahead + readers.num_threads + PLACES_AT_A_TIME - 1)
         self._num_inputs = num_ahead

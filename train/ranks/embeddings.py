@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB
 from ...stats.exchange import StepRows, rank_masks, ranks_of_samples
-from ..data.batch import Batch, BatchIds, BatchShares, EmbeddingTable, join
+from ..data.batch import Batch, BatchIds, EmbeddingTable, MicroBatches, join
 from ..rows.backends import NumbaRows
 from ..rows.embeddings import Embeddings
 from ..rows.kernels import copy_rows
@@ -57,18 +57,18 @@ class RankedGroup(TableGroup):
 
     def read(self, batch: Batch) -> GroupStep:
         """Return the rows that a training step serves, each once, and what crosses."""
-        return self._read(batch, self.shares.cut(batch), self._ranks_of(batch), is_training=True)
+        return self._read(batch, self.micro_batches.cut(batch), self._ranks_of(batch), is_training=True)
 
     def look_at(self, batch: Batch) -> GroupExchange:
         """Return what would cross in a step if all rows had been used."""
-        part = self._read(batch, self.shares.cut(batch), self._ranks_of(batch), is_training=False)
+        part = self._read(batch, self.micro_batches.cut(batch), self._ranks_of(batch), is_training=False)
         exchange: GroupExchange = part.exchange
         return exchange
 
     def read_round(self, batches: Sequence[Batch]) -> GroupStep:
         """Return the same as `read` of an evaluation, where rank r has batch r."""
         ranks_B = np.repeat(np.arange(len(batches)), [batch.num_samples for batch in batches])
-        own = batches[self.shares.rank]
+        own = batches[self.micro_batches.rank]
         return self._read(join(batches), own, ranks_B.astype(np.uint8), is_training=False)
 
     def _read(self, batch: Batch, own: Batch, ranks_B: NDArray[np.uint8], *, is_training: bool) -> GroupStep:
@@ -81,7 +81,7 @@ class RankedGroup(TableGroup):
         if is_training:
             is_first_U = ~self.is_used_K[keys_U]
             self.is_used_K[keys_U] = True
-        num_ranks = self.shares.num_ranks
+        num_ranks = self.micro_batches.num_ranks
         masks_U = rank_masks(lookups, ranks_of_lookups(ranks_B, ids), num_ranks)
         step = StepRows(keys_U, masks_U, self.held.owners_K[keys_U], is_first_U)
         own_lookups = self.reader.by_row(own_ids)
@@ -91,8 +91,13 @@ class RankedGroup(TableGroup):
         return GroupStep(BatchIds(served.rows_U, None, served.num_rows, 1), served, exchange)
 
     def _ranks_of(self, batch: Batch) -> NDArray[np.uint8]:
-        shares = self.shares
-        return ranks_of_samples(batch.num_samples, shares.batch_size, shares.num_shares, shares.num_ranks)
+        micro_batches = self.micro_batches
+        return ranks_of_samples(
+            batch.num_samples,
+            micro_batches.batch_size,
+            micro_batches.num_micro_batches,
+            micro_batches.num_ranks,
+        )
 
     def cold_rows(self, batch: Batch) -> ColdRows:
         lookups = self.reader.by_row(self.reader.read(batch))
@@ -128,7 +133,7 @@ class RankedEmbeddings(Embeddings):
         tables: Sequence[EmbeddingTable],
         groups: Sequence[RankedGroup],
         ranks: Ranks,
-        shares: BatchShares,
+        micro_batches: MicroBatches,
         optimizer: RowOptimizer,
         threads: WorkThreads,
         coded: CodedExchange,
@@ -137,8 +142,8 @@ class RankedEmbeddings(Embeddings):
         self._tables = tables
         self._ranked = tuple(groups)
         self._ranks = ranks
-        self._shares = shares
-        self._rows = NumbaRows(optimizer, threads, shares)
+        self._micro_batches = micro_batches
+        self._rows = NumbaRows(optimizer, threads, micro_batches)
         self._coded = coded
         layout = [
             GroupLayout(
@@ -162,7 +167,7 @@ class RankedEmbeddings(Embeddings):
     ) -> PlannedStep:
         """Put together the step of this rank, which has a part of the samples."""
         whole = super().step(number, batch, plans, read, item)
-        return replace(whole, batch=self._shares.cut(batch))
+        return replace(whole, batch=self._micro_batches.cut(batch))
 
     def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
         """Return the steps of this rank's evaluation batches, one of W.

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...stats.batch_rows import LookupsByRow
-from ..data.batch import BatchIds, BatchShares
+from ..data.batch import BatchIds, MicroBatches
 from ..threads import WorkThreads
 from . import kernels
 from .kernels import BLOCK_SAMPLES, num_levels
@@ -66,16 +66,16 @@ class NumbaRows:
     Args:
         optimizer: that of the rows.
         threads: share the rows of a batch; how many they are changes no bit.
-        shares: micro-batches, whose gradients are summed separately; None: the batch is one.
+        micro_batches: parts of a batch, whose gradients are summed separately; None: the batch is one.
     """
 
     def __init__(
-        self, optimizer: RowOptimizer, threads: WorkThreads, shares: BatchShares | None = None
+        self, optimizer: RowOptimizer, threads: WorkThreads, micro_batches: MicroBatches | None = None
     ) -> None:
         self._optimizer = optimizer
         self._threads = threads
-        self._shares = shares
-        self._num_levels = num_levels(1 if shares is None else shares.num_shares)
+        self._micro_batches = micro_batches
+        self._num_levels = num_levels(1 if micro_batches is None else micro_batches.num_micro_batches)
 
     def look_up(
         self,
@@ -115,7 +115,7 @@ class NumbaRows:
         grad = grad_PD.numpy()
         block = BLOCK_SAMPLES * num_features
         # Sums have a fixed shape: blocks of samples, added within a share, then shares by a binary tree.
-        ends = _share_ends(self._shares, grad.shape[0], num_features)
+        ends = _micro_batch_ends(self._micro_batches, grad.shape[0], num_features)
         levels = self._num_levels
         num_rows = max(1, _CHUNK_FLOATS // grad.shape[1])
 
@@ -141,7 +141,7 @@ class NumbaRows:
         """(num_distinct, D): summed gradient of each distinct row."""
         every = np.arange(by_bag.num_rows)
         grad = grad_PD.numpy()
-        ends = _share_ends(self._shares, grad.shape[0], num_features)
+        ends = _micro_batch_ends(self._micro_batches, grad.shape[0], num_features)
         levels = num_levels(ends.size)
         sums = np.empty((every.size + levels, grad.shape[1]), np.float32)
         # The kernel of an update, for all rows in one call and without the step.
@@ -172,10 +172,10 @@ class TorchRows:
     """Any device's back end, as `NumbaRows`: levels of segment sums over the lookups by row."""
 
     def __init__(
-        self, optimizer: RowOptimizer, device: torch.device = _HOST, shares: BatchShares | None = None
+        self, optimizer: RowOptimizer, device: torch.device = _HOST, micro_batches: MicroBatches | None = None
     ) -> None:
         self._optimizer = optimizer
-        self._shares = shares
+        self._micro_batches = micro_batches
         # The numbers of a step are copied to the device when the learning rate changes.
         self._rate = math.nan
         self._rates_T = self._root_scales_T = torch.from_numpy(optimizer.root_scales).to(device)
@@ -230,7 +230,7 @@ class TorchRows:
         grad_PD: torch.Tensor,
         num_features: int,
     ) -> torch.Tensor:
-        ends_G = _share_ends(self._shares, grad_PD.shape[0], num_features)
+        ends_G = _micro_batch_ends(self._micro_batches, grad_PD.shape[0], num_features)
         keys = _keys_of_levels(bags_N, ends_G, BLOCK_SAMPLES * num_features)
         rows, bags, *levels = self._on(grad_PD.device, rows_N, bags_N, *keys)
         return segment_sums(rows, bags, levels, grad_PD)[:num_rows]
@@ -244,19 +244,24 @@ RowBackend = NumbaRows | TorchRows
 
 
 def backend_of(
-    device: torch.device, optimizer: RowOptimizer, threads: WorkThreads, shares: BatchShares | None = None
+    device: torch.device,
+    optimizer: RowOptimizer,
+    threads: WorkThreads,
+    micro_batches: MicroBatches | None = None,
 ) -> RowBackend:
     """Numba on the host, in these threads; torch elsewhere."""
     if device.type == "cpu":
-        return NumbaRows(optimizer, threads, shares)
-    return TorchRows(optimizer, device, shares)
+        return NumbaRows(optimizer, threads, micro_batches)
+    return TorchRows(optimizer, device, micro_batches)
 
 
 @lru_cache(maxsize=64)
-def _share_ends(shares: BatchShares | None, num_positions: int, num_features: int) -> NDArray[np.int64]:
-    """Return where each micro-batch of a batch that is not empty ends, (num_shares,)."""
+def _micro_batch_ends(
+    micro_batches: MicroBatches | None, num_positions: int, num_features: int
+) -> NDArray[np.int64]:
+    """Return where each micro-batch of a batch that is not empty ends, (num_micro_batches,)."""
     num_samples = num_positions // max(num_features, 1)
-    bounds = [(0, num_samples)] if shares is None else shares.bounds(num_samples)
+    bounds = [(0, num_samples)] if micro_batches is None else micro_batches.bounds(num_samples)
     return np.array([stop * num_features for _, stop in bounds], np.int64)
 
 

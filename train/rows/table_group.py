@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...stats.batch_rows import LookupsByRow, group_lookups, of_matrix
-from ..data.batch import Batch, BatchIds, BatchShares, IdReader
+from ..data.batch import Batch, BatchIds, IdReader, MicroBatches
 from ..metrics import Kind
 from ..threads import WorkThreads
 from .backends import NumbaRows, RowBackend, backend_of, fetch, initialize_rows, write_back
@@ -224,7 +224,7 @@ class TableGroup:
     traffic: TrafficCounter
     threads: WorkThreads
     """Share the work on rows of the host."""
-    shares: BatchShares
+    micro_batches: MicroBatches
     """Micro-batches, whose gradients are summed separately."""
     changed: ChangedRows | None = None
     """Which rows steps have changed, for checkpoints; None: nobody wants to know."""
@@ -238,8 +238,8 @@ class TableGroup:
     def __post_init__(self) -> None:
         self.staged = StagedRows(self.fast, self.traffic)
         # The tiers may be on two devices, and each device updates its rows with its own kernels.
-        self._fast_rows = backend_of(self.fast.device, self.optimizer, self.threads, self.shares)
-        slow_rows = NumbaRows(self.optimizer, self.threads, self.shares)
+        self._fast_rows = backend_of(self.fast.device, self.optimizer, self.threads, self.micro_batches)
+        slow_rows = NumbaRows(self.optimizer, self.threads, self.micro_batches)
         self.in_place = InPlaceWork(
             self.fast, self.slow, self._fast_rows, slow_rows, self.traffic, self.threads
         )

@@ -35,7 +35,7 @@ from hotset.train.checkpoints.files import refuse_other_shape
 from hotset.train.checkpoints.resume import RunCheckpoints
 from hotset.train.checkpoints.source_run import _open_maps, _read_map, _refuse_not_finite, _refuse_other_sizes
 from hotset.train.config import ChosenExchange, TrainConfig
-from hotset.train.data.batch import BatchShares
+from hotset.train.data.batch import MicroBatches
 from hotset.train.data.batch_order import RecordedOrder, ResumedOrder
 from hotset.train.data.shards import Shards, with_hot_bytes
 from hotset.train.dense.gradients import choose_dense_dtype
@@ -460,19 +460,19 @@ def test_a_loop_of_ones_own_is_started_by_itself(tmp_path: Path, monkeypatch: py
     hotset.nn.Embeddings(folder)
 
 
-@follows("train/data/batch.py::BatchShares.__post_init__")
+@follows("train/data/batch.py::MicroBatches.__post_init__")
 def test_a_batch_has_a_sample_for_each_share() -> None:
-    hint = hint_of(lambda: BatchShares(3, 4))
+    hint = hint_of(lambda: MicroBatches(3, 4))
     assert hint == "preprocess with a larger --batch-size, or use fewer micro-batches or ranks"
-    BatchShares(4, 4)
-    BatchShares(3, 3)
+    MicroBatches(4, 4)
+    MicroBatches(3, 3)
 
 
-@follows("train/data/batch.py::BatchShares.__post_init__#2")
+@follows("train/data/batch.py::MicroBatches.__post_init__#2")
 def test_ranks_take_equally_many_shares() -> None:
-    hint = hint_of(lambda: BatchShares(100, 6, 0, 4))
+    hint = hint_of(lambda: MicroBatches(100, 6, 0, 4))
     assert hint == "--micro-batches 4 gives each rank one"
-    BatchShares(100, int(hint.split()[1]), 0, 4)
+    MicroBatches(100, int(hint.split()[1]), 0, 4)
 
 
 @follows("train/ranks/ranks.py::_check_equal")

@@ -11,7 +11,7 @@ import torch
 
 from hotset.pipeline.errors import ConfigError
 from hotset.stats.exchange import ranks_of_samples
-from hotset.train.data.batch import Batch, BatchShares, EmbeddingTable, FeatureBags, IdReader
+from hotset.train.data.batch import Batch, EmbeddingTable, FeatureBags, IdReader, MicroBatches
 
 TABLES = [
     EmbeddingTable("C1", 9, 2, 4),
@@ -56,7 +56,7 @@ def test_ranks_have_the_samples_of_their_shares(num_shares: int, num_ranks: int,
     wanted = np.arange(num_samples) * num_shares // 100
     found: list[int] = []
     for rank in range(num_ranks):
-        shares = BatchShares(100, num_shares, rank, num_ranks)
+        shares = MicroBatches(100, num_shares, rank, num_ranks)
         first, stop = shares.own_part(num_samples)
         assert (ranks_of_samples(num_samples, 100, num_shares, num_ranks)[first:stop] == rank).all()
         for start, end in shares.bounds(stop - first):
@@ -67,8 +67,8 @@ def test_ranks_have_the_samples_of_their_shares(num_shares: int, num_ranks: int,
 
 
 def test_a_batch_of_one_share_is_taken_whole() -> None:
-    assert BatchShares(100).bounds(0) == [(0, 0)]
-    assert BatchShares(100).bounds(250) == [(0, 250)]
+    assert MicroBatches(100).bounds(0) == [(0, 0)]
+    assert MicroBatches(100).bounds(250) == [(0, 250)]
 
 
 @pytest.mark.parametrize(("num_shares", "num_ranks"), [(3, 2), (6, 2), (12, 4), (1, 2)])
@@ -76,10 +76,10 @@ def test_shares_that_are_no_subtree_of_a_rank_are_refused(num_shares: int, num_r
     with pytest.raises(
         ConfigError, match=f"{num_shares} micro-batches cannot be divided among {num_ranks} ranks"
     ):
-        BatchShares(100, num_shares, 0, num_ranks)
+        MicroBatches(100, num_shares, 0, num_ranks)
 
 
 def test_a_batch_is_cut_into_no_more_shares_than_it_has_samples() -> None:
-    BatchShares(6, 6, 1, 3)
+    MicroBatches(6, 6, 1, 3)
     with pytest.raises(ConfigError, match="a batch of 5 samples cannot be cut into 6 micro-batches"):
-        BatchShares(5, 6, 1, 3)
+        MicroBatches(5, 6, 1, 3)

@@ -25,7 +25,7 @@ from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import STAGING, STATELESS, assert_equal_bits, trained
 from hotset.train.build import build_trainer
 from hotset.train.config import ModelConfig, TrainConfig
-from hotset.train.data.batch import Batch, BatchShares, EmbeddingTable, FeatureBags, IdReader, with_histories
+from hotset.train.data.batch import Batch, EmbeddingTable, FeatureBags, IdReader, MicroBatches, with_histories
 from hotset.train.data.shards import Shards
 from hotset.train.dense.dense_step import (
     DenseStep,
@@ -261,7 +261,7 @@ def test_logits_and_gradients_are_those_of_means(tmp_path: Path) -> None:
     # By the step, which is given sums; their gradients go back to the rows through the graph of the sums.
     summed = [table.clone().requires_grad_() for table in tables]
     sums = pooled(summed, batch, mean=False)
-    step = MeanPooling(build_dense_step(model, BatchShares(1), WorkThreads(1)), shards.tables)
+    step = MeanPooling(build_dense_step(model, MicroBatches(1), WorkThreads(1)), shards.tables)
     given = [emb_BFd.detach().clone() for emb_BFd in sums]
     predicted_B = step.predict(batch, given)
     assert all(torch.equal(a, b) for a, b in zip(given, sums, strict=True)), "sums stay as they are"
@@ -323,8 +323,8 @@ def assert_equal(found: Rows, wanted: Rows) -> None:
 @pytest.mark.parametrize("num_samples", [1, 37, 1300])
 def test_tiles_leave_the_gradients_of_the_whole_batch(num_samples: int) -> None:
     models = [Dcn(SHAPE, 3) for _ in range(2)]
-    tiles = results(GraphTiles(models[0], BatchShares(BATCH_SIZE), WorkThreads(1)), models[0], num_samples)
-    whole = results(GraphStep(models[1], BatchShares(BATCH_SIZE)), models[1], num_samples)
+    tiles = results(GraphTiles(models[0], MicroBatches(BATCH_SIZE), WorkThreads(1)), models[0], num_samples)
+    whole = results(GraphStep(models[1], MicroBatches(BATCH_SIZE)), models[1], num_samples)
     for found, wanted in zip(tiles, whole, strict=True):
         torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-4, atol=1e-6)
 
@@ -354,17 +354,17 @@ def test_gradients_of_shares_are_added_by_the_tree(
     form: type[GraphStep] | type[GraphTiles], num_shares: int, num_samples: int
 ) -> None:
     """A batch of nominally 2,000 samples; the shorter ones leave shares short or empty."""
-    shares = BatchShares(2000, num_shares)
+    shares = MicroBatches(2000, num_shares)
     extra = () if form is GraphStep else (WorkThreads(2),)
     models = [Dcn(SHAPE, 3) for _ in range(2)]
     found = results(form(models[0], shares, *extra), models[0], num_samples)[:-1]
-    alone = form(models[1], BatchShares(2000), *extra)
+    alone = form(models[1], MicroBatches(2000), *extra)
     assert_equal(found, by_shares(alone, models[1], shares.bounds(num_samples), num_samples))
 
 
 def test_a_model_whose_samples_depend_on_each_other_has_no_shares() -> None:
     with pytest.raises(ConfigError, match="computes whole batches"):
-        GraphStep(Noisy(), BatchShares(8, 2))
+        GraphStep(Noisy(), MicroBatches(8, 2))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -373,7 +373,7 @@ def test_bits_of_tiles_do_not_depend_on_the_number_of_threads(dtype: DenseDtype)
     for threads in (1, 2, 5):
         model = Dcn(SHAPE, 3)
         found.append(
-            results(GraphTiles(model, BatchShares(BATCH_SIZE), WorkThreads(threads), dtype), model, 2500)
+            results(GraphTiles(model, MicroBatches(BATCH_SIZE), WorkThreads(threads), dtype), model, 2500)
         )
     assert_equal(found[1], found[0])
     assert_equal(found[2], found[0])
@@ -387,7 +387,7 @@ def test_bits_of_whole_batches_do_not_depend_on_torchs_threads() -> None:
             torch.set_num_threads(threads)
             torch.manual_seed(5)
             model = Noisy()
-            found.append(results(GraphStep(model, BatchShares(BATCH_SIZE), seed=2), model, 700))
+            found.append(results(GraphStep(model, MicroBatches(BATCH_SIZE), seed=2), model, 700))
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -397,7 +397,7 @@ def test_bits_of_whole_batches_do_not_depend_on_torchs_threads() -> None:
 def noisy_results(seed: int, number: int) -> Rows:
     torch.manual_seed(5)
     model = Noisy()
-    return results(GraphStep(model, BatchShares(BATCH_SIZE), seed=seed), model, 50, number)
+    return results(GraphStep(model, MicroBatches(BATCH_SIZE), seed=seed), model, 50, number)
 
 
 def test_a_model_draws_by_the_seed_and_the_step_alone() -> None:
@@ -413,13 +413,13 @@ def test_a_step_leaves_torchs_generator_as_it_was() -> None:
     torch.manual_seed(9)
     wanted = torch.rand(2)
     torch.manual_seed(9)
-    results(GraphStep(model, BatchShares(BATCH_SIZE)), model, 20)
+    results(GraphStep(model, MicroBatches(BATCH_SIZE)), model, 20)
     assert torch.equal(torch.rand(2), wanted)
 
 
 def test_predictions_drop_nothing_and_leave_the_statistics_as_they_are() -> None:
     model = Noisy()
-    step = GraphStep(model, BatchShares(BATCH_SIZE))
+    step = GraphStep(model, MicroBatches(BATCH_SIZE))
     results(step, model, 50)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     batch, embeddings = drawn(50)
@@ -449,9 +449,9 @@ def test_what_a_model_does_not_use_has_no_gradient() -> None:
     for threads in (None, WorkThreads(1)):
         model = HalfUsed()
         step = (
-            GraphStep(model, BatchShares(8))
+            GraphStep(model, MicroBatches(8))
             if threads is None
-            else GraphTiles(model, BatchShares(8), threads)
+            else GraphTiles(model, MicroBatches(8), threads)
         )
         batch, rows = drawn(20)
         unused = torch.randn(20, 1, 2)
@@ -462,7 +462,7 @@ def test_what_a_model_does_not_use_has_no_gradient() -> None:
 
 def test_a_step_leaves_no_trace_in_the_next() -> None:
     model = Dcn(SHAPE, 3)
-    step = GraphTiles(model, BatchShares(BATCH_SIZE), WorkThreads(2))
+    step = GraphTiles(model, MicroBatches(BATCH_SIZE), WorkThreads(2))
     wanted = results(step, model, 1300)
     results(step, model, 7)
     assert_equal(results(step, model, 1300), wanted)
@@ -470,15 +470,15 @@ def test_a_step_leaves_no_trace_in_the_next() -> None:
 
 def test_the_step_suits_the_model() -> None:
     threads = WorkThreads(1)
-    assert isinstance(build_dense_step(HalfUsed(), BatchShares(8), threads), GraphTiles)
-    assert isinstance(build_dense_step(Noisy(), BatchShares(8), threads), GraphStep)
-    assert isinstance(build_dense_step(Dcn(SHAPE, 0), BatchShares(8), threads), TiledStep)
-    assert isinstance(build_dense_step(Dcn(SHAPE, 0).to("meta"), BatchShares(8), threads), GraphStep)
+    assert isinstance(build_dense_step(HalfUsed(), MicroBatches(8), threads), GraphTiles)
+    assert isinstance(build_dense_step(Noisy(), MicroBatches(8), threads), GraphStep)
+    assert isinstance(build_dense_step(Dcn(SHAPE, 0), MicroBatches(8), threads), TiledStep)
+    assert isinstance(build_dense_step(Dcn(SHAPE, 0).to("meta"), MicroBatches(8), threads), GraphStep)
 
 
 def test_gradients_of_an_earlier_step_are_not_added() -> None:
     model = Noisy()
-    step = GraphStep(model, BatchShares(BATCH_SIZE))
+    step = GraphStep(model, MicroBatches(BATCH_SIZE))
     batch, embeddings = drawn(30)
     step.train(batch, embeddings, 1)
     assert embeddings[0].grad is not None

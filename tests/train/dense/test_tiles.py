@@ -20,7 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from hotset.tests.support.products.watched_products import moved, watch_products
 from hotset.train.config import ModelConfig
-from hotset.train.data.batch import Batch, BatchShares
+from hotset.train.data.batch import Batch, MicroBatches
 from hotset.train.dense.dense_step import GraphStep, GraphTiles, TiledStep, build_dense_step
 from hotset.train.dense.gradients import DenseDtype, TileGradients
 from hotset.train.model.dcn import Dcn
@@ -107,7 +107,7 @@ def tiled(
     features: frozenset[str] | None = None,
 ) -> tuple[DenseModel, TiledStep]:
     model = built(shape)
-    shares = BatchShares(batch_size, num_shares)
+    shares = MicroBatches(batch_size, num_shares)
     return model, TiledStep(model, shares, WorkThreads(threads), dtype, features=features)
 
 
@@ -329,7 +329,7 @@ def test_gradients_of_shares_are_added_by_the_tree(
     loss, *found = results(step, model, batch, embeddings)[:-1]
     alone, whole = tiled(SHAPES[name], batch_size)
     sums = []
-    for first, stop in BatchShares(batch_size, num_shares).bounds(num_samples):
+    for first, stop in MicroBatches(batch_size, num_shares).bounds(num_samples):
         parts = [emb[first:stop].clone() for emb in embeddings]
         sums.append(results(whole, alone, batch.cut(first, stop), parts)[:-1])
         assert torch.equal(sums[-1].pop(), found[-1][first:stop])
@@ -423,7 +423,7 @@ def test_weights_that_are_loaded_later_are_used() -> None:
     batch, embeddings = drawn(KAGGLE, 5)
     model, step = tiled(KAGGLE)
     model.load_state_dict(Dlrm(KAGGLE, 8).state_dict())
-    other = TiledStep(Dlrm(KAGGLE, 8), BatchShares(64), WorkThreads(1))
+    other = TiledStep(Dlrm(KAGGLE, 8), MicroBatches(64), WorkThreads(1))
     assert torch.equal(step.predict(batch, embeddings), other.predict(batch, embeddings))
 
 
@@ -432,10 +432,10 @@ def test_graphs_leave_the_same_gradients(name: str) -> None:
     batch, embeddings = drawn(SHAPES[name], 70)
     model, step = tiled(SHAPES[name])
     loss, *found = results(step, model, batch, embeddings)
-    shares = BatchShares(BATCH_SIZE)
+    shares = MicroBatches(BATCH_SIZE)
     for build in (
-        partial(GraphStep, shares=shares),
-        partial(GraphTiles, shares=shares, threads=WorkThreads(1)),
+        partial(GraphStep, micro_batches=shares),
+        partial(GraphTiles, micro_batches=shares, threads=WorkThreads(1)),
     ):
         twin = built(SHAPES[name])
         graph: Any = build(twin)
@@ -445,7 +445,7 @@ def test_graphs_leave_the_same_gradients(name: str) -> None:
 
 
 def test_the_step_suits_the_model() -> None:
-    shares, threads = BatchShares(8), WorkThreads(1)
+    shares, threads = MicroBatches(8), WorkThreads(1)
     for model, form in (
         (built(KAGGLE), TiledStep),
         (built(KAGGLE).to("meta"), GraphStep),
@@ -491,7 +491,7 @@ def test_bits_do_not_depend_on_where_a_batch_lies(name: str, num_samples: int) -
     batch, embeddings = drawn(shape, num_samples)
     torch.manual_seed(1)
     model = build_model()
-    step: Any = build_dense_step(model, BatchShares(64), WorkThreads(1))
+    step: Any = build_dense_step(model, MicroBatches(64), WorkThreads(1))
 
     def results_at(floats: int) -> Tensors:
         there = replace(batch, dense_BK=moved(batch.dense_BK, floats))

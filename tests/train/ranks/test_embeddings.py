@@ -19,7 +19,7 @@ from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train import build_ranks
 from hotset.train.build import build_trainer
 from hotset.train.config import ChosenExchange, TrainConfig
-from hotset.train.data.batch import BatchShares
+from hotset.train.data.batch import MicroBatches
 from hotset.train.data.shards import Part, Shards
 from hotset.train.loop import run_steps
 from hotset.train.ranks import embeddings as ranked_embeddings
@@ -255,10 +255,10 @@ def test_ranks_predict_both_parts_with_the_bits_of_one_process(tmp_path: Path) -
 def test_ranks_with_other_owners_are_refused(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     hold_rows = build_ranks._hold_rows
 
-    def hold_others(shards: Shards, shares: BatchShares) -> dict[int, HeldRows]:
-        held = hold_rows(shards, shares)
+    def hold_others(shards: Shards, micro_batches: MicroBatches) -> dict[int, HeldRows]:
+        held = hold_rows(shards, micro_batches)
         for rows in held.values():
-            rows.owners_K[:1] = shares.rank
+            rows.owners_K[:1] = micro_batches.rank
         return held
 
     monkeypatch.setattr(build_ranks, "_hold_rows", hold_others)

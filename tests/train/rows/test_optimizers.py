@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.drawn_tiers import draw_lookups, make_tier, step
-from hotset.train.data.batch import BatchShares
+from hotset.train.data.batch import MicroBatches
 from hotset.train.rows.backends import NumbaRows, RowBackend, TorchRows
 from hotset.train.rows.optimizers import RowOptimizer
 from hotset.train.threads import WorkThreads
@@ -51,10 +51,10 @@ def test_both_back_ends_give_the_same_bits(
     rng = np.random.default_rng(seed)
     optimizer = RowOptimizer(name, 0.03, decay)
     tiers = [make_tier(optimizer, num_tables, 40, dim) for _ in range(2)]
-    shares = BatchShares(300, num_shares)
+    shares = MicroBatches(300, num_shares)
     backends: list[RowBackend] = [
         NumbaRows(optimizer, WorkThreads(1), shares),
-        TorchRows(optimizer, shares=shares),
+        TorchRows(optimizer, micro_batches=shares),
     ]
     for rate in (None, float(np.float32(0.3)), float(np.float32(0.001))):
         lookups = draw_lookups(tiers[0], num_samples, rng)

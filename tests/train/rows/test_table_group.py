@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hotset.stats.batch_rows import group_lookups, of_matrix
 from hotset.tests.support.drawn_tiers import one_hot_ids
-from hotset.train.data.batch import BatchShares, EmbeddingTable, IdReader
+from hotset.train.data.batch import EmbeddingTable, IdReader, MicroBatches
 from hotset.train.metrics import Meter
 from hotset.train.placements.placements import AllFast
 from hotset.train.rows.optimizers import RowOptimizer
@@ -60,7 +60,7 @@ def make_group(
         initial=InitialValues.of(0, [0, 1], NUM_ROWS),
         traffic=TrafficCounter(meter, slow.layout),
         threads=WorkThreads(1),
-        shares=BatchShares(64),
+        micro_batches=MicroBatches(64),
     )
     group.initialize()
     return group
