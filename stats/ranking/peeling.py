@@ -336,7 +336,8 @@ def peel(
     queues = _Queues(worth, width_of_row, widths, workspace[num_rows:], heads, heads.copy(), levels)
     dropped = np.empty(stop_row - first_row, np.int32)
     hot_samples = np.empty_like(budgets)
-    _drop_by_worth(incidence, lost, queues, entries, num_hot, budgets, dropped, hot_samples)
+    bytes_left = _queue_rows(entries, queues)
+    _drop_by_worth(incidence, lost, queues, num_hot, bytes_left, budgets, dropped, hot_samples)
     return dropped, hot_samples
 
 
@@ -360,38 +361,44 @@ def _count_left(
 
 
 @kernel
+def _queue_rows(entries: NDArray[np.int32], queues: _Queues) -> int:
+    """Queue all rows that have a worth, in the order of ``entries``; return their bytes."""
+    num_bytes = 0
+    for i in range(entries.shape[0]):
+        if i + _LOOKUPS_AHEAD < entries.shape[0]:
+            prefetch(queues.worth, np.uint64(entries[i + _LOOKUPS_AHEAD]))
+        row = entries[i]
+        if queues.worth[row] >= 0:
+            _append_row(row, queues.worth[row], queues)
+            num_bytes += queues.widths[queues.width_of_row[row]]
+    return num_bytes
+
+
+@kernel
 def _drop_by_worth(
     incidence: Incidence,
     lost: NDArray[np.uint8],
     queues: _Queues,
-    entries: NDArray[np.int32],
     num_hot: int,
+    bytes_left: int,
     budgets: NDArray[np.int64],
     dropped: NDArray[np.int32],
     hot_samples: NDArray[np.int64],
 ) -> None:
-    """Queue all rows that have a worth, and drop them, that of least worth first.
+    """Drop all rows that are queued, that of least worth first.
 
     Args:
         incidence: as for `peel`.
         lost: bits of samples, updated.
-        queues: empty, updated.
-        entries: as for `peel`.
+        queues: updated.
         num_hot: samples that are not lost.
+        bytes_left: bytes of the rows queued.
         budgets: as for `peel`.
-        dropped: (rows with a worth,) out.
+        dropped: (rows queued,) out.
         hot_samples: (num_budgets,) out, as `peel` returns it.
     """
     row_starts, row_ends, row_samples, sample_starts, sample_rows = incidence
     worth, width_of_row, widths, queued, heads, tails, levels = queues
-    bytes_left = 0
-    for i in range(entries.shape[0]):
-        if i + _LOOKUPS_AHEAD < entries.shape[0]:
-            prefetch(worth, np.uint64(entries[i + _LOOKUPS_AHEAD]))
-        row = entries[i]
-        if worth[row] >= 0:
-            _append_row(row, worth[row], queues)
-            bytes_left += widths[width_of_row[row]]
     left_samples = np.empty(heads.shape[1], np.uint32)
     budget = budgets.shape[0] - 1
     number = 0
