@@ -259,7 +259,7 @@ def _never_worse(
     """Return the new position of each row, and the numbers of first rows kept as those by frequency."""
     # The fully hot samples that each budget must reach: those of the order by frequency.
     num_rows = width_of_row.shape[0]
-    ends = _ends(width_of_row, widths)
+    ends = np.cumsum(widths[width_of_row])
     reached = np.searchsorted(ends, budgets, side="right")
     wanted = peeling.hot_samples_of_prefixes(found, reached)
     # With a cut at every row the order is that by frequency, so the loop ends there at the latest.
@@ -287,15 +287,6 @@ def _never_worse(
             places[order] = np.arange(num_rows, dtype=np.int32)
             return places, sorted(cuts - {0, num_rows})
         cuts |= worse
-
-
-def _ends(width_of_row: NDArray[np.uint8], widths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the bytes of the rows up to each one, itself included, (num_rows,)."""
-    num_rows = width_of_row.shape[0]
-    # Rows of one width have no marks that would have to be read.
-    of_rows = np.full(num_rows, widths[0]) if widths.shape[0] == 1 else widths[width_of_row]
-    ends: NDArray[np.int64] = np.cumsum(of_rows)
-    return ends
 
 
 _BYTES_PER_ROW = 24

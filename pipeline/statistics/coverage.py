@@ -30,7 +30,7 @@ from ..schema.schema import FeatureSettings
 from ..stages.orders import peel_order
 from ..stages.rank import PEEL_FLOOR, RankConfig, counted_samples, rank_tables
 from ..stages.row_order import Levels, hot_curves, levels_of_tables
-from .folder import Inspected, Row
+from .folder import Inspected, Row, share_of
 from .traffic import draw_part, largest_key
 
 POINTS_PER_DECADE = 6
@@ -87,12 +87,12 @@ def hot_tables(inspected: Inspected) -> list[Row]:
             "num_rows": table.num_rows,
             "num_hot_rows": num_hot[number],
             "hot_bytes": hot_bytes[number],
-            "hot_bytes_share": _share(hot_bytes[number], sum(hot_bytes)),
-            "lookup_share": _share(lookups[number], sum(lookups)),
-            "hot_lookup_share": _share(hot_lookups[number], lookups[number]),
-            "cold_lookup_share": _share(lookups[number] - hot_lookups[number], num_cold),
-            "oov_share": _share(table.oov_train, _num_lookups(table.lookups_train, inspected.num_train)),
-            "evaluation_oov_share": _share(
+            "hot_bytes_share": share_of(hot_bytes[number], sum(hot_bytes)),
+            "lookup_share": share_of(lookups[number], sum(lookups)),
+            "hot_lookup_share": share_of(hot_lookups[number], lookups[number]),
+            "cold_lookup_share": share_of(lookups[number] - hot_lookups[number], num_cold),
+            "oov_share": share_of(table.oov_train, _num_lookups(table.lookups_train, inspected.num_train)),
+            "evaluation_oov_share": share_of(
                 table.oov_evaluation, _num_lookups(table.lookups_evaluation, num_evaluation)
             ),
         }
@@ -103,10 +103,6 @@ def hot_tables(inspected: Inspected) -> list[Row]:
 def _num_lookups(recorded: int | None, num_samples: int) -> int:
     """Return a table's lookups; only those of lists are recorded."""
     return num_samples if recorded is None else recorded
-
-
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
 
 
 FAE_SHARE = 0.05

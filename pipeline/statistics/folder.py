@@ -49,6 +49,11 @@ Row = dict[str, Any]
 """A row of a series, plain data."""
 
 
+def share_of(part: float, whole: int) -> float | None:
+    """Return a share in [0, 1], None of nothing."""
+    return float(part) / whole if whole else None
+
+
 @dataclass(frozen=True)
 class Inspected:
     """A folder that was preprocessed as far as its plan."""

@@ -39,7 +39,7 @@ from ..folders.totals import ColumnsTotals, PlanSettings, PlanTotals
 from ..formats.arrow_files import offsets_of, read_batch, validity_of, values_of
 from ..formats.ids import TableLookups, read_lookups
 from ..runtime.tasks import Resources, num_workers, run_tasks, thread_buffer
-from .folder import Inspected, Row
+from .folder import Inspected, Row, share_of
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 KINDS = ("hot", "mixed", "evaluation")
@@ -221,12 +221,8 @@ def _label_row(num_samples: int, num_clicks: int) -> Row:
     return {
         "num_samples": num_samples,
         "num_clicks": num_clicks,
-        "label_rate": _share(num_clicks, num_samples),
+        "label_rate": share_of(num_clicks, num_samples),
     }
-
-
-def _share(part: float, whole: int) -> float | None:
-    return float(part) / whole if whole else None
 
 
 def _missing(log: ColumnsTotals, sums: _Sums) -> Iterator[Row]:
@@ -240,10 +236,10 @@ def _missing(log: ColumnsTotals, sums: _Sums) -> Iterator[Row]:
         yield {
             "feature": name,
             "type": kind,
-            "missing_share": _share(train, num_train),
-            "evaluation_missing_share": _share(evaluation, int(sums.kinds[2])),
-            "label_rate_missing": _share(clicked, train) if log.has_label else None,
-            "label_rate_present": _share(clicks - clicked, num_train - train) if log.has_label else None,
+            "missing_share": share_of(train, num_train),
+            "evaluation_missing_share": share_of(evaluation, int(sums.kinds[2])),
+            "label_rate_missing": share_of(clicked, train) if log.has_label else None,
+            "label_rate_present": share_of(clicks - clicked, num_train - train) if log.has_label else None,
         }
 
 
@@ -260,13 +256,13 @@ def _dense(log: ColumnsTotals, name: str, of: ValueSummary, sums: _Sums) -> Row:
         "type": "float" if name in log.floats else "integer",
         "transform": transform,
         "num_values": num_values,
-        "missing_share": _share(num_train - num_values, num_train),
-        "zero_share": _share(num_zero, num_values),
-        "negative_share": _share(num_negative, num_values),
-        "clamped_share": _share(num_negative if transform == "log1p" else 0, num_values),
+        "missing_share": share_of(num_train - num_values, num_train),
+        "zero_share": share_of(num_zero, num_values),
+        "negative_share": share_of(num_negative, num_values),
+        "clamped_share": share_of(num_negative if transform == "log1p" else 0, num_values),
         "min": low if num_values else None,
         "max": high if num_values else None,
-        "mean": _share(total, num_values),
+        "mean": share_of(total, num_values),
         "quantiles": dict(zip(map(str, QUANTILES), quantiles, strict=True)),
     }
 
