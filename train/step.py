@@ -37,7 +37,7 @@ class StepRunner(Protocol):
 
     @property
     def moves(self) -> Any:
-        """What moves rows on a device, `gpu.row_moves.StepMoves`; None on the host."""
+        """What moves rows on a device, `gpu.row_moves.RowMover`; None on the host."""
 
     @property
     def prepare(self) -> Callable[[PlannedStep], PlannedStep] | None:

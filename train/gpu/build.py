@@ -5,7 +5,7 @@ Imported by the builder of a run that was given a device, and by nothing else on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -19,7 +19,7 @@ from ..step import StepParts
 from ..threads import Readers
 from .fused_dlrm import FusedDlrm, FusedHostDense, rule_of
 from .queued_steps import QueuedSteps
-from .twins import TWINS, Kernel, choose_kernels
+from .twins import choose_kernels, is_twin
 
 
 def has_fused_layers(config: TrainConfig, shards: Shards, model: DenseModel, device: Device) -> bool:
@@ -81,7 +81,8 @@ def build_queued_steps(
         num_ahead,
         readers,
         fused=fused,
-        is_recorded=_can_be_recorded(kernels, device),
+        # Twins wait for a GPU, which cannot be recorded.
+        is_recorded=device.torch_device.type == "cpu" or not any(map(is_twin, kernels.values())),
     )
 
 
@@ -92,13 +93,3 @@ def keep_products_of_float32(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.set_float32_matmul_precision("highest")
-
-
-def _can_be_recorded(kernels: Mapping[str, Kernel], device: Device) -> bool:
-    """Return whether no kernel waits for a GPU while it is recorded.
-
-    Those of torch do.
-    """
-    if device.torch_device.type == "cpu":
-        return True
-    return not any(kernel.__module__.rpartition(".")[2] in TWINS.values() for kernel in kernels.values())

@@ -591,19 +591,15 @@ class GroupTensors:
         return self.fast.weights_SD.shape[1]
 
     @property
-    def state_width(self) -> int:
-        """Floats of its optimizer state."""
-        return self.fast.state_SW.shape[1]
-
-    @property
     def has_file(self) -> bool:
         """Return whether the slow tier is a file, whose rows the host moves."""
         return isinstance(self.rows.slow, FileTier)
 
     @property
-    def holds_rows(self) -> bool:
-        """Return whether rows live on the fast tier."""
-        return self.rows.fast.layout.num_own_slots > 0
+    def has_staging(self) -> bool:
+        """Return whether rows move between the tiers."""
+        fast, slow = self.rows.fast, self.rows.slow
+        return fast.num_slots > fast.layout.num_own_slots and slow.layout.num_own_slots > 0
 
     def pin_slow(self, device: Device) -> bool:
         """Let kernels access the slow tier; return whether they can."""

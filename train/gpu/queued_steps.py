@@ -55,7 +55,7 @@ from .packed_batch import (
     pack,
 )
 from .passes import DevicePasses, Kernels, RecordedWork, StepInputs
-from .row_moves import choose_moves
+from .row_moves import RowMover
 
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
@@ -231,7 +231,7 @@ class QueuedSteps:
         # Layouts of a device that holds no rows, where all are sent with the step.
         sizes = [[0] * len(group.tables) for group in parts.embeddings.groups]
         self._no_rows = [Layout.of(zeros, zeros) for zeros in sizes]
-        self.moves = choose_moves(device, kernels, self._groups, parts.embeddings)
+        self.moves = RowMover(device, kernels, self._groups, parts.embeddings)
         """The mover of the rows of steps."""
         # The kernels add up a batch as one.
         self._has_shares = any(group.micro_batches.num_micro_batches > 1 for group in parts.embeddings.groups)

@@ -14,7 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,48 +111,21 @@ class QueuedTransfers(Transfers[Work]):
             self._run(item.work)
 
 
-class StepMoves(Protocol):
-    """Moves the rows of steps."""
+class RowMover:
+    """Moves the rows of steps: by kernels in the stream of moves, or on the host while the device is idle.
 
-    name: str | None
-    """The mover: kernel; None: the host moves rows, or none move."""
-
-    def lists_of(self, part: GroupStep) -> MovedRows:
-        """The lists that go up with the batch."""
-
-    def begin(self, item: int, copied: Event) -> bool:
-        """Begin the transfer of the next step, or let compute wait for its rows.
-
-        Args:
-            item: the number of the transfer.
-            copied: event of the copy of the batch.
-
-        Returns:
-            Whether the rows are moved by what `launch` queues, which compute has to wait for.
-        """
-
-    def launch(self, moves: Sequence[Sequence[RowMoves]]) -> None:
-        """Queue the moves of a step after `begin` returned true for it.
-
-        They can be recorded.
-
-        Args:
-            moves: the rows to move on the device, of each table group and list of `MOVES`.
-        """
-
-
-class MovesByKernel:
-    """Kernels move rows in the stream of moves; the slow tier is pinned."""
-
-    name: str | None = "kernel"
+    Args:
+        device: runs the steps.
+        kernels: of the device.
+        groups: tensors of the rows.
+        embeddings: the same rows, whose transfers are not begun.
+    """
 
     def __init__(
-        self,
-        device: Device,
-        kernels: Kernels,
-        groups: Sequence[GroupTensors],
-        transfers: QueuedTransfers[_StepWork],
+        self, device: Device, kernels: Kernels, groups: Sequence[GroupTensors], embeddings: Embeddings
     ) -> None:
+        assert isinstance(embeddings.transfers, QueuedTransfers), "host and device take turns"
+        self._transfers: QueuedTransfers[_StepWork] = embeddings.transfers
         self._device = device
         self._kernels = kernels
         self._groups = [each.rows for each in groups]
@@ -165,11 +138,13 @@ class MovesByKernel:
             )
             for each in groups
         ]
-        self._transfers = transfers
+        self.name = "kernel" if _can_move(device, groups) else None
+        """The mover: kernel; None: the host moves rows, or none move."""
 
     def lists_of(self, part: GroupStep) -> MovedRows:
+        """The lists that go up with the batch."""
         transfer = part.plan.transfer
-        if transfer is None:
+        if self.name is None or transfer is None:
             return _NO_ROWS
         # A write-back goes from slots to rows, the others from rows to slots.
         write_back, fetch, initialize = transfer.write_back, transfer.fetch, transfer.initialize
@@ -180,6 +155,18 @@ class MovesByKernel:
         ]
 
     def begin(self, item: int, copied: Event) -> bool:
+        """Begin the transfer of the next step, or let the host run it.
+
+        Args:
+            item: the number of the transfer.
+            copied: event of the copy of the batch.
+
+        Returns:
+            Whether the rows are moved by what `launch` queues, which compute has to wait for.
+        """
+        if self.name is None:
+            self._transfers.wait_for(item)
+            return False
         transfers, kind = self._transfers.begin(item)
         for group, transfer in zip(self._groups, transfers, strict=True):
             if transfer is not None:
@@ -188,6 +175,13 @@ class MovesByKernel:
         return True
 
     def launch(self, moves: Sequence[Sequence[RowMoves]]) -> None:
+        """Queue the moves of a step after `begin` returned true for it.
+
+        They can be recorded.
+
+        Args:
+            moves: the rows to move on the device, of each table group and list of `MOVES`.
+        """
         # In this order: a slot is free, and a row up to date on the slow tier, once it is written back. Lists
         # without rows are launched, too, since what is recorded is the same for every step.
         for ways, of_width in zip(self._ways, moves, strict=True):
@@ -195,53 +189,16 @@ class MovesByKernel:
                 self._device.launch("moves", self._kernels[name], of_kind, source, target)
 
 
-class MovesByHost:
-    """Moves rows on the host while the device is idle, if there are any to move."""
-
-    name: str | None = None
-
-    def __init__(self, transfers: QueuedTransfers[_StepWork]) -> None:
-        self._transfers = transfers
-
-    def lists_of(self, part: GroupStep) -> MovedRows:
-        return _NO_ROWS
-
-    def begin(self, item: int, copied: Event) -> bool:
-        self._transfers.wait_for(item)
-        return False
-
-    def launch(self, moves: Sequence[Sequence[RowMoves]]) -> None:
-        """The host has moved the rows."""
-
-
-def choose_moves(
-    device: Device, kernels: Kernels, groups: Sequence[GroupTensors], embeddings: Embeddings
-) -> StepMoves:
-    """Choose what moves the rows of a run, before its first step.
-
-    Args:
-        device: runs the steps.
-        kernels: of the device.
-        groups: tensors of the rows.
-        embeddings: the same rows, whose transfers are not begun.
-    """
-    queued = embeddings.transfers
-    assert isinstance(queued, QueuedTransfers), "host and device take turns"
-    if any(each.has_file for each in groups) or not any(map(_has_staging, groups)):
+def _can_move(device: Device, groups: Sequence[GroupTensors]) -> bool:
+    """Return whether kernels move the rows of a run; pin what they, or copies of all hot rows, access."""
+    if any(each.has_file for each in groups) or not any(each.has_staging for each in groups):
         # Copies of all hot rows (fae) are faster from pinned memory.
         for each in groups:
-            if each.holds_rows and not each.has_file:
+            if each.rows.fast.layout.num_own_slots and not each.has_file:
                 each.pin_slow(device)
-        return MovesByHost(queued)
+        return False
     # A system may refuse to pin many pages, and those of a mapped file.
     if not all([each.pin_slow(device) for each in groups]):
         _log.warning("the slow tier cannot be pinned, so the device waits while the host moves rows")
-        return MovesByHost(queued)
-    return MovesByKernel(device, kernels, groups, queued)
-
-
-def _has_staging(tensors: GroupTensors) -> bool:
-    """Return whether rows of a table group move between the tiers."""
-    group = tensors.rows
-    has_slots = group.fast.num_slots > group.fast.layout.num_own_slots
-    return has_slots and group.slow.layout.num_own_slots > 0
+        return False
+    return True

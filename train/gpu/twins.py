@@ -256,21 +256,7 @@ def is_sample(num_samples: int, num_samples_1: torch.Tensor) -> torch.Tensor:
 
 Kernel = Callable[..., None]
 
-TWINS = {
-    "decode_batch": "twins",
-    "gather_rows": "twins",
-    "sum_gradients": "twins",
-    "sum_and_step": "twins",
-    "move_rows": "twins",
-    "make_rows": "twins",
-    "gather_dots": "twins",
-    "gather_dots_backward": "twins",
-    "last_layer": "twins",
-    "relu_backward": "twins",
-    "step_dense": "twins",
-}
-"""The module of each kernel's twin."""
-TRITON = {
+KERNELS = {
     "decode_batch": "batch_kernels",
     "gather_rows": "batch_kernels",
     "sum_gradients": "row_kernels",
@@ -283,7 +269,7 @@ TRITON = {
     "relu_backward": "dense_kernels",
     "step_dense": "dense_kernels",
 }
-"""The module of each kernel in Triton."""
+"""The module of each kernel in Triton; its twin has the same name in this one."""
 ENGINES = ("triton", "torch")
 
 
@@ -300,25 +286,31 @@ def choose_kernels(device: torch.device, wanted: str = "") -> dict[str, Kernel]:
     Raises:
         ConfigError: no such engine or kernel, or Triton where it cannot run.
     """
-    engines = dict.fromkeys(TWINS, "triton" if device.type == "cuda" and _has_triton() else "torch")
+    engines = dict.fromkeys(KERNELS, "triton" if device.type == "cuda" and _has_triton() else "torch")
     for word in wanted.split(",") if wanted else ():
         engine, _, name = word.strip().partition(":")
-        if engine not in ENGINES or (name and name not in TWINS):
-            names = ", ".join(TWINS)
+        if engine not in ENGINES or (name and name not in KERNELS):
+            names = ", ".join(KERNELS)
             raise ConfigError(
                 f"no kernel {word.strip()!r}: want triton or torch, or ENGINE:KERNEL of {names}"
             )
         if engine == "triton" and not (_has_triton() and (device.type == "cuda" or _is_interpreted())):
             raise ConfigError(f"{word.strip()!r} needs a GPU and the package triton; the device is {device}")
-        engines |= dict.fromkeys([name] if name else TWINS, engine)
+        engines |= dict.fromkeys([name] if name else KERNELS, engine)
     return {name: kernel_of(name, engine) for name, engine in engines.items()}
 
 
 def kernel_of(name: str, engine: str) -> Kernel:
     """Return one kernel; Triton is imported with the first Triton kernel."""
-    module = TRITON[name] if engine == "triton" else TWINS[name]
+    module = KERNELS[name] if engine == "triton" else "twins"
     kernel: Any = getattr(importlib.import_module(f".{module}", __package__), name)
     return kernel  # type: ignore[no-any-return]
+
+
+def is_twin(kernel: Callable[..., object]) -> bool:
+    """Return whether a kernel waits for the device, as twins do, and so cannot be recorded."""
+    # Methods of tensors are of no module.
+    return kernel.__module__ == __name__
 
 
 def _has_triton() -> bool:

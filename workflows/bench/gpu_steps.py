@@ -29,7 +29,7 @@ from ...train.config import TrainConfig
 from ...train.data.batch_order import RecordedOrder
 from ...train.data.shards import Shards
 from ...train.device import Device, Graph, StreamName
-from ...train.gpu.twins import TWINS
+from ...train.gpu.twins import is_twin
 from ...train.loop import Trainer, read_ahead, run_steps
 from ...train.model.shapes import dlrm_shape
 from .gpu_checks import drawn_samples, packed_shards
@@ -304,7 +304,7 @@ def _seconds(device: Device, launches: Sequence[Launch]) -> float:
     # Once plainly, since what kernels compile and load cannot be recorded.
     queue_once()
     device.synchronize()
-    is_recorded = all(_can_be_recorded(kernel) for kernel, _ in launches)
+    is_recorded = not any(is_twin(kernel) for kernel, _ in launches)
     graph = device.capture("compute", queue_all) if is_recorded else None
     found = []
     for _ in range(1 + _TRIALS):
@@ -316,12 +316,6 @@ def _seconds(device: Device, launches: Sequence[Launch]) -> float:
         device.synchronize()
         found.append((time.perf_counter() - begin) / repetitions)
     return statistics.median(found[1:])
-
-
-def _can_be_recorded(kernel: Callable[..., object]) -> bool:
-    """Return whether a kernel does not wait for the device, as twins do."""
-    # Methods of tensors are of no module.
-    return str(kernel.__module__).rpartition(".")[2] not in TWINS.values()
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -27,8 +27,8 @@ from hotset.train.gpu import twins
 from hotset.train.gpu.packed_batch import BatchRoom, RowMoves, RowTensors, SeedTables, SlotLayout
 from hotset.train.gpu.twins import (
     BIAS_BLOCK,
+    KERNELS,
     LOSS_BLOCK,
-    TWINS,
     DenseOptimizerName,
     DenseRule,
     choose_kernels,
@@ -220,7 +220,7 @@ HOST = torch.device("cpu")
 
 def test_the_host_has_the_twins() -> None:
     kernels = choose_kernels(HOST)
-    assert kernels.keys() == TWINS.keys()
+    assert kernels.keys() == KERNELS.keys()
     assert kernels["sum_and_step"] is twins.sum_and_step
     assert choose_kernels(HOST, "torch:gather_dots, torch")["gather_dots"] is twins.gather_dots
 
