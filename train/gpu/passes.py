@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -189,6 +189,7 @@ class DevicePasses:
         groups: tensors of the rows of each table group.
         fused: the dense layers as kernels; None: the step in ``parts`` passes them.
         recorded: queues work with fixed memory.
+        room: of the largest batch; its lists may be short.
     """
 
     def __init__(
@@ -199,6 +200,7 @@ class DevicePasses:
         groups: Sequence[GroupTensors],
         fused: FusedDlrm | None,
         recorded: RecordedWork,
+        room: PackedRoom,
     ) -> None:
         self._device = device
         self._parts = parts
@@ -206,6 +208,7 @@ class DevicePasses:
         self._groups = groups
         self._fused = fused
         self._recorded = recorded
+        self._room = room
         self._work: list[GroupWork] = []
         self._sent: list[SentRows] = []
         """Memory of rows that stay on the host; none before the first step that sends some."""
@@ -228,7 +231,7 @@ class DevicePasses:
             self._device.launch("compute", loss_1.copy_, self._fused.loss_1)
         else:
             self._recorded.queue("compute", "look up", inputs, self._look_up)
-            self._device.launch("compute", self._train_dense, inputs, num_samples, number, loss_1)
+            self._launch_dense(inputs, num_samples, number, loss_1)
             self._recorded.queue("compute", "update", inputs, self._update)
             self._device.launch("compute", self._step_dense, rates.dense)
         # These inputs are free once all of this has run.
@@ -258,22 +261,81 @@ class DevicePasses:
             rows_UD = memory.on_host_UD[: slots_U.size]
             host.read_rows(part.lookups, slots_U, rows_UD)
             device.copy("copies", rows_UD, memory.near_UD[: slots_U.size])
-        # Behind the copy of the batch, too, which is in the same stream.
-        device.wait("compute", device.record("copies"))
-        self._pass_sent_rows(inputs, packed.num_samples, number, loss_1)
-        device.wait("moves", device.record("compute"))
-        for _, _, slots_U, memory in sent:
-            device.copy("moves", memory.sums_UD[: slots_U.size], memory.on_host_UD[: slots_U.size])
-        landed = device.record("moves")
-        if self._fused is not None:
-            self._recorded.queue("compute", "step of the layers", inputs, self._step_fused)
-        else:
-            device.launch("compute", self._step_dense, rates.dense)
+        # The passes wait for the copy of the batch, too, which is in the same stream.
+        self._pass_and_step(
+            partial(self._pass_sent_rows, inputs, packed.num_samples, number, loss_1),
+            [
+                (memory.sums_UD[: slots_U.size], memory.on_host_UD[: slots_U.size])
+                for _, _, slots_U, memory in sent
+            ],
+            partial(self._step_layers, inputs, rates),
+        )
         inputs.read = device.record("compute")
-        # The rows of the next batch may be the same, so it is gathered after this.
-        device.wait_on_host(landed)
         for host, part, slots_U, memory in sent:
             host.apply_sums(part.lookups, slots_U, memory.on_host_UD[: slots_U.size], rates.rows)
+
+    def train_on_sent_bags(
+        self, step: PlannedStep, number: int, rates: StepRates, loss_1: torch.Tensor
+    ) -> None:
+        """Take a step whose rows stay on the host, which adds up the lookups of each bag.
+
+        The host has updated them when this returns; the loss may be written later.
+        """
+        groups = [group.rows for group in self._groups]
+        count = step.batch.num_samples
+        host, near = ([each[:count] for each in memory] for memory in self._bags)
+        of_rows = list(zip(groups, step.parts, host[2:], strict=True))
+        # Labels and dense values are on their way while the host looks up.
+        host[0].copy_(step.batch.label_B)
+        host[1].copy_(step.batch.dense_BK)
+        for values, target in zip(host[:2], near[:2], strict=True):
+            self._device.copy("copies", values, target)
+        for (group, part, host_BFD), near_BFD in zip(of_rows, near[2:], strict=True):
+            group.in_place.look_up_bags(part, host_BFD.view(-1, group.embedding_dim))
+            self._device.copy("copies", host_BFD, near_BFD)
+        # Gradients take the places of the vectors.
+        batch = replace(step.batch, label_B=near[0], dense_BK=near[1])
+        self._pass_and_step(
+            partial(
+                self._device.launch, "compute", self._train_dense, batch, near[2:], near[2:], number, loss_1
+            ),
+            list(zip(near[2:], host[2:], strict=True)),
+            partial(self._device.launch, "compute", self._step_dense, rates.dense),
+        )
+        for group, part, grad_BFD in of_rows:
+            group.in_place.update(part, grad_BFD.view(-1, group.embedding_dim), rates.rows)
+
+    @cached_property
+    def _bags(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Labels, dense values and the vectors of each table group, on the host and on the device."""
+        num_samples = self._room.num_samples
+        shapes = [[num_samples], [num_samples, self._room.num_dense]]
+        shapes += [[num_samples, len(group.rows.tables), group.dim] for group in self._groups]
+        return (
+            [self._device.allocate_pinned(shape, torch.float32) for shape in shapes],
+            [self._device.allocate(shape, torch.float32) for shape in shapes],
+        )
+
+    def _pass_and_step(
+        self,
+        queue_passes: Callable[[], None],
+        gradients: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        queue_step: Callable[[], None],
+    ) -> None:
+        """Queue the dense layers on what was sent; return once the host has the gradients.
+
+        They are copied during the step of the layers. The rows of the next batch may be the same, so it is
+        looked up after this.
+        """
+        device = self._device
+        device.wait("compute", device.record("copies"))
+        queue_passes()
+        device.wait("moves", device.record("compute"))
+        for near, host in gradients:
+            device.copy("moves", near, host)
+        landed = device.record("moves")
+        queue_step()
+        device.wait_on_host(landed)
 
     def _pass_sent_rows(
         self, inputs: StepInputs, num_samples: int, number: int, loss_1: torch.Tensor
@@ -284,7 +346,7 @@ class DevicePasses:
             self._device.launch("compute", loss_1.copy_, self._fused.loss_1)
             return
         self._recorded.queue("compute", "look up sent rows", inputs, self._look_up_sent)
-        self._device.launch("compute", self._train_dense, inputs, num_samples, number, loss_1)
+        self._launch_dense(inputs, num_samples, number, loss_1)
         self._recorded.queue("compute", "sums of sent rows", inputs, self._sum_sent)
 
     def _whole_step(self, inputs: StepInputs) -> None:
@@ -356,21 +418,37 @@ class DevicePasses:
                 group.fast,
             )
 
-    def _train_dense(self, inputs: StepInputs, num_samples: int, number: int, loss_1: torch.Tensor) -> None:
+    def _launch_dense(self, inputs: StepInputs, num_samples: int, number: int, loss_1: torch.Tensor) -> None:
+        """Queue the dense layers on the vectors of a packed batch."""
+        no_ids = np.empty((num_samples, 0), np.int32)
+        batch = Batch(inputs.label_B[:num_samples], inputs.dense_BK[:num_samples], no_ids, None, False)
+        vectors = [work.vectors_BFD[:num_samples] for work in self._work]
+        grads = [work.grad_BFD[:num_samples] for work in self._work]
+        self._device.launch("compute", self._train_dense, batch, vectors, grads, number, loss_1)
+
+    def _train_dense(
+        self,
+        batch: Batch,
+        vectors: Sequence[torch.Tensor],
+        grads: Sequence[torch.Tensor],
+        number: int,
+        loss_1: torch.Tensor,
+    ) -> None:
         """Run the dense layers forward and backward, as one kernel."""
         # The model gets detached rows, and leaves their gradients in ``grad``.
-        batch = Batch(
-            inputs.label_B[:num_samples].float(),
-            inputs.dense_BK[:num_samples],
-            np.empty((num_samples, 0), np.int32),
-            None,
-            is_hot_only=False,
-        )
-        embeddings = [work.vectors_BFD[:num_samples].detach() for work in self._work]
+        embeddings = [vectors_BFD.detach() for vectors_BFD in vectors]
+        batch = replace(batch, label_B=batch.label_B.float())
         loss_1.copy_(self._parts.dense.train(batch, embeddings, number))
-        for emb_BFD, work in zip(embeddings, self._work, strict=True):
+        for emb_BFD, grad_BFD in zip(embeddings, grads, strict=True):
             assert emb_BFD.grad is not None
-            work.grad_BFD[:num_samples].copy_(emb_BFD.grad)
+            grad_BFD.copy_(emb_BFD.grad)
+
+    def _step_layers(self, inputs: StepInputs, rates: StepRates) -> None:
+        """Queue the step of the dense layers alone."""
+        if self._fused is not None:
+            self._recorded.queue("compute", "step of the layers", inputs, self._step_fused)
+        else:
+            self._device.launch("compute", self._step_dense, rates.dense)
 
     def _step_dense(self, rate: float) -> None:
         self._parts.prepare_dense(rate)

@@ -26,20 +26,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from ...stats.batch_rows import LookupsByRow
-from ..data.batch import Batch
 from ..device import Device
 from ..optimizing import StepRates
 from ..rows.step_plan import GroupStep, PlannedStep
-from ..rows.table_group import TableGroup
 from ..rows.tiers import Layout
 from ..step import HostSteps, StepParts
 from ..threads import PLACES_AT_A_TIME, Readers
@@ -56,134 +52,6 @@ from .packed_batch import (
 )
 from .passes import DevicePasses, Kernels, RecordedWork, StepInputs
 from .row_moves import RowMover
-
-# ruff: noqa: N815  (tensors carry shape suffixes)
-
-
-@dataclass(eq=False, slots=True)
-class Packing:
-    """A batch that a reader packs for a device.
-
-    The loop reads it without a lock once it is there.
-    """
-
-    packed: PackedBatch | None = None
-    """Set by the reader."""
-    future: Future[PackedBatch] | None = None
-    """The same; or the error of the reader."""
-
-    def result(self) -> PackedBatch:
-        """Return the batch once it is packed."""
-        if self.packed is not None:
-            return self.packed
-        assert self.future is not None
-        return self.future.result()
-
-
-class InPlaceSteps:
-    """Runs the steps of a run whose rows stay on the host.
-
-    Args:
-        device: passes the dense layers.
-        parts: what steps work on.
-        batch_size: samples of the largest batch.
-        num_dense: dense features.
-    """
-
-    def __init__(self, device: Device, parts: StepParts, batch_size: int, num_dense: int) -> None:
-        self._device = device
-        self._parts = parts
-        self._shapes = [[batch_size], [batch_size, num_dense]]
-        self._shapes += [
-            [batch_size, len(group.tables), group.embedding_dim] for group in parts.embeddings.groups
-        ]
-
-    @staticmethod
-    def can_take(step: PlannedStep) -> bool:
-        """Return whether one vector per bag crosses of all rows of a step."""
-        plans = [part.plan.in_place for part in step.parts]
-        return all(plan is not None and plan.is_whole and plan.sends == "bags" for plan in plans)
-
-    def train(self, step: PlannedStep, number: int, rates: StepRates, loss_1: torch.Tensor) -> None:
-        """Take a step; its rows are updated when this returns.
-
-        Its loss may be written later.
-
-        Args:
-            step: with a plan that `can_take` accepts.
-            number: of the step in the run.
-            rates: learning rates of the step.
-            loss_1: (1,) float64 on the device, written.
-        """
-        groups = self._parts.embeddings.groups
-        device, count = self._device, step.batch.num_samples
-        host, near = self._host.cut(count), self._near.cut(count)
-        # Labels and dense values are on their way while the host looks up.
-        host.label_B.copy_(step.batch.label_B)
-        host.dense_BK.copy_(step.batch.dense_BK)
-        device.copy("copies", host.label_B, near.label_B)
-        device.copy("copies", host.dense_BK, near.dense_BK)
-        for group, part, host_BFD, near_BFD in zip(groups, step.parts, host.rows, near.rows, strict=True):
-            group.in_place.look_up_bags(part, _by_bag(group, host_BFD))
-            device.copy("copies", host_BFD, near_BFD)
-        device.wait("compute", device.record("copies"))
-        device.launch("compute", self._pass_dense, step.batch, near, number, loss_1)
-        # The gradients are copied back to where the vectors were, during the step of the dense layers.
-        device.wait("moves", device.record("compute"))
-        for host_BFD, near_BFD in zip(host.rows, near.rows, strict=True):
-            device.copy("moves", near_BFD, host_BFD)
-        landed = device.record("moves")
-        device.launch("compute", self._step_dense, rates.dense)
-        device.wait_on_host(landed)
-        for group, part, grad_BFD in zip(groups, step.parts, host.rows, strict=True):
-            group.in_place.update(part, _by_bag(group, grad_BFD), rates.rows)
-        self._parts.embeddings.mark_updated(step)
-
-    @cached_property
-    def _host(self) -> _Buffers:
-        return _Buffers.of([self._device.allocate_pinned(each, torch.float32) for each in self._shapes])
-
-    @cached_property
-    def _near(self) -> _Buffers:
-        return _Buffers.of([self._device.allocate(each, torch.float32) for each in self._shapes])
-
-    def _pass_dense(self, batch: Batch, near: _Buffers, number: int, loss_1: torch.Tensor) -> None:
-        """Run the dense layers forward and backward, as one kernel."""
-        on_device = replace(batch, label_B=near.label_B, dense_BK=near.dense_BK)
-        # The model gets detached rows, and leaves their gradients in ``grad``.
-        embeddings = [vectors_BFD.detach() for vectors_BFD in near.rows]
-        loss_1.copy_(self._parts.dense.train(on_device, embeddings, number))
-        for emb_BFD, near_BFD in zip(embeddings, near.rows, strict=True):
-            assert emb_BFD.grad is not None
-            near_BFD.copy_(emb_BFD.grad)
-
-    def _step_dense(self, rate: float) -> None:
-        self._parts.prepare_dense(rate)
-        for step in self._parts.step_dense:
-            step()
-
-
-@dataclass(frozen=True, slots=True)
-class _Buffers:
-    """Memory of a batch on the host or on the device."""
-
-    label_B: torch.Tensor
-    dense_BK: torch.Tensor
-    rows: Sequence[torch.Tensor]
-    """(B, F, D) of each table group: vectors, then their gradients."""
-
-    @classmethod
-    def of(cls, tensors: Sequence[torch.Tensor]) -> _Buffers:
-        return cls(tensors[0], tensors[1], tensors[2:])
-
-    def cut(self, num_samples: int) -> _Buffers:
-        """The part of a batch of so many samples."""
-        return _Buffers.of([each[:num_samples] for each in (self.label_B, self.dense_BK, *self.rows)])
-
-
-def _by_bag(group: TableGroup, values_BFD: torch.Tensor) -> torch.Tensor:
-    return values_BFD.view(-1, group.embedding_dim)
-
 
 _LOSSES_AT_ONCE = 256
 """Losses whose memory is allocated together."""
@@ -224,10 +92,8 @@ class QueuedSteps:
         self._device = device
         self._parts = parts
         self._on_host = HostSteps(parts)
-        self._in_place = InPlaceSteps(device, parts, batch_size, num_dense)
         self._groups = [GroupTensors.of(group, device) for group in parts.embeddings.groups]
         self._recorded = RecordedWork(device, is_recorded=is_recorded)
-        self._passes = DevicePasses(device, parts, kernels, self._groups, fused, self._recorded)
         # Layouts of a device that holds no rows, where all are sent with the step.
         sizes = [[0] * len(group.tables) for group in parts.embeddings.groups]
         self._no_rows = [Layout.of(zeros, zeros) for zeros in sizes]
@@ -250,6 +116,9 @@ class QueuedSteps:
             tuple(BatchRoom(batch_size, len(group.tables), 0, 0, 0) for group in parts.embeddings.groups),
             tuple(group.optimizer.step_rates(0.0).size for group in parts.embeddings.groups),
             0,
+        )
+        self._passes = DevicePasses(
+            device, parts, kernels, self._groups, fused, self._recorded, self._packing_room
         )
         self._made: tuple[PackedRoom | None, list[StepInputs]] = None, []
         """The memory on the device, and the batches that it has room for; replaced in one assignment, since
@@ -276,7 +145,7 @@ class QueuedSteps:
         return self._num_packed
 
     def prepare(self, step: PlannedStep) -> PlannedStep:
-        sends_rows = all(map(_is_sent, step.parts))
+        sends_rows = all(part.ids.bags_N is None and _sends(part, "rows") for part in step.parts)
         if self._has_shares or not (sends_rows or all(map(_can_be_queued, step.parts))):
             return step
         # The lists of each table group: lookups by row, the slots of staged rows, and the rows to move. Rows
@@ -310,14 +179,7 @@ class QueuedSteps:
             groups,
             moves,
         )
-        packing = Packing()
-        packing.future = self._readers.submit(self._pack_for, packing, *arguments)
-        return replace(step, packing=packing)
-
-    def _pack_for(self, packing: Packing, *arguments: Any) -> PackedBatch:
-        packed = self._pack(*arguments)
-        packing.packed = packed
-        return packed
+        return replace(step, packing=self._readers.submit(self._pack, *arguments))
 
     def _pack(
         self, number: int, sent: Sequence[LookupsByRow], room: PackedRoom, *arguments: Any
@@ -343,15 +205,16 @@ class QueuedSteps:
                 self._done.popleft()
 
     def train(self, step: PlannedStep, number: int, rates: StepRates) -> torch.Tensor:
-        if InPlaceSteps.can_take(step):
+        if all(_sends(part, "bags") for part in step.parts):
             loss_1, loss = self._new_loss()
-            self._in_place.train(step, number, rates, loss_1)
+            self._passes.train_on_sent_bags(step, number, rates, loss_1)
+            self._parts.embeddings.mark_updated(step)
             return loss
         # What cannot be packed runs while the device is idle.
         if step.packing is None:
             self._device.synchronize()
             return self._on_host.train(step, number, rates)
-        packed = step.packing.result()
+        packed: PackedBatch = step.packing.result()
         # The batch is copied first, then rows move, then compute waits for both.
         if packed.room is not self._made[0]:
             self._make_room(packed.room)
@@ -429,10 +292,7 @@ def _can_be_queued(part: GroupStep) -> bool:
     return part.ids.bags_N is None and part.plan.in_place is None and part.plan.split is None
 
 
-def _is_sent(part: GroupStep) -> bool:
-    """Return whether a step's distinct rows are sent with it.
-
-    Each sample then has one lookup.
-    """
+def _sends(part: GroupStep, what: Literal["bags", "rows"]) -> bool:
+    """Return whether all rows of a step stay on the host, and one vector per bag or distinct row is sent."""
     in_place = part.plan.in_place
-    return part.ids.bags_N is None and in_place is not None and in_place.is_whole and in_place.sends == "rows"
+    return in_place is not None and in_place.is_whole and in_place.sends == what
