@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 
@@ -17,9 +18,9 @@ from ..model.dlrm import Dlrm
 from ..model.layers import DenseModel
 from ..step import StepParts
 from ..threads import Readers
-from .fused_dlrm import FusedDlrm, FusedHostDense, rule_of
+from .fused_dlrm import FusedDlrm, FusedHostDense
 from .queued_steps import QueuedSteps
-from .twins import choose_kernels, is_twin
+from .twins import DenseOptimizerName, DenseRule, choose_kernels, is_twin
 
 
 def has_fused_layers(config: TrainConfig, shards: Shards, model: DenseModel, device: Device) -> bool:
@@ -66,7 +67,7 @@ def build_queued_steps(
     if has_fused_layers(config, shards, model, device):
         assert isinstance(model, Dlrm)
         name = config.optimizers(shards.embedding_optimizer).dense_optimizer
-        rule = rule_of(name, config.recipe.dense_decay)
+        rule = DenseRule(cast("DenseOptimizerName", name), config.recipe.dense_decay)
         # Where a GPU splits a long product, its parts are added in float32, too.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         fused = FusedDlrm(model, optimizers, rule, shards.batch_size, device, parts.dense.dtype)

@@ -23,7 +23,7 @@ from ..dense.dense_step import DenseStep
 from ..dense.gradients import DenseDtype
 from ..device import Device
 from ..model.dlrm import Dlrm
-from .twins import BIAS_BLOCK, LOSS_BLOCK, DenseOptimizerName, DenseRule
+from .twins import BIAS_BLOCK, LOSS_BLOCK, DenseRule
 
 # ruff: noqa: N815  (tensors carry shape suffixes)
 
@@ -339,12 +339,6 @@ class _Layer:
             torch.zeros_like(outputs_BN),
             torch.zeros(-(-batch_size // BIAS_BLOCK), num_outputs, device=weights_N.device),
         )
-
-
-def rule_of(name: str, decay: float) -> DenseRule:
-    """Return the update rule of the dense optimizer of this name."""
-    names: dict[str, DenseOptimizerName] = {"sgd": "sgd", "adagrad": "adagrad", "adam": "adam"}
-    return DenseRule(names[name], decay)
 
 
 def _rounded(num_inputs: int) -> int:

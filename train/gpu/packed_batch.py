@@ -127,12 +127,6 @@ class BatchRoom:
                 f"{self.num_samples} samples of {self.num_tables} tables, want less than {1 << 31}"
             )
 
-    @classmethod
-    def of_any_batch(cls, num_samples: int, num_tables: int) -> BatchRoom:
-        """The room for whatever lookups so many samples have."""
-        lookups = num_samples * num_tables
-        return cls(num_samples, num_tables, lookups, lookups // (LONG_LOOKUPS + 1), lookups)
-
     @property
     def num_lookups(self) -> int:
         """One of each table in a sample."""

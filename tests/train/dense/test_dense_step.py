@@ -33,10 +33,8 @@ from hotset.train.dense.dense_step import (
     GraphTiles,
     HistoryStep,
     MeanPooling,
-    TiledStep,
     build_dense_step,
 )
-from hotset.train.dense.gradients import DenseDtype
 from hotset.train.model.dcn import Dcn
 from hotset.train.model.layers import DenseModel
 from hotset.train.model.shapes import DcnShape, tables_by_dim
@@ -329,54 +327,9 @@ def test_tiles_leave_the_gradients_of_the_whole_batch(num_samples: int) -> None:
         torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-4, atol=1e-6)
 
 
-def by_shares(step: DenseStep, model: DenseModel, bounds: list[tuple[int, int]], num_samples: int) -> Rows:
-    """Return the gradients of a step given one share after the other, added by the tree."""
-    batch, embeddings = drawn(num_samples)
-    found = []
-    grads = []
-    for first, stop in bounds:
-        parts = [emb[first:stop].clone() for emb in embeddings]
-        loss = step.train(batch.cut(first, stop), parts)
-        found.append([loss, *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
-        assert parts[0].grad is not None
-        grads.append(parts[0].grad.clone())
-    while len(found) > 1:
-        sums = [
-            [a + b for a, b in zip(*pair, strict=True)] for pair in zip(found[::2], found[1::2], strict=False)
-        ]
-        found = sums + found[2 * len(sums) :]
-    return [*found[0], torch.cat(grads)]
-
-
-@pytest.mark.parametrize("form", [GraphStep, GraphTiles])
-@pytest.mark.parametrize(("num_shares", "num_samples"), [(2, 2000), (4, 1300), (4, 1001), (3, 2000), (4, 7)])
-def test_gradients_of_shares_are_added_by_the_tree(
-    form: type[GraphStep] | type[GraphTiles], num_shares: int, num_samples: int
-) -> None:
-    """A batch of nominally 2,000 samples; the shorter ones leave shares short or empty."""
-    shares = MicroBatches(2000, num_shares)
-    extra = () if form is GraphStep else (WorkThreads(2),)
-    models = [Dcn(SHAPE, 3) for _ in range(2)]
-    found = results(form(models[0], shares, *extra), models[0], num_samples)[:-1]
-    alone = form(models[1], MicroBatches(2000), *extra)
-    assert_equal(found, by_shares(alone, models[1], shares.bounds(num_samples), num_samples))
-
-
 def test_a_model_whose_samples_depend_on_each_other_has_no_shares() -> None:
     with pytest.raises(ConfigError, match="computes whole batches"):
         GraphStep(Noisy(), MicroBatches(8, 2))
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_bits_of_tiles_do_not_depend_on_the_number_of_threads(dtype: DenseDtype) -> None:
-    found = []
-    for threads in (1, 2, 5):
-        model = Dcn(SHAPE, 3)
-        found.append(
-            results(GraphTiles(model, MicroBatches(BATCH_SIZE), WorkThreads(threads), dtype), model, 2500)
-        )
-    assert_equal(found[1], found[0])
-    assert_equal(found[2], found[0])
 
 
 def test_bits_of_whole_batches_do_not_depend_on_torchs_threads() -> None:
@@ -458,22 +411,6 @@ def test_what_a_model_does_not_use_has_no_gradient() -> None:
         step.train(batch, [*rows, unused])
         assert unused.grad is not None and not unused.grad.any()
         assert model.unused.grad is None or not model.unused.grad.any()
-
-
-def test_a_step_leaves_no_trace_in_the_next() -> None:
-    model = Dcn(SHAPE, 3)
-    step = GraphTiles(model, MicroBatches(BATCH_SIZE), WorkThreads(2))
-    wanted = results(step, model, 1300)
-    results(step, model, 7)
-    assert_equal(results(step, model, 1300), wanted)
-
-
-def test_the_step_suits_the_model() -> None:
-    threads = WorkThreads(1)
-    assert isinstance(build_dense_step(HalfUsed(), MicroBatches(8), threads), GraphTiles)
-    assert isinstance(build_dense_step(Noisy(), MicroBatches(8), threads), GraphStep)
-    assert isinstance(build_dense_step(Dcn(SHAPE, 0), MicroBatches(8), threads), TiledStep)
-    assert isinstance(build_dense_step(Dcn(SHAPE, 0).to("meta"), MicroBatches(8), threads), GraphStep)
 
 
 def test_gradients_of_an_earlier_step_are_not_added() -> None:

@@ -21,7 +21,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from hotset.tests.support.products.watched_products import moved, watch_products
 from hotset.train.config import ModelConfig
 from hotset.train.data.batch import Batch, MicroBatches
-from hotset.train.dense.dense_step import GraphStep, GraphTiles, TiledStep, build_dense_step
+from hotset.train.dense.dense_step import DenseStep, GraphStep, GraphTiles, TiledStep, build_dense_step
 from hotset.train.dense.gradients import DenseDtype, TileGradients
 from hotset.train.model.dcn import Dcn
 from hotset.train.model.dlrm import Dlrm
@@ -105,9 +105,14 @@ def tiled(
     dtype: DenseDtype = "fp32",
     num_shares: int = 1,
     features: frozenset[str] | None = None,
-) -> tuple[DenseModel, TiledStep]:
+    form: type[DenseStep] = TiledStep,
+) -> tuple[DenseModel, DenseStep]:
     model = built(shape)
     shares = MicroBatches(batch_size, num_shares)
+    if form is GraphStep:
+        return model, GraphStep(model, shares, dtype=dtype)
+    if form is GraphTiles:
+        return model, GraphTiles(model, shares, WorkThreads(threads), dtype)
     return model, TiledStep(model, shares, WorkThreads(threads), dtype, features=features)
 
 
@@ -172,7 +177,7 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return difference / max(length, 1e-6)
 
 
-def results(step: TiledStep, model: DenseModel, batch: Batch, embeddings: Tensors) -> Tensors:
+def results(step: DenseStep, model: DenseModel, batch: Batch, embeddings: Tensors) -> Tensors:
     """Return loss, gradients of parameters and of embeddings, and predictions."""
     loss = step.train(batch, embeddings)
     grads = [_gradient(tensor).clone() for tensor in (*model.parameters(), *embeddings)]
@@ -285,79 +290,93 @@ def test_any_shape_of_dcn_has_the_gradients_of_the_graph(
     assert max(map(distance, found, wanted)) <= 1e-4
 
 
-_SLOW = {("kaggle", 600), ("kaggle", 2500), ("three widths", 2500)}
+_SLOW = {("kaggle", 600, "bf16"), ("kaggle", 2500, "bf16"), ("three widths", 2500, "bf16")}
 """A processor without bf16 takes seconds for large layers."""
 
 
 @pytest.mark.parametrize(
-    ("name", "num_samples", "dtype"),
+    ("name", "num_samples", "dtype", "form"),
     [
-        pytest.param(name, size, dtype, marks=pytest.mark.slow if (name, size) in _SLOW and of_bf16 else [])
-        for name, sizes in (
-            *dict.fromkeys(("kaggle", "three widths"), (1, 600, 2500)).items(),
-            *dict.fromkeys(("parallel", "rank 1", "rows that are filled up", "bottom MLP"), (1500,)).items(),
+        pytest.param(
+            name, size, dtype, form, marks=[pytest.mark.slow] if (name, size, dtype) in _SLOW else []
+        )
+        for name, form, sizes in (
+            *((name, TiledStep, (1, 600, 2500)) for name in ("kaggle", "three widths")),
+            *((name, TiledStep, (1500,)) for name in ("parallel", "rank 1", "rows that are filled up")),
+            ("bottom MLP", TiledStep, (1500,)),
+            ("stacked", GraphTiles, (2500,)),
         )
         for size in sizes
-        for dtype, of_bf16 in (("fp32", False), ("bf16", True))
+        for dtype in ("fp32", "bf16")
     ],
 )
-def test_bits_do_not_depend_on_the_number_of_threads(name: str, num_samples: int, dtype: DenseDtype) -> None:
+def test_bits_do_not_depend_on_the_number_of_threads(
+    name: str, num_samples: int, dtype: DenseDtype, form: type[DenseStep]
+) -> None:
     batch, embeddings = drawn(SHAPES[name], num_samples)
-    model, step = tiled(SHAPES[name], dtype=dtype)
+    model, step = tiled(SHAPES[name], dtype=dtype, form=form)
     wanted = results(step, model, batch, embeddings)
     for threads in (2, 3, 5):
-        model, step = tiled(SHAPES[name], threads=threads, dtype=dtype)
+        model, step = tiled(SHAPES[name], threads=threads, dtype=dtype, form=form)
         assert_equal(results(step, model, batch, embeddings), wanted)
 
 
 @pytest.mark.parametrize(
-    ("name", "batch_size", "num_shares", "num_samples"),
+    ("form", "name", "batch_size", "num_shares", "num_samples"),
     [
-        *(("kaggle", 2500, *sizes) for sizes in ((2, 2500), (4, 1900), (3, 2500), (8, 600))),
+        *((TiledStep, "kaggle", 2500, *sizes) for sizes in ((2, 2500), (4, 1900), (3, 2500), (8, 600))),
         *(
-            ("a rank that is filled up, in parallel", 1500, *sizes)
+            (TiledStep, "a rank that is filled up, in parallel", 1500, *sizes)
             for sizes in ((2, 1500), (4, 1100), (4, 7))
+        ),
+        *(
+            (form, "rank 1", 2000, *sizes)
+            for form in (GraphStep, GraphTiles)
+            for sizes in ((2, 2000), (4, 1300), (4, 1001), (3, 2000), (4, 7))
         ),
     ],
 )
 def test_gradients_of_shares_are_added_by_the_tree(
-    name: str, batch_size: int, num_shares: int, num_samples: int
+    form: type[DenseStep], name: str, batch_size: int, num_shares: int, num_samples: int
 ) -> None:
     """Batches with fewer samples leave shares short or empty."""
     batch, embeddings = drawn(SHAPES[name], num_samples)
-    model, step = tiled(SHAPES[name], batch_size, num_shares=num_shares, threads=2)
+    num_widths = len(embeddings)
+    model, step = tiled(SHAPES[name], batch_size, num_shares=num_shares, threads=2, form=form)
     loss, *found = results(step, model, batch, embeddings)[:-1]
-    alone, whole = tiled(SHAPES[name], batch_size)
+    alone, whole = tiled(SHAPES[name], batch_size, threads=2, form=form)
     sums = []
     for first, stop in MicroBatches(batch_size, num_shares).bounds(num_samples):
-        parts = [emb[first:stop].clone() for emb in embeddings]
+        parts = [emb.detach()[first:stop].clone() for emb in embeddings]
         sums.append(results(whole, alone, batch.cut(first, stop), parts)[:-1])
-        assert torch.equal(sums[-1].pop(), found[-1][first:stop])
+        for grad in reversed(found[-num_widths:]):
+            assert torch.equal(sums[-1].pop(), grad[first:stop])
     while len(sums) > 1:
         added = [
             [a + b for a, b in zip(*pair, strict=True)] for pair in zip(sums[::2], sums[1::2], strict=False)
         ]
         sums = added + sums[2 * len(added) :]
-    assert_equal([loss, *found[:-1]], sums[0])
+    assert_equal([loss, *found[:-num_widths]], sums[0])
 
 
 def test_many_threads_take_memory_for_the_tiles_there_are() -> None:
     batch, embeddings = drawn(KAGGLE, 600)
     _, step = tiled(KAGGLE, threads=1000)
+    assert isinstance(step, TiledStep)
     step.train(batch, embeddings)
     assert len(step._tiles) <= 2
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_step_leaves_no_trace_in_the_next(name: str) -> None:
+@pytest.mark.parametrize(("name", "form"), [*((name, TiledStep) for name in SHAPES), ("rank 1", GraphTiles)])
+def test_a_step_leaves_no_trace_in_the_next(name: str, form: type[DenseStep]) -> None:
     """Large, small and large again: the memory of all three is the same."""
     size = 1300 if name == "kaggle" else 600
     large, small = drawn(SHAPES[name], size), drawn(SHAPES[name], 7, seed=1)
-    model, step = tiled(SHAPES[name], threads=2)
+    model, step = tiled(SHAPES[name], threads=2, form=form)
     wanted = results(step, model, *large)
     results(step, model, *small)
     assert_equal(results(step, model, *large), wanted)
-    alone, fresh = tiled(SHAPES[name])
+    alone, fresh = tiled(SHAPES[name], form=form)
     assert_equal(results(step, model, *small), results(fresh, alone, *small))
 
 
@@ -452,6 +471,7 @@ def test_the_step_suits_the_model() -> None:
         (built(SHAPES["stacked"]), TiledStep),
         (built(dcn(2, MIXED, dropout=0.2)), GraphTiles),
         (built(dcn(2, MIXED, batch_norm=True)), GraphStep),
+        (LinearModel(), GraphTiles),
     ):
         assert isinstance(build_dense_step(model, shares, threads), form)
 

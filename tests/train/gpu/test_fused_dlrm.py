@@ -117,17 +117,6 @@ def test_placements_give_equal_bits(drawn: int, dtype: str, tmp_path: Path) -> N
     assert not is_wrong(run, of_fae, 2, placement="fae", **fused)
 
 
-def test_a_whole_step_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = draw_run(9, tmp_path, has_one_width=True)
-    fused: dict[str, Any] = {"kernels": "torch", **LAYERS}
-    wanted = wanted_of(run, device="late:1", **fused)
-    begin = QueuedSteps.__init__
-    monkeypatch.setattr(
-        QueuedSteps, "__init__", lambda *args, **kwargs: begin(*args, **(kwargs | {"is_recorded": True}))
-    )
-    assert not is_wrong(run, wanted, 3, placement="lookahead", **fused)
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 def test_a_resumed_state_goes_on(optimizer: str, tmp_path: Path) -> None:
     """States live in the vector of all parameters, and torch's optimizers show them."""

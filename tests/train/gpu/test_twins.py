@@ -491,7 +491,6 @@ def test_slots_beyond_32_bits_are_refused() -> None:
         SlotLayout.of(Layout.of([0], [1 << 31]), torch.device("cpu"))
 
 
-def test_the_room_for_any_batch_holds_one_of_distinct_rows() -> None:
-    room = BatchRoom.of_any_batch(700, 2)
-    assert (room.num_lookups, room.num_rows, room.num_long) == (1400, 1400, 5)
-    assert BatchRoom.of_any_batch(65_537, 1).number_dtype == torch.int32
+def test_numbers_of_many_samples_take_four_bytes() -> None:
+    dtypes = [BatchRoom(num_samples, 1, 0, 0, 0).number_dtype for num_samples in (65_536, 65_537)]
+    assert dtypes == [torch.uint16, torch.int32]
