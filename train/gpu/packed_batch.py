@@ -232,9 +232,6 @@ def _integers(count: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.int32, device=device)
 
 
-# ruff: noqa: N815  (arrays carry shape suffixes)
-
-
 _ALIGNMENT = 64
 """Bytes; what the widest loads of kernels and the engines of copies like."""
 _SPARE_SHARE = 0.25
@@ -290,43 +287,30 @@ class PackedRoom:
         next_byte = 0
         for name, count, dtype in self._lists():
             sections[name] = Section(next_byte, count, dtype)
-            next_byte = -(-sections[name].stop_byte // _ALIGNMENT) * _ALIGNMENT
+            next_byte = _aligned(sections[name].stop_byte)
         return sections
 
     @property
     def num_bytes(self) -> int:
         return self.sections["moves"].stop_byte
 
-    @cached_property
-    def rates(self) -> Section:
-        """Return the numbers of all optimizers, with gaps, as one range.
-
-        The host writes it in one copy.
-        """
-        first = self.sections["dense_rates"].first_byte
-        stop = max(self.sections[name].stop_byte for name in self._rate_names)
-        return Section(first, (stop - first) // torch.float32.itemsize, torch.float32)
-
     @property
     def rate_places(self) -> list[slice]:
-        """The places among `rates` of the dense layers and of each table group."""
-        places = []
-        for name in self._rate_names:
-            section = self.sections[name]
-            start = (section.first_byte - self.rates.first_byte) // section.dtype.itemsize
-            places.append(slice(start, start + section.count))
-        return places
+        """The places of the dense layers and of each table group among the ``rates``.
 
-    @property
-    def _rate_names(self) -> list[str]:
-        return ["dense_rates", *(f"rates{group}" for group in range(len(self.groups)))]
+        Each begins at a multiple of the alignment, and the host writes all of them in one copy.
+        """
+        places = []
+        start = 0
+        for count in (2, *self.num_rates):
+            places.append(slice(start, start + count))
+            start += _aligned(count * torch.float32.itemsize) // torch.float32.itemsize
+        return places
 
     def _lists(self) -> Iterator[tuple[str, int, torch.dtype]]:
         yield "label", self.num_samples, torch.uint8
         yield "dense", self.num_samples * self.num_dense, torch.float32
-        # Side by side, because they are known last and written last.
-        for name, count in zip(self._rate_names, (2, *self.num_rates), strict=True):
-            yield name, count, torch.float32
+        yield "rates", self.rate_places[-1].stop, torch.float32
         for group, room in enumerate(self.groups):
             # Tensors without memory, for their sizes and types.
             lists = room.new_lists(torch.device("meta"))
@@ -375,12 +359,11 @@ class HostLists:
     """Layout of the rows that live on the fast tier."""
     staged_C: NDArray[np.int64]
     """Slot of each other row, in order."""
-    num_long: int
-    """Rows with a long list."""
 
-    @classmethod
-    def of(cls, lookups: LookupsByRow, layout: Layout, staged_C: NDArray[np.int64]) -> HostLists:
-        return cls(lookups, layout, staged_C, int(np.count_nonzero(lookups.counts_U > LONG_LOOKUPS)))
+    @property
+    def num_long(self) -> int:
+        """Rows with a long list."""
+        return int(np.count_nonzero(self.lookups.counts_U > LONG_LOOKUPS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +379,7 @@ class PackedBatch:
     """The bytes that are sent, up to the end of the rows to move; in pinned memory."""
     num_samples: int
     rates: NDArray[np.float32]
-    """The place of the numbers of the step, which are written last; see `PackedRoom.rates`."""
+    """The place of the numbers of the step, which are written last; see `PackedRoom.rate_places`."""
     target: torch.Tensor | None = None
     """Where these bytes go on the device, once there is memory for such batches."""
     sent_rows: tuple[NDArray[np.int64], ...] = ()
@@ -467,8 +450,11 @@ def pack(
             first = stop
     # The rows to move are last, so that the copy ends with what this step has.
     num_bytes = room.sections["moves"].first_byte + first * torch.int32.itemsize
-    rates = packed[room.rates.first_byte : room.rates.stop_byte].view(np.float32)
-    return PackedBatch(room, slot[:num_bytes], num_samples, rates)
+    return PackedBatch(room, slot[:num_bytes], num_samples, place_of("rates"))
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _grown(room: int, needed: int) -> int:
@@ -530,7 +516,7 @@ class SentRates:
         optimizers: Sequence[RowOptimizer],
         next_dense: Callable[[float], NDArray[np.float32]] | None,
     ) -> None:
-        self._numbers_R = np.zeros(room.rates.count, np.float32)
+        self._numbers_R = np.zeros(room.sections["rates"].count, np.float32)
         self._dense_2, *self._rows = (self._numbers_R[place] for place in room.rate_places)
         self._optimizers = optimizers
         self._next_dense = next_dense
@@ -539,7 +525,7 @@ class SentRates:
     def of(self, rates: StepRates) -> NDArray[np.float32]:
         """Return the numbers of the step that is queued next.
 
-        They are placed as by `PackedRoom.rates`; the next step reuses the memory.
+        They are placed as by `PackedRoom.rate_places`; the next step reuses the memory.
         """
         # A schedule returns the same object for as long as its rates stay.
         if rates is not self._last:
@@ -550,9 +536,6 @@ class SentRates:
         if self._next_dense is not None:
             self._dense_2[:] = self._next_dense(rates.dense)
         return self._numbers_R
-
-
-# ruff: noqa: N815  (tensors carry shape suffixes)
 
 
 @dataclass(frozen=True, slots=True)

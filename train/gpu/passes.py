@@ -61,13 +61,15 @@ class StepInputs:
         """Allocate the memory of a batch."""
         # Every list is a view of the one range that the copy fills.
         packed = device.allocate([room.num_bytes], torch.uint8)
+        rates_R = room.sections["rates"].of(packed)
+        dense_rates_2, *rates = (rates_R[place] for place in room.rate_places)
         return cls(
             packed,
             room.sections["label"].of(packed),
             room.sections["dense"].of(packed).view(room.num_samples, room.num_dense),
-            room.sections["dense_rates"].of(packed),
+            dense_rates_2,
             [room.lists_on(packed, group) for group in range(len(room.groups))],
-            [room.sections[f"rates{group}"].of(packed) for group in range(len(room.groups))],
+            rates,
             room.moves_on(packed),
             device.record("copies"),
         )
@@ -230,7 +232,8 @@ class DevicePasses:
             self._recorded.queue("compute", "step", inputs, self._whole_step)
             self._device.launch("compute", loss_1.copy_, self._fused.loss_1)
         else:
-            self._recorded.queue("compute", "look up", inputs, self._look_up)
+            near = [group.fast.weights_SD for group in self._groups]
+            self._recorded.queue("compute", "look up", inputs, partial(self._gather, tables=near))
             self._launch_dense(inputs, num_samples, number, loss_1)
             self._recorded.queue("compute", "update", inputs, self._update)
             self._device.launch("compute", self._step_dense, rates.dense)
@@ -345,7 +348,8 @@ class DevicePasses:
             self._recorded.queue("compute", "passes of sent rows", inputs, self._pass_sent_fused)
             self._device.launch("compute", loss_1.copy_, self._fused.loss_1)
             return
-        self._recorded.queue("compute", "look up sent rows", inputs, self._look_up_sent)
+        near = [memory.near_UD for memory in self._sent]
+        self._recorded.queue("compute", "look up sent rows", inputs, partial(self._gather, tables=near))
         self._launch_dense(inputs, num_samples, number, loss_1)
         self._recorded.queue("compute", "sums of sent rows", inputs, self._sum_sent)
 
@@ -377,13 +381,6 @@ class DevicePasses:
     def _step_fused(self, inputs: StepInputs) -> None:
         assert self._fused is not None
         self._fused.queue_step(self._launch, inputs.dense_rates_2)
-
-    def _look_up(self, inputs: StepInputs) -> None:
-        """Queue the vectors of all lookups."""
-        self._gather(inputs, [group.fast.weights_SD for group in self._groups])
-
-    def _look_up_sent(self, inputs: StepInputs) -> None:
-        self._gather(inputs, [memory.near_UD for memory in self._sent])
 
     def _gather(self, inputs: StepInputs, tables: Sequence[torch.Tensor]) -> None:
         """Queue the vectors of all lookups, of rows of each table group in ``tables``."""

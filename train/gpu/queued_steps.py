@@ -155,9 +155,7 @@ class QueuedSteps:
         for group, nothing, part in zip(self._groups, self._no_rows, step.parts, strict=True):
             layout = nothing if sends_rows else group.rows.fast.layout
             staged_U = np.arange(part.lookups.num_rows) if sends_rows else part.plan.staged_U
-            lists = HostLists.of(
-                part.lookups, layout, np.empty(0, np.int64) if staged_U is None else staged_U
-            )
+            lists = HostLists(part.lookups, layout, np.empty(0, np.int64) if staged_U is None else staged_U)
             groups.append(lists)
             moves.append(self.moves.lists_of(part))
         # A batch larger than all before it enlarges the room; memory on the device follows in `train`.

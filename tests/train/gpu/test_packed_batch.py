@@ -31,7 +31,7 @@ HOT = Layout.of([0, 0, 0], [2, 2, 2])
 def host_lists(num_samples: int, rng: np.random.Generator) -> HostLists:
     ids_BF = rng.integers(0, NUM_ROWS, (num_samples, 3)).astype(np.int32)
     lookups = group_lookups(of_matrix(ids_BF.reshape(-1), NUM_ROWS))
-    return HostLists.of(lookups, HOT, 100 + np.arange(np.count_nonzero(lookups.rows_U >= 2)))
+    return HostLists(lookups, HOT, 100 + np.arange(np.count_nonzero(lookups.rows_U >= 2)))
 
 
 def naive_lists(lists: HostLists) -> dict[str, list[int]]:
@@ -82,8 +82,8 @@ def test_lists_come_back_as_they_were(num_samples: int, rng: np.random.Generator
     assert found.order_offsets_F1.tolist() == [num_samples * table for table in range(4)]
     np.testing.assert_array_equal(room.sections["label"].of(slot), label_B)
     np.testing.assert_array_equal(room.sections["dense"].of(slot).view(-1, 2), dense_BK)
-    assert room.sections["rates0"].of(slot).tolist() == [0, 1, 2, 3]
-    assert room.sections["dense_rates"].of(slot).tolist() == [7, 8]
+    rates_R = room.sections["rates"].of(slot)
+    assert [rates_R[place].tolist() for place in room.rate_places] == [[7, 8], [0, 1, 2, 3]]
     there = sent.new_zeros(room.num_bytes).copy_(slot[: room.num_bytes])
     assert packed.target is None
     for (sources_N, targets_N), listed in zip(moves[0], room.moves_on(there)[0], strict=True):
@@ -112,8 +112,7 @@ def test_every_list_of_the_kernels_has_a_place() -> None:
     assert set(room_for(4).sections) == {
         "label",
         "dense",
-        "dense_rates",
-        "rates0",
+        "rates",
         "move_places",
         "moves",
         *lists,
@@ -157,13 +156,11 @@ def test_numbers_are_those_made_anew_for_each_step(schedule: str, names: tuple[s
             np.testing.assert_array_equal(found_R[place], optimizer.step_rates(anew.rows))
 
 
-def test_places_are_those_of_the_sections() -> None:
+def test_the_numbers_of_each_optimizer_are_aligned() -> None:
     room = rates_room([RowOptimizer("adam", 0.1), RowOptimizer("sgd", 0.1)])
-    for name, place in zip(("dense_rates", "rates0", "rates1"), room.rate_places, strict=True):
-        section = room.sections[name]
-        assert section.count == place.stop - place.start
-        assert section.first_byte == room.rates.first_byte + 4 * place.start
-    assert room.rates.stop_byte == room.sections["rates1"].stop_byte
+    assert [(place.start * 4 % 64, place.stop - place.start) for place in room.rate_places] == [
+        (0, count) for count in (2, *room.num_rates)
+    ]
 
 
 def test_rows_follow_rates_of_equal_numbers_that_are_other_objects() -> None:
