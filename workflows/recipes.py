@@ -21,7 +21,6 @@ from ..pipeline.stages.ingest import IngestConfig
 from ..pipeline.stages.pack import PackConfig
 from ..pipeline.stages.rank import RankConfig
 from ..pipeline.stages.split import SplitConfig
-from ..train.config import TrainConfig
 
 
 def criteo_kaggle() -> PreprocessConfig:
@@ -90,22 +89,6 @@ def small_real_sample() -> PreprocessConfig:
         split=SplitConfig(hot_bytes=ByteSize(512 * KIB)),
         pack=replace(recipe.pack, batch_size=512),
     )
-
-
-def small_real_sample_training(model: str = "auto") -> TrainConfig:
-    """Return a training run with the default optimizers that suits such a sample.
-
-    ``auto`` has the constant dense rate of the results that were recorded first. Models that are named let
-    the dense rate fall to zero in a straight line while that of the rows stays: each row is looked up a few
-    times only, dense layers are updated in every step. On the first four fifths of the sample, the last of
-    them for evaluation, that gave 0.002 more of AUC. Full matrices between 429 numbers are too many weights
-    for such a log, so those of DCN V2 have rank 32; its stacked structure was ahead of the parallel one.
-    """
-    if model == "auto":
-        return TrainConfig(dense_lr=0.0005)
-    config = TrainConfig(model=model)
-    config = replace(config, recipe=replace(config.recipe, lr_schedule="linear", lr_schedule_of="dense"))
-    return replace(config, cross_rank=32) if model == "dcnv2" else config
 
 
 DEFAULT_SCHEMA = "criteo-kaggle"
