@@ -26,7 +26,7 @@ from .. import __version__
 from ..pipeline.errors import HotsetError, MissingExtraError, SaidElsewhereError, install_hint, system_fault
 from ..stats.compile_notice import call_when_compiling
 from .command_list import COMMANDS, REMOVED, command_class
-from .console import say, say_error, set_verbosity, with_help
+from .console import say, say_error, set_verbosity
 
 _LEAST_COLUMNS = 20
 """Least width of help: narrower terminals have no room for a word next to its options."""
@@ -52,8 +52,14 @@ def usage() -> str:
         "SIGTERM).",
     )
     what, how, status = (textwrap.fill(paragraph, width) for paragraph in paragraphs)
-    commands = with_help((name, description) for name, (_, description) in COMMANDS.items())
-    return "\n\n".join(["usage: hotset COMMAND [OPTIONS]", what, commands, how, status])
+    indent = 4 + max(map(len, COMMANDS))
+    lines = [
+        textwrap.fill(
+            f"  {name:<{indent - 2}}{text}", width, subsequent_indent=" " * indent, break_on_hyphens=False
+        )
+        for name, (_, text) in COMMANDS.items()
+    ]
+    return "\n\n".join(["usage: hotset COMMAND [OPTIONS]", what, "\n".join(lines), how, status])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 COMMANDS = {
@@ -34,7 +35,8 @@ COMMANDS = {
     "runs": ("runs", "compare the runs of a folder"),
     "completion": ("completion", "print a script that completes commands and options in a shell"),
 }
-"""For each command, the module of `commands` that runs it and a line of help."""
+"""For each command, the module of `commands` that has its class, such as `ExportShardsCommand`, and a line of
+help."""
 REMOVED = {
     "bench": "python -m hotset.workflows.bench.NAME runs a benchmark in a checkout of hotset",
     "map-ids": "hotset preprocess with --extend maps the ids, and hotset train finds the map in DIR",
@@ -74,8 +76,16 @@ class Command:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, kw_only=True)
+class JsonCommand(Command):
+    """A command that prints one JSON object, if asked to."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+
 def command_class(name: str) -> type[Command]:
     """Import the command ``name``; what the others need is not imported."""
     module = importlib.import_module(f".commands.{COMMANDS[name][0]}", __package__)
-    commands: dict[str, type[Command]] = module.COMMANDS
-    return commands[name]
+    kind: type[Command] = getattr(module, f"{name.title().replace('-', '')}Command")
+    return kind

@@ -193,7 +193,7 @@ class Option:
 
 
 def list_options(kind: Any, defaults: Mapping[str, Any] | None = None, group: str = "") -> list[Option]:
-    """Return the options of the dataclass ``kind`` and of the configs inside it, positional ones first.
+    """Return the options of the dataclass ``kind`` and of the configs inside it.
 
     Args:
         defaults: values of some fields, in place of those that ``kind`` gives them.
@@ -227,7 +227,8 @@ def list_options(kind: Any, defaults: Mapping[str, Any] | None = None, group: st
                     metadata=field.metadata,
                 )
             )
-    return sorted(found, key=lambda option: not option.is_positional)
+    # Positional ones are first, and what most commands inherit is last, below what each adds.
+    return sorted(found, key=lambda option: (not option.is_positional, option.field == "json"))
 
 
 def options_of(kind: Any, defaults: Mapping[str, Any] | None = None) -> list[Option]:
@@ -302,7 +303,8 @@ def _typed_values(options: Sequence[Option], command: str, arguments: Sequence[s
     # The typo is what has to be fixed, not the option that is missing because of it.
     unknown = [word for word in others if word.startswith("-") and len(word) > 1]
     if unknown:
-        raise _unknown(unknown[0].partition("=")[0], command, named)
+        name = unknown[0].partition("=")[0]
+        raise ConfigError(f"hotset {command} has no option {name}", hint=nearest_option(name, command, named))
     found = vars(known)
     words = [*others, *arguments[end + 1 :]]
     for option in options:
@@ -332,13 +334,14 @@ def _flags(option: Option) -> tuple[str, ...]:
     return (f"-{option.field[0]}", option.name) if option.owner is _CommonOptions else (option.name,)
 
 
-def _unknown(typed: str, command: str, named: Mapping[str, Option]) -> ConfigError:
-    """Return the error for an unknown option, with the most similar one."""
+def nearest_option(typed: str, command: str, named: Mapping[str, Option]) -> str:
+    """Return a hint for an unknown option: the most similar one, or where all are explained."""
     # Compared without the dashes, which all of them have in common.
     names = {name.lstrip("-"): option for name, option in named.items()}
     near = difflib.get_close_matches(typed.lstrip("-"), names, n=1)
-    hint = f"{names[near[0]].name}: {names[near[0]].summary}" if near else None
-    return ConfigError(f"hotset {command} has no option {typed}", hint=hint)
+    if not near:
+        return f"hotset {command} --help explains the options"
+    return f"{names[near[0]].name}: {names[near[0]].summary}"
 
 
 def _build(kind: Any, defaults: Mapping[str, Any], values: Mapping[str, Any]) -> Any:

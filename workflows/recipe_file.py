@@ -22,7 +22,7 @@ from typing import Any
 
 from ..pipeline.errors import ByteSize, ConfigError, first_line
 from ..pipeline.schema.schema import FeatureSettings
-from .options import Option, find_options, list_options, typed, values_of
+from .options import find_options, list_options, nearest_option, typed, values_of
 
 TABLES = ("preprocess", "train")
 """Commands that a recipe has options of, each in a table of its name."""
@@ -60,24 +60,12 @@ def read_recipe(path: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def options_of_recipe(command: str) -> list[Option]:
-    """Return the options that a recipe may set for a command: those of its config."""
-    # `train` starts sooner without the stages, and every command without what it does not need.
-    if command == "preprocess":
-        from ..pipeline.preprocess import PreprocessConfig
-
-        return list_options(PreprocessConfig)
-    from ..train.config import TrainConfig
-
-    return list_options(TrainConfig)
-
-
 def with_recipe(command: str, arguments: Sequence[str]) -> list[str]:
     """Insert the options of the recipe that ``--recipe`` names before the other arguments.
 
     Args:
         command: preprocess or train.
-        arguments: what follows the command.
+        arguments: what follows the command; of an option that is given twice, the last value counts.
 
     Raises:
         ConfigError: the recipe cannot be read, or sets something else.
@@ -86,29 +74,39 @@ def with_recipe(command: str, arguments: Sequence[str]) -> list[str]:
     if "--recipe" not in found:
         return others
     path = Path(found["--recipe"])
-    typed = {argument.partition("=")[0].replace("_", "-") for argument in others if argument.startswith("--")}
-    read = arguments_of(path, command, read_recipe(path).get(command, {}))
-    return [word for name, words in read if not typed & {name, _opposite(name)} for word in words] + others
+    return arguments_of(path, command, read_recipe(path).get(command, {})) + others
 
 
-def arguments_of(path: Path, command: str, table: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Return each option of a table of a recipe with its arguments; raises ConfigError for a wrong one."""
-    known = {option.name: option for option in options_of_recipe(command)}
+def arguments_of(path: Path, command: str, table: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of a table of a recipe; raises ConfigError for a wrong option or value."""
+    # `train` starts sooner without the stages, and every command without what it does not need.
+    if command == "preprocess":
+        from ..pipeline.preprocess import PreprocessConfig
+
+        options = list_options(PreprocessConfig)
+    else:
+        from ..train.config import TrainConfig
+
+        options = list_options(TrainConfig)
+    known = {option.name: option for option in options}
     found = []
     for key, value in table.items():
-        # The option's own name or, for a switch, that of its opposite.
+        # The option's own name or, for a switch that is on without it, that of its opposite.
         name = f"--{key.replace('_', '-')}"
-        option = known.get(name) or known.get(_opposite(name))
+        option = known.get(name) or known.get(f"--no-{name[2:]}")
+        where = f"{key} in [{command}] of {path}"
         if option is None:
-            raise _unknown(path, command, key, known)
-        if not option.takes_value:
-            if not isinstance(value, bool):
-                raise ConfigError(f"{key} in [{command}] of {path} is {value!r}, want true or false")
-            # A switch is typed to change what it is without it.
-            if value is (option.name == name):
-                found.append((option.name, [option.name]))
-            continue
-        found.append((name, [f"{name}={_typed(path, command, key, value)}"]))
+            raise ConfigError(
+                f"[{command}] of recipe {path} has no option {key!r}",
+                hint=nearest_option(name, command, known).removeprefix("--"),
+            )
+        if option.takes_value:
+            found.append(f"{name}={_typed(where, value)}")
+        elif not isinstance(value, bool):
+            raise ConfigError(f"{where} is {value!r}, want true or false")
+        # A switch is typed to change what it is without it.
+        elif value is (option.name == name):
+            found.append(option.name)
     return found
 
 
@@ -140,24 +138,9 @@ def _written(value: Any) -> str:
     return json.dumps(typed(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _typed(path: Path, command: str, key: str, value: Any) -> str:
+def _typed(where: str, value: Any) -> str:
     """A value of a recipe as it is typed."""
     words = value if isinstance(value, list) and value else [value]
     if any(isinstance(each, bool) or not isinstance(each, str | int | float) for each in words):
-        wanted = "a text, a number or a list of these"
-        raise ConfigError(f"{key} in [{command}] of {path} is {value!r}, want {wanted}")
+        raise ConfigError(f"{where} is {value!r}, want a text, a number or a list of these")
     return ",".join(map(str, words))
-
-
-def _opposite(name: str) -> str:
-    return f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else f"--no-{name[2:]}"
-
-
-def _unknown(path: Path, command: str, key: str, known: Mapping[str, Option]) -> ConfigError:
-    names = {name.removeprefix("--").replace("-", "_"): option for name, option in known.items()}
-    near = difflib.get_close_matches(key.replace("-", "_"), names, n=1)
-    hint = f"hotset {command} --help explains the options"
-    if near:
-        summary = names[near[0]].summary
-        hint = f"{near[0]}: {summary}" if summary else near[0]
-    return ConfigError(f"[{command}] of recipe {path} has no option {key!r}", hint=hint)

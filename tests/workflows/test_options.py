@@ -283,9 +283,9 @@ def test_every_field_is_an_option() -> None:
         ("DIR", "Folder of all stages", True, True, ()),
         ("--out", "New 'folder'", True, True, ()),
         ("--kinds", "Kinds", True, False, ("a", "b")),
-        ("--json", "Print JSON", False, False, ()),
         ("--no-label", "Read a log without labels", False, False, ()),
         ("--hot-bytes", "Bytes", True, False, ()),
+        ("--json", "Print JSON", False, False, ()),
     ]
     (out,) = (each for each in list_options(Outer, {"out": Path("x")}) if each.name == "--out")
     assert not out.is_required

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ..command_list import COMMANDS as ALL_COMMANDS
-from ..command_list import Command, command_class
+from ..command_list import COMMANDS, Command, command_class
 from ..options import Arg, Option, options_of
 
 Commands = Mapping[str, tuple[str, Sequence[Option]]]
@@ -76,7 +75,7 @@ class CompletionCommand(Command):
 def all_options() -> Commands:
     """Return a line of help and the options of every command, without positional arguments."""
     found = {}
-    for name, (_, description) in ALL_COMMANDS.items():
+    for name, (_, description) in COMMANDS.items():
         options = options_of(command_class(name))
         found[name] = (description, [option for option in options if not option.is_positional])
     return found
@@ -127,4 +126,3 @@ def _fish(condition: str, how: str, description: str) -> str:
 
 SHELLS = {"bash": bash_script, "zsh": zsh_script, "fish": fish_script}
 """For each shell, the function that writes its script."""
-COMMANDS: dict[str, type[Command]] = {"completion": CompletionCommand}

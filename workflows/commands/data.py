@@ -17,7 +17,7 @@ from ...pipeline.runtime.limits import TORCH_BYTES, check_addresses
 from ...pipeline.runtime.tasks import Resources
 from ...pipeline.verify import STAGE_FOLDERS, verify
 from ...train.config import TrainConfig
-from ..command_list import Command, command_class
+from ..command_list import JsonCommand, command_class
 from ..console import print_json, print_line, progress_bars, say, stdout_console
 from ..options import Arg, Dir, config_of
 from ..recipe_file import TABLES, arguments_of, read_recipe, write_recipe
@@ -25,7 +25,7 @@ from ..recipes import setting_in
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchemaCommand(Command):
+class SchemaCommand(JsonCommand):
     """Print a schema for a log as TOML, for you to edit."""
 
     file: Annotated[Path, Arg("FILE", is_positional=True)]
@@ -33,9 +33,6 @@ class SchemaCommand(Command):
 
     samples: int = 10_000
     """Number of rows to read, from the beginning."""
-
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def execute(self) -> int:
         """Run ``hotset schema``."""
@@ -58,7 +55,7 @@ class SchemaCommand(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportShardsCommand(Command):
+class ExportShardsCommand(JsonCommand):
     """Write the samples of shards for other programs."""
 
     dir: Dir
@@ -74,9 +71,6 @@ class ExportShardsCommand(Command):
 
     workers: int = 0
     """Number of threads; 0 takes every core. Changes no byte of the output."""
-
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def execute(self) -> int:
         """Run ``hotset export-shards``."""
@@ -97,7 +91,7 @@ class ExportShardsCommand(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyCommand(Command):
+class VerifyCommand(JsonCommand):
     """Check every manifest, checksum and invariant."""
 
     dir: Dir
@@ -126,9 +120,6 @@ class VerifyCommand(Command):
     workers: int = 0
     """Number of threads; 0 takes every core."""
 
-    json: bool = False
-    """Print one JSON object on stdout."""
-
     def execute(self) -> int:
         """Run ``hotset verify``; return 1 where a fault was found."""
         # A run folder is recognized by its config, and has separate checks.
@@ -148,11 +139,16 @@ class VerifyCommand(Command):
         discarded = [name for name in STAGE_FOLDERS if is_discarded(self.dir / name)]
         for name in discarded:
             say(f"{self.dir / name} was discarded, so only its manifest was checked")
-        if self.json:
-            print_json({"dir": str(self.dir), "faults": faults, "discarded": discarded})
-        else:
-            print("\n".join(faults) if faults else f"{self.dir}: OK, all checks passed")
-        return 1 if faults else 0
+        return _show_faults(self, {"dir": str(self.dir), "faults": faults, "discarded": discarded})
+
+
+def _show_faults(options: VerifyCommand, found: dict[str, Any]) -> int:
+    """Print the faults of a folder; return 1 where it has some."""
+    if options.json:
+        print_json(found)
+    else:
+        print("\n".join(found["faults"]) or f"{options.dir}: OK, all checks passed")
+    return 1 if found["faults"] else 0
 
 
 def _verify_run(options: VerifyCommand) -> int:
@@ -175,11 +171,7 @@ def _verify_run(options: VerifyCommand) -> int:
         with progress_bars() as progress:
             evaluated = partial(progress, "evaluate")
             faults = list(faults_against_shards(options.dir, options.shards, progress=evaluated))
-    if options.json:
-        print_json({"run": str(options.dir), "faults": faults})
-    else:
-        print("\n".join(faults) if faults else f"{options.dir}: OK, all checks passed")
-    return 1 if faults else 0
+    return _show_faults(options, {"run": str(options.dir), "faults": faults})
 
 
 _CONFIG = "config.json"
@@ -188,15 +180,12 @@ _STAND_IN = "x"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeCommand(Command):
+class RecipeCommand(JsonCommand):
     """Print all options in force as a recipe file."""
 
     sources: Annotated[tuple[Path, ...], Arg("SOURCE", is_positional=True)] = ()
     """Recipe files, folders of preprocess and runs of train, whose options are printed; an option that none
     of them sets has its default."""
-
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def execute(self) -> int:
         """Run ``hotset recipe``."""
@@ -232,8 +221,7 @@ def _configs_of(source: Path) -> dict[str, Any]:
     read = read_recipe(source)
     found = {}
     for name, table in read.items():
-        options = arguments_of(source, name, table)
-        found[name] = _config_from(name, [word for _, words in options for word in words])
+        found[name] = _config_from(name, arguments_of(source, name, table))
     return found
 
 
@@ -259,11 +247,3 @@ def _config_of_folder(folder: Path) -> PreprocessConfig:
         for stage, kind in CONFIGS.items()
     }
     return PreprocessConfig(**configs)
-
-
-COMMANDS: dict[str, type[Command]] = {
-    "schema": SchemaCommand,
-    "export-shards": ExportShardsCommand,
-    "verify": VerifyCommand,
-    "recipe": RecipeCommand,
-}

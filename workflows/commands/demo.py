@@ -26,7 +26,7 @@ from ...pipeline.schema.schema_file import setting_of
 from ...pipeline.statistics.frequencies import QUICK, frequency_statistics
 from ...stats.ranking.row_bytes import row_bytes
 from ...train.config import TrainConfig
-from ..command_list import STAGE_INTERRUPTED, Command
+from ..command_list import STAGE_INTERRUPTED, JsonCommand
 from ..console import (
     bars_hidden,
     command_prefix,
@@ -53,7 +53,7 @@ _PLACEMENTS: Final = ("all-fast", "fae", "lookahead")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoCommand(Command):
+class DemoCommand(JsonCommand):
     """Generate a log, preprocess it, and compare three models."""
 
     on_interrupt = STAGE_INTERRUPTED
@@ -79,9 +79,6 @@ class DemoCommand(Command):
 
     workers: int = 0
     """Number of threads for preprocessing; 0 takes every core."""
-
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def __post_init__(self) -> None:
         require_at_least("samples", self.samples, 100)
@@ -279,6 +276,3 @@ def _next_commands(options: DemoCommand) -> list[str]:
         f"{hotset} evaluate {folder}/runs/lookahead {data}",
         f"{hotset} preprocess YOUR-LOG.tsv.gz --schema {schema} --hot-bytes 256MiB --out DIR",
     ]
-
-
-COMMANDS: dict[str, type[Command]] = {"demo": DemoCommand}

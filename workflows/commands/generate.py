@@ -8,13 +8,13 @@ from pathlib import Path
 
 from ...pipeline.errors import format_byte_size
 from ...pipeline.generate.generate import GenerateConfig, generate
-from ..command_list import Command
+from ..command_list import JsonCommand
 from ..console import describe_rate, print_json, progress_bars
 from ..options import config_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateCommand(Command, GenerateConfig):
+class GenerateCommand(JsonCommand, GenerateConfig):
     """Write a log with the access frequencies of a real one."""
 
     out: Path
@@ -25,9 +25,6 @@ class GenerateCommand(Command, GenerateConfig):
 
     overwrite: bool = False
     """Replace an existing file."""
-
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def execute(self) -> int:
         """Run ``hotset generate``."""
@@ -55,6 +52,3 @@ class GenerateCommand(Command, GenerateConfig):
                 f"in {seconds:.1f} s, {describe_rate(config.samples / seconds)}"
             )
         return 0
-
-
-COMMANDS: dict[str, type[Command]] = {"generate": GenerateCommand}

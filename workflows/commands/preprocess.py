@@ -224,7 +224,7 @@ class PreprocessCommand(Command, PreprocessConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IngestCommand(Command):
+class IngestOptions(Command):
     """Options of ingest besides those of its config."""
 
     on_interrupt = STAGE_INTERRUPTED
@@ -273,7 +273,7 @@ class IngestCommand(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageCommand(Command):
+class StageOptions(Command):
     """Options of a later stage besides those of its config."""
 
     on_interrupt = STAGE_INTERRUPTED
@@ -369,17 +369,18 @@ def _report_removed(removed: Sequence[Path]) -> None:
         say(f"removed {path}")
 
 
-def stage_command(stage: str, config: Any, more: Any, description: str) -> type[Command]:
+def _stage_command(stage: str, more: Any) -> type[Command]:
     """Return the command of one stage, whose options are those of its config and of ``more``."""
-    kind = command_options(config, more)
-    kind.__doc__, kind.stage, kind.config_type = description, stage, config
+    kind = command_options(CONFIGS[stage], more)
+    kind.__doc__ = field_docstrings(PreprocessConfig)[stage]
+    kind.stage, kind.config_type = stage, CONFIGS[stage]
     return kind
 
 
-COMMANDS: dict[str, type[Command]] = {"preprocess": PreprocessCommand}
-for _stage, _config in CONFIGS.items():
-    _more = IngestCommand if _stage == "ingest" else StageCommand
-    COMMANDS[_stage] = stage_command(_stage, _config, _more, field_docstrings(PreprocessConfig)[_stage])
+IngestCommand = _stage_command("ingest", IngestOptions)
+CountCommand, RankCommand, EncodeCommand, SplitCommand, PackCommand = (
+    _stage_command(stage, StageOptions) for stage in ("count", "rank", "encode", "split", "pack")
+)
 
 
 def show_plan(plan: RunEstimate, console: Console) -> None:

@@ -28,8 +28,8 @@ from hotset.tests.support.resealed import write_manifest
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.workflows.cli import main
 from hotset.workflows.commands.preprocess import (
-    COMMANDS,
     PreprocessCommand,
+    RankCommand,
     describe_id_map,
     describe_shards,
     describe_stage,
@@ -159,7 +159,7 @@ def test_another_folder_sets_the_defaults_too(data: Path) -> None:
 
 def test_the_log_of_a_folder_sets_the_defaults_of_its_stages(log: Path, tmp_path: Path) -> None:
     assert main(["ingest", str(log), "--out", str(tmp_path), "--schema", "criteo-1tb"]) == 0
-    options = COMMANDS["rank"].parse("rank", ["--sampling-seed", "5", str(tmp_path)])
+    options = RankCommand.parse("rank", ["--sampling-seed", "5", str(tmp_path)])
     config = config_of(RankConfig, options)
     assert options.dir == tmp_path
     assert (config.min_count, config.sampling_seed) == (15, 5)
