@@ -25,6 +25,7 @@ from typing import Any, cast
 
 import torch
 from rich.console import Console
+from torch.utils.benchmark import Timer
 
 from .. import __version__
 from ..pipeline.errors import MIB, ByteSize, ConfigError, HotsetError
@@ -40,7 +41,7 @@ from ..train.config import PlacementName, TrainConfig
 from ..train.data.shards import Shards
 from ..train.loop import train_steps
 from ..train.model.shapes import DlrmShape
-from .console import plain_table, print_line, print_table
+from .console import TextTable, print_line, print_table
 from .drawn_shards import DrawnShards
 from .machine import describe_machine
 
@@ -342,14 +343,8 @@ class CellFile:
 
 def _calls_per_second(call: Callable[[], object]) -> float:
     """Return the calls per second of some work, the median of several tries after a warm-up."""
-    call()
-    tries: list[float] = []
-    ends_at = time.perf_counter() + _PROBE_SECONDS
-    while len(tries) < _LEAST_POINTS or time.perf_counter() < ends_at:
-        start = time.perf_counter()
-        call()
-        tries.append(time.perf_counter() - start)
-    return 1 / statistics.median(tries)
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    return 1 / timer.blocked_autorange(min_run_time=_PROBE_SECONDS).median
 
 
 def _row_speed() -> float:
@@ -582,10 +577,7 @@ def show_findings(result: Characterised, console: Console) -> None:
     found = findings_record(result)
 
     def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], texts: int) -> None:
-        table = plain_table(title, columns, texts=columns[:texts])
-        for row in rows:
-            table.add_row(*row)
-        print_table(console, table)
+        print_table(console, TextTable(columns, list(rows), title, num_texts=texts))
 
     title = f"Speeds of {result.speeds.device_name}, {result.speeds.threads} threads"
     speeds = ((name, f"{value:.3g}", unit) for name, value, unit in result.speeds.in_units())

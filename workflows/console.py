@@ -15,11 +15,13 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -47,25 +49,27 @@ def stdout_console() -> Console:
     return Console(highlight=False, emoji=False, width=width)
 
 
-def plain_table(title: str, columns: Sequence[str], *, texts: Collection[str]) -> Table:
-    """Return a table without lines: columns of ``texts`` at the left of their room, numbers at the right."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="left" if column in texts else "right")
-    return table
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """A table of cells ready to print."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    shades: Sequence[Sequence[float]] = ()
+    """Shade of each cell in [0, 1], where the table is a heat map too; empty where it is none."""
+    num_texts: int = 1
+    """First columns that are text, at the left of their room; numbers are at the right."""
 
 
-def print_table(console: Console, table: Table, *, num_keys: int = 1) -> None:
-    """Print a table; split one wider than the terminal, so that no number is cut.
+def print_table(console: Console, table: TextTable, *, num_keys: int = 1) -> None:
+    """Print a table without lines; split one wider than the terminal, so that no number is cut.
 
     Args:
         num_keys: columns at the left that identify the rows; each of the tables repeats them.
     """
-    # rich puts a blank at each side of a cell, and only the text without markup takes room.
-    widths = [
-        2 + max(Text.from_markup(str(cell)).cell_len for cell in (column.header, *column.cells))
-        for column in table.columns
-    ]
+    # rich puts a blank at each side of a cell.
+    widths = [2 + max(map(cell_len, column)) for column in zip(table.columns, *table.rows, strict=True)]
     room = console.width - sum(widths[:num_keys])
     groups: list[list[int]] = [[]]
     # Columns fill one table after another; those that name a row are repeated in each.
@@ -75,15 +79,16 @@ def print_table(console: Console, table: Table, *, num_keys: int = 1) -> None:
         groups[-1].append(number)
     # A separate title wraps at the width of the terminal, not at that of a narrow table.
     if table.title:
-        console.print(table.title, style="bold")
+        console.print(Text(table.title), style="bold")
     for group in groups:
         part = Table(box=None, pad_edge=False)
-        columns = [table.columns[number] for number in (*range(num_keys), *group)]
-        for column in columns:
-            part.add_column(column.header, justify=column.justify)
-        cells = zip(*(column.cells for column in columns), strict=True)
-        for row, shown in zip(table.rows, cells, strict=True):
-            part.add_row(*shown, style=row.style, end_section=row.end_section)
+        numbers = (*range(num_keys), *group)
+        for number in numbers:
+            part.add_column(
+                Text(table.columns[number]), justify="left" if number < table.num_texts else "right"
+            )
+        for row in table.rows:
+            part.add_row(*(Text(row[number]) for number in numbers))
         console.print(part, "")
 
 
@@ -126,19 +131,6 @@ def explain_all_hot(num_rows: int, num_hot_rows: int) -> str | None:
         f"All {num_rows:,} rows fit in --hot-bytes, so every row is hot and every batch is hot-only: "
         "no row ever moves, and lookahead and cache do the same as all-fast. To try placements, lower "
         "--hot-bytes."
-    )
-
-
-def with_help(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return names with a line of help each, wrapped at the terminal's width in the help's column."""
-    named = list(pairs)
-    indent = 4 + max(len(name) for name, _ in named)
-    width = shutil.get_terminal_size().columns
-    return "\n".join(
-        textwrap.fill(
-            f"  {name:<{indent - 2}}{text}", width, subsequent_indent=" " * indent, break_on_hyphens=False
-        )
-        for name, text in named
     )
 
 

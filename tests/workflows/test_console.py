@@ -14,11 +14,10 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 from rich.progress import Task, TaskID
-from rich.table import Table
 
 from hotset.tests.support.terminal import run_in_terminal
 from hotset.workflows import progress_columns
-from hotset.workflows.console import describe_rate, explain_all_hot, plain_table, print_table, say_error
+from hotset.workflows.console import TextTable, describe_rate, explain_all_hot, print_table, say_error
 from hotset.workflows.progress_columns import Bars, Speed, rate_of
 
 _TWO_STAGES = """
@@ -107,12 +106,8 @@ def test_threads_that_begin_a_stage_together_share_one_bar() -> None:
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
 def test_no_number_of_a_wide_table_is_cut(columns: int, capsys: pytest.CaptureFixture[str]) -> None:
-    table = Table()
-    for number in range(9):
-        table.add_column(f"column {number}", justify="right")
-    for row in range(2):
-        table.add_row(f"key {row}", *(f"{10**7 * row + number:,} MiB" for number in range(1, 9)))
-    print_table(Console(width=columns), table)
+    rows = [[f"key {row}", *(f"{10**7 * row + number:,} MiB" for number in range(1, 9))] for row in range(2)]
+    print_table(Console(width=columns), TextTable([f"column {number}" for number in range(9)], rows))
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= columns
     for row in range(2):
@@ -125,7 +120,7 @@ def test_a_title_wraps_at_the_width_of_the_terminal_and_not_at_that_of_its_table
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     title = "2 ranks, 256 samples each on average: rows to a rank in a step"
-    print_table(Console(width=80), plain_table(title, ["scheme", "rows"], texts=["scheme"]))
+    print_table(Console(width=80), TextTable(["scheme", "rows"], [], title))
     assert capsys.readouterr().out.splitlines()[:2] == [title, "scheme  rows"]
 
 
@@ -322,7 +317,7 @@ class MadeUp(Command):
         return 0
 
 made_up = ModuleType("made_up")
-made_up.COMMANDS = {"ingest": MadeUp}
+made_up.IngestCommand = MadeUp
 sys.modules["hotset.workflows.commands.made_up"] = made_up
 cli.COMMANDS["ingest"] = ("made_up", "")
 sys.exit(cli.main(["ingest", *sys.argv[1:]]))

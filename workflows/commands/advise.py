@@ -7,18 +7,17 @@ from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from ...pipeline.errors import ByteSize, ConfigError, format_byte_size, require_at_least
+from ...pipeline.errors import ByteSize, ConfigError, require_at_least
 from ...pipeline.folders.whole_file import check_target, whole_file
 from ...pipeline.runtime.tasks import Resources
 from ...stats.step_times import Machine
 from ...train.advice import AdviceConfig, MachineSpeeds, PlacementAdvice, advise
-from ..command_list import Command
-from ..console import plain_table, print_json, print_line, print_table, progress_bars, say, stdout_console
+from ..command_list import JsonCommand
+from ..console import print_json, print_line, print_table, progress_bars, say, stdout_console
 from ..options import Dir
-from ..report.sentences import rounded
-from ..report.tables import predicted_bytes, predicted_seconds
+from ..report.sentences import placement_sentence
+from ..report.tables import advice_rows, text_table
 
 _GIGA = 1e9
 _TERA = 1e12
@@ -28,7 +27,7 @@ _PAGE_COLUMNS = 140
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdviseCommand(Command):
+class AdviseCommand(JsonCommand):
     """Predict the time per step by placement and fast memory."""
 
     dir: Dir
@@ -58,9 +57,6 @@ class AdviseCommand(Command):
 
     workers: int = 0
     """Number of threads that count; 0 takes every core."""
-
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def __post_init__(self) -> None:
         for name in ("link_gbps", "host_gbps", "teraflops"):
@@ -113,14 +109,17 @@ def show_advice(advice: PlacementAdvice, console: Console, source: str = "typica
         console: where to print.
         source: where the speeds of the machine are from.
     """
-    print_table(console, _speeds(advice, source), num_keys=2)
-    print_table(console, _memory(advice), num_keys=2)
-    for line in _sentences(advice):
-        print_line(console, line)
-
-
-def _table(title: str, *columns: str) -> Table:
-    return plain_table(title, columns, texts=("placement",))
+    # Placements that do not fit are rows too: how much they lack is the next question.
+    every = text_table("placements", advice_rows(advice, with_too_large=True), _title(advice, source))
+    print_table(console, every, num_keys=2)
+    fastest = "Fast memory of the fastest placement, by use"
+    print_table(console, text_table("memory", advice_rows(advice, only_fastest=True), fastest), num_keys=2)
+    print_line(console, placement_sentence(advice, where="above"))
+    print_line(
+        console,
+        "These are predictions from counts and the speeds in the title, not measurements; "
+        "`hotset characterise --out FILE` measures the speeds of this machine for --speeds FILE.",
+    )
 
 
 def _title(advice: PlacementAdvice, source: str) -> str:
@@ -133,72 +132,8 @@ def _title(advice: PlacementAdvice, source: str) -> str:
     )
 
 
-def _speeds(advice: PlacementAdvice, source: str) -> Table:
-    batch_size = advice["workload"]["batch_size"]
-    # One section per size of fast memory, its placements from the fastest to the slowest.
-    table = _table(
-        _title(advice, source),
-        "fast memory", "placement", "needs", "step", "samples/s", "up/step", "down/step", "prefetch",
-    )  # fmt: skip
-    for option in advice["options"]:
-        size = format_byte_size(option["fast_bytes"])
-        # Placements that do not fit stay in the table, dimmed: how much they lack is the next question.
-        for one in [*option["placements"], *option["too_large"]]:
-            fits = one["memory_bytes"] <= option["fast_bytes"]
-            table.add_row(
-                size,
-                one["placement"],
-                format_byte_size(one["memory_bytes"]) + ("" if fits else ", does not fit"),
-                predicted_seconds(one["step_seconds"]),
-                rounded(batch_size / one["step_seconds"]),
-                predicted_bytes(one["to_fast_bytes"]),
-                predicted_bytes(one["to_slow_bytes"]),
-                "" if one["prefetch"] is None else str(one["prefetch"]),
-                style=None if fits else "dim",
-            )
-            size = ""  # printed once, in the first row of its section
-        table.add_section()
-    return table
-
-
-def _memory(advice: PlacementAdvice) -> Table:
-    uses = ("hot", "staging", "dense", "activations", "inputs", "transfers")
-    table = _table("Fast memory of the fastest placement, by use", "fast memory", "placement", *uses)
-    for option in advice["options"]:
-        # They are sorted by time; a size in which nothing fits has no row here.
-        if option["placements"]:
-            one = option["placements"][0]
-            sizes = [format_byte_size(one["memory"][use]) for use in uses]
-            table.add_row(format_byte_size(option["fast_bytes"]), one["placement"], *sizes)
-    return table
-
-
-def _sentences(advice: PlacementAdvice) -> list[str]:
-    enough = advice["enough"]
-    size = format_byte_size(enough["fast_bytes"])
-    # Shares of a speed make no sense where the whole model fits.
-    if enough["placement"] == "all-fast":
-        advised = f"Everything fits in {size} of fast memory, so no other placement than all-fast is needed."
-    else:
-        speed = advice["compute_seconds"] / enough["step_seconds"]
-        # Beyond the largest size nothing was predicted, unless every row fits there.
-        largest = advice["options"][-1]
-        has_all = any(one["placement"] == "all-fast" for one in largest["placements"])
-        is_known = has_all or enough["fast_bytes"] < largest["fast_bytes"]
-        more = "more fast memory gains less than 1%" if is_known else "no larger size was compared"
-        advised = (
-            f"{enough['placement']} with {size} runs at {speed:.0%} of the speed with every row on the fast "
-            f"tier; {more}."
-        )
-    note = (
-        "These are predictions from counts and the speeds in the title, not measurements; "
-        "`hotset characterise --out FILE` measures the speeds of this machine for --speeds FILE."
-    )
-    return [advised, note]
-
-
 @dataclass(frozen=True, kw_only=True)
-class CharacteriseCommand(Command):
+class CharacteriseCommand(JsonCommand):
     """Measure training speed by model on this machine."""
 
     on_interrupt = "finished cells are kept; run the same command to resume"
@@ -215,9 +150,6 @@ class CharacteriseCommand(Command):
 
     html: Path | None = None
     """File for a page with the findings: verdicts on published observations, elasticities, speeds."""
-
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def __post_init__(self) -> None:
         if not 0 < self.minutes < float("inf"):
@@ -245,6 +177,3 @@ class CharacteriseCommand(Command):
         else:
             show_findings(result, stdout_console())
         return 0
-
-
-COMMANDS: dict[str, type[Command]] = {"advise": AdviseCommand, "characterise": CharacteriseCommand}

@@ -19,13 +19,12 @@ from typing import Annotated, Any
 
 import xxhash
 from rich.console import Console
-from rich.markup import escape
 
 from ...pipeline.errors import HotsetError, format_byte_size
 from ...pipeline.folders.whole_file import whole_file
 from ...train.run_config import read_object
-from ..command_list import Command
-from ..console import plain_table, print_json, print_line, print_table, say, stdout_console
+from ..command_list import JsonCommand
+from ..console import TextTable, print_json, print_line, print_table, say, stdout_console
 from ..options import Arg
 
 _CONFIG, _SUMMARY, _METRICS = "config.json", "summary.json", "metrics.jsonl"
@@ -158,10 +157,7 @@ text{fill:currentColor;font-size:11px}
 def show_run_list(runs: Sequence[Run], console: Console) -> None:
     """Print runs, the best AUC first, then of each the settings that not all have alike."""
     names = differing_settings(runs)
-    table = plain_table("", _FIGURES, texts=("run",))
-    for run in best_first(runs):
-        table.add_row(escape(run.name), *_figures(run))
-    print_table(console, table)
+    print_table(console, TextTable(_FIGURES, [[run.name, *_figures(run)] for run in best_first(runs)]))
     for run in best_first(runs):
         if text := _differences(run, names):
             print_line(console, f"{run.name}: {text}")
@@ -289,7 +285,7 @@ def _chart(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunsCommand(Command):
+class RunsCommand(JsonCommand):
     """List runs, best AUC first, and what differs."""
 
     folder: Annotated[Path, Arg("FOLDER", is_positional=True)]
@@ -300,9 +296,6 @@ class RunsCommand(Command):
 
     html: Path | None = None
     """File for a page with the table and the curves of the runs."""
-
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def execute(self) -> int:
         """Run ``hotset runs``."""
@@ -392,25 +385,23 @@ def _deviation(values: Sequence[float]) -> float | None:
 def _show_settings(compared: Sequence[Mapping[str, Any]]) -> None:
     """Print a line for each group of runs, with what differs in it."""
     titles = ("settings", "seeds", "AUC", "log loss", "samples/s", "difference, same seed")
-    table = plain_table("", titles, texts=("settings",))
+    rows = []
     for each in compared:
         shown = ", ".join(f"{name} {value}" for name, value in each["settings"].items() if value is not None)
         difference = "best" if each is compared[0] else "no pair"
         if each["difference_auc"] is not None:
             difference = f"{each['difference_auc']:+.4f}{_plus_minus(each['deviation_difference'])}"
-        table.add_row(
-            escape(shown) or "all",
+        row = [
+            shown or "all",
             str(len(each["seeds"])),
             f"{each['mean_auc']:.4f}{_plus_minus(each['deviation_auc'])}",
             f"{each['mean_log_loss']:.4f}",
             f"{each['mean_samples_per_second']:,.0f}",
             difference,
-        )
-    print_table(stdout_console(), table)
+        ]
+        rows.append(row)
+    print_table(stdout_console(), TextTable(titles, rows))
 
 
 def _plus_minus(deviation: float | None) -> str:
     return f" ± {deviation:.4f}" if deviation is not None else ""
-
-
-COMMANDS: dict[str, type[Command]] = {"runs": RunsCommand}

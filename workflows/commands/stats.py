@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from ...pipeline.errors import ConfigError, format_byte_size, require_at_least
 from ...pipeline.runtime.tasks import Resources
 from ...pipeline.statistics.folder import Inspected, open_table
 from ...pipeline.statistics.frequencies import QUICK, frequency_statistics
 from ...pipeline.statistics.traffic import exchange_of_ranks
-from ..command_list import Command
+from ..command_list import JsonCommand
 from ..console import (
+    TextTable,
     explain_all_hot,
-    plain_table,
     print_json,
     print_line,
     print_table,
@@ -28,7 +27,7 @@ from ..console import (
 )
 from ..options import Dir
 from ..report.sentences import preprocess_command
-from ..report.tables import CHOSEN, TextTable, describe_default_runs, named_tables, text_table
+from ..report.tables import describe_default_runs, named_tables, text_table
 from ..report.write import check_html, check_parquet, write_html, write_parquet
 
 _TITLES = {
@@ -61,7 +60,7 @@ def show_statistics(statistics: dict[str, Any], console: Console) -> None:
         if name == "budgets":
             num_rows = max(1, statistics["num_rows"])
             rows = [row | {"row_share": row["num_hot_rows"] / num_rows} for row in rows]
-        _print_table(text_table(name, rows, _TITLES[name].format(**statistics, budget=budget)), console)
+        print_table(console, text_table(name, rows, _TITLES[name].format(**statistics, budget=budget)))
         if name == "default_runs_placements":
             print_line(console, describe_default_runs(statistics["default_runs"]))
     # The split of the log and what was left out are last, below the figures they qualify.
@@ -76,19 +75,12 @@ def show_rows(found: dict[str, Any], console: Console) -> None:
     """Print rows of one table, as `TableRows.rows` returns them."""
     # The title says what the shares are shares of.
     title = "{feature} ({kind}): {num_rows:,} rows, {num_lookups:,} lookups".format(**found)
-    _print_table(text_table("rows_of_table", found["rows"], title), console)
+    print_table(console, text_table("rows_of_table", found["rows"], title))
     # A category outside the vocabulary is shown as the row that its lookups use.
     for row in found["rows"]:
         if not row.get("is_known", True):
             asked = f"{row['asked']} has no id: its lookups use the out-of-vocabulary row, shown here."
             print_line(console, asked)
-
-
-def _print_table(cells: TextTable, console: Console) -> None:
-    table = plain_table(cells.title, cells.columns, texts=cells.columns[: cells.num_texts])
-    for row in cells.rows:
-        table.add_row(*map(escape, row), style="bold" if row[-1] == CHOSEN else None)
-    print_table(console, table)
 
 
 def show_ranks(found: dict[str, Any], console: Console) -> None:
@@ -104,7 +96,7 @@ def show_ranks(found: dict[str, Any], console: Console) -> None:
         for scheme in row["schemes"]:
             figures = [scheme[key] for key in columns.values()]
             rows.append([scheme["scheme"], *("-" if each is None else f"{each:,.0f}" for each in figures)])
-        _print_table(TextTable(["scheme", *columns], rows, title), console)
+        print_table(console, TextTable(["scheme", *columns], rows, title))
     print_line(
         console,
         f"Vectors and gradients together, in batches of {found['batch_size']:,}. Counted in the first "
@@ -164,7 +156,7 @@ _TOP = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StatsCommand(Command):
+class StatsCommand(JsonCommand):
     """Show how lookups are distributed over rows."""
 
     dir: Dir
@@ -201,9 +193,6 @@ class StatsCommand(Command):
 
     workers: int = 0
     """Number of threads; 0 takes every core."""
-
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def __post_init__(self) -> None:
         # Options of one table and those of all tables exclude each other.
@@ -290,6 +279,3 @@ def _show_table(options: StatsCommand, feature: str) -> int:
     else:
         show_rows(found, stdout_console())
     return 0
-
-
-COMMANDS: dict[str, type[Command]] = {"stats": StatsCommand}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,12 @@ from ...train.config import (
     is_first,
     is_launched,
 )
-from ..command_list import Command
+from ..command_list import JsonCommand
 from ..console import (
+    TextTable,
     explain_all_hot,
-    plain_table,
     print_json,
+    print_table,
     progress_bars,
     say,
     say_error,
@@ -43,14 +44,12 @@ _START_INTERRUPTED = "the steps up to the last checkpoint of --out are kept, whe
 _STEPS_INTERRUPTED = "the steps so far are kept in the checkpoint of --out, unless those are off"
 _MOVES_COLD_ROWS = ("fae", "cache", "lookahead")
 """Placements that differ from all-fast by what they do with cold rows alone."""
-_Show = Callable[[dict[str, Any]], str]
-"""The printed form of one figure of a run's summary."""
 Run = Annotated[Path, Arg("RUN", is_positional=True)]
 """The folder of a trained run."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainCommand(Command, ExchangeOptions, CheckpointSettings, TrainConfig):
+class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig):
     """Train a model on shards, and evaluate it at the end."""
 
     needs_torch = True
@@ -83,9 +82,6 @@ class TrainCommand(Command, ExchangeOptions, CheckpointSettings, TrainConfig):
 
     tensorboard: Path | None = None
     """Folder for a file of losses and scores that TensorBoard reads (`tensorboard --logdir` shows it)."""
-
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     typed: tuple[str, ...] = field(default=(), metadata={NO_OPTION: True})
     """The arguments as they were typed, which the run records."""
@@ -172,7 +168,7 @@ class TrainCommand(Command, ExchangeOptions, CheckpointSettings, TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateCommand(Command):
+class EvaluateCommand(JsonCommand):
     """Evaluate a run on the evaluation part of DIR."""
 
     needs_torch = True
@@ -189,9 +185,6 @@ class EvaluateCommand(Command):
     slow_bytes: ByteSize | None = None
     """Memory for embedding rows; if not all fit, those of some batches at a time are read from the run's
     weights. By default as much as there is."""
-
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def execute(self) -> int:
         """Run ``hotset evaluate``."""
@@ -218,81 +211,67 @@ def show_quality(scores: dict[str, Any], console: Console) -> None:
     # Without a validation part its column would be empty.
     if scores["validation"] is None:
         del groups["validation"]
-    table = plain_table("", ("", *groups), texts=("",))
-    for name, show in _ALL_SCORES:
-        table.add_row(name, *map(show, groups.values()))
-    console.print(table)
+    _print_columns(console, groups, [_scores(group) for group in groups.values()])
 
 
 def show_runs(summaries: list[dict[str, Any]], console: Console, *, with_scores: bool = True) -> None:
     """Print runs as a table, one column each."""
-    table = plain_table("", ("", *(summary["placement"] for summary in summaries)), texts=("",))
-    # Rows of spilling are shown where at least one run has spilled.
-    rows = _SCORES + _COSTS if with_scores else _COSTS
-    if any(summary["transfers"]["file_bytes_written"] for summary in summaries):
-        rows += _FILE_ROWS
-    # Rank 0 prints; what it moves and waits for is its own, scores and samples are those of all ranks.
     is_ranked = any(summary.get("exchange") for summary in summaries)
-    own = {name for name, _ in (*_COSTS[1:], *_FILE_ROWS)} if is_ranked else set()
-    for name, show in (*rows, *(_RANK_ROWS if is_ranked else ())):
-        shown = f"{name} (rank 0)" if name in own else name
-        table.add_row(shown, *map(show, summaries))
-    console.print(table)
+    # Rows of spilling are shown where at least one run has spilled.
+    has_spilled = any(summary["transfers"]["file_bytes_written"] for summary in summaries)
+    columns = [_costs(each, has_spilled=has_spilled, is_ranked=is_ranked) for each in summaries]
+    if with_scores:
+        shown = ("AUC", "log loss", "accuracy")
+        columns = [
+            {name: _scores(summary)[name] for name in shown} | costs
+            for summary, costs in zip(summaries, columns, strict=True)
+        ]
+    _print_columns(console, [summary["placement"] for summary in summaries], columns)
 
 
-def _metric(name: str) -> _Show:
-    return lambda summary: "-" if summary[name] is None else f"{summary[name]:.4f}"
+def _print_columns(console: Console, titles: Iterable[str], columns: Sequence[Mapping[str, str]]) -> None:
+    """Print a table of columns that each have the text of every row by its name."""
+    rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
+    print_table(console, TextTable(["", *titles], rows))
 
 
-def _transfers(summary: dict[str, Any], name: str) -> str:
-    """A figure of the transfers; - for placements without."""
-    is_staged = summary["placement"] in ("lookahead", "cache")
-    return f"{summary['transfers'][name]:,}" if is_staged else "-"
-
-
-_SCORES: tuple[tuple[str, _Show], ...] = (
-    ("AUC", _metric("auc")),
-    ("log loss", _metric("log_loss")),
-    ("accuracy", _metric("accuracy")),
-)
-_ALL_SCORES: tuple[tuple[str, _Show], ...] = (
-    *_SCORES[:1],
-    ("PR-AUC", _metric("pr_auc")),
-    _SCORES[1],
-    ("normalized entropy", _metric("normalized_entropy")),
-    ("calibration", _metric("calibration")),
-    *_SCORES[2:],
-    ("samples", lambda scores: f"{scores['num_samples']:,}"),
-)
 _GROUPS = {"all samples": "", "hot": "hot", "mixed": "mixed", "with oov": "oov", "validation": "validation"}
 """Columns of the scores, and the samples in them: groups of the test part, and the validation part."""
-_COSTS: tuple[tuple[str, _Show], ...] = (
-    ("samples/s", lambda summary: f"{summary['samples_per_second']:,.0f}"),
-    ("bytes to the fast tier", lambda summary: format_byte_size(summary["bytes_to_fast"])),
-    ("bytes to the slow tier", lambda summary: format_byte_size(summary["bytes_to_slow"])),
-    (
-        "rows initialized on first use",
-        lambda summary: f"{sum(table['made'] for table in summary['rows_by_table'].values()):,}",
-    ),
-    ("batches that transfers run ahead", lambda summary: _transfers(summary, "prefetch")),
-    ("transfers that ran less far ahead", lambda summary: _transfers(summary, "shortened")),
-    ("batches that waited for rows", lambda summary: f"{summary['transfers']['stalls']:,}"),
-)
-_FILE_ROWS: tuple[tuple[str, _Show], ...] = (
-    (
-        "bytes written to the spill file",
-        lambda summary: format_byte_size(summary["transfers"]["file_bytes_written"]),
-    ),
-    ("bytes read from it", lambda summary: format_byte_size(summary["transfers"]["file_bytes_read"])),
-)
-"""Rows for runs whose cold rows do not fit in memory."""
-_RANK_ROWS: tuple[tuple[str, _Show], ...] = (
-    ("bytes sent by all ranks", lambda summary: _sent_bytes(summary)),
-)
-"""Rows for runs on several ranks."""
+_METRICS = ("AUC", "PR-AUC", "log loss", "normalized entropy", "calibration", "accuracy")
 
 
-def _sent_bytes(summary: dict[str, Any]) -> str:
+def _scores(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return the text of each metric of a group of samples, and their number."""
+    values = {name: found[name.lower().replace("-", "_").replace(" ", "_")] for name in _METRICS}
+    shown = {name: "-" if value is None else f"{value:.4f}" for name, value in values.items()}
+    return shown | {"samples": f"{found['num_samples']:,}"}
+
+
+def _costs(summary: Mapping[str, Any], *, has_spilled: bool, is_ranked: bool) -> dict[str, str]:
+    """Return the text of each figure of the speed and the transfers of a run."""
+    transfers = summary["transfers"]
+    is_staged = summary["placement"] in ("lookahead", "cache")
+    num_made = sum(table["made"] for table in summary["rows_by_table"].values())
+    own = {
+        "bytes to the fast tier": format_byte_size(summary["bytes_to_fast"]),
+        "bytes to the slow tier": format_byte_size(summary["bytes_to_slow"]),
+        "rows initialized on first use": f"{num_made:,}",
+        "batches that transfers run ahead": f"{transfers['prefetch']:,}" if is_staged else "-",
+        "transfers that ran less far ahead": f"{transfers['shortened']:,}" if is_staged else "-",
+        "batches that waited for rows": f"{transfers['stalls']:,}",
+    }
+    if has_spilled:
+        own["bytes written to the spill file"] = format_byte_size(transfers["file_bytes_written"])
+        own["bytes read from it"] = format_byte_size(transfers["file_bytes_read"])
+    shown = {"samples/s": f"{summary['samples_per_second']:,.0f}"}
+    if not is_ranked:
+        return shown | own
+    # Rank 0 prints; what it moves and waits for is its own, scores and samples are those of all ranks.
+    shown |= {f"{name} (rank 0)": text for name, text in own.items()}
+    return shown | {"bytes sent by all ranks": _sent_bytes(summary)}
+
+
+def _sent_bytes(summary: Mapping[str, Any]) -> str:
     """Return the bytes that crossed between ranks in training steps; - for a run of one process."""
     exchange = summary.get("exchange")
     if not exchange:
@@ -301,7 +280,7 @@ def _sent_bytes(summary: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictCommand(Command, PredictConfig):
+class PredictCommand(JsonCommand, PredictConfig):
     """Predict the probability of a click for each line of LOG."""
 
     needs_torch = True
@@ -323,9 +302,6 @@ class PredictCommand(Command, PredictConfig):
 
     overwrite: bool = False
     """Replace the file if it exists."""
-
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def execute(self) -> int:
         """Run ``hotset predict``."""
@@ -353,7 +329,7 @@ class PredictCommand(Command, PredictConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportCommand(Command, ExportConfig):
+class ExportCommand(JsonCommand, ExportConfig):
     """Write a run as files that serve it without hotset."""
 
     needs_torch = True
@@ -372,9 +348,6 @@ class ExportCommand(Command, ExportConfig):
 
     vocabulary: Path | None = None
     """Folder that `preprocess --out` created, for a run that was trained on shards alone."""
-
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def execute(self) -> int:
         """Run ``hotset export``."""
@@ -419,17 +392,17 @@ def _show_costs(report: dict[str, Any], row_type: str) -> None:
     if "changes" in report:
         show_changes(report["changes"])
     if "auc" in report:
-        table = plain_table("", ("", row_type, "fp32", "difference"), texts=("",))
+        rows = []
         for name, key in (("AUC", "auc"), ("log loss", "log_loss")):
             pair = (report[key], report[f"{key}_fp32"])
             shown = ["-" if value is None else f"{value:.6f}" for value in pair]
             difference = "-" if None in pair else f"{pair[0] - pair[1]:+.6f}"
-            table.add_row(name, *shown, difference)
-        stdout_console().print(table)
+            rows.append([name, *shown, difference])
+        print_table(stdout_console(), TextTable(["", row_type, "fp32", "difference"], rows))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ApplyCommand(Command):
+class ApplyCommand(JsonCommand):
     """Lead an exported folder to a later run."""
 
     needs_torch = True
@@ -442,9 +415,6 @@ class ApplyCommand(Command):
 
     out: Path
     """New folder, with the files of a whole export of the later run."""
-
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def execute(self) -> int:
         """Run ``hotset apply``."""
@@ -472,16 +442,5 @@ def counts_of(changes: Iterable[TableChanges]) -> dict[str, dict[str, int]]:
 
 def show_changes(counts: Mapping[str, Mapping[str, int]]) -> None:
     """Print what `counts_of` returned as a table."""
-    table = plain_table("", ("table", "rows", "new", "changed", "gone"), texts=("table",))
-    for name, of_table in counts.items():
-        table.add_row(name, *(f"{count:,}" for count in of_table.values()))
-    stdout_console().print(table)
-
-
-COMMANDS: dict[str, type[Command]] = {
-    "train": TrainCommand,
-    "evaluate": EvaluateCommand,
-    "predict": PredictCommand,
-    "export": ExportCommand,
-    "apply": ApplyCommand,
-}
+    rows = [[name, *(f"{count:,}" for count in of_table.values())] for name, of_table in counts.items()]
+    print_table(stdout_console(), TextTable(["table", "rows", "new", "changed", "gone"], rows))

@@ -25,6 +25,7 @@ from ...pipeline.errors import format_byte_size
 from ...pipeline.statistics.folder import Row
 from ...stats.curves import where_doubling_stops_paying
 from ...train.advice import PlacementAdvice
+from ..console import TextTable
 from . import tables
 from .charts import (
     BLUE,
@@ -54,7 +55,7 @@ from .sentences import (
     rebuild_commands,
     size_option,
 )
-from .tables import TextTable, drift_matrix, text_table
+from .tables import drift_matrix, text_table
 
 _PAGE = Path(__file__).with_name("report_page.html")
 """The template of the page, with the colors of both themes and the script that draws."""

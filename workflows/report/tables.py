@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...pipeline.errors import format_byte_size
 from ...pipeline.statistics.folder import Row
 from ...pipeline.statistics.frequencies import SERIES
 from ...train.advice import PlacementAdvice
+from ..console import TextTable
 from .sentences import percent, rounded
 
 if TYPE_CHECKING:
@@ -29,19 +29,6 @@ _LEAST_SHADED_WIDTH = 0.1
 """Shares that span less than this are not spread over all shades."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextTable:
-    """A table of cells ready to print."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    title: str = ""
-    shades: Sequence[Sequence[float]] = ()
-    """Shade of each cell in [0, 1], where the table is a heat map too; empty where it is none."""
-    num_texts: int = 1
-    """First columns that are text."""
-
-
 def _difference(found: float, expected: float) -> str:
     return f"{100 * (found / expected - 1):+.1f}%"
 
@@ -52,10 +39,6 @@ def _sum_of_bytes(*numbers: float) -> str:
 
 def _speed(batch_size: int, step_seconds: float) -> str:
     return rounded(batch_size / step_seconds)
-
-
-CHOSEN = "<- chosen"
-"""The mark of the plan's budget."""
 
 
 def _printable(category: str) -> str:
@@ -88,6 +71,10 @@ def predicted_bytes(num_bytes: float) -> str:
     return format_byte_size(float(f"{num_bytes / unit:.2g}") * unit)
 
 
+def _step(seconds: float, memory_bytes: int, fast_bytes: int) -> str:
+    return predicted_seconds(seconds) + ("" if memory_bytes <= fast_bytes else ", does not fit")
+
+
 _Form = str | Mapping[Any, str] | Callable[..., str]
 """The form of a cell: a format, the text of each value, or a function; None is an empty cell."""
 _SERVED = (
@@ -117,7 +104,7 @@ COLUMNS: dict[str, Sequence[tuple[str, str, _Form]]] = {
         ("of all rows", "row_share", "{:.2%}"),
         ("hot lookups", "hot_lookup_share", "{:.1%}"),
         ("fully hot samples", "hot_sample_share", "{:.1%}"),
-        ("", "is_chosen", {True: CHOSEN}),
+        ("", "is_chosen", {True: "<- chosen"}),
     ),
     "coverage": (
         ("table", "table", "{}"),
@@ -243,7 +230,7 @@ COLUMNS: dict[str, Sequence[tuple[str, str, _Form]]] = {
     "placements": (
         *_FAST,
         ("samples/s", "batch_size step_seconds", _speed),
-        ("step", "step_seconds", predicted_seconds),
+        ("step", "step_seconds memory_bytes fast_bytes", _step),
         ("to fast per step", "to_fast_bytes", predicted_bytes),
         ("to slow per step", "to_slow_bytes", predicted_bytes),
         ("prefetch", "prefetch", "{}"),

@@ -85,13 +85,14 @@ def test_the_columns_of_a_row_are_those_of_its_prediction(advice: dict[str, Any]
     text = printed(advice | {"options": [option]})
     step = predicted_seconds(2e-3).split()
     rows = [line.split() for line in text.splitlines()]
-    # The size stands in the first row of its section alone; a placement may need all of it.
+    # A placement may need all of the memory.
     sent = [*predicted_bytes(3 << 20).split(), *predicted_bytes(5 << 20).split()]
-    assert ["1", "MiB", "lookahead", "1", "MiB", *step, *rounded(64_000).split(), *sent, "7"] in rows
+    size = ["1", "MiB"]
+    assert [*size, "lookahead", *rounded(64_000).split(), *step, *sent, "7", *size] in rows
     step = predicted_seconds(4e-3).split()
-    assert ["hybrid", "1", "MiB", *step, *rounded(32_000).split(), *sent] in rows
-    lacks = ["9", "MiB,", "does", "not", "fit"]
-    assert ["all-fast", *lacks, *step, *rounded(32_000).split(), *sent] in rows
+    assert [*size, "hybrid", *rounded(32_000).split(), *step, *sent, *size] in rows
+    lacks = [step[0], f"{step[1]},", "does", "not", "fit"]
+    assert [*size, "all-fast", *rounded(32_000).split(), *lacks, *sent, "9", "MiB"] in rows
     # The use of memory is that of the fastest placement.
     by_use = rows[[" ".join(row) for row in rows].index("Fast memory of the fastest placement, by use") + 2]
     assert by_use[:3] == ["1", "MiB", "lookahead"]
@@ -123,16 +124,17 @@ def test_the_last_lines_say_what_to_do(advice: dict[str, Any]) -> None:
     part = deepcopy(advice)
     part["enough"] = {"fast_bytes": 1 << 20, "placement": "lookahead", "step_seconds": 2e-3}
     part["compute_seconds"] = 1.5e-3
-    assert "lookahead with 1 MiB runs at 75% of the speed with every row on the fast tier" in printed(part)
-    assert "; more fast memory gains less than 1%." in printed(part)
+    assert "lookahead with 1 MiB of fast memory in total" in printed(part)
+    known = ": 75% of the speed with every row in fast memory. More memory gains less than 1%."
+    assert known in printed(part)
     # Of sizes beyond the largest one that was predicted nothing is known, unless it holds every row.
     most = deepcopy(part)
     most["enough"]["fast_bytes"] = most["options"][-1]["fast_bytes"]
     assert "all-fast" in {one["placement"] for one in most["options"][-1]["placements"]}
-    assert "; more fast memory gains less than 1%." in printed(most)
+    assert known in printed(most)
     most["options"][-1]["placements"] = most["options"][-1]["placements"][:1]
     most["options"][-1]["placements"][0]["placement"] = "lookahead"
-    assert "; no larger size was compared." in printed(most)
+    assert " No larger size was compared." in printed(most)
     for advised in (whole, part, most):
         assert printed(advised).rstrip().endswith("the speeds of this machine for --speeds FILE.")
 

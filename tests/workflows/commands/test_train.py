@@ -71,7 +71,7 @@ def test_what_one_of_several_ranks_counted_is_said_to_be_its_own(
         lines = console.file.getvalue().splitlines()
         assert sum("(rank 0)" in line for line in lines) == (6 if ranked in summaries else 0)
         assert all(len(line) <= 80 for line in lines)
-    assert lines[1].startswith("samples/s  ") and lines[-1].split()[-3:] == ["-", "3", "KiB"]
+    assert lines[1].startswith("samples/s  ") and lines[-2].split()[-3:] == ["-", "3", "KiB"]
     (tmp_path / "run/summary.json").write_text(json.dumps(ranked))
     assert main(["runs", str(tmp_path)]) == 0
     assert "(rank 0)" in capsys.readouterr().out
@@ -289,7 +289,7 @@ def test_changes_are_exported_from_the_command_line(
     assert main([*command, "--out", out]) == 0
     shown = capsys.readouterr()
     assert shown.err == f"wrote {out}\n"
-    lines = [line.split() for line in shown.out.splitlines()]
+    lines = [line.split() for line in shown.out.splitlines() if line]
     assert lines[0] == ["table", "rows", "new", "changed", "gone"]
     assert lines[1][0] == "C1" and lines[1][2:] == ["0", "0", "0"]
     assert [line[0] for line in lines[-2:]] == ["AUC", "log"] and len(lines[-1]) == 5
@@ -339,7 +339,7 @@ def test_the_folders_go_where_they_are_named(
     assert calls == [(Path("exported"), Path("changes"), Path(out))]
     shown = capsys.readouterr()
     assert shown.err == f"wrote {out}\n"
-    lines = [line.split() for line in shown.out.splitlines()]
+    lines = [line.split() for line in shown.out.splitlines() if line]
     assert lines == [
         ["table", "rows", "new", "changed", "gone"],
         ["site", "1,200", "3", "40", "2"],

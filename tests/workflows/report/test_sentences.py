@@ -206,6 +206,7 @@ def test_the_placement_sentence_states_when_everything_fits() -> None:
         "enough": {"placement": "all-fast", "fast_bytes": 33 << 20, "step_seconds": 0.001},
         "workload": {"batch_size": 2048},
         "compute_seconds": 0.0009,
+        "options": [{"fast_bytes": 64 << 20, "placements": []}],
     }
     assert placement_sentence(advice).startswith("Everything fits in 33 MiB of fast memory")
     assert "about 2.0 M samples per second" in placement_sentence(advice)
