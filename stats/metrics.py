@@ -2,9 +2,8 @@
 
 Areas come from counts of ranks, the other metrics from sums. Logits rather than probabilities, because a
 float32 sigmoid ties far predictions that differ. An area under a curve needs all samples in the order of
-their logits: each sample becomes one word of 64 bits that sorts as its logit falls, so that any number of
-them can be sorted in parts. Samples are counted in groups: all, those whose lookups are all hot, the others,
-and those with an out-of-vocabulary lookup.
+their logits: each sample becomes one word of 64 bits that sorts as its logit falls. Samples are counted in
+groups: all, those whose lookups are all hot, the others, and those with an out-of-vocabulary lookup.
 """
 
 from __future__ import annotations
@@ -34,24 +33,15 @@ class RankCounts(NamedTuple):
     """Counts of samples in the order of falling logits."""
 
     counts_G3: NDArray[np.int64]
-    """Clicks, samples, and twice the pairs that clicks lost, of each group; complete groups of ties only."""
+    """Clicks, samples, and twice the pairs that clicks lost, of each group."""
     precision_G: NDArray[np.float64]
     """Sum over clicks of the precision at their logit."""
-    tie_8: NDArray[np.int64]
-    """Samples of the open group of ties by their flags."""
-    logit_1: NDArray[np.uint64]
-    """Key of the logit of the open group of ties."""
 
     @classmethod
     def none(cls) -> RankCounts:
         """Return the counts of no samples."""
         groups = len(GROUPS)
-        return cls(
-            np.zeros((groups, 3), np.int64),
-            np.zeros(groups),
-            np.zeros(_NUM_FLAGS, np.int64),
-            np.zeros(1, np.uint64),
-        )
+        return cls(np.zeros((groups, 3), np.int64), np.zeros(groups))
 
     def auc(self, group: int) -> float:
         """Return the area under the ROC curve of a group: the chance that a click scores above a non-click,
@@ -112,23 +102,26 @@ def score_words(
 
 @kernel
 def count_sorted(words_N: NDArray[np.uint64], counts: RankCounts) -> None:
-    """Count samples, in place; the last group of equal logits stays open until `close_tie`.
+    """Count samples, in place.
 
     Args:
-        words_N: (num_samples,); words of `score_words`, ascending, none before the last one counted.
-        counts: what is counted so far.
+        words_N: (num_samples,); words of `score_words`, ascending.
+        counts: those of no samples.
     """
+    tie_8 = np.zeros(_NUM_FLAGS, np.int64)
+    logit = np.uint64(0)
     for word in words_N:
         key = word >> np.uint64(_FLAG_BITS)
-        if key != counts.logit_1[0]:
-            close_tie(counts)
-            counts.logit_1[0] = key
-        counts.tie_8[word & np.uint64(_NUM_FLAGS - 1)] += 1
+        if key != logit:
+            close_tie(tie_8, counts)
+            logit = key
+        tie_8[word & np.uint64(_NUM_FLAGS - 1)] += 1
+    close_tie(tie_8, counts)
 
 
 @kernel
-def close_tie(counts: RankCounts) -> None:
-    """Count the open group of equal logits of each group of samples, in place."""
+def close_tie(tie_8: NDArray[np.int64], counts: RankCounts) -> None:
+    """Count the samples of equal logits, given by their flags, and forget them."""
     for group in range(counts.counts_G3.shape[0]):
         clicks = 0
         samples = 0
@@ -137,8 +130,8 @@ def close_tie(counts: RankCounts) -> None:
             is_hot = flags & _HOT != 0
             is_in_group = group == 0 or (group == 1 and is_hot) or (group == 2 and not is_hot)
             if is_in_group or (group == 3 and flags & _OOV != 0):
-                samples += counts.tie_8[flags]
-                clicks += counts.tie_8[flags] * (flags & _CLICK)
+                samples += tie_8[flags]
+                clicks += tie_8[flags] * (flags & _CLICK)
         if samples == 0:
             continue
         # A click loses against every other sample above it, and half against those it ties with.
@@ -149,7 +142,7 @@ def close_tie(counts: RankCounts) -> None:
         # The precision at this threshold, once for each click in the tie.
         precision = counts.counts_G3[group, _CLICKS] / counts.counts_G3[group, _SAMPLES]
         counts.precision_G[group] += clicks * precision
-    counts.tie_8[:] = 0
+    tie_8[:] = 0
 
 
 def losses(logit_N: NDArray[np.float32], label_N: NDArray[np.float32]) -> NDArray[np.float64]:

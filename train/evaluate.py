@@ -112,7 +112,8 @@ class Predictor:
         total = EvaluationPart(self._shards, part).num_samples
         left = total if max_samples is None else min(max_samples, total)
         num_samples = 0
-        with closing(ScoreCounter(self._folder)) as counter, closing(self.logits(part)) as batches:
+        counter = ScoreCounter(left, self._folder)
+        with closing(self.logits(part)) as batches:
             while left > num_samples:
                 batch, logit_B = next(batches)
                 # Whole batches are predicted; the last may reach past ``max_samples``.
@@ -127,7 +128,7 @@ class Predictor:
                 num_samples += batch.num_samples
                 if progress is not None:
                     progress(num_samples, total)
-            return counter.quality()
+        return counter.quality()
 
     def score_run(self, *, progress: Callable[[int, int], None] | None = None) -> RunQuality:
         """Score both parts; raises what `score` raises."""

@@ -2,9 +2,8 @@
 
 On the GPU the host runs ahead, so seconds are measured between events in the stream and read long after they
 have passed; the device never stops for them. Scores are computed by group of samples, batch by batch. AUC
-needs the ranks of all samples: a sample takes 8 bytes; up to 4 million (32 MiB) are sorted in place, more go
-to a nameless file in sorted parts that are merged at the end. The counts are those of one sort, whatever the
-size of a part.
+needs the ranks of all samples: a sample takes 8 bytes, which are sorted at the end, for up to 4 million
+(32 MiB) in memory and for more in a mapped file without a name.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,8 +26,7 @@ from numpy.typing import NDArray
 
 from ..pipeline.errors import HotsetError
 from ..stats import metrics
-from ..stats.counting import ascending_windows
-from ..stats.metrics import MOST_SAMPLES, RankCounts, close_tie, count_sorted
+from ..stats.metrics import MOST_SAMPLES, RankCounts, count_sorted
 
 Kind = Literal["hot_only", "mixed", "switch", "flush", "evaluation", "checkpoint"]
 TRAINING_KINDS: tuple[Kind, ...] = ("hot_only", "mixed", "switch", "flush")
@@ -133,104 +131,31 @@ class Meter:
             self._laps.popleft()
 
 
-_PART_WORDS = 1 << 22
-_FEWEST_MERGED = 1 << 9
-"""Words of each part that are read at a time, at least."""
+_WORDS_IN_MEMORY = 1 << 22
 
 
-class SortedScores:
-    """Samples as words, counted in the order of falling logits.
+def words_for(num_samples: int, folder: Path | None) -> NDArray[np.uint64]:
+    """Return room for a word of each sample, in memory or in a nameless file.
 
-    Args:
-        folder: folder of the file, where one is needed; None: that of temporary files.
-        part_words: words that are in memory at a time.
+    Raises:
+        HotsetError: the file cannot be written.
     """
-
-    def __init__(self, folder: Path | None = None, part_words: int = _PART_WORDS) -> None:
-        self._folder = folder
-        self._part_words = part_words
-        self._words_N = np.empty(0, np.uint64)
-        self._used = 0
-        self._file: IO[bytes] | None = None
-        self._num_parts = 0
-
-    def add(self, words_N: NDArray[np.uint64]) -> None:
-        """Add samples in any order; raises HotsetError where the file cannot be written."""
-        while words_N.size:
-            # Room grows with the samples, so that a small evaluation takes little memory.
-            if self._used == self._words_N.size < self._part_words:
-                room = min(self._part_words, max(1 << 12, 2 * self._used, words_N.size))
-                self._words_N = np.concatenate([self._words_N, np.empty(room - self._used, np.uint64)])
-            taken = words_N[: self._words_N.size - self._used]
-            self._words_N[self._used : self._used + taken.size] = taken
-            self._used += taken.size
-            words_N = words_N[taken.size :]
-            if self._used == self._part_words and words_N.size:
-                self._spill()
-
-    def count(self) -> RankCounts:
-        """Count the samples added, and forget them.
-
-        Raises HotsetError where the file cannot be read.
-        """
-        counts = RankCounts.none()
-        if self._num_parts == 0:
-            words_N = self._words_N[: self._used]
-            words_N.sort()
-            count_sorted(words_N, counts)
-        else:
-            self._spill()
-            self._merge(counts)
-        close_tie(counts)
-        self.close()
-        return counts
-
-    def close(self) -> None:
-        """Give memory and file back."""
-        if self._file is not None:
-            self._file.close()
-        self._file = None
-        self._num_parts = self._used = 0
-        self._words_N = np.empty(0, np.uint64)
-
-    def _spill(self) -> None:
-        """Write the words in memory as one sorted part, padded if short."""
-        # The counts of pairs are products of two numbers of samples, and must fit in 63 bits.
-        if (self._num_parts + 1) * self._part_words > MOST_SAMPLES:
-            raise HotsetError(f"an evaluation of more than {MOST_SAMPLES:,} samples cannot be counted")
-        part_N = self._words_N[: self._used]
-        part_N.sort()
-        try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(dir=self._folder)
-            part_N.tofile(self._file)
-        except OSError as error:
-            where = self._folder or tempfile.gettempdir()
-            raise HotsetError(
-                f"{where} has no room for the scores of an evaluation: {error.strerror or error}",
-                hint="free 8 bytes of disk space there for each sample that is evaluated",
-            ) from error
-        self._num_parts += 1
-        self._last_words = self._used
-        self._used = 0
-
-    def _merge(self, counts: RankCounts) -> None:
-        """Count the words of all parts in order, a piece at a time."""
-        assert self._file is not None
-        # Every part but the last is full, so their places in the file follow from their number.
-        starts = [part * self._part_words for part in range(self._num_parts)]
-        stops = [*starts[1:], starts[-1] + self._last_words]
-        self._file.flush()
-        if os.fstat(self._file.fileno()).st_size != 8 * stops[-1]:
-            raise HotsetError("the file of the scores of an evaluation is cut short")
-        words_N = np.memmap(self._file, np.uint64, "r")
-        parts = [words_N[start:stop] for start, stop in zip(starts, stops, strict=True)]
-        num_read = max(_FEWEST_MERGED, self._part_words // self._num_parts)
-        # What lies below the limit in any part is complete: sorted together, it is counted and forgotten.
-        for windows in ascending_windows(parts, num_read):
-            joined_N = np.concatenate([part[window] for part, window in zip(parts, windows, strict=True)])
-            joined_N.sort()
-            count_sorted(joined_N, counts)
+    # The counts of pairs are products of two numbers of samples, and must fit in 63 bits.
+    if num_samples > MOST_SAMPLES:
+        raise HotsetError(f"an evaluation of more than {MOST_SAMPLES:,} samples cannot be counted")
+    if num_samples <= _WORDS_IN_MEMORY:
+        return np.empty(num_samples, np.uint64)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            # A page that finds no room when it is written would end the process.
+            os.posix_fallocate(file.fileno(), 0, 8 * num_samples)
+            return np.asarray(np.memmap(file, np.uint64, "r+", shape=(num_samples,)))
+    except OSError as error:
+        where = folder or tempfile.gettempdir()
+        raise HotsetError(
+            f"{where} has no room for the scores of an evaluation: {error.strerror or error}",
+            hint="free 8 bytes of disk space there for each sample that is evaluated",
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,11 +210,16 @@ class ScoreCounter:
     """Adds up the scores of samples, batch by batch, in constant memory.
 
     Args:
+        num_samples: samples that are added at most.
         folder: folder for a file of what does not fit in memory; None: that of temporary files.
+
+    Raises:
+        HotsetError: the disk is full.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._ranks = SortedScores(folder)
+    def __init__(self, num_samples: int, folder: Path | None = None) -> None:
+        self._words_N = words_for(num_samples, folder)
+        self._num_samples = 0
         self._sums_G3 = np.zeros((len(metrics.GROUPS), 3))
         """Loss in nats, predicted clicks, and samples on the right side, of each group."""
 
@@ -303,7 +233,7 @@ class ScoreCounter:
         """Add samples; each array has one entry per sample.
 
         Raises:
-            HotsetError: a prediction is no number, or the disk is full.
+            HotsetError: a prediction is no number.
         """
         # A NaN would be sorted to one end and give an AUC that looks like one.
         if np.isnan(logit_N).any():
@@ -311,7 +241,9 @@ class ScoreCounter:
                 "a prediction of the evaluation is no number: the weights have diverged",
                 hint="train again with lower --embedding-lr or --dense-lr",
             )
-        self._ranks.add(metrics.score_words(logit_N, label_N, is_hot_N, has_oov_N))
+        words_N = metrics.score_words(logit_N, label_N, is_hot_N, has_oov_N)
+        self._words_N[self._num_samples : self._num_samples + words_N.size] = words_N
+        self._num_samples += words_N.size
         # Averages are summed by group as batches come; only the ranks must be kept for the whole evaluation.
         figures_N3 = np.stack(
             [
@@ -326,16 +258,15 @@ class ScoreCounter:
             self._sums_G3[group] += figures_N3[is_in_N].sum(axis=0)
 
     def quality(self) -> Quality:
-        """Return the scores of the samples added, and forget their ranks."""
-        ranks = self._ranks.count()
+        """Return the scores of the samples added."""
+        words_N = self._words_N[: self._num_samples]
+        words_N.sort()
+        ranks = RankCounts.none()
+        count_sorted(words_N, ranks)
         every, hot, mixed, oov = (self._scores(group, ranks) for group in range(len(metrics.GROUPS)))
         return Quality(**asdict(every), hot=hot, mixed=mixed, oov=oov)
 
-    def close(self) -> None:
-        """Give memory and file back."""
-        self._ranks.close()
-
-    def _scores(self, group: int, ranks: metrics.RankCounts) -> Scores:
+    def _scores(self, group: int, ranks: RankCounts) -> Scores:
         num_clicks, num_samples, _ = (int(count) for count in ranks.counts_G3[group])
         # A group without samples has no scores, rather than scores of 0.
         if num_samples == 0:

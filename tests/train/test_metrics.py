@@ -1,6 +1,6 @@
 """Scores of groups of samples, added up batch by batch.
 
-Sorting scores in parts: the counts are those of one sort, and memory does not grow.
+Scores in a file: they are those in memory, which does not grow.
 
 Seconds and bytes by kind of work.
 """
@@ -14,13 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hotset.pipeline.errors import HotsetError
-from hotset.stats.metrics import RankCounts, close_tie, count_sorted
-from hotset.train.metrics import Meter, Quality, ScoreCounter, Scores, SortedScores
+from hotset.train.metrics import _WORDS_IN_MEMORY, Meter, Quality, ScoreCounter, Scores, words_for
 
 
 def quality_of(
@@ -30,7 +27,7 @@ def quality_of(
     has_oov_N: NDArray[np.bool_],
     batch_size: int = 7,
 ) -> Quality:
-    counter = ScoreCounter()
+    counter = ScoreCounter(logit_N.size)
     for start in range(0, logit_N.size, batch_size):
         part = slice(start, start + batch_size)
         counter.add(logit_N[part], label_N[part], is_hot_N[part], has_oov_N[part])
@@ -70,63 +67,37 @@ def test_without_clicks_only_some_scores_are_defined() -> None:
 def test_a_prediction_that_is_no_number_is_refused() -> None:
     none = np.zeros(2, np.bool_)
     with pytest.raises(HotsetError, match="the weights have diverged"):
-        ScoreCounter().add(np.array([0, np.nan], np.float32), np.zeros(2, np.float32), none, none)
+        ScoreCounter(2).add(np.array([0, np.nan], np.float32), np.zeros(2, np.float32), none, none)
 
 
-def counted_at_once(words: list[int]) -> RankCounts:
-    counts = RankCounts.none()
-    count_sorted(np.sort(np.array(words, np.uint64)), counts)
-    close_tie(counts)
-    return counts
+def test_scores_in_a_file_are_those_in_memory(
+    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logit_N = rng.integers(-3, 3, 2000).astype(np.float32)
+    label_N, is_hot_N, has_oov_N = (rng.random((3, 2000)) < 0.4).astype(np.bool_)
+    arrays = (logit_N, label_N.astype(np.float32), is_hot_N, has_oov_N)
+    wanted = quality_of(*arrays)
+    # An AUC by its definition: pairs of a click and another sample, a tie counting one half.
+    clicks, others = logit_N[label_N], logit_N[~label_N]
+    above = (clicks[:, None] > others).mean() + (clicks[:, None] == others).mean() / 2
+    assert wanted.auc == pytest.approx(above, rel=1e-12)
+    monkeypatch.setattr("hotset.train.metrics._WORDS_IN_MEMORY", 10)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert quality_of(*arrays) == wanted
+    assert list(tmp_path.iterdir()) == []  # the file has no name
 
 
-@settings(derandomize=True, max_examples=80, deadline=None)
-@given(st.lists(st.integers(0, 2**35 - 1) | st.integers(0, 40), max_size=60), st.data())
-def test_parts_of_any_size_give_the_counts_of_one_sort(words: list[int], data: st.DataObject) -> None:
-    scores = SortedScores(part_words=data.draw(st.integers(1, 70)))
-    start = 0
-    while start < len(words):
-        stop = start + data.draw(st.integers(1, 20))
-        scores.add(np.array(words[start:stop], np.uint64))
-        start = stop
-    for found, wanted in zip(scores.count(), counted_at_once(words), strict=True):
-        np.testing.assert_array_equal(found, wanted)
-
-
-def test_parts_that_are_read_piece_by_piece_are_merged_in_order(rng: np.random.Generator) -> None:
-    words = rng.integers(0, 3000, 20_000).tolist()
-    scores = SortedScores(part_words=2_600)
-    scores.add(np.array(words, np.uint64))
-    for found, wanted in zip(scores.count(), counted_at_once(words), strict=True):
-        np.testing.assert_array_equal(found, wanted)
-
-
-def test_memory_does_not_grow_with_the_samples(rng: np.random.Generator) -> None:
-    scores = SortedScores(part_words=1 << 14)
-    part = rng.integers(0, 2**35, 1 << 14).astype(np.uint64)
-    scores.add(part[:100])
+def test_memory_does_not_grow_with_the_samples() -> None:
     tracemalloc.start()
-    for _ in range(40):
-        scores.add(part)
-    assert scores.count().counts_G3[0, 1] == 100 + 40 * (1 << 14)
+    words_for(_WORDS_IN_MEMORY + 1, None)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 8 * (1 << 14) * 6  # of 41 parts
+    assert peak < 1 << 20
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    scores = SortedScores(tmp_path / "none", part_words=2)
     with pytest.raises(HotsetError, match="none has no room for the scores"):
-        scores.add(np.arange(9, dtype=np.uint64))
-
-
-def test_the_file_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    scores = SortedScores(part_words=2)
-    scores.add(np.arange(9, dtype=np.uint64))
-    assert list(tmp_path.iterdir()) == []
-    scores.close()
-    assert scores.count().counts_G3.sum() == 0
+        words_for(_WORDS_IN_MEMORY + 1, tmp_path / "none")
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -208,14 +207,14 @@ def _optimizer(name: str) -> Any:
 def _score(model: ReferenceDlrm, shards: Shards) -> Scores:
     """Score the test part as hotset's runs are scored."""
     part = EvaluationPart(shards, "test")
-    with closing(ScoreCounter()) as counter:
-        for number in part.numbers:
-            batch = part.batch(number)
-            assert batch.is_hot_B is not None, "evaluation batches have it"
-            logit_B = model.logits(ReferenceBatch.of(batch)).squeeze(1).numpy()
-            is_hot_B = batch.is_hot_B.astype(np.bool_)
-            counter.add(logit_B, batch.label_B.numpy(), is_hot_B, shards.has_oov(batch))
-        quality = counter.quality()
+    counter = ScoreCounter(part.num_samples)
+    for number in part.numbers:
+        batch = part.batch(number)
+        assert batch.is_hot_B is not None, "evaluation batches have it"
+        logit_B = model.logits(ReferenceBatch.of(batch)).squeeze(1).numpy()
+        is_hot_B = batch.is_hot_B.astype(np.bool_)
+        counter.add(logit_B, batch.label_B.numpy(), is_hot_B, shards.has_oov(batch))
+    quality = counter.quality()
     return {"auc": quality.auc, "log_loss": quality.log_loss}
 
 

@@ -40,7 +40,7 @@ from hotset.train.data.batch_order import RecordedOrder, ResumedOrder
 from hotset.train.data.shards import Shards, with_hot_bytes
 from hotset.train.dense.gradients import choose_dense_dtype
 from hotset.train.evaluate import refuse_other_tables
-from hotset.train.metrics import ScoreCounter, SortedScores
+from hotset.train.metrics import ScoreCounter, words_for
 from hotset.train.ranks.messages import check_tables_of_bounds
 from hotset.train.ranks.ranks import OneRank, Ranks, check_equal_settings, join_ranks
 from hotset.train.rows import tiers
@@ -339,21 +339,18 @@ def test_a_run_that_diverged_goes_on_from_its_checkpoint(shell: Shell) -> None:
 def test_diverged_weights_ask_for_lower_rates(shell: Shell) -> None:
     none = np.zeros(1, np.bool_)
     label = np.zeros(1, np.float32)
-    hint = hint_of(lambda: ScoreCounter().add(np.full(1, np.nan, np.float32), label, none, none))
+    hint = hint_of(lambda: ScoreCounter(1).add(np.full(1, np.nan, np.float32), label, none, none))
     assert hint == "train again with lower --embedding-lr or --dense-lr"
     shell.works(*TRAIN, "other", "--embedding-lr", "0.01", "--dense-lr", "0.001")
 
 
-@follows("train/metrics.py::SortedScores._spill")
+@follows("train/metrics.py::words_for")
 def test_scores_want_room_on_the_disk(shell: Shell, tmp_path: Path) -> None:
-    words = np.arange(9, dtype=np.uint64)
     folder = tmp_path / "full"
-    hint = hint_of(lambda: SortedScores(folder, part_words=2).add(words))
+    hint = hint_of(lambda: words_for(5_000_000, folder))
     assert hint == "free 8 bytes of disk space there for each sample that is evaluated"
     folder.mkdir()
-    scores = SortedScores(folder, part_words=2)
-    scores.add(words)
-    assert scores.count().counts_G3[0, 1] == 9
+    assert words_for(5_000_000, folder).size == 5_000_000
 
 
 @follows("train/checkpoints/best_weights.py::BestWeights._is_whole")
