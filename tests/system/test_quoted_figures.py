@@ -152,12 +152,6 @@ def coded_quality(result: Result) -> list[str]:
     ]
 
 
-def fuzz(result: Result) -> list[str]:
-    parts = [result[name] for name in ("lines", "fields", "folders")]
-    assert not any(part["wrong"] for part in parts) and min(part["inputs"] for part in parts[:2]) > 1e6
-    return [f"{result['folders']['inputs']:,} crafted folders"]
-
-
 def host_steps(result: Result) -> list[str]:
     """Queueing of a step by kind of batch, work of the readers, and of the one thread in order."""
     found = []
@@ -410,7 +404,6 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "window": window,
     "window-12m": window,
     "window-45m": window,
-    "fuzz": fuzz,
     "gpu-day": gpu_day,
     "host-steps": host_steps,
     "kills": kills,

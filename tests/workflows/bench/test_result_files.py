@@ -31,7 +31,6 @@ SCRIPTS = {
     "fuxictr": "quality --fuxictr",
     "stats": "stats_kernels",
     "orders": "stats_kernels --orders",
-    "fuzz": "fuzz",
     "host-steps": "host_steps",
     "window": "window",
     "checkouts": "checkouts",
