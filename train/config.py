@@ -17,7 +17,7 @@ from typing import Any, Literal
 from ..pipeline.errors import ByteSize, ConfigError, require_at_least, require_at_most, require_choices
 from ..pipeline.folders.manifest import JsonRecord, RecordError, require_range
 from ..pipeline.schema.schema import nearest
-from .recipe_options import Interval, RecipeOptions, require_time
+from .recipe_options import RecipeOptions, parse_steps_or_time, require_time
 
 EXACT_CODEC = "none"
 FIXED_CODECS = (EXACT_CODEC, "fp16", "bf16", "int8")
@@ -222,14 +222,11 @@ def is_first() -> bool:
     return not is_launched() or os.environ.get("RANK") == "0"
 
 
-DEFAULT_INTERVAL = Interval(seconds=600.0)
-
-
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
     """How often a run is saved, and how many checkpoints are kept."""
 
-    checkpoint_every: Interval = DEFAULT_INTERVAL
+    checkpoint_every: int | str = "10min"
     """Steps (500) or time (10min) between two checkpoints, from which the same command resumes an interrupted
     run; off writes none. They are written while training continues."""
 
@@ -238,6 +235,7 @@ class CheckpointSettings:
     the one before."""
 
     def __post_init__(self) -> None:
+        parse_steps_or_time(str(self.checkpoint_every))
         require_at_least("keep_checkpoints", self.keep_checkpoints, 1)
 
 
@@ -413,7 +411,7 @@ _BOUNDS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainConfig:
+class TrainConfig(JsonRecord):
     """Settings of a training run; together with the shards they decide its weights."""
 
     placement: PlacementName = "lookahead"

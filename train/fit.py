@@ -30,7 +30,7 @@ from .data import shards as _shards
 from .data.batch import Batch
 from .data.shards import ShardOrigin
 from .metrics import Quality
-from .recipe_options import RecipeOptions, parse_interval
+from .recipe_options import RecipeOptions, parse_steps_or_time
 from .run_folder.reader import read_config, read_finite, read_weights
 from .run_log import TrainProgress, TrainSummary, no_progress
 from .serving.changes import apply_changes as apply_to_export
@@ -194,7 +194,7 @@ def load_model(run: Folder, *, model: ModelSource | None = None) -> nn.Module:
 def _checkpoints(every: int | str | None, keep: int | None) -> CheckpointSettings:
     settings = CheckpointSettings()
     if every is not None:
-        settings = replace(settings, checkpoint_every=parse_interval(str(every)))
+        settings = replace(settings, checkpoint_every=parse_steps_or_time(str(every)))
     return settings if keep is None else replace(settings, keep_checkpoints=keep)
 
 

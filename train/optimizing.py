@@ -23,7 +23,7 @@ import torch
 
 from .config import Optimizers
 from .metrics import Scores
-from .recipe_options import RecipeOptions, parse_interval
+from .recipe_options import RecipeOptions, seconds_of
 
 _PLATEAU_FACTOR = 0.1
 """Number by which the schedule plateau multiplies the rates: the default of torch's ReduceLROnPlateau."""
@@ -178,7 +178,7 @@ class Stopping:
         self._options = options
         self._clock = clock
         self._start = clock()
-        self._most_seconds = None if options.max_time is None else parse_interval(options.max_time).seconds
+        self._most_seconds = None if options.max_time is None else seconds_of(options.max_time)
         self.best_score: float | None = None
         """The best score so far: AUC, or log loss with its sign turned."""
         self.best_step: int | None = None

@@ -7,77 +7,55 @@ from __future__ import annotations
 
 import math
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ..pipeline.errors import ConfigError, require_at_least, require_choices
+from ..pipeline.folders.manifest import JsonRecord
 
 _SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 _HINT = "write steps as 500, a time as 30s, 10min or 2h, or off"
+OFF = "off"
+"""Text of an interval that never ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """Every so many steps, every so many seconds, or never."""
-
-    steps: int | None = None
-    seconds: float | None = None
-
-    def __str__(self) -> str:
-        if self.steps is not None:
-            return str(self.steps)
-        if self.seconds is None:
-            return "off"
-        for unit, seconds in (("h", 3600.0), ("min", 60.0)):
-            if self.seconds % seconds == 0:
-                return f"{self.seconds / seconds:g}{unit}"
-        return f"{self.seconds:g}s"
-
-    @property
-    def is_off(self) -> bool:
-        return self.steps is None and self.seconds is None
+def seconds_of(text: str) -> float | None:
+    """Return the seconds of a time such as ``"10min"``; None where the text is no time."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*", text)
+    if match is None or match[2] not in _SECONDS:
+        return None
+    return float(match[1]) * _SECONDS[match[2]]
 
 
-def parse_interval(text: str) -> Interval:
-    """Parse ``"500"`` as 500 steps and ``"10min"`` as 600 seconds; ``"off"`` is never.
+def parse_steps_or_time(text: str) -> int | str:
+    """Return ``"500"`` as a number of steps; a time, or ``"off"``, as it is.
 
     Raises:
         ConfigError: it is anything else, or not above 0.
     """
-    # A number is of steps, a number with a unit of time.
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text)
-    if text.strip() == "off":
-        return Interval()
-    if match is None or (match[2] and match[2] not in _SECONDS) or (not match[2] and "." in match[1]):
+    if text.strip() == OFF:
+        return OFF
+    steps = re.fullmatch(r"\s*([0-9]+)\s*", text)
+    number = seconds_of(text) if steps is None else int(steps[1])
+    if number is None:
         raise ConfigError(f"not a number of steps or a time: {text!r}", hint=_HINT)
     # Never is said by a word, so a 0 is a slip.
-    if float(match[1]) == 0:
+    if number == 0:
         raise ConfigError(f"{text!r} must be above 0", hint=_HINT)
-    if match[2]:
-        return Interval(seconds=float(match[1]) * _SECONDS[match[2]])
-    return Interval(steps=int(match[1]))
+    return text if steps is None else int(number)
 
 
 def require_time(name: str, text: str) -> None:
     """Raise ConfigError unless ``text`` is a time above 0, and not a number of steps."""
-    with suppress(ConfigError):
-        if parse_interval(text).seconds is not None:
-            return
-    raise ConfigError(f"{name} must be a time such as 30min or 2h, got {text!r}")
-
-
-def parse_steps_or_time(text: str) -> int | str:
-    """Return ``"500"`` as a number of steps, and a time as it is; raises ConfigError on anything else."""
-    interval = parse_interval(text)
-    return text if interval.steps is None else interval.steps
+    if not seconds_of(text):
+        raise ConfigError(f"{name} must be a time such as 30min or 2h, got {text!r}")
 
 
 Schedule = Literal["constant", "linear", "cosine", "polynomial", "plateau"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RecipeOptions:
+class RecipeOptions(JsonRecord):
     """Learning rates over the steps, clipping, decay, and when training stops."""
 
     lr_schedule: Schedule = "constant"

@@ -46,6 +46,7 @@ from .ranks.ranks import (
     joined_ranks,
     raise_on_any_rank,
 )
+from .recipe_options import OFF
 from .run_folder.files import (
     CHECKPOINTS,
     RunFolder,
@@ -357,7 +358,7 @@ def build_run(
         spill_folder=options.slow_dir or out,
         model_source=options.model_source,
         start=rows,
-        tracks_changes=not settings.checkpoint_every.is_off,
+        tracks_changes=settings.checkpoint_every != OFF,
         ranks=ranks,
         exchange=start.exchange,
     )
@@ -401,7 +402,7 @@ def begin_run(
         folder = RunFolder(out, is_first=False)
         if ranks.rank == 0:
             folder = _begin_folder(trainer, out, options.tensorboard, description, checkpoint)
-        if options.checkpoints.checkpoint_every.is_off:
+        if options.checkpoints.checkpoint_every == OFF:
             return folder, None
         run = checksum_of(settings_of(description))
         last = checkpoint.record if checkpoint else None

@@ -24,7 +24,7 @@ from .checkpoints.writer import NotFiniteError
 from .loop import Trainer
 from .metrics import Kind, RunQuality
 from .ranks.ranks import first_says
-from .recipe_options import parse_interval
+from .recipe_options import seconds_of
 from .run_folder.files import RunFolder
 
 if TYPE_CHECKING:
@@ -159,8 +159,8 @@ class RunLog:
         """Return whether the run is to be evaluated after this step."""
         if isinstance(every, int):
             return self._trainer.step % every == 0
-        seconds = parse_interval(every).seconds
-        assert seconds is not None, "the options refuse steps"
+        seconds = seconds_of(every)
+        assert seconds is not None, "the options refuse what is no time"
         return first_says(self._trainer.ranks, time.monotonic() - self._last_evaluation[1] >= seconds)
 
     def evaluating(self, done: int, total: int) -> None:

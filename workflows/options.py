@@ -43,7 +43,7 @@ from ..pipeline.errors import (
     parse_byte_size,
 )
 from ..pipeline.schema.schema import FeatureSettings, format_feature_settings, parse_feature_settings
-from ..train.recipe_options import Interval, parse_interval, parse_steps_or_time
+from ..train.recipe_options import parse_steps_or_time
 from .console import say_error, set_verbosity
 
 T = TypeVar("T")
@@ -108,7 +108,6 @@ _KINDS: dict[Any, tuple[str, Callable[[str], Any]]] = {
     str: ("STR", str),
     Path: ("PATH", Path),
     ByteSize: ("SIZE", parse_byte_size),
-    Interval: ("STEPS|TIME", parse_interval),
     int | str: ("STEPS|TIME", parse_steps_or_time),
     FeatureSettings: ("FEATURE=N,...", parse_feature_settings),
     tuple[int, ...]: ("INT,...", parse_widths),

@@ -42,7 +42,7 @@ from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.loop import run_steps
 from hotset.train.ranks.ranks import RankError, Ranks
-from hotset.train.recipe_options import Interval, RecipeOptions
+from hotset.train.recipe_options import RecipeOptions
 from hotset.train.run import RunOptions, train
 from hotset.train.serving.predict import RunPredictor, predict_file
 from hotset.workflows.recipe_file import with_recipe
@@ -50,7 +50,7 @@ from hotset.workflows.recipe_file import with_recipe
 ONE = Resources(workers=1, memory_bytes=None)
 TRAIN = TrainConfig(staging_bytes=ByteSize(3_000), prefetch=1, epochs=2, threads=1)
 KEEPING_BEST = replace(TRAIN, evaluate_every=3, recipe=RecipeOptions(keep_best=True))
-EVERY_FEW_STEPS = CheckpointSettings(checkpoint_every=Interval(steps=4))
+EVERY_FEW_STEPS = CheckpointSettings(checkpoint_every=4)
 BEGUN_STAGES = {
     "begun-columns": "ingest",
     "begun-counts": "count",

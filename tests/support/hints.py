@@ -27,7 +27,6 @@ from hotset.pipeline.errors import HotsetError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.train.config import CheckpointSettings, TrainConfig
-from hotset.train.recipe_options import Interval
 from hotset.train.run import RunOptions, train
 from hotset.workflows.cli import main
 
@@ -211,7 +210,7 @@ def interrupt(out: str) -> None:
     def die(*_: object) -> None:
         raise Killed
 
-    every_step = CheckpointSettings(checkpoint_every=Interval(steps=1))
+    every_step = CheckpointSettings(checkpoint_every=1)
     with pytest.raises(Killed):
         train(
             Path("data"), TrainConfig(threads=1), Path(out), RunOptions(checkpoints=every_step, progress=die)

@@ -32,7 +32,6 @@ from hotset.train.config import (
 )
 from hotset.train.ranks.messages import CodedExchange, chosen_by
 from hotset.train.ranks.ranks import LinkSpeed, OneRank, RankError, Ranks
-from hotset.train.recipe_options import parse_interval
 from hotset.train.run_log import TrainSummary
 
 SLOW_LINK, FAST_LINK = LinkSpeed(1e-3, 1e3), LinkSpeed(1e-3, 1e15)
@@ -61,7 +60,7 @@ def train_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., T
         yield of_thread.ranks
 
     monkeypatch.setattr(run, "joined_ranks", joined)
-    saved = CheckpointSettings(checkpoint_every=parse_interval("2"))
+    saved = CheckpointSettings(checkpoint_every=2)
 
     def train(
         out: str,

@@ -21,7 +21,6 @@ from hotset.tests.support.thread_ranks import run_thread_ranks
 from hotset.train import run
 from hotset.train.config import CheckpointSettings, ExchangeOptions, TrainConfig
 from hotset.train.ranks.ranks import Ranks
-from hotset.train.recipe_options import Interval
 from hotset.train.run import RunOptions, train
 
 FIELDS: dict[str, Any] = {"threads": 1, "log_every": 2}
@@ -237,7 +236,7 @@ def test_an_interrupt_after_the_seal_leaves_no_checkpoint(
 
     out = tmp_path / "run"
     monkeypatch.setattr("hotset.train.run_folder.files.shutil.rmtree", interrupted)
-    settings = CheckpointSettings(checkpoint_every=Interval(steps=2))
+    settings = CheckpointSettings(checkpoint_every=2)
     summary = train(shards, TrainConfig(**FIELDS), out, RunOptions(checkpoints=settings))
     assert summary.num_steps == 8 and (out / "manifest.json").exists()
     assert not (out / "checkpoints").exists()

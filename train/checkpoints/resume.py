@@ -31,7 +31,7 @@ from ..build_embeddings import RunStart
 from ..config import CheckpointSettings, TrainConfig
 from ..data.shards import Shards
 from ..loop import Trainer
-from ..recipe_options import Interval
+from ..recipe_options import seconds_of
 from ..rows.embeddings import RowsPart, settle
 from ..rows.optimizers import RowOptimizer
 from ..rows.step_plan import PlannedStep
@@ -406,11 +406,12 @@ class RunCheckpoints:
         self._writer.close()
 
 
-def _is_over(every: Interval, steps: int, seconds: float) -> bool:
+def _is_over(every: int | str, steps: int, seconds: float) -> bool:
     """Return whether an interval is over, so many steps and seconds after the last time."""
-    if every.steps is not None:
-        return steps >= every.steps
-    return every.seconds is not None and seconds >= every.seconds and steps > 0
+    if isinstance(every, int):
+        return steps >= every
+    least = seconds_of(every)
+    return least is not None and seconds >= least and steps > 0
 
 
 def num_used_rows(trainer: Trainer) -> int:

@@ -30,7 +30,6 @@ from ...train.build import build_trainer
 from ...train.checkpoints.resume import RunCheckpoints
 from ...train.config import CheckpointSettings, PlacementName, TrainConfig
 from ...train.data.shards import Shards
-from ...train.recipe_options import Interval
 from ...train.run_folder.files import CHECKPOINTS
 from ..drawn_shards import DrawnShards
 from .harness import (
@@ -266,7 +265,7 @@ def measure_stall(num_rows: int, scratch: Path) -> Facts:
     config = TrainConfig(placement="all-fast", embedding_optimizer="adagrad", threads=1)
     # No step is trained: rows are marked as changed, and what a checkpoint then costs is measured.
     trainer = build_trainer(Shards.open(scratch / "drawn"), config, tracks_changes=True)
-    settings = CheckpointSettings(checkpoint_every=Interval(steps=1), keep_checkpoints=1)
+    settings = CheckpointSettings(checkpoint_every=1, keep_checkpoints=1)
     saved = RunCheckpoints(trainer, scratch / "checkpoints", "", settings)
     found: dict[str, list[float]] = {"few_changed_ms": [], "all_changed_ms": [], "copy_ms": []}
     longest: list[float] = []

@@ -392,7 +392,7 @@ def test_the_real_avazu_sample_is_read(tmp_path: Path, real_data: Path) -> None:
 
 
 def test_a_finished_part_that_says_it_has_no_rows_is_refused() -> None:
-    """It would be followed by itself for ever: found by `fuzz_folders`."""
+    """It would be followed by itself for ever: found by fuzzing."""
     parts: Any = SimpleNamespace(_name="row{}".format, _file=SimpleNamespace(path="log.parquet"))
     part = SimpleNamespace(path="row0", read_facts=lambda kind: SimpleNamespace(num_lines=0))
     with pytest.raises(ManifestError, match=r"row0 is said to have 0 rows of log\.parquet"):

@@ -22,7 +22,7 @@ from hotset.train.data.shards import Shards
 from hotset.train.evaluate import evaluate
 from hotset.train.placements.placements import num_planned_steps
 from hotset.train.ranks.ranks import Ranks, first_says
-from hotset.train.recipe_options import Interval, RecipeOptions
+from hotset.train.recipe_options import RecipeOptions
 from hotset.train.run import RunOptions, train
 from hotset.train.run_folder.files import RunFolder
 from hotset.train.run_log import TrainSummary
@@ -58,7 +58,7 @@ UNSCORED = replace(
     SPEC, num_rows=(5, 40, 20_000), num_hot_only=20, num_mixed=360, num_evaluation=0, num_validation=0
 )
 """More rows, for a file, and no sample to evaluate."""
-OFF = CheckpointSettings(checkpoint_every=Interval())
+OFF = CheckpointSettings(checkpoint_every="off")
 
 
 class Killed(BaseException):
@@ -174,7 +174,7 @@ def test_a_killed_run_ends_with_the_best_weights_of_the_unbroken_one(
     data: Path, tmp_path: Path, stop: int, placement: str
 ) -> None:
     recipe = RecipeOptions(patience=2, max_steps=90)
-    settings = CheckpointSettings(checkpoint_every=Interval(steps=4))
+    settings = CheckpointSettings(checkpoint_every=4)
     unbroken = run(data, tmp_path / "unbroken", recipe, placement=placement)
 
     def kill(stage: str, done: int, total: int, note: str = "") -> None:
@@ -209,7 +209,7 @@ def test_ranks_stop_with_the_best_weights_of_one_process(
     alone = run(data, tmp_path / "alone", recipe, **fields)
     config = TrainConfig(recipe=recipe, **fields)
     # Saved often, so that files of best weights that checkpoints name are kept, too.
-    saved = CheckpointSettings(checkpoint_every=Interval(steps=20))
+    saved = CheckpointSettings(checkpoint_every=20)
     found = train_on_ranks(2, monkeypatch, data, config, tmp_path / "ranks", checkpoints=saved)
     assert found.best_step is not None and found.best_step < found.num_steps == alone.num_steps < 198
     for name in ("weights.safetensors", "metrics.jsonl"):
@@ -253,7 +253,7 @@ def test_rows_in_a_file_are_planned_to_the_last_of_a_limited_number_of_steps(
     fields = FIELDS | {"evaluate_every": None, "epochs": 2}
     wanted = run(data, tmp_path / "wanted", recipe, **fields | {"placement": "all-fast"})
     config = TrainConfig(recipe=recipe, **fields, placement="lookahead", slow_bytes=ByteSize(400 * KIB))
-    settings = CheckpointSettings(checkpoint_every=Interval(steps=5))
+    settings = CheckpointSettings(checkpoint_every=5)
     assert num_planned_steps(config, Shards.open(data)) == 27, "rows are in a file"
 
     def kill(stage: str, done: int, *_: object) -> None:
@@ -348,7 +348,7 @@ def test_rates_lowered_on_a_plateau_are_those_of_a_resumed_run(data: Path, tmp_p
 
     # Another placement, killed behind the first evaluations; a schedule on the way is no early end.
     config = TrainConfig(recipe=recipe, **FIELDS | {"epochs": 3, "placement": "lookahead"})
-    settings = CheckpointSettings(checkpoint_every=Interval(steps=10))
+    settings = CheckpointSettings(checkpoint_every=10)
     with pytest.raises(Killed):
         train(data, config, tmp_path / "run", RunOptions(checkpoints=settings, progress=progress))
     train(data, config, tmp_path / "run", RunOptions(checkpoints=settings))

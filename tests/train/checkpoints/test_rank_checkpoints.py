@@ -27,12 +27,11 @@ from hotset.train.data.batch import Batch
 from hotset.train.data.shards import Shards
 from hotset.train.loop import Trainer, run_steps
 from hotset.train.ranks.ranks import OneRank, Ranks
-from hotset.train.recipe_options import parse_interval
 from hotset.train.rows.embeddings import RowsPart
 from hotset.train.run_folder.files import RunFolder
 from hotset.train.run_folder.weights import Weights
 
-SETTINGS = replace(CheckpointSettings(), checkpoint_every=parse_interval("2"))
+SETTINGS = replace(CheckpointSettings(), checkpoint_every=2)
 SPEC = ShardSpec(
     num_rows=(60, 1, 90),
     num_hot=(3, 1, 5),

@@ -52,7 +52,7 @@ from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.loop import run_steps
 from hotset.train.model.shapes import ModelInputs
-from hotset.train.recipe_options import Interval, RecipeOptions
+from hotset.train.recipe_options import RecipeOptions
 from hotset.train.run import RunOptions, train
 from hotset.train.run_folder.files import CHECKPOINTS, claimed
 from hotset.train.run_folder.weights import write_weights
@@ -127,7 +127,7 @@ FIELDS: dict[str, Any] = {
     "log_every": 7,
     "evaluate_every": 13,
 }
-OFF = CheckpointSettings(checkpoint_every=Interval())
+OFF = CheckpointSettings(checkpoint_every="off")
 
 
 TAKE = run_checkpoints.RunCheckpoints.take
@@ -153,7 +153,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def every(steps: int, keep: int = 2) -> CheckpointSettings:
-    return CheckpointSettings(checkpoint_every=Interval(steps=steps), keep_checkpoints=keep)
+    return CheckpointSettings(checkpoint_every=steps, keep_checkpoints=keep)
 
 
 def run_until(
@@ -689,7 +689,7 @@ def checkpoints_of(out: Path) -> set[str]:
 
 
 def test_steps_and_time_are_counted_from_the_last_checkpoint() -> None:
-    assert [_is_over(Interval(steps=5), steps, 1e9) for steps in (0, 4, 5, 6)] == [False, False, True, True]
-    assert [_is_over(Interval(seconds=5), 1, seconds) for seconds in (0, 4.9, 5)] == [False, False, True]
-    assert not _is_over(Interval(seconds=5), 0, 10)
-    assert not _is_over(Interval(), 10**9, 1e9) and Interval().is_off
+    assert [_is_over(5, steps, 1e9) for steps in (0, 4, 5, 6)] == [False, False, True, True]
+    assert [_is_over("5s", 1, seconds) for seconds in (0, 4.9, 5)] == [False, False, True]
+    assert not _is_over("5s", 0, 10)
+    assert not _is_over("off", 10**9, 1e9)

@@ -21,7 +21,6 @@ from hotset.train.checkpoints.source_run import _open_maps, open_source
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.data.shards import Shards, vocabulary_of
 from hotset.train.model.choose_model import choose_model
-from hotset.train.recipe_options import Interval
 from hotset.train.run import RunOptions, train
 from hotset.train.run_folder.files import RunFolder
 from hotset.train.run_folder.reader import read_config
@@ -92,7 +91,7 @@ def test_a_run_that_starts_from_another_is_resumed_with_the_same_bits(
         if stage == "train" and done > 100:
             raise Killed
 
-    settings = CheckpointSettings(checkpoint_every=Interval(steps=2))
+    settings = CheckpointSettings(checkpoint_every=2)
     arguments: dict[str, Any] = {"init_from": first, "checkpoints": settings}
     train(data, TrainConfig(**FIELDS), tmp_path / "unbroken", RunOptions(**arguments))
     with pytest.raises(Killed):
@@ -125,7 +124,7 @@ def test_an_unfinished_run_gives_its_last_checkpoint(data: Path, tmp_path: Path)
         if done > 90:
             raise KeyboardInterrupt
 
-    settings = CheckpointSettings(checkpoint_every=Interval(steps=1))
+    settings = CheckpointSettings(checkpoint_every=1)
     with pytest.raises(KeyboardInterrupt):
         train(data, TrainConfig(**FIELDS), tmp_path / "run", RunOptions(checkpoints=settings, progress=die))
     shards = Shards.open(data)

@@ -24,7 +24,6 @@ from hotset.train.data.shards import Shards
 from hotset.train.gpu.fused_dlrm import FusedHostDense, keeps_float32_sums
 from hotset.train.gpu.queued_steps import QueuedSteps
 from hotset.train.loop import Trainer
-from hotset.train.recipe_options import parse_interval
 from hotset.train.run import RunOptions, train
 from hotset.train.run_log import summarize_transfers
 
@@ -178,7 +177,7 @@ def test_a_stopped_run_on_the_device_ends_with_the_bits_of_an_unbroken_one(
         staging_bytes=ByteSize(3_000),
         log_every=3,
     )
-    every = CheckpointSettings(checkpoint_every=parse_interval("4"))
+    every = CheckpointSettings(checkpoint_every=4)
     train(folder, config, tmp_path / "unbroken", RunOptions(checkpoints=every))
 
     def stop(stage: str, done: int, *_: object) -> None:

@@ -22,7 +22,6 @@ import torch
 from hotset.pipeline.errors import HotsetError, MissingExtraError, install_hint
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.config import CheckpointSettings, TrainConfig
-from hotset.train.recipe_options import Interval
 from hotset.train.run import RunOptions, train
 from hotset.train.run_config import RunConfig
 from hotset.train.run_folder import files
@@ -206,7 +205,7 @@ def test_each_number_of_a_line_has_its_step(tmp_path: Path, writer: None) -> Non
 def test_a_resumed_run_has_every_line_once(tmp_path: Path, writer: None) -> None:
     data = write_shards(tmp_path / "shards")
     config = TrainConfig(placement="all-fast", epochs=2, log_every=2, threads=1)
-    settings = CheckpointSettings(checkpoint_every=Interval(steps=3))
+    settings = CheckpointSettings(checkpoint_every=3)
 
     class Killed(BaseException):
         pass
