@@ -10,17 +10,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
-from ..pipeline.errors import ByteSize, HotsetError, first_line
-from ..pipeline.folders.manifest import JsonRecord, RecordError, read_value, require_range
+from ..pipeline.errors import HotsetError, first_line
+from ..pipeline.folders.manifest import JsonRecord, RecordError, require_range
 from ..stats.ranking.row_bytes import OPTIMIZERS
 from .config import MOST_THREADS, ModelConfig, TrainConfig
-from .recipe_options import RecipeOptions
 
 RUN_HINT = "give the folder that a finished training run wrote (its --out)"
 _MOST_BYTES = 64 * 2**20
-_NESTED = "recipe"
 _PRESETS = ("kaggle", "terabyte", "mlperf", "small")
 _MOST_ROWS = 2**31
 _MOST_FLOATS = 2**20
@@ -143,29 +141,6 @@ def read_settings(path: Path) -> TrainConfig:
     """
     found = read_object(path)
     try:
-        config = found["config"]
-        recipe = RecipeOptions(**_known(RecipeOptions, config.get(_NESTED, {}), "recipe."))
-        return TrainConfig(**_known(TrainConfig, config, "") | {_NESTED: recipe})
-    except (KeyError, TypeError, ValueError, AttributeError, HotsetError) as error:
+        return TrainConfig.from_json(found["config"])
+    except (KeyError, ValueError, HotsetError) as error:
         raise HotsetError(f"{path} is damaged: {first_line(error)}", hint=RUN_HINT) from error
-
-
-def _known(kind: type, values: object, where: str) -> dict[str, Any]:
-    """Return the values that are settings of ``kind``.
-
-    A run of another version may have more or fewer.
-    """
-    if not isinstance(values, dict):
-        raise TypeError(f"{where.removesuffix('.') or 'config'} is no object")
-    kinds = {name: each for name, each in get_type_hints(kind).items() if name != _NESTED and name in values}
-    return {name: _read(values[name], each, where + name) for name, each in kinds.items()}
-
-
-def _read(value: object, kind: Any, path: str) -> Any:
-    # A size is a plain number in JSON, and a text may stand for a number.
-    if isinstance(value, str) and str in get_args(kind):
-        return value
-    if ByteSize not in get_args(kind):
-        return read_value(value, kind, path)
-    num_bytes = read_value(value, int | None, path)
-    return None if num_bytes is None else ByteSize(num_bytes)

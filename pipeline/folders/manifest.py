@@ -32,7 +32,7 @@ from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get
 
 import xxhash
 
-from ..errors import STAGE_OF, ManifestError, first_line, hint_to_rewrite, hint_to_write
+from ..errors import STAGE_OF, ByteSize, ManifestError, first_line, hint_to_rewrite, hint_to_write
 
 _KEY = "key"
 _NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", dict: "an object"}
@@ -144,9 +144,12 @@ def read_value(value: object, kind: Any, path: str) -> Any:
     """
     origin = get_origin(kind)
     inner = get_args(kind)
-    # Optional fields are the only unions that records have.
+    # Fields may be optional, and a number may be a text, too.
     if origin in (types.UnionType, Union):
-        return None if value is None else read_value(value, inner[0], path)
+        one = str if str in inner and isinstance(value, str) else inner[0]
+        return None if value is None else read_value(value, one, path)
+    if kind is ByteSize:
+        return ByteSize(read_value(value, int, path))
     if origin is tuple:
         return _read_array(value, inner, path)
     if origin is dict:
