@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..pipeline.errors import HotsetError, ShardError, format_byte_size
+from ..pipeline.errors import HotsetError, format_byte_size
 from ..pipeline.runtime.memory import available_bytes
 from ..pipeline.schema.schema import DENSE_PREFIX
 from .build_embeddings import RowTools, build_groups, open_device, set_threads
@@ -39,6 +39,7 @@ from .run_folder.reader import (
     read_manifest,
     read_weights,
     refuse_not_finite,
+    refuse_other_tables,
     refuse_other_weights,
 )
 from .run_folder.weights import Weights
@@ -284,7 +285,11 @@ def evaluate(
     config = read_config(run)
     weights = read_weights(run) if weights is None else weights
     opened = Shards.open(shards)
-    refuse_other_tables(config, opened)
+    refuse_other_tables(
+        config,
+        opened,
+        hint="evaluate on the shards the run was trained on, or on shards of the same vocabulary",
+    )
     # A run may have had another budget than its shards, and its scores of hot samples are by its own rows.
     num_hot = [table.num_hot for table in config.tables]
     if num_hot != [table.num_hot for table in opened.tables]:
@@ -303,23 +308,3 @@ def evaluate(
         model_source=model_source,
     )
     return Predictor(opened, dense, embeddings).score_run(progress=progress)
-
-
-def refuse_other_tables(config: RunConfig, shards: Shards) -> None:
-    """Raise ShardError if tables, dim or dense features differ from the run's."""
-    folder = shards.manifest.folder
-    hint = "evaluate on the shards the run was trained on, or on shards of the same vocabulary"
-    # What a row means must be equal, its number and its width; hot rows may differ.
-    trained = [(table.name, table.num_rows, table.embedding_dim) for table in config.tables]
-    found = [(table.name, table.num_rows, table.embedding_dim) for table in shards.tables]
-    # The first table that differs is named; a missing or additional one at the end follows.
-    for wanted, other in zip(trained, found, strict=False):
-        if wanted != other:
-            pair = [f"{name} of {num_rows} rows, {dim} wide" for name, num_rows, dim in (other, wanted)]
-            raise ShardError(f"{folder}: table {pair[0]}, the run has {pair[1]}", hint=hint)
-    if len(trained) != len(found):
-        raise ShardError(f"{folder} has {len(found)} tables, the run {len(trained)}", hint=hint)
-    for name in ("embedding_dim", "num_dense"):
-        size, trained_size = getattr(shards, name), getattr(config, name)
-        if size != trained_size:
-            raise ShardError(f"{folder} has {name} {size}, the run {trained_size}", hint=hint)

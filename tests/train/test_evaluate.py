@@ -117,9 +117,9 @@ def test_a_run_in_bf16_is_evaluated_in_bf16(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_rows": (5, 41, 300)}, "table C2 of 41 rows, 4 wide, the run has C2 of 40 rows"),
-        ({"num_rows": (5, 40), "num_hot": (5, 10)}, "has 2 tables, the run 3"),
-        ({"embedding_dim": 8}, "table C1 of 5 rows, 8 wide, the run has C1 of 5 rows, 4 wide"),
+        ({"num_rows": (5, 41, 300)}, "is C2 of 41 rows, 4 wide, the run has C2 of 40 rows"),
+        ({"num_rows": (5, 40), "num_hot": (5, 10)}, "is nothing, the run has C3 of 300 rows"),
+        ({"embedding_dim": 8}, "table 1 of .* is C1 of 5 rows, 8 wide, the run has C1 of 5 rows, 4 wide"),
         ({"num_dense": 1}, "has num_dense 1, the run 2"),
         ({"has_label": False}, "no labels"),
     ],

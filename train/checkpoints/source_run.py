@@ -12,7 +12,6 @@ import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +31,14 @@ from ..rows.optimizers import RowOptimizer
 from ..rows.tiers import InitialValues
 from ..run_config import RunConfig, RunTable
 from ..run_folder.files import CHECKPOINTS, CONFIG, STATES, WEIGHTS
-from ..run_folder.reader import read_config, read_manifest, read_states, read_weights, refuse_changed_files
+from ..run_folder.reader import (
+    read_config,
+    read_manifest,
+    read_states,
+    read_weights,
+    refuse_changed_files,
+    refuse_other_tables,
+)
 from ..run_folder.weights import Weights
 from .files import TableSizes, dense_state, is_optimizer_state, newest_whole
 from .resume import Checkpoint, table_sizes
@@ -72,7 +78,9 @@ def open_source(run: Path, shards: Shards, chosen: Optimizers, model: ModelConfi
         ShardError: the shards have other tables, or ids of another vocabulary.
     """
     config = read_config(run, must_be_finished=False)
-    _refuse_other_sizes(run, config, shards)
+    # Numbers of rows may differ, which the map of ids explains.
+    hint = "start from a run on the same schema and --embedding-dim, or leave --init-from out"
+    refuse_other_tables(config, shards, hint, may_grow=True)
     _refuse_other_model(run, config, model)
     maps, map_fingerprint = _open_maps(run, config, shards)
     # A manifest marks a finished run, whose files are checked before they are read.
@@ -87,24 +95,6 @@ def open_source(run: Path, shards: Shards, chosen: Optimizers, model: ModelConfi
     else:
         rows, dense, fingerprint = _of_unfinished(run, config, shards, maps, chosen)
     return SourceRun({"run": fingerprint, "id_map": map_fingerprint}, rows, dense, str(run))
-
-
-def _refuse_other_sizes(run: Path, config: RunConfig, shards: Shards) -> None:
-    """Raise ShardError unless the shards have the tables and the widths of the run."""
-    folder = shards.manifest.folder
-    hint = "start from a run on the same schema and --embedding-dim, or leave --init-from out"
-    # Tables are compared by name and width; numbers of rows may differ, which the map explains.
-    trained, found = (
-        [f"{table.name} of width {table.embedding_dim}" for table in each.tables] for each in (config, shards)
-    )
-    for number, (old, new) in enumerate(zip_longest(trained, found, fillvalue="nothing"), 1):
-        if old != new:
-            raise ShardError(f"table {number} of {folder} is {new}, that of {run} {old}", hint=hint)
-    for name in ("embedding_dim", "num_dense"):
-        if getattr(shards, name) != getattr(config, name):
-            raise ShardError(
-                f"{folder} has {name} {getattr(shards, name)}, {run} {getattr(config, name)}", hint=hint
-            )
 
 
 def _refuse_other_model(run: Path, config: RunConfig, model: ModelConfig) -> None:

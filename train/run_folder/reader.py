@@ -12,16 +12,18 @@ times the file is read.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...pipeline.errors import MIB, HotsetError, ManifestError
+from ...pipeline.errors import MIB, HotsetError, ManifestError, ShardError
 from ...pipeline.folders.manifest import MANIFEST, Manifest, hash_file
 from ...pipeline.schema.schema import DENSE_PREFIX
 from ..data.batch import EmbeddingTable
+from ..data.shards import Shards
 from ..rows.tiers import FileTier, Layout
 from ..run_config import RUN_HINT, RunConfig, read_object
 from .files import CONFIG, RUN_STAGE, RUN_VERSION, STATES, SUMMARY, WEIGHTS
@@ -102,6 +104,29 @@ def refuse_changed_files(manifest: Manifest, names: tuple[str, ...]) -> None:
                 f"{path} is damaged: its checksum is {checksum}, want {entry.xxh3_128}",
                 hint="take the run from a copy, or train again",
             )
+
+
+def refuse_other_tables(config: RunConfig, shards: Shards, hint: str, *, may_grow: bool = False) -> None:
+    """Raise ShardError unless shards have the tables and widths of a run.
+
+    Args:
+        may_grow: whether tables may have other numbers of rows.
+    """
+    folder = shards.manifest.folder
+    trained, found = (
+        [
+            f"{table.name}{'' if may_grow else f' of {table.num_rows} rows'}, {table.embedding_dim} wide"
+            for table in each.tables
+        ]
+        for each in (config, shards)
+    )
+    for number, (old, new) in enumerate(zip_longest(trained, found, fillvalue="nothing"), 1):
+        if old != new:
+            raise ShardError(f"table {number} of {folder} is {new}, the run has {old}", hint=hint)
+    for name in ("embedding_dim", "num_dense"):
+        size, trained_size = getattr(shards, name), getattr(config, name)
+        if size != trained_size:
+            raise ShardError(f"{folder} has {name} {size}, the run {trained_size}", hint=hint)
 
 
 def refuse_other_weights(

@@ -33,13 +33,12 @@ from hotset.train.checkpoints import source_run
 from hotset.train.checkpoints.best_weights import BestWeights
 from hotset.train.checkpoints.files import refuse_other_shape
 from hotset.train.checkpoints.resume import RunCheckpoints
-from hotset.train.checkpoints.source_run import _open_maps, _read_map, _refuse_not_finite, _refuse_other_sizes
+from hotset.train.checkpoints.source_run import _open_maps, _read_map, _refuse_not_finite
 from hotset.train.config import ChosenExchange, TrainConfig
 from hotset.train.data.batch import MicroBatches
 from hotset.train.data.batch_order import RecordedOrder, ResumedOrder
 from hotset.train.data.shards import Shards, with_hot_bytes
 from hotset.train.dense.gradients import choose_dense_dtype
-from hotset.train.evaluate import refuse_other_tables
 from hotset.train.metrics import ScoreCounter, words_for
 from hotset.train.ranks.messages import check_tables_of_bounds
 from hotset.train.ranks.ranks import OneRank, Ranks, check_equal_settings, join_ranks
@@ -134,7 +133,7 @@ def test_an_order_to_replay(shell: Shell) -> None:
     RecordedOrder.of_run(Path("run"), shards.num_training_batches, 1)
 
 
-@follows("train/evaluate.py::refuse_other_tables#2 refuse_other_tables#3")
+@follows("train/run_folder/reader.py::refuse_other_tables refuse_other_tables#2")
 def test_a_run_on_other_shards(shell: Shell) -> None:
     config = reader.read_config(Path("run"))
     shards: Any = Shards.open(Path("data"))
@@ -146,7 +145,10 @@ def test_a_run_on_other_shards(shell: Shell) -> None:
             num_dense=shards.num_dense,
         )
         others.__dict__.update(change)
-        assert "shards of the same vocabulary" in hint_of(partial(refuse_other_tables, config, others))
+        hint = "give the shards of the run"
+        assert hint_of(partial(reader.refuse_other_tables, config, others, hint)) == hint
+    write_shards(Path("others/shards"))
+    assert "shards of the same vocabulary" in shell.refused("evaluate", "run", "others")
     shell.works("evaluate", "run", "data")
 
 
@@ -306,14 +308,11 @@ def test_a_damaged_map_is_made_again(shell: Shell) -> None:
     shell.works(*start)
 
 
-@follows("train/checkpoints/source_run.py::_refuse_other_sizes _refuse_other_sizes#2 _refuse_not_finite")
+@follows("train/checkpoints/source_run.py::_refuse_not_finite")
 def test_a_run_that_does_not_fit_is_not_started_from(shell: Shell) -> None:
     write_shards(Path("tables/shards"))
     hint = shell.refused("train", "tables", "--out", "next", "--init-from", "run")
     assert hint.endswith("or leave --init-from out")
-    config = read_config(Path("run"))
-    shards = Shards.open(Path("data"))
-    assert hint == hint_of(lambda: _refuse_other_sizes(Path("run"), replace(config, num_dense=1), shards))
     no_number = np.full((1, 1), np.nan, np.float32)
     nothing = RowsPart(np.zeros(1, np.int32), np.zeros(1, np.int32), no_number, no_number)
     assert hint_of(lambda: _refuse_not_finite(nothing, "C1")) == "start from another run"

@@ -160,7 +160,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(
     with pytest.raises(ShardError, match=r"has 41 rows of C2, .* has 40"):
         source_of(first, other)
     other = Shards.open(write_shards(tmp_path / "dims" / "shards", SPEC.__class__(table_dims=(4, 4, 4))))
-    with pytest.raises(ShardError, match=r"table 2 of .* is C2 of width 4, that of .* C2 of width 2"):
+    with pytest.raises(ShardError, match=r"table 2 of .* is C2, 4 wide, the run has C2, 2 wide"):
         source_of(first, other)
     other = Shards.open(
         write_shards(tmp_path / "dense" / "shards", SPEC.__class__(num_dense=3, table_dims=(4, 2, 4)))
