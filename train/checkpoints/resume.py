@@ -237,7 +237,10 @@ class RunCheckpoints:
         last: CheckpointRecord | None = None,
     ) -> None:
         self._trainer = trainer
-        self._settings = settings
+        self._keep = settings.keep_checkpoints
+        every = settings.checkpoint_every
+        self._every = every if isinstance(every, int) else seconds_of(every)
+        """Whole number of steps, or seconds as a float, between two checkpoints; None: there are none."""
         self._last_step = last.state.step if last else 0
         self._last_time = time.monotonic()
         self.last_written = last.state.step if last else None
@@ -284,15 +287,14 @@ class RunCheckpoints:
         most_waiting = GIB if free is None else free // 4
         if config.slow_bytes is not None:
             most_waiting = min(most_waiting, config.slow_bytes // 4)
-        keep = self._settings.keep_checkpoints
-        return CheckpointWriter(folder, run, keep, sizes, last, max(part_bytes, most_waiting), room)
+        return CheckpointWriter(folder, run, self._keep, sizes, last, max(part_bytes, most_waiting), room)
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is due; none while one is being written."""
         if self.is_under_way:
             return False
         seconds = time.monotonic() - self._last_time
-        return _is_over(self._settings.checkpoint_every, step - self._last_step, seconds)
+        return _is_over(self._every, step - self._last_step, seconds)
 
     def take(self, metrics: Iterable[str], *, is_logged: bool = True) -> None:
         """Begin a checkpoint; `before_update` and `advance` copy its rows."""
@@ -406,12 +408,11 @@ class RunCheckpoints:
         self._writer.close()
 
 
-def _is_over(every: int | str, steps: int, seconds: float) -> bool:
+def _is_over(every: float | None, steps: int, seconds: float) -> bool:
     """Return whether an interval is over, so many steps and seconds after the last time."""
     if isinstance(every, int):
         return steps >= every
-    least = seconds_of(every)
-    return least is not None and seconds >= least and steps > 0
+    return every is not None and seconds >= every and steps > 0
 
 
 def num_used_rows(trainer: Trainer) -> int:
