@@ -70,8 +70,8 @@ def _header_of(described: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-TableParts = Callable[[], Iterator[torch.Tensor]]
-"""Yields the rows of a table in id order, in parts."""
+Parts = Callable[[], Iterator[torch.Tensor]]
+"""Yields a tensor in parts of its first dimension."""
 
 
 class Weights(Mapping[str, torch.Tensor]):
@@ -79,21 +79,19 @@ class Weights(Mapping[str, torch.Tensor]):
 
     Args:
         shapes: shape of each tensor.
-        tensor_of: builds one; None where a subclass does.
-        parts_of: builds one in parts of its first dimension, for those that are larger than memory.
+        parts_of: yields one in parts of its first dimension, for those that are larger than memory; None
+            where a subclass does.
         dtypes: type of those that are not float32: buffers of dense layers.
     """
 
     def __init__(
         self,
         shapes: Mapping[str, tuple[int, ...]],
-        tensor_of: Callable[[str], torch.Tensor] | None = None,
         parts_of: Callable[[str], Iterator[torch.Tensor]] | None = None,
         dtypes: Mapping[str, torch.dtype] | None = None,
     ) -> None:
         self.shapes = shapes
         self._dtypes = dtypes or {}
-        self._tensor_of = tensor_of
         self._parts_of = parts_of
 
     def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
@@ -102,10 +100,8 @@ class Weights(Mapping[str, torch.Tensor]):
 
     def parts(self, name: str) -> Iterator[torch.Tensor]:
         """Yield one tensor in parts, which together have its shape."""
-        if self._parts_of is None:
-            yield self[name]
-        else:
-            yield from self._parts_of(name)
+        assert self._parts_of is not None, "a file reads its own"
+        return self._parts_of(name)
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the type of the numbers of a tensor."""
@@ -117,14 +113,8 @@ class Weights(Mapping[str, torch.Tensor]):
         return sum(self.dtype(name).itemsize * math.prod(shape) for name, shape in self.shapes.items())
 
     @classmethod
-    def of(cls, tensors: Mapping[str, torch.Tensor]) -> Weights:
-        """Wrap tensors that exist already."""
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        return cls(shapes, tensors.__getitem__, dtypes=dtypes_of(tensors))
-
-    @classmethod
     def of_run(
-        cls, dense: Mapping[str, torch.Tensor], tables: Mapping[str, tuple[tuple[int, int], TableParts]]
+        cls, dense: Mapping[str, torch.Tensor], tables: Mapping[str, tuple[tuple[int, int], Parts]]
     ) -> Weights:
         """Name the dense tensors and tables of a run; tables are read in parts while they are written.
 
@@ -137,19 +127,15 @@ class Weights(Mapping[str, torch.Tensor]):
         def parts_of(name: str) -> Iterator[torch.Tensor]:
             return iter([dense[name].cpu()]) if name in dense else tables[name][1]()
 
-        # A table in one part is not copied.
-        def tensor_of(name: str) -> torch.Tensor:
-            first, *others = parts_of(name)
-            return torch.cat([first, *others]) if others else first
-
         own = {name: shape for name, (shape, _) in tables.items()}
-        return cls(shapes | own, tensor_of, parts_of, dtypes=dtypes_of(dense))
+        return cls(shapes | own, parts_of, dtypes=dtypes_of(dense))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self.shapes:
             raise KeyError(name)
-        assert self._tensor_of is not None, "a file reads its own"
-        return self._tensor_of(name)
+        # A tensor in one part is not copied.
+        first, *others = self.parts(name)
+        return torch.cat([first, *others]) if others else first
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -185,8 +171,8 @@ class TensorFile(Weights):
         dtypes = {name: getattr(torch, dtype.name) for name, dtype in self.types.items()}
         super().__init__(shapes, dtypes=dtypes)
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return torch.from_numpy(self.array(name))
+    def parts(self, name: str) -> Iterator[torch.Tensor]:
+        return iter([torch.from_numpy(self.array(name))])
 
     def array(self, name: str) -> NDArray[Any]:
         """Read a tensor; raises HotsetError where the file was cut short meanwhile."""
@@ -332,7 +318,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> tuple[int,
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
     with HashedFile(path) as file:
-        _write(file, Weights(shapes, tensors.__getitem__, dtypes=dtypes))
+        _write(file, Weights(shapes, lambda name: iter([tensors[name]]), dtypes=dtypes))
     return checksum_of_written(path)
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,9 +70,9 @@ def score_packed_rows(
     """
     weights = read_weights(run)
 
-    def packed(name: str) -> torch.Tensor:
+    def packed(name: str) -> Iterator[torch.Tensor]:
         tensor = weights[name]
-        return tensor if name.startswith(DENSE_PREFIX) else unpack_rows(*pack_rows(tensor, row_type))
+        yield tensor if name.startswith(DENSE_PREFIX) else unpack_rows(*pack_rows(tensor, row_type))
 
     dtypes = {name: weights.dtype(name) for name in weights}
     changed = Weights(weights.shapes, packed, dtypes=dtypes)

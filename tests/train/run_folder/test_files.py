@@ -47,7 +47,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     weights = {"dense.top.0.bias": torch.arange(3.0), "C1": torch.arange(6.0).view(2, 3)}
     folder.log({"step": 1})
     folder.log({"step": 2})
-    folder.save_weights(Weights.of(weights))
+    folder.save_weights(Weights.of_run(weights, {}))
     folder.save_batch_order([1, 0])
     folder.finish({"auc": 0.5})
     assert read_config(folder.path) == RunConfig.from_json(CONFIG)
@@ -71,7 +71,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
 def test_tables_may_be_views_of_one_tensor(tmp_path: Path) -> None:
     tier = torch.arange(12.0).view(6, 2)
     folder = RunFolder.begin(tmp_path / "run", {})
-    folder.save_weights(Weights.of({"C1": tier[:2], "C2": tier[2:]}))
+    folder.save_weights(Weights.of_run({"C1": tier[:2], "C2": tier[2:]}, {}))
     assert torch.equal(read_weights(folder.path)["C2"], tier[2:])
 
 
@@ -132,7 +132,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(HotsetError, match=r"weights\.safetensors cannot be written: No space left on device"):
-        folder.save_weights(Weights.of({"C1": torch.zeros(2, 2)}))
+        folder.save_weights(Weights.of_run({"C1": torch.zeros(2, 2)}, {}))
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
@@ -143,7 +143,7 @@ def test_room_for_the_weights_is_taken_before_training_and_given_back(
     monkeypatch.setattr(os, "posix_fallocate", lambda _, start, count: taken.append(count))
     folder = RunFolder.begin(tmp_path / "run", CONFIG, weight_bytes=400)
     assert taken == [400] and sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.json"]
-    folder.save_weights(Weights.of({"a": torch.zeros(100)}))
+    folder.save_weights(Weights.of_run({"a": torch.zeros(100)}, {}))
     assert folder._room is None
 
 

@@ -19,7 +19,7 @@ TABLES = [EmbeddingTable("A", 50, 5, 2), EmbeddingTable("B", 70, 0, 2)]
 @pytest.fixture
 def weights() -> Weights:
     tensors = {name: torch.randn(count, 2) for name, count in (("A", 50), ("B", 70))}
-    return Weights.of(tensors)
+    return Weights.of_run(tensors, {})
 
 
 def read(tier: SavedTier, wanted: list[int]) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ _TENSORS = {"C1": torch.arange(12.0).reshape(4, 3), "dense.a": torch.arange(5.0)
 
 def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
     tensors = {"b": torch.randn(3, 2), "dense.a": torch.randn(5), "C1": torch.randn(0, 4), "é": torch.ones(1)}
-    write_weights(tmp_path / "w", Weights.of(tensors))
+    write_weights(tmp_path / "w", Weights.of_run(tensors, {}))
     found = load_file(tmp_path / "w")
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
@@ -31,9 +32,9 @@ def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
 def test_one_tensor_at_a_time_is_made(tmp_path: Path) -> None:
     asked: list[str] = []
 
-    def make(name: str) -> torch.Tensor:
+    def make(name: str) -> Iterator[torch.Tensor]:
         asked.append(name)
-        return torch.full((2, 2), float(len(asked)))
+        yield torch.full((2, 2), float(len(asked)))
 
     write_weights(tmp_path / "w", Weights({"z": (2, 2), "a": (2, 2)}, make))
     assert asked == ["a", "z"]
@@ -42,7 +43,7 @@ def test_one_tensor_at_a_time_is_made(tmp_path: Path) -> None:
 
 def test_a_tensor_that_is_not_as_announced_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"C1 is torch.float64"):
-        write_weights(tmp_path / "w", Weights.of({"C1": torch.zeros(2, dtype=torch.float64)}))
+        write_weights(tmp_path / "w", Weights.of_run({"C1": torch.zeros(2, dtype=torch.float64)}, {}))
 
 
 def test_what_the_library_wrote_is_read(tmp_path: Path) -> None:
@@ -57,12 +58,12 @@ def test_what_the_library_wrote_is_read(tmp_path: Path) -> None:
 
 def test_a_name_that_is_not_utf_8_is_read(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"run\xff")
-    write_weights(path, Weights.of(_TENSORS))
+    write_weights(path, Weights.of_run(_TENSORS, {}))
     assert torch.equal(open_weights(path)["C1"], _TENSORS["C1"])
 
 
 def test_a_file_that_is_cut_short_while_it_is_open_is_refused(tmp_path: Path) -> None:
-    write_weights(tmp_path / "w", Weights.of(_TENSORS))
+    write_weights(tmp_path / "w", Weights.of_run(_TENSORS, {}))
     found = open_weights(tmp_path / "w")
     left = (tmp_path / "w").stat().st_size - 4
     os.truncate(tmp_path / "w", left)
@@ -116,7 +117,7 @@ def test_buffers_of_dense_layers_may_be_of_other_types(tmp_path: Path) -> None:
         "dense.bytes": torch.arange(3, dtype=torch.uint8),
         "C1": torch.randn(2, 3),
     }
-    write_weights(tmp_path / "w", Weights.of(tensors))
+    write_weights(tmp_path / "w", Weights.of_run(tensors, {}))
     for found in (load_file(tmp_path / "w"), open_weights(tmp_path / "w")):
         assert found.keys() == tensors.keys()
         assert all(torch.equal(found[name], tensors[name]) for name in tensors)
@@ -128,11 +129,11 @@ def test_buffers_of_dense_layers_may_be_of_other_types(tmp_path: Path) -> None:
 
 def test_a_buffer_of_a_type_that_is_not_stored_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HotsetError, match=r"the buffer dense\.z is torch\.complex64, want one of float32,"):
-        Weights.of({"dense.z": torch.zeros(1, dtype=torch.complex64)})
+        Weights.of_run({"dense.z": torch.zeros(1, dtype=torch.complex64)}, {})
 
 
 def test_a_damaged_truth_value_is_refused(tmp_path: Path) -> None:
-    write_weights(tmp_path / "w", Weights.of({"dense.mask": torch.tensor([True, False])}))
+    write_weights(tmp_path / "w", Weights.of_run({"dense.mask": torch.tensor([True, False])}, {}))
     whole = (tmp_path / "w").read_bytes()
     (tmp_path / "w").write_bytes(whole[:-1] + b"\x07")
     with pytest.raises(HotsetError, match=r"dense\.mask holds a truth value of 7"):
