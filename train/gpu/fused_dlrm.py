@@ -238,7 +238,7 @@ class FusedDlrm:
 
     def _adopt_parameters(self, layers: Sequence[_Layer]) -> None:
         """Move the model's parameters into the vector, where it uses them."""
-        self._parameters: list[tuple[torch.Tensor, slice, torch.Size, int]] = []
+        self._parameters: list[tuple[torch.Tensor, slice, _Layer]] = []
         modules = [self._model.bottom, self._model.top]
         linears = [
             each for module in modules if module for each in module if isinstance(each, torch.nn.Linear)
@@ -249,7 +249,7 @@ class FusedDlrm:
                 view = self._view(self._weights_N, parameter, place, layer)
                 view.copy_(parameter.detach())
                 parameter.data = view
-                self._parameters.append((parameter, place, parameter.shape, layer.num_inputs))
+                self._parameters.append((parameter, place, layer))
         # The first products need the rounded weights before any step wrote them.
         if self._rounded_N is not None:
             self._rounded_N.copy_(self._weights_N)
@@ -278,12 +278,11 @@ class FusedDlrm:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        for parameter_number, (parameter, place, shape, num_inputs) in enumerate(self._parameters):
+        for parameter_number, (parameter, place, layer) in enumerate(self._parameters):
             state = owner[parameter].state[parameter]
             # A restored state is copied to its part; from then on torch's optimizer has a view of it.
             for number, name in enumerate(_STATES[self.rule.name]):
-                part = self._states_KN[number][place]
-                view = part.view(-1, num_inputs)[:, : shape[1]] if len(shape) == 2 else part
+                view = self._view(self._states_KN[number], parameter, place, layer)
                 if name in state:
                     view.copy_(state[name])
                 state[name] = view

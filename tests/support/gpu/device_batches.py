@@ -11,7 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hotset.stats.batch_rows import LONG_LOOKUPS, LookupsByRow, group_lookups, of_matrix
+from hotset.stats.batch_rows import (
+    LONG_LOOKUPS,
+    LookupsByRow,
+    PackedLookups,
+    group_lookups,
+    of_matrix,
+    pack_lookups,
+)
 from hotset.train.gpu.packed_batch import (
     BatchLists,
     BatchRoom,
@@ -73,20 +80,17 @@ def draw_batch(
     staged = rng.permutation(num_staged).astype(np.int32) + np.int32(layout.num_own_slots)
     staged[rng.random(num_staged) < absent_share] = -1
     slots_U[is_staged] = staged
-    tables_U = np.repeat(np.arange(num_tables), np.diff(by_row.first_F1))
-    staged_of_table = np.bincount(tables_U[is_staged], minlength=num_tables)
 
     num_long = int(np.count_nonzero(by_row.counts_U > LONG_LOOKUPS))
     num_long += 2 * (num_long > 0)
     room = BatchRoom(num_samples + num_padding, num_tables, by_row.num_rows + 5, num_long, num_staged + 3)
-    lists = _stored_lists(ids_BF, num_rows, room, device)
+    lists = _stored_lists(by_row, num_samples, layout, room)
     _fill(lists.staged_C, staged)
-    _fill(lists.staged_offsets_F1, np.concatenate([[0], np.cumsum(staged_of_table)]))
     decoded = DecodedBatch(*map(poisoned, room.new_decoded(device)))
     slots_N = np.empty(by_row.order_N.size, np.int32)
     slots_N[by_row.order_N] = np.repeat(slots_U, by_row.counts_U)
     return DrawnBatch(
-        lists,
+        BatchLists(*(each.to(device) for each in lists)),
         decoded,
         SlotLayout.of(layout, device),
         ids_BF,
@@ -136,30 +140,20 @@ def poisoned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor.fill_(POISON & 0x7F7F)
 
 
-def _stored_lists(
-    ids_BF: NDArray[np.int32], num_rows: NDArray[np.int64], room: BatchRoom, device: torch.device
-) -> BatchLists:
-    num_samples = ids_BF.shape[0]
-    lookups = of_matrix(ids_BF.reshape(-1), num_rows)
-    found = group_lookups(lookups)
-    starts = found.starts_U1[:-1] - np.repeat(lookups.offsets_F1[:-1], np.diff(found.first_F1))
-    is_long = found.counts_U > LONG_LOOKUPS
-    long_rows = np.flatnonzero(is_long)
-    long_offsets = np.searchsorted(long_rows, found.first_F1)
-    lists = BatchLists(*map(poisoned, room.new_lists(device)))
+def _stored_lists(by_row: LookupsByRow, num_samples: int, layout: Layout, room: BatchRoom) -> BatchLists:
+    """Return the lists of a batch on the host, but for the slots of staged rows."""
+    lists = BatchLists(*map(poisoned, room.new_lists(torch.device("cpu"))))
+    places = PackedLookups(*(getattr(lists, name).numpy() for name in PackedLookups._fields))
+    pack_lookups(by_row, num_samples, layout.first_F, layout.last_F, places)
     _fill(lists.num_samples_1, np.array([num_samples]))
-    _fill(lists.order_N, found.order_N // num_rows.size)
-    _fill(lists.order_offsets_F1, lookups.offsets_F1)
-    _fill(lists.rows_U, found.rows_U)
-    _fill(lists.row_offsets_F1, found.first_F1)
-    _fill(lists.starts_U, starts)
-    _fill(lists.long_rows_L, long_rows - np.repeat(found.first_F1[:-1], np.diff(long_offsets)))
-    _fill(lists.long_offsets_F1, long_offsets)
+    _fill(lists.order_offsets_F1, np.arange(layout.num_tables + 1) * num_samples)
+    _fill(lists.rows_U, by_row.rows_U)
+    _fill(lists.row_offsets_F1, by_row.first_F1)
     return lists
 
 
 def _fill(tensor: torch.Tensor, values: NDArray[np.generic]) -> None:
-    tensor[: values.size] = torch.from_numpy(values.astype(np.int64)).to(tensor.dtype).to(tensor.device)
+    tensor[: values.size] = torch.from_numpy(values.astype(np.int64)).to(tensor.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,18 +292,6 @@ def test_a_switch_of_fae_that_does_not_wait_for_the_device_is_found(
     assert any(is_wrong(drawn, wanted, seed, **fields) for seed in range(8))
 
 
-def test_work_that_is_not_recorded_gives_the_same_bits(
-    drawn: DrawnRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = wanted_of(drawn)
-    begin = QueuedSteps.__init__
-    monkeypatch.setattr(
-        QueuedSteps, "__init__", lambda *args, **kwargs: begin(*args, **(kwargs | {"is_recorded": False}))
-    )
-    assert not is_wrong(drawn, wanted, 1, placement="lookahead")
-    assert not is_wrong(drawn, wanted, 2, placement="cache")
-
-
 def test_the_second_step_records_the_work_of_all_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
