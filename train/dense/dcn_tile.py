@@ -129,9 +129,7 @@ class DcnTile:
             first_grad_TP.zero_()
             if not self.top:
                 return last_grad_TN, first_grad_TP
-            found = self.top.backward(last_grad_TN, gradients, to_inputs=True)
-            assert found is not None
-            return found, first_grad_TP
+            return self.top.backward(last_grad_TN, gradients, to_inputs=True), first_grad_TP
         # In parallel, the last layer's inputs are those of both networks.
         crossed_grad_TP = self._crossed_grads[:num_samples]
         crossed_grad_TP[:, : self._num_inputs].copy_(last_grad_TN[:, : self._num_inputs])
@@ -140,9 +138,7 @@ class DcnTile:
             return crossed_grad_TP, first_grad_TP
         deep_grad_TN = self._deep_grads[:num_samples]
         deep_grad_TN.copy_(last_grad_TN[:, self._deep_place])
-        found = self.top.backward(deep_grad_TN, gradients, to_inputs=True)
-        assert found is not None
-        return crossed_grad_TP, found
+        return crossed_grad_TP, self.top.backward(deep_grad_TN, gradients, to_inputs=True)
 
 
 class _CrossLayer:

@@ -108,15 +108,13 @@ class Mlp:
             inputs_TK = outputs.tensor
         return self._float_outputs.tensor.copy_(inputs_TK) if self._is_rounded else inputs_TK
 
-    def backward(
-        self, grad_TN: torch.Tensor, gradients: ParameterViews, *, to_inputs: bool
-    ) -> torch.Tensor | None:
-        """Write the gradients of all parameters.
+    def backward(self, grad_TN: torch.Tensor, gradients: ParameterViews, *, to_inputs: bool) -> torch.Tensor:
+        """Write the gradients of all parameters; return the (T, K) gradient by the inputs.
 
         Args:
             grad_TN: gradient by the outputs of the last forward pass, overwritten.
             gradients: where the gradient of each parameter goes, by name.
-            to_inputs: whether the (T, K) gradient by the inputs is returned.
+            to_inputs: whether the gradient by the inputs is computed; else nothing of use is returned.
         """
         if self._is_rounded:
             grad_TN = self._rounded_grads.tensor.copy_(grad_TN)
@@ -135,7 +133,7 @@ class Mlp:
             matrix.write_gradient(inputs_TK, grad_TN, gradients)
             # Nothing below the first layer needs a gradient where its inputs are data.
             if number == 0 and not to_inputs:
-                return None
+                return grad_TN
             grad_TN = matrix.input_gradient(grad_TN, self._input_grads[number].tensor)
         return self._float_input_grads.tensor.copy_(grad_TN) if self._is_rounded else grad_TN
 
@@ -267,9 +265,7 @@ class DenseTile:
         loss, inputs_grad_TP = self._last.backward(label_T, scale, gradients)
         # Backwards through the MLP above the interaction.
         if self.top:
-            found = self.top.backward(inputs_grad_TP, gradients, to_inputs=True)
-            assert found is not None
-            inputs_grad_TP = found
+            inputs_grad_TP = self.top.backward(inputs_grad_TP, gradients, to_inputs=True)
 
         # Without a projection, gradients of embeddings go straight to the caller's memory.
         emb_grad_TFD = embedding_grads[0] if not self._widths else self._embeddings[: label_T.shape[0]]

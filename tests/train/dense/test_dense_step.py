@@ -272,7 +272,6 @@ def test_logits_and_gradients_are_those_of_means(tmp_path: Path) -> None:
         torch.testing.assert_close(own.grad, wanted.grad)
 
 
-SHAPE = DcnShape(3, (4, 4, 4, 4), ModelConfig(kind="dcnv2", top_widths=(16, 8), cross_layers=2, cross_rank=3))
 BATCH_SIZE = 64
 Rows = list[torch.Tensor]
 
@@ -316,15 +315,6 @@ def results(step: DenseStep, model: DenseModel, num_samples: int, number: int = 
 
 def assert_equal(found: Rows, wanted: Rows) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-
-
-@pytest.mark.parametrize("num_samples", [1, 37, 1300])
-def test_tiles_leave_the_gradients_of_the_whole_batch(num_samples: int) -> None:
-    models = [Dcn(SHAPE, 3) for _ in range(2)]
-    tiles = results(GraphTiles(models[0], MicroBatches(BATCH_SIZE), WorkThreads(1)), models[0], num_samples)
-    whole = results(GraphStep(models[1], MicroBatches(BATCH_SIZE)), models[1], num_samples)
-    for found, wanted in zip(tiles, whole, strict=True):
-        torch.testing.assert_close(found.double(), wanted.double(), rtol=1e-4, atol=1e-6)
 
 
 def test_a_model_whose_samples_depend_on_each_other_has_no_shares() -> None:

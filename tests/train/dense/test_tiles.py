@@ -446,21 +446,22 @@ def test_weights_that_are_loaded_later_are_used() -> None:
     assert torch.equal(step.predict(batch, embeddings), other.predict(batch, embeddings))
 
 
-@pytest.mark.parametrize("name", [name for name in SHAPES if name not in ("kaggle", "no tables")])
-def test_graphs_leave_the_same_gradients(name: str) -> None:
-    batch, embeddings = drawn(SHAPES[name], 70)
+@pytest.mark.parametrize("form", [GraphStep, GraphTiles])
+@pytest.mark.parametrize(
+    ("name", "num_samples"),
+    [
+        *((name, 70) for name in SHAPES if name not in ("kaggle", "no tables")),
+        *(("rank 1", num_samples) for num_samples in (1, 37, 1300)),
+    ],
+)
+def test_graphs_leave_the_same_gradients(name: str, num_samples: int, form: type[DenseStep]) -> None:
+    batch, embeddings = drawn(SHAPES[name], num_samples)
     model, step = tiled(SHAPES[name])
     loss, *found = results(step, model, batch, embeddings)
-    shares = MicroBatches(BATCH_SIZE)
-    for build in (
-        partial(GraphStep, micro_batches=shares),
-        partial(GraphTiles, micro_batches=shares, threads=WorkThreads(1)),
-    ):
-        twin = built(SHAPES[name])
-        graph: Any = build(twin)
-        other_loss, *others = results(graph, twin, batch, [emb.detach().clone() for emb in embeddings])
-        assert loss.item() == pytest.approx(other_loss.item(), rel=1e-6)
-        assert max(map(distance, found, others)) <= 1e-5
+    twin, graph = tiled(SHAPES[name], form=form)
+    other_loss, *others = results(graph, twin, batch, [emb.detach().clone() for emb in embeddings])
+    assert loss.item() == pytest.approx(other_loss.item(), rel=1e-6)
+    assert max(map(distance, found, others)) <= 1e-5
 
 
 def test_the_step_suits_the_model() -> None:
