@@ -2,7 +2,8 @@
 
 Linux shows control groups as folders: version 1 has a tree for each controller, version 2 has one tree. The
 limit of a group also binds the groups inside it, so a process is bound by its group and by all groups around
-it. A container usually sees its group as the outermost one.
+it. A container usually sees its group as the outermost one. Systemd and containers mount the trees in
+``/sys/fs/cgroup``.
 
 Libraries handle a full address space (``ulimit -v``) badly: some end the process without a message when a
 thread finds no room for its variables, others raise errors that name a file. So the limit is checked before
@@ -13,16 +14,11 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import resource
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from ..errors import MIB, SystemFaultError, first_line, format_byte_size
-
-_ESCAPED = re.compile(r"\\([0-7]{3})")
-"""A space or the like in a path of the list of mounts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,76 +36,39 @@ class ControlGroup:
         except (OSError, ValueError):
             return ""
 
-    def numbers(self, name: str) -> dict[str, int]:
-        """Return the numbers of a file of the group by the word before each; empty where there is no file."""
-        lines = [line.split() for line in self.read(name).splitlines()]
-        return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdecimal()}
 
+def control_groups(controller: str, system: Path = Path("/")) -> list[ControlGroup]:
+    """Return the groups that may limit this process, its own before those around it; none on other systems.
 
-def control_groups(controller: str, process: Path = Path("/proc/self")) -> list[ControlGroup]:
-    """Return the groups that may limit a process, its own before those around it; none on other systems.
-
-    ``controller``: ``memory`` or ``cpu``; ``process``: folder in which the system describes the process.
+    ``controller``: ``memory`` or ``cpu``; ``system``: the root of all paths.
     """
+    trees = system / "sys" / "fs" / "cgroup"
     try:
-        own = dict(_groups_of(process))
-        mounts = list(_mounts_of(process))
+        text = (system / "proc" / "self" / "cgroup").read_text(errors="surrogateescape")
+        own = [(controllers, group) for _, controllers, group in (x.split(":", 2) for x in text.splitlines())]
     except (OSError, ValueError):  # no Linux, or one that shows this to nobody
         return []
     # A system may have both versions: then only one of them has the controller's files.
     found = []
-    for mount in mounts:
-        name = controller if mount.version == 1 else ""
-        if name in own and (mount.version == 2 or controller in mount.controllers):
-            found += [ControlGroup(folder, mount.version) for folder in mount.folders_of(own[name])]
+    for controllers, group in own:
+        if not controllers:
+            tree = trees / "unified" if (trees / "unified").is_dir() else trees
+            found += [ControlGroup(folder, 2) for folder in _folders_of(group, tree)]
+        elif controller in controllers.split(","):
+            found += [ControlGroup(folder, 1) for folder in _folders_of(group, trees / controller)]
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Mount:
-    """A mount point of a tree of groups, or of a part of one."""
-
-    point: Path
-    root: str
-    """The group at the mount point, by its path in the tree."""
-    version: int
-    controllers: tuple[str, ...]
-    """Those of a tree of version 1, among other words."""
-
-    def folders_of(self, group: str) -> Iterator[Path]:
-        """Yield the folder of a group, and those around it as far as they are visible."""
-        path = PurePosixPath(group)
-        # In a container without a group namespace the path is that on the host, which may be invisible.
-        is_below = path.is_relative_to(self.root)
-        relative = path.relative_to(self.root) if is_below else PurePosixPath()
-        is_seen = ".." not in relative.parts and (self.point / relative).is_dir()
-        folder = self.point / relative if is_seen else self.point
-        yield folder
-        while folder != self.point:
-            folder = folder.parent
-            yield folder
+def _folders_of(group: str, tree: Path) -> list[Path]:
+    """Return the folder of a group, and those around it as far as they are visible."""
+    # A container without a group namespace has the path on the host, and sees the end of it or nothing.
+    parts = Path(group).parts[1:]
+    ends = [] if ".." in parts else [tree.joinpath(*parts[first:]) for first in range(len(parts))]
+    folder = next((end for end in ends if end.is_dir()), tree)
+    return [folder, *(above for above in folder.parents if above.is_relative_to(tree))]
 
 
-def _groups_of(process: Path) -> Iterator[tuple[str, str]]:
-    """Yield each controller with the path of its group; that of version 2 is empty."""
-    for line in (process / "cgroup").read_text(errors="surrogateescape").splitlines():
-        _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(","):
-            yield controller, path
-
-
-def _mounts_of(process: Path) -> Iterator[_Mount]:
-    """Yield the mounts of control groups; see "mountinfo" in proc(5)."""
-    for line in (process / "mountinfo").read_text(errors="surrogateescape").splitlines():
-        left, separator, right = line.partition(" - ")
-        words = right.split()
-        if not separator or len(words) < 3 or words[0] not in ("cgroup", "cgroup2"):
-            continue
-        root, point = (_ESCAPED.sub(lambda code: chr(int(code[1], 8)), part) for part in left.split()[3:5])
-        yield _Mount(Path(point), root, 1 if words[0] == "cgroup" else 2, tuple(words[-1].split(",")))
-
-
-def usable_cores(process: Path = Path("/proc/self")) -> int:
+def usable_cores(system: Path = Path("/")) -> int:
     """Return the number of cores that the process and its container may use.
 
     A container that may use 2.5 cores counts as 3. All groups around the process are looked at.
@@ -117,7 +76,7 @@ def usable_cores(process: Path = Path("/proc/self")) -> int:
     num_cores = os.cpu_count() or 1
     # Only some systems can bind a process to cores.
     num_bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else num_cores
-    limits = [_cores_of(group) for group in control_groups("cpu", process)]
+    limits = [_cores_of(group) for group in control_groups("cpu", system)]
     return max(1, min(num_cores, num_bound, *(limit for limit in limits if limit is not None)))
 
 
@@ -131,6 +90,15 @@ def _cores_of(group: ControlGroup) -> int | None:
         return None
     share, period = (int(word) for word in words)
     return math.ceil(share / period) if period else None
+
+
+def numbers_in(path: Path) -> dict[str, int]:
+    """Return the numbers of a file of the system, by the word before each; empty if there is no such file."""
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
 
 
 _LEAST_BYTES = 160 * MIB
@@ -181,9 +149,4 @@ def lost_library(subject: str, error: BaseException) -> SystemFaultError | None:
 
 def _addresses_taken() -> int:
     """Return the bytes of addresses of this process; 0 where the system does not say."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0
-    sizes = [line.split()[1] for line in lines if line.startswith("VmSize:")]
-    return int(sizes[0]) * 1024 if sizes else 0
+    return numbers_in(Path("/proc/self/status")).get("VmSize", 0) * 1024

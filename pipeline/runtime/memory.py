@@ -18,7 +18,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from ..errors import MIB, MemoryCapError, format_byte_size
-from .limits import ControlGroup, addresses_left, control_groups
+from .limits import ControlGroup, addresses_left, control_groups, numbers_in
 from .tasks import Resources, drop_thread_buffers, num_processes, num_workers
 
 Item = TypeVar("Item")
@@ -41,7 +41,7 @@ def default_memory_bytes() -> int:
 
 def anonymous_bytes() -> int:
     """Return the anonymous resident memory of this process; 0 if the system does not report it."""
-    return _numbers_in(Path("/proc/self/status")).get("RssAnon", 0) * 1024
+    return numbers_in(Path("/proc/self/status")).get("RssAnon", 0) * 1024
 
 
 def available_bytes() -> int | None:
@@ -52,7 +52,7 @@ def available_bytes() -> int | None:
 
 
 def _available_to_machine() -> int | None:
-    found = _numbers_in(Path("/proc/meminfo"))
+    found = numbers_in(Path("/proc/meminfo"))
     return (found["MemAvailable"] + found.get("SwapFree", 0)) * 1024 if "MemAvailable" in found else None
 
 
@@ -78,18 +78,9 @@ def _limit_of(group: ControlGroup) -> tuple[int, int] | None:
     if not (limit.isdecimal() and used.isdecimal()) or int(limit) >= _NO_LIMIT:
         return None
     # The kernel drops the page cache for a group that needs memory, except files on a memory device.
-    held = group.numbers("memory.stat")
+    held = numbers_in(group.folder / "memory.stat")
     droppable = max(0, held.get(names[2], 0) - held.get(names[3], 0))
     return int(limit), max(0, int(used) - droppable)
-
-
-def _numbers_in(path: Path) -> dict[str, int]:
-    """Return the numbers of a file of the system, by the word before each; empty if there is no such file."""
-    try:
-        lines = [line.split() for line in path.read_text().splitlines()]
-    except OSError:
-        return {}
-    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
 
 
 def room_for(stage: str, resources: Resources, needed_bytes: int) -> int:

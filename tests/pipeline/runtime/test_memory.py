@@ -158,8 +158,7 @@ def test_the_limits_of_control_groups_are_seen(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    process = write_groups(tmp_path / "process", tmp_path / "tree", "/a", version=version, **files)
-    found = control_groups("memory", process)
+    found = control_groups("memory", write_groups(tmp_path, "/a", version=version, **files))
     monkeypatch.setattr(memory, "control_groups", lambda controller: found if controller == "memory" else [])
     assert memory._available_to_cgroup() == available
     # The default cap follows the limit itself, whatever is in use.
