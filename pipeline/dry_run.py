@@ -45,15 +45,14 @@ from .preprocess import (
     resolved,
     stages_of,
 )
-from .raw.log_parts import open_parts
 from .raw.part import Part
 from .raw.raw_file import RawFile
 from .runtime.memory import FIXED_BYTES, default_memory_bytes
 from .runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers
 from .schema.schema import numbers_of
 from .schema.schema_file import schema_of
-from .stages.count import CountConfig, grown_counts, spans_of
-from .stages.ingest import IngestConfig, continued_log, hint_for
+from .stages.count import evaluation_bounds, grown_counts, spans_of
+from .stages.ingest import IngestConfig, continued_log, hint_for, open_log
 from .stages.pack import samples_per_file
 from .stages.shuffle import RowLayout
 
@@ -264,20 +263,16 @@ def _parse_blocks(file: RawFile, number: int, config: IngestConfig, most: int) -
 
     A part is valid until the next one is read.
     """
-    schema = schema_of(config.schema)
-    is_strict = config.max_bad_fraction is None
-    parts = open_parts(
-        file, number, schema, block_bytes=_BLOCK_BYTES, has_label=config.label, strict=is_strict
-    )
+    parts = open_log(file, number, replace(config, block_bytes=_BLOCK_BYTES))
     # Blocks in the middle can be read only where bytes are lines: not of compressed files, nor of Parquet.
-    is_plain = file.compression is None and schema.format != "parquet"
+    is_plain = file.compression is None and schema_of(config.schema).format != "parquet"
     num_blocks = -(-file.num_bytes // _BLOCK_BYTES) if is_plain else most
     step = max(1, num_blocks // most)
     for position, unread in enumerate(islice(parts.iterate({}), 0, step * most, step)):
         part = unread.read()
         if part is None:
             continue
-        if part.fault is not None and is_strict:
+        if part.fault is not None and config.max_bad_fraction is None:
             # Lines before a later block were not counted, so only the first block can number its lines.
             where = f"a {parts.unit} after byte {position * step * _BLOCK_BYTES}"
             if position == 0:
@@ -335,7 +330,7 @@ class Estimate:
     """The bytes, seconds and memory of a run from scratch."""
 
     num_samples: float
-    num_train: float
+    num_train: int
     num_rows: float
     folder_bytes: dict[str, float]
     """By stage."""
@@ -350,9 +345,9 @@ def estimate_stages(sample: LogSample, config: PreprocessConfig, *, workers: int
     schema = schema_of(config.ingest.schema)
     samples = sum(sample.samples)
     has_label = config.ingest.label and schema.label is not None
-    num_train = _training_samples(sample.samples, config.count)
     samples_of_files = [int(number) for number in sample.samples]
-    spans = spans_of(int(num_train), config.count.count_last, samples_of_files) if num_train >= 1 else []
+    num_train, _ = evaluation_bounds(config.count, samples_of_files)
+    spans = spans_of(num_train, config.count.count_last, samples_of_files) if num_train > 0 else []
     lengths = [span.stop - span.first for span in spans]
     # Every category is counted; only frequent ones get a row, and missing and oov one each.
     rank = config.rank
@@ -397,17 +392,6 @@ def estimate_stages(sample: LogSample, config: PreprocessConfig, *, workers: int
     }
     memory = {stage: workers * 3 * config.ingest.block_bytes + growing.get(stage, 0.0) for stage in folders}
     return Estimate(samples, num_train, num_rows, folders, seconds, memory)
-
-
-def _training_samples(files: Sequence[float], config: CountConfig) -> float:
-    if config.eval_files:
-        num_left = sum(files[: -config.eval_files])
-    else:
-        num_left = sum(files) * (1 - config.eval_fraction)
-    if config.valid_files:
-        before = files[: len(files) - config.eval_files]
-        return num_left - sum(before[-config.valid_files :])
-    return num_left - sum(files) * (config.valid_fraction or 0)
 
 
 @dataclass(frozen=True, slots=True)

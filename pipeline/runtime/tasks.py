@@ -135,31 +135,6 @@ def _copy_of(kind: type[RemoteObject], state: tuple[Any, ...]) -> RemoteObject:
     return copy
 
 
-class Advance(RemoteObject):
-    """A progress callback of one number; a worker process sums its numbers and reports them per task."""
-
-    def __init__(self, function: Callable[[int], None]) -> None:
-        self._function = function
-        self._sum = 0
-
-    def __call__(self, number: int) -> None:
-        self._sum += number
-        self._function(number)
-
-    def state_for_worker(self) -> tuple[()]:
-        return ()
-
-    @classmethod
-    def in_worker(cls) -> Advance:
-        return cls(lambda number: None)
-
-    def report(self) -> int:
-        return self._sum
-
-    def apply_report(self, report: int) -> None:
-        self._function(report)
-
-
 def pack_call(function: Callable[..., Any], task: Task) -> tuple[bytes, list[RemoteObject]]:
     """Return a task as `run_packed` takes it, and the objects that its reports are for, in their order."""
     _packed.objects = []

@@ -16,7 +16,7 @@ counts are reused where the parts are the same, whatever else changed in the log
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -36,7 +36,7 @@ from ...stats.counting import (
 )
 from ..errors import MIB, ConfigError, ManifestError, hint_to_rewrite, require_at_least
 from ..folders.manifest import FileEntry, Manifest, checksum_of, is_sealed
-from ..folders.output import Output, RunsFile, array_in, input_of
+from ..folders.output import Output, array_in, input_of, map_arrays, remove_arrays, write_arrays
 from ..folders.resume import Continuation, read_before, unless_none
 from ..folders.totals import ColumnsFacts, ColumnsTotals, CountedTable, CountsFacts, CountsTotals, SpanInfo
 from ..formats.arrow_files import (
@@ -50,7 +50,7 @@ from ..formats.arrow_files import (
 )
 from ..formats.columns import text_features, top_categories, write_top_texts
 from ..runtime.memory import check_cap, room_for
-from ..runtime.tasks import DEFAULT_RESOURCES, Advance, Resources, num_workers, run_tasks
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_processes, num_workers, run_tasks
 from ..schema.schema import SAMPLE_TIME
 
 
@@ -196,7 +196,6 @@ class SpilledCounts:
         self.counters = {name: CategoryCounter() for name in names}
         self._max_bytes = max_bytes
         self._output = output
-        self._runs: dict[str, RunsFile] = {}
         self._run_lengths: dict[str, list[int]] = {name: [] for name in names}
 
     def add(self, name: str, categories: NDArray[Any], is_valid: NDArray[np.uint8]) -> None:
@@ -222,10 +221,13 @@ class SpilledCounts:
         """Append what a table holds to its file of runs: categories, ascending, then their counts."""
         categories, counts = self.counters[name].take()
         lengths = self._run_lengths[name]
-        if not lengths:
-            self._runs[name] = RunsFile(self._output, f"{name}.runs")
-        self._runs[name].append(categories, counts)
+        # What a killed run left under this name is overwritten by the first run.
+        write_arrays(self._path(name), [categories, counts], appends=bool(lengths))
         lengths.append(categories.shape[0])
+
+    def _path(self, name: str) -> Path:
+        """Return the file of a table's runs."""
+        return self._output.temporary_path(f"{name}.runs")
 
     def result(self, name: str, dtype: Any, earlier: list[Counts]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return a table's categories, ascending, and their counts with those ``earlier``; drop the table."""
@@ -239,7 +241,7 @@ class SpilledCounts:
         self._spill(name)
         del self.counters[name]
         # A run is its categories and then its counts, both of 64 bits: one mapping cut in two for each run.
-        words = self._runs[name].map(np.uint64)
+        words = map_arrays(self._path(name), np.uint64)
         runs = list(earlier)
         start = 0
         for length in lengths:
@@ -250,7 +252,7 @@ class SpilledCounts:
         # The earlier counts are merged as if they were one more run; the file goes only when the sums are
         # out.
         merged = merged_counts(runs, self._output, self._max_bytes, dtype)
-        self._runs.pop(name).remove()
+        remove_arrays(self._path(name))
         return merged
 
 
@@ -344,9 +346,12 @@ def count(
         done += num_lookups
         resources.progress("count", done, total)
 
-    tasks = ((group, log, room, Advance(advance)) for group in groups)
-    for _ in run_tasks(_count_group, tasks, workers=resources.workers):
-        pass
+    # Threads report each part; of another process a group is reported when it ends.
+    is_remote = num_processes(resources.workers) > 0
+    tasks = ((group, log, room, None if is_remote else advance) for group in groups)
+    for num_lookups in run_tasks(_count_group, tasks, workers=resources.workers):
+        if is_remote:
+            advance(num_lookups)
     # Texts are last: which categories are frequent is known only when all are counted.
     if config.texts:
         names = text_features(columns)
@@ -422,7 +427,9 @@ class _Log:
         return self.before, self.before.entry(f"{self.bases[span].prefix}{table}.arrow")
 
 
-def _count_group(names: list[str], log: _Log, room: int, advance: Advance) -> None:
+def _count_group(names: list[str], log: _Log, room: int, advance: Callable[[int], None] | None) -> int:
+    """Count some tables; return their lookups, of which ``advance`` hears part by part."""
+    num_counted = 0
     for span in log.spans:
         # A span whose counts are there already is kept file by file; any other is counted from where its
         # base ends.
@@ -434,10 +441,12 @@ def _count_group(names: list[str], log: _Log, room: int, advance: Advance) -> No
                 log.output.adopt(before, entry, f"{span.prefix}{name}.arrow", facts)
         elif todo:
             _count_span(span, todo, log, room, advance)
+            num_counted += (span.stop - log.first_new(span)) * len(todo)
     # A window of several files: its counts are the sum of theirs, which are kept for the next window.
     if len(log.spans) > 1:
         for name in names:
             _merge_spans(name, log, room)
+    return num_counted
 
 
 def _sum_facts(entries: Sequence[FileEntry], file: int | None) -> CountsFacts:
@@ -448,7 +457,9 @@ def _sum_facts(entries: Sequence[FileEntry], file: int | None) -> CountsFacts:
     return CountsFacts(num_missing=num_missing, num_lookups=sum(lookups) if lookups else None, file=file)
 
 
-def _count_span(span: Span, names: list[str], log: _Log, room: int, advance: Advance) -> None:
+def _count_span(
+    span: Span, names: list[str], log: _Log, room: int, advance: Callable[[int], None] | None
+) -> None:
     tables = SpilledCounts(names, int(room / BYTES_PER_TABLE_BYTE), log.output)
     dtypes = dict.fromkeys(names, np.dtype(np.uint32))
     # Read each part once for all tables of the group.
@@ -461,7 +472,8 @@ def _count_span(span: Span, names: list[str], log: _Log, room: int, advance: Adv
             array, num_lookups = lookups_of(column, high - low)
             dtypes[name] = np.dtype(array.type.to_pandas_dtype())
             tables.add(name, values_of(array, dtypes[name])[:num_lookups], validity_of(array))
-        advance((high - low) * len(names))
+        if advance is not None:
+            advance((high - low) * len(names))
     for name in names:
         # Write each table with what was counted before of the same span.
         num_missing = tables.counters[name].num_missing
@@ -493,6 +505,17 @@ def _samples_of_files(columns: Manifest) -> list[int]:
     return [file.num_samples for file in ColumnsTotals.of(columns).raw]
 
 
+def evaluation_bounds(config: CountConfig, files: Sequence[int]) -> tuple[int, int]:
+    """Return the bounds of `evaluation_parts` for files of so many samples, which have no times."""
+    num_samples = sum(files)
+    first_of_test = num_samples - int(num_samples * config.eval_fraction)
+    if config.eval_files:
+        first_of_test = num_samples - sum(files[-config.eval_files :])
+    if config.valid_files is None:
+        return first_of_test - int(num_samples * (config.valid_fraction or 0)), first_of_test
+    return first_of_test - sum(files[: len(files) - config.eval_files][-config.valid_files :]), first_of_test
+
+
 def evaluation_parts(config: CountConfig, columns: Manifest) -> tuple[int, int]:
     """Return the first samples of the validation part and of the test part; those before them train.
 
@@ -501,26 +524,21 @@ def evaluation_parts(config: CountConfig, columns: Manifest) -> tuple[int, int]:
     Raises:
         ConfigError: every file, or every sample, would be for evaluation or validation.
     """
-    num_samples = columns.num_samples
     files = _samples_of_files(columns)
-    if config.eval_files:
-        first_of_test = num_samples - sum(files[-config.eval_files :])
-    else:
-        first_of_test = num_samples - int(num_samples * config.eval_fraction)
-    first = first_of_test - int(num_samples * (config.valid_fraction or 0))
+    first, first_of_test = evaluation_bounds(config, files)
     if not config.eval_files:
         first_of_test = first_of_time(columns, first_of_test)
-    if config.valid_files is not None:
-        first = first_of_test - sum(files[: len(files) - config.eval_files][-config.valid_files :])
-    elif config.valid_fraction is None:
-        first = first_of_test
-    else:
-        first = first_of_time(columns, min(first, first_of_test))
+    # Files begin anywhere in time: only a part that is a fraction is moved.
+    if config.valid_files is None:
+        first = min(first, first_of_test)
+    if config.valid_fraction is not None:
+        first = first_of_time(columns, first)
     if first <= 0:
         wanted = ("eval_files" if config.eval_files else "eval_fraction", "valid_files", "valid_fraction")
         values = {name: getattr(config, name) for name in wanted}
         wishes = [f"{name} {value}" for name, value in values.items() if value is not None]
-        whole = f"{len(files)} files" if config.eval_files or config.valid_files else f"{num_samples} samples"
+        by_file = config.eval_files or config.valid_files
+        whole = f"{len(files)} files" if by_file else f"{columns.num_samples} samples"
         verb = "leaves" if len(wishes) == 1 else "leave"
         raise ConfigError(f"{' and '.join(wishes)} of {whole} {verb} no sample to train on")
     return first, first_of_test

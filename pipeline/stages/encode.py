@@ -27,14 +27,7 @@ from numpy.typing import NDArray
 from ...stats.id_tables import build_id_table, find_ids, id_table_bytes, most_rows_within
 from ..errors import MIB, InputError, ManifestError, hint_to_rewrite
 from ..folders.manifest import FileEntry, Manifest, is_sealed
-from ..folders.output import (
-    ArrayFile,
-    Output,
-    input_of,
-    read_shared_arrays,
-    remove_shared,
-    write_shared_arrays,
-)
+from ..folders.output import Output, input_of, map_arrays, remove_arrays, write_arrays
 from ..folders.totals import (
     SamplesFacts,
     SamplesTotals,
@@ -78,24 +71,21 @@ class LoadedPiece:
     """A piece with its hash table, ready to be looked up in."""
 
     piece: TablePiece
-    kept: NDArray[np.uint64] | ArrayFile
-
-    @property
-    def entries(self) -> NDArray[np.uint64]:
-        """The hash table; mapped where other processes look up in it too."""
-        return self.kept.open() if isinstance(self.kept, ArrayFile) else self.kept
+    kept: NDArray[np.uint64] | Path
+    """The hash table, or its file where other processes look up in it, too."""
 
     def find(self, batch: Any, ids: NDArray[np.int32]) -> None:
         """Write the id of each lookup of a part to ``ids``, -1 where this piece has none."""
         # The lists of a multi-hot table are looked up flat: where each begins does not matter here.
         array, _ = lookups_of(batch.column(self.piece.table.name), 0)
         categories = values_of(array, array.type.to_pandas_dtype())
-        find_ids(categories, validity_of(array), self.entries, self.piece.table.missing_id, -1, ids)
+        entries = map_arrays(self.kept, np.uint64) if isinstance(self.kept, Path) else self.kept
+        find_ids(categories, validity_of(array), entries, self.piece.table.missing_id, -1, ids)
 
     def remove(self) -> None:
         """Remove the file that other processes mapped, where there is one."""
-        if isinstance(self.kept, ArrayFile):
-            self.kept.remove()
+        if isinstance(self.kept, Path):
+            remove_arrays(self.kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +108,12 @@ class LookupPass:
         for ids in ids_of_tables:
             ids.fill(-1)
         for number, pieces in enumerate(self.earlier):
-            lengths = [ids_of_tables[piece.feature].shape[0] for piece in pieces]
-            spilled = read_shared_arrays(self.output, self.spill_name(entry, number), np.int32, lengths)
-            for piece, found in zip(pieces, spilled, strict=True):
+            spilled = map_arrays(self.output.shared_path(self.spill_name(entry, number)), np.int32)
+            for piece in pieces:
                 ids = ids_of_tables[piece.feature]
                 # At most one piece of a table has a category, and the others wrote -1.
-                np.maximum(ids, found, out=ids)
+                np.maximum(ids, spilled[: ids.shape[0]], out=ids)
+                spilled = spilled[ids.shape[0] :]
 
 
 def pieces_of(vocabulary: Manifest, room_bytes: int | None) -> Iterator[TablePiece]:
@@ -150,7 +140,9 @@ def load_piece(vocabulary: Manifest, piece: TablePiece, shared: Output | None) -
     # task.
     if shared is None:
         return LoadedPiece(piece, entries)
-    return LoadedPiece(piece, ArrayFile.write(entries, shared, f"{path}.table{piece.first_id}"))
+    kept = shared.temporary_path(f"{path}.table{piece.first_id}")
+    write_arrays(kept, [entries])
+    return LoadedPiece(piece, kept)
 
 
 VERSION = 1
@@ -232,7 +224,9 @@ def _spill_part(entry: FileEntry, num_train: int, lookup: LookupPass) -> int:
             table.find(batch, ids)
             yield ids  # written before the next table reuses the buffer
 
-    write_shared_arrays(lookup.output, lookup.spill_name(entry, len(lookup.earlier)), ids_of_tables())
+    name = lookup.spill_name(entry, len(lookup.earlier))
+    write_arrays(lookup.output.temporary_path(name), ids_of_tables())
+    lookup.output.share(name)
     return entry.num_samples
 
 
@@ -261,7 +255,7 @@ def _encode_part(entry: FileEntry, num_train: int, lookup: LookupPass) -> int:
         write_batch(path, part.columns())
     # Only when the part is written may its spilled ids go: a killed run reads them again.
     for number in range(len(lookup.earlier)):
-        remove_shared(lookup.output, lookup.spill_name(entry, number))
+        remove_arrays(lookup.output.shared_path(lookup.spill_name(entry, number)))
     return entry.num_samples
 
 

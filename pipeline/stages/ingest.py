@@ -215,7 +215,7 @@ def ingest(
     num_before = len(ColumnsTotals.of(before).raw) if before is not None else 0
     tallies = [_Tally.of_before(before, number) for number in range(num_before)] if before else []
     new = list(enumerate(files))[num_before:]
-    parts = {number: _open_parts(file, number, config) for number, file in new}
+    parts = {number: open_log(file, number, config) for number, file in new}
     # The text of a compressed file has an unknown length, and then so has the whole: total 0.
     total = sum(file.num_bytes for file in files) if not any(file.compression for file in files) else 0
     try:
@@ -261,7 +261,8 @@ def ingest_identity(config: IngestConfig) -> IngestConfig:
     return replace(config, schema=schema_identity(config.schema))
 
 
-def _open_parts(file: RawFile, number: int, config: IngestConfig) -> RawParts:
+def open_log(file: RawFile, number: int, config: IngestConfig) -> RawParts:
+    """Open a raw file, the ``number``-th of the log, as the config says."""
     return open_parts(
         file,
         number,

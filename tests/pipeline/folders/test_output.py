@@ -19,14 +19,12 @@ from hotset.pipeline.errors import MIB, ManifestError
 from hotset.pipeline.folders.disk import PARTIAL
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest, hash_file, known_checksum
 from hotset.pipeline.folders.output import (
-    ArrayFile,
     Output,
-    RunsFile,
     array_in,
     input_of,
-    read_shared_arrays,
-    remove_shared,
-    write_shared_arrays,
+    map_arrays,
+    remove_arrays,
+    write_arrays,
 )
 from hotset.pipeline.runtime.memory import anonymous_bytes, give_back
 from hotset.tests.support.json_records import AnyRecord
@@ -361,10 +359,6 @@ def output_in(folder: Path) -> Output:
     return output
 
 
-def names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.rglob("*"))
-
-
 def test_arrays_are_zeros_in_memory_or_in_a_file_without_a_name(tmp_path: Path) -> None:
     output = output_in(tmp_path / "counts")
     before = sorted(path.name for path in (tmp_path / "counts").rglob("*"))
@@ -400,33 +394,13 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.Monke
     assert "--memory" in str(caught.value.hint)
 
 
-def test_runs_overwrite_what_a_killed_run_left_and_outlive_their_file(tmp_path: Path) -> None:
-    output = output_in(tmp_path / "counts")
-    output.temporary_path("C1.runs").write_bytes(b"left by a kill")
-    runs = RunsFile(output, "C1.runs")
-    runs.append(np.array([1, 2], np.uint64), np.array([7, 8], np.int64))
-    runs.append(np.array([3], np.uint64), np.array([9], np.int64))
-    mapped = runs.map(np.uint64)
-    runs.remove()
-    assert mapped.tolist() == [1, 2, 7, 8, 3, 9]
-    assert "C1.runs" not in names_in(tmp_path / "counts")
-
-
-def test_shared_arrays_come_back_by_their_lengths(tmp_path: Path) -> None:
-    output = output_in(tmp_path / "counts")
-    written = [np.arange(length, dtype=np.int32) for length in (3, 0, 5)]
-    write_shared_arrays(output, "part.ids0", iter(written))
-    read = list(read_shared_arrays(output, "part.ids0", np.int32, [3, 0, 5]))
-    assert [array.tolist() for array in read] == [array.tolist() for array in written]
-    remove_shared(output, "part.ids0")
-    assert "part.ids0" not in names_in(tmp_path / "counts")
-
-
-def test_an_array_file_is_mapped_once_as_long_as_it_exists(tmp_path: Path) -> None:
-    output = output_in(tmp_path / "counts")
-    file = ArrayFile.write(np.arange(6).reshape(2, 3), output, "table")
-    assert file.open() is file.open()
-    assert file.open().tolist() == [[0, 1, 2], [3, 4, 5]]
-    file.remove()
-    other = ArrayFile.write(np.zeros(2), output, "other")
-    assert other.open().tolist() == [0, 0]
+def test_arrays_overwrite_what_a_killed_run_left_and_outlive_their_file(tmp_path: Path) -> None:
+    path = output_in(tmp_path / "counts").temporary_path("C1.runs")
+    path.write_bytes(b"left by a kill")
+    write_arrays(path, [np.array([1, 2], np.uint64), np.array([7, 8], np.int64)])
+    write_arrays(path, [np.array([3], np.uint64), np.array([9], np.int64)], appends=True)
+    mapped = map_arrays(path, np.uint64)
+    remove_arrays(path)
+    assert mapped.tolist() == [1, 2, 7, 8, 3, 9] and not path.exists()
+    write_arrays(path, [])
+    assert map_arrays(path, np.int32).shape == (0,)

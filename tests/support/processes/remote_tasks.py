@@ -8,14 +8,10 @@ import time
 from pathlib import Path
 
 from hotset.pipeline.errors import InputError
-from hotset.pipeline.runtime.tasks import Advance
 
 
-def square(number: int, advance: Advance | None = None) -> int:
+def square(number: int) -> int:
     """A task."""
-    if advance is not None:
-        advance(number)
-        advance(1)
     return number * number
 
 
