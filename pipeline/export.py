@@ -33,7 +33,7 @@ from .errors import ConfigError, ManifestError, ShardError
 from .folders.disk import new_folder, paths_in, write_errors_explained
 from .folders.manifest import FileEntry, Manifest
 from .folders.totals import ShardFacts, ShardSettings, ShardsTotals
-from .formats.arrow_files import damage_named, fixed_lists, open_mapped, values_of
+from .formats.arrow_files import damage_named, fixed_lists, open_mapped, row_groups, values_of
 from .formats.ids import PartIds
 from .runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
 from .stages.row_order import read_tables
@@ -42,18 +42,6 @@ LIST_SEPARATOR = "^"
 """Between the elements of a list in CSV, as FuxiCTR and others read it."""
 _ROW_GROUP = 1 << 17
 """Samples of a row group of Parquet: large enough for columns to compress, small enough to be read ahead."""
-
-
-def _row_groups(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield tables of consecutive batches: a row group pays for each of its columns."""
-    waiting: list[Any] = []
-    for batch in batches:
-        waiting.append(batch)
-        if sum(map(len, waiting)) >= _ROW_GROUP:
-            yield pa.Table.from_batches(waiting)
-            waiting.clear()
-    if waiting:
-        yield pa.Table.from_batches(waiting)
 
 
 def flat_table(table: Any) -> Any:
@@ -441,7 +429,7 @@ def _written(
     for split in splits:
         path = folder / f"{split}.{'csv' if to == 'csv' else 'parquet'}"
         with write_errors_explained(path), _open(path, batches.schema) as writer:
-            for table in _row_groups(batches.batches(split, workers)):
+            for table in row_groups(batches.batches(split, workers), _ROW_GROUP):
                 writer.write_table(flat_table(table) if to == "csv" else table.combine_chunks())
                 yield len(table)
 

@@ -16,7 +16,7 @@ import ctypes
 import mmap
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,18 @@ def write_batch(path: Path, columns: dict[str, Any]) -> None:
     batch = pa.record_batch(list(columns.values()), names=list(columns))
     with open_writer(path, batch.schema) as writer:
         writer.write_batch(batch)
+
+
+def row_groups(batches: Iterable[Any], num_rows: int) -> Iterator[Any]:
+    """Yield tables of ``num_rows`` or more from batches: a row group pays for each of its columns."""
+    waiting: list[Any] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(map(len, waiting)) >= num_rows:
+            yield pa.Table.from_batches(waiting)
+            waiting.clear()
+    if waiting:
+        yield pa.Table.from_batches(waiting)
 
 
 def map_batch(path: Path) -> Any:

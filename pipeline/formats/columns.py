@@ -13,8 +13,7 @@ from all parts, and `rank` assigns ids to them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from ..folders.totals import ColumnsTotals, TextsFacts
 from ..raw.column_values import DistinctTexts
 from ..schema.schema import Schema
 from ..schema.schema_file import schema_of
-from .arrow_files import damage_named, map_batch, validity_of, values_of, write_batch
+from .arrow_files import damage_named, map_batch, row_groups, validity_of, values_of, write_batch
 
 _LOG1P = log1p_table(1 << 16)
 
@@ -250,33 +249,10 @@ _SCHEMA = pa.schema([pa.field(PROBABILITY, pa.float32(), nullable=False)])
 _ROWS_OF_GROUP = 1 << 20
 
 
-class ScoreWriter:
-    """Collects probabilities and writes them as row groups of a million."""
-
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
-        self._waiting: list[NDArray[np.float32]] = []
-        self.num_samples = 0
-        """Samples added so far."""
-
-    def add(self, probability_B: NDArray[np.float32]) -> None:
-        """Add the probabilities of the next samples."""
-        self._waiting.append(probability_B)
-        self.num_samples += probability_B.size
-        if sum(each.size for each in self._waiting) >= _ROWS_OF_GROUP:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what was added since the last row group."""
-        if self._waiting:
-            column = pa.array(np.concatenate(self._waiting), pa.float32())
-            self._writer.write_table(pa.table([column], schema=_SCHEMA))
-            self._waiting.clear()
-
-
-@contextmanager
-def score_writer(path: Path, *, overwrite: bool = False) -> Iterator[ScoreWriter]:
-    """Yield a writer whose file gets the name ``path`` when the block ends without an error.
+def write_scores(
+    path: Path, probabilities: Iterable[NDArray[np.float32]], *, overwrite: bool = False
+) -> None:
+    """Write the probabilities of consecutive samples, in row groups of a million.
 
     Raises:
         HotsetError: ``path`` exists, or cannot be written.
@@ -286,7 +262,7 @@ def score_writer(path: Path, *, overwrite: bool = False) -> Iterator[ScoreWriter
 
     from ..folders.whole_file import whole_file
 
-    with whole_file(path, overwrite=overwrite) as file, pq.ParquetWriter(file, _SCHEMA) as parquet:
-        writer = ScoreWriter(parquet)
-        yield writer
-        writer.flush()
+    batches = (pa.record_batch([pa.array(found, pa.float32())], schema=_SCHEMA) for found in probabilities)
+    with whole_file(path, overwrite=overwrite) as file, pq.ParquetWriter(file, _SCHEMA) as writer:
+        for table in row_groups(batches, _ROWS_OF_GROUP):
+            writer.write_table(table.combine_chunks())

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB, FormatError, HotsetError
-from ...pipeline.formats.columns import score_writer
+from ...pipeline.formats.columns import write_scores
 from ...pipeline.raw.log_parts import open_parts
 from ...pipeline.raw.parquet_parts import TableParts
 from ...pipeline.raw.part import RawParts
@@ -207,14 +207,20 @@ def predict_file(
     # The text of a compressed file has an unknown length; of another one the samples are estimated.
     raw = RawFile.inspect(log)
     log_bytes = 0 if raw.compression else raw.num_bytes
-    with score_writer(out, overwrite=overwrite) as writer:
-        with closing(predictor.probabilities(parts, str(log))) as batches:
-            for probability_B in batches:
-                writer.add(probability_B)
-                samples, num_bytes = predictor.num_read
-                progress(writer.num_samples, samples * log_bytes // num_bytes if num_bytes else 0)
-        progress(writer.num_samples, writer.num_samples)
-        return writer.num_samples
+    num_samples = 0
+
+    def reported(batches: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+        nonlocal num_samples
+        for probability_B in batches:
+            yield probability_B
+            num_samples += probability_B.size
+            samples, num_bytes = predictor.num_read
+            progress(num_samples, samples * log_bytes // num_bytes if num_bytes else 0)
+
+    with closing(predictor.probabilities(parts, str(log))) as batches:
+        write_scores(out, reported(batches), overwrite=overwrite)
+    progress(num_samples, num_samples)
+    return num_samples
 
 
 def _numbered(batches: Iterable[Batch], held: dict[int, Batch]) -> Iterator[int]:

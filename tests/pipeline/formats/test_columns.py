@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hotset.pipeline.errors import ByteSize, ConfigError, HotsetError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.formats import columns
-from hotset.pipeline.formats.columns import read_texts, readable, score_writer, texts_of_table, top_categories
+from hotset.pipeline.formats.columns import read_texts, readable, texts_of_table, top_categories, write_scores
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.count import CountConfig, count
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
@@ -210,26 +210,25 @@ def test_predictions_keep_their_order_across_row_groups(
 ) -> None:
     monkeypatch.setattr(columns, "_ROWS_OF_GROUP", 100)
     values = np.random.default_rng(0).random(1000).astype(np.float32)
-    with score_writer(tmp_path / "s.parquet") as writer:
-        for part in np.split(values, 40):
-            writer.add(part)
-        assert writer.num_samples == 1000
+    write_scores(tmp_path / "s.parquet", np.split(values, 40))
     found = pq.ParquetFile(tmp_path / "s.parquet")
     assert found.num_row_groups == 10
     np.testing.assert_array_equal(found.read()["probability"].to_numpy(), values)
 
 
 def test_an_interrupted_file_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), score_writer(tmp_path / "s.parquet") as writer:
-        writer.add(np.zeros(3, np.float32))
+    def interrupted() -> Iterator[NDArray[np.float32]]:
+        yield np.zeros(3, np.float32)
         raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_scores(tmp_path / "s.parquet", interrupted())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_there_is_replaced_on_demand_alone(tmp_path: Path) -> None:
     (tmp_path / "s.parquet").write_bytes(b"old")
-    with pytest.raises(HotsetError, match="exists"), score_writer(tmp_path / "s.parquet"):
-        pass
-    with score_writer(tmp_path / "s.parquet", overwrite=True):
-        pass
+    with pytest.raises(HotsetError, match="exists"):
+        write_scores(tmp_path / "s.parquet", [])
+    write_scores(tmp_path / "s.parquet", [], overwrite=True)
     assert pq.read_table(tmp_path / "s.parquet").num_rows == 0
