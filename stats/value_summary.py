@@ -82,12 +82,6 @@ class ValueSummary:
     """(num_used_bins,), values of each."""
 
     @classmethod
-    def nothing(cls) -> ValueSummary:
-        """Return the summary of no values."""
-        none = np.zeros(0, np.int64)
-        return cls(np.zeros(3, np.int64), np.array([0, np.inf, -np.inf]), none, none)
-
-    @classmethod
     def of(
         cls, values: NDArray[np.float64], is_valid: NDArray[np.uint8], histogram: NDArray[np.int64]
     ) -> ValueSummary:
@@ -99,8 +93,8 @@ class ValueSummary:
             histogram: (NUM_BINS,) room to count in.
         """
         # Only the bins in use are kept: most of 65,536 are empty.
-        counts = cls.nothing().counts
-        numbers = cls.nothing().numbers
+        counts = np.zeros(3, np.int64)
+        numbers = np.array([0, np.inf, -np.inf])
         histogram[:] = 0
         add_to_summary(read_only(values), read_only(is_valid), counts, numbers, histogram)
         bins = np.flatnonzero(histogram)

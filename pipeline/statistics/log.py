@@ -134,36 +134,20 @@ def _sum_log(columns: Manifest, inspected: Inspected, parts: Sequence[LogPart]) 
         (columns, inspected.plan, entry, first, inspected.num_train, bounds)
         for first, entry in columns.parts()
     )
-    total = _nothing(ColumnsTotals.of(columns), len(parts))
-    done = 0
-    for num_samples, found in run_tasks(_sum_file, tasks, workers=inspected.resources.workers):
-        total += found
-        done += num_samples
-        inspected.resources.progress("log", done, columns.num_samples)
+    total = None
+    for found in run_tasks(_sum_file, tasks, workers=inspected.resources.workers):
+        total = found if total is None else total + found
+        inspected.resources.progress("log", int(total.kinds.sum()), columns.num_samples)
+    assert total is not None, "a log without parts"
     return total
-
-
-def _nothing(log: ColumnsTotals, num_parts: int) -> _Sums:
-    num_features = len(log.dense) + len(log.sparse)
-    # Sums are filled in place, so no two of them may share an array.
-    three = np.zeros(3, np.int64)
-    return _Sums(
-        three,
-        three.copy(),
-        np.zeros(num_parts, np.int64),
-        np.zeros((num_features, 2), np.int64),
-        np.zeros(num_features, np.int64),
-        [ValueSummary.nothing() for _ in log.dense],
-    )
 
 
 def _sum_file(
     columns: Manifest, plan: Manifest, entry: FileEntry, first: int, num_train: int, bounds: list[int]
-) -> tuple[int, _Sums]:
+) -> _Sums:
     """Sum over one file, whose first sample is ``first``."""
     log = ColumnsTotals.of(columns)
     batch = read_batch(columns, entry)
-    sums = _nothing(log, len(bounds) - 1)
     num_samples = entry.num_samples
     # Training samples are the first of the log, and may end within this file; without labels no click counts.
     num_own = min(max(num_train - first, 0), num_samples)
@@ -173,28 +157,34 @@ def _sum_file(
     is_hot = values_of(read_batch(plan, plan.entry(entry.path)).column("is_hot"), np.uint8)
     kind = np.where(is_hot != 0, 0, 1)
     kind[num_own:] = 2
-    sums.kinds[:] = np.bincount(kind, minlength=3)
-    sums.labels[:] = np.bincount(kind[label != 0], minlength=3)
     # Clicks of a part are the difference of a running sum at its two ends within this file.
     starts = np.clip(np.array(bounds) - first, 0, num_samples)
     clicks_up_to = np.concatenate([[0], np.cumsum(label, dtype=np.int64)])
-    sums.parts[:] = np.diff(clicks_up_to[starts])
-
     # Missing values of every feature; dense ones are summarized, too.
+    missing = np.zeros((len(log.dense) + len(log.sparse), 2), np.int64)
+    missing_clicks = np.zeros(len(missing), np.int64)
+    dense: list[ValueSummary] = []
     for feature, name in enumerate(chain(log.dense, log.sparse)):
         column = batch.column(name)
         is_missing = _missing_samples(column, name in log.lists)
         if is_missing is not None:
-            sums.missing[feature] = (
+            missing[feature] = (
                 np.count_nonzero(is_missing[:num_own]),
                 np.count_nonzero(is_missing[num_own:]),
             )
-            sums.missing_clicks[feature] = np.count_nonzero(is_missing[:num_own] & (label[:num_own] != 0))
+            missing_clicks[feature] = np.count_nonzero(is_missing[:num_own] & (label[:num_own] != 0))
         if feature < len(log.dense):
             values = values_of(column, np.float64 if name in log.floats else np.int32)[:num_own]
             room = thread_buffer("value histogram", (NUM_BINS,), np.int64)
-            sums.dense[feature] = ValueSummary.of(values, validity_of(column), room)
-    return num_samples, sums
+            dense.append(ValueSummary.of(values, validity_of(column), room))
+    return _Sums(
+        kinds=np.bincount(kind, minlength=3),
+        labels=np.bincount(kind[label != 0], minlength=3),
+        parts=np.diff(clicks_up_to[starts]),
+        missing=missing,
+        missing_clicks=missing_clicks,
+        dense=dense,
+    )
 
 
 def _missing_samples(column: pa.Array, is_list: bool) -> NDArray[np.bool_] | None:
