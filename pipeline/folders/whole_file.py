@@ -181,19 +181,8 @@ def whole_folder(
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a JSON object as text."""
-    write_text(path, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a new file of UTF-8 text; raises HotsetError where it cannot be written."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a new file; raises HotsetError where it cannot be written."""
-    with whole_file(path) as file:
-        file.write(content)
+    """Write a JSON object as text into a folder that gets its name later."""
+    path.write_bytes((json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def link_folder(source: Manifest, target: Path) -> None:

@@ -30,7 +30,7 @@ from safetensors.torch import load, save
 
 from ...pipeline.errors import ConfigError, HotsetError, first_line
 from ...pipeline.folders.manifest import Manifest
-from ...pipeline.folders.whole_file import whole_folder, write_bytes, write_json, write_text
+from ...pipeline.folders.whole_file import whole_folder, write_json
 from ...pipeline.runtime.tasks import ProgressCallback, silent
 from ...pipeline.schema.schema import DENSE_PREFIX
 from ..build_model import ModelSource, build_model
@@ -113,10 +113,11 @@ def export_changes(
             of_table, own = _changes_of(found, before, new, old, config.row_type)
             counts.append(of_table)
             tensors |= own
-        write_bytes(folder / CHANGES, save({name: each.contiguous() for name, each in tensors.items()}))
+        (folder / CHANGES).write_bytes(save({name: each.contiguous() for name, each in tensors.items()}))
         write_json(folder / FEATURES, features_of(new.schema))
         write_json(folder / MODEL, ExportedModel.of(new, config.row_type).to_json())
-        write_text(folder / "README.md", _README.format(since=old.fingerprint, run=new.fingerprint))
+        readme = _README.format(since=old.fingerprint, run=new.fingerprint)
+        (folder / "README.md").write_bytes(readme.encode())
     return counts
 
 

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...pipeline.errors import MissingExtraError, install_hint
-from ...pipeline.folders.whole_file import whole_folder, write_json, write_text
+from ...pipeline.folders.whole_file import whole_folder, write_json
 from ...pipeline.runtime.tasks import ProgressCallback, silent
 from ...pipeline.schema.schema import DENSE_PREFIX, Schema
 from ..build_model import ModelSource, explained
@@ -421,11 +421,10 @@ def write_export(
     features = features_of(described.schema)
     write_json(folder / FEATURES, features)
     write_json(folder / MODEL, described.to_json())
-    write_text(folder / f"{serving_inputs.__name__.split('.')[-1]}.py", inspect.getsource(serving_inputs))
-    write_text(
-        folder / "README.md",
-        readme_of(features, ExportConfig(row_type=described.row_type, onnx=onnx), fingerprint),
-    )
+    source = inspect.getsource(serving_inputs)
+    (folder / f"{serving_inputs.__name__.split('.')[-1]}.py").write_bytes(source.encode())
+    readme = readme_of(features, ExportConfig(row_type=described.row_type, onnx=onnx), fingerprint)
+    (folder / "README.md").write_bytes(readme.encode())
 
 
 def build_graph(

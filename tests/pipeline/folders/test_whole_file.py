@@ -28,7 +28,6 @@ from hotset.pipeline.folders.whole_file import (
     whole_file,
     whole_folder,
     write_json,
-    write_text,
 )
 from hotset.tests.support.shard_factory import write_shards
 
@@ -206,7 +205,7 @@ def test_files_are_sealed_under_the_final_name(tmp_path: Path) -> None:
     (tmp_path / ".out.partial").mkdir()
     (tmp_path / ".out.partial/half").write_text("of a killed run")
     with whole_folder(tmp_path / "out", stage="export", version=2, inputs=INPUTS) as folder:
-        write_text(folder / "b.txt", "naïve ☃\n")
+        (folder / "b.txt").write_bytes("naïve ☃\n".encode())
         write_json(folder / "a.json", {"name": "☃"})
         assert not (tmp_path / "out").exists()
     manifest = Manifest.read(tmp_path / "out")
@@ -239,10 +238,10 @@ def test_of_two_writers_the_second_is_refused(tmp_path: Path) -> None:
 
     def write_second() -> None:
         with whole_folder(tmp_path / "out", stage="export", version=2, inputs=INPUTS) as folder:
-            write_text(folder / "b.txt", "second")
+            (folder / "b.txt").write_text("second")
 
     with whole_folder(tmp_path / "out", stage="export", version=2, inputs=INPUTS) as folder:
-        write_text(folder / "a.txt", "first")
+        (folder / "a.txt").write_text("first")
         # A run of the same thread would take the place of one that failed.
         with ThreadPoolExecutor(1) as pool, pytest.raises(HotsetError, match="out is being written"):
             pool.submit(write_second).result()
