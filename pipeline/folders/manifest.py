@@ -369,19 +369,6 @@ class Manifest:
                 hint=hint_to_rewrite(self.folder),
             ) from error
 
-    def read_totals(self, kind: type[Record]) -> Record:
-        """The totals as ``kind``, which most callers reach by ``kind.of(manifest)``; read once.
-
-        Raises:
-            ManifestError: a key is missing or of another type.
-        """
-        # Checking totals of hundreds of tables takes time, and every task reads them.
-        if kind not in self._totals_read:
-            self._totals_read[kind] = self.read_record(self.totals, kind, "totals")
-        found = self._totals_read[kind]
-        assert isinstance(found, kind)
-        return found
-
     def read_record(self, value: dict[str, Any], kind: type[Record], where: str) -> Record:
         """Return a part of the manifest as ``kind``; ManifestError names the key where it is none."""
         try:
@@ -392,7 +379,8 @@ class Manifest:
             ) from error
 
     @cached_property
-    def _totals_read(self) -> dict[type[JsonRecord], JsonRecord]:
+    def totals_read(self) -> dict[type[JsonRecord], JsonRecord]:
+        """The totals as each kind of record that they were read as."""
         return {}
 
     def parts(self) -> Iterator[tuple[int, FileEntry]]:

@@ -134,7 +134,12 @@ class StageTotals(JsonRecord):
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
         """The totals of ``manifest``; raises ManifestError where they are not those of such a stage."""
-        return manifest.read_totals(cls)
+        # Checking totals of hundreds of tables takes time, and every task reads them.
+        if cls not in manifest.totals_read:
+            manifest.totals_read[cls] = manifest.read_record(manifest.totals, cls, "totals")
+        found = manifest.totals_read[cls]
+        assert isinstance(found, cls)
+        return found
 
 
 def require_sum(key: str, value: int, parts: Sequence[int]) -> None:

@@ -284,20 +284,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from hotset.pipeline.runtime.tasks import Resources
-from hotset.pipeline.preprocess import (
-    COMPRESSION,
-    DISK_FACTORS,
-    FOLDERS,
-    INPUTS,
-    PreprocessConfig,
-    StageReport,
-    disk_needed,
-    preprocess,
-    check_free_disk,
-    check_stage,
-    remove_from,
-    run_stage,
-)
+from hotset.pipeline.preprocess import preprocess
 from hotset.tests.support.preprocess_runs import CONFIG
 replace, left = os.replace, int(sys.argv[3])
 def replace_or_wait(*names):
