@@ -397,7 +397,7 @@ def input_of(manifest: Manifest) -> dict[str, Any]:
 
 
 @contextmanager
-def _spill_errors_explained(folder: Path) -> Iterator[None]:
+def spill_errors_explained(folder: Path) -> Iterator[None]:
     """Raise ManifestError if the device has no space for spill files."""
     try:
         yield
@@ -417,7 +417,7 @@ def array_in(room_bytes: int, output: Output, shape: Sequence[int], dtype: DType
     num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     if num_bytes <= max(room_bytes, 0) or num_bytes == 0:
         return np.zeros(shape, dtype)
-    with _spill_errors_explained(output.folder), tempfile.TemporaryFile(dir=output.folder / PARTIAL) as file:
+    with spill_errors_explained(output.folder), tempfile.TemporaryFile(dir=output.folder / PARTIAL) as file:
         # All blocks are allocated now: writing to a mapped page that finds no block kills the process.
         os.posix_fallocate(file.fileno(), 0, num_bytes)
         return np.asarray(np.memmap(file, dtype, "r+", shape=tuple(shape)))
@@ -430,7 +430,7 @@ def write_arrays(path: Path, arrays: Iterable[NDArray[Any]], *, appends: bool = 
         ManifestError: the device is full.
     """
     # Opened for each call: a stage may append to thousands of files.
-    with _spill_errors_explained(path.parents[1]), path.open("ab" if appends else "wb") as file:
+    with spill_errors_explained(path.parents[1]), path.open("ab" if appends else "wb") as file:
         for array in arrays:
             array.tofile(file)
 

@@ -40,12 +40,12 @@ from hotset.pipeline.folders.disk import PARTIAL, bytes_in, discard_files
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.output import Output, input_of
 from hotset.pipeline.preprocess import FOLDERS, PreprocessConfig, Stage, StageReport, preprocess, remove_from
-from hotset.pipeline.raw.log_parts import open_parts
+from hotset.pipeline.raw.part import RawParts
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.stages.count import CountConfig
-from hotset.pipeline.stages.ingest import IngestConfig
+from hotset.pipeline.stages.ingest import IngestConfig, open_log
 from hotset.pipeline.stages.pack import PackConfig
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.pipeline.stages.split import SplitConfig
@@ -509,11 +509,11 @@ def test_of_many_files_some_are_read_and_all_are_counted(
     paths = write_logs(tmp_path, *[40] * 9)
     read: list[str] = []
 
-    def recording(file: RawFile, *settings: object, **options: object) -> object:
+    def recording(file: RawFile, number: int, config: IngestConfig) -> RawParts:
         read.append(file.path.name)
-        return open_parts(file, *settings, **options)  # type: ignore[arg-type]
+        return open_log(file, number, config)
 
-    monkeypatch.setattr(module, "open_parts", recording)
+    monkeypatch.setattr(module, "open_log", recording)
     found = sample_log(paths, INGEST)
     assert read == ["day0", "day3", "day5", "day8"], "the first, the last, and some between them"
     assert found.num_sampled == 160 and len(found.samples) == 9

@@ -132,7 +132,7 @@ def test_a_disk_that_is_full_of_spill_files(shell: Shell) -> None:
     output = Output.begin("stage", 1, AnyConfig(), [], Path("out"))
 
     def spill() -> None:
-        with spill_errors_explained(output):
+        with spill_errors_explained(output.folder):
             raise OSError(28, "No space left on device")
 
     assert "--memory; the same command resumes" in hint_of(spill)
