@@ -104,10 +104,9 @@ class LearningRates:
         self._num_reductions = num_reductions
         self._options = options
         self._full = full
-        self._start = options.warmup_steps if options.decay_start is None else options.decay_start
         self._last_factor = 1.0
         self._last = self._by(1.0)
-        left = max(num_steps - self._start, 1)
+        left = max(num_steps - options.warmup_steps, 1)
         self._num_decay_steps = left if options.decay_steps is None else options.decay_steps
 
     def of_step(self, step: int) -> StepRates:
@@ -130,8 +129,8 @@ class LearningRates:
     def factor(self, step: int) -> float:
         """Return the share of the full rate at a step, from 0.
 
-        Warm-up rises by equal parts, and its last step has the full rate. A decay begins after the step
-        ``decay_start``, counted from 1, and keeps its end value.
+        Warm-up rises by equal parts, and its last step has the full rate. A decay follows it, and keeps its
+        end value.
 
         Source:
             facebookresearch/dlrm, ``LRPolicyScheduler``, for warm-up and the polynomial; it keeps the last
@@ -144,9 +143,9 @@ class LearningRates:
             return number / options.warmup_steps
         if options.lr_schedule == "plateau":
             return max(math.pow(_PLATEAU_FACTOR, self._num_reductions()), options.final_lr)
-        if options.lr_schedule == "constant" or number <= self._start:
+        if options.lr_schedule == "constant" or number <= options.warmup_steps:
             return 1.0
-        left = max(self._num_decay_steps - (number - self._start), 0) / self._num_decay_steps
+        left = max(self._num_decay_steps - (number - options.warmup_steps), 0) / self._num_decay_steps
         if options.lr_schedule == "cosine":
             left = (1 - math.cos(math.pi * left)) / 2
             return options.final_lr + (1 - options.final_lr) * left

@@ -71,9 +71,6 @@ class RecipeOptions(JsonRecord):
     """Number of steps over which the learning rates rise in a straight line to their full values; 0 for
     none."""
 
-    decay_start: int | None = field(default=None, metadata={"no_option": True})
-    """Step at which the decay of the learning rates starts; by default the end of warm-up."""
-
     decay_steps: int | None = None
     """Number of steps the decay of the learning rates takes; by default the remaining ones."""
 
@@ -114,7 +111,6 @@ class RecipeOptions(JsonRecord):
     def __post_init__(self) -> None:
         require_choices(self)
         require_at_least("warmup_steps", self.warmup_steps, 0)
-        require_at_least("decay_start", self.decay_start, 0)
         require_at_least("decay_steps", self.decay_steps, 1)
         for name in ("dense_decay", "embedding_decay"):
             if not 0 <= getattr(self, name) < 1:
@@ -165,15 +161,8 @@ class RecipeOptions(JsonRecord):
     def _refuse_unused(self) -> None:
         """Raise ConfigError where an option would change nothing, which its user did not mean."""
         # The options of a schedule that decays do nothing under a constant one.
-        if self.lr_schedule in ("constant", "plateau"):
-            for name in ("decay_start", "decay_steps"):
-                if getattr(self, name) is not None:
-                    raise ConfigError(
-                        f"{name} is of no use with the schedule {self.lr_schedule}",
-                        hint="give --lr-schedule linear, cosine or polynomial too",
-                    )
-        if self.decay_start is not None and self.decay_start < self.warmup_steps:
+        if self.lr_schedule in ("constant", "plateau") and self.decay_steps is not None:
             raise ConfigError(
-                f"decay_start must not be before the end of warm-up at step {self.warmup_steps}, "
-                f"got {self.decay_start}"
+                f"decay_steps is of no use with the schedule {self.lr_schedule}",
+                hint="give --lr-schedule linear, cosine or polynomial too",
             )

@@ -161,7 +161,7 @@ DELETED_OF_RUNS: dict[str, tuple[str, Any]] = {
     "--evaluate-time": ("recipe.evaluate_time", 60.0),
 }
 """Of each deleted option of ``train``: where a run records it, and another value."""
-STILL_SETTINGS = ("--kernels", "--lr-schedule-of", "--decay-start")
+STILL_SETTINGS = ("--kernels", "--lr-schedule-of")
 """Options that programs set still."""
 OF_OTHER_MODELS = ("--history-length", "--attention-mlp", "--last-mlp", "--cross-structure")
 """Options of layers that the old run has not."""

@@ -39,7 +39,6 @@ def test_what_is_no_interval_is_refused(text: str) -> None:
     "fields",
     [
         {"warmup_steps": -1},
-        {"decay_start": -1},
         {"decay_steps": 0},
         {"final_lr": 1.5},
         {"clip_gradient": 0.0},
@@ -53,15 +52,9 @@ def test_what_is_no_interval_is_refused(text: str) -> None:
         {"stop_at_auc": 1.5},
         {"max_time": "500"},
         {"decay_steps": 5},
-        {"decay_start": 5},
     ],
 )
 def test_nonsense_is_refused_by_name(fields: dict[str, Any]) -> None:
     (name,) = fields
     with pytest.raises(ConfigError, match=f"^{name} "):
         RecipeOptions(**fields)
-
-
-def test_a_decay_does_not_start_in_warm_up() -> None:
-    with pytest.raises(ConfigError, match="decay_start must not be before the end of warm-up at step 9"):
-        RecipeOptions(lr_schedule="linear", warmup_steps=9, decay_start=8)

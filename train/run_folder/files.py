@@ -311,6 +311,7 @@ _REMOVED: dict[str, object] = {
     "attention_mlp": None,
     "last_mlp": None,
     "cross_structure": None,
+    "decay_start": None,
     "decay_power": 2.0,
     "plateau_factor": 0.1,
     "plateau_patience": 1,
