@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -51,43 +51,6 @@ from .config import MODEL_NAMES, TrainConfig
 from .model.choose_model import choose_model
 from .model.shapes import DcnShape, DlrmShape, dlrm_shape
 
-
-class MemoryOption(TypedDict):
-    """The predictions for one size of fast memory."""
-
-    fast_bytes: int
-    placements: list[dict[str, Any]]
-    """The best prediction of each placement that fits, the fastest first: a `stats.step_times.Prediction`
-    with its ``memory_bytes``, of all uses together."""
-    too_large: list[dict[str, Any]]
-    """The others, each where it needs the least memory."""
-
-
-class ChosenOption(TypedDict):
-    """A size of fast memory, and the placement that is the fastest with it."""
-
-    fast_bytes: int
-    placement: str
-    step_seconds: float
-
-
-class PlacementAdvice(TypedDict):
-    """Everything that `advise` returns."""
-
-    workload: dict[str, Any]
-    """The log and the model that were predicted for: a `stats.step_times.Workload` with lookups of a sample
-    and the expected number of distinct rows of a batch in place of its rates."""
-    machine: dict[str, Any]
-    """The speeds that were predicted with, a `stats.step_times.Machine`."""
-    compute_seconds: float
-    """Time of a step with every row on the fast tier."""
-    options: list[MemoryOption]
-    best: ChosenOption
-    """The fastest of all."""
-    enough: ChosenOption
-    """The size from which more memory gains less than 1%."""
-
-
 STAGING_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Shares of the memory for rows that are tried as staging slots."""
 _DENSE_STATES = 2
@@ -115,15 +78,25 @@ class AdviceConfig:
 
 def advise(
     folder: Path, config: AdviceConfig, machine: Machine, resources: Resources = DEFAULT_RESOURCES
-) -> PlacementAdvice:
+) -> dict[str, Any]:
     """Predict every placement at every size of fast memory.
+
+    Returns:
+        Plain data. ``workload``: the log and the model, a `stats.step_times.Workload` with lookups of a
+        sample and the expected number of distinct rows of a batch in place of its rates; ``machine``: the
+        speeds, a `stats.step_times.Machine`; ``compute_seconds``: time of a step with every row on the fast
+        tier. ``options``: for each size its ``fast_bytes``; ``placements``, the best prediction of each that
+        fits, the fastest first: a `stats.step_times.Prediction` with its ``memory_bytes``, of all uses
+        together; ``too_large``, the others, each where it needs the least memory. ``best`` and ``enough``:
+        ``fast_bytes``, ``placement`` and ``step_seconds`` of the fastest of all, and of the size from which
+        more memory gains less than 1%.
 
     Raises:
         ManifestError: the folder has not been preprocessed as far as its plan.
         ConfigError: a model that does not fit, or no size given that holds the dense parts.
     """
     workload, budgets_of = read_inputs(folder, config, resources)
-    options: list[MemoryOption] = []
+    options: list[dict[str, Any]] = []
     for size, budgets in budgets_of.items():
         predictions = [one for budget in budgets for one in predict(workload, machine, budget)]
         options.append(_option(size, predictions))
@@ -298,7 +271,7 @@ def _count_hot(
     return dict(sorted(counted.items()))
 
 
-def _option(fast_bytes: int, predictions: Sequence[Prediction]) -> MemoryOption:
+def _option(fast_bytes: int, predictions: Sequence[Prediction]) -> dict[str, Any]:
     """Return the best prediction of each placement, the fastest first.
 
     Placements that do not fit follow.
@@ -328,7 +301,7 @@ def _plain(one: Prediction) -> dict[str, Any]:
     return asdict(one) | {"memory_bytes": one.memory_bytes}
 
 
-def _conclusion(options: Sequence[MemoryOption]) -> tuple[ChosenOption, ChosenOption]:
+def _conclusion(options: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the fastest size, and the smallest that is nearly as fast.
 
     More memory than that gains less than 1%.
@@ -350,13 +323,10 @@ def _conclusion(options: Sequence[MemoryOption]) -> tuple[ChosenOption, ChosenOp
     return _chosen(fastest), _chosen(enough)
 
 
-def _chosen(option: MemoryOption) -> ChosenOption:
+def _chosen(option: dict[str, Any]) -> dict[str, Any]:
     first = option["placements"][0]
-    return {
-        "fast_bytes": option["fast_bytes"],
-        "placement": first["placement"],
-        "step_seconds": first["step_seconds"],
-    }
+    chosen = {name: first[name] for name in ("placement", "step_seconds")}
+    return {"fast_bytes": option["fast_bytes"]} | chosen
 
 
 def _described(workload: Workload) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -12,7 +13,7 @@ from ...pipeline.errors import ByteSize, ConfigError, require_at_least
 from ...pipeline.folders.whole_file import check_target, whole_file
 from ...pipeline.runtime.tasks import Resources
 from ...stats.step_times import Machine
-from ...train.advice import AdviceConfig, MachineSpeeds, PlacementAdvice, advise
+from ...train.advice import AdviceConfig, MachineSpeeds, advise
 from ..command_list import JsonCommand
 from ..console import print_json, print_line, print_table, progress_bars, say, stdout_console
 from ..options import Dir
@@ -101,7 +102,7 @@ class AdviseCommand(JsonCommand):
         return 0
 
 
-def show_advice(advice: PlacementAdvice, console: Console, source: str = "typical speeds") -> None:
+def show_advice(advice: dict[str, Any], console: Console, source: str = "typical speeds") -> None:
     """Print what `advise` returned: speeds, memory, and what to do.
 
     Args:
@@ -122,7 +123,7 @@ def show_advice(advice: PlacementAdvice, console: Console, source: str = "typica
     )
 
 
-def _title(advice: PlacementAdvice, source: str) -> str:
+def _title(advice: dict[str, Any], source: str) -> str:
     machine = advice["machine"]
     return (
         f"Predicted steps of {advice['workload']['batch_size']:,} samples, {source} "

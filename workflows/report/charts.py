@@ -16,7 +16,6 @@ import altair as alt
 from altair.utils import schemapi
 
 from ...pipeline.statistics.folder import Row
-from ...train.advice import PlacementAdvice
 from .tables import COLUMNS, advice_rows, cells_of
 
 HEIGHT = 320
@@ -310,7 +309,7 @@ def _color_of(points: Sequence[Row], colors: Mapping[str, str]) -> alt.Color:
     return _color({name: color for name, color in colors.items() if name in present})
 
 
-def placements_chart(advice: PlacementAdvice) -> ChartSpec:
+def placements_chart(advice: dict[str, Any]) -> ChartSpec:
     """Return the predicted speed of each placement by fast memory."""
     table = "placements"
     points = [

@@ -24,7 +24,6 @@ from markupsafe import Markup
 from ...pipeline.errors import format_byte_size
 from ...pipeline.statistics.folder import Row
 from ...stats.curves import where_doubling_stops_paying
-from ...train.advice import PlacementAdvice
 from ..console import TextTable
 from . import tables
 from .charts import (
@@ -112,7 +111,7 @@ class Page:
     sections: Sequence[Section]
 
 
-def build_page(folder: Path, statistics: dict[str, Any], advice: PlacementAdvice | None) -> Page:
+def build_page(folder: Path, statistics: dict[str, Any], advice: dict[str, Any] | None) -> Page:
     """Return the report of a folder.
 
     Args:
@@ -203,7 +202,7 @@ def _hot_samples(statistics: dict[str, Any]) -> Section:
     return Section("hot-samples", title, text, chart, [text_table("hot_samples", rows)])
 
 
-def _placements(advice: PlacementAdvice, folder: Path) -> Section:
+def _placements(advice: dict[str, Any], folder: Path) -> Section:
     machine = advice["machine"]
     link, host = machine["link_bytes_per_second"] / 1e9, machine["host_bytes_per_second"] / 1e9
     teraflops = machine["flops"] / 1e12
@@ -227,7 +226,7 @@ def _placements(advice: PlacementAdvice, folder: Path) -> Section:
     )
 
 
-def _memory(advice: PlacementAdvice) -> Section:
+def _memory(advice: dict[str, Any]) -> Section:
     text = (
         "Fast memory by use, for the fastest placement of each size: hot and staged rows with their "
         "optimizer state; dense parameters with gradients and optimizer state; activations and inputs of "
@@ -455,7 +454,7 @@ def categories_section(rows: Sequence[Row], folder: Path) -> Section:
     return Section("categories", "Top categories", text, None, shown=shown, commands=[("", [command])])
 
 
-def advise_reader(folder: Path, statistics: dict[str, Any], advice: PlacementAdvice | None) -> list[Advice]:
+def advise_reader(folder: Path, statistics: dict[str, Any], advice: dict[str, Any] | None) -> list[Advice]:
     """Return what to do, most important first.
 
     Args:
@@ -506,7 +505,7 @@ def _budget_commands(folder: Path, statistics: dict[str, Any]) -> list[Commands]
     return blocks
 
 
-def _training_commands(folder: Path, statistics: dict[str, Any], advice: PlacementAdvice) -> list[Commands]:
+def _training_commands(folder: Path, statistics: dict[str, Any], advice: dict[str, Any]) -> list[Commands]:
     """Return how to train with the placement that is enough."""
     enough = advice["enough"]
     option = next(option for option in advice["options"] if option["fast_bytes"] == enough["fast_bytes"])

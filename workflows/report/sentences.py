@@ -20,7 +20,6 @@ from ...stats.curves import (
     share_at,
     where_doubling_stops_paying,
 )
-from ...train.advice import PlacementAdvice
 from ..options import list_options, typed, values_of
 from ..recipes import DEFAULT_SCHEMA, recipe_for
 
@@ -136,7 +135,7 @@ def peel_share(statistics: dict[str, Any]) -> float | None:
     return None if share < chosen["hot_sample_share"] + _LEAST_PEEL_GAIN else share
 
 
-def placement_sentence(advice: PlacementAdvice, where: str = "below") -> str:
+def placement_sentence(advice: dict[str, Any], where: str = "below") -> str:
     """Return where to keep rows, from predicted step times and bandwidths that are shown ``where``."""
     enough = advice["enough"]
     size = format_byte_size(enough["fast_bytes"])

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from ...pipeline.errors import format_byte_size
 from ...pipeline.statistics.folder import Row
 from ...pipeline.statistics.frequencies import SERIES
-from ...train.advice import PlacementAdvice
 from ..console import TextTable
 from .sentences import percent, rounded
 
@@ -292,7 +291,7 @@ def _first_categories(rows: Sequence[Row]) -> list[Row]:
 
 
 def advice_rows(
-    advice: PlacementAdvice, *, only_fastest: bool = False, with_too_large: bool = False
+    advice: dict[str, Any], *, only_fastest: bool = False, with_too_large: bool = False
 ) -> list[Row]:
     """Return the placements of each size of fast memory, the fastest first, as rows of ``placements``."""
     return [
