@@ -36,8 +36,6 @@ class Device(Protocol):
 
     torch_device: torch.device
     """Where tensors of the device are."""
-    is_timed: bool
-    """Whether what takes less time there is worth finding out."""
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return memory of the device, with any content."""
@@ -102,8 +100,6 @@ class CudaDevice:
     Args:
         torch_device: which one; it is the current device of the calling thread.
     """
-
-    is_timed = True
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device

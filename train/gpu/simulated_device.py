@@ -62,8 +62,6 @@ class LateDevice:
         seed: decides what runs when; with calls from one thread alone a run can be repeated.
     """
 
-    is_timed = False
-
     def __init__(self, seed: int = 0) -> None:
         self.torch_device = torch.device("cpu")
         self._random = random.Random(seed)

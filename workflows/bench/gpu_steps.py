@@ -144,12 +144,17 @@ class LinkRates:
         return sum(both) if placement in SERIAL else max(both)
 
 
+def _is_gpu(device: Device) -> bool:
+    """Return whether figures of a device mean something."""
+    return device.torch_device.type == "cuda"
+
+
 def measure_link(name: str) -> LinkRates | None:
     """Measure the link of a device; None for the host, which has none."""
     device = open_device_api(name)
     if device is None:
         return None
-    num_bytes = _LINK_BYTES if device.is_timed else _FEW_LINK_BYTES
+    num_bytes = _LINK_BYTES if _is_gpu(device) else _FEW_LINK_BYTES
     pinned = device.allocate_pinned([num_bytes], torch.uint8)
     near = device.allocate([num_bytes], torch.uint8)
     up = _least_seconds(partial(device.copy, "copies", pinned, near), device)
@@ -179,7 +184,6 @@ class WritingDevice:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.is_timed = False
         self.launches: dict[str, list[Launch]] | None = None
         """By part, while they are written down."""
 
@@ -215,12 +219,12 @@ def measure_device_rates(name: str) -> GpuRates:
     assert device is not None and link is not None
     on = device.torch_device
     # A copy reads each byte and writes it.
-    num_bytes = _COPIED_BYTES if device.is_timed else _FEW_COPIED_BYTES
+    num_bytes = _COPIED_BYTES if _is_gpu(device) else _FEW_COPIED_BYTES
     source, target = (torch.zeros(num_bytes, dtype=torch.uint8, device=on) for _ in range(2))
     memory_bytes = 2 * num_bytes / _seconds(device, [(_copy, (source, target))])
     # Products in the type that lower bounds assume, where it is quick.
-    size = _PRODUCT_SIZE if device.is_timed else _SMALL_PRODUCT_SIZE
-    dtype = torch.bfloat16 if device.is_timed else torch.float32
+    size = _PRODUCT_SIZE if _is_gpu(device) else _SMALL_PRODUCT_SIZE
+    dtype = torch.bfloat16 if _is_gpu(device) else torch.float32
     left, right, product = (torch.zeros(size, size, dtype=dtype, device=on) for _ in range(3))
     flops = 2 * size**3 / _seconds(device, [(_multiply, (left, right, product))])
     device.close()
@@ -291,7 +295,7 @@ def _trained(trainer: Trainer, num_warm_up: int) -> float:
 
 def _seconds(device: Device, launches: Sequence[Launch]) -> float:
     """Return the median seconds of some kernels, one after the other."""
-    repetitions = _REPETITIONS if device.is_timed else _FEW_REPETITIONS
+    repetitions = _REPETITIONS if _is_gpu(device) else _FEW_REPETITIONS
 
     def queue_once() -> None:
         for kernel, arguments in launches:

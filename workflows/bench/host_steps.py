@@ -49,8 +49,6 @@ PARSER.add_argument("--batch-sizes", type=int, nargs="+", default=[65_536, 16_38
 class IdleDevice:
     """A device that does nothing, and counts its calls."""
 
-    is_timed = False
-
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
         self.calls: list[str] = []

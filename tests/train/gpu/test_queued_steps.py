@@ -347,8 +347,8 @@ def test_the_memory_of_steps_that_are_done_is_given_back_by_readers(tmp_path: Pa
         kept.append(len(trainer.runner._done))
 
     trainer = trained(run.shards, device="late:1", placement="lookahead", after_step=after_step, **run.fields)
-    # After the last reader that let steps go, the loop may train all that were packed: those in the queue, one
-    # that waits for a place there, and its own. Two are kept in any case.
+    # After the last reader that let steps go, the loop may train all that were packed: those in the queue,
+    # one that waits for a place there, and its own. Two are kept in any case.
     ahead = num_steps_ahead(trainer.config, run.shards.mixed_share) + trainer.step_source.readers.num_threads
     most = ahead + PLACES_AT_A_TIME - 1 + 1 + 1 + 2
     assert 0 < max(kept) <= most < len(kept)
