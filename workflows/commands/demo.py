@@ -244,7 +244,6 @@ def _explain(runs: list[dict[str, Any]], statistics: dict[str, Any]) -> str:
     share = chosen["num_hot_rows"] / max(1, statistics["num_rows"])
     # What the budget of hot rows buys in lookups and in whole samples.
     lines = [
-        "",
         f"With {format_byte_size(chosen['bytes'])} of fast memory, {share:.1%} of the rows are hot; "
         f"they serve {chosen['hot_lookup_share']:.1%} of the lookups, "
         f"and {chosen['hot_sample_share']:.1%} of the samples need no other row.",
