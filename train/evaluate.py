@@ -285,11 +285,8 @@ def evaluate(
     config = read_config(run)
     weights = read_weights(run) if weights is None else weights
     opened = Shards.open(shards)
-    refuse_other_tables(
-        config,
-        opened,
-        hint="evaluate on the shards the run was trained on, or on shards of the same vocabulary",
-    )
+    hint = "evaluate on the shards the run was trained on, or on shards of the same vocabulary"
+    refuse_other_tables(config, opened, hint)
     # A run may have had another budget than its shards, and its scores of hot samples are by its own rows.
     num_hot = [table.num_hot for table in config.tables]
     if num_hot != [table.num_hot for table in opened.tables]:

@@ -234,13 +234,14 @@ def _config_from(table: str, arguments: Sequence[str]) -> Any:
 
 def _config_of_folder(folder: Path) -> PreprocessConfig:
     """Return the settings that a folder was preprocessed with; raises ManifestError where it is damaged."""
-    # Each stage's manifest has its settings, under the names of its config.
-    sealed = {stage: Manifest.read(folder / FOLDERS[stage]) for stage in CONFIGS}
-    if sealed["rank"].stage != "rank":
+    # Such a folder has no counts, so this comes first.
+    if Manifest.read(folder / FOLDERS["rank"]).stage != "rank":
         raise ConfigError(
             f"{folder} took its ids from another folder (--like), so it has no settings of its own",
             hint="give that folder",
         )
+    # Each stage's manifest has its settings, under the names of its config.
+    sealed = {stage: Manifest.read(folder / FOLDERS[stage]) for stage in CONFIGS}
     schema = {"schema": setting_in(sealed["ingest"])}
     configs = {
         stage: sealed[stage].read_config(kind, **(schema if stage == "ingest" else {}))
