@@ -87,14 +87,18 @@ def test_rows_that_the_host_keeps_have_the_bits_of_all_fast(
     assert_equal_bits(found, wanted)
 
 
-def let_streams_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hold up a stream for up to a millisecond before each copy and each kernel, but for those of compute now
-    and then."""
+def let_streams_be_late(monkeypatch: pytest.MonkeyPatch, punctual: StreamName | None = None) -> None:
+    """Hold up all streams but one for up to a millisecond before each copy and each kernel, but for those of
+    compute now and then.
+
+    What is recorded keeps its delays, so a stream that is late there is late at every step.
+    """
     delays = random.Random(1)
 
     def late(verb: Callable[..., None]) -> Callable[..., None]:
         def wait_first(device: CudaDevice, stream: StreamName, *arguments: Any) -> None:
-            if stream != "compute" or delays.random() < 0.1:
+            is_late = stream != "compute" or delays.random() < 0.1
+            if is_late and stream != punctual:
                 with torch.cuda.stream(device._streams[stream]):
                     torch.cuda._sleep(delays.randrange(1_500_000))  # type: ignore[no-untyped-call]
             verb(device, stream, *arguments)
@@ -135,7 +139,8 @@ def test_a_wait_that_is_left_out_on_a_gpu_is_found(
 ) -> None:
     shards = Shards.open(write_shards(tmp_path / "shards", TIGHT))
     wanted = trained(shards, placement="all-fast", device="cuda", **FIELDS)
-    let_streams_be_late(monkeypatch)
+    # The others must be later than the one that does not wait for them.
+    let_streams_be_late(monkeypatch, punctual=waiting)
     begin_with_zeros(monkeypatch)
     wait = CudaDevice.wait
 
