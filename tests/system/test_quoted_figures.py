@@ -335,6 +335,21 @@ def gpu_day(result: Result) -> list[str]:
     return [*found, *(f"{size:,}" for size in sizes), f"{num_tests}", "33.8 million", "1.5%"]
 
 
+def gpu_day_again(result: Result) -> list[str]:
+    """The second day, on which one test did not notice the fault that it plants."""
+    wrong = [check["name"] for check in result["checks"] if not check["is_right"]]
+    assert [name.split("[")[0] for name in wrong] == [
+        "tests/system/test_gpu.py::test_a_wait_that_is_left_out_on_a_gpu_is_found"
+    ]
+    rows = [row for row in result["rows"] if row.get("batch_size") == 65_536 and "placement" in row]
+    return [
+        f"{len(result['checks']) - len(wrong)} of {len(result['checks'])}",
+        *(f"{row['of_all_fast']:.2f}" for row in rows if row["placement"] in ("lookahead", "hybrid-dedup")),
+        *(str(row["embedding_dim"]) for row in rows),
+        f"{65_536:,}",
+    ]
+
+
 def kills(result: Result) -> list[str]:
     assert result["identical"] == result["folders"] and result["faults"] == []
     found = [f"{result['kills']} times", f"{result['folders']} folders"]
@@ -405,6 +420,7 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "window-12m": window,
     "window-45m": window,
     "gpu-day": gpu_day,
+    "gpu-day-2": gpu_day_again,
     "host-steps": host_steps,
     "kills": kills,
     "train-kills": kills,
