@@ -23,9 +23,10 @@ import errno
 import re
 import shlex
 import sys
+import types
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 class HotsetError(ValueError):
@@ -150,6 +151,10 @@ def raise_system_fault(subject: object, error: BaseException) -> None:
         raise fault from error
 
 
+class ByteSize(int):
+    """A number of bytes; the command line takes it as ``256MiB``."""
+
+
 def require_at_least(name: str, value: float | None, least: int) -> None:
     """Raise ConfigError where the option ``name`` is below ``least`` or no finite number; None is unset."""
     if value is not None and not least <= value < float("inf"):
@@ -162,26 +167,85 @@ def require_at_most(name: str, value: float | None, most: int) -> None:
         raise ConfigError(f"{name} must be at most {most}, got {value}")
 
 
-def require_choices(config: object) -> None:
-    """Raise ConfigError where a field of ``config`` has another value than those that its type names."""
+def check_fields(config: object) -> None:
+    """Replace NumPy scalars and sizes as text in ``config`` by plain values.
+
+    Called by the configs themselves, so that commands and Python refuse the same values alike.
+
+    Raises:
+        ConfigError: a field has a value of another type, or none of those that its type names.
+    """
     kind: Any = type(config)
-    for name, choices in _choices_of(kind).items():
+    for name, kinds in _kinds_of(kind).items():
         value = getattr(config, name)
-        if value not in choices:
-            wanted = ", ".join(str(choice) for choice in choices if choice is not None)
-            raise ConfigError(f"{name} must be one of {wanted}, got {value!r}")
+        found = plain_value(name, kinds, value)
+        if found is not value:
+            object.__setattr__(config, name, found)
+
+
+def plain_value(name: str, kinds: tuple[Any, ...], value: Any) -> Any:
+    """Return ``value`` as one of ``kinds``; raises ConfigError that begins with ``name``.
+
+    Args:
+        kinds: types such as int, `ByteSize`, a Literal and None, of which the value has one.
+    """
+    if value is None and type(None) in kinds:
+        return None
+    # A scalar of NumPy or torch has no dimensions.
+    plain = value.item() if getattr(value, "ndim", None) == 0 else value
+    choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    if choices:
+        if not isinstance(plain, str) or plain not in choices:
+            raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {_short(plain)}")
+        return plain
+    if ByteSize in kinds and isinstance(plain, str):
+        try:
+            return parse_byte_size(plain)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}", hint=error.hint) from error
+    for kind in kinds:
+        if get_origin(kind) is tuple:
+            if isinstance(plain, list | tuple):
+                return tuple(plain_value(name, get_args(kind)[:1], each) for each in plain)
+            continue
+        # True is no number, and a whole number is a float, too.
+        own = (float, int) if kind is float else (int,) if kind is ByteSize else (kind,)
+        if type(plain) in own or (isinstance(plain, own) and not isinstance(plain, bool)):
+            return ByteSize(plain) if kind is ByteSize else plain
+    wanted = " or ".join(_NOUNS[kind] for kind in kinds if kind in _NOUNS)
+    raise ConfigError(f"{name} must be {wanted}, got {_short(plain)}")
+
+
+_NOUNS: dict[Any, str] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    ByteSize: "a number of bytes or a text such as 64MiB",
+    tuple[int, ...]: "a list of whole numbers",
+}
+"""The types of fields that are checked, as messages name them."""
 
 
 @cache
-def _choices_of(kind: type) -> dict[str, tuple[Any, ...]]:
-    """Return the values that each field of a config may have, for those whose type names them."""
-    found: dict[str, tuple[Any, ...]] = {}
-    for name, hint in get_type_hints(kind).items():
-        # A Literal, or one or None.
-        parts = get_args(hint) if type(None) in get_args(hint) else (hint,)
-        if any(get_origin(part) is Literal for part in parts):
-            found[name] = tuple(choice for part in parts for choice in get_args(part) or (None,))
-    return found
+def _kinds_of(kind: Any) -> dict[str, tuple[Any, ...]]:
+    """Return the types that each field of a config may have, for those whose values are checked."""
+    found = {
+        name: get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        for name, hint in get_type_hints(kind).items()
+    }
+    known = {*_NOUNS, type(None)}
+    return {
+        name: kinds
+        for name, kinds in found.items()
+        if all(kind in known or get_origin(kind) is Literal for kind in kinds)
+    }
+
+
+def _short(value: Any) -> str:
+    """Return a value as a message shows it; a frame or an array, which has many lines, by its type."""
+    text = repr(value) if isinstance(value, str | int | float | list | tuple | None) else ""
+    return text if 0 < len(text) <= 200 else f"a {type(value).__name__}"
 
 
 def install_hint(extra: str) -> str:
@@ -257,10 +321,6 @@ _UNITS = {
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
-
-
-class ByteSize(int):
-    """A number of bytes; the command line takes it as ``256MiB``."""
 
 
 def parse_byte_size(text: str) -> ByteSize:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from ..pipeline.errors import ByteSize, ConfigError, require_at_least, require_at_most, require_choices
+from ..pipeline.errors import ByteSize, ConfigError, check_fields, require_at_least, require_at_most
 from ..pipeline.folders.manifest import JsonRecord, RecordError, require_range
 from ..pipeline.schema.schema import nearest
 from .recipe_options import RecipeOptions, parse_steps_or_time, require_time
@@ -129,6 +129,7 @@ class ExchangeOptions:
     number of the hot rows on each rank."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         parse_codec("exchange", self.exchange)
         if self.exchange_feedback and self.exchange == "none":
             raise ConfigError(
@@ -235,6 +236,7 @@ class CheckpointSettings:
     the one before."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         parse_steps_or_time(str(self.checkpoint_every))
         require_at_least("keep_checkpoints", self.keep_checkpoints, 1)
 
@@ -545,7 +547,7 @@ class TrainConfig(JsonRecord):
     """Learning rates over the steps, clipping, decay, and when training stops."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
+        check_fields(self)
         for name, (least, most) in _BOUNDS.items():
             require_at_least(name, getattr(self, name), least)
             require_at_most(name, getattr(self, name), most)
@@ -615,7 +617,7 @@ class ExportConfig:
     """Write an ONNX model too, with its tables in a second file; needs the extra onnx."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -633,6 +635,7 @@ class PredictConfig:
     weights. By default as much as there is."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         require_at_least("batch_size", self.batch_size, 1)
         require_at_least("threads", self.threads, 1)
         require_at_most("threads", self.threads, MOST_THREADS)

@@ -8,10 +8,10 @@ the work to `run` and `evaluate`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -21,16 +21,28 @@ from torch import nn
 from ..pipeline.errors import ConfigError
 from ..pipeline.formats.columns import PROBABILITY
 from ..pipeline.schema.schema import nearest
+from ..pipeline.settings import Bytes, PreprocessSettings, Real, Whole, refuse_unknown
 from ..pipeline.stages.row_order import read_tables
 from . import evaluate as _evaluate
 from . import run as _run
 from .build_model import ModelSource, UserModel, name_of
-from .config import CheckpointSettings, ExchangeOptions, ExportConfig, PredictConfig, TrainConfig
+from .config import (
+    CheckpointSettings,
+    DenseOptimizer,
+    ExchangeOptions,
+    ExportConfig,
+    PlacementName,
+    Pooling,
+    PredictConfig,
+    RowType,
+    TrainConfig,
+)
 from .data import shards as _shards
 from .data.batch import Batch
 from .data.shards import ShardOrigin
 from .metrics import Quality
-from .recipe_options import RecipeOptions, parse_steps_or_time
+from .own_loop import RowSettings
+from .recipe_options import RecipeOptions, Schedule, parse_steps_or_time
 from .run_folder.reader import read_config, read_finite, read_weights
 from .run_log import TrainProgress, TrainSummary, no_progress
 from .serving.changes import apply_changes as apply_to_export
@@ -71,6 +83,48 @@ class FittedRun:
         return read_finite(self.folder, read_weights(self.folder), name)
 
 
+class FitSettings(RowSettings, total=False):
+    """Settings of `hotset.fit`: the fields of `TrainConfig`, of its recipe, and of `ExchangeOptions`."""
+
+    placement: PlacementName
+    slow_bytes: Bytes | None
+    bottom_mlp: Sequence[int] | None
+    top_mlp: Sequence[int] | None
+    cross_layers: Whole | None
+    cross_rank: Whole | None
+    dropout: Real | None
+    batch_norm: bool
+    pooling: Pooling
+    model_args: str | Mapping[str, Any] | None
+    epochs: Whole
+    device: str
+    kernels: str | None
+    dense_optimizer: DenseOptimizer
+    dense_lr: Real | None
+    dense_dtype: Literal["fp32", "bf16", "auto"]
+    fae_variant: Literal["paper", "code"]
+    evaluate_every: Whole | str | None
+    log_every: Whole
+    micro_batches: Whole | None
+    recipe: RecipeOptions
+    lr_schedule: Schedule
+    lr_schedule_of: Literal["all", "dense", "rows"]
+    warmup_steps: Whole
+    decay_steps: Whole | None
+    final_lr: Real
+    clip_gradient: Real | None
+    dense_decay: Real
+    embedding_decay: Real
+    max_steps: Whole | None
+    max_time: str | None
+    patience: Whole | None
+    stop_at_auc: Real | None
+    keep_best: bool
+    best_by: Literal["auc", "log-loss"]
+    exchange: str
+    exchange_feedback: bool
+
+
 def fit(
     data: Folder,
     out: Folder,
@@ -84,7 +138,7 @@ def fit(
     checkpoint_every: int | str | None = None,
     keep_checkpoints: int | None = None,
     progress: TrainProgress | None = None,
-    **settings: Any,
+    **settings: Unpack[FitSettings],
 ) -> FittedRun:
     """Train on preprocessed shards and evaluate at the end, as ``hotset train`` does.
 
@@ -107,8 +161,8 @@ def fit(
         keep_checkpoints: number of checkpoints kept while the run trains; by default 2.
         progress: called as ``progress("train" or "evaluate", done, total, note)``, in samples.
         settings: fields of `TrainConfig` and of its recipe that differ from ``config``, such as
-            ``placement="cache"`` and ``lr_schedule="cosine"``; ``model_args`` may be a dictionary. On several
-            ranks also ``exchange`` and ``exchange_feedback``.
+            ``placement="cache"`` and ``lr_schedule="cosine"``; ``model_args`` may be a dictionary, and sizes
+            text such as "64MiB". On several ranks also ``exchange`` and ``exchange_feedback``.
 
     Raises:
         HotsetError: what is wrong with the data, the settings or the model, in one line.
@@ -118,8 +172,9 @@ def fit(
     """
     # Options of ranks are no fields of `TrainConfig`, so they are taken out of the settings first.
     of_ranks = {field.name for field in fields(ExchangeOptions)}
-    exchange = ExchangeOptions(**{name: settings.pop(name) for name in of_ranks & set(settings)})
-    chosen = _with_settings(config or TrainConfig(), settings)
+    given: dict[str, Any] = dict(settings)
+    exchange = ExchangeOptions(**{name: given.pop(name) for name in of_ranks & set(given)})
+    chosen = _with_settings(config or TrainConfig(), given)
     # A module or a function that makes one, or the name of a model that hotset knows.
     source: ModelSource | None = None
     if isinstance(model, str):
@@ -145,7 +200,7 @@ def evaluate(
     data: Folder,
     *,
     model: ModelSource | None = None,
-    slow_bytes: int | None = None,
+    slow_bytes: Bytes | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Quality:
     """Score the weights of a run on the evaluation part of shards, as ``hotset evaluate`` does.
@@ -154,7 +209,7 @@ def evaluate(
         run: a finished run, or its folder.
         data: folder that ``hotset preprocess --out`` created.
         model: makes the user's module of the run; by default the class that the run records is imported.
-        slow_bytes: memory for embedding rows; by default as much as there is.
+        slow_bytes: memory for embedding rows, in bytes or as text ("64GiB"); by default as much as there is.
         progress: called after each batch with the samples so far and their number in all.
 
     Raises:
@@ -164,8 +219,9 @@ def evaluate(
         ``print(hotset.evaluate("run", "data").auc)``
     """
     folder, source = _source_of(run, model)
+    row_bytes = _config_of(PredictConfig, {"slow_bytes": slow_bytes}).slow_bytes
     return _evaluate.evaluate(
-        folder, Path(data), slow_bytes=slow_bytes, model_source=source, progress=progress
+        folder, Path(data), slow_bytes=row_bytes, model_source=source, progress=progress
     )
 
 
@@ -200,20 +256,38 @@ def _checkpoints(every: int | str | None, keep: int | None) -> CheckpointSetting
 
 def _with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
     """Return ``config`` with some of its fields set by name."""
-    # The model is a separate argument; options of ranks were removed before, and only hints name them.
+    # The model is a separate argument.
     own = {field.name for field in fields(TrainConfig)} - {"model"}
     of_recipe = {field.name for field in fields(RecipeOptions)}
-    of_ranks = {field.name for field in fields(ExchangeOptions)}
-    _refuse_unknown(settings, own | of_recipe | of_ranks)
+    elsewhere = {"preprocess": PreprocessSettings.__annotations__}
+    refuse_unknown(settings, FitSettings.__annotations__, elsewhere)
     chosen = {name: value for name, value in settings.items() if name in own}
     # The config has the arguments of a model as JSON, as the command line takes them.
     if isinstance(chosen.get("model_args"), Mapping):
-        chosen["model_args"] = json.dumps(dict(chosen["model_args"]))
+        try:
+            chosen["model_args"] = json.dumps(dict(chosen["model_args"]), default=lambda each: each.item())
+        except (TypeError, ValueError, AttributeError):
+            raise ConfigError("model_args must have numbers, texts and lists of them as values") from None
     # Options of the recipe are accepted next to the others, as on the command line.
     recipe = {name: value for name, value in settings.items() if name in of_recipe}
     if recipe:
         chosen["recipe"] = replace(chosen.get("recipe", config.recipe), **recipe)
     return replace(config, **chosen)
+
+
+class PredictSettings(TypedDict, total=False):
+    """Settings of `hotset.predict`: the fields of `PredictConfig`."""
+
+    batch_size: Whole | None
+    threads: Whole | None
+    slow_bytes: Bytes | None
+
+
+class ExportSettings(TypedDict, total=False):
+    """Settings of `hotset.export`: the fields of `ExportConfig`."""
+
+    row_type: RowType
+    onnx: bool
 
 
 Config = TypeVar("Config", PredictConfig, ExportConfig)
@@ -226,7 +300,7 @@ def predict(
     has_label: bool = True,
     vocabulary: Folder | None = None,
     model: ModelSource | None = None,
-    **settings: Any,
+    **settings: Unpack[PredictSettings],
 ) -> pl.DataFrame:
     """Predict the lines of a raw log or the rows of a frame, as ``hotset predict`` does.
 
@@ -276,7 +350,7 @@ def export(
     *,
     vocabulary: Folder | None = None,
     model: ModelSource | None = None,
-    **settings: Any,
+    **settings: Unpack[ExportSettings],
 ) -> Path:
     """Write a run as a folder that serves it without hotset, as ``hotset export`` does.
 
@@ -335,15 +409,8 @@ def _source_of(run: Folder | FittedRun, model: ModelSource | None) -> tuple[Path
 
 
 def _config_of(kind: type[Config], settings: Mapping[str, Any]) -> Config:
-    _refuse_unknown(settings, {field.name for field in fields(kind)})
+    refuse_unknown(settings, {field.name for field in fields(kind)})
     return kind(**settings)
-
-
-def _refuse_unknown(settings: Iterable[str], known: Collection[str]) -> None:
-    """Raise ConfigError where there is no such setting."""
-    for name in settings:
-        if name not in known:
-            raise ConfigError(f"there is no setting {name!r}", hint=nearest(name, sorted(known)))
 
 
 BatchKind = Literal["hot_only", "mixed", "training", "evaluation"]

@@ -18,10 +18,10 @@ Shapes: B samples, F one-hot features, N lookups of a multi-hot feature.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -29,11 +29,12 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-from ..pipeline.errors import MIB, ConfigError, parse_byte_size
+from ..pipeline.errors import MIB, ConfigError
+from ..pipeline.settings import Bytes, Real, Whole, refuse_unknown
 from ..stats.batch_rows import first_stray_lookup
 from .build import build_tools
 from .build_embeddings import attach_movers, build_embeddings, resolve
-from .config import PlacementName, TrainConfig, is_launched
+from .config import EmbeddingOptimizer, PlacementName, TrainConfig, is_launched
 from .data.batch import Batch, EmbeddingTable, FeatureBags
 from .data.dataset import offsets_name
 from .data.shards import Shards, with_hot_bytes
@@ -118,24 +119,26 @@ def _refuse_stray(ids_N: NDArray[Any], table: EmbeddingTable) -> None:
         raise ConfigError(f"feature {table.name!r} has the id {stray}, and its table {table.num_rows} rows")
 
 
-_SETTINGS = (
-    "hot_bytes",
-    "staging_bytes",
-    "prefetch",
-    "cache_policy",
-    "cache_warmup",
-    "cache_batches",
-    "embedding_optimizer",
-    "embedding_lr",
-    "seed",
-    "threads",
-)
-"""Fields of `TrainConfig` that decide about rows alone."""
 _WINDOW_BYTES = 64 * MIB
 """Memory for the cold rows of batches known ahead, which wait as a whole here: 10 to 25 times as much."""
 _WEIGHT = ".weight"
 _STATE = ".state"
 _Dictionary = TypeVar("_Dictionary", bound=Mapping[str, Any])
+
+
+class RowSettings(TypedDict, total=False):
+    """Settings of `hotset.nn.Embeddings`: the fields of `TrainConfig` that decide about rows alone."""
+
+    hot_bytes: Bytes | None
+    staging_bytes: Bytes | None
+    prefetch: Whole | None
+    cache_policy: Literal["lru", "lfu", "dataset"]
+    cache_warmup: Real
+    cache_batches: Whole
+    seed: Whole
+    embedding_optimizer: EmbeddingOptimizer | None
+    embedding_lr: Real | None
+    threads: Whole | None
 
 
 class Embeddings(nn.Module):
@@ -164,7 +167,7 @@ class Embeddings(nn.Module):
         placement: PlacementName = "lookahead",
         device: str = "cpu",
         decay: float = 0.0,
-        **settings: Any,
+        **settings: Unpack[RowSettings],
     ) -> None:
         """Open the shards of ``data`` and give every row its initial values.
 
@@ -174,9 +177,10 @@ class Embeddings(nn.Module):
             device: of the fast tier, "cpu" or "cuda", on which embeddings are returned; "late" simulates
                 one on the host.
             decay: weight decay of rows, per use.
-            settings: fields of `TrainConfig` that are about rows: ``hot_bytes``, ``staging_bytes`` (also as
-                text, "64MiB"), ``prefetch``, ``cache_policy``, ``cache_warmup``,
-                ``cache_batches``, ``embedding_optimizer``, ``embedding_lr``, ``seed`` and ``threads``.
+            settings: fields of `TrainConfig` that are about rows: ``hot_bytes``, ``staging_bytes``,
+                ``prefetch``, ``cache_policy``, ``cache_warmup``, ``cache_batches``,
+                ``embedding_optimizer``, ``embedding_lr``, ``seed`` and ``threads``. Sizes are bytes, or
+                text such as "64MiB".
 
         Raises:
             HotsetError: no shards, no such device, another setting, or more rows than memory.
@@ -184,12 +188,11 @@ class Embeddings(nn.Module):
         """
         super().__init__()
         _refuse_ranks()
-        for name, value in settings.items():
-            if name not in _SETTINGS:
-                raise ConfigError(f"there is no setting {name!r}, want some of {', '.join(_SETTINGS)}")
-            if name.endswith("_bytes") and isinstance(value, str):
-                settings[name] = parse_byte_size(value)
-        config = TrainConfig(placement=placement, device=device, **settings)
+        refuse_unknown(
+            settings, RowSettings.__annotations__, {"fit": [own.name for own in fields(TrainConfig)]}
+        )
+        given: dict[str, Any] = dict(settings)
+        config = TrainConfig(placement=placement, device=device, **given)
         config = replace(config, recipe=replace(config.recipe, embedding_decay=decay))
         shards = Shards.open(Path(data))
         optimizer = config.row_optimizer(shards.embedding_optimizer)

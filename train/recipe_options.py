@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..pipeline.errors import ConfigError, require_at_least, require_choices
+from ..pipeline.errors import ConfigError, check_fields, require_at_least
 from ..pipeline.folders.manifest import JsonRecord
 
 _SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
@@ -109,7 +109,7 @@ class RecipeOptions(JsonRecord):
     """Score that decides which evaluation is the best."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
+        check_fields(self)
         require_at_least("warmup_steps", self.warmup_steps, 0)
         require_at_least("decay_steps", self.decay_steps, 1)
         for name in ("dense_decay", "embedding_decay"):

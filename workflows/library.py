@@ -5,18 +5,19 @@ They do what the commands of these names do, with paths as text and settings by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from ..pipeline.errors import ConfigError, parse_byte_size
+from ..pipeline.errors import ByteSize, plain_value
 from ..pipeline.preprocess import PreprocessConfig
 from ..pipeline.preprocess import preprocess as _preprocess
 from ..pipeline.runtime.tasks import ProgressCallback, Resources, silent
-from ..pipeline.schema.schema import FeatureSettings, nearest
 from ..pipeline.schema.schema_file import setting_of
+from ..pipeline.settings import Bytes, PreprocessSettings, Whole, refuse_unknown
 from ..pipeline.statistics.frequencies import QUICK, frequency_statistics
+from ..train.config import TrainConfig
 from .recipes import DEFAULT_SCHEMA, recipe_for, recipe_like
 
 if TYPE_CHECKING:
@@ -30,13 +31,13 @@ def preprocess(
     raw: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
-    schema: str = DEFAULT_SCHEMA,
+    schema: str | Path = DEFAULT_SCHEMA,
     like: str | Path | None = None,
     extend: bool = False,
-    workers: int = 0,
-    memory: int | str | None = None,
+    workers: Whole = 0,
+    memory: Bytes | None = None,
     progress: ProgressCallback = silent,
-    **settings: Any,
+    **settings: Unpack[PreprocessSettings],
 ) -> Path:
     """Turn raw logs into shards, as ``hotset preprocess`` does.
 
@@ -64,14 +65,14 @@ def preprocess(
         ``data = hotset.preprocess("train.tsv", "data", hot_bytes="64MiB", batch_size=4096)``
     """
     logs = [raw] if isinstance(raw, str | Path) else raw
-    named = setting_of(schema)
+    named = setting_of(str(schema))
     recipe = recipe_for(named) if like is None else recipe_like(Path(like), named)
-    memory_bytes = parse_byte_size(memory) if isinstance(memory, str) else memory
+    memory_bytes = plain_value("memory", (ByteSize, type(None)), memory)
     _preprocess(
         [Path(each) for each in logs],
         _with_settings(recipe, settings),
         Path(out),
-        Resources(workers, memory_bytes, progress),
+        Resources(plain_value("workers", (int,), workers), memory_bytes, progress),
         like=None if like is None else Path(like),
         extend=extend,
     )
@@ -79,7 +80,7 @@ def preprocess(
 
 
 def statistics(
-    data: str | Path, *, series: Sequence[str] | None = None, workers: int = 0
+    data: str | Path, *, series: Sequence[str] | None = None, workers: Whole = 0
 ) -> dict[str, pl.DataFrame]:
     """Return how lookups are distributed over rows, as ``hotset stats`` finds it.
 
@@ -101,23 +102,19 @@ def statistics(
     # Tables import what prints, which a machine that only takes timings may lack.
     from .report.tables import series_frames
 
-    wanted = QUICK if series is None else series
-    found = frequency_statistics(Path(data), Resources(workers=workers), series=wanted)
+    resources = Resources(workers=plain_value("workers", (int,), workers))
+    found = frequency_statistics(Path(data), resources, series=QUICK if series is None else series)
     return dict(series_frames(found))
 
 
-def _with_settings(recipe: PreprocessConfig, settings: dict[str, Any]) -> PreprocessConfig:
+def _with_settings(recipe: PreprocessConfig, settings: Mapping[str, Any]) -> PreprocessConfig:
     """Return ``recipe`` with some fields of its stages set by name."""
+    refuse_unknown(
+        settings, PreprocessSettings.__annotations__, {"fit": [own.name for own in fields(TrainConfig)]}
+    )
     names = {field.name: stage for stage in _STAGES for field in fields(getattr(recipe, stage))}
     chosen: dict[str, dict[str, Any]] = {stage: {} for stage in _STAGES}
     for name, value in settings.items():
-        if name not in names or name == "schema":
-            raise ConfigError(f"there is no setting {name!r}", hint=nearest(name, sorted(names)))
-        # Sizes and settings of single features as the command line takes them.
-        if name.endswith("_bytes") and isinstance(value, str):
-            value = parse_byte_size(value)
-        if name.startswith("feature_") and isinstance(value, dict):
-            value = FeatureSettings(sorted(value.items()))
         chosen[names[name]][name] = value
     changed = {stage: replace(getattr(recipe, stage), **chosen[stage]) for stage in _STAGES if chosen[stage]}
     return replace(recipe, **changed)

@@ -8,7 +8,7 @@ was probably meant, and reads settings by feature: ``C3=10,C5=2`` on the command
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -256,8 +256,13 @@ class FeatureSettings(tuple[tuple[str, int], ...]):
     """Pairs of a feature's name and a number, ascending by name; empty sets nothing for any feature."""
 
     def __new__(cls, pairs: Iterable[Any] = ()) -> FeatureSettings:
-        """Take ``pairs`` in any order, as tuples or as the lists of a manifest."""
-        return super().__new__(cls, sorted((str(name), int(number)) for name, number in pairs))
+        """Take ``pairs`` in any order, as tuples, as the lists of a manifest or as a dictionary."""
+        found = pairs.items() if isinstance(pairs, Mapping) else pairs
+        try:
+            return super().__new__(cls, sorted((str(name), int(number)) for name, number in found))
+        except (TypeError, ValueError):
+            message = f"want a whole number for each feature, such as {{'C3': 8}}, got {shown(pairs)}"
+            raise ConfigError(message) from None
 
 
 NO_SETTINGS = FeatureSettings()

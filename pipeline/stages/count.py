@@ -34,7 +34,7 @@ from ...stats.counting import (
     count_distinct,
     merge_counts,
 )
-from ..errors import MIB, ConfigError, ManifestError, hint_to_rewrite, require_at_least
+from ..errors import MIB, ConfigError, ManifestError, check_fields, hint_to_rewrite, require_at_least
 from ..folders.manifest import FileEntry, Manifest, checksum_of, is_sealed
 from ..folders.output import Output, array_in, input_of, map_arrays, remove_arrays, write_arrays
 from ..folders.resume import Continuation, read_before, unless_none
@@ -288,6 +288,7 @@ class CountConfig:
     """Number of categories per text column, the most frequent ones, that keep their text."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 <= self.eval_fraction < 1:
             raise ConfigError(f"eval_fraction must be in [0, 1), got {self.eval_fraction}")
         require_at_least("eval_files", self.eval_files, 0)

@@ -21,7 +21,7 @@ from typing import Any
 
 import xxhash
 
-from ..errors import MIB, ByteSize, ConfigError, InputError, require_at_least
+from ..errors import MIB, ByteSize, ConfigError, InputError, check_fields, require_at_least
 from ..folders.manifest import Manifest, is_sealed
 from ..folders.output import Output
 from ..folders.resume import Continuation, starts_with
@@ -120,11 +120,11 @@ class IngestConfig:
     """Size of the block of raw text that becomes one file of columns; a Parquet value counts as 8 bytes."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not is_fingerprint(self.schema):  # as a manifest has it
             schema_of(self.schema)
         if self.max_bad_fraction == _MOST_BAD:  # one spelling of equal settings
             object.__setattr__(self, "on_bad_line", "skip")
-        object.__setattr__(self, "block_bytes", ByteSize(self.block_bytes))  # a manifest has a plain number
         require_at_least("block_bytes", self.block_bytes, 1)
 
     @property

@@ -23,7 +23,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...stats.shuffle import EVALUATION, HOT_ONLY, MIXED, copy_bags, gather_rows
-from ..errors import MIB, ConfigError, require_at_least
+from ..errors import MIB, ConfigError, check_fields, require_at_least
 from ..folders.manifest import Manifest, is_sealed
 from ..folders.output import Output, input_of
 from ..folders.totals import KindCounts, PlanSettings, PlanTotals, ShardFacts, ShardKind, ShardsTotals
@@ -125,9 +125,8 @@ class PackConfig:
     """Seed of the shuffle."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         require_at_least("batch_size", self.batch_size, 1)
-        if self.order not in ("grouped", "original"):
-            raise ConfigError(f"order must be grouped or original, got {self.order!r}")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed must be in [0, 2**63), got {self.seed}")
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ...stats.ranking.ranking import RankedRuns, first_places, rank_by_frequency
-from ..errors import MIB, ConfigError, require_at_least
+from ..errors import MIB, ConfigError, check_fields, require_at_least
 from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.output import Output, input_of
 from ..folders.totals import CountsFacts, CountsTotals, VocabularyTotals
@@ -63,10 +63,9 @@ class RankConfig:
     """With sampled: draw with replacement, as FAE's released code does."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("feature_min_counts", "peel_row_bytes"):  # lists in a manifest
             object.__setattr__(self, name, FeatureSettings(getattr(self, name)))
-        if self.rank_by not in ("frequency", "peel", "sampled"):
-            raise ConfigError(f"rank_by must be frequency, peel or sampled, got {self.rank_by!r}")
         if not 0 < self.sampling_rate <= 1:
             raise ConfigError(f"sampling_rate must be in (0, 1], got {self.sampling_rate}")
         if not 0 <= self.sampling_seed < 2**62:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...stats.ranking.row_bytes import row_bytes
-from ..errors import MIB, ByteSize, require_at_least, require_at_most, require_choices
+from ..errors import MIB, ByteSize, check_fields, require_at_least, require_at_most
 from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.output import Output, input_of
 from ..folders.totals import (
@@ -73,11 +73,10 @@ class SplitConfig:
     uses it by default."""
 
     def __post_init__(self) -> None:
-        # A manifest has a plain number and lists.
-        object.__setattr__(self, "hot_bytes", ByteSize(self.hot_bytes))
+        check_fields(self)
+        # A manifest has lists.
         object.__setattr__(self, "feature_dims", FeatureSettings(self.feature_dims))
         require_at_least("hot_bytes", self.hot_bytes, 0)
-        require_choices(self)
         # Readers take rows that are wider for damage.
         require_at_least("embedding_dim", self.embedding_dim, 1)
         require_at_most("embedding_dim", self.embedding_dim, MOST_FLOATS)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -21,6 +24,7 @@ from hotset.pipeline.errors import (
     ByteSize,
     ConfigError,
     HotsetError,
+    check_fields,
     format_byte_size,
     hint_to_rewrite,
     hint_to_write,
@@ -46,6 +50,70 @@ SYSTEM = {
         "latin-1", "xé", 1, 2, "ordinal not in range"
     ),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Config:
+    """Fields of all types that are checked."""
+
+    epochs: int = 1
+    rate: float = 0.5
+    memory: ByteSize | None = None
+    widths: tuple[int, ...] | None = None
+    every: int | str = 1
+    is_kept: bool = False
+    order: Literal["near", "far"] = "near"
+    elsewhere: Path = Path()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "wanted"),
+    [
+        ("epochs", np.int64(2), 2),
+        ("rate", np.float32(0.25), 0.25),
+        ("rate", 1, 1),
+        ("rate", np.array(0.25), 0.25),
+        ("memory", "64KiB", ByteSize(65536)),
+        ("memory", np.int32(7), ByteSize(7)),
+        ("widths", [np.int64(3), 4], (3, 4)),
+        ("every", "10min", "10min"),
+        ("every", np.uint8(3), 3),
+        ("is_kept", np.True_, True),
+        ("order", np.str_("far"), "far"),
+        ("elsewhere", "any", "any"),
+    ],
+)
+def test_scalars_and_sizes_become_plain_values(field: str, given: Any, wanted: Any) -> None:
+    found = getattr(_Config(**{field: given}), field)
+    assert found == wanted and type(found) is type(wanted)
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "message"),
+    [
+        ("epochs", "2", "epochs must be a whole number, got '2'"),
+        ("epochs", 1.5, "epochs must be a whole number, got 1.5"),
+        ("epochs", True, "epochs must be a whole number, got True"),
+        ("epochs", None, "epochs must be a whole number, got None"),
+        ("rate", "0.5", "rate must be a number, got '0.5'"),
+        ("rate", np.zeros(3), "rate must be a number, got a ndarray"),
+        ("memory", 1.5, "memory must be a number of bytes or a text such as 64MiB, got 1.5"),
+        ("memory", "much", "memory: not a size: 'much'"),
+        ("widths", 64, "widths must be a list of whole numbers, got 64"),
+        ("widths", ["a"], "widths must be a whole number, got 'a'"),
+        ("every", 1.5, "every must be a whole number or text, got 1.5"),
+        ("is_kept", 1, "is_kept must be True or False, got 1"),
+        ("order", np.zeros(3), "order must be one of near, far, got a ndarray"),
+        ("order", "nearer", "order must be one of near, far, got 'nearer'"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(field: str, given: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        _Config(**{field: given})
+    assert str(refused.value) == message
 
 
 @pytest.mark.parametrize("wanted", SYSTEM)

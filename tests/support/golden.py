@@ -142,7 +142,7 @@ def rows_after(data: Path, placement: str, optimizer: str) -> str:
     embeddings = hotset.nn.Embeddings(
         data,
         placement=placement,  # type: ignore[arg-type]
-        embedding_optimizer=optimizer,
+        embedding_optimizer=optimizer,  # type: ignore[arg-type]
         staging_bytes="24KiB",
         threads=1,
     )

@@ -56,7 +56,7 @@ FLOORS = {
         "stages",
         "formats infer_schema",
         "generate raw",
-        "folders",
+        "folders settings",
         "runtime schema",
         "errors",
     ),

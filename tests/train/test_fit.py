@@ -125,6 +125,9 @@ def test_models_of_hotset_come_back_too(data: Path, tmp_path: Path) -> None:
         ({"exchang": "int8"}, "there is no setting 'exchang'", "did you mean 'exchange'?"),
         ({"exchange": "int7"}, "exchange must be none, fp16, bf16, int8, auto or bounded:E", None),
         ({"epochs": 0}, "epochs must be 1 or more", None),
+        ({"epochs": "2"}, "epochs must be a whole number, got '2'", None),
+        ({"model_args": {"hidden": [object()]}}, "model_args must have numbers, texts and lists", None),
+        ({"batch_size": 64}, "there is no setting 'batch_size'", "it is a setting of hotset.preprocess"),
         ({"model": "dcn"}, "model must be one of", "did you mean 'dcnv2'?"),
     ],
 )
@@ -266,7 +269,7 @@ def test_the_module_of_a_fitted_run_goes_along(tmp_path: Path) -> None:
 
 def test_settings_go_by_name(scored: ScoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(hotset.HotsetError, match="there is no setting 'batch'"):
-        hotset.predict(scored.run, scored.log, batch=3)
+        hotset.predict(scored.run, scored.log, batch=3)  # type: ignore[call-arg]
     called = []
     monkeypatch.setattr(serve, "export_run", lambda *given, **named: called.append((given, named)))
     assert hotset.export(scored.run, str(tmp_path / "out"), row_type="int8") == tmp_path / "out"

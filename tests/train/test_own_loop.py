@@ -327,7 +327,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(folder: Path) -> None:
     batches = list(ShardDataset(folder))
     refused: list[tuple[str, Callable[[], object]]] = [
         ("comes after a batch was looked up", emb.step),
-        ("there is no setting 'epochs'", lambda: hotset.nn.Embeddings(folder, epochs=3)),
+        ("there is no setting 'epochs'", lambda: hotset.nn.Embeddings(folder, epochs=3)),  # type: ignore[call-arg]
         ("the batch has no 'C1'; it has 'C9'", lambda: emb({"C9": [1]})),
     ]
     ahead = emb.read_ahead(batches)

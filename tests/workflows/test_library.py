@@ -57,7 +57,7 @@ def test_a_schema_file_brings_its_own_settings(tmp_path: Path) -> None:
 
 def test_a_setting_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(hotset.HotsetError, match="there is no setting 'batchsize'") as refused:
-        hotset.preprocess("log.tsv", tmp_path / "out", batchsize=3)
+        hotset.preprocess("log.tsv", tmp_path / "out", batchsize=3)  # type: ignore[call-arg]
     assert refused.value.hint == "did you mean 'batch_size'?"
 
 

@@ -84,7 +84,7 @@ def test_a_table_whose_ids_do_not_fit_is_refused(
 def test_nonsense_is_refused() -> None:
     with pytest.raises(ConfigError, match="min_count must be 1 or more, got 0"):
         RankConfig(min_count=0)
-    with pytest.raises(ConfigError, match="rank_by must be frequency, peel or sampled, got 'luck'"):
+    with pytest.raises(ConfigError, match="rank_by must be one of frequency, peel, sampled, got 'luck'"):
         RankConfig(rank_by="luck")  # type: ignore[arg-type]
 
 

@@ -393,16 +393,16 @@ def test_a_class_made_inside_a_program_is_given_from_python(shell: Shell) -> Non
     hotset.evaluate("new", "data", model=Inner)
 
 
-@follows("train/fit.py::_refuse_unknown FittedRun.table")
+@follows("pipeline/settings.py::refuse_unknown train/fit.py::FittedRun.table")
 def test_settings_and_tables_are_named_in_python(shell: Shell) -> None:
-    hint = hint_of(lambda: hotset.fit("data", "new", threads=1, epoch=1))
+    hint = hint_of(lambda: hotset.fit("data", "new", threads=1, epoch=1))  # type: ignore[call-arg]
     assert hint == "did you mean 'epochs'?"
     run = hotset.fit("data", "new", threads=1, epochs=1)
     hint = hint_of(partial(run.table, "C01"))
     run.table(hint.split("'")[1])
 
 
-@follows("train/fit.py::Shards.batches Shards.counts workflows/library.py::_with_settings")
+@follows("train/fit.py::Shards.batches Shards.counts")
 def test_names_that_were_meant_are_taken_from_python(shell: Shell) -> None:
     shards = hotset.Shards("data")
     kind: Any = "hotonly"
@@ -410,10 +410,11 @@ def test_names_that_were_meant_are_taken_from_python(shell: Shell) -> None:
     next(shards.batches("hot_only"))
     assert hint_of(lambda: shards.counts("C22x")) == "did you mean 'C22'?"
     assert shards.counts("C2").sum() > 0
-    assert hint_of(lambda: hotset.predict("run", "log.tsv", batchsize=9)) == "did you mean 'batch_size'?"
+    predict = partial(hotset.predict, "run", "log.tsv")
+    assert hint_of(lambda: predict(batchsize=9)) == "did you mean 'batch_size'?"  # type: ignore[call-arg]
     assert hotset.predict("run", "log.tsv", batch_size=9).height == 600
     preprocess = partial(hotset.preprocess, "log.tsv", "other", workers=1)
-    assert hint_of(lambda: preprocess(batchsize=9)) == "did you mean 'batch_size'?"
+    assert hint_of(lambda: preprocess(batchsize=9)) == "did you mean 'batch_size'?"  # type: ignore[call-arg]
     preprocess(batch_size=9)
 
 
