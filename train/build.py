@@ -17,12 +17,12 @@ import torch
 from ..pipeline.errors import ConfigError
 from ..pipeline.runtime.tasks import num_workers
 from .build_embeddings import RowTools, RunStart, build_embeddings, open_device, open_device_api, resolve
-from .build_model import ModelSource, build_model, build_step
+from .build_model import ModelSource, build_model, pooled_step
 from .config import ChosenExchange, ModelConfig, Optimizers, TrainConfig
 from .data.batch import MicroBatches
 from .data.batch_order import BatchOrder, CutOrder, ResumedOrder, SeededOrder
 from .data.shards import Shards
-from .dense.dense_step import DenseStep, GraphStep, TiledStep
+from .dense.dense_step import DenseStep, GraphStep, TiledStep, build_dense_step
 from .dense.gradients import BuildSums
 from .evaluate import Predictor
 from .loop import Trainer
@@ -196,10 +196,8 @@ def _build_dense_layers(
         # Layers whose parameters are moved by others are passed by the module itself.
         if has_fused_layers(config, shards, model, tools.device_api):
             return model, GraphStep(model, tools.micro_batches, config.seed, dtype)
-    step = build_step(
-        model, chosen, shards.tables, tools.micro_batches, threads, dtype, config.seed, build_sums
-    )
-    return model, step
+    step = build_dense_step(model, tools.micro_batches, threads, dtype, config.seed, build_sums)
+    return model, pooled_step(step, chosen, shards.tables)
 
 
 def _build_rows(
@@ -260,14 +258,10 @@ def _build_step_source(
     # With rows in a spill file, a restored row is read as its plan says.
     is_planned = spills(config, shards)
     is_fresh = start is None or start.is_fresh or is_planned
-
-    def is_hot_only(number: int) -> bool:
-        return bool(shards.is_hot_only[number])
-
     source = StepSource(
         embeddings,
         shards.training_batch,
-        is_hot_only,
+        lambda number: bool(shards.is_hot_only[number]),
         is_fresh=is_fresh,
         is_resumed=start is not None,
         readers=readers,

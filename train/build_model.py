@@ -29,13 +29,11 @@ from torch import nn
 from ..pipeline.errors import ConfigError, HotsetError, first_line, system_fault
 from ..pipeline.schema.schema import nearest
 from .config import ModelConfig
-from .data.batch import EmbeddingTable, MicroBatches
-from .dense.dense_step import DenseStep, HistoryStep, MeanPooling, build_dense_step, set_mode
-from .dense.gradients import BuildSums, DenseDtype
+from .data.batch import EmbeddingTable
+from .dense.dense_step import DenseStep, HistoryStep, MeanPooling, set_mode
 from .model.dlrm import Dlrm
 from .model.layers import DenseModel
 from .model.shapes import DcnShape, ModelInputs, dlrm_shape, tables_by_dim
-from .threads import WorkThreads
 
 ModelSource = Callable[..., nn.Module] | nn.Module
 """The maker of a user's module: a class, a function, or a module as it is. Where it may be None, the class
@@ -331,18 +329,8 @@ def build_model(
     return model
 
 
-def build_step(
-    model: DenseModel,
-    config: ModelConfig,
-    tables: Sequence[EmbeddingTable],
-    micro_batches: MicroBatches,
-    threads: WorkThreads,
-    dtype: DenseDtype,
-    seed: int = 0,
-    build_sums: BuildSums | None = None,
-) -> DenseStep:
-    """Build the step of a model on embeddings pooled as ``config`` says; see `build_dense_step`."""
-    step = build_dense_step(model, micro_batches, threads, dtype, seed, build_sums)
+def pooled_step(step: DenseStep, config: ModelConfig, tables: Sequence[EmbeddingTable]) -> DenseStep:
+    """Return the step of a model on embeddings pooled as ``config`` says."""
     if config.kind == "tbsm":
         return HistoryStep(step, tables)
     if config.pooling == "mean" and any(table.is_multi_hot for table in tables):

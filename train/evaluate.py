@@ -19,10 +19,10 @@ from ..pipeline.errors import HotsetError, format_byte_size
 from ..pipeline.runtime.memory import available_bytes
 from ..pipeline.schema.schema import DENSE_PREFIX
 from .build_embeddings import RowTools, build_groups, open_device, set_threads
-from .build_model import ModelSource, build_model, build_step
+from .build_model import ModelSource, build_model, pooled_step
 from .data.batch import Batch, EmbeddingTable, MicroBatches, with_histories
 from .data.shards import EvaluationPart, Part, Shards
-from .dense.dense_step import DenseStep
+from .dense.dense_step import DenseStep, build_dense_step
 from .metrics import Meter, Quality, RunQuality, ScoreCounter
 from .model.layers import DenseModel
 from .model.shapes import ModelInputs, tables_by_dim
@@ -190,7 +190,8 @@ def load_model(
         _refuse_other_lists(run, config, tables)
         tables = with_histories(tables, chosen.history_length + 1)
     workers = WorkThreads(threads or config.threads)
-    dense = build_step(model, chosen, tables, MicroBatches(batch_size), workers, config.dense_dtype)
+    step = build_dense_step(model, MicroBatches(batch_size), workers, config.dense_dtype)
+    dense = pooled_step(step, chosen, tables)
     tools = RowTools(
         device=device, meter=Meter(device), threads=workers, micro_batches=MicroBatches(batch_size)
     )

@@ -401,7 +401,18 @@ def begin_run(
             kind = RankCheckpoints
         folder = RunFolder(out, is_first=False)
         if ranks.rank == 0:
-            folder = _begin_folder(trainer, out, options.tensorboard, description, checkpoint)
+            # The room for the results is taken before the first step.
+            weight_bytes = trainer.weights().num_bytes + optimizer_states(trainer).num_bytes
+            if checkpoint is None:
+                folder = RunFolder.begin(out, description, weight_bytes=weight_bytes)
+            else:
+                metrics = checkpoint.record.state.metrics
+                folder = RunFolder.resume(out, metrics, weight_bytes=weight_bytes)
+            # The vocabulary is kept in the run, so that the run alone can predict.
+            if (origin := ShardOrigin.of(trainer.shards)) is not None:
+                folder.keep_vocabulary(origin.vocabulary)
+            if options.tensorboard is not None:
+                folder.tensorboard = TensorboardEvents(options.tensorboard, folder.metrics)
         if options.checkpoints.checkpoint_every == OFF:
             return folder, None
         run = checksum_of(settings_of(description))
@@ -412,29 +423,6 @@ def begin_run(
         if checkpoint is None and ranks.rank == 0:
             remove_begun(out)
         raise
-
-
-def _begin_folder(
-    trainer: Trainer,
-    out: Path,
-    tensorboard: Path | None,
-    description: dict[str, Any],
-    checkpoint: Checkpoint | None,
-) -> RunFolder:
-    # The room for the results is taken before the first step.
-    weight_bytes = trainer.weights().num_bytes + optimizer_states(trainer).num_bytes
-    if checkpoint is None:
-        folder = RunFolder.begin(out, description, weight_bytes=weight_bytes)
-    else:
-        metrics = checkpoint.record.state.metrics
-        folder = RunFolder.resume(out, metrics, weight_bytes=weight_bytes)
-    # The vocabulary is kept in the run, so that the run alone can predict.
-    origin = ShardOrigin.of(trainer.shards)
-    if origin is not None:
-        folder.keep_vocabulary(origin.vocabulary)
-    if tensorboard is not None:
-        folder.tensorboard = TensorboardEvents(tensorboard, folder.metrics)
-    return folder
 
 
 def _report_settings(trainer: Trainer, threads: int) -> None:

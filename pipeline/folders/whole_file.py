@@ -17,7 +17,7 @@ import os
 import shlex
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -168,16 +168,23 @@ def whole_folder(
         yield folder
         # The lock is no file of the folder, and goes before the rename.
         names = [file.name for file in paths_in(folder) if file.name != LOCK]
-        entries = [FileEntry(name, 0, *hash_file(folder / name)) for name in names]
-        parts = {
-            "stage": stage,
-            "version": version,
-            "config": {},
-            "inputs": list(inputs),
-            "files": [entry.to_json() for entry in entries],
-            "totals": {},
-        }
-        write_json(folder / MANIFEST, parts | {"checksum": checksum_of(parts)})
+        write_json(folder / MANIFEST, manifest_of(folder, names, stage, version, inputs))
+
+
+def manifest_of(
+    folder: Path, names: Iterable[str], stage: str, version: int, inputs: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the manifest of a folder without settings and totals, its files hashed as they are on disk."""
+    entries = [FileEntry(name, 0, *hash_file(folder / name)) for name in names]
+    parts = {
+        "stage": stage,
+        "version": version,
+        "config": {},
+        "inputs": list(inputs),
+        "files": [entry.to_json() for entry in entries],
+        "totals": {},
+    }
+    return parts | {"checksum": checksum_of(parts)}
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -93,7 +93,7 @@ def build_dense_step(
     if next(model.parameters()).device.type == "cpu" and model.is_per_sample:
         if model.is_plain:
             return TiledStep(cast("Dlrm | Dcn", model), micro_batches, threads, dtype, build_sums)
-        return GraphTiles(model, micro_batches, threads, dtype, seed, build_sums)
+        return GraphTiles(model, micro_batches, threads, dtype, build_sums, seed)
     assert build_sums is None, "several ranks compute samples by themselves, on the host"
     return GraphStep(model, micro_batches, seed, dtype)
 
@@ -102,18 +102,33 @@ class _TileStep(ABC):
     """A step on tiles of the batch that any thread takes, on the host.
 
     The bits of all results depend on the batch and the weights alone: never on the number of threads.
+
+    Args:
+        model: dense layers that compute each sample independently.
+        micro_batches: of a batch; this rank computes those assigned to it.
+        threads: run the tiles.
+        dtype: type of the products of the layers, whose weights are float32 in any case.
+        build_sums: of the gradients of several ranks.
+        seed: that of the run; with the number of the step it decides what dropout drops.
     """
+
+    is_moved = False
+    """Whether the parameters become parts of one vector."""
 
     def __init__(
         self,
-        parameters: FlatParameters,
+        model: DenseModel,
         micro_batches: MicroBatches,
         threads: WorkThreads,
-        dtype: DenseDtype,
-        build_sums: BuildSums | None,
+        dtype: DenseDtype = "fp32",
+        build_sums: BuildSums | None = None,
+        seed: int = 0,
     ) -> None:
+        assert model.is_per_sample
         self.dtype: DenseDtype = dtype
-        self._parameters = parameters
+        self._model = model
+        self._seed = seed
+        self._parameters = parameters = FlatParameters(model, is_moved=self.is_moved)
         self._micro_batches = micro_batches
         self._threads = threads
         self._scale = 1 / micro_batches.batch_size
@@ -204,18 +219,15 @@ class _TileStep(ABC):
 
 
 class TiledStep(_TileStep):
-    """The step of a DLRM or DCN V2 by its own passes.
+    """The step of a DLRM or DCN V2 by its own passes; for bf16 the weights are rounded once a step.
 
     Args:
-        model: the dense layers, whose parameters become parts of one vector.
-        micro_batches: of a batch; those of this rank are computed.
-        threads: run the tiles.
-        dtype: type of the products of the hidden layers. The weights are float32 in any case; for bf16 they
-            are rounded once a step.
-        build_sums: of the gradients of several ranks.
         features: names of the CPU's vendor and instruction sets, which decide who multiplies; None: those
             of this machine.
     """
+
+    is_moved = True
+    _model: Dlrm | Dcn
 
     def __init__(
         self,
@@ -228,8 +240,7 @@ class TiledStep(_TileStep):
         features: frozenset[str] | None = None,
     ) -> None:
         # All parameters are in one vector, so that one call adds, rounds or steps them all.
-        super().__init__(FlatParameters(model), micro_batches, threads, dtype, build_sums)
-        self._model = model
+        super().__init__(model, micro_batches, threads, dtype, build_sums)
         # Products in bf16 read a rounded copy of the vector; the parameters themselves stay float32.
         is_rounded = dtype == "bf16"
         self._rounded_vector = torch.zeros(self._parameters.size if is_rounded else 0, dtype=torch.bfloat16)
@@ -255,30 +266,7 @@ class TiledStep(_TileStep):
 
 
 class GraphTiles(_TileStep):
-    """The step of any model by an autograd graph for each tile.
-
-    Args:
-        model: dense layers that compute each sample independently.
-        micro_batches: of a batch; this rank computes those assigned to it.
-        threads: run the tiles.
-        dtype: bf16 runs the model under torch's autocast.
-        seed: that of the run; with the number of the step it decides what dropout drops.
-        build_sums: of the gradients of several ranks.
-    """
-
-    def __init__(
-        self,
-        model: DenseModel,
-        micro_batches: MicroBatches,
-        threads: WorkThreads,
-        dtype: DenseDtype = "fp32",
-        seed: int = 0,
-        build_sums: BuildSums | None = None,
-    ) -> None:
-        assert model.is_per_sample
-        super().__init__(FlatParameters(model, is_moved=False), micro_batches, threads, dtype, build_sums)
-        self._seed = seed
-        self._model = model
+    """The step of any model by an autograd graph for each tile; bf16 is torch's autocast."""
 
     def _build_tile(self) -> _GraphTile:
         return _GraphTile(self._model, self.dtype)

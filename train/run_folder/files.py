@@ -37,8 +37,8 @@ from typing import Any
 import numpy as np
 
 from ...pipeline.errors import HotsetError, MissingExtraError, format_byte_size, install_hint
-from ...pipeline.folders.manifest import MANIFEST, FileEntry, Manifest, checksum_of, hash_file
-from ...pipeline.folders.whole_file import link_folder
+from ...pipeline.folders.manifest import MANIFEST, Manifest
+from ...pipeline.folders.whole_file import link_folder, manifest_of
 from ..config import MOST_MICRO_BATCHES, ChosenExchange, TrainConfig
 from ..data.batch_order import BATCH_ORDER
 from ..data.shards import ShardOrigin, Shards, vocabulary_of
@@ -524,28 +524,15 @@ class RunFolder:
 
     def seal(self) -> None:
         """Write the manifest of the files that are there."""
-        self._write(MANIFEST, _to_json(self._manifest()))
-
-    def _manifest(self) -> dict[str, Any]:
         there = [name for name in (*RUN_FILES, STATES) if (self.path / name).exists()]
-        # Hash the files on disk, which are what a reader will find.
-        entries = [FileEntry(name, 0, *hash_file(self.path / name)) for name in there]
         shards = read_object(self.path / CONFIG).get("shards")
         # What the run was made from, and the vocabulary that it keeps.
         inputs = [{"name": "shards", "fingerprint": shards}]
         if (self.path / VOCABULARY).is_dir():
             kept = Manifest.read(self.path / VOCABULARY)
             inputs.append({"name": VOCABULARY, "fingerprint": kept.fingerprint})
-        # The keys of a stage's manifest; settings and results are in the files it lists.
-        parts = {
-            "stage": RUN_STAGE,
-            "version": RUN_VERSION,
-            "config": {},
-            "inputs": inputs,
-            "files": [entry.to_json() for entry in entries],
-            "totals": {},
-        }
-        return parts | {"checksum": checksum_of(parts)}
+        # Settings and results are in the files that it lists.
+        self._write(MANIFEST, _to_json(manifest_of(self.path, there, RUN_STAGE, RUN_VERSION, inputs)))
 
     def _write(self, name: str, text: str) -> None:
         with self._aside(name) as aside:
