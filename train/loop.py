@@ -110,6 +110,7 @@ def train_steps(trainer: Trainer) -> Generator[tuple[Batch, torch.Tensor]]:
             for prepare in trainer.before_step:
                 prepare(step)
             loss_sum = trainer.runner.train(step, trainer.step, trainer.rates.of_step(trainer.step))
+            trainer.step_source.count(step)
             trainer.step += 1
             trainer.num_samples += step.num_samples
             trainer.unlogged_samples += step.num_samples

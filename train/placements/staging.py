@@ -239,12 +239,6 @@ class PlanQueue:
         self._next_fetch = 0
         """Number of the next fetch, there."""
         self._num_taken = 0
-        self.num_shortened = 0
-        """Plans taken that wait for a later batch than the prefetch depth requires."""
-        self.num_split = 0
-        """Plans taken that run in passes."""
-        self.slots_wanted = 1.0
-        """Slots that the largest batch needs, as a multiple of those there are; 1 where they are enough."""
         self.num_planned = 0
         """Step plans of the epoch so far, those taken included."""
         self.flush = Transfer()
@@ -301,8 +295,7 @@ class PlanQueue:
             self._chunks.popleft()
             if fetches is not None:
                 self._fetches.popleft()
-        self.num_shortened += int(plans.is_shortened[step])
-        self.num_split += int(plans.is_split[step])
+        is_shortened = bool(plans.is_shortened[step])
 
         # Planners count staging slots from 0; on the fast tier they follow the slots of hot rows.
         first_slot = np.int64(self._placement.fast.num_own_slots)
@@ -326,14 +319,12 @@ class PlanQueue:
 
         # More rows than slots: the transfer only makes room, rows are loaded pass by pass.
         if plans.is_split[step]:
-            num_slots = self._placement.num_staging_slots
-            self.slots_wanted = max(self.slots_wanted, rows_U.size / num_slots)
-            split = SplitBatch(rows_U, is_first, num_slots)
+            split = SplitBatch(rows_U, is_first, self._placement.num_staging_slots)
             if fetches is not None:
                 split = replace(split, fetches_U=numbers, next_fetches_U=fetches.of_splits[came])
-            return StepPlan(transfer=Transfer(after, write_back), split=split)
+            return StepPlan(transfer=Transfer(after, write_back), split=split, is_shortened=is_shortened)
         transfer = Transfer.of(self._moves(rows, slots, numbers), is_first, after, write_back)
-        return StepPlan(transfer=transfer, staged_U=staged_U)
+        return StepPlan(transfer=transfer, staged_U=staged_U, is_shortened=is_shortened)
 
     def _moves(
         self, rows: NDArray[np.int32], slots: NDArray[np.int32], fetches: NDArray[np.int64] | None = None

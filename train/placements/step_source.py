@@ -197,9 +197,14 @@ class StepSource:
         self._last_item = self._embeddings.send(transfers, after, kind)
         return self._embeddings.step(number, batch, plans, read.parts, self._last_item)
 
+    def count(self, step: PlannedStep) -> None:
+        """Count a step that is run; those planned ahead of a checkpoint are planned once more."""
+        for part in step.parts:
+            self.num_shortened += part.plan.is_shortened
+            if (split := part.plan.split) is not None:
+                self.num_split += 1
+                self.slots_wanted = max(self.slots_wanted, split.rows_U.size / split.num_slots)
+
     def _flush(self, queues: Sequence[PlanQueue]) -> None:
         """Write back what is staged, once the last batch of the epoch is computed."""
-        self.num_shortened += sum(queue.num_shortened for queue in queues)
-        self.num_split += sum(queue.num_split for queue in queues)
-        self.slots_wanted = max(self.slots_wanted, *(queue.slots_wanted for queue in queues))
         self._embeddings.send([queue.flush for queue in queues], self._last_item, "flush")

@@ -124,6 +124,8 @@ class StepPlan:
     """How these rows are served where they are too many."""
     in_place: InPlace | None = None
     """Lookups of rows that do not move."""
+    is_shortened: bool = False
+    """Whether the transfer waits for a later batch than the prefetch depth requires."""
 
 
 NOTHING_TO_MOVE = StepPlan()

@@ -535,6 +535,33 @@ def test_the_summary_counts_all_steps_of_a_resumed_run(data: Path, tmp_path: Pat
     assert second["seconds_by_kind"]["mixed"] > 0
 
 
+@pytest.mark.parametrize("placement", ["lookahead", "cache"])
+def test_split_and_shortened_batches_are_counted_with_their_step(
+    placement: str, data: Path, tmp_path: Path
+) -> None:
+    """Not at the end of their epoch, which a stopped run does not reach, nor when they are planned ahead."""
+    fields: dict[str, Any] = {"placement": placement, "staging_bytes": ByteSize(700), "prefetch": 3}
+
+    def counted(name: str) -> tuple[int, int]:
+        found = json.loads((tmp_path / name / "summary.json").read_bytes())["transfers"]
+        return found["split"], found["shortened"]
+
+    run_until(data, tmp_path / "unbroken", None, OFF, **fields)
+    # In the middle of an epoch, and where the next one is planned already.
+    for steps in (11, 17, 25):
+        out = tmp_path / f"stopped-{steps}"
+        run_until(data, out, steps, every(50), "signal", **fields)
+        record = newest_whole(out / CHECKPOINTS)
+        assert record is not None and record.state.step == steps
+        saved = record.state.transfers["split"], record.state.transfers["shortened"]
+        # A run that is to end there plans and takes the same steps.
+        recipe = RecipeOptions(max_steps=steps)
+        run_until(data, tmp_path / f"first-{steps}", None, OFF, recipe=recipe, **fields)
+        assert saved == counted(f"first-{steps}") and min(saved) > 0
+        run_until(data, out, None, every(50), **fields)
+        assert counted(out.name)[0] == counted("unbroken")[0]
+
+
 def test_a_full_disk_keeps_the_checkpoint_before_and_training_goes_on(
     data: Path,
     tmp_path: Path,
