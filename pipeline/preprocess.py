@@ -172,6 +172,7 @@ def preprocess(
     shards_only: bool = False,
     like: Path | None = None,
     extend: bool = False,
+    trust_names: bool = False,
     on_removed: Callable[[list[Path]], None] = lambda removed: None,
 ) -> Manifest:
     """Run every stage into its folder in ``out``; return the last manifest, or that of the shards.
@@ -188,6 +189,7 @@ def preprocess(
         extend: if ``out`` was made from the first of these logs, read only the logs after them, count what
             is new, rebuild later stages, and write the new id of each old row to ``id_map/``, see
             `stages.other_vocabulary`. All other bytes are those of a run from scratch.
+        trust_names: compare logs that were read before by names and sizes only, not by their content.
         on_removed: called with the folders that were removed because they were made from fewer logs.
 
     Raises:
@@ -204,7 +206,8 @@ def preprocess(
         # Compared with the fingerprint afterwards, it shows whether the stage had work to do.
         before = Manifest.read_sealed(out / FOLDERS[stage.name])
         if stage.name == "ingest":
-            made = ingest(raw, config.ingest, out / "columns", resources, extend=extend)
+            columns = out / "columns"
+            made = ingest(raw, config.ingest, columns, resources, extend=extend, trust_names=trust_names)
             if extend:  # what was made from fewer logs goes before the next stage looks at it
                 on_removed(remove_stale(out, keep_vocabulary=True))
             num_samples = made.num_samples

@@ -17,16 +17,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import xxhash
-
 from .errors import HotsetError, ManifestError, MemoryCapError, first_line, raise_system_fault
 from .folders.disk import MARK, folder_exists, is_discarded, paths_in
 from .folders.manifest import MANIFEST, FileEntry, Manifest, hash_file, is_sealed, note_checksum
 from .folders.totals import TOTALS_OF_STAGE, ColumnsSettings, ColumnsTotals
 from .formats.arrow_files import DAMAGE, open_mapped
 from .preprocess import CONFIGS, FOLDERS, ID_MAP, check_free_disk, later_stage
-from .raw.part import iterate_blocks
 from .raw.raw_file import RawFile
+from .raw.same_log import checksum_of_log
 from .runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks, silent
 from .stages.ingest import IngestConfig, ingest
 from .stages.other_vocabulary import adopt, map_ids
@@ -329,12 +327,5 @@ def _check_raw(columns: Manifest, raw: Sequence[Path]) -> Iterator[str]:
         yield f"{len(raw)} logs were given, {columns.folder} was made from {len(recorded)}"
         return
     for path, log in zip(raw, recorded, strict=True):
-        # A digest of block digests, because `ingest` hashes blocks in parallel.
-        digest = xxhash.xxh3_128()
-        blocks = iterate_blocks(RawFile.inspect(path), block_bytes, in_thread_buffer=True)
-        for unread in blocks:
-            block = unread.read()
-            if block.num_bytes:
-                digest.update(xxhash.xxh3_128_digest(block.lines.data))
-        if digest.hexdigest() != log.xxh3_128_of_blocks:
+        if checksum_of_log(RawFile.inspect(path), block_bytes) != log.xxh3_128_of_blocks:
             yield f"{path} is not the log {columns.folder} was made from"

@@ -53,6 +53,14 @@ _keep_temporary_files_in_memory()
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _no_notes_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep notes of logs out of the user's cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _no_waiting_for_the_disk() -> Iterator[None]:
     """Leave files in the page cache: tests kill processes, but no test cuts the power."""
     with pytest.MonkeyPatch.context() as patch:

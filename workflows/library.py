@@ -34,6 +34,7 @@ def preprocess(
     schema: str | Path = DEFAULT_SCHEMA,
     like: str | Path | None = None,
     extend: bool = False,
+    trust_names: bool = False,
     workers: Whole = 0,
     memory: Bytes | None = None,
     progress: ProgressCallback = silent,
@@ -49,6 +50,7 @@ def preprocess(
         schema: a built-in name, or a ``.toml`` file.
         like: folder whose vocabulary provides the ids; all samples are for evaluation then.
         extend: where ``out`` was made from the first of these logs, read only the others.
+        trust_names: take logs that were read before as unchanged where name and size are the same.
         workers: number of workers; 0 takes every core.
         memory: cap of memory, in bytes or as text ("2GiB").
         progress: called as ``progress(stage, done, total)``.
@@ -75,6 +77,7 @@ def preprocess(
         Resources(plain_value("workers", (int,), workers), memory_bytes, progress),
         like=None if like is None else Path(like),
         extend=extend,
+        trust_names=trust_names,
     )
     return Path(out)
 

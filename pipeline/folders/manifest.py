@@ -559,7 +559,7 @@ def hash_file(path: Path) -> tuple[int, str]:
 
 def note_checksum(path: Path, checksum: str) -> None:
     """Remember the checksum of a file as it is now."""
-    _remember(_state_of(path), checksum)
+    _remember(state_of(path), checksum)
 
 
 def _remember(state: FileState, checksum: str) -> None:
@@ -571,7 +571,7 @@ def _remember(state: FileState, checksum: str) -> None:
 def known_checksum(path: Path) -> str:
     """Return the xxh3-128 of a file; read it only if its state has changed."""
     # The state of before: a file that is written to meanwhile has another afterwards, and is read again.
-    state = _state_of(path)
+    state = state_of(path)
     if state not in _known:
         _remember(state, hash_file(path)[1])
     return _known[state]
@@ -579,7 +579,7 @@ def known_checksum(path: Path) -> str:
 
 def states_in(folder: Path) -> list[FileState]:
     """Return the state of each file of a folder; none where there is no folder."""
-    return [_state_of(path) for path in folder.iterdir()] if folder.is_dir() else []
+    return [state_of(path) for path in folder.iterdir()] if folder.is_dir() else []
 
 
 def overwritten_file(before: Iterable[FileState]) -> Path | None:
@@ -590,14 +590,15 @@ def overwritten_file(before: Iterable[FileState]) -> Path | None:
     """
     for path, device, inode, written, _, num_bytes in before:
         with suppress(OSError):
-            found = _state_of(Path(path))
+            found = state_of(Path(path))
             is_same_file = found[1:3] == (device, inode)
             if is_same_file and (found[3], found[5]) != (written, num_bytes):
                 return Path(path)
     return None
 
 
-def _state_of(path: Path) -> FileState:
+def state_of(path: Path) -> FileState:
+    """Return the state of a file, which changes where it is written to or replaced."""
     status = path.stat()
     return (
         str(path),

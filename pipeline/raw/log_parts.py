@@ -10,7 +10,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from ..schema.schema import SCHEMAS, Schema
 from .criteo import count_reasons, describe_fault, parse_block
 from .part import Block, Part, PlainBlock, RawParts, iterate_blocks
 from .raw_file import RawFile
+from .same_log import block_name, checksum_of_block
 from .tabular import fields_of_header, find_fields, parse_csv
 
 _MIN_CRITEO_LINE_BYTES = 39
@@ -100,13 +100,13 @@ class _CriteoParts:
     unit: str = "line"
     num_header_lines: int = 0
     min_line_bytes: int = _MIN_CRITEO_LINE_BYTES
+    is_hashed_whole: bool = False
 
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[_TextPart]:
         """Yield a part for each block of lines; a finished one, too, is cheap as long as it is not read."""
         blocks = iterate_blocks(self.file, self.block_bytes, in_thread_buffer=True)
         for number, block in enumerate(blocks):
-            name = f"file{self.number:04}-block{number:07}.arrow"
-            yield _TextPart(name, self, block, is_first=number == 0)
+            yield _TextPart(block_name(self.number, number), self, block, is_first=number == 0)
 
     def parse(self, block: Block, *, is_first: bool) -> Part:
         """Parse the lines of a block."""
@@ -119,9 +119,6 @@ class _CriteoParts:
         elif parsed.bad_lines.shape[0]:
             bad.update(count_reasons(block, parsed.bad_lines, self.schema, has_label=self.has_label))
         return Part(parsed.columns, parsed.num_samples, bad, fault)
-
-    def finish(self, digest: Any) -> None:
-        """Do nothing: the parts have the checksums of their blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +139,9 @@ class _TextPart:
         assert block.tally is not None
         part = self.parts.parse(block, is_first=self.is_first)
         return replace(part, num_raw_bytes=block.num_bytes, raw_xxh3_128=block.tally.xxh3_128)
+
+    def checksum(self) -> str | None:
+        return checksum_of_block(self.block)
 
 
 @dataclass

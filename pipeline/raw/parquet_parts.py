@@ -12,13 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import xxhash
 
 from ..errors import ConfigError, FormatError, InputError, ManifestError, raise_system_fault
-from ..folders.manifest import FileEntry, hash_file
+from ..folders.manifest import FileEntry
 from ..folders.totals import ColumnsFacts
 from ..schema.schema import Schema, find_columns
-from .part import Part, UnreadPart, iterate_blocks
+from .part import Part, UnreadPart
 from .raw_file import RawFile
 from .tabular import find_fields, misfit, parse_batch
 
@@ -38,6 +37,7 @@ class TableParts:
     unit = "row"
     num_header_lines = 0
     min_line_bytes = 0
+    is_hashed_whole = False
 
     def __init__(self, table: Any, schema: Schema, *, rows_of_part: int) -> None:
         # Only the parts of a log need the times of rows.
@@ -59,9 +59,6 @@ class TableParts:
         for number, batch in enumerate(self._table.to_batches(max_chunksize=self._rows_of_part)):
             yield _RowsPart(f"rows{number:07}", self.schema, batch)
 
-    def finish(self, digest: Any) -> None:
-        """Do nothing: a table in memory has no checksum."""
-
 
 @dataclass(frozen=True, slots=True)
 class _RowsPart:
@@ -73,6 +70,9 @@ class _RowsPart:
 
     def read(self) -> Part:
         return parse_batch(self.batch, self.schema, has_label=False)
+
+    def checksum(self) -> None:
+        """Return nothing: a table in memory has no checksum."""
 
 
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
@@ -88,6 +88,7 @@ class ParquetParts:
     unit = "row"
     num_header_lines = 0
     min_line_bytes = 0
+    is_hashed_whole = True
 
     def __init__(
         self, file: RawFile, number: int, schema: Schema, *, block_bytes: int, has_label: bool
@@ -213,17 +214,6 @@ class ParquetParts:
             row += num_rows
         return names
 
-    def finish(self, digest: Any) -> None:
-        """Hash the file as `verify` hashes any log: by blocks, or whole where no line ends cut it."""
-        try:
-            # Hashed in blocks as text is, so that `verify` has one way for all logs.
-            for unread in iterate_blocks(self._file, self._block_bytes, in_thread_buffer=True):
-                block = unread.read()
-                if block.num_bytes:
-                    digest.update(xxhash.xxh3_128_digest(block.lines.data))
-        except InputError:
-            digest.update(bytes.fromhex(hash_file(self._file.path)[1]))
-
 
 @dataclass(frozen=True, slots=True)
 class _BatchPart:
@@ -238,6 +228,9 @@ class _BatchPart:
     def read(self) -> Part:
         return replace(self.parts.parse(self.batch), num_raw_bytes=self.raw_bytes)
 
+    def checksum(self) -> None:
+        """Return nothing: the file is hashed whole."""
+
 
 @dataclass(frozen=True, slots=True)
 class _FinishedPart:
@@ -247,3 +240,6 @@ class _FinishedPart:
 
     def read(self) -> None:
         """Read nothing."""
+
+    def checksum(self) -> None:
+        """Return nothing: the file is hashed whole."""

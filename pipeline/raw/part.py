@@ -58,7 +58,7 @@ class Part:
     num_raw_bytes: int = 0
     """Bytes of the raw file that it was parsed from; of Parquet, its share of them."""
     raw_xxh3_128: str = ""
-    """Checksum of these bytes; empty of Parquet, whose file is hashed when all parts are read."""
+    """Checksum of these bytes; empty of Parquet, whose file is hashed whole."""
     disorder: Fault | None = None
     """The first good line whose time is before that of the good one above it."""
     texts: dict[str, DistinctTexts] = field(default_factory=dict)
@@ -77,6 +77,10 @@ class UnreadPart(Protocol):
         """Read and parse the part; None where it has no line."""
         ...
 
+    def checksum(self) -> str | None:
+        """Read the part, and return the checksum that `Part` has; None where parts have none."""
+        ...
+
 
 class RawParts(Protocol):
     """The parts of one raw file."""
@@ -86,13 +90,11 @@ class RawParts(Protocol):
     num_header_lines: int
     min_line_bytes: int
     """Length that no line is shorter than; 0 where that is not known."""
+    is_hashed_whole: bool
+    """Whether the parts have no checksums, so that the file is hashed before they are read."""
 
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
         """Yield each part in order; those among the files ``finished`` may be left unread."""
-        ...
-
-    def finish(self, digest: Any) -> None:
-        """Add to the file's digest what its parts did not."""
         ...
 
 

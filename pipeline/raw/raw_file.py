@@ -7,7 +7,7 @@ import os
 import stat
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import InputError
+from ..folders.manifest import FileState, state_of
 
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 """First bytes of compressed files."""
@@ -31,6 +32,8 @@ class RawFile:
     """Bytes on disk, compressed where it is."""
     compression: str | None
     """gzip, zstd, or None for a plain file."""
+    state: FileState = field(compare=False)
+    """State of the file before anything was read."""
 
     @classmethod
     def inspect(cls, path: Path) -> RawFile:
@@ -46,17 +49,22 @@ class RawFile:
                 raise InputError(
                     f"{path} is not a plain file", hint="write the log to a file first: it is read in parts"
                 )
+            state = state_of(path)
             with open(path, "rb") as file:
                 start = file.read(4)
                 while start[1:] == _SKIPPABLE[1:] and start[0] & 0xF0 == _SKIPPABLE[0]:
                     # A frame of zstd that holds no data: its length, then the next frame.
                     file.seek(int.from_bytes(file.read(4), "little"), os.SEEK_CUR)
                     start = file.read(4)
-            num_bytes = status.st_size
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}") from error
         found = [name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)]
-        return cls(path, num_bytes, found[0] if found else None)
+        return cls(path, state[5], found[0] if found else None, state)
+
+    def is_unchanged(self) -> bool:
+        """Return whether the path still leads to this file, and nothing was written to it since."""
+        now = RawFile.inspect(self.path)
+        return now == self and now.state[1:4] == self.state[1:4]
 
     def read_start(self, num_bytes: int) -> bytes:
         """Return the first bytes as they are on disk; fewer if the file is shorter."""

@@ -12,6 +12,7 @@ workers and blocks of 4 to 64 MiB, rounded up: estimates were 1.0 to 1.5 times t
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -21,7 +22,7 @@ from typing import Any
 
 import xxhash
 
-from ..errors import MIB, ByteSize, ConfigError, InputError, check_fields, require_at_least
+from ..errors import MIB, ByteSize, ConfigError, InputError, ManifestError, check_fields, require_at_least
 from ..folders.manifest import Manifest, is_sealed
 from ..folders.output import Output
 from ..folders.resume import Continuation, starts_with
@@ -31,6 +32,7 @@ from ..formats.columns import write_part_texts
 from ..raw.log_parts import open_parts
 from ..raw.part import Fault, RawParts, UnreadPart, iterate_blocks
 from ..raw.raw_file import RawFile
+from ..raw.same_log import REMEDY, check_log, checksum_of_log, note_log
 from ..raw.times import shown_time
 from ..runtime.memory import workers_within
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
@@ -39,6 +41,7 @@ from ..schema.schema_file import is_fingerprint, schema_identity, schema_of, wri
 
 _TYPICAL_LINE_BYTES = 160
 """Bytes of a line of Criteo's log without its largest integers, for a log that cannot be read."""
+_log = logging.getLogger(__name__)
 _START_BYTES = 1 << 16
 _TEXT_MARGIN = 9 / 8
 """Bytes of the buffer of a block for each byte of the block, see `thread_buffer`."""
@@ -184,6 +187,7 @@ def ingest(
     resources: Resources = DEFAULT_RESOURCES,
     *,
     extend: bool = False,
+    trust_names: bool = False,
 ) -> Manifest:
     """raw logs -> columns: read what the schema names as typed columns, one file for each part of a log.
 
@@ -193,9 +197,11 @@ def ingest(
              or float64, sparse uint32 (Criteo), uint64 or list<uint64>, null where missing (in a list, its
              elements: a missing list has one); ``*.texts.arrow`` next to them, see `columns`
 
-    With ``extend``, columns of the first of these files are continued; only the files after them are read.
+    With ``extend``, columns of the first of these files are continued; only the files after them are parsed.
+    Logs that an earlier run has read are hashed again, unless ``trust_names``; see `same_log`.
 
     Raises:
+        ManifestError: a log has changed since an earlier run read it, or the folder is of another run.
         InputError: a line is not as the schema says (file, line, column, found, wanted), too many
             were skipped, a file cannot be read or lacks a column, or there is no line at all.
         MemoryCapError: not even one worker keeps the memory cap.
@@ -208,11 +214,16 @@ def ingest(
     if extend or not is_sealed(out):  # refused before the folder is begun
         resources = replace(resources, workers=workers_for(files, config, resources))
     output = Output.begin("ingest", VERSION, identity, names, out, continuation=continued_log(extend))
+    if trust_names:
+        _log.warning("the logs are compared by their names and sizes only (--trust-names)")
+    # The files of a sealed folder are not parsed again: their tallies are in its manifest.
+    before = output.sealed or output.before
+    num_before = len(ColumnsTotals.of(before).raw) if before is not None else 0
+    if before is not None and not trust_names:
+        for number, file in enumerate(files[:num_before]):
+            check_log(file, number, before, resources)
     if output.sealed is not None:
         return output.sealed
-    # The files of a sealed folder are not read again: their tallies are in its manifest.
-    before = output.before
-    num_before = len(ColumnsTotals.of(before).raw) if before is not None else 0
     tallies = [_Tally.of_before(before, number) for number in range(num_before)] if before else []
     new = list(enumerate(files))[num_before:]
     parts = {number: open_log(file, number, config) for number, file in new}
@@ -222,10 +233,15 @@ def ingest(
         for number, file in new:
             done = sum(file.num_bytes for file in files[:number])
             tally = _Tally(last_time=tallies[-1].last_time if tallies else None)
-            _ingest_file(file, parts[number], tally, config, output, (done, total), resources)
+            if parts[number].is_hashed_whole:
+                tally.known = checksum_of_log(file, config.block_bytes, resources)
+                _compare_with_begun(file, number, tally.known, output, trust_names=trust_names)
+            ways = (done, total), resources, trust_names
+            _ingest_file(file, parts[number], tally, config, output, *ways)
             tallies.append(tally)
             _check_unchanged(file)  # its parts would be of two logs
             _check_bad_lines(file, tallies[-1], config)
+            note_log(file, config.block_bytes, tally.checksum)
     except InputError:
         # Neither another log nor other settings, which are the ways out, could use what is finished.
         output.abandon()
@@ -281,12 +297,13 @@ def _ingest_file(
     output: Output,
     done_total: tuple[int, int],
     resources: Resources,
+    trust_names: bool,
 ) -> None:
     """Read a file and write its parts; add what is read to the tally."""
     done, total = done_total
     # `done` moves on with the parts; `end` stays, to bound how many lines may follow.
     end = done + file.num_bytes
-    tasks = ((part, config, output) for part in parts.iterate(output.finished))
+    tasks = ((part, file, config, output, trust_names) for part in parts.iterate(output.finished))
     # Closed when a line is refused: no task may go on writing then.
     with closing(run_tasks(_ingest_part, tasks, workers=resources.workers)) as results:
         for name, fault in results:
@@ -308,13 +325,33 @@ def _ingest_file(
             if parts.min_line_bytes and not file.compression:
                 max_lines_left = max(end - done, 0) / parts.min_line_bytes
                 _check_bad_lines(file, tally, config, max_lines_left=max_lines_left)
-    parts.finish(tally.digest)
 
 
-def _ingest_part(unread: UnreadPart, config: IngestConfig, output: Output) -> tuple[str, Fault | None]:
+def _compare_with_begun(
+    file: RawFile, number: int, checksum: str, output: Output, *, trust_names: bool
+) -> None:
+    """Keep the checksum of a file whose parts have none for a run that resumes this one, and compare it.
+
+    Raises:
+        ManifestError: parts are finished, and the file is not the one that they were read from.
+    """
+    noted = output.shared_path(f"file{number:04}.checksum")
+    is_begun = any(name.startswith(f"file{number:04}-") for name in output.finished)
+    if is_begun and not trust_names and (not noted.exists() or noted.read_text() != checksum):
+        raise _changed(file, output)
+    noted.write_text(checksum)
+
+
+def _ingest_part(
+    unread: UnreadPart, file: RawFile, config: IngestConfig, output: Output, trust_names: bool
+) -> tuple[str, Fault | None]:
     """Parse one part and write it; return its name and, in strict mode, its first fault."""
     name = unread.name
     if output.has(name):
+        # What a killed run has read is read again, and hashed: the file may be another one by now.
+        checksum = None if trust_names else unread.checksum()
+        if checksum not in (None, output.finished[name].read_facts(ColumnsFacts).raw_xxh3_128):
+            raise _changed(file, output, f": {name} was made of other lines")
         return name, None
     part = unread.read()
     # A block in which no line begins, such as one inside a line longer than a block.
@@ -375,8 +412,13 @@ def hint_for(fault: Fault, config: IngestConfig) -> str:
 
 
 def _check_unchanged(file: RawFile) -> None:
-    if RawFile.inspect(file.path) != file:
+    if not file.is_unchanged():
         raise InputError(f"{file.path} changed while it was read", hint="run again when it is complete")
+
+
+def _changed(file: RawFile, output: Output, where: str = "") -> ManifestError:
+    text = f"{file.path} has changed since an unfinished run read it into {output.folder}{where}"
+    return ManifestError(text, hint=REMEDY)
 
 
 def _check_bad_lines(

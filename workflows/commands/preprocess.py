@@ -126,6 +126,10 @@ class PreprocessCommand(Command, PreprocessConfig):
     and counted; ids and everything that depends on them are rebuilt. DIR/id_map then says which id each row
     of the old vocabulary has now, so that a trained model can continue."""
 
+    trust_names: bool = False
+    """Take logs that were read before as unchanged where name and size are the same. By default they are read
+    and compared with what was made of them."""
+
     like: Path | None = None
     """Take ids, hot rows and batch size from this DIR instead of counting. All samples are then for
     evaluation, which needs labels."""
@@ -178,6 +182,7 @@ class PreprocessCommand(Command, PreprocessConfig):
                 shards_only=self.shards_only,
                 like=self.like,
                 extend=self.extend,
+                trust_names=self.trust_names,
                 on_removed=_report_outdated,
             )
         # There is no map if no vocabulary was replaced.
@@ -242,6 +247,10 @@ class IngestOptions(Command):
     """Add the last of these logs to columns that were written from the first ones, and delete the folders
     that must be rebuilt."""
 
+    trust_names: bool = False
+    """Take logs that were read before as unchanged where name and size are the same. By default they are read
+    and compared with what was made of them."""
+
     run: RunOptions = field(default_factory=RunOptions)
     """The same for every stage. None of these changes a byte of the output."""
 
@@ -264,7 +273,9 @@ class IngestOptions(Command):
             # A refused extension must leave the old columns as they are, so it is refused first.
             if self.extend:
                 check_extension(self.out, {"ingest": ingest_identity(config)})
-            columns = ingest(self.raw, config, self.out / "columns", resources, extend=self.extend)
+            folder = self.out / "columns"
+            extend, trusts = self.extend, self.trust_names
+            columns = ingest(self.raw, config, folder, resources, extend=extend, trust_names=trusts)
             # The new columns are sealed: folders written from fewer logs would now contradict them.
             if self.extend:
                 _report_outdated(remove_stale(self.out))

@@ -22,7 +22,7 @@ import pytest
 from ray.exceptions import WorkerCrashedError
 
 from hotset.pipeline import verify as rebuild
-from hotset.pipeline.errors import system_fault
+from hotset.pipeline.errors import ByteSize, system_fault
 from hotset.pipeline.export import flat_table
 from hotset.pipeline.folders import whole_file
 from hotset.pipeline.folders.disk import (
@@ -33,7 +33,14 @@ from hotset.pipeline.folders.disk import (
 from hotset.pipeline.folders.manifest import FileEntry, Manifest, read_referenced
 from hotset.pipeline.folders.output import Output, spill_errors_explained
 from hotset.pipeline.folders.totals import CountsFacts
-from hotset.pipeline.formats.arrow_files import columns_of, fixed_lists, offsets_of, read_file, values_of
+from hotset.pipeline.formats.arrow_files import (
+    columns_of,
+    fixed_lists,
+    offsets_of,
+    read_file,
+    values_of,
+    write_batch,
+)
 from hotset.pipeline.raw.part import iterate_blocks
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.raw.tabular import _array
@@ -41,12 +48,13 @@ from hotset.pipeline.runtime import limits, ray_engine, tasks
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.stages import ingest
+from hotset.pipeline.stages.ingest import IngestConfig
 from hotset.pipeline.stages.orders import _appearances
 from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.pipeline.stages.pack import ShardBatches
 from hotset.pipeline.stages.rank import RankConfig, rank
 from hotset.pipeline.statistics import frequencies
-from hotset.tests.support.hints import Shell, follows, hint_of
+from hotset.tests.support.hints import Killed, Shell, follows, hint_of
 from hotset.tests.support.json_records import AnyRecord
 from hotset.tests.support.processes.kills import start_holder
 from hotset.train.data.dataset import ShardDataset
@@ -489,3 +497,28 @@ def test_a_feature_called_like_the_offsets_of_another_is_renamed(shell: Shell) -
 def test_torchrec_is_installed_by_its_name(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchrec", None)
     assert hint_of(lambda: next(iter(ShardDataset("data", keyed_jagged=True)))) == "pip install torchrec"
+
+
+@follows("pipeline/stages/ingest.py::_changed")
+def test_a_log_replaced_after_a_kill_is_read_from_its_start(shell: Shell) -> None:
+    command = ["ingest", "log.tsv", "--block-bytes", "16KiB", "--out", "other"]
+    left = 2
+
+    def fail_later(path: Path, columns: dict[str, Any]) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+        write_batch(path, columns)
+
+    with shell.patch.context() as patch:
+        patch.setattr(ingest, "write_batch", fail_later)
+        with pytest.raises(Killed):
+            config = IngestConfig(block_bytes=ByteSize(16 << 10))
+            ingest.ingest([Path("log.tsv")], config, Path("other/columns"), Resources(workers=1))
+    text = bytearray(Path("log.tsv").read_bytes())
+    text[0] ^= 1
+    Path("log.tsv").write_bytes(text)
+    shell.refused(*command)
+    assert shell.hint.startswith("--redo ingest reads it from its start")
+    shell.works(*command, "--redo")
