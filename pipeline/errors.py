@@ -20,6 +20,7 @@ folder's actual path, to be copied. Byte sizes are read and printed as people wr
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shlex
 import sys
@@ -321,6 +322,25 @@ _UNITS = {
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
+
+
+_STORE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""The beginning of an address; a `Path` has dropped the second slash."""
+
+
+def local_path(given: str | os.PathLike[str]) -> Path:
+    """Return what a user gave as a path.
+
+    Raises:
+        ConfigError: it is the address of a store, such as ``s3://bucket/data``; as a path it would be a
+            folder of that name here.
+    """
+    if _STORE.match(os.fspath(given)):
+        raise ConfigError(
+            f"{given} is in a store, want a path on this machine",
+            hint="copy it here first, or mount the store",
+        )
+    return Path(given)
 
 
 def parse_byte_size(text: str) -> ByteSize:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ..pipeline.errors import ConfigError
+from ..pipeline.errors import ConfigError, local_path
 from ..pipeline.formats.columns import PROBABILITY
 from ..pipeline.schema.schema import nearest
 from ..pipeline.settings import Bytes, PreprocessSettings, Real, Whole, refuse_unknown
@@ -192,7 +192,7 @@ def fit(
         exchange=exchange,
         progress=progress or no_progress,
     )
-    return FittedRun(Path(out), _run.train(Path(data), chosen, Path(out), options), source)
+    return FittedRun(local_path(out), _run.train(local_path(data), chosen, local_path(out), options), source)
 
 
 def evaluate(
@@ -221,7 +221,7 @@ def evaluate(
     folder, source = _source_of(run, model)
     row_bytes = _config_of(PredictConfig, {"slow_bytes": slow_bytes}).slow_bytes
     return _evaluate.evaluate(
-        folder, Path(data), slow_bytes=row_bytes, model_source=source, progress=progress
+        folder, local_path(data), slow_bytes=row_bytes, model_source=source, progress=progress
     )
 
 
@@ -240,7 +240,7 @@ def load_model(run: Folder, *, model: ModelSource | None = None) -> nn.Module:
     Example:
         ``dense_layers = hotset.load_model("run")``
     """
-    folder = Path(run)
+    folder = local_path(run)
     built = _evaluate.load_dense_layers(folder, read_config(folder), read_weights(folder), model)
     built.eval()
     # Users get their module as they wrote it, without what hotset wraps around it.
@@ -337,7 +337,7 @@ def predict(
         parts = predictor.parts_of_table(data.to_arrow())
         where = "the frame"
     else:
-        parts = predictor.parts_of_file(Path(data), has_label=has_label)
+        parts = predictor.parts_of_file(local_path(data), has_label=has_label)
         where = str(data)
     found = list(predictor.probabilities(parts, where))
     scores = np.concatenate(found) if found else np.empty(0, np.float32)
@@ -372,8 +372,8 @@ def export(
     """
     folder, source = _source_of(run, model)
     config = _config_of(ExportConfig, settings)
-    export_run(folder, Path(out), config, vocabulary=_path(vocabulary), model_source=source)
-    return Path(out)
+    export_run(folder, local_path(out), config, vocabulary=_path(vocabulary), model_source=source)
+    return local_path(out)
 
 
 def apply_changes(
@@ -395,17 +395,17 @@ def apply_changes(
     Raises:
         HotsetError: a folder is damaged, the changes begin with another run, or ``out`` exists.
     """
-    apply_to_export(Path(exported), Path(changes), Path(out), model_source=model)
-    return Path(out)
+    apply_to_export(local_path(exported), local_path(changes), local_path(out), model_source=model)
+    return local_path(out)
 
 
 def _path(given: Folder | None) -> Path | None:
-    return None if given is None else Path(given)
+    return None if given is None else local_path(given)
 
 
 def _source_of(run: Folder | FittedRun, model: ModelSource | None) -> tuple[Path, ModelSource | None]:
     """The folder of a run, and what makes its module."""
-    return (run.folder, model or run.model) if isinstance(run, FittedRun) else (Path(run), model)
+    return (run.folder, model or run.model) if isinstance(run, FittedRun) else (local_path(run), model)
 
 
 def _config_of(kind: type[Config], settings: Mapping[str, Any]) -> Config:
@@ -430,7 +430,7 @@ class Shards:
     """
 
     def __init__(self, data: str | Path) -> None:
-        self._shards = _shards.Shards.open(Path(data))
+        self._shards = _shards.Shards.open(local_path(data))
 
     @property
     def folder(self) -> Path:

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..pipeline.errors import ByteSize, plain_value
+from ..pipeline.errors import ByteSize, local_path, plain_value
 from ..pipeline.preprocess import PreprocessConfig
 from ..pipeline.preprocess import preprocess as _preprocess
 from ..pipeline.runtime.tasks import ProgressCallback, Resources, silent
@@ -68,18 +68,18 @@ def preprocess(
     """
     logs = [raw] if isinstance(raw, str | Path) else raw
     named = setting_of(str(schema))
-    recipe = recipe_for(named) if like is None else recipe_like(Path(like), named)
+    recipe = recipe_for(named) if like is None else recipe_like(local_path(like), named)
     memory_bytes = plain_value("memory", (ByteSize, type(None)), memory)
     _preprocess(
-        [Path(each) for each in logs],
+        [local_path(each) for each in logs],
         _with_settings(recipe, settings),
-        Path(out),
+        local_path(out),
         Resources(plain_value("workers", (int,), workers), memory_bytes, progress),
-        like=None if like is None else Path(like),
+        like=None if like is None else local_path(like),
         extend=extend,
         trust_names=trust_names,
     )
-    return Path(out)
+    return local_path(out)
 
 
 def statistics(
@@ -106,7 +106,7 @@ def statistics(
     from .report.tables import series_frames
 
     resources = Resources(workers=plain_value("workers", (int,), workers))
-    found = frequency_statistics(Path(data), resources, series=QUICK if series is None else series)
+    found = frequency_statistics(local_path(data), resources, series=QUICK if series is None else series)
     return dict(series_frames(found))
 
 

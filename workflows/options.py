@@ -40,6 +40,7 @@ from ..pipeline.errors import (
     HotsetError,
     exact_byte_size,
     format_byte_size,
+    local_path,
     parse_byte_size,
 )
 from ..pipeline.schema.schema import FeatureSettings, format_feature_settings, parse_feature_settings
@@ -106,7 +107,7 @@ _KINDS: dict[Any, tuple[str, Callable[[str], Any]]] = {
     int: ("INT", functools.partial(_number, int, "whole number")),
     float: ("FLOAT", functools.partial(_number, float, "number")),
     str: ("STR", str),
-    Path: ("PATH", Path),
+    Path: ("PATH", local_path),
     ByteSize: ("SIZE", parse_byte_size),
     int | str: ("STEPS|TIME", parse_steps_or_time),
     FeatureSettings: ("FEATURE=N,...", parse_feature_settings),

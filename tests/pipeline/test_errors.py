@@ -231,3 +231,16 @@ def test_a_damaged_folder_is_removed_and_written_again() -> None:
     hint = hint_to_rewrite(Path("my data/shards"))
     assert hint.startswith("`rm -r 'my data/shards' && hotset pack 'my data'` writes it again")
     assert hint_to_rewrite(Path("x/run")).startswith("take the folder from a copy")
+
+
+@pytest.mark.parametrize(
+    "given", ["s3://bucket/data", "gs://b/log.gz", "hdfs://node:8020/x", Path("s3://b/d")]
+)
+def test_an_address_of_a_store_is_no_path(given: str | Path) -> None:
+    with pytest.raises(ConfigError, match="is in a store, want a path on this machine"):
+        local_path(given)
+
+
+@pytest.mark.parametrize("given", ["data", "a:b", "x/s3:/d", "/s3://b", "day=1/part:0", Path("c:/d"), ""])
+def test_other_names_are_paths(given: str | Path) -> None:
+    assert local_path(given) == Path(given)

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ...pipeline.errors import ConfigError, require_at_least
+from ...pipeline.errors import ConfigError, local_path, require_at_least
 from ...stats.shuffle import epoch_order
 from .batch import Batch, EmbeddingTable, at_cache_line
 from .shards import EvaluationPart, Part, Shards
@@ -142,7 +142,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         require_at_least("world_size", world_size, 1)
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank must be in [0, {world_size}), got {rank}")
-        self._folder = Path(folder)
+        self._folder = local_path(folder)
         self._split = split
         self._seed = seed
         self._rank = rank
