@@ -28,6 +28,7 @@ from hotset.pipeline.errors import (
     format_byte_size,
     hint_to_rewrite,
     hint_to_write,
+    local_path,
     parse_byte_size,
     require_at_least,
     system_fault,
@@ -234,13 +235,13 @@ def test_a_damaged_folder_is_removed_and_written_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["s3://bucket/data", "gs://b/log.gz", "hdfs://node:8020/x", Path("s3://b/d")]
+    "named", ["s3://bucket/data", "gs://b/log.gz", "hdfs://node:8020/x", Path("s3://b/d")]
 )
-def test_an_address_of_a_store_is_no_path(given: str | Path) -> None:
+def test_an_address_of_a_store_is_no_path(named: str | Path) -> None:
     with pytest.raises(ConfigError, match="is in a store, want a path on this machine"):
-        local_path(given)
+        local_path(named)
 
 
-@pytest.mark.parametrize("given", ["data", "a:b", "x/s3:/d", "/s3://b", "day=1/part:0", Path("c:/d"), ""])
-def test_other_names_are_paths(given: str | Path) -> None:
-    assert local_path(given) == Path(given)
+@pytest.mark.parametrize("named", ["data", "a:b", "x/s3:/d", "/s3://b", "day=1/part:0", Path("c:/d"), ""])
+def test_other_names_are_paths(named: str | Path) -> None:
+    assert local_path(named) == Path(named)
