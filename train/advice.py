@@ -216,10 +216,7 @@ def activation_bytes(shape: DlrmShape | DcnShape) -> int:
 
 
 def _fixed_bytes(workload: Workload) -> int:
-    """Return the memory of a step besides rows.
-
-    It holds dense parameters, activations, inputs read ahead, and rows being moved.
-    """
+    """Return the bytes of parameters, activations, inputs read ahead and moving rows."""
     in_transfer = 2 * _unique_rows(workload) * workload.row_bytes
     inputs = (2 + MOST_PREFETCH) * workload.input_bytes
     return (
@@ -234,10 +231,7 @@ def _unique_rows(workload: Workload) -> float:
 
 
 def _budgets(fast_bytes: int, workload: Workload) -> list[Budget]:
-    """Return the splits of one memory size between hot rows and staging slots.
-
-    Hot rows are not counted yet.
-    """
+    """Split a memory size between hot rows, not counted yet, and slots."""
     # The best share depends on the placement.
     room = max(0, fast_bytes - _fixed_bytes(workload))
     shares = [int(share * room) for share in STAGING_SHARES]
@@ -272,10 +266,7 @@ def _count_hot(
 
 
 def _option(fast_bytes: int, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """Return the best prediction of each placement, the fastest first.
-
-    Placements that do not fit follow.
-    """
+    """Return the best prediction by placement, the fastest first, too large ones last."""
     fitting = [one for one in predictions if one.memory_bytes <= fast_bytes]
     best = _cheapest_of_each(fitting, lambda one: one.step_seconds)
     # A placement is too large where even the share that needs the least memory does not fit.

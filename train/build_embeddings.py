@@ -178,10 +178,7 @@ def _build_tiers(
 
 
 def _changed_rows(placement: Placement, host: HostMemory | None) -> ChangedRows:
-    """Build the marks of changed rows of a table group.
-
-    They are a mapped file where rows must keep to a limit of memory.
-    """
+    """Build the marks of changed rows, mapped where memory has a limit."""
     if host is None or host.left_bytes is None:
         return ChangedRows(placement.num_rows)
     from .spill.run_plan import mapped_zeros

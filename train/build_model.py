@@ -144,10 +144,7 @@ _TRIED_SAMPLES = 7
 
 
 class UserModel(DenseModel):
-    """Calls a user's module with embeddings by table.
-
-    Its weights are called ``module.`` and the name they have in the module.
-    """
+    """Calls a user's module with embeddings by table; weights are called ``module.NAME``."""
 
     def __init__(self, module: nn.Module, name: str, inputs: ModelInputs) -> None:
         super().__init__()
@@ -244,10 +241,7 @@ def try_model(model: UserModel, seed: int, least_samples: int | None = None) -> 
 def _try_smallest(
     model: UserModel, dense_BK: torch.Tensor, embeddings: Sequence[torch.Tensor], num_samples: int
 ) -> None:
-    """Run as few samples as the smallest batch has.
-
-    A single sample has no variance to normalize by.
-    """
+    """Run as few samples as the smallest batch has: one lacks variance."""
     if num_samples >= dense_BK.shape[0]:
         return
     try:

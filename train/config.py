@@ -582,10 +582,7 @@ class TrainConfig(JsonRecord):
             raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
 
     def row_optimizer(self, packed_for: str) -> str:
-        """Return the optimizer of the rows: the one set, else ``packed_for``.
-
-        ``packed_for`` is that of the shards.
-        """
+        """Return the optimizer of rows: the one set, else the shards' (``packed_for``)."""
         return self.embedding_optimizer or packed_for
 
     def optimizers(self, packed_for: str) -> Optimizers:

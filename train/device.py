@@ -29,10 +29,7 @@ class Graph(Protocol):
 
 
 class Device(Protocol):
-    """A device and its streams.
-
-    Calls return before their work is done, except those that wait.
-    """
+    """A device and its streams; calls return early, except those that wait."""
 
     torch_device: torch.device
     """Where tensors of the device are."""
@@ -44,10 +41,7 @@ class Device(Protocol):
         """Return uninitialized host memory that copies of the device can use."""
 
     def pin(self, tensor: torch.Tensor) -> bool:
-        """Let kernels access existing host memory; return whether they can.
-
-        Mapped files cannot be pinned.
-        """
+        """Let kernels access host memory, mapped files excepted; return whether they can."""
 
     def copy(self, stream: StreamName, source: torch.Tensor, target: torch.Tensor) -> None:
         """Queue a copy between pinned host memory and the device."""

@@ -453,10 +453,7 @@ class Embeddings(nn.Module):
 
 
 def _refuse_ranks() -> None:
-    """Raise ConfigError in one of several ranks.
-
-    Each would update separate rows, and they would differ.
-    """
+    """Raise ConfigError in one of several ranks, whose rows would differ."""
     if is_launched() or (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         raise ConfigError(
             "hotset.nn.Embeddings trains in one process, and this one is a rank among others",

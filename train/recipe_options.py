@@ -152,10 +152,7 @@ class RecipeOptions(JsonRecord):
 
     @property
     def may_stop(self) -> str | None:
-        """Return the option that may stop training early or need weights before the end.
-
-        None where no such option is set.
-        """
+        """Option that may stop training early or need earlier weights, else None."""
         return "--max-time" if self.max_time is not None else self._ends_by_validation
 
     def _refuse_unused(self) -> None:

@@ -322,10 +322,7 @@ def compared_by_ranks(start: PreparedRun, options: ExchangeOptions) -> dict[str,
 
 
 def find_checkpoint(start: PreparedRun, out: Path, ranks: Ranks, *, is_resumed: bool) -> Checkpoint | None:
-    """Open the checkpoint that an unfinished run goes on from.
-
-    None, with a warning, where it has none.
-    """
+    """Open the checkpoint of an unfinished run; without, warn and return None."""
     # Between the first look and the lock another process may have begun or ended a run there.
     if ranks.rank == 0 and is_unfinished(out) != is_resumed:
         refuse_occupied(out)  # by a run that has begun or ended since
@@ -386,10 +383,7 @@ def begin_run(
     description: dict[str, Any],
     checkpoint: Checkpoint | None,
 ) -> tuple[RunFolder, RunCheckpoints | None]:
-    """Begin or resume a run's folder, with room for its files.
-
-    The room is for weights and checkpoints.
-    """
+    """Begin or resume a run's folder, with room for weights and checkpoints."""
     if checkpoint is not None:
         restore(trainer, checkpoint)
     ranks = trainer.ranks
@@ -442,10 +436,7 @@ def _report_settings(trainer: Trainer, threads: int) -> None:
 
 
 def _warn_of_passes(trainer: Trainer) -> None:
-    """Warn of batches with more cold rows than slots, which fetch rows twice.
-
-    The warning names a size that would be enough.
-    """
+    """Warn of batches with more cold rows than slots, which fetch twice."""
     # With slots enough for every batch there is nothing to say.
     source = trainer.step_source
     if not source.num_split:

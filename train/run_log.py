@@ -214,10 +214,7 @@ class RunLog:
         self._refuse(fault)
 
     def _refuse(self, fault: str) -> NoReturn:
-        """Raise HotsetError with the command that goes on with lower rates.
-
-        It goes on from the checkpoint if there is one.
-        """
+        """Raise HotsetError with the command that goes on with lower rates."""
         last = None if self._saved is None else self._saved.last_written
         if last is None:
             raise HotsetError(
@@ -239,10 +236,7 @@ class RunLog:
         )
 
     def _stop_if_interrupted(self) -> None:
-        """Raise Interrupted if a signal has arrived, at any rank.
-
-        All ranks stop after the same step.
-        """
+        """Raise Interrupted, at every rank, if a signal has arrived at any."""
         number = self.interrupts.number or 0
         ranks = self._trainer.ranks
         if ranks.num_ranks > 1:

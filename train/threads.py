@@ -65,10 +65,7 @@ class WorkThreads:
                 raise error
 
     def run_all(self, *calls: Callable[[], object]) -> None:
-        """Make all calls, in parallel; the first begins first.
-
-        As many run concurrently as there are threads.
-        """
+        """Make all calls in parallel, one a thread; the first begins first."""
         self.run(lambda piece, _: calls[piece](), len(calls))
 
 
@@ -203,10 +200,7 @@ class Readers:
         return done
 
     def in_order(self, call: Callable[[Key], Result], keys: Iterable[Key]) -> Iterator[tuple[Key, Result]]:
-        """Yield each key with the result of its call.
-
-        As many calls run ahead as there are threads.
-        """
+        """Yield keys with their calls' results; one call a thread runs ahead."""
         if not self.num_threads:
             for key in keys:
                 yield key, call(key)

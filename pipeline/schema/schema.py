@@ -179,10 +179,7 @@ _RENAME = 'rename the feature: "..." = { kind = ..., name = "..." }'
 
 
 def check_name(name: str) -> None:
-    """Refuse a name with ConfigError that cannot be a file's, a shard column's and a tensor's.
-
-    A feature's name must be all of these.
-    """
+    """Raise ConfigError unless a name fits a file, a shard column and a tensor."""
     # A name becomes a column, a tensor and a file, so it must not be taken in any of them.
     if name in RESERVED:
         raise ConfigError(

@@ -132,10 +132,7 @@ class BestWeights:
             self._remove_all_but(set())
 
     def state(self) -> Mapping[str, Any]:
-        """Return what `restore` takes.
-
-        The file is kept as long as a checkpoint may name it.
-        """
+        """Return what `restore` takes; the file outlives all checkpoints that name it."""
         if self._best is None:
             return {}
         self._named.append(self._best[0])

@@ -190,10 +190,7 @@ def refuse_damaged_files(folder: Path, record: CheckpointRecord) -> None:
 
 
 def _refuse_no_file(path: Path) -> None:
-    """Raise ValueError unless it is a plain file.
-
-    A link may point anywhere, and a pipe waits forever.
-    """
+    """Raise ValueError unless it is a plain file: no link, no pipe."""
     if not stat.S_ISREG(path.lstat().st_mode):
         raise ValueError("it is not a plain file")
 
@@ -232,10 +229,7 @@ def newest_whole(folder: Path, run: str | None = None) -> CheckpointRecord | Non
 
 
 def remove_others(folder: Path, keep: int, newest: int) -> None:
-    """Remove old checkpoints and the files that no remaining one lists.
-
-    The ``keep`` newest up to step ``newest`` stay.
-    """
+    """Remove all but the ``keep`` newest checkpoints up to ``newest``, and unlisted files."""
     # Records first: a file that no record names any more can go, and not the other way round.
     records: list[CheckpointRecord] = []
     for path in record_paths(folder):
@@ -452,10 +446,7 @@ def _said(tensor: torch.Tensor | None) -> str:
 
 
 def _placed(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor to where the optimizer keeps it.
-
-    It is laid out like the parameter; a count of steps is on the host.
-    """
+    """Copy a tensor, laid out like its parameter; counts are on the host."""
     if tensor.shape != parameter.shape:
         return tensor.clone()
     placed = torch.zeros_like(parameter, memory_format=torch.preserve_format, dtype=tensor.dtype)

@@ -41,10 +41,7 @@ class SavedErrors:
         self._state: dict[str, torch.Tensor] = {}
 
     def bring_together(self) -> None:
-        """Copy the errors of all ranks to rank 0, for its `state`.
-
-        Every rank calls this.
-        """
+        """Copy all ranks' errors to rank 0, for `state`; all call this."""
         self._state = {}
         for number, group in enumerate(self._groups):
             # An error of -0 is one, too: only rows whose bits are all zeros are left out.

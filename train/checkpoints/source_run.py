@@ -113,10 +113,7 @@ def _refuse_other_model(run: Path, config: RunConfig, model: ModelConfig) -> Non
 def _open_maps(
     run: Path, config: RunConfig, shards: Shards
 ) -> tuple[list[NDArray[np.int32] | None], str | None]:
-    """Return the new ids of each table's ids, and the map's fingerprint.
-
-    None where the ids are the same.
-    """
+    """Return each table's new ids, None where the same, and the map's fingerprint."""
     own = vocabulary_of(shards)
     folder = shards.manifest.folder
     id_map = folder.parent / ID_MAP

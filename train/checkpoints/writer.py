@@ -374,10 +374,7 @@ class _GroupCopy:
         return offsets_F1
 
     def _add_staged(self) -> None:
-        """Copy pending rows in staging slots.
-
-        No other tier has their newest values, and they may move.
-        """
+        """Copy pending staged rows, which may move: no tier has newer values."""
         residents_N, slots_N = self._staged.by_row()
         rows_N = self.changed.layout.slots_of_rows(*self._slow.layout.rows_at(residents_N))
         was_pending_N = self.changed.take_pending_among(rows_N)
@@ -391,10 +388,7 @@ class _GroupCopy:
         self._add(rows_N[was_pending_N], copy)
 
     def _copy_with_file(self) -> None:
-        """Copy all rows of a table group whose slow tier is a file.
-
-        Those in staging slots are copied already.
-        """
+        """Copy all rows but staged ones, where the slow tier is a file."""
         while (rows_N := self.changed.take_pending(self._capacity)).size:
             slots_N = self._fast.layout.slots_of_rows(*self.changed.layout.rows_at(rows_N))
             self.add_pending(rows_N[slots_N >= 0])

@@ -155,10 +155,7 @@ class BatchIds:
 
     @property
     def bags_of_features(self) -> NDArray[np.int64] | None:
-        """Return the bag of each lookup, (N,), with one bag per feature and sample.
-
-        All elements of a history count as one bag.
-        """
+        """Return each lookup's bag, (N,), by feature and sample: a history is one."""
         if self.bags_N is None or self.features_F is None:
             return self.bags_N
         samples_N, positions_N = np.divmod(self.bags_N, self.num_features)

@@ -36,10 +36,7 @@ class BatchOrder(ABC):
 
 
 class SeededOrder(BatchOrder):
-    """A permutation of the batches by (seed, epoch).
-
-    Grouped shards get their hot-only batches spread evenly.
-    """
+    """A permutation of batches by (seed, epoch); grouped hot-only ones spread evenly."""
 
     def __init__(
         self, is_hot_only: NDArray[np.bool_], seed: int, num_epochs: int, *, is_grouped: bool

@@ -326,9 +326,6 @@ def _refuse_equal_names(shards: Shards, multi_hot: Sequence[int] | None) -> None
 
 
 def _worker() -> tuple[int, int]:
-    """Return the number of this loader worker and the number of workers.
-
-    The main process is 0 of 0.
-    """
+    """Return this loader worker's number and their number; without any 0, 0."""
     info = get_worker_info()
     return (0, 0) if info is None else (info.id, info.num_workers)

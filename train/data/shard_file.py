@@ -93,10 +93,7 @@ class UnchangedFile:
         return self.cursor.position
 
     def read(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Read bytes into new memory, at most those that the file has.
-
-        A damaged file may ask for more.
-        """
+        """Read bytes into new memory, at most those that the file has."""
         # Never more than the file has: a damaged file could request all memory.
         num_bytes = max(0, min(num_bytes, self._num_bytes - self.cursor.position))
         # Aligned as in the file, whatever the allocator gives: libraries may order sums by alignment.
@@ -210,10 +207,7 @@ class Columns:
 
 
 class ShardFile:
-    """One Arrow IPC file, read batch by batch.
-
-    Every array of a batch is a view of the memory that the batch was read into.
-    """
+    """One Arrow IPC file, read batch by batch into the arrays' own memory."""
 
     def __init__(self, path: Path, entry: FileEntry, facts: ShardFacts) -> None:
         self.path = path
@@ -261,10 +255,7 @@ class ShardFile:
 
 
 def refuse_wild_values(dense_BK: NDArray[np.float32], label_B: NDArray[np.float32], number: int) -> None:
-    """Raise ValueError for values that would make a later loss NaN.
-
-    Then their file would be unknown.
-    """
+    """Raise ValueError here for values that would make a later loss NaN."""
     if not np.isfinite(dense_BK).all():
         raise ValueError(f"a dense value of batch {number} is not finite")
     if not ((label_B == 0) | (label_B == 1)).all():

@@ -272,10 +272,7 @@ class Shards:
         return batch if self.has_packed_budget else replace(batch, is_hot_B=self._tag(batch))
 
     def has_oov(self, batch: Batch) -> NDArray[np.bool_]:
-        """Return which samples look up an out-of-vocabulary row, (num_samples,).
-
-        Categories that are too rare for a row share the out-of-vocabulary row of their table.
-        """
+        """Return which samples, (num_samples,), look up rows of oov or rare categories."""
         has_oov_B: NDArray[np.bool_] = (batch.ids_BF == self._oov_F[self._one_hot]).any(axis=1)
         for bags, oov in zip(batch.bags, self._oov_F[self._multi_hot].tolist(), strict=True):
             # The sample of a lookup is the last one whose first lookup is not after it.
@@ -374,10 +371,7 @@ class ShardOrigin:
 
     @classmethod
     def of(cls, shards: Shards) -> ShardOrigin | None:
-        """Find the origin of shards, else None.
-
-        A folder may be missing, or of another log by now.
-        """
+        """Find shards' origin; None where a folder is missing, or another log's."""
         wanted = vocabulary_of(shards)
         vocabulary = _sibling(shards, "vocabulary")
         columns = _sibling(shards, "columns")

@@ -370,10 +370,7 @@ class GraphStep:
     def _pass(
         self, batch: Batch, embeddings: Sequence[torch.Tensor], step: int, first_sample: int
     ) -> torch.Tensor:
-        """Run samples forward and backward; return their loss, and leave their gradients.
-
-        The samples begin at a given one of the batch.
-        """
+        """Run samples from ``first_sample`` on; return their loss, leave their gradients."""
         device = embeddings[0].device
         # The caller reads the gradients of embeddings from these leaves, so each begins without one.
         for emb_BFd in embeddings:
@@ -473,10 +470,7 @@ class MeanPooling:
         return self._step.predict(batch, means)
 
     def _divided(self, tensors: list[torch.Tensor], batch: Batch) -> list[torch.Tensor]:
-        """Divide the numbers of each bag by its lookups, in place.
-
-        Those of an empty bag are zero.
-        """
+        """Divide bags' numbers by their lookups, in place; empty bags are zero."""
         for width, position, feature in self._places:
             lengths_B = np.maximum(np.diff(batch.bags[feature].offsets_B1), 1).astype(np.float32)
             tensor = tensors[width]

@@ -148,10 +148,7 @@ class TileGradients:
 
 
 def tile_bounds(num_samples: int) -> list[tuple[int, int]]:
-    """Return the first and the last-plus-one sample of each tile.
-
-    An empty batch has one empty tile.
-    """
+    """Return each tile's first and last-plus-one sample; an empty batch has one."""
     num_tiles = num_tiles_of(num_samples)
     starts = [-(-tile * num_samples // num_tiles) for tile in range(num_tiles + 1)]
     return list(pairwise(starts))

@@ -41,10 +41,7 @@ def vector_workspace(num_vectors: int, embedding_dim: int) -> NDArray[np.float32
 
 
 def dot_workspace(num_vectors: int) -> NDArray[np.float32]:
-    """Return zeros for a sample's dot products, and R more numbers.
-
-    The R numbers belong to no pair.
-    """
+    """Return zeros for a sample's dots, and R more for no pair."""
     return aligned_zeros(num_vectors * (num_vectors - 1) // 2 + -(-num_vectors // _ROWS) * _ROWS)
 
 

@@ -95,10 +95,7 @@ class Dlrm(DenseModel):
         return logit_B
 
     def join(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the (B, F, D) embeddings of all tables from their groups'.
-
-        `Embeddings` returns those of each table group.
-        """
+        """Return the (B, F, D) embeddings of all tables from the groups'."""
         if self.projections is None:
             (emb_BFD,) = embeddings
             return emb_BFD
@@ -138,10 +135,7 @@ class Projections(nn.Module):
                 self.maps[str(dim)] = nn.Parameter(weight_FdD)
 
     def forward(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Map (B, F, d) per table group to (B, F, D) of all tables.
-
-        Tables keep their order.
-        """
+        """Map (B, F, d) per group to (B, F, D), tables in order."""
         columns: dict[int, torch.Tensor] = {}
         for (dim, tables), emb_BFd in zip(self._widths.items(), embeddings, strict=True):
             emb_BFD = emb_BFd

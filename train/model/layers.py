@@ -169,10 +169,7 @@ class _Linear(nn.Linear):
 def build_linear(
     num_inputs: int, num_outputs: int, generator: torch.Generator, *, has_bias: bool = True
 ) -> nn.Linear:
-    """Build a layer with DLRM's initial values.
-
-    Weights are N(0, 2 / (m + n)), biases N(0, 1 / m).
-    """
+    """Build a layer with DLRM's values: weights N(0, 2 / (m + n)), biases N(0, 1 / m)."""
     layer = _Linear(num_inputs, num_outputs, bias=has_bias)
     with torch.no_grad():
         layer.weight.normal_(0.0, math.sqrt(2 / (num_inputs + num_outputs)), generator=generator)

@@ -52,10 +52,7 @@ class DlrmShape:
 
     @property
     def bottom(self) -> tuple[int, ...]:
-        """Return the widths of the bottom MLP, inputs to outputs.
-
-        Empty without dense features.
-        """
+        """Widths of the bottom MLP, inputs to outputs; empty without dense features."""
         return (self.num_dense, *self.bottom_widths, self.embedding_dim) if self.num_dense else ()
 
     @property
@@ -80,10 +77,7 @@ class DlrmShape:
 
     @property
     def interaction_floats(self) -> int:
-        """Return how many numbers of a sample a forward pass keeps.
-
-        Outputs of linear layers are not counted.
-        """
+        """Numbers of a sample that a forward pass keeps besides linear outputs."""
         return self.num_vectors * self.embedding_dim + self.num_vectors**2 + self.top_inputs
 
 
@@ -221,10 +215,7 @@ class DcnShape:
 
     @property
     def interaction_floats(self) -> int:
-        """Return how many numbers of a sample a forward pass keeps.
-
-        Outputs of linear layers are not counted.
-        """
+        """Numbers of a sample that a forward pass keeps besides linear outputs."""
         return self.num_inputs * (1 + self.config.cross_layers)
 
 

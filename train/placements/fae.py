@@ -66,10 +66,7 @@ class ShuffleScheduler:
 
     @classmethod
     def variant(cls, name: str) -> ShuffleScheduler:
-        """Build the scheduler of the ``paper`` or of its released ``code``.
-
-        The first is R(50) and adaptive, the second R(100) throughout.
-        """
+        """Build the scheduler of ``paper``, adaptive R(50), or of ``code``, always R(100)."""
         if name == "code":
             return cls(rate=MOST_RATE, is_adaptive=False)
         return cls()

@@ -211,10 +211,7 @@ def staging_slots(config: TrainConfig, shards: Shards) -> dict[int, int]:
 
 
 def count_row_lookups(shards: Shards, tables: Sequence[int]) -> NDArray[np.int64]:
-    """Return the lookups of each row in the training part.
-
-    The array is (rows of these tables,), table after table.
-    """
+    """Return each row's training lookups, (rows of these tables,), table after table."""
     reader = IdReader(shards.tables, tables)
     counts = [np.zeros(shards.tables[table].num_rows, np.int64) for table in tables]
     for number in range(shards.num_training_batches):

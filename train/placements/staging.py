@@ -271,10 +271,7 @@ class PlanQueue:
         self.flush = Transfer(write_back=self._moves(residents.rows, residents.slots))
 
     def set_fetches(self, fetches: EpochFetches) -> None:
-        """Set where rows come from and go to, before any plan is taken.
-
-        All plans of the epoch must be there.
-        """
+        """Set where rows come from and go: all plans there, none taken."""
         self._fetches.extend(fetches.chunks)
         self._next_fetch = fetches.first_fetch
         self.flush = Transfer(write_back=replace(self.flush.write_back, fetches_N=fetches.of_residents))

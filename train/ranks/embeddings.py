@@ -42,10 +42,7 @@ from .ranks import NotFiniteRowError, Ranks, sent_to_first
 
 @dataclass(slots=True, kw_only=True)
 class RankedGroup(TableGroup):
-    """A table group of which some rows live at this rank.
-
-    ``reader`` reads all of its lookups.
-    """
+    """A group with some rows at this rank; ``reader`` reads all lookups."""
 
     held: HeldRows
     is_used_K: NDArray[np.bool_] = field(init=False)
@@ -170,10 +167,7 @@ class RankedEmbeddings(Embeddings):
         return replace(whole, batch=self._micro_batches.cut(batch))
 
     def evaluation_steps(self, numbers: Iterable[int], read: Callable[[int], Batch]) -> Iterator[PlannedStep]:
-        """Return the steps of this rank's evaluation batches, one of W.
-
-        A step is empty where there is no batch.
-        """
+        """Return this rank's evaluation steps, one of W; empty without a batch."""
         # One batch for each rank at a time: all take part in each step, as any may need their rows.
         num_ranks = self._ranks.num_ranks
         rank = self._ranks.rank
@@ -293,10 +287,7 @@ class RankedEmbeddings(Embeddings):
         return group.held.ids.of(positions_N, ids_N.astype(np.int64)).astype(np.int32)
 
     def _positions(self, tables_N: NDArray[np.int32]) -> tuple[RankedGroup, NDArray[np.int64]]:
-        """Return the table group of rows, and the positions of their tables.
-
-        A position is among the tables of the group.
-        """
+        """Return the table group of rows, and their tables' positions in it."""
         group, _ = self._position_of[int(tables_N[0])]
         assert isinstance(group, RankedGroup)
         return group, np.searchsorted(np.array(group.tables), tables_N).astype(np.int64)

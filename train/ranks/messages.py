@@ -241,10 +241,7 @@ class CodedExchange:
         return [loosened(codec, factor) for codec in codecs]
 
     def dense(self, half: Literal["partials", "sums"]) -> tuple[RowCodec, int]:
-        """Return the codec and the rounding seed of this step's dense gradient.
-
-        They are for one half of its sum.
-        """
+        """Return codec and rounding seed of one half of the dense sum."""
         return self._dense, self._stream(half, 0)
 
     def note_sent(self, kind: Kind, num_bytes: int, num_saturated: int) -> None:
@@ -416,10 +413,7 @@ class RowMessages:
 
 
 def _parts(rows: Sequence[Crossing]) -> Iterator[tuple[int, int, slice]]:
-    """Yield rank, table group and rows of each non-empty part of a message.
-
-    They come in their order in the message.
-    """
+    """Yield rank, group and rows of a message's non-empty parts, in order."""
     for rank, of_rank in enumerate(zip(*(each.parts() for each in rows), strict=True)):
         for group, part in enumerate(of_rank):
             if part.start < part.stop:

@@ -88,10 +88,7 @@ class Ranks(Protocol):
         """
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """Return copies of the tensors of all ranks.
-
-        They have the same shape and dtype.
-        """
+        """Return copies of all ranks' tensors, of one shape and dtype."""
 
     def close(self) -> None:
         """Leave the others; what they still wait for from this rank raises there."""
@@ -287,10 +284,7 @@ class TorchRanks:
 
 @contextmanager
 def joined_ranks(timeout_seconds: float) -> Iterator[Ranks]:
-    """Join the ranks of this launch inside the block.
-
-    A single process is one rank.
-    """
+    """Join this launch's ranks inside the block; one process is one rank."""
     ranks = join_ranks(timeout_seconds=timeout_seconds) if is_launched() else OneRank()
     try:
         yield ranks

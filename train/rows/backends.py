@@ -370,10 +370,7 @@ def _bounded(moves: Moves) -> Iterator[Moves]:
 
 
 def initialize_rows(fast: Tier, slow: Tier, initial: InitialValues, moves: Moves) -> None:
-    """Initialize rows of the slow tier in slots of the fast one.
-
-    They get no state.
-    """
+    """Initialize rows of the slow tier in fast slots, without state."""
     if moves.num_rows == 0:
         return
     tables_N, ids_N = slow.layout.rows_at(moves.rows_N)

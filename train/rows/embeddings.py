@@ -202,10 +202,7 @@ class Embeddings:
         self.transfers.mark_computed(step.item, computed)
 
     def note_transfers(self, *, waits: bool = True) -> None:
-        """Note and count queued transfers, and the rows that steps have changed.
-
-        See `StagedRows.catch_up`.
-        """
+        """Note and count queued transfers and changed rows: see `StagedRows.catch_up`."""
         for group in self.groups:
             group.staged.catch_up(waits=waits)
             if group.changed is not None:
@@ -238,10 +235,7 @@ class Embeddings:
         return counts
 
     def counts_of_steps(self) -> list[dict[Way, int]]:
-        """Return `rows_by_table` without rows initialized ahead of their first step.
-
-        A resumed run initializes those once more.
-        """
+        """Return `rows_by_table` but rows initialized ahead, which resumed runs repeat."""
         with self.transfers.paused():
             counts = self.rows_by_table()
             # Transfers are paused, so that what was sent and what was done do not change meanwhile.

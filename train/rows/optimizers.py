@@ -196,10 +196,7 @@ def _adam(
 
 
 def _folded_mean(squares_UD: torch.Tensor) -> torch.Tensor:
-    """Return the mean over columns, (U, 1), added in halves.
-
-    The order is that of ``apply_rowwise_adagrad``.
-    """
+    """Return the mean over columns, (U, 1), summed as ``apply_rowwise_adagrad`` does."""
     dim = squares_UD.shape[1]
     folded = torch.nn.functional.pad(squares_UD, (0, fold_width(dim) - dim))
     while folded.shape[1] > 1:

@@ -314,10 +314,7 @@ class TableGroup:
                 rows.index_copy_(0, here, torch.from_numpy(values[is_here_N]).to(tier.device))
 
     def look_up(self, part: GroupStep) -> torch.Tensor:
-        """(B, F, D) embeddings of a batch, a leaf whose gradient ``update`` wants.
-
-        Their memory is used again by the next lookup.
-        """
+        """(B, F, D) embeddings, leaves for ``update``; the next lookup reuses their memory."""
         ids = part.ids
         pooled_PD = self._buffer("pooled", ids.num_samples * ids.num_features)
         in_place = part.plan.in_place
@@ -395,10 +392,7 @@ class TableGroup:
                 self._fast_rows.look_up(self.fast.weights_SD, lookups, slots_of_pass, vectors_ND)
 
     def _slots(self, lookups: LookupsByRow, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the slots of distinct rows on the fast tier, else -1.
-
-        The second array includes staged rows.
-        """
+        """Return distinct rows' slots on the fast tier, else -1; with staged rows."""
         own_U, num_absent = self.fast.layout.slots_of(lookups)
         staged_U = plan.staged_U
         if staged_U is None:

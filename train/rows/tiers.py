@@ -100,10 +100,7 @@ def check_memory_for_rows(num_rows: int, fast_bytes: int, slow_bytes: int, host:
 
 
 def _pages_of_rows(num_rows: int, width: int) -> torch.Tensor:
-    """Return (num_rows, width) float32 zeros in separate pages.
-
-    No page is pinned twice.
-    """
+    """Return (num_rows, width) float32 zeros in separate pages, none pinned twice."""
     pages = mmap.mmap(-1, 4 * num_rows * width, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # Large pages are pinned, and found by the device, several times as fast.
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -279,19 +276,13 @@ class Layout:
         return slice(base, base + int(self.last_F[table] - self.first_F[table]))
 
     def locate(self, ids: BatchIds) -> tuple[NDArray[np.int64], int]:
-        """Return the slot of every lookup in sample order, and count missing ones.
-
-        The slot is -1 where the row is not on this tier.
-        """
+        """Return lookups' slots in sample order, and how many have none (-1)."""
         slots_N = np.empty(ids.ids_N.size, np.int64)
         bags_N = _NO_BAGS if ids.bags_of_features is None else ids.bags_of_features
         return slots_N, locate_lookups(ids.ids_N, bags_N, self.first_F, self.last_F, self.base_F, slots_N)
 
     def slots_of(self, lookups: LookupsByRow) -> tuple[NDArray[np.int64], int]:
-        """Return the slot of every distinct row, and count missing ones.
-
-        The slot is -1 where the row is not on this tier.
-        """
+        """Return distinct rows' slots, and how many have none here (-1)."""
         slots_U = np.empty(lookups.num_rows, np.int64)
         ranges = (self.first_F, self.last_F, self.base_F)
         num_absent = locate_distinct_rows(lookups.rows_U, lookups.first_F1, *ranges, slots_U)
@@ -442,10 +433,7 @@ class FileTier(Tier, ABC):
 
     @abstractmethod
     def fill(self, wanted_U: NDArray[np.int64], weights_UD: NDArray[np.float32]) -> None:
-        """Write the newest weights of rows that no other slot holds.
-
-        Rows come in ascending order.
-        """
+        """Write the newest weights of rows, ascending, that no other slot holds."""
 
     def read(
         self,

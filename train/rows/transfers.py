@@ -81,10 +81,7 @@ class Transfers(ABC, Generic[Work]):
 
     @abstractmethod
     def drain(self) -> None:
-        """Return once every item put so far is done.
-
-        The batches they wait for must be computed.
-        """
+        """Return once all items put are done; their batches must be computed."""
 
     @abstractmethod
     def close(self) -> None:

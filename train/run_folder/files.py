@@ -138,10 +138,7 @@ _log = logging.getLogger(__name__)
 
 
 def refuse_occupied(path: Path) -> None:
-    """Raise HotsetError unless a new run may use ``path``.
-
-    It may be absent, an empty folder, or one that a run had just begun when it was killed.
-    """
+    """Raise HotsetError unless ``path`` is absent, empty, or killed as it began."""
     if is_vacant(path):
         return
     # Name what is there, so that a user knows whether it may be deleted.
@@ -152,10 +149,7 @@ def refuse_occupied(path: Path) -> None:
 
 
 def is_vacant(path: Path) -> bool:
-    """Return whether a new run may be written to ``path``.
-
-    Raises HotsetError where it cannot be read.
-    """
+    """Return whether a new run may use ``path``; raise HotsetError if unreadable."""
     try:
         return not path.exists() or all(child.name == f".{CONFIG}.tmp" for child in path.iterdir())
     except OSError as error:
@@ -168,10 +162,7 @@ def is_unfinished(path: Path) -> bool:
 
 
 def remove_begun(path: Path) -> None:
-    """Remove the files of an unfinished run without a checkpoint.
-
-    It can then begin again.
-    """
+    """Remove an unfinished run without a checkpoint, which can then begin again."""
     with explained(path):
         # The config goes with the others: with it gone, the folder is vacant again.
         for name in (METRICS, WEIGHTS, STATES, BATCH_ORDER, SUMMARY, CONFIG):
@@ -510,10 +501,7 @@ class RunFolder:
             np.save(file, np.array(numbers, np.int32))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary, seal the folder, and remove its checkpoints.
-
-        The seal marks the run as finished.
-        """
+        """Write the summary, seal the folder as finished, and remove its checkpoints."""
         if not self._is_first:
             return
         self._write(SUMMARY, _to_json(summary))

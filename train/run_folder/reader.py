@@ -36,10 +36,7 @@ _BYTES_OF_NUMBERS = 40
 
 
 def read_config(run: Path, *, must_be_finished: bool = True) -> RunConfig:
-    """Return the config of a finished run.
-
-    Raises HotsetError where there is none, or one that no run writes.
-    """
+    """Return a finished run's config; raise HotsetError without one, or if damaged."""
     # The summary marks the end of a run: one without it has not ended.
     if not (run / (SUMMARY if must_be_finished else CONFIG)).exists():
         raise _unfinished(run, SUMMARY)
@@ -161,10 +158,7 @@ def read_finite(run: Path, weights: Weights, name: str) -> torch.Tensor:
 
 
 def refuse_not_finite(run: Path, weights: Weights, name: str) -> None:
-    """Raise HotsetError if a value of the tensor ``name`` is not finite.
-
-    A part of the tensor is in memory.
-    """
+    """Raise HotsetError unless the tensor ``name`` is finite; read it in parts."""
     num_rows, width = weights.shapes[name]
     part_rows = max(_PART_BYTES // (4 * max(width, 1)), 1)
     for first in range(0, num_rows, part_rows):

@@ -167,10 +167,7 @@ def _changes_of(
 def _places_in(
     categories_N: NDArray[np.int64], sorted_M: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return whether each category is among the sorted ones, and where.
-
-    Both arrays are (N,).
-    """
+    """Return whether each category is among the sorted, and where, both (N,)."""
     if not sorted_M.size:
         return np.zeros(categories_N.size, np.bool_), np.zeros(categories_N.size, np.int64)
     places_N = np.minimum(np.searchsorted(sorted_M, categories_N), sorted_M.size - 1)
@@ -257,10 +254,7 @@ def _refuse_unlike_rows(base: ExportedModel, found: ExportedModel, exported: Pat
 
 
 def _opened(folder: Path, name: str) -> tuple[ExportedModel, str, str | None]:
-    """Check the files of a folder; return its model and two fingerprints.
-
-    They are those of its run and of the earlier one.
-    """
+    """Check a folder's files; return model, run's fingerprint, and the earlier run's."""
     # A folder that is not there is answered alike: it is none of preprocess, as `Manifest` would say.
     manifest = Manifest.read(folder) if folder.is_dir() else None
     if manifest is None or manifest.stage != STAGE or name not in {entry.path for entry in manifest.files}:

@@ -162,10 +162,7 @@ class RowTable(nn.Module):
 
 
 class DenseTransform(nn.Module):
-    """Maps dense values of a log to those of shards.
-
-    log1p(max(x, 0)) in float64, or x itself; 0 where missing.
-    """
+    """Maps dense values of a log to those of shards: log1p(max(x, 0)) in float64, or x; 0 where missing."""
 
     def __init__(self, schema: Schema) -> None:
         super().__init__()
@@ -261,10 +258,7 @@ class ServingGraph(nn.Module):
         return torch.sigmoid(logit_B), logit_B
 
     def _as_history(self, rows_BLD: torch.Tensor, length_B: torch.Tensor, num_elements: int) -> torch.Tensor:
-        """Return the last elements of each bag, (B, num_elements, D).
-
-        They are at the end, with zeros before them.
-        """
+        """Return each bag's last elements after zeros, (B, num_elements, D)."""
         place_BE = torch.arange(num_elements) - num_elements + length_B.unsqueeze(1)
         is_there_BE1 = (place_BE >= 0).unsqueeze(2)
         place_BE1 = place_BE.clamp(min=0).unsqueeze(2)
@@ -526,10 +520,7 @@ def _refuse_missing_onnx() -> None:
 
 
 def _write_onnx(program: torch.export.ExportedProgram, described: ExportedModel, path: Path) -> None:
-    """Write the program for ONNX Runtime, with tensors in another file.
-
-    A model file has at most 2 GiB.
-    """
+    """Write an ONNX program, tensors apart: a file has at most 2 GiB."""
     # Names of the inputs, in the order in which the graph takes them.
     lists = [bag_name(table.name) for table in described.config.tables if table.is_multi_hot]
     names = ["dense", "categories", IS_MISSING, *lists]

@@ -39,10 +39,7 @@ from .run_tables import RunTables
 
 
 def batches_of(encoded: Iterable[EncodedSamples], batch_size: int) -> Iterator[Batch]:
-    """Yield batches of ``batch_size`` samples in order; labels are zeros.
-
-    The last batch may be shorter.
-    """
+    """Yield batches of ``batch_size`` samples, the last perhaps shorter; labels are zeros."""
     waiting: list[Batch] = []
     missing = batch_size
     for samples in encoded:
@@ -224,10 +221,7 @@ def predict_file(
 
 
 def _numbered(batches: Iterable[Batch], held: dict[int, Batch]) -> Iterator[int]:
-    """Yield the number of each batch, which is held until it is predicted.
-
-    A stream is read once.
-    """
+    """Yield each batch's number, held until predicted: a stream is read once."""
     for number, batch in enumerate(batches):
         held[number] = batch
         yield number

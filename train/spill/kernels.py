@@ -23,10 +23,7 @@ PAST_GROUP = -2
 
 
 class Arenas(NamedTuple):
-    """Rows in memory for the current and the next group.
-
-    Group g has arena ``g & 1``.
-    """
+    """Rows in memory for the current and the next group: group g has arena ``g & 1``."""
 
     weights: NDArray[np.float32]
     """(2, A, D)."""

@@ -70,10 +70,7 @@ _HINT = "give another --slow-dir, free disk space, or raise --slow-bytes"
 
 
 def aligned_blocks(num_blocks: int, block_bytes: int) -> NDArray[np.uint8]:
-    """Return page-aligned zeros, (num_blocks, block_bytes), for direct input and output.
-
-    Pages take memory once they are written to.
-    """
+    """Return page-aligned zeros for direct I/O, (num_blocks, block_bytes), free until written."""
     num_bytes = num_blocks * block_bytes
     if num_bytes == 0:
         return np.zeros((num_blocks, block_bytes), np.uint8)
@@ -448,10 +445,7 @@ class RowStore:
         return np.empty(0, np.int64), int(self.sizes.range_first[bucket - self.sizes.num_groups])
 
     def _records(self, bucket: int) -> Iterator[Block]:
-        """Yield a bucket's blocks, with the one being filled.
-
-        Each is valid until the next.
-        """
+        """Yield a bucket's blocks and the open one, valid until the next."""
         block = self._scratch_block()
         for number in self._on_disk[bucket]:
             self._read(number, block)

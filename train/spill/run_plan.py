@@ -247,10 +247,7 @@ def least_bytes(shape: SpillShape) -> int:
 
 
 def _best_sizes(shape: SpillShape, limit_bytes: int) -> SpillSizes | None:
-    """Return the sizes with the largest blocks that fit, else None.
-
-    Blocks leave the arenas an eighth.
-    """
+    """Return the largest fitting blocks, which leave arenas an eighth, else None."""
     least = max(int(shape.fetches_of_items.max(initial=0)), 1)
     num_fetches = int(shape.fetches_of_items.sum())
     found: SpillSizes | None = None
