@@ -93,9 +93,7 @@ def read_dense(keys: Mapping[str, Any]) -> list[Entry]:
     return [_entry(column, "integer", DENSE_KINDS, _DENSE_KEYS, keys["format"]) for column in dense]
 
 
-def _entry(
-    column: str, value: Any, kinds: Sequence[str], checks: Mapping[str, Callable[[Any], str]], format: str
-) -> Entry:
+def _entry(column: str, value: Any, kinds: Sequence[str], checks: Mapping[str, _Check], format: str) -> Entry:
     # A kind alone is short for a table of this one key.
     found = value if isinstance(value, dict) else {"kind": value}
     for key in found:
@@ -111,9 +109,8 @@ def _entry(
         )
 
     # Then each key alone, then those that depend on others.
-    for key, check in checks.items():
-        wanted = check(found[key]) if key in found else ""
-        if wanted:
+    for key, (fits, wanted) in checks.items():
+        if key in found and not fits(found[key]):
             raise ConfigError(f"column {column!r}: {key} must be {wanted}, got {shown(found[key])}")
     is_list = bool(found.get("list", False))
     if "separator" in found and not (is_list and format == "csv"):
@@ -149,51 +146,28 @@ def is_separator(value: Any) -> bool:
     return is_byte and value not in '"\r\n\0'
 
 
-# Each check returns what is wanted where the value does not fit, else "".
+_Check = tuple[Callable[[Any], bool], str]
+"""Whether a value fits its key, and what is wanted where it does not."""
 
 
-def _want_name(value: Any) -> str:
-    return "" if isinstance(value, str) else "a name"
+def _whole_number(most: int, wanted: str) -> _Check:
+    return lambda value: type(value) is int and 1 <= value <= most, wanted
 
 
-def _want_flag(value: Any) -> str:
-    return "" if isinstance(value, bool) else "true or false"
-
-
-def _want_count(value: Any) -> str:
-    return "" if type(value) is int and 1 <= value < 2**63 else "a whole number, 1 or more"
-
-
-def _want_dim(value: Any) -> str:
-    is_dim = type(value) is int and 1 <= value <= _MAX_EMBEDDING_DIM
-    return "" if is_dim else f"a whole number from 1 to {_MAX_EMBEDDING_DIM}"
-
-
-def _want_transform(value: Any) -> str:
-    return "" if value in TRANSFORMS else " or ".join(TRANSFORMS)
-
-
-def _want_separator(value: Any) -> str:
-    return "" if is_separator(value) else "one ASCII character"
-
-
-def _want_unit(value: Any) -> str:
-    return "" if value in TIME_UNITS else f"one of {', '.join(TIME_UNITS)}"
-
-
-def _want_anything(value: Any) -> str:
-    return ""
-
-
-_DENSE_KEYS = {"kind": _want_anything, "transform": _want_transform, "name": _want_name}
-_SPARSE_KEYS = {
-    "kind": _want_anything,
-    "list": _want_flag,
-    "separator": _want_separator,
-    "min_count": _want_count,
-    "embedding_dim": _want_dim,
-    "name": _want_name,
-    "unit": _want_unit,
+_NAME: _Check = (lambda value: isinstance(value, str), "a name")
+_DENSE_KEYS: dict[str, _Check] = {
+    "kind": (lambda value: True, "one of those that are checked before"),
+    "transform": (lambda value: value in TRANSFORMS, " or ".join(TRANSFORMS)),
+    "name": _NAME,
+}
+_SPARSE_KEYS: dict[str, _Check] = {
+    "kind": _DENSE_KEYS["kind"],
+    "list": (lambda value: isinstance(value, bool), "true or false"),
+    "separator": (is_separator, "one ASCII character"),
+    "min_count": _whole_number(2**63 - 1, "a whole number, 1 or more"),
+    "embedding_dim": _whole_number(_MAX_EMBEDDING_DIM, f"a whole number from 1 to {_MAX_EMBEDDING_DIM}"),
+    "name": _NAME,
+    "unit": (lambda value: value in TIME_UNITS, f"one of {', '.join(TIME_UNITS)}"),
 }
 
 
