@@ -143,7 +143,7 @@ class NamedBatches:
         """Return batches of training, kinds spread evenly, and of the evaluation."""
         of_kind: dict[str, list[_Position]] = {"hot_only": [], "mixed": [], "evaluation": []}
         for entry in self._shards.files:
-            facts = ShardFacts.of(self._shards, entry)
+            facts = self._shards.facts_of(ShardFacts, entry)
             of_kind[facts.kind] += [(entry, index) for index in range(facts.num_batches)]
         train = of_kind["hot_only"] + of_kind["mixed"]
         numbers = np.arange(len(train), dtype=np.int32)

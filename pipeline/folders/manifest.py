@@ -7,8 +7,8 @@ or absolute path: the same inputs give the same bytes.
 
 Its records are dataclasses that become JSON objects in the order of their fields, and are checked when read:
 an error names the key. A field is left out while it has its default, so a manifest says nothing about what a
-log does not have. Stages add facts to each file, which ``ShardFacts.of(shards, entry)`` reads and checks for
-a file of shards.
+log does not have. Stages add facts to each file, which ``shards.facts_of(ShardFacts, entry)`` reads and
+checks for a file of shards.
 
 The checksum of a file, xxh3-128, is computed while a file is written, from bytes in the cache: reading them
 back costs a fifth of writing. A process remembers the checksums of the files that it wrote or hashed, for as
@@ -377,6 +377,10 @@ class Manifest:
             raise ManifestError(
                 f"{self.folder / MANIFEST} is damaged: {error}", hint=hint_to_rewrite(self.folder)
             ) from error
+
+    def facts_of(self, kind: type[Record], entry: FileEntry) -> Record:
+        """Return the facts of a file as ``kind``; raise ManifestError where they are none."""
+        return self.read_record(entry.facts, kind, f"files.{entry.path}")
 
     @cached_property
     def totals_read(self) -> dict[type[JsonRecord], JsonRecord]:

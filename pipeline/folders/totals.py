@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Self, TypeVar
 
 from ...stats.ranking.row_bytes import OPTIMIZERS
-from .manifest import FileEntry, JsonRecord, Manifest, RecordError, require_range, stored_as
+from .manifest import JsonRecord, Manifest, RecordError, require_range, stored_as
 
 MOST_ROWS = 2**31 - 1
 """Rows of a table: ids are int32."""
@@ -513,26 +513,15 @@ class ShardSettings(StageSettings):
         require_range(f"{where}batch_size", self.batch_size, 1)
 
 
-class FileFacts(JsonRecord):
-    """Base of the facts of all stages' files."""
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, manifest: Manifest, entry: FileEntry) -> Self:
-        """The facts of ``entry``; raises ManifestError where they are not those of such a file."""
-        return manifest.read_record(entry.facts, cls, f"files.{entry.path}")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TextsFacts(FileFacts):
+class TextsFacts(JsonRecord):
     """A file of texts."""
 
     num_texts: int = stored_as("texts")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ColumnsFacts(FileFacts):
+class ColumnsFacts(JsonRecord):
     """A part of columns/."""
 
     num_lines: int = stored_as("lines")
@@ -551,7 +540,7 @@ class ColumnsFacts(FileFacts):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CountsFacts(FileFacts):
+class CountsFacts(JsonRecord):
     """The counts of one table, in all spans or in one."""
 
     num_missing: int
@@ -563,7 +552,7 @@ class CountsFacts(FileFacts):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SamplesFacts(FileFacts):
+class SamplesFacts(JsonRecord):
     """A part of samples/."""
 
     oov_train: tuple[int, ...]
@@ -575,7 +564,7 @@ class SamplesFacts(FileFacts):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TagsFacts(FileFacts):
+class TagsFacts(JsonRecord):
     """A part of plan/."""
 
     hot_train: int
@@ -588,7 +577,7 @@ ShardKind = Literal["hot_only", "mixed", "evaluation"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShardFacts(FileFacts):
+class ShardFacts(JsonRecord):
     """A file of shards/."""
 
     kind: ShardKind
@@ -606,7 +595,7 @@ class ShardFacts(FileFacts):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class IdMapFacts(FileFacts):
+class IdMapFacts(JsonRecord):
     """One table of an id map."""
 
     num_kept: int

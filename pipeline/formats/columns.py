@@ -90,7 +90,7 @@ def read_texts(manifest: Manifest, entry: FileEntry) -> Any:
         ManifestError: missing, of another size or checksum, or not what Arrow or the manifest says it is.
     """
     path = manifest.hashed_path(entry)
-    wanted = TextsFacts.of(manifest, entry).num_texts
+    wanted = manifest.facts_of(TextsFacts, entry).num_texts
     with damage_named(path):
         batch = map_batch(path)
         # In full, because offsets into the bytes of a text are followed without another check.

@@ -61,7 +61,7 @@ class PartSize:
 
 def largest_part(columns: Manifest, entries: Sequence[FileEntry]) -> PartSize:
     """Return the most samples, and the most elements in lists, that one of these parts has."""
-    lookups = (sum(ColumnsFacts.of(columns, entry).lookups.values()) for entry in entries)
+    lookups = (sum(columns.facts_of(ColumnsFacts, entry).lookups.values()) for entry in entries)
     return PartSize(max((entry.num_samples for entry in entries), default=0), max(lookups, default=0))
 
 
@@ -287,7 +287,7 @@ def check_shards(shards: Manifest) -> None:
     batches = dict.fromkeys(("hot_only", "mixed", "evaluation"), 0)
     samples = dict(batches)
     for entry in shards.files:
-        facts = ShardFacts.of(shards, entry)
+        facts = shards.facts_of(ShardFacts, entry)
         wanted = -(-entry.num_samples // size)
         if facts.num_batches != wanted:
             raise ManifestError(
@@ -312,7 +312,7 @@ def check_shards(shards: Manifest) -> None:
 def mixed_files(shards: Manifest) -> Iterator[tuple[FileEntry, list[int]]]:
     """Yield the files with mixed batches, and which of their batches these are."""
     for entry in shards.files:
-        facts = ShardFacts.of(shards, entry)
+        facts = shards.facts_of(ShardFacts, entry)
         if facts.kind == "mixed":
             hot_only = set(facts.hot_only_batches or ())
             yield entry, [number for number in range(facts.num_batches) if number not in hot_only]

@@ -48,7 +48,7 @@ def check_log(file: RawFile, number: int, columns: Manifest, resources: Resource
     # The checksum is that of the whole log; parts tell where it changed.
     if checksum_of_log(file, block_bytes, resources) == wanted:
         return note_log(file, block_bytes, wanted)
-    facts = {entry.path: ColumnsFacts.of(columns, entry) for _, entry in columns.parts()}
+    facts = {entry.path: columns.facts_of(ColumnsFacts, entry) for _, entry in columns.parts()}
     where = ""
     for block, found in enumerate(_block_checksums(file, block_bytes)):
         known = facts.get(block_name(number, block))

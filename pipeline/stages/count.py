@@ -171,7 +171,7 @@ def first_of_time(columns: Manifest, sample: int) -> int:
     time = int(times[sample - first])
     position = int(np.searchsorted(times, time))
     # Samples of this time may begin in a part before it.
-    while position == 0 and number and ColumnsFacts.of(columns, parts[number - 1][1]).last_time == time:
+    while position == 0 and number and columns.facts_of(ColumnsFacts, parts[number - 1][1]).last_time == time:
         number -= 1
         first, entry = parts[number]
         position = int(np.searchsorted(_times_of(columns, entry), time))
@@ -482,7 +482,7 @@ def _count_span(
         if span in log.bases:
             before, entry = log.counted_before(span, name)
             earlier.append(_counts_of(read_batch(before, entry)))
-            num_missing += CountsFacts.of(before, entry).num_missing
+            num_missing += before.facts_of(CountsFacts, entry).num_missing
         categories, counts = tables.result(name, dtypes[name], earlier)
         is_multi_hot = name in ColumnsTotals.of(log.columns).lists
         total = num_missing + int(counts.sum()) if is_multi_hot else None

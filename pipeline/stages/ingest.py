@@ -174,7 +174,7 @@ class _Tally:
         last_time: int | None = None
         for _, entry in before.parts():
             if entry.path.startswith(f"file{number:04}-"):
-                facts = ColumnsFacts.of(before, entry)
+                facts = before.facts_of(ColumnsFacts, entry)
                 bad.update(facts.bad)
                 last_time = facts.last_time if facts.last_time is not None else last_time
         return cls(raw.num_lines, bad, known=raw.xxh3_128_of_blocks, last_time=last_time)

@@ -230,7 +230,7 @@ def rank_tables(config: RankConfig, counts: Manifest, resources: Resources) -> l
 
 def _rank_table(min_count: int, counts: Manifest, entry: FileEntry) -> RankedRuns:
     occurrences = values_of(read_batch(counts, entry).column("count"), np.int64)
-    ranked = rank_by_frequency(occurrences, CountsFacts.of(counts, entry).num_missing, min_count)
+    ranked = rank_by_frequency(occurrences, counts.facts_of(CountsFacts, entry).num_missing, min_count)
     if ranked.num_rows > _MAX_ROWS:
         name = Path(entry.path).stem
         raise ConfigError(

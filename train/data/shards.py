@@ -112,7 +112,7 @@ class Shards:
             if min(self.embedding_dim, self.batch_size, *widths) < 1:
                 raise ValueError("embedding_dim or batch_size below 1")
             self._files = [
-                ShardFile(manifest.checked_path(entry), entry, ShardFacts.of(manifest, entry))
+                ShardFile(manifest.checked_path(entry), entry, manifest.facts_of(ShardFacts, entry))
                 for entry in manifest.files
             ]
             self._training, self._evaluation = self._positions_by_kind()

@@ -156,7 +156,7 @@ def test_a_manifest_names_the_file_and_the_key_at_fault() -> None:
     with pytest.raises(ManifestError, match=r"^dir/manifest\.json is damaged: totals\.num_rows is 'many'"):
         VocabularyTotals.of(manifest)
     with pytest.raises(ManifestError, match=r"files\.a\.arrow\.batches is missing$"):
-        ShardFacts.of(manifest, manifest.files[0])
+        manifest.facts_of(ShardFacts, manifest.files[0])
 
 
 def test_totals_are_read_once() -> None:
