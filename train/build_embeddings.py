@@ -120,9 +120,7 @@ def build_groups(
     slow_tiers: Mapping[int, FileTier] | None = None,
     initial_values: Mapping[int, InitialValues] | None = None,
 ) -> list[TableGroup]:
-    """Lay out the tiers of each table group by its placement.
-
-    Their rows are not yet set.
+    """Lay out the tiers of each table group by its placement, rows unset.
 
     Args:
         placements: by embedding_dim.

@@ -50,9 +50,7 @@ from .threads import BackgroundIterator
 
 
 def read_lookups(tables: Sequence[EmbeddingTable], features: Mapping[str, Any]) -> Batch:
-    """Return the lookups of a dictionary, as `ShardDataset` hands them out.
-
-    Labels and dense features are left out.
+    """Return the lookups of a dictionary of `ShardDataset`, without labels and dense features.
 
     Args:
         tables: all tables of the shards.

@@ -162,9 +162,7 @@ def add_tiles(
     workspace_LC: NDArray[np.float32],
     sums_N: NDArray[np.float32],
 ) -> None:
-    """Add the numbers of all tiles by the binary tree.
-
-    Columns go from ``first`` up to ``stop``.
+    """Add columns ``first`` up to ``stop`` of all tiles by the binary tree.
 
     Args:
         tiles_LN: (num_tiles, num_columns).

@@ -61,9 +61,7 @@ def mask_by_relu(
 def add_bias_relu_bf16(
     outputs_TN: NDArray[np.uint16], bias_N: NDArray[np.float32], row_N: NDArray[np.uint32]
 ) -> None:
-    """Run `add_bias_relu` on bfloat16 bits.
-
-    Sums are in float32, rounded to nearest, ties to even.
+    """Run `add_bias_relu` on bfloat16 bits; float32 sums round to nearest even.
 
     Args:
         outputs_TN: (num_samples, num_outputs); the layer's product.
@@ -93,9 +91,7 @@ def mask_by_relu_bf16(
     bias_grad_N: NDArray[np.float32],
     row_N: NDArray[np.uint32],
 ) -> None:
-    """Run `mask_by_relu` on bfloat16 bits.
-
-    The gradient of the bias is summed in float32.
+    """Run `mask_by_relu` on bfloat16 bits; the bias gradient sums in float32.
 
     Args:
         grad_TN: (num_samples, num_outputs), in place.

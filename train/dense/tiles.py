@@ -251,9 +251,7 @@ class DenseTile:
         embedding_grads: Sequence[torch.Tensor],
         gradients: ParameterViews,
     ) -> float:
-        """Write the gradients of the last tile, times ``scale``; return its loss.
-
-        The loss is in nats.
+        """Write the last tile's gradients, times ``scale``; return its loss in nats.
 
         Args:
             label_T: labels.

@@ -104,9 +104,7 @@ def preset_name(model: str, embedding_dim: int) -> str:
 
 
 def preset_widths(model: str, embedding_dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the hidden widths of preset ``model``: bottom MLP, top MLP.
-
-    It may be ``auto``.
+    """Return the hidden widths of a preset or ``auto``: bottom MLP, top MLP.
 
     Raises:
         ConfigError: the preset has another embedding_dim.

@@ -123,7 +123,6 @@ class Fae(Placement):
         super().__init__(tables)
         self._in_place = BAGS_IN_PLACE if sends == "bags" else ROWS_IN_PLACE
         self.fast = Layout.of(self.no_rows, self.num_hot)
-        self.slow = Layout.of(self.no_rows, self.num_rows)
         self._is_last_hot_only = False
         """Kind of the batch planned last. A replayed order is planned ahead of the batch being computed."""
 

@@ -57,11 +57,6 @@ class Hybrid(Placement):
 
     name = "hybrid"
 
-    def __init__(self, tables: Sequence[EmbeddingTable]) -> None:
-        super().__init__(tables)
-        self.fast = Layout.of(self.no_rows, self.no_rows)
-        self.slow = Layout.of(self.no_rows, self.num_rows)
-
     def plan(self, *, is_hot_only: bool) -> StepPlan:
         return BAGS_IN_PLACE
 

@@ -144,8 +144,6 @@ class Cache(StagingPlacement):
         counts_N: NDArray[np.int64],
     ) -> None:
         super().__init__(tables, num_slots, prefetch)
-        self.fast = Layout.of(self.no_rows, self.no_rows)
-        self.slow = Layout.of(self.no_rows, self.num_rows)
         self._policy = policy
         self._warmup_ratio = warmup_ratio
         self._batches_per_item = batches_per_item
@@ -191,8 +189,6 @@ class HybridUva(StagingPlacement):
         # Slots for whatever rows a batch has. A bag may have any of its table's.
         most = [table.num_rows if table.is_multi_hot else min(table.num_rows, batch_size) for table in tables]
         super().__init__(tables, max(sum(most), 1), prefetch=0)
-        self.fast = Layout.of(self.no_rows, self.no_rows)
-        self.slow = Layout.of(self.no_rows, self.num_rows)
 
     def planner(
         self, window_bytes: int | None, location_of_row: NDArray[np.int32] | None = None

@@ -195,6 +195,9 @@ class Placement(ABC):
         self.num_rows = [table.num_rows for table in tables]
         self.num_hot = [table.num_hot for table in tables]
         self.no_rows = [0] * len(tables)
+        # Every row lives on the slow tier where a placement does not say otherwise.
+        self.fast = Layout.of(self.no_rows, self.no_rows)
+        self.slow = Layout.of(self.no_rows, self.num_rows)
 
     @abstractmethod
     def plan(self, *, is_hot_only: bool) -> StepPlan:
