@@ -55,6 +55,7 @@ from .stages.count import evaluation_bounds, grown_counts, spans_of
 from .stages.ingest import IngestConfig, continued_log, hint_for, open_log
 from .stages.pack import samples_per_file
 from .stages.shuffle import RowLayout
+from .stages.split import SplitConfig, with_bytes_of
 
 FINISHED = "finished"
 RESUMES = "will be resumed"
@@ -136,6 +137,7 @@ def _state_of(
     identity = found.sealed or found.begun
     if is_removed:
         return (AGAIN if identity is not None else MADE), ""
+    config = with_bytes_of(stage.config, folder) if isinstance(stage.config, SplitConfig) else stage.config
     # Inputs that would change are not known yet; whether all else is equal is.
     is_known = all(fingerprints[name] is not None for name in stage.inputs)
     own = [{"name": name, "fingerprint": fingerprints[name]} for name in stage.inputs]
@@ -151,7 +153,7 @@ def _state_of(
     continuation = continued_log(extend) if stage.made_by == "ingest" else None
     if stage.made_by == "count" and is_known:
         continuation = grown_counts(Manifest.read(folder.parent / "columns"), folder)
-    wanted = identity_of_run(stage.made_by, stage.version, stage.config, inputs)
+    wanted = identity_of_run(stage.made_by, stage.version, config, inputs)
     decision = decide(found, wanted, continuation)
     match decision:
         case Decision.FRESH:

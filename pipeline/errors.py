@@ -195,16 +195,18 @@ def plain_value(name: str, kinds: tuple[Any, ...], value: Any) -> Any:
     # A scalar of NumPy or torch has no dimensions.
     plain = value.item() if getattr(value, "ndim", None) == 0 else value
     choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-    if choices:
-        if not isinstance(plain, str) or plain not in choices:
-            raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {_short(plain)}")
+    if isinstance(plain, str) and plain in choices:
         return plain
+    if choices and not set(kinds) & set(_NOUNS):
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {_short(plain)}")
     if ByteSize in kinds and isinstance(plain, str):
         try:
             return parse_byte_size(plain)
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}", hint=error.hint) from error
     for kind in kinds:
+        if get_origin(kind) is Literal:
+            continue
         if get_origin(kind) is tuple:
             if isinstance(plain, list | tuple):
                 return tuple(plain_value(name, get_args(kind)[:1], each) for each in plain)
@@ -343,6 +345,10 @@ def local_path(given: str | os.PathLike[str]) -> Path:
     return Path(given)
 
 
+SizeOrAuto = ByteSize | Literal["auto"]
+"""A number of bytes, or the word for one that follows from the log."""
+
+
 def parse_byte_size(text: str) -> ByteSize:
     """Parse ``"256MiB"`` as 268435456. Raises ConfigError on anything that is not a size."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
@@ -350,6 +356,11 @@ def parse_byte_size(text: str) -> ByteSize:
     if match is None or unit is None:
         raise ConfigError(f"not a size: {text!r}", hint="write bytes as 268435456, 256MiB or 1.5GB")
     return ByteSize(float(match[1]) * unit) if "." in match[1] else ByteSize(int(match[1]) * unit)
+
+
+def parse_size_or_auto(text: str) -> SizeOrAuto:
+    """Parse a size, or ``"auto"`` as it is. Raises ConfigError on anything else."""
+    return "auto" if text == "auto" else parse_byte_size(text)
 
 
 def format_byte_size(num_bytes: float) -> str:

@@ -365,7 +365,9 @@ def remove_stale(folder: Path, *, keep_vocabulary: bool = False) -> list[Path]:
     if is_kept and not folder_exists(folder / OLD_VOCABULARY):
         rename_folder(vocabulary, OLD_VOCABULARY)
         doomed.remove(vocabulary)
-    remove_folders(doomed)
+    # The extension goes on with their settings, even where it is interrupted before it begins them again.
+    remove_folders(doomed, keeps_marks=True)
+    remove_folders([path for path in doomed if path.name == ID_MAP])
     return doomed
 
 

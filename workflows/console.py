@@ -123,17 +123,6 @@ def describe_rate(samples_per_second: float) -> str:
     return f"{round(samples_per_second, digits):,.0f} samples/s"
 
 
-def explain_all_hot(num_rows: int, num_hot_rows: int) -> str | None:
-    """Return a sentence on what it means that every row is hot; None where some are not."""
-    if num_hot_rows < num_rows:
-        return None
-    return (
-        f"All {num_rows:,} rows fit in --hot-bytes, so every row is hot and every batch is hot-only: "
-        "no row ever moves, and lookahead and cache do the same as all-fast. To try placements, lower "
-        "--hot-bytes."
-    )
-
-
 def set_verbosity(*, quiet: bool = False, verbose: bool = False) -> None:
     """Choose what appears on stderr besides errors: with ``quiet`` warnings alone, with ``verbose`` details.
 
@@ -150,6 +139,12 @@ def say(message: str) -> None:
     """Print a message on stderr, unless ``--quiet`` was given; wrapped only where that is a terminal."""
     if not _Messages.are_quiet:
         _print(Text(message))
+
+
+def say_next(arguments: str) -> None:
+    """Print the command to type next where messages go to a terminal; in one line, to be copied."""
+    if not _Messages.are_quiet and sys.stderr.isatty():
+        _print(Text(f"next: {command_prefix()} {arguments}"), soft_wrap=True)
 
 
 def message_width() -> int | None:

@@ -18,7 +18,7 @@ from ..pipeline.schema.schema_file import setting_of
 from ..pipeline.settings import Bytes, PreprocessSettings, Whole, refuse_unknown
 from ..pipeline.statistics.frequencies import QUICK, frequency_statistics
 from ..train.config import TrainConfig
-from .recipes import DEFAULT_SCHEMA, recipe_for, recipe_like
+from .recipes import default_settings
 
 if TYPE_CHECKING:
     import polars as pl
@@ -31,7 +31,7 @@ def preprocess(
     raw: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
-    schema: str | Path = DEFAULT_SCHEMA,
+    schema: str | Path | None = None,
     like: str | Path | None = None,
     extend: bool = False,
     trust_names: bool = False,
@@ -47,9 +47,11 @@ def preprocess(
     Args:
         raw: logs in order: Criteo's text, CSV or Parquet, plain, gzip or zstd.
         out: folder of all stages.
-        schema: a built-in name, or a ``.toml`` file.
+        schema: a built-in name, or a ``.toml`` file. By default the one of the folder that is extended or
+            that ``like`` names, or criteo-kaggle.
         like: folder whose vocabulary provides the ids; all samples are for evaluation then.
-        extend: where ``out`` was made from the first of these logs, read only the others.
+        extend: where ``out`` was made from the first of these logs, read only the others. Its settings are
+            the defaults.
         trust_names: take logs that were read before as unchanged where name and size are the same.
         workers: number of workers; 0 takes every core.
         memory: cap of memory, in bytes or as text ("2GiB").
@@ -67,8 +69,11 @@ def preprocess(
         ``data = hotset.preprocess("train.tsv", "data", hot_bytes="64MiB", batch_size=4096)``
     """
     logs = [raw] if isinstance(raw, str | Path) else raw
-    named = setting_of(str(schema))
-    recipe = recipe_for(named) if like is None else recipe_like(local_path(like), named)
+    recipe = default_settings(
+        None if schema is None else setting_of(str(schema)),
+        None if like is None else local_path(like),
+        local_path(out) if extend else None,
+    )
     memory_bytes = plain_value("memory", (ByteSize, type(None)), memory)
     _preprocess(
         [local_path(each) for each in logs],

@@ -38,10 +38,12 @@ from ..pipeline.errors import (
     ByteSize,
     ConfigError,
     HotsetError,
+    SizeOrAuto,
     exact_byte_size,
     format_byte_size,
     local_path,
     parse_byte_size,
+    parse_size_or_auto,
 )
 from ..pipeline.schema.schema import FeatureSettings, format_feature_settings, parse_feature_settings
 from ..train.recipe_options import parse_steps_or_time
@@ -109,6 +111,7 @@ _KINDS: dict[Any, tuple[str, Callable[[str], Any]]] = {
     str: ("STR", str),
     Path: ("PATH", local_path),
     ByteSize: ("SIZE", parse_byte_size),
+    SizeOrAuto: ("SIZE|auto", parse_size_or_auto),
     int | str: ("STEPS|TIME", parse_steps_or_time),
     FeatureSettings: ("FEATURE=N,...", parse_feature_settings),
     tuple[int, ...]: ("INT,...", parse_widths),
@@ -176,7 +179,7 @@ class Option:
     def parse(self, found: Any) -> Any:
         """Return the value of a word, of several or of a switch; raises ConfigError that names the option."""
         if not self.takes_value:
-            return self.default is not True
+            return self.name.removeprefix("--no-") != self.field.replace("_", "-")
         return tuple(map(self._parse_word, found)) if self.is_many else self._parse_word(found)
 
     def _parse_word(self, text: str) -> Any:
@@ -211,8 +214,8 @@ def list_options(kind: Any, defaults: Mapping[str, Any] | None = None, group: st
             leaf = get_args(inner)[0] if is_many else inner
             metavar = _KINDS.get(leaf, ("{" + ",".join(map(str, get_args(leaf))) + "}",))[0]
             flag = arg.name or field.name.replace("_", "-")
-            # A switch that is on by default is typed to turn it off.
-            dashed = f"--no-{flag}" if default is True else f"--{flag}"
+            # A switch that is on by default is typed to turn it off, whatever a folder or a recipe has.
+            dashed = f"--no-{flag}" if _default_of(field, {}) is True else f"--{flag}"
             found.append(
                 Option(
                     field=field.name,

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..pipeline.errors import KIB, ByteSize
-from ..pipeline.folders.manifest import Manifest
+from ..pipeline.folders.manifest import Manifest, config_of_record
+from ..pipeline.folders.resume import FolderState, read_before
 from ..pipeline.folders.totals import ColumnsSettings, ColumnsTotals
-from ..pipeline.preprocess import PreprocessConfig
-from ..pipeline.schema.schema import FeatureSettings
+from ..pipeline.preprocess import FOLDERS, OLD_VOCABULARY, PreprocessConfig
+from ..pipeline.schema.schema import NO_SETTINGS, FeatureSettings
 from ..pipeline.schema.schema_file import is_fingerprint, schema_of
 from ..pipeline.stages.count import CountConfig
 from ..pipeline.stages.ingest import IngestConfig
@@ -138,6 +140,50 @@ def recipe_like(folder: Path, schema: str | None = None) -> PreprocessConfig:
     columns, plan, shards = (Manifest.read(folder / name) for name in ("columns", "plan", "shards"))
     recipe = recipe_for(schema or setting_in(columns))
     return replace(recipe, split=plan.read_config(SplitConfig), pack=shards.read_config(PackConfig))
+
+
+def recipe_of(folder: Path, schema: str | None = None) -> PreprocessConfig:
+    """Return the settings that ``folder`` goes on with: those of its stages, finished or not.
+
+    Args:
+        folder: need not exist; a stage without a folder has the defaults of the schema.
+        schema: by default the one of the columns.
+
+    Raises:
+        ManifestError: a folder is damaged, or was written with a setting that no longer exists.
+    """
+    columns = folder / "columns"
+    known = Manifest.read_sealed(columns) or read_before(columns)
+    recipe = recipe_for(schema or (setting_in(known) if known is not None else DEFAULT_SCHEMA))
+    changed: dict[str, Any] = {}
+    for stage, name in FOLDERS.items():
+        # An extension sets the vocabulary aside; an adopted one has no settings of `rank`.
+        last = FolderState.read(folder / name).last
+        if last is None and stage == "rank":
+            last = FolderState.read(folder / OLD_VOCABULARY).last
+        if last is not None and last["stage"] == stage:
+            settings = {key: value for key, value in last["config"].items() if key != "schema"}
+            changed[stage] = config_of_record(
+                folder / name, stage, settings, partial(replace, getattr(recipe, stage))
+            )
+    recipe = replace(recipe, **changed)
+    # What peeling weighs rows by follows from their widths, which may be given anew.
+    if recipe.split.feature_dims:
+        recipe = replace(recipe, rank=replace(recipe.rank, peel_row_bytes=NO_SETTINGS))
+    return recipe
+
+
+def default_settings(schema: str | None, like: Path | None, extended: Path | None) -> PreprocessConfig:
+    """Return what `preprocess` takes where nothing is said: of another folder, of this one, or of the schema.
+
+    Args:
+        schema: as it was given.
+        like: folder whose ids are taken.
+        extended: folder that logs are added to.
+    """
+    if like is not None:
+        return recipe_like(like, schema)
+    return recipe_for(schema or DEFAULT_SCHEMA) if extended is None else recipe_of(extended, schema)
 
 
 def setting_in(columns: Manifest) -> str:

@@ -106,11 +106,12 @@ def rename_folder(folder: Path, name: str) -> None:
         os.rename(folder, renamed)
 
 
-def remove_folders(folders: Sequence[Path]) -> None:
+def remove_folders(folders: Sequence[Path], *, keeps_marks: bool = False) -> None:
     """Remove stage folders; after an interruption the next run still gives correct bytes.
 
     All are marked before any is emptied, in the order given: none is left unmarked without the folders it
-    was made from. A run that begins a marked folder empties it first.
+    was made from. A run that begins a marked folder empties it first. With ``keeps_marks`` the marks stay:
+    they have the settings of the folders.
 
     Raises:
         ManifestError: another run is writing one of the folders, or one cannot be removed.
@@ -127,8 +128,9 @@ def remove_folders(folders: Sequence[Path]) -> None:
                 mark_removed(folder)
         for folder in folders:
             with write_errors_explained(folder):
-                empty_folder(folder)
-                shutil.rmtree(folder)
+                empty_folder(folder, keeps_mark=keeps_marks)
+                if not keeps_marks:
+                    shutil.rmtree(folder)
 
 
 def mark_removed(folder: Path) -> None:
@@ -143,11 +145,12 @@ def mark_removed(folder: Path) -> None:
         mark.touch()
 
 
-def empty_folder(folder: Path) -> None:
-    """Remove what a folder marked for removal holds; the mark goes last, the locks stay."""
+def empty_folder(folder: Path, *, keeps_mark: bool = False) -> None:
+    """Remove what a folder marked for removal holds; the mark goes last if at all, the locks stay."""
     remove_children(folder, PARTIAL)
     remove_children(folder / PARTIAL, LOCK, WORKERS, REMOVED)
-    (folder / PARTIAL / REMOVED).unlink()
+    if not keeps_mark:
+        (folder / PARTIAL / REMOVED).unlink()
 
 
 DISCARDABLE = ("columns", "samples")

@@ -232,6 +232,24 @@ def check_removed_options(folder: Path, stage: str, config: Mapping[str, Any], h
             )
 
 
+def config_of_record(
+    folder: Path, stage: str, config: Mapping[str, Any], kind: Callable[..., Setting]
+) -> Setting:
+    """Return the config that ``folder`` records as ``kind``.
+
+    Raises:
+        ManifestError: the config lacks a setting, or has one that no stage writes (any more).
+    """
+    check_removed_options(folder, stage, config, hint_to_rewrite(folder))
+    try:
+        return kind(**config)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ManifestError(
+            f"{folder / MANIFEST} is damaged: its config is not one of {stage!r}: {first_line(error)}",
+            hint=hint_to_rewrite(folder),
+        ) from error
+
+
 @dataclass(frozen=True, slots=True)
 class FileEntry:
     """One file of a stage folder."""
@@ -359,15 +377,7 @@ class Manifest:
         Raises:
             ManifestError: the config lacks a setting, or has one that no stage writes (any more).
         """
-        check_removed_options(self.folder, self.stage, self.config, hint_to_rewrite(self.folder))
-        try:
-            return kind(**self.config | changes)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ManifestError(
-                f"{self.folder / MANIFEST} is damaged: its config is not one of {self.stage!r}: "
-                f"{first_line(error)}",
-                hint=hint_to_rewrite(self.folder),
-            ) from error
+        return config_of_record(self.folder, self.stage, self.config | changes, kind)
 
     def read_record(self, value: dict[str, Any], kind: type[Record], where: str) -> Record:
         """Return a part of the manifest as ``kind``; ManifestError names the key where it is none."""

@@ -92,6 +92,14 @@ def read_begun(path: Path) -> RunIdentity:
     return identity
 
 
+def _read_mark(path: Path) -> RunIdentity | None:
+    """Read the identity in a mark for removal, which was a manifest or a record; None where it has none."""
+    try:
+        return read_begun(path)
+    except ManifestError:  # the folder is removed all the same
+        return None
+
+
 def starts_with(found: Inputs, wanted: Inputs) -> bool:
     """Return whether ``wanted`` is ``found`` followed by more inputs."""
     return len(found) < len(wanted) and wanted[: len(found)] == found
@@ -256,6 +264,8 @@ class FolderState:
     """Whether the folder holds files but no trace of a run."""
     begun: RunIdentity | None = None
     """Identity of the run that an unfinished folder was last begun by."""
+    removed: RunIdentity | None = None
+    """Identity of the run that last wrote a folder that is marked for removal, where it is known."""
     before: RunIdentity | None = None
     """Identity of the run that finished a reopened folder, with fewer inputs, before it was reopened."""
     is_empty: bool = False
@@ -275,7 +285,7 @@ class FolderState:
         if (folder / MANIFEST).exists():
             return cls(folder, sealed=identity_of_manifest(Manifest.read(folder)))
         if (partial / REMOVED).exists():
-            return cls(folder, is_removed=True)
+            return cls(folder, is_removed=True, removed=_read_mark(partial / REMOVED))
         is_begun = (partial / BEGUN).exists()
         before = read_before(folder)
         holds_files = folder.exists() and any(child != partial for child in folder.iterdir())
@@ -287,6 +297,11 @@ class FolderState:
             before=identity_of_manifest(before) if before is not None else None,
             is_empty=before is None and not holds_files,
         )
+
+    @property
+    def last(self) -> RunIdentity | None:
+        """Identity of the run that last wrote the folder, finished or not."""
+        return self.sealed or self.begun or self.before or self.removed
 
     @property
     def is_unfinished(self) -> bool:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ...stats.id_tables import build_id_table, find_ids
 from ...stats.ranking.ranking import (
     RankedRuns,
+    bytes_of_prefix_serving,
     expand_runs,
     levels_of_prefixes,
     num_hot_of_tables,
@@ -244,6 +245,10 @@ class HotOrder:
     def num_hot(self, budget_bytes: int) -> tuple[list[int], int]:
         """Hot rows of each table under a budget, and of all."""
         return num_hot_of_tables(self._rows_of, self._num_rows, self._row_bytes, budget_bytes)
+
+    def bytes_serving(self, counts: Sequence[NDArray[np.int64]], percent: int) -> int:
+        """Bytes of the first rows that serve ``percent`` of all lookups; ``counts``: of each table's rows."""
+        return bytes_of_prefix_serving(self._rows_of, self._num_rows, self._row_bytes, counts, percent)
 
 
 Levels = list[NDArray[np.uint8]]

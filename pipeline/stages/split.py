@@ -20,9 +20,10 @@ import numpy as np
 import pyarrow as pa
 
 from ...stats.ranking.row_bytes import row_bytes
-from ..errors import MIB, ByteSize, check_fields, require_at_least, require_at_most
+from ..errors import GIB, KIB, ByteSize, SizeOrAuto, check_fields, require_at_least, require_at_most
 from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.output import Output, input_of
+from ..folders.resume import FolderState
 from ..folders.totals import (
     MOST_FLOATS,
     CalibrationInfo,
@@ -38,13 +39,16 @@ from ..formats.ids import PartIds
 from ..runtime.memory import check_cap
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, run_tasks
 from ..schema.schema import NO_SETTINGS, FeatureSettings, check_settings, numbers_of
-from .row_order import HotOrder
+from .row_order import HotOrder, read_tables
 
 CALIBRATION_ROW_BYTES = 40
 """Bytes that FAE's modes take for each row of a vocabulary: the order of every table by exact counts or its
 counters by first appearance, levels, and three arrays of the largest table."""
 VERSION = 1
-_HOT_BYTES = ByteSize(256 * MIB)
+AUTO_PERCENT = 90
+"""Lookups of the training part that hot rows serve where their bytes are ``auto``."""
+MOST_AUTO_BYTES = ByteSize(4 * GIB)
+"""Bound of ``auto``: a constant, so that the bytes of a folder do not depend on the machine."""
 _TAG_BYTES = 2
 """Bytes of a sample's tag: as it is found, and as it is written."""
 
@@ -53,8 +57,9 @@ _TAG_BYTES = 2
 class SplitConfig:
     """The settings of the split stage; part of its fingerprint."""
 
-    hot_bytes: ByteSize = _HOT_BYTES
-    """Fast memory for the hot rows of all tables with their optimizer state."""
+    hot_bytes: SizeOrAuto = "auto"
+    """Fast memory for the hot rows of all tables with their optimizer state. auto takes what the folder has
+    already; for a new one the rows that serve 90% of the training lookups, at most 4GiB."""
 
     mode: Literal["budget", "fae-paper", "fae-code"] = "budget"
     """How hot rows are chosen. budget fills --hot-bytes exactly, in the order of ids. fae-paper takes the
@@ -76,7 +81,8 @@ class SplitConfig:
         check_fields(self)
         # A manifest has lists.
         object.__setattr__(self, "feature_dims", FeatureSettings(self.feature_dims))
-        require_at_least("hot_bytes", self.hot_bytes, 0)
+        if self.hot_bytes != "auto":
+            require_at_least("hot_bytes", self.hot_bytes, 0)
         # Readers take rows that are wider for damage.
         require_at_least("embedding_dim", self.embedding_dim, 1)
         require_at_most("embedding_dim", self.embedding_dim, MOST_FLOATS)
@@ -100,6 +106,7 @@ def split(
     ranked = VocabularyTotals.of(vocabulary)
     names = [table.name for table in ranked.tables]
     dims = dims_of(config, names)
+    config = with_bytes(with_bytes_of(config, out), vocabulary)
     # What may be refused is tried before the folder is begun: the cap, and the budget by FAE's modes.
     chosen = None if is_sealed(out) else check_split(config, vocabulary, samples, resources)
     output = Output.begin("split", VERSION, config, [input_of(vocabulary), input_of(samples)], out)
@@ -156,15 +163,33 @@ def check_split(
     Returns:
         The hot rows of each table, which are tried on the way; and the calibration of FAE's modes.
     """
+    budget_bytes = with_bytes(config, vocabulary).hot_bytes
+    assert budget_bytes != "auto"
     ranked = VocabularyTotals.of(vocabulary)
     needed = needed_bytes(config, ranked.num_rows, samples, resources.workers)
     check_cap("split", resources, needed)
     widths = bytes_of_rows(config, [table.name for table in ranked.tables])
     if config.mode == "budget":
-        return HotOrder(vocabulary, widths).num_hot(config.hot_bytes)[0], None
+        return HotOrder(vocabulary, widths).num_hot(budget_bytes)[0], None
     from .orders import calibrate
 
-    return calibrate(config.mode, vocabulary, widths, config.hot_bytes)
+    return calibrate(config.mode, vocabulary, widths, budget_bytes)
+
+
+def with_bytes_of(config: SplitConfig, folder: Path) -> SplitConfig:
+    """Return ``config`` with the bytes that a plan in ``folder`` names, where its own are ``auto``."""
+    last = FolderState.read(folder).last
+    found = last["config"].get("hot_bytes") if last is not None and last["stage"] == "split" else None
+    return replace(config, hot_bytes=found) if config.hot_bytes == "auto" and found is not None else config
+
+
+def with_bytes(config: SplitConfig, vocabulary: Manifest) -> SplitConfig:
+    """Return ``config`` with the bytes that ``auto`` stands for with this vocabulary, in whole KiB."""
+    if config.hot_bytes != "auto":
+        return config
+    widths = bytes_of_rows(config, [table.name for table in VocabularyTotals.of(vocabulary).tables])
+    found = HotOrder(vocabulary, widths).bytes_serving(read_tables(vocabulary, "count"), AUTO_PERCENT)
+    return replace(config, hot_bytes=min(MOST_AUTO_BYTES, ByteSize(-(-found // KIB) * KIB)))
 
 
 def needed_bytes(config: SplitConfig, num_rows: int, samples: Manifest, workers: int) -> int:

@@ -247,6 +247,46 @@ def num_hot_of_tables(
     return rows_of(longest), longest
 
 
+def bytes_of_prefix_serving(
+    rows_of: RowsOfPrefix,
+    num_rows: int,
+    row_bytes: Sequence[int],
+    counts: Sequence[NDArray[np.int64]],
+    percent: int,
+) -> int:
+    """Return the bytes of the shortest prefix of the order over all tables that serves some lookups.
+
+    Args:
+        rows_of: rows of each table in a prefix.
+        num_rows: of all tables.
+        row_bytes: per table, bytes of a row with its optimizer state.
+        counts: per table (num_rows,), lookups of each row.
+        percent: the least share of all lookups, in whole percent, 1 to 100.
+
+    Returns:
+        Bytes of the rows, 0 where there are no lookups. Exact.
+    """
+    total = sum(int(table.sum()) for table in counts)
+    # The prefix `short` serves too little, `enough` does not. Each step counts the rows from `short` to the
+    # middle, half of what is left: all steps together read a row once.
+    short = 0
+    enough = num_rows if total else 0
+    served = 0
+    rows = [0] * len(counts)
+    while enough - short > 1:
+        middle = (short + enough) // 2
+        reached = rows_of(middle)
+        parts = zip(counts, rows, reached, strict=True)
+        more = sum(int(table[start:stop].sum()) for table, start, stop in parts)
+        if 100 * (served + more) >= percent * total:
+            enough = middle
+        else:
+            short = middle
+            served += more
+            rows = reached
+    return sum(number * width for number, width in zip(rows_of(enough), row_bytes, strict=True))
+
+
 @kernel
 def largest_ids(ids: NDArray[np.int32], largest: NDArray[np.uint32]) -> None:
     """Raise ``largest``, (num_features,), to the largest of ``ids``, (num_samples, num_features).

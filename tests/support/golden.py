@@ -65,6 +65,7 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "criteo fae-code": ("--rank-by", "sampled", "--sampling-seed", "5", "--mode", "fae-code"),
     "criteo dims": ("--feature-dims", "C3=8,C5=32", "--embedding-optimizer", "adam", "--hot-bytes", "100KiB"),
+    "criteo auto": ("--hot-bytes", "auto", "--min-count", "3"),
     "table": ("--eval-fraction", "0.2"),
     "lists": ("--eval-fraction", "0.2", "--feature-min-counts", "tags=2"),
 }

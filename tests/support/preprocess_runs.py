@@ -53,7 +53,7 @@ def assert_equals_naive_run(
     """Hold every folder against the naive run."""
     made = {name: Manifest.read(folder / name) for name in FOLDERS.values()}
     naive = naive_log(
-        samples, num_train, min_count=config.rank.min_count, num_hot_rows=config.split.hot_bytes // 32
+        samples, num_train, min_count=config.rank.min_count, num_hot_rows=int(config.split.hot_bytes) // 32
     )
     assert rows_of(made["vocabulary"]) == naive.tables
     assert ids_of(made["samples"]) == naive.ids

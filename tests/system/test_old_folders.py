@@ -109,6 +109,21 @@ def test_a_folder_is_extended(old: Path) -> None:
     assert {path: (old / "data" / path).read_bytes() for path in fresh} == fresh
 
 
+def test_a_folder_is_extended_with_its_own_settings(old: Path) -> None:
+    logs = ("day0.csv", "day1.csv", "--schema", "log.toml")
+    assert main(["preprocess", *logs, "--out", "fresh", *PREPARED, "-q"]) == 0
+    assert main(["preprocess", "day0.csv", "day1.csv", "--out", "data", "--extend", "-q"]) == 0
+    fresh = {path.relative_to(old / "fresh"): path.read_bytes() for path in (old / "fresh").rglob("*.arrow")}
+    assert {path: (old / "data" / path).read_bytes() for path in fresh} == fresh
+
+
+def test_a_folder_goes_on_with_its_hot_bytes(old: Path) -> None:
+    settings = ("--embedding-dim", "4", "--batch-size", "16")
+    shutil.rmtree(old / "data/shards")
+    assert main(["preprocess", "day0.csv", "--schema", "log.toml", "--out", "data", *settings, "-q"]) == 0
+    assert Manifest.read(old / "data/plan").config["hot_bytes"] == 1024
+
+
 def test_an_unfinished_run_is_resumed(old: Path) -> None:
     assert (old / "unfinished/checkpoints/step-000000012.json").exists()
     call = ["train", "data", *SMALL, "--checkpoint-every", "6", "-q", "--out"]

@@ -17,7 +17,7 @@ from rich.progress import Task, TaskID
 
 from hotset.tests.support.terminal import run_in_terminal
 from hotset.workflows import progress_columns
-from hotset.workflows.console import TextTable, describe_rate, explain_all_hot, print_table, say_error
+from hotset.workflows.console import TextTable, describe_rate, print_table, say_error
 from hotset.workflows.progress_columns import Bars, Speed, rate_of
 
 _TWO_STAGES = """
@@ -372,13 +372,3 @@ def test_every_command_of_a_hint_is_one_that_this_shell_finds(
     say_error("it is damaged", "`rm -r d/shards && hotset pack d` writes it again")
     hint = capsys.readouterr().err.splitlines()[1]
     assert hint == "hint: `rm -r d/shards && /opt/env/bin/hotset pack d` writes it again"
-
-
-@pytest.mark.parametrize(("num_rows", "num_hot"), [(10, 9), (10, 0), (1, 0)])
-def test_nothing_is_explained_where_a_row_is_cold(num_rows: int, num_hot: int) -> None:
-    assert explain_all_hot(num_rows, num_hot) is None
-
-
-def test_that_every_row_is_hot_is_explained_with_what_to_do() -> None:
-    said = explain_all_hot(12_345, 12_345)
-    assert said and said.startswith("All 12,345 rows fit in --hot-bytes") and "lower --hot-bytes" in said

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,24 @@ def test_settings_are_those_of_the_stages(data: Path) -> None:
     }
     assert found["counts"]["eval_fraction"] == 0.2 and found["vocabulary"]["min_count"] == 2
     assert found["plan"]["hot_bytes"] == 16384 and found["shards"]["batch_size"] == 32
+
+
+def test_auto_is_a_size_too(data: Path, tmp_path: Path) -> None:
+    either: list[dict[str, Any]] = [{}, {"hot_bytes": "auto"}]
+    found = [
+        hotset.preprocess(data.parent / "log.tsv", tmp_path / str(number), workers=1, **settings)
+        for number, settings in enumerate(either)
+    ]
+    sizes = {Manifest.read(each / "plan").config["hot_bytes"] for each in found}
+    assert len(sizes) == 1 and sizes.pop() > 0
+
+
+def test_an_extension_keeps_the_settings_of_the_folder(data: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(data, tmp_path / "data")
+    more = shutil.copy(data.parent / "log.tsv", tmp_path / "more.tsv")
+    hotset.preprocess([data.parent / "log.tsv", more], out, extend=True, workers=1)
+    assert Manifest.read(out / "plan").config["hot_bytes"] == 16384
+    assert Manifest.read(out / "vocabulary").config["min_count"] == 2
 
 
 def test_another_log_gets_the_ids_of_the_first(data: Path, tmp_path: Path) -> None:

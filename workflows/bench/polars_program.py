@@ -137,7 +137,7 @@ def polars_settings(recipe: PreprocessConfig) -> dict[str, Any]:
     """Return the settings of a recipe that change the work; file formats and seals are left out."""
     split = recipe.split
     return {
-        "hot_rows": split.hot_bytes // row_bytes(split.embedding_dim, split.embedding_optimizer),
+        "hot_rows": int(split.hot_bytes) // row_bytes(split.embedding_dim, split.embedding_optimizer),
         "eval_fraction": recipe.count.eval_fraction,
         "batch_size": recipe.pack.batch_size,
         "seed": recipe.pack.seed,

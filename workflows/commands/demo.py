@@ -273,5 +273,5 @@ def _next_commands(options: DemoCommand) -> list[str]:
         f"{hotset} stats {data}",
         f"{hotset} train {data} --placement hybrid-dedup --out {folder}/runs/hybrid-dedup",
         f"{hotset} evaluate {folder}/runs/lookahead {data}",
-        f"{hotset} preprocess YOUR-LOG.tsv.gz --schema {schema} --hot-bytes 256MiB --out DIR",
+        f"{hotset} preprocess YOUR-LOG.tsv.gz --schema {schema} --out DIR",
     ]

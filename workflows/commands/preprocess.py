@@ -7,6 +7,7 @@ another folder. So each parser here finds the defaults first and then parses onc
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,10 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from rich.console import Console
 from rich.table import Table
 
-from ...pipeline.errors import ByteSize, format_byte_size
+from ...pipeline.errors import ByteSize, exact_byte_size, format_byte_size
 from ...pipeline.folders.disk import durable_files
 from ...pipeline.folders.manifest import MANIFEST, Manifest, is_sealed
-from ...pipeline.folders.totals import ColumnsSettings, IdMapTotals, ShardsTotals
+from ...pipeline.folders.totals import ColumnsSettings, IdMapTotals, PlanSettings, ShardsTotals
 from ...pipeline.preprocess import (
     CONFIGS,
     FOLDERS,
@@ -40,15 +41,16 @@ from ...pipeline.runtime.memory import default_memory_bytes
 from ...pipeline.runtime.tasks import EngineName, Resources, num_workers, use_engine
 from ...pipeline.schema.schema_file import setting_of
 from ...pipeline.stages.ingest import IngestConfig, ingest, ingest_identity, workers_for
+from ...pipeline.stages.split import AUTO_PERCENT, MOST_AUTO_BYTES
 from ..command_list import STAGE_INTERRUPTED, Command
 from ..console import (
     describe_rate,
-    explain_all_hot,
     message_width,
     print_json,
     print_line,
     progress_bars,
     say,
+    say_next,
     stdout_console,
 )
 from ..options import (
@@ -63,7 +65,7 @@ from ..options import (
     values_of,
 )
 from ..recipe_file import with_recipe
-from ..recipes import DEFAULT_SCHEMA, recipe_for, recipe_like
+from ..recipes import DEFAULT_SCHEMA, default_settings, recipe_for
 
 if TYPE_CHECKING:
     from ...pipeline.dry_run import RunEstimate
@@ -122,9 +124,9 @@ class PreprocessCommand(Command, PreprocessConfig):
     """Delete this stage and the later ones, then run."""
 
     extend: bool = False
-    """Add the last of these logs to a DIR that was written from the first ones. Only the new logs are read
-    and counted; ids and everything that depends on them are rebuilt. DIR/id_map then says which id each row
-    of the old vocabulary has now, so that a trained model can continue."""
+    """Add the last of these logs to a DIR that was written from the first ones, whose settings it keeps. Only
+    the new logs are read and counted; ids and everything that depends on them are rebuilt. DIR/id_map then
+    says which id each row of the old vocabulary has now, so that a trained model can continue."""
 
     trust_names: bool = False
     """Take logs that were read before as unchanged where name and size are the same. By default they are read
@@ -147,13 +149,13 @@ class PreprocessCommand(Command, PreprocessConfig):
 
     @classmethod
     def parse(cls, command: str, arguments: Sequence[str]) -> PreprocessCommand:
-        """Parse the arguments of ``hotset preprocess``; ``--like`` and ``--schema`` set the defaults."""
+        """Parse the arguments of ``hotset preprocess``; other folders and ``--schema`` set the defaults."""
         arguments = with_recipe("preprocess", arguments)
         found, others = find_options(arguments, "--like", "--schema")
-        # These two decide the defaults of all other options, so they are read before those.
+        # These decide the defaults of all other options, so they are read before those.
         schema = setting_of(found["--schema"]) if "--schema" in found else None
         like = Path(found["--like"]) if "--like" in found else None
-        recipe = recipe_for(schema or DEFAULT_SCHEMA) if like is None else recipe_like(like, schema)
+        recipe = default_settings(schema, like, _extended(others))
         stages = {stage: getattr(recipe, stage) for stage in FOLDERS}
         return parse_options(cls, others, command="preprocess", defaults={"like": like, **stages})
 
@@ -167,6 +169,8 @@ class PreprocessCommand(Command, PreprocessConfig):
         def report_stage(report: StageReport) -> None:
             reports.append(report)
             say(describe_stage(report, message_width()))
+            if report.stage == "split" and self.split.hot_bytes == "auto" and not report.was_sealed:
+                say(describe_auto(report.manifest))
 
         with _running(self.run) as resources:
             # Nothing is deleted before all options are known to be valid.
@@ -196,13 +200,22 @@ class PreprocessCommand(Command, PreprocessConfig):
             print_json({"stages": stages, "dir": str(self.out)} | shards.totals)
         else:
             print_line(stdout_console(), f"{self.out}: {describe_shards(shards)}")
-            totals = ShardsTotals.of(shards)
-            # A log that is only evaluated has nothing to place.
-            is_trained = totals.samples.hot_only + totals.samples.mixed > 0
-            all_hot = explain_all_hot(totals.num_rows, totals.num_hot_rows) if is_trained else None
-            if all_hot:
-                say(all_hot)
+            self._say_next(ShardsTotals.of(shards))
         return 0
+
+    def _say_next(self, totals: ShardsTotals) -> None:
+        """Print what the shards are for."""
+        out = shlex.quote(str(self.out))
+        # A log that is only evaluated has nothing to place.
+        if totals.samples.hot_only + totals.samples.mixed == 0:
+            say_next(f"evaluate RUN {out}")
+            return
+        if totals.num_hot_rows == totals.num_rows:
+            say(
+                f"note: all {totals.num_rows:,} rows fit in --hot-bytes, so placements make no difference; "
+                "--redo split --hot-bytes auto takes those of 90% of the lookups"
+            )
+        say_next(f"train {out} --out RUN")
 
     def _dry_run(self) -> int:
         # A run starts sooner without what estimates one.
@@ -258,7 +271,8 @@ class IngestOptions(Command):
     def parse(cls, command: str, arguments: Sequence[str]) -> Any:
         """Parse the arguments of ``hotset ingest``."""
         found, others = find_options(_with_bare_redo("ingest", arguments), "--schema")
-        recipe = recipe_for(setting_of(found.get("--schema", DEFAULT_SCHEMA)))
+        schema = setting_of(found["--schema"]) if "--schema" in found else None
+        recipe = default_settings(schema, None, _extended(others))
         return parse_options(cls, others, command="ingest", defaults=values_of(recipe.ingest))
 
     def execute(self) -> int:
@@ -319,7 +333,15 @@ class StageOptions(Command):
             started = time.perf_counter()
             folder = run_stage(self.stage, config, self.dir, resources)
             seconds = time.perf_counter() - started
+        if getattr(config, "hot_bytes", None) == "auto" and not was_sealed:
+            say(describe_auto(folder))
         return _finish(self.stage, folder, seconds, as_json=self.run.json, was_sealed=was_sealed)
+
+
+def _extended(arguments: Sequence[str]) -> Path | None:
+    """Return the DIR that the arguments extend; None where they extend none."""
+    found, others = find_options(arguments, "--out")
+    return Path(found["--out"]) if "--extend" in others and "--out" in found else None
 
 
 def _with_bare_redo(stage: str, arguments: Sequence[str]) -> list[str]:
@@ -446,6 +468,17 @@ def describe_stage(report: StageReport, width: int | None = None) -> str:
         for name in (folder, folder.name)
     )
     return line if width is None or len(line) <= width else shorter
+
+
+def describe_auto(plan: Manifest) -> str:
+    """Return one line: the bytes that ``--hot-bytes auto`` stands for in a plan."""
+    found = PlanSettings.of(plan).hot_bytes
+    why = (
+        f"the rows that serve {AUTO_PERCENT}% of the training lookups"
+        if found < MOST_AUTO_BYTES
+        else "the most it takes"
+    )
+    return f"--hot-bytes auto is {exact_byte_size(found)}: {why}"
 
 
 def describe_shards(shards: Manifest) -> str:

@@ -17,7 +17,6 @@ from ...pipeline.statistics.traffic import exchange_of_ranks
 from ..command_list import JsonCommand
 from ..console import (
     TextTable,
-    explain_all_hot,
     print_json,
     print_line,
     print_table,
@@ -118,11 +117,7 @@ def _show_split(statistics: dict[str, Any], console: Console) -> None:
             f"{batches['mixed']:,} mixed, {batches['evaluation']:,} for evaluation"
         )
     print_line(console, f"{line}.")
-    # What a reader may wonder about: that nothing moves, what sampling lost, what has no id.
-    chosen = [budget for budget in statistics.get("budgets", []) if budget["is_chosen"]]
-    all_hot = explain_all_hot(statistics["num_rows"], chosen[0]["num_hot_rows"]) if chosen else None
-    if all_hot:
-        print_line(console, all_hot)
+    # What a reader may wonder about: what sampling lost, what has no id.
     if statistics["calibration"]:
         print_line(console, _describe_calibration(statistics, statistics["calibration"]))
     share = statistics["oov"]["evaluation_share"]

@@ -168,8 +168,9 @@ def test_the_state_of_an_unfinished_folder_is_read_from_its_marks(tmp_path: Path
     assert FolderState.read(folder) == FolderState(folder, begun=TWO)
     (folder / "note").unlink()
     assert FolderState.read(folder) == FolderState(folder, begun=TWO, is_empty=True)
-    write_json(folder / PARTIAL / REMOVED, {})
-    assert FolderState.read(folder) == FolderState(folder, is_removed=True)
+    for mark, removed in (({}, None), (TWO, TWO)):
+        write_json(folder / PARTIAL / REMOVED, mark)
+        assert FolderState.read(folder) == FolderState(folder, is_removed=True, removed=removed)
     assert FolderState.read(folder).is_unfinished and not (folder / MANIFEST).exists()
 
 

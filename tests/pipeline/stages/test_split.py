@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.pipeline.errors import MIB, ByteSize, ConfigError, MemoryCapError
+from hotset.pipeline.errors import MIB, ByteSize, ConfigError, ManifestError, MemoryCapError
 from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.folders.resume import identity_of_manifest
 from hotset.pipeline.preprocess import PreprocessConfig
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.schema.schema import FeatureSettings
+from hotset.pipeline.stages import split as split_stage
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.split import SplitConfig, needed_bytes, split
 from hotset.tests.support.logs.criteo_text import SCHEMA, Sample
@@ -108,6 +111,47 @@ def test_rows_of_several_widths_fill_the_budget_by_lookups_per_byte(
     assert found == {"C3": (4, 16), "C7": (64, 256)} and plan.totals["row_bytes"] == 64
     is_hot = [all(i < n for i, n in zip(ids, num_hot, strict=True)) for ids in naive.ids]
     assert tags_of(plan) == is_hot
+
+
+def bytes_of_most_lookups(log: list[Sample], row_bytes: int) -> int:
+    """Return the bytes of the rows that serve 90% of the lookups, counted one by one, in whole KiB."""
+    naive = naive_log(log, NUM_TRAIN, min_count=1, num_hot_rows=0)
+    counts = sorted((count for table in naive.tables for _, count in table), reverse=True)
+    num_rows = next(n for n in range(len(counts) + 1) if 10 * sum(counts[:n]) >= 9 * sum(counts))
+    return -(-num_rows * row_bytes // 1024) * 1024
+
+
+@pytest.mark.parametrize(("optimizer", "row_bytes"), [("sgd", 64), ("adagrad", 128)])
+def test_auto_is_the_rows_that_serve_most_lookups_and_the_plan_says_how_many_bytes(
+    tmp_path: Path, encoded: Path, log: list[Sample], optimizer: Any, row_bytes: int
+) -> None:
+    wanted = bytes_of_most_lookups(log, row_bytes)
+    plan = split_in(encoded, tmp_path / "auto", SplitConfig(embedding_optimizer=optimizer))
+    assert plan.config["hot_bytes"] == wanted
+    named = SplitConfig(hot_bytes=ByteSize(wanted), embedding_optimizer=optimizer)
+    assert split_in(encoded, tmp_path / "named", named).fingerprint == plan.fingerprint
+    assert 0 < plan.totals["num_hot_rows"] < plan.totals["num_rows"]
+
+
+def test_auto_takes_no_more_than_a_constant(
+    tmp_path: Path, encoded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert split_stage.MOST_AUTO_BYTES == 4 * 2**30
+    monkeypatch.setattr(split_stage, "MOST_AUTO_BYTES", ByteSize(2048))
+    assert split_in(encoded, tmp_path / "plan", SplitConfig()).config["hot_bytes"] == 2048
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_auto_is_what_the_folder_has_already(tmp_path: Path, encoded: Path, is_finished: bool) -> None:
+    out = tmp_path / "plan"
+    before = split_in(encoded, out, SplitConfig(hot_bytes=ByteSize(3000)))
+    if not is_finished:
+        (out / ".partial").mkdir()
+        (out / ".partial/begun.json").write_text(json.dumps(identity_of_manifest(before)))
+        (out / "manifest.json").unlink()
+    assert split_in(encoded, out, SplitConfig()).fingerprint == before.fingerprint
+    with pytest.raises(ManifestError, match="hot_bytes = 3000, now 4000"):
+        split_in(encoded, out, SplitConfig(hot_bytes=ByteSize(4000)))
 
 
 def test_a_width_for_no_feature_is_refused(tmp_path: Path, encoded: Path) -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hotset.pipeline.errors import ConfigError, ManifestError
+from hotset.pipeline.errors import ByteSize, ConfigError, ManifestError
 from hotset.pipeline.folders.totals import ColumnsTotals, RawLog
 from hotset.pipeline.preprocess import PreprocessConfig
 from hotset.pipeline.stages.count import CountConfig
 from hotset.pipeline.stages.rank import RankConfig
+from hotset.pipeline.stages.split import SplitConfig
 from hotset.pipeline.statistics.folder import (
     MISSING,
     OOV,
@@ -96,7 +97,11 @@ def log(rng: np.random.Generator) -> list[Sample]:
 
 
 def table_of(folder: Path, log: list[Sample], feature: str, *, stage: str = "rank") -> TableRows:
-    config = PreprocessConfig(count=CountConfig(eval_fraction=0.2), rank=RankConfig(min_count=2))
+    config = PreprocessConfig(
+        count=CountConfig(eval_fraction=0.2),
+        rank=RankConfig(min_count=2),
+        split=SplitConfig(hot_bytes=ByteSize(1 << 20)),
+    )
     run_to(stage, folder, log, config)
     return open_table(folder, feature)
 

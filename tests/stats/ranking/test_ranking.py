@@ -28,6 +28,7 @@ from hotset.stats.ranking.ranking import (
     ProfiledTable,
     RankedRuns,
     add_drawn,
+    bytes_of_prefix_serving,
     draw_chunks,
     draw_samples,
     estimate_bytes,
@@ -247,6 +248,33 @@ def test_hot_rows_are_the_longest_prefix_that_fits(
     row_bytes = widths[: len(places)]
     found = num_hot_of_tables(prefixes_of_places(places), len(order), row_bytes, budget_bytes)
     assert found == naive_num_hot(places, row_bytes, budget_bytes)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    tables=st.lists(st.lists(st.integers(0, 9) | st.just(2**50), max_size=12), max_size=4),
+    widths=st.lists(st.integers(1, 90), min_size=4, max_size=4),
+    percent=st.integers(1, 100),
+    seed=st.integers(0, 5),
+)
+def test_the_bytes_of_some_lookups_are_those_of_the_shortest_prefix_that_serves_them(
+    tables: list[list[int]], widths: list[int], percent: int, seed: int
+) -> None:
+    counts = [np.array(rows, np.int64) for rows in tables]
+    num_rows = sum(map(len, tables))
+    # In any order of rows, as peeling has one.
+    owner = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(tables)), [*map(len, tables)]))
+    rows_of = prefixes_of_places([np.flatnonzero(owner == table) for table in range(len(tables))])
+    taken = [0] * len(tables)
+    num_bytes = served = 0
+    for table in owner:
+        if 100 * served >= percent * sum(map(sum, tables)):
+            break
+        served += tables[table][taken[table]]
+        num_bytes += widths[table]
+        taken[table] += 1
+    found = bytes_of_prefix_serving(rows_of, num_rows, widths[: len(tables)], counts, percent)
+    assert found == num_bytes
 
 
 def skewed_ids(num_samples: int, num_features: int, rng: np.random.Generator) -> NDArray[np.int32]:

@@ -164,7 +164,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_the_defaults_are_written_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     text = printed(capsys)
     found = tomllib.loads(text)
-    assert found["train"]["placement"] == "lookahead" and found["preprocess"]["hot_bytes"] == "256MiB"
+    assert found["train"]["placement"] == "lookahead" and found["preprocess"]["hot_bytes"] == "auto"
     assert "# embedding_lr is not set\n" in text
     (tmp_path / "recipe.toml").write_text(text)
     assert printed(capsys, tmp_path / "recipe.toml") == text

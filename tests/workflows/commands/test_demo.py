@@ -47,7 +47,7 @@ def test_a_log_of_another_schema_is_shown_too(tmp_path: Path, capsys: pytest.Cap
     shown = capsys.readouterr().out
     # One vector of 16 floats for each of three lookups of a training sample, four fifths of the 499 rows.
     assert "hybrid, with every row in host memory, would move 75 KiB." in shown
-    assert f"--schema {schema} --hot-bytes" in shown
+    assert f"--schema {schema} --out" in shown
     # Without lines there are no first ones, and without a log there is nothing to describe.
     log.write_bytes(b"PAR1" + bytes(100))
     assert main([*arguments, "--samples", "500"]) == 1

@@ -11,13 +11,15 @@ import shutil
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from hotset.pipeline import preprocess as stages
 from hotset.pipeline.dry_run import FINISHED, MADE, REFUSED, RunEstimate, estimate_run
-from hotset.pipeline.errors import ConfigError, format_byte_size
+from hotset.pipeline.errors import ConfigError, exact_byte_size, format_byte_size
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.preprocess import StageReport
 from hotset.pipeline.stages.other_vocabulary import map_ids
@@ -59,6 +61,102 @@ def test_other_settings_are_refused_and_redo_rebuilds_the_stage(
     assert "min_count = 1, now 3" in capsys.readouterr().err
     assert main(["rank", str(tmp_path / "out"), "--min-count", "3", "--redo"]) == 0
     assert not (tmp_path / "out" / "shards").exists()
+
+
+def test_what_auto_stands_for_is_printed_once(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    call = ["preprocess", str(log), "--out", str(out)]
+    assert main(call) == 0
+    size = exact_byte_size(Manifest.read(out / "plan").config["hot_bytes"])
+    line = f"--hot-bytes auto is {size}: the rows that serve 90% of the training lookups\n"
+    assert capsys.readouterr().err.count(line) == 1
+    # It is in the folder from then on, under either name, and for a dry run.
+    for again in (call, [*call, "--hot-bytes", "auto"], [*call, "--hot-bytes", size], ["split", str(out)]):
+        assert main(again) == 0
+        said = capsys.readouterr()
+        assert "auto is" not in said.err and "already done" in said.err + said.out
+    assert main([*call, "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("finished") == 6
+    assert main(["split", str(out), "--redo", "--hot-bytes", "auto"]) == 0
+    assert line in capsys.readouterr().err
+
+
+def test_a_folder_goes_on_with_the_number_of_its_plan(log: Path, data: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(data, tmp_path / "out")
+    shutil.rmtree(out / "shards")
+    assert main(["preprocess", str(log), "--out", str(out), "--batch-size", "128"]) == 0
+    assert (out / "shards/manifest.json").read_bytes() == (data / "shards/manifest.json").read_bytes()
+
+
+@pytest.mark.parametrize("is_auto", [False, True])
+def test_that_every_row_is_hot_is_one_note_with_a_way_out(
+    is_auto: bool, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = ["preprocess", str(log), "--out", str(tmp_path), *([] if is_auto else ["--hot-bytes", "256MiB"])]
+    assert main(call) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "rows fit in --hot-bytes" in line]
+    assert len(said) == (not is_auto)
+    if said:
+        assert said[0].startswith("note: all ") and "--redo split --hot-bytes auto" in said[0]
+        assert main([*call[:4], "--redo", "split", "--hot-bytes", "auto"]) == 0
+        assert "rows fit" not in capsys.readouterr().err
+
+
+KEPT = ("--hot-bytes", "20KiB", "--min-count", "2", "--eval-fraction", "0.2", "--batch-size", "32")
+"""Settings of a folder that differ from the defaults, of all stages but one."""
+MORE_KEPT = ("--seed", "3", "--embedding-dim", "8", "--on-bad-line", "skip:0.01", "--valid-fraction", "0.1")
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and "id_map" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+@pytest.mark.parametrize("killed_at", [None, "rank", "split", "pack"])
+def test_an_extension_keeps_the_settings_of_the_folder(
+    killed_at: str | None, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = tmp_path / "second.tsv"
+    second.write_bytes(text_of(draw_samples(200, np.random.default_rng(5))))
+    logs = ["preprocess", str(log), str(second), "-q", "--out"]
+    assert main([*logs, str(tmp_path / "fresh"), *KEPT, *MORE_KEPT]) == 0
+    out = str(tmp_path / "grown")
+    assert main(["preprocess", str(log), "-q", "--out", out, *KEPT, *MORE_KEPT]) == 0
+    if killed_at is not None:
+        # Folders of fewer logs are removed by then, and what follows has not begun.
+        run_stage = stages.run_stage
+
+        def failing(name: str, *arguments: Any) -> Manifest:
+            if name == killed_at:
+                raise KeyboardInterrupt
+            return run_stage(name, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(stages, "run_stage", failing)
+            assert main([*logs, out, "--extend"]) == 130
+    assert main([*logs, out, "--extend"]) == 0
+    assert files_of(Path(out)) == files_of(tmp_path / "fresh")
+
+
+def test_what_is_typed_wins_over_the_settings_of_an_extended_folder(data: Path, log: Path) -> None:
+    words = [str(log), "more", "--out", str(data), "--extend", "--seed", "9", "--hot-bytes", "auto"]
+    options = PreprocessCommand.parse("preprocess", words)
+    assert (options.split.hot_bytes, options.pack.seed, options.pack.batch_size) == ("auto", 9, 128)
+
+
+def test_a_log_without_labels_is_extended_with_and_without_saying_so(log: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    second = tmp_path / "second.tsv"
+    lines = log.read_bytes().splitlines(keepends=True)
+    for path, some in ((tmp_path / "first.tsv", lines[:700]), (second, lines[700:])):
+        path.write_bytes(b"".join(line.partition(b"\t")[2] for line in some))
+    first = str(tmp_path / "first.tsv")
+    assert main(["preprocess", first, "--no-label", "-q", "--out", out]) == 0
+    assert main(["preprocess", first, str(second), "-q", "--out", out, "--extend"]) == 0
+    again = ["preprocess", first, str(second), "--no-label", "-q", "--out", out, "--extend"]
+    assert main(again) == 0
 
 
 def test_nothing_is_removed_for_a_memory_cap_that_cannot_be_kept(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from copy import deepcopy
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -230,15 +229,6 @@ def test_warnings_and_what_was_left_out_are_printed_as_they_are(brief: dict[str,
         show_statistics, brief | {"left_out": ["drift: [one] file"], "warnings": ["a [bold] leak in C1"]}
     )
     assert "Left out: drift: [one] file." in text and "Warning: a [bold] leak in C1." in text
-
-
-def test_that_every_row_is_hot_is_explained(found: dict[str, Any]) -> None:
-    hot = deepcopy(only(found, "budgets"))
-    for budget in hot["budgets"]:
-        if budget["is_chosen"]:
-            budget["num_hot_rows"] = hot["num_rows"]
-    assert "so every row is hot" in printed(show_statistics, hot)
-    assert "so every row is hot" not in printed(show_statistics, only(found, "budgets"))
 
 
 CALIBRATION = {
