@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,12 +26,12 @@ from ...train.config import (
 from ..command_list import JsonCommand
 from ..console import (
     TextTable,
-    explain_all_hot,
     print_json,
     print_table,
     progress_bars,
     say,
     say_error,
+    say_next,
     set_verbosity,
     stdout_console,
 )
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 _START_INTERRUPTED = "the steps up to the last checkpoint of --out are kept, where it has one"
 _STEPS_INTERRUPTED = "the steps so far are kept in the checkpoint of --out, unless those are off"
 _MOVES_COLD_ROWS = ("fae", "cache", "lookahead")
-"""Placements that differ from all-fast by what they do with cold rows alone."""
+"""Placements that move cold rows alone; all-fast moves none, and the others every one that is looked up."""
 Run = Annotated[Path, Arg("RUN", is_positional=True)]
 """The folder of a trained run."""
 
@@ -161,10 +162,28 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
             say(f"stopped at step {summary['num_steps']:,}: {summary['stopped']}")
         if config.recipe.keeps_best and summary["best_step"] is not None:
             say(f"kept the weights of step {summary['best_step']:,}, the best of the validation part")
+        for doubt in (self._explain_rising_loss(), explain_entropy(summary)):
+            if doubt:
+                say(doubt)
         say(f"wrote {self.out}")
-        all_hot = explain_all_hot(summary["num_rows"], summary["num_hot_rows"])
-        if all_hot is not None and self.placement in _MOVES_COLD_ROWS:
-            say(all_hot)
+        say_next(f"predict {shlex.quote(str(self.out))} LOG --out scores.parquet")
+
+    def _explain_rising_loss(self) -> str | None:
+        """Return a sentence where the validation part got worse over the epochs; None elsewhere."""
+        from ...train.run_folder.files import METRICS
+
+        entries = map(json.loads, (self.out / METRICS).read_text().splitlines())
+        scores = [(each["validation"]["log_loss"], each["step"]) for each in entries if "validation" in each]
+        if self.epochs == 1 or self.recipe.keeps_best or len(scores) < 2:
+            return None
+        (least, step), (last, _) = min(scores), scores[-1]
+        # A rise that the scores do not show is none.
+        if f"{last:.4f}" == f"{least:.4f}":
+            return None
+        return (
+            f"the log loss of the validation part rose from {least:.4f} at step {step:,} to {last:.4f}: "
+            "train for fewer epochs, or give --keep-best"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +221,21 @@ class EvaluateCommand(JsonCommand):
             print_json(result)
         else:
             show_quality(result, stdout_console())
+            doubt = explain_entropy(result)
+            if doubt:
+                say(doubt)
         return 0
+
+
+def explain_entropy(scores: Mapping[str, Any]) -> str | None:
+    """Return a sentence where a model predicts worse than the click rate would; None elsewhere."""
+    found = scores["normalized_entropy"]
+    if found is None or found <= 1:
+        return None
+    return (
+        f"the normalized entropy is {found:.4g}, above 1: the click rate alone would predict better; lower "
+        "learning rates or fewer epochs may help"
+    )
 
 
 def show_quality(scores: dict[str, Any], console: Console) -> None:
@@ -219,7 +252,11 @@ def show_runs(summaries: list[dict[str, Any]], console: Console, *, with_scores:
     is_ranked = any(summary.get("exchange") for summary in summaries)
     # Rows of spilling are shown where at least one run has spilled.
     has_spilled = any(summary["transfers"]["file_bytes_written"] for summary in summaries)
-    columns = [_costs(each, has_spilled=has_spilled, is_ranked=is_ranked) for each in summaries]
+    # Where no run could move a row, there is nothing to read from rows of zeros.
+    can_move = any(map(_can_move, summaries))
+    columns = [
+        _costs(each, can_move=can_move, has_spilled=has_spilled, is_ranked=is_ranked) for each in summaries
+    ]
     if with_scores:
         shown = ("AUC", "log loss", "accuracy")
         columns = [
@@ -247,19 +284,33 @@ def _scores(found: Mapping[str, Any]) -> dict[str, str]:
     return shown | {"samples": f"{found['num_samples']:,}"}
 
 
-def _costs(summary: Mapping[str, Any], *, has_spilled: bool, is_ranked: bool) -> dict[str, str]:
+def _can_move(summary: Mapping[str, Any]) -> bool:
+    """Return whether a row could move between the tiers in a run."""
+    has_cold_rows = summary["num_hot_rows"] < summary["num_rows"]
+    return summary["placement"] != "all-fast" and (
+        has_cold_rows or summary["placement"] not in _MOVES_COLD_ROWS
+    )
+
+
+def _costs(
+    summary: Mapping[str, Any], *, can_move: bool, has_spilled: bool, is_ranked: bool
+) -> dict[str, str]:
     """Return the text of each figure of the speed and the transfers of a run."""
     transfers = summary["transfers"]
     is_staged = summary["placement"] in ("lookahead", "cache")
     num_made = sum(table["made"] for table in summary["rows_by_table"].values())
-    own = {
-        "bytes to the fast tier": format_byte_size(summary["bytes_to_fast"]),
-        "bytes to the slow tier": format_byte_size(summary["bytes_to_slow"]),
-        "rows initialized on first use": f"{num_made:,}",
-        "batches that transfers run ahead": f"{transfers['prefetch']:,}" if is_staged else "-",
-        "transfers that ran less far ahead": f"{transfers['shortened']:,}" if is_staged else "-",
-        "batches that waited for rows": f"{transfers['stalls']:,}",
-    }
+    own = (
+        {}
+        if not can_move
+        else {
+            "bytes to the fast tier": format_byte_size(summary["bytes_to_fast"]),
+            "bytes to the slow tier": format_byte_size(summary["bytes_to_slow"]),
+            "rows initialized on first use": f"{num_made:,}",
+            "batches that transfers run ahead": f"{transfers['prefetch']:,}" if is_staged else "-",
+            "transfers that ran less far ahead": f"{transfers['shortened']:,}" if is_staged else "-",
+            "batches that waited for rows": f"{transfers['stalls']:,}",
+        }
+    )
     if has_spilled:
         own["bytes written to the spill file"] = format_byte_size(transfers["file_bytes_written"])
         own["bytes read from it"] = format_byte_size(transfers["file_bytes_read"])

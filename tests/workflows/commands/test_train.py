@@ -101,30 +101,68 @@ def test_the_optimizer_is_named_once(log: Path, tmp_path: Path, capsys: pytest.C
     assert (config["embedding_optimizer"], config["embedding_lr"]) == ("sgd", 10.0)
 
 
-def test_that_every_row_is_hot_is_said(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = str(tmp_path / "data")
-    assert main(["preprocess", str(log), "--out", data, "--batch-size", "128"]) == 0
-    said = "rows fit in --hot-bytes, so every row is hot"
-    assert said in capsys.readouterr().err
-    # Samples that are only evaluated are not placed.
-    assert main(["preprocess", str(log), "--like", data, "--out", str(tmp_path / "next")]) == 0
-    assert said not in capsys.readouterr().err
-    assert main(["train", data, "--out", str(tmp_path / "lookahead")]) == 0
-    assert said in capsys.readouterr().err
-    # Of placements that move rows whatever is hot, or none anyway, it would explain nothing.
-    assert main(["train", data, "--placement", "hybrid", "--out", str(tmp_path / "hybrid")]) == 0
-    assert said not in capsys.readouterr().err
-    assert main(["stats", data]) == 0
-    assert said in capsys.readouterr().out
+@pytest.fixture(scope="module")
+def all_hot(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of which every row is hot, with a validation part."""
+    out = tmp_path_factory.mktemp("all_hot") / "data"
+    settings = ("--hot-bytes", "256MiB", "--batch-size", "128", "--valid-fraction", "0.2")
+    assert main(["preprocess", str(log), "--out", str(out), *settings]) == 0
+    return out
 
 
-def test_nothing_of_the_sort_is_said_where_rows_are_cold(
+@pytest.mark.parametrize(
+    ("shards", "placement", "is_shown"),
+    [
+        ("all_hot", "lookahead", False),
+        ("all_hot", "fae", False),
+        ("all_hot", "hybrid", True),
+        ("data", "lookahead", True),
+        ("data", "all-fast", False),
+    ],
+)
+def test_what_moved_is_printed_where_something_can_move(
+    shards: str,
+    placement: str,
+    is_shown: bool,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = str(request.getfixturevalue(shards))
+    capsys.readouterr()
+    assert main(["train", folder, "--placement", placement, "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr()
+    assert "samples/s" in said.out and ("bytes to the fast tier" in said.out) == is_shown
+    # That every row is hot is said once, by preprocess.
+    assert "--hot-bytes" not in said.out + said.err
+
+
+def test_a_log_loss_that_rises_over_the_epochs_is_said(
+    all_hot: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said_after(*options: str) -> str:
+        run = tmp_path / "-".join(options)
+        call = ["train", str(all_hot), "--evaluate-every", "7", "--dense-lr", "0.05", "--out", str(run)]
+        assert main([*call, *options]) == 0
+        return capsys.readouterr().err
+
+    rise = "the log loss of the validation part rose from "
+    line = next(line for line in said_after("--epochs", "5").splitlines() if line.startswith(rise))
+    assert " at step " in line and line.endswith("train for fewer epochs, or give --keep-best")
+    assert rise not in said_after("--epochs", "1")
+    assert rise not in said_after("--epochs", "5", "--keep-best")
+
+
+def test_a_model_worse_than_the_click_rate_is_said(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["stats", str(data)]) == 0
-    assert main(["train", str(data), "--out", str(tmp_path / "run")]) == 0
-    said = capsys.readouterr()
-    assert "every row is hot" not in said.out + said.err
+    doubt = "above 1: the click rate alone would predict better"
+    for rate, is_doubtful in (("1e9", True), ("0.01", False)):
+        run = str(tmp_path / rate)
+        assert main(["train", str(data), "--embedding-lr", rate, "--out", run]) == 0
+        assert capsys.readouterr().err.count(doubt) == is_doubtful
+        assert main(["evaluate", run, str(data)]) == 0
+        assert capsys.readouterr().err.count(doubt) == is_doubtful
 
 
 def test_batches_of_one_sample_do_not_diverge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
