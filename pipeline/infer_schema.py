@@ -136,7 +136,15 @@ def _free_name(name: str, names: Sequence[str]) -> str:
     return name
 
 
-_LABEL_NAMES = ("label", "click", "clicked", "is_click", "target", "y", "conversion", "converted")
+_LABEL_WORDS = (
+    {"label", "target", "y"},
+    {"click", "clicked", "clicks", "clk", "isclick"},
+    {"conversion", "converted", "cvr", "install", "installed"},
+    {"purchase", "purchased", "buy", "bought"},
+)
+"""Words that name a label, the most telling ones first. A log of clicks and conversions predicts clicks."""
+_LOG_CHANCE = float(np.log(1e-6))
+"""Logarithm of the probability below which a relation to the label is no chance."""
 _MIN_ROWS_TO_JUDGE = 100
 """Rows from which on a constant, or a value that never recurs, is no accident."""
 _LIST_SEPARATORS = "|;,"
@@ -263,6 +271,8 @@ def _unusable(name: str, values: Any, names: list[str]) -> str | None:
     """Return why a schema cannot contain a column."""
     if names.count(name) > 1:
         return "there are two columns of that name"
+    if not name:
+        return "its name is empty"
     if name != "label":
         try:
             check_name(name)
@@ -344,8 +354,38 @@ def _list_hint(spans: Spans, num_distinct: int, *, is_parquet: bool) -> str:
     return ""
 
 
-def label_among(inferred: list[InferredColumn], columns: list[tuple[str, Any]]) -> str | None:
-    """Return a column of zeros and ones without gaps, preferably with a typical name."""
+@dataclass(frozen=True, slots=True)
+class InferredLabel:
+    """The label of a log, or the columns that could be it."""
+
+    name: str | None
+    """Its column; None where no column has a name of labels, and the log has names."""
+    others: tuple[str, ...]
+    """Other columns of zeros and ones without gaps."""
+    is_guess: bool = False
+    """Whether the log has no names, so that its first column of zeros and ones is taken."""
+
+    @property
+    def note(self) -> str | None:
+        """Return what a reader of the proposal has to decide; None where the name tells the label."""
+        others = ", ".join(map(repr, self.others))
+        if self.is_guess:
+            rivals = f"; so are {others}" if self.others else ""
+            return f"The label is a guess: {self.name} is the first column of zeros and ones{rivals}."
+        if self.name is not None:
+            return None
+        if not self.others:
+            return "No column of zeros and ones looks like a label: statistics only, or write label = ..."
+        return (
+            f"No column is called as labels are. Columns of zeros and ones: {others}. Write label = ... for "
+            "one of them, and take it out below; without a label there are statistics only."
+        )
+
+
+def infer_label(
+    inferred: Sequence[InferredColumn], columns: Sequence[tuple[str, Any]], *, has_names: bool = True
+) -> InferredLabel:
+    """Return the label: a column of zeros and ones without gaps whose name says so."""
     values = dict(columns)
     # Zeros and ones may also be text or integers, but not lists.
     fitting = []
@@ -357,8 +397,47 @@ def label_among(inferred: list[InferredColumn], columns: list[tuple[str, Any]]) 
             continue
         if not (read_column(cells, "label").states == BAD).any():
             fitting.append(column.name)
-    named = [name for known in _LABEL_NAMES for name in fitting if name.lower() == known]
-    return next(iter(named or fitting), None)
+    # The most telling name; of equal ones the first in the log. A column of zeros alone needs a name.
+    ranks = {name: _rank_as_label(name) for name in fitting}
+    changing = {column.name for column in inferred if column.num_distinct == 2}
+    fitting = [name for name in fitting if ranks[name] is not None or name in changing]
+    named = sorted((name for name in fitting if ranks[name] is not None), key=lambda name: ranks[name] or 0)
+    chosen = named[0] if named else fitting[0] if fitting and not has_names else None
+    others = tuple(name for name in fitting if name != chosen)
+    return InferredLabel(chosen, others, is_guess=chosen is not None and not named)
+
+
+def _rank_as_label(name: str) -> int | None:
+    """Return how much a name says that its column is the label, 0 most; None where it does not."""
+    words = set(re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()))
+    return next((rank for rank, known in enumerate(_LABEL_WORDS) if words & known), None)
+
+
+def follows_label(column: InferredColumn, values: Any, label: str, labels: Any) -> str | None:
+    """Return why a column knows the label: it is 1 - label, or other than 0 only where the label is 1.
+
+    Such a column is written after the click, so a model that reads it predicts nothing.
+
+    Args:
+        column: as it was inferred.
+        values: its values: Spans, or a Parquet column.
+        label: name of the label.
+        labels: values of the label.
+    """
+    if column.is_list or column.times is not None or column.kind not in ("integer", "unsigned", "float"):
+        return None
+    cells = values if isinstance(values, Spans) else plain(values)
+    found = read_column(cells, column.kind)
+    is_clicked = read_column(labels if isinstance(labels, Spans) else plain(labels), "label").values != 0
+    is_there = (found.states == GOOD) & (found.values != 0)
+    if bool((is_there != is_clicked).all()) and column.num_distinct == 2:
+        return f"it is 1 - {label} in every row"
+    # By chance, so many rows would all be clicked with this probability.
+    share = float(is_clicked.mean())
+    is_chance = share == 0 or int(is_there.sum()) * np.log(share) > _LOG_CHANCE
+    if bool((is_there & ~is_clicked).any()) or is_chance:
+        return None
+    return f"it is 0 wherever {label} is 0"
 
 
 _SEPARATORS = ",\t;|"
@@ -377,15 +456,14 @@ class Proposal:
     columns: tuple[InferredColumn, ...]
     num_rows: int
     """Rows looked at."""
+    notes: tuple[str, ...] = ()
+    """What a reader has to know of the log as a whole."""
 
     @property
     def text(self) -> str:
         """Return the schema as TOML with comments."""
         lines = [f"# Guessed from the first {self.num_rows:,} rows: look at every line, then preprocess."]
-        if self.schema.label is None:
-            lines.append(
-                "# No column of zeros and ones looks like a label: statistics only, or write label = ..."
-            )
+        lines += [f"# {note}" for note in self.notes]
         lines.append("# A column belongs in dense where the size of its numbers means something.")
         notes = {_features_of(column)[0][0]: column.note for column in self.columns if column.is_used}
         tail = [self._left_out(column) for column in self.columns if not column.is_used]
@@ -416,17 +494,19 @@ def propose_schema(path: Path, *, num_rows: int = 10_000) -> Proposal:
     if not block.text[: block.num_bytes].all():
         raise InputError(f"{path} is neither Parquet nor text: its first lines have bytes of 0")
     separator = _separator_of(block)
-    cells = _cells_of(path, block, separator, num_rows + 1)
+    # One more line than wanted is read, because the first may be a header.
+    cells, note = _cells_of(path, block, separator, num_rows + 1)
     names = [bytes(c.text[c.starts[0] : c.stops[0]]).decode("utf-8", "replace") for c in cells]
-    # One more line than wanted was read, because the first may be a header.
-    has_header = _is_header(names)
+    has_header = _is_header(names, [Spans(c.text, c.starts[1:], c.stops[1:]) for c in cells])
     first = 1 if has_header else 0
     cells = [Spans(c.text, c.starts[first:][:num_rows], c.stops[first:][:num_rows]) for c in cells]
+    rows = cells[0].starts.shape[0]
+    if not rows:
+        raise InputError(f"{path} has a header and no rows")
     fields = names if has_header else [f"field{number}" for number in range(1, len(names) + 1)]
     columns = list(zip(fields, cells, strict=True))
-    rows = cells[0].starts.shape[0]
     unnamed = () if has_header else tuple(fields)
-    return _propose(file, columns, rows, format="csv", separator=separator, fields=unnamed)
+    return _propose(file, columns, rows, format="csv", separator=separator, fields=unnamed, note=note)
 
 
 def explain_built_in(path: Path) -> str | None:
@@ -484,34 +564,98 @@ def _separator_of(block: Block) -> str:
 
     def score(separator: str) -> tuple[bool, float, int]:
         _, _, found = _num_fields(block, separator, np.zeros(0, np.int64))
-        found = found[:_SNIFFED_LINES]
+        num_fields = _usual(found[:_SNIFFED_LINES])
         # Splitting at all counts first, then how many lines agree, then how many fields there are.
-        return int(found[0]) > 1, float((found == found[0]).mean()), int(found[0])
+        return num_fields > 1, float((found[:_SNIFFED_LINES] == num_fields).mean()), num_fields
 
     return max(_SEPARATORS, key=score)
 
 
-def _cells_of(path: Path, block: Block, separator: str, num_lines: int) -> list[Spans]:
-    """Return the first lines by column; lines with another number of fields than the first are left out."""
+def _usual(found: NDArray[np.int64]) -> int:
+    """Return the number of fields that most lines have."""
+    numbers, counts = np.unique(found, return_counts=True)
+    return int(numbers[np.argmax(counts)])
+
+
+def _cells_of(path: Path, block: Block, separator: str, num_lines: int) -> tuple[list[Spans], str | None]:
+    """Return the first lines by column, and a note on those left out, which have another number of fields.
+
+    Raises:
+        InputError: the first line is not split as most others are, so that no column has a name.
+    """
     _, _, found = _num_fields(block, separator, np.zeros(0, np.int64))
-    if found[0] < 1:
-        raise InputError(f"{path}: the first line has a quote that is not closed")
-    (text, starts), stops, _ = _num_fields(block, separator, np.arange(found[0]))
+    looked_at = found[:num_lines]
+    # Most lines decide: the first one may be a title, or lack what ends the others.
+    num_fields = _usual(looked_at[1:] if looked_at.size > 1 else looked_at)
+    if found[0] != num_fields or num_fields < 1:
+        if found[0] < 1:
+            raise InputError(f"{path}: the first line has a quote that is not closed")
+        raise InputError(
+            f"{path}: line 1 has {_fields(found[0])}, and most of the next {looked_at.size - 1:,} lines have "
+            f"{num_fields if num_fields > 0 else 'a quote that is not closed'} (separator {separator!r})",
+            hint="remove lines above the header, and give all lines the same number of separators",
+        )
+    (text, starts), stops, _ = _num_fields(block, separator, np.arange(num_fields))
     # Fields are counted first and split then, because their number sizes the arrays.
-    whole = np.flatnonzero(found == found[0])[:num_lines]
-    return [Spans(text, start[whole], stop[whole]) for start, stop in zip(starts, stops, strict=True)]
+    is_whole = looked_at == num_fields
+    whole = np.flatnonzero(is_whole)
+    note = None
+    if not is_whole.all():
+        other = int(np.argmin(is_whole))
+        note = (
+            f"Not looked at: {int((~is_whole).sum()):,} of the first {looked_at.size:,} lines. "
+            f"Line {other + 1} has {_fields(looked_at[other])}, want {num_fields}. "
+            "Ingest refuses such lines, or counts and skips them."
+        )
+    return [Spans(text, start[whole], stop[whole]) for start, stop in zip(starts, stops, strict=True)], note
 
 
-def _is_header(names: Sequence[str]) -> bool:
-    """Return whether the first line names columns: none missing, none twice, none that is a number."""
-    if len(set(names)) < len(names) or "" in names:
-        return False
-    text = "".join(names).encode()
-    stops = np.cumsum([len(name.encode()) for name in names], dtype=np.int64)
+def _fields(number: int) -> str:
+    if number < 1:
+        return "a quote that is not closed"
+    return "1 field" if number == 1 else f"{number} fields"
+
+
+def _is_header(names: Sequence[str], columns: Sequence[Spans]) -> bool:
+    """Return whether the first line names columns.
+
+    It does where a column of numbers or times has something else there, and does not where all columns of
+    numbers have numbers. A log of text alone has a header if no name is missing, there twice, or a number.
+
+    Args:
+        names: fields of the first line.
+        columns: the other lines, by column.
+    """
+    first = [read_values(_spans_of([name]), kind)[1][0] for name in names for kind in _NUMBERS]
+    is_number = np.asarray(first).reshape(len(names), len(_NUMBERS)) == GOOD
+    has_numbers = False
+    for number, (name, values) in enumerate(zip(names, columns, strict=True)):
+        kinds = [place for place, kind in enumerate(_NUMBERS) if _holds(values, kind)]
+        if not kinds and not _are_times(values):
+            continue
+        has_numbers = True
+        # A word for a missing value is no name.
+        is_such = is_number[number, kinds].any() if kinds else _are_times(_spans_of([name]))
+        if name.strip() and not is_such and name.lower() not in _MISSING_WORDS:
+            return True
+    return not has_numbers and "" not in names and len(set(names)) == len(names) and not is_number.any()
+
+
+_NUMBERS = ("integer", "unsigned", "float", "hex8")
+_MISSING_WORDS = frozenset({"\\n", "null", "nan", "na", "n/a", "none", "nil", "-", "?"})
+
+
+def _holds(values: Spans, kind: str) -> bool:
+    """Return whether every value is of a kind, and there is one."""
+    states = read_values(values, kind)[1]
+    return bool((states == GOOD).any() and not (states == BAD).any())
+
+
+def _spans_of(texts: Sequence[str]) -> Spans:
+    encoded = [text.encode() for text in texts]
+    stops = np.cumsum([len(text) for text in encoded], dtype=np.int64)
     starts = np.concatenate([[0], stops[:-1]]).astype(np.int64)
-    spans = Spans(np.frombuffer(text, np.uint8), starts, stops)
-    # Hex digits count as numbers here: a first line of hashes is data.
-    return all((read_values(spans, kind)[1] == BAD).all() for kind in ("integer", "unsigned", "hex8"))
+    return Spans(np.frombuffer(b"".join(encoded), np.uint8), starts, stops)
 
 
 def _propose(
@@ -522,10 +666,14 @@ def _propose(
     format: Literal["csv", "parquet"],
     separator: str = ",",
     fields: tuple[str, ...] = (),
+    note: str | None = None,
 ) -> Proposal:
     names = [name for name, _ in columns]
     inferred = [infer_column(name, values, num_rows, names) for name, values in columns]
-    label = label_among(inferred, columns)
+    found = infer_label(inferred, columns, has_names=not fields)
+    label = found.name
+    if label is not None and num_rows >= _MIN_ROWS_TO_JUDGE:
+        inferred = _without_what_follows(label, inferred, columns)
     # The label is no feature; any other column of that name cannot be one either.
     inferred = [column for column in inferred if column.name != label]
     called_label = "only the label can be called so"
@@ -558,7 +706,22 @@ def _propose(
             (name, column.times.unit) for column, name, _ in features if column.times and column.times.unit
         ),
     )
-    return Proposal(schema, tuple(inferred), num_rows)
+    notes = tuple(each for each in (note, found.note) if each is not None)
+    return Proposal(schema, tuple(inferred), num_rows, notes)
+
+
+def _without_what_follows(
+    label: str, inferred: Sequence[InferredColumn], columns: Sequence[tuple[str, Any]]
+) -> list[InferredColumn]:
+    """Leave out the columns that know the label."""
+    values = dict(columns)
+    kept = []
+    for column in inferred:
+        reason = None
+        if column.name != label and column.is_used:
+            reason = follows_label(column, values[column.name], label, values[label])
+        kept.append(column if reason is None else replace(column, note=reason, is_used=False))
+    return kept
 
 
 def _features_of(column: InferredColumn) -> Sequence[tuple[str, str]]:

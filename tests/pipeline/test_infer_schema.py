@@ -24,8 +24,8 @@ from hotset.pipeline.infer_schema import (
     Proposal,
     explain_built_in,
     infer_column,
+    infer_label,
     infer_times,
-    label_among,
     propose_schema,
 )
 from hotset.pipeline.schema.schema import SCHEMAS, schema_named
@@ -122,9 +122,122 @@ def test_the_label_is_a_column_of_zeros_and_ones_without_gaps() -> None:
     ]
     names = [name for name, _ in columns]
     inferred = [infer_column(name, values, 3, names) for name, values in columns]
-    assert label_among(inferred, columns) == "Click", "a telling name goes before the first that fits"
-    assert label_among(inferred[:3], columns) == "flag"
-    assert label_among(inferred[:2], columns) is None
+    found = infer_label(inferred, columns)
+    assert (found.name, found.others, found.note) == ("Click", ("flag",), None)
+    # Without a telling name nothing is chosen, unless the log has no names at all.
+    found = infer_label(inferred[:3], columns)
+    assert found.name is None and found.note is not None and "'flag'. Write label = ..." in found.note
+    found = infer_label(inferred[:3], columns, has_names=False)
+    assert found.name == "flag" and found.note is not None and "a guess" in found.note
+    found = infer_label(inferred[:2], columns)
+    assert found.name is None and found.note is not None and "No column of zeros and ones" in found.note
+
+
+@pytest.mark.parametrize(
+    ("names", "label"),
+    [
+        (["nonclk", "clk"], "clk"),
+        (["conversion", "click"], "click"),
+        (["is_like", "isClicked"], "isClicked"),
+        (["purchase", "ctr_label"], "ctr_label"),
+        (["gender", "is-buy"], "is-buy"),
+        (["clickhouse", "newbuyer", "labels2"], None),
+    ],
+)
+def test_the_label_is_known_by_a_word_of_its_name(names: list[str], label: str | None) -> None:
+    columns = [(name, spans_of(["0", "1", "1"])) for name in names]
+    inferred = [infer_column(name, values, 3, names) for name, values in columns]
+    found = infer_label(inferred, columns)
+    assert found.name == label
+    assert found.others == tuple(name for name in names if name != label)
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_columns_that_know_the_label_are_left_out(
+    format: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    click = rng.integers(0, 2, 300)
+    columns = {
+        "nonclk": 1 - click,
+        "seconds": click * rng.integers(0, 90, 300),
+        "copy": click,
+        "liked": click * rng.integers(0, 2, 300),
+        "rare": np.arange(300) == np.flatnonzero(click)[3],
+        "user": rng.integers(0, 30, 300),
+        "gender": rng.integers(0, 2, 300),
+        "price": rng.random(300) + 1,
+        "is_clicked": click,
+    }
+    rows = {
+        name: [int(each) if name != "price" else float(each) for each in of] for name, of in columns.items()
+    }
+    if format == "csv":
+        lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*rows.values(), strict=True))]
+        proposal = proposed(tmp_path / "log.csv", "\n".join(lines) + "\n")
+    else:
+        proposal = proposed(tmp_path / "log.parquet", rows)
+    assert proposal.schema.label == "is_clicked"
+    assert proposal.schema.kind_of.keys() == {"rare", "user", "gender"}  # one row may be chance
+    assert '# nonclk = "integer"  # left out: it is 1 - is_clicked in every row' in proposal.text
+    for name in ("seconds", "copy", "liked"):
+        assert f'# {name} = "integer"  # left out: it is 0 wherever is_clicked is 0' in proposal.text
+
+
+@pytest.mark.parametrize(
+    ("first", "rows", "is_header"),
+    [
+        (["", "user", "label"], [["0", "7", "1"], ["1", "8", "0"]], True),
+        (["user", "n", "user", "label"], [["7", "2", "7", "1"], ["8", "3", "8", "0"]], True),
+        (["label", "0", "1", "2"], [["1", "7", "8", "0.5"], ["0", "7", "9", "0.1"]], True),
+        (["label", "deadbeef"], [["1", "00000007"], ["0", "00000008"]], True),
+        (["when", "who"], [["2024-05-01", "a"], ["2024-05-02", "b"]], True),
+        (["1", "7", "a"], [["0", "8", "b"], ["1", "9", "a"]], False),
+        (["\\N", "7"], [["0", "8"], ["1", "9"]], False),
+        (["", "7"], [["0", "8"], ["1", "9"]], False),
+        (["2024-05-01", "a"], [["2024-05-02", "b"], ["2024-05-02", "b"]], False),
+        (["00000001", "deadbeef"], [["00000002", "0a0b0c0d"], ["00000003", "0a0b0c0d"]], False),
+        (["city", "site"], [["a", "b"], ["c", "d"]], True),
+        (["city", "7"], [["a", "b"], ["c", "d"]], False),
+        (["a", "a"], [["a", "b"], ["c", "d"]], False),
+    ],
+)
+def test_a_line_that_is_unlike_the_others_is_the_header(
+    first: list[str], rows: list[list[str]], is_header: bool, tmp_path: Path
+) -> None:
+    lines = [first, *rows * 20]
+    text = "\n".join(",".join(line) for line in lines) + "\n"
+    proposal = proposed(tmp_path / "log.csv", text)
+    assert (proposal.schema.fields == ()) == is_header
+    assert proposal.num_rows == len(lines) - is_header
+
+
+def test_lines_that_are_split_otherwise_are_counted(tmp_path: Path) -> None:
+    lines = ["user,label"] + ["7,1", "8,0", "9,0", "7,1,", "8"] * 30
+    proposal = proposed(tmp_path / "log.csv", "\n".join(lines) + "\n")
+    assert proposal.num_rows == 90
+    assert "# Not looked at: 60 of the first 151 lines. Line 5 has 3 fields, want 2." in proposal.text
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("user,label\n" + "7,1,\n8,0,\n" * 30, "line 1 has 2 fields, .* lines have 3 "),
+        ("# by job 17\nuser,label\n" + "7,1\n8,0\n" * 30, "line 1 has 1 field, .* lines have 2 "),
+        ("sep=;\nuser;item;label\n" + "7;1;0\n8;0;1\n" * 30, r"line 1 has 2 fields, .* 3 \(separator ';'\)"),
+    ],
+)
+def test_a_first_line_unlike_most_others_is_no_header_and_no_row(
+    text: str, found: str, tmp_path: Path
+) -> None:
+    (tmp_path / "log.csv").write_text(text)
+    with pytest.raises(InputError, match=found):
+        propose_schema(tmp_path / "log.csv")
+
+
+def test_a_header_alone_is_no_log(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("user,label\n")
+    with pytest.raises(InputError, match="has a header and no rows"):
+        propose_schema(tmp_path / "log.csv")
 
 
 KINDS = {
@@ -412,7 +525,7 @@ def test_a_log_without_any_category_is_refused_with_the_reasons(tmp_path: Path) 
 
 
 def test_few_rows_can_be_looked_at(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("a,b\n" + "1,x\n" * 50 + "c,x\n" * 50)
+    (tmp_path / "log").write_text("click,b\n" + "1,x\n" * 50 + "c,x\n" * 50)
     proposal = propose_schema(tmp_path / "log", num_rows=50)
     assert proposal.num_rows == 50 and proposal.columns[0].name == "b"
 
