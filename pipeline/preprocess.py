@@ -7,12 +7,12 @@ refusal of the next one.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..stats.compile_notice import working_clock
 from .errors import MIB, STAGE_OF, ConfigError, format_byte_size
 from .folders.disk import (
     DISCARDABLE,
@@ -202,7 +202,7 @@ def preprocess(
     if extend:
         check_extension(out, {"ingest": ingest_identity(config.ingest), "count": config.count})
     for stage in stages_of(raw, config, like):
-        started = time.perf_counter()
+        started = working_clock()
         # Compared with the fingerprint afterwards, it shows whether the stage had work to do.
         before = Manifest.read_sealed(out / FOLDERS[stage.name])
         if stage.name == "ingest":
@@ -218,7 +218,7 @@ def preprocess(
         if stage.name == "rank" and folder_exists(out / OLD_VOCABULARY):
             _map_old_ids(made, out, resources)
         was_sealed = before is not None and made.fingerprint == before.fingerprint
-        on_stage(StageReport(made.stage, made, time.perf_counter() - started, num_samples, was_sealed))
+        on_stage(StageReport(made.stage, made, working_clock() - started, num_samples, was_sealed))
         if stage.name == until:
             break
     # Discard last: every stage above may need the files.

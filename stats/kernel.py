@@ -27,7 +27,7 @@ from numba.core.caching import FunctionCache
 from numba.core.types.misc import unliteral
 from numpy.typing import NDArray
 
-from .compile_notice import count_compiled_kernel
+from .compile_notice import compiling, note_compiled_kernel
 
 Result = TypeVar("Result")
 
@@ -82,6 +82,13 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Any:
         )
 
     compiled.get_call_template = template_of_variables
+    compile_types = compiled.compile
+
+    def compile_unmeasured(types: Any) -> Any:
+        with compiling():
+            return compile_types(types)
+
+    compiled.compile = compile_unmeasured
     try:
         compiled._cache = _CheckedCache(function)
     except (RuntimeError, OSError) as error:  # no folder of all that Numba tries can be written
@@ -98,6 +105,7 @@ class _CheckedCache(FunctionCache):  # type: ignore[misc]
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
+        self._function = function
         self.source = (function.__module__, self._cache_file._source_stamp)
         self._cache_file = _CheckedFile(self._cache_file, function)
 
@@ -114,7 +122,7 @@ class _CheckedCache(FunctionCache):  # type: ignore[misc]
             except OSError as error:
                 _faults.append(f"{self.cache_path}: {error.strerror or error}")
         if found is None:
-            count_compiled_kernel()
+            note_compiled_kernel(self._function.__name__.strip("_"))
         return found
 
     def save_overload(self, sig: Any, data: Any) -> None:

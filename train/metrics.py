@@ -1,9 +1,10 @@
 """Measures a run: seconds and bytes by kind of work, and scores.
 
 On the GPU the host runs ahead, so seconds are measured between events in the stream and read long after they
-have passed; the device never stops for them. Scores are computed by group of samples, batch by batch. AUC
-needs the ranks of all samples: a sample takes 8 bytes, which are sorted at the end, for up to 4 million
-(32 MiB) in memory and for more in a mapped file without a name.
+have passed; the device never stops for them. Time in which kernels are compiled counts as no work. Scores are
+computed by group of samples, batch by batch. AUC needs the ranks of all samples: a sample takes 8 bytes,
+which are sorted at the end, for up to 4 million (32 MiB) in memory and for more in a mapped file without a
+name.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from ..pipeline.errors import HotsetError
 from ..stats import metrics
+from ..stats.compile_notice import working_clock
 from ..stats.metrics import MOST_SAMPLES, RankCounts, count_sorted
 
 Kind = Literal["hot_only", "mixed", "switch", "flush", "evaluation", "checkpoint"]
@@ -34,8 +36,8 @@ KINDS: tuple[Kind, ...] = (*TRAINING_KINDS, "evaluation", "checkpoint")
 _MAX_OPEN_LAPS = 256
 """Laps whose events are kept before those that have passed are read."""
 
-_Instant = float | torch.cuda.Event
-"""Seconds of the host's clock, or an event in the stream of a GPU."""
+_Instant = float | tuple[float, torch.cuda.Event]
+"""Seconds of `working_clock`; on a GPU those in which the host compiled, and an event in the stream."""
 
 
 class Meter:
@@ -112,20 +114,21 @@ class Meter:
 
     def _now(self) -> _Instant:
         if not self._on_gpu:
-            return time.perf_counter()
+            return working_clock()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
-        return event
+        return time.perf_counter() - working_clock(), event
 
     def _add_up(self, *, only_passed: bool = False) -> None:
         # On a GPU the time between two events is read once the later one has passed.
         while self._laps:
             kind, start, end = self._laps[0]
-            if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
-                if only_passed and not end.query():  # type: ignore[no-untyped-call]
+            if isinstance(start, tuple) and isinstance(end, tuple):
+                if only_passed and not end[1].query():  # type: ignore[no-untyped-call]
                     return
-                end.synchronize()
-                self.seconds[kind] += start.elapsed_time(end) / 1e3
+                end[1].synchronize()
+                elapsed = start[1].elapsed_time(end[1]) / 1e3
+                self.seconds[kind] += max(elapsed - (end[0] - start[0]), 0.0)
             elif isinstance(start, float) and isinstance(end, float):
                 self.seconds[kind] += end - start
             self._laps.popleft()

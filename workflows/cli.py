@@ -26,7 +26,7 @@ from .. import __version__
 from ..pipeline.errors import HotsetError, MissingExtraError, SaidElsewhereError, install_hint, system_fault
 from ..stats.compile_notice import call_when_compiling
 from .command_list import COMMANDS, REMOVED, command_class
-from .console import say, say_error, set_verbosity
+from .console import say_error, set_verbosity, show_compiling
 
 _LEAST_COLUMNS = 20
 """Least width of help: narrower terminals have no room for a word next to its options."""
@@ -211,18 +211,12 @@ def _note_slow_start() -> None:
         say_error(message, _CACHE_HINT, kind="note")
 
 
-def _say_compiling() -> None:
-    # For people who watch a bar that does not move; logs of programs keep their lines.
-    if sys.stderr.isatty():
-        say("compiling kernels, once: this takes up to a minute")
-
-
 def _run(command: str, arguments: Sequence[str]) -> int:
     # Imported here, so that the help of all commands does not need them.
     from ..pipeline.runtime.limits import TORCH_BYTES, check_addresses
 
     _explain_bus_errors()
-    call_when_compiling(_say_compiling)
+    call_when_compiling(show_compiling)
     # Modules are imported when called, so that only the commands that train import torch.
     try:
         kind = command_class(command)

@@ -238,6 +238,12 @@ def progress_bars() -> Iterator[Callable[..., None]]:
             _Messages.bars = None
 
 
+def show_compiling(name: str) -> None:
+    """Show next to the bar, which stands still meanwhile, that a kernel is being compiled."""
+    if _Messages.bars is not None:
+        _Messages.bars.show_note(f"compiling {name} (once)")
+
+
 @contextmanager
 def bars_hidden() -> Iterator[None]:
     """Hide the bars while something is printed on stdout, perhaps the same terminal."""

@@ -7,7 +7,6 @@ there.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +25,7 @@ from rich.table import Column
 from rich.text import Text
 
 from ..pipeline.errors import format_byte_size
+from ..stats.compile_notice import working_clock
 
 _ROOM_FOR_BAR = 80
 """Least columns of a terminal in which a bar and a note fit on one line."""
@@ -91,9 +91,7 @@ class Bars:
         """Show the progress of a stage in place of the previous bar. A total of 0 is unknown."""
         # Threads begin a stage together: a second bar would stay, and messages would be written over.
         with self._lock:
-            width = self._progress.console.width
-            self._progress.columns = columns_for(note, width)
-            self._progress.expand = has_room_for_bar(note, width)
+            self._set_columns(note)
             # rich draws a pulse instead of a share where the total is None.
             if self._task is None or stage != self._stage:
                 self._drop()
@@ -101,12 +99,24 @@ class Bars:
                 self._speed = Speed()
                 self._task = self._progress.add_task(stage, total=total or None, note=note)
             # Training continues after an evaluation, with its previous rate until a new one is known.
-            speed = self._speed.after(time.monotonic(), done)
+            speed = self._speed.after(working_clock(), done)
             if speed is None:
                 speed = self._last_speeds.get(stage)
             else:
                 self._last_speeds[stage] = speed
             self._progress.update(self._task, completed=done, total=total or None, note=note, speed=speed)
+
+    def show_note(self, note: str) -> None:
+        """Show a note next to the bar until its stage reports again."""
+        with self._lock:
+            if self._task is not None:
+                self._set_columns(note)
+                self._progress.update(self._task, note=note)
+
+    def _set_columns(self, note: str) -> None:
+        width = self._progress.console.width
+        self._progress.columns = columns_for(note, width)
+        self._progress.expand = has_room_for_bar(note, width)
 
     def drop_full(self) -> None:
         """Remove a bar that has reached its end: the next message reports the stage."""

@@ -1,36 +1,56 @@
-"""A first run is told that it compiles, once, and a run that compiles hardly anything is not."""
+"""The clock of rates stands still while any thread compiles; who listens hears of each kernel."""
 
 from __future__ import annotations
 
 import pytest
 
-from hotset.stats.compile_notice import _Notice, call_when_compiling, count_compiled_kernel
+from hotset.stats import compile_notice
+from hotset.stats.compile_notice import call_when_compiling, compiling, note_compiled_kernel, working_clock
 
 
-@pytest.fixture(autouse=True)
-def no_listener_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Notice, "listener", None)
-    monkeypatch.setattr(_Notice, "num_compiled", 0)
+class Clock:
+    """A clock that is set by hand."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
 
 
-def test_the_listener_is_called_once_and_after_a_few_kernels() -> None:
-    told: list[str] = []
-    call_when_compiling(lambda: told.append("first"))
-    for _ in range(3):
-        count_compiled_kernel()
-    assert told == []
-    for _ in range(5):
-        count_compiled_kernel()
-    assert told == ["first"]
-    # The next command begins to count anew.
-    call_when_compiling(lambda: told.append("second"))
-    for _ in range(3):
-        count_compiled_kernel()
-    assert told == ["first"]
-    count_compiled_kernel()
-    assert told == ["first", "second"]
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(compile_notice, "perf_counter", found)
+    monkeypatch.setattr(compile_notice._Compiling, "seconds", 0.0)
+    return found
 
 
-def test_nobody_has_to_listen() -> None:
-    for _ in range(9):
-        count_compiled_kernel()
+def test_the_clock_stands_still_until_the_last_thread_has_compiled(clock: Clock) -> None:
+    clock.seconds = 3
+    with compiling():
+        clock.seconds = 5
+        with compiling():  # as another thread that waits for the compiler, or a kernel that calls one
+            clock.seconds = 9
+        assert working_clock() == 3
+        clock.seconds = 11
+    assert working_clock() == 3
+    clock.seconds = 12
+    assert working_clock() == 4
+
+
+def test_the_clock_goes_on_where_a_kernel_cannot_be_compiled(clock: Clock) -> None:
+    with pytest.raises(ValueError), compiling():
+        clock.seconds = 2
+        raise ValueError
+    clock.seconds = 3
+    assert working_clock() == 1
+
+
+def test_a_listener_hears_of_each_kernel_and_nobody_has_to_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_notice._Compiling, "listener", None)
+    note_compiled_kernel("first")
+    heard: list[str] = []
+    call_when_compiling(heard.append)
+    note_compiled_kernel("second")
+    note_compiled_kernel("third")
+    assert heard == ["second", "third"]

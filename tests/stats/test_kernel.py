@@ -74,13 +74,13 @@ def test_code_is_kept_between_runs(cache: Path) -> None:
     assert _hits(_run()) == 1
 
 
-def test_only_kernels_that_are_compiled_are_counted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[int] = []
-    monkeypatch.setattr(module, "count_compiled_kernel", lambda: counted.append(1))
+def test_only_kernels_that_are_compiled_are_reported(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[str] = []
+    monkeypatch.setattr(module, "note_compiled_kernel", reported.append)
     _run()
-    assert counted == [1]
+    assert reported == ["add"]
     _run()
-    assert counted == [1]
+    assert reported == ["add"]
 
 
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])

@@ -8,16 +8,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 import torch
+from numba.core.dispatcher import Dispatcher
 
+from hotset.stats import compile_notice
+from hotset.stats.kernel import kernel
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import assert_equal_bits, trained
 from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
+from hotset.train.loop import run_steps
 
 
 def test_two_equal_runs_end_with_equal_bits_and_seeds_differ(tmp_path: Path) -> None:
@@ -59,6 +64,34 @@ def test_a_model_learns_what_was_planted(optimizer: Any, tmp_path: Path) -> None
     after = trained(shards, embedding_optimizer=optimizer, epochs=2).predictor.score()
     assert before.auc is not None and after.auc is not None
     assert before.auc < 0.7 < 0.8 < after.auc
+
+
+@pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")
+def test_no_clock_of_a_run_counts_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock moves while a kernel is compiled, by 1,000 s each, and at no other time."""
+    seconds = 0.0
+    compile_types = Dispatcher.compile
+
+    def compile_slowly(self: Dispatcher, types: Any) -> Any:
+        nonlocal seconds
+        seconds += 1000.0
+        return compile_types(self, types)
+
+    monkeypatch.setattr(Dispatcher, "compile", compile_slowly)
+    monkeypatch.setattr(compile_notice, "perf_counter", lambda: seconds)
+    shards = Shards.open(write_shards(tmp_path / "shards"))
+    trainer = build_trainer(shards, TrainConfig(placement="lookahead", staging_bytes=4096))
+    # A kernel that this process has not run yet, at every step.
+    trainer.before_step.append(lambda _: kernel(_twice)(2))
+    run_steps(trainer, lambda *_: None)
+    assert seconds >= 1000.0 * shards.num_training_batches
+    assert trainer.meter.training_seconds == 0
+    transfers = trainer.embeddings.transfers
+    assert transfers.busy_seconds == transfers.stall_seconds == 0
+
+
+def _twice(number: int) -> int:
+    return 2 * number
 
 
 def test_fae_counts_its_copies(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
     """A meter whose clock ticks one second a look."""
     ticks = iter(range(10_000))
-    monkeypatch.setattr("hotset.train.metrics.time.perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr("hotset.stats.compile_notice.perf_counter", lambda: float(next(ticks)))
     return Meter(torch.device("cpu"))
 
 

@@ -7,13 +7,14 @@ computed once its item is done. The planner makes sure that this is enough; this
 from __future__ import annotations
 
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from ...stats.compile_notice import working_clock
 
 if TYPE_CHECKING:
     from ..device import Event
@@ -123,9 +124,9 @@ class TransferThread(Transfers[Work]):
         with self._state:
             self._check()
             if self._done < number:
-                start = time.perf_counter()
+                start = working_clock()
                 self._state.wait_for(lambda: self._done >= number or self._error is not None)
-                self.stall_seconds += time.perf_counter() - start
+                self.stall_seconds += working_clock() - start
                 self.num_stalls += 1
                 self._check()
 
@@ -179,12 +180,12 @@ class TransferThread(Transfers[Work]):
                         return
                     item = self._queue.popleft()
                     self._is_busy = True
-                start = time.perf_counter()
+                start = working_clock()
                 self._run_item(item)
                 with self._state:
                     self._done = item.number
                     self._is_busy = False
-                    self.busy_seconds += time.perf_counter() - start
+                    self.busy_seconds += working_clock() - start
                     self._state.notify_all()
         except BaseException as error:
             # Whatever it is, it is kept for the other thread, whose next call raises it.

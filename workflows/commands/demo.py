@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +23,7 @@ from ...pipeline.raw.raw_file import RawFile
 from ...pipeline.runtime.tasks import Resources
 from ...pipeline.schema.schema_file import setting_of
 from ...pipeline.statistics.frequencies import QUICK, frequency_statistics
+from ...stats.compile_notice import working_clock
 from ...stats.ranking.row_bytes import row_bytes
 from ...train.config import TrainConfig
 from ..command_list import STAGE_INTERRUPTED, JsonCommand
@@ -175,10 +175,10 @@ def _log(options: DemoCommand) -> Path:
         _copy_lines(options.data, options.samples or 0, path)
     # A log that an earlier demo generated is used again.
     elif not path.exists():
-        started = time.perf_counter()
+        started = working_clock()
         num_samples = options.samples or _SAMPLES
         generate(GenerateConfig(samples=num_samples, seed=options.seed), path, workers=options.workers)
-        rate = num_samples / (time.perf_counter() - started)
+        rate = num_samples / (working_clock() - started)
         say(f"   generate {path}: {describe_rate(rate)}")
     return path
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...pipeline.errors import format_byte_size
 from ...pipeline.generate.generate import GenerateConfig, generate
+from ...stats.compile_notice import working_clock
 from ..command_list import JsonCommand
 from ..console import describe_rate, print_json, progress_bars
 from ..options import config_of
@@ -30,7 +30,7 @@ class GenerateCommand(JsonCommand, GenerateConfig):
         """Run ``hotset generate``."""
         config = config_of(GenerateConfig, self)
         # The rate is that of the whole command, the writing of the file included.
-        started = time.perf_counter()
+        started = working_clock()
         with progress_bars() as progress:
             generate(
                 config,
@@ -39,7 +39,7 @@ class GenerateCommand(JsonCommand, GenerateConfig):
                 progress=lambda done: progress("generate", done, config.samples),
                 overwrite=self.overwrite,
             )
-        seconds = time.perf_counter() - started
+        seconds = working_clock() - started
         # After the file is closed: compressed bytes are known only then.
         num_bytes = self.out.stat().st_size
         if self.json:

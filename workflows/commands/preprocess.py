@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,6 +41,7 @@ from ...pipeline.runtime.tasks import EngineName, Resources, num_workers, use_en
 from ...pipeline.schema.schema_file import setting_of
 from ...pipeline.stages.ingest import IngestConfig, ingest, ingest_identity, workers_for
 from ...pipeline.stages.split import AUTO_PERCENT, MOST_AUTO_BYTES
+from ...stats.compile_notice import working_clock
 from ..command_list import STAGE_INTERRUPTED, Command
 from ..console import (
     describe_rate,
@@ -283,7 +283,7 @@ class IngestOptions(Command):
                 workers_for([RawFile.inspect(path) for path in self.raw], config, resources)
                 _report_removed(remove_from("ingest", self.out))
             was_sealed = not self.extend and is_sealed(self.out / "columns")
-            started = time.perf_counter()
+            started = working_clock()
             # A refused extension must leave the old columns as they are, so it is refused first.
             if self.extend:
                 check_extension(self.out, {"ingest": ingest_identity(config)})
@@ -293,7 +293,7 @@ class IngestOptions(Command):
             # The new columns are sealed: folders written from fewer logs would now contradict them.
             if self.extend:
                 _report_outdated(remove_stale(self.out))
-        seconds = time.perf_counter() - started
+        seconds = working_clock() - started
         return _finish("ingest", columns, seconds, as_json=self.run.json, was_sealed=was_sealed)
 
 
@@ -330,9 +330,9 @@ class StageOptions(Command):
                 check_stage(self.stage, config, self.dir, resources)
                 _report_removed(remove_from(self.stage, self.dir))
             was_sealed = is_sealed(self.dir / FOLDERS[self.stage])
-            started = time.perf_counter()
+            started = working_clock()
             folder = run_stage(self.stage, config, self.dir, resources)
-            seconds = time.perf_counter() - started
+            seconds = working_clock() - started
         if getattr(config, "hot_bytes", None) == "auto" and not was_sealed:
             say(describe_auto(folder))
         return _finish(self.stage, folder, seconds, as_json=self.run.json, was_sealed=was_sealed)

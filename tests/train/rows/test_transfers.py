@@ -117,7 +117,7 @@ def test_stalls_and_work_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
             is_waited_for.set()
         return float(next(seconds))
 
-    monkeypatch.setattr("hotset.train.rows.transfers.time.perf_counter", clock)
+    monkeypatch.setattr("hotset.stats.compile_notice.perf_counter", clock)
     transfer_thread: TransferThread[None] = TransferThread(lambda _: assert_is_set(is_waited_for))
     transfer_thread.put(None, -1)
     transfer_thread.wait_for(0)
