@@ -193,7 +193,8 @@ def add_tiles(
                 for column in range(width):
                     sum_C[column] = left_C[column] + right_C[column]
             else:
-                sum_C[:] = left_C
+                for column in range(width):
+                    sum_C[column] = left_C[column]
         # Each level takes half the room of the one below, in place: a sum never overtakes its terms.
         while num_sums > 1:
             num_pairs = num_sums // 2
@@ -205,9 +206,12 @@ def add_tiles(
                     sum_C[column] = left_C[column] + right_C[column]
             # The last one of an odd number has no partner, and moves to the next level as it is.
             if num_sums % 2:
-                workspace_LC[num_pairs, :width] = workspace_LC[num_sums - 1, :width]
+                for column in range(width):
+                    workspace_LC[num_pairs, column] = workspace_LC[num_sums - 1, column]
             num_sums = num_pairs + num_sums % 2
-        target_C[:] = workspace_LC[0, :width]
+        # A loop compiles in a fifth of the time of an assignment of slices, which may raise an error.
+        for column in range(width):
+            target_C[column] = workspace_LC[0, column]
 
 
 def add_losses(losses: Sequence[float], counts: Sequence[int]) -> float:
