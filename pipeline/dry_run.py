@@ -304,7 +304,7 @@ def _expansion_of(file: RawFile) -> float:
 def _categories_of(array: Any) -> NDArray[Any]:
     """Copy the lookups of a column without the missing ones."""
     flat = (array.values if pa.types.is_list(array.type) else array).drop_null()
-    return values_of(flat, flat.type.to_pandas_dtype()).copy()
+    return values_of(flat).copy()
 
 
 _TEXT_SECONDS = 2.4e-9

@@ -42,6 +42,7 @@ _library.mmap.argtypes = [
 ]
 _library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FAILED = ctypes.c_void_p(-1).value
+_NUMPY_TYPES = {pa.from_numpy_dtype(np.dtype(code)): np.dtype(code) for code in "?bhilBHILefd"}
 
 
 def map_file(path: Path) -> Any:
@@ -267,13 +268,26 @@ def _check_counts(batch: Any) -> None:
         raise ValueError("its counts are not those of a log")
 
 
-def values_of(array: Any, dtype: Any) -> NDArray[Any]:
+def numpy_type(kind: Any) -> np.dtype[Any]:
+    """Return the NumPy type of an Arrow type of numbers, object for any other.
+
+    Arrow's own function for it imports pandas in versions before 25.
+    """
+    return _NUMPY_TYPES.get(kind, np.dtype(object))
+
+
+def values_of(array: Any, dtype: Any = None) -> NDArray[Any]:
     """Return the values of a fixed-width Arrow array as a NumPy view; missing are undefined.
+
+    Args:
+        dtype: the type that it must have; None takes any type of numbers.
 
     Raises:
         ManifestError: the array is of another type, or its buffer too short for a kernel to trust.
     """
-    if array.type.to_pandas_dtype() != dtype:
+    found = numpy_type(array.type)
+    dtype = found if dtype is None else dtype
+    if found != dtype:
         raise ManifestError(f"a column is {array.type}, want {np.dtype(dtype)}", hint=_HINT)
     buffer = array.buffers()[1]
     values = np.frombuffer(buffer, dtype) if buffer is not None and buffer.size else np.zeros(0, dtype)

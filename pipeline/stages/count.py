@@ -42,6 +42,7 @@ from ..folders.totals import ColumnsFacts, ColumnsTotals, CountedTable, CountsFa
 from ..formats.arrow_files import (
     COUNT_COLUMNS,
     lookups_of,
+    numpy_type,
     read_batch,
     read_file,
     validity_of,
@@ -139,7 +140,7 @@ def counts_written(output: Output, entry: FileEntry) -> Counts:
 
 def _counts_of(batch: Any) -> Counts:
     array = batch.column("category")
-    return values_of(array, array.type.to_pandas_dtype()), values_of(batch.column("count"), np.int64)
+    return values_of(array), values_of(batch.column("count"), np.int64)
 
 
 def merged_counts(
@@ -471,7 +472,7 @@ def _count_span(
             # Kernels want columns that begin at offset 0.
             column = column if low == 0 else column.take(pa.array(np.arange(low, len(column))))
             array, num_lookups = lookups_of(column, high - low)
-            dtypes[name] = np.dtype(array.type.to_pandas_dtype())
+            dtypes[name] = numpy_type(array.type)
             tables.add(name, values_of(array, dtypes[name])[:num_lookups], validity_of(array))
         if advance is not None:
             advance((high - low) * len(names))

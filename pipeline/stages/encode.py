@@ -78,7 +78,7 @@ class LoadedPiece:
         """Write the id of each lookup of a part to ``ids``, -1 where this piece has none."""
         # The lists of a multi-hot table are looked up flat: where each begins does not matter here.
         array, _ = lookups_of(batch.column(self.piece.table.name), 0)
-        categories = values_of(array, array.type.to_pandas_dtype())
+        categories = values_of(array)
         entries = map_arrays(self.kept, np.uint64) if isinstance(self.kept, Path) else self.kept
         find_ids(categories, validity_of(array), entries, self.piece.table.missing_id, -1, ids)
 
@@ -134,7 +134,7 @@ def load_piece(vocabulary: Manifest, piece: TablePiece, shared: Output | None) -
     path = f"{piece.table.name}.arrow"
     array = read_batch(vocabulary, vocabulary.entry(path)).column("category")
     # Only the rows of this piece are inserted, with the ids that they have in the whole table.
-    rows = values_of(array, array.type.to_pandas_dtype())[piece.first_id : piece.stop_id]
+    rows = values_of(array)[piece.first_id : piece.stop_id]
     entries = build_id_table(rows, piece.first_id, piece.table.missing_id, piece.table.oov_id)
     # Written to a file, the table is mapped once by each process; as an argument it would be pickled for each
     # task.

@@ -33,7 +33,7 @@ from ..folders.totals import (
     VocabularyTable,
     VocabularyTotals,
 )
-from ..formats.arrow_files import NO_NULLS, read_batch, values_of, write_batch
+from ..formats.arrow_files import NO_NULLS, numpy_type, read_batch, values_of, write_batch
 from ..runtime.memory import room_for
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, num_workers, run_tasks
 
@@ -186,7 +186,7 @@ def _map_table(
     if output.has(path):
         return
     old_batch, new_batch = (read_batch(manifest, manifest.entry(path)) for manifest in (old, new))
-    dtype = old_batch.column("category").type.to_pandas_dtype()
+    dtype = numpy_type(old_batch.column("category").type)
     categories = values_of(old_batch.column("category"), dtype)
     new_ids = array_in(room // 4, output, (before.num_rows,), np.int32)
     new_ids[:] = -1

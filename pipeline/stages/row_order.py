@@ -40,6 +40,7 @@ from ..folders.totals import CountedTable, TableInfo, VocabularyTable, Vocabular
 from ..formats.arrow_files import (
     OpenedParts,
     lookups_of,
+    numpy_type,
     offsets_of,
     read_batch,
     validity_of,
@@ -79,8 +80,7 @@ class RankedTable:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of its categories."""
-        dtype: np.dtype[Any] = np.dtype(self._batch().schema.field("category").type.to_pandas_dtype())
-        return dtype
+        return numpy_type(self._batch().schema.field("category").type)
 
     def _batch(self) -> Any:
         return read_batch(self.counts, self.entry)

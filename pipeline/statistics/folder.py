@@ -337,7 +337,7 @@ def open_table(folder: Path, feature: str) -> TableRows:
         raise ConfigError(f"no feature {feature!r} in {folder}", hint=f"use one of {', '.join(tables)}")
     batch = read_batch(vocabulary, vocabulary.entry(f"{feature}.arrow"))
     array = batch.column("category")
-    categories = values_of(array, array.type.to_pandas_dtype())
+    categories = values_of(array)
     counts = values_of(batch.column("count"), np.int64)
     texts = texts_of_table(vocabulary, feature)
     num_hot = _num_hot(folder, vocabulary, feature)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ...pipeline.errors import ShardError, hint_to_rewrite
 from ...pipeline.folders.manifest import FileEntry
 from ...pipeline.folders.totals import ShardFacts
-from ...pipeline.formats.arrow_files import damage_named
+from ...pipeline.formats.arrow_files import damage_named, numpy_type
 from .batch import Batch, FeatureBags
 
 _ALIGNMENT = 64
@@ -181,7 +181,7 @@ def view_of(chunks: Chunks, buffer: Any, first: int, count: int, kind: Any) -> N
     Raises:
         ValueError: the buffer is too short, or is elsewhere in memory.
     """
-    dtype = np.dtype(kind.to_pandas_dtype())
+    dtype = numpy_type(kind)
     if count == 0:
         return np.empty(0, dtype)
     # The buffer's position in what was read, checked against both: a damaged file may point anywhere.

@@ -103,7 +103,7 @@ class RunTables:
         for table, info in zip(self.tables, infos, strict=True):
             batch = read_batch(self.vocabulary, self.vocabulary.entry(f"{table.name}.arrow"))
             array = batch.column("category")
-            found = values_of(array, array.type.to_pandas_dtype()).astype(np.uint64).view(np.int64)
+            found = values_of(array).astype(np.uint64).view(np.int64)
             if found.size != table.num_rows:
                 folder = self.vocabulary.folder
                 raise HotsetError(f"{folder} has {found.size} rows of {table.name}, want {table.num_rows}")

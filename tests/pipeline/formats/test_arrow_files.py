@@ -31,6 +31,7 @@ from hotset.pipeline.formats.arrow_files import (
     fixed_lists,
     lookups_of,
     map_file,
+    numpy_type,
     offsets_of,
     open_writer,
     read_batch,
@@ -346,3 +347,14 @@ def test_the_lookups_of_some_samples_are_those_of_their_lists(start: int) -> Non
         assert found == lists[start:stop]
     plain = TableLookups(np.arange(4, dtype=np.int32), ONE_EACH)
     assert plain.of_samples(start, 4).ids.tolist() == list(range(start, 4))
+
+
+@pytest.mark.parametrize("kind", [pa.uint8(), pa.int32(), pa.int64(), pa.uint64(), pa.float32()])
+def test_types_of_numbers_are_those_of_arrow(kind: pa.DataType) -> None:
+    assert numpy_type(kind) == np.dtype(kind.to_pandas_dtype())
+    assert values_of(pa.array([1, 2], kind)).tolist() == [1, 2]
+
+
+def test_other_types_are_refused_as_numbers() -> None:
+    with pytest.raises(ManifestError, match="a column is string, want int32"):
+        values_of(pa.array(["a"]), np.int32)
