@@ -34,7 +34,7 @@ def commands_of(page: Path) -> list[list[str]]:
     """The words of every ``hotset`` command in the code of a page, options with their values included."""
     text = re.sub(r"```text\n.*?```", "", page.read_text(), flags=re.DOTALL)
     text = re.sub(r"\\\n\s*", "", text)  # a command on several lines
-    lines = re.findall(r"^    (hotset .*)$", text, re.MULTILINE)
+    lines = re.findall(r"^    (?:torchrun .* -m )?(hotset .*)$", text, re.MULTILINE)
     lines += re.findall(r"`((?:\.venv/bin/)?hotset [^`]*)`", text)
     return [shlex.split(line.split("|")[0].split(">")[0], comments=True) for line in lines]
 

@@ -19,10 +19,11 @@ NUMBERS = {
     "docs/benchmarks.md": 280,
     "docs/checkpoints.md": 4,
     "docs/gpu.md": 30,
+    "docs/papers.md": 40,
     "docs/placements.md": 110,
 }
-"""For each page, how many of its numbers are compared at least."""
-PAGES = tuple(NUMBERS)
+"""For each page that quotes results, how many of its numbers are compared at least."""
+PAGES = ("README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
 Result = Any
 MIB, GIB = 1024**2, 1024**3
 
@@ -428,6 +429,24 @@ QUOTED: dict[str, Callable[[Result], list[str]]] = {
     "orders-2m": orders,
     "orders-real-110k": orders,
 }
+PUBLISHED = {
+    # The paper: abstract, figure 5, tables 3, 4 and 7; its sample is 5% of the inputs.
+    "2103.00686": "4 20 140 51% 65% 76% 4 5% 60.89 14.99 6.8% 0.802 0.802 1.52x",
+    # Abstract; readme of its code, Criteo's Kaggle log.
+    "2208.05321": "1.5% 0.7867 0.7768",
+    # Abstract.
+    "2411.01611": "6x",
+    # Abstract; volume ratios of the better coder per table, from files of the repository.
+    "2407.04272": "1.38x 12.25 15.7",
+    "2011.05497": "",
+}
+"""Figures of papers, by their number on arXiv, and where they were read."""
+SETTINGS = {
+    "docs/formats.md": ("5%", "99.9%"),
+    "docs/logs.md": ("0.1%", "1%", "5%"),
+    "docs/statistics.md": ("1%", "5%", "95%"),
+}
+"""Percentages of a page that are options, bounds or intervals, and no measurement."""
 _NUMBER = re.compile(r"\+?\d[\d,]*(?:\.\d+)?")
 _NOT_FIGURES = re.compile(r"\[[^\]]*\]\([^)]*\)|`[^`]*`")
 """Links and code have numbers of their own."""
@@ -451,11 +470,12 @@ def blocks_of(page: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def results_in(text: str) -> list[str]:
-    return re.findall(r"results/([\w-]+)\.json", text)
+    """Names of the result files that ``text`` links to, and numbers of papers."""
+    return re.findall(r"(?:results/|arxiv\.org/abs/)([\w.-]+?)(?:\.json)?\)", text)
 
 
 def figures_of(name: str) -> list[str]:
-    return QUOTED[name](read_result(name))
+    return PUBLISHED[name].split() if name in PUBLISHED else QUOTED[name](read_result(name))
 
 
 def read_result(name: str) -> Result:
@@ -478,7 +498,7 @@ def test_each_number_beside_a_result_stands_in_it(page: str) -> None:
             num_checked += 1
             if number not in known:
                 wrong.append(f"{number} is not in {', '.join(names)}: {block[:70]}…")
-    assert wrong == [] and num_checked >= NUMBERS[page]
+    assert wrong == [] and num_checked >= NUMBERS.get(page, 0)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -489,6 +509,7 @@ def test_ratios_and_shares_are_quoted_beside_their_result_only(page: str) -> Non
         for block, names in blocks_of(page)
         if not names
         for figure in re.findall(r"\d[\d.]*x\b|\d[\d.]*%", _NOT_FIGURES.sub(" ", block))
+        if figure not in SETTINGS.get(page, ())
     ]
     assert stray == []
 
@@ -510,4 +531,4 @@ def test_the_like_for_like_figure_comes_first(page: str, name: str, first: int) 
 
 def test_every_result_that_a_page_names_is_known() -> None:
     named = {name for page in PAGES for _, names in blocks_of(page) for name in names}
-    assert named == set(QUOTED)
+    assert named == {*QUOTED, *PUBLISHED}
