@@ -119,7 +119,9 @@ def test_a_table_in_memory_has_the_predictions_of_its_log(lists: ScoredRun, crit
     # Criteo's categories are hex digits in text, and the hash tables have 32 bits.
     predictor = RunPredictor(criteo.run)
     fields = ["label", *predictor.schema.dense, *predictor.schema.sparse]
-    frame = pl.read_csv(criteo.log, separator="\t", has_header=False, new_columns=fields, infer_schema=False)
+    frame = pl.read_csv(
+        criteo.log, separator="\t", has_header=False, new_columns=fields, infer_schema_length=0
+    )
     frame = frame.with_columns(pl.col(predictor.schema.dense).cast(pl.Int32))
     found = logits_of(predictor, predictor.parts_of_table(frame.to_arrow()))
     np.testing.assert_array_equal(found, criteo.evaluated())
