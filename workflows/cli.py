@@ -187,6 +187,10 @@ def _answer(arguments: Sequence[str]) -> int:
             hint = REMOVED.get(arguments[0], hint)
             say_error(f"there is no command {arguments[0]!r}", hint)
             return 2
+        # Files without a name and /proc are Linux's, and are used everywhere.
+        if sys.platform != "linux":
+            say_error(f"hotset runs on Linux, and this is {sys.platform}", "use Docker, with its Dockerfile")
+            return 1
         status = _run(arguments[0], arguments[1:])
         _note_slow_start()
         return status

@@ -78,6 +78,16 @@ def test_a_mistyped_command_offers_the_nearest(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.endswith("hint: hotset --help lists the commands\n")
 
 
+def test_another_system_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert main(["stats", "DIR"]) == 1
+    assert capsys.readouterr().err == (
+        "error: hotset runs on Linux, and this is darwin\nhint: use Docker, with its Dockerfile\n"
+    )
+
+
 @pytest.mark.parametrize("ending", ["csv", "csv.gz", "parquet"])
 def test_a_forgotten_schema_is_named_with_commands_that_work(
     ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
