@@ -1,7 +1,7 @@
 """Curves of lookups over rows, fits of their distribution, and slopes of speed.
 
 A coverage curve gives the share of a table's lookups that its most looked-up rows serve, and from it the size
-that reaches a share and the size beyond which more rows stop paying.
+that reaches a share.
 
 `fit_zipf` describes a table's lookups as FBGEMM does: heavy hitters, then Zipf's law. The k-th most frequent
 row after the H heavy hitters has a probability proportional to (k + q)**-s, k counted from 0 over all rows. A
@@ -111,21 +111,6 @@ def gain_of(sizes: Sequence[int], shares: Sequence[float], size: float, more: fl
     """
     at, after = np.interp(np.log2([size, size + more]), np.log2(sizes), shares)
     return float(after - at)
-
-
-def where_doubling_stops_paying(
-    sizes: Sequence[int], shares: Sequence[float], least_gain: float
-) -> int | None:
-    """Return the smallest size after the steepest part of a curve that, doubled, gains under ``least_gain``.
-
-    A curve that begins flat (too little for anything) has not stopped there, and one may leap at its end,
-    where the last rows fit: the search begins at the greatest gain of a size that can be doubled twice. None
-    where every doubling pays.
-    """
-    gains = [gain_of(sizes, shares, size, size) for size in sizes if 4 * size <= sizes[-1]]
-    steepest = int(np.argmax(gains)) if gains else 0
-    paying = zip(sizes[steepest:], gains[steepest:], strict=False)
-    return next((size for size, gain in paying if gain < least_gain), None)
 
 
 MOST_HITTERS = 20

@@ -34,7 +34,6 @@ from hotset.stats.curves import (
     sum_log_ranks,
     top_shares,
     verdict,
-    where_doubling_stops_paying,
 )
 
 
@@ -116,14 +115,6 @@ def test_gains_between_points_and_beyond_the_end() -> None:
     assert gain_of(SIZES, SHARES, 64, 64) == 0
     assert share_at(SIZES, SHARES, 4) == 0.3 and share_at(SIZES, SHARES, 0) == 0
     assert gain_of(SIZES, SHARES, 4, 4) == pytest.approx(0.3)
-
-
-def test_doubling_stops_paying_after_the_steepest_part() -> None:
-    assert where_doubling_stops_paying(SIZES, SHARES, 0.05) == 16
-    assert where_doubling_stops_paying(SIZES, SHARES, 0.15) == 8
-    assert where_doubling_stops_paying(SIZES, SHARES, 0.01) is None
-    assert where_doubling_stops_paying(SIZES, [0.0, 0.0, 0.1, 0.2, 0.22, 0.3, 1.0], 0.05) == 8
-    assert where_doubling_stops_paying([1, 2], [0.0, 1.0], 0.1) is None
 
 
 def zipf_counts(num_rows: int, q: float, s: float, scale: float = 1e7) -> NDArray[np.int64]:

@@ -6,14 +6,14 @@ trusted.
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import os
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,12 +26,15 @@ from ...train.run_config import read_object
 from ..command_list import JsonCommand
 from ..console import TextTable, print_json, print_line, print_table, say, stdout_console
 from ..options import Arg
+from ..report.write import check_html
 
 _CONFIG, _SUMMARY, _METRICS = "config.json", "summary.json", "metrics.jsonl"
 _MOST_DEPTH = 4
 """Folders below the one that is named are searched so deep."""
-_NOT_SETTINGS = frozenset({"tables", "threads", "dense_model", "embedding_dim", "num_dense"})
-"""Keys of a config that say what the shards and the machine are like."""
+_NOT_SETTINGS = frozenset(
+    {"tables", "threads", "dense_model", "embedding_dim", "num_dense", "dense_products", "log_every"}
+)
+"""Keys of a config that say what the shards and the machine are like, or decide nothing."""
 _AS_OPTIONS = {
     "init_from": {"run": "init_from"},
     "exchange": {
@@ -42,6 +45,17 @@ _AS_OPTIONS = {
     },
 }
 """Nested records whose keys say nothing without the name of the record, and what they are called."""
+
+
+_ONLY_OF = {
+    "staging_bytes": ("lookahead", "cache"),
+    "prefetch": ("lookahead", "cache"),
+    "cache_policy": ("cache",),
+    "cache_warmup": ("cache",),
+    "cache_batches": ("cache",),
+    "fae_variant": ("fae",),
+}
+"""Settings that other placements than these ignore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +87,51 @@ def read_runs(folder: Path) -> list[Run]:
     return [_read_run(path, str(path.relative_to(folder)) if path != folder else path.name) for path in paths]
 
 
+def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
+    """Return the runs by test part, the best AUC first in each; those without a score are last.
+
+    Test parts are one where they have as many samples and as many clicks: AUCs of others do not compare.
+    Unfinished runs are with those of the same shards.
+    """
+    parts = {run.settings.get("shards"): part for run in runs if (part := _test_part(run)) is not None}
+    found: dict[tuple[float, float] | None, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: -(_number(run, "auc") or 0.0)):
+        found.setdefault(_test_part(run) or parts.get(run.settings.get("shards")), []).append(run)
+    return sorted(found.values(), key=lambda group: all(_test_part(run) is None for run in group))
+
+
+def _test_part(run: Run) -> tuple[float, float] | None:
+    """Return the samples of a test part and the log loss of its click rate; None where there is no score."""
+    if _number(run, "auc") is None:
+        return None
+    num_samples, loss, entropy = (
+        _number(run, name) or 0.0 for name in ("num_samples", "log_loss", "normalized_entropy")
+    )
+    return num_samples, round(loss / entropy, 6) if entropy else 0.0
+
+
+def title_of(group: Sequence[Run]) -> str:
+    """Return the test part of a group in words."""
+    part = next((part for run in group if (part := _test_part(run)) is not None), None)
+    if part is None:
+        return "Without a test score"
+    return f"Test part of {part[0]:,.0f} samples, log loss {part[1]:.4f} without a model"
+
+
 def differing_settings(runs: Sequence[Run]) -> list[str]:
-    """Return the settings that differ between readable runs, by name."""
-    found = [run.settings for run in runs if run.fault is None]
-    names = sorted({name for settings in found for name in settings})
-    return [name for name in names if len({json.dumps(settings.get(name)) for settings in found}) > 1]
+    """Return the settings that differ between the readable runs that they apply to, the placement first."""
+    found = [run for run in runs if run.fault is None]
+    names = sorted(
+        {name for run in found for name in run.settings}, key=lambda name: (name != "placement", name)
+    )
+    return [name for name in names if len({_applied(run, name) for run in found} - {""}) > 1]
+
+
+def _applied(run: Run, name: str) -> str:
+    """Return a setting as JSON; nothing where the placement of its run ignores it."""
+    placements = _ONLY_OF.get(name)
+    is_ignored = placements is not None and run.settings.get("placement") not in (None, *placements)
+    return "" if is_ignored else json.dumps(run.settings.get(name))
 
 
 def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
@@ -104,13 +158,14 @@ def _read_run(path: Path, name: str) -> Run:
         curves = _curves_in(path / _METRICS) if (path / _METRICS).is_file() else {}
     except (OSError, ValueError, RecursionError, HotsetError) as error:
         return Run(name, {}, None, {}, fault=str(error))
-    settings = {key: value for key, value in config.items() if key not in _NOT_SETTINGS}
-    return Run(name, dict(_flat(settings)), summary, curves)
+    return Run(name, dict(_flat(config)), summary, curves)
 
 
 def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The settings of nested records by their own names, as options are called."""
     for name, value in values.items():
+        if name in _NOT_SETTINGS:
+            continue
         if isinstance(value, dict):
             called = _AS_OPTIONS.get(name, {})
             yield from ((called.get(key, key), one) for key, one in _flat(value))
@@ -132,73 +187,67 @@ def _curves_in(path: Path) -> dict[str, list[tuple[int, float]]]:
     return curves
 
 
+_CURVES = {
+    "validation": "AUC of the validation part",
+    "evaluation": "AUC of the test part",
+    "loss": "training loss (nats per sample)",
+}
+"""The curves of runs, and what their charts call them."""
 _FIGURES = ("run", "AUC", "log loss", "samples/s", "moved")
 _MOST_SHOWN = 12
 """Settings that differ, at most: more of them say that the runs are of different experiments."""
 _FINGERPRINT = re.compile("[0-9a-f]{32}")
 _SHOWN_DIGITS = 8
-_WIDTH, _HEIGHT, _MARGIN = 480, 220, 48
-_SHOWN_WIDTH = 640
-"""Pixels of a chart where there is room; it shrinks on narrow screens."""
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888")
-"""Okabe and Ito's palette, with gray for black, which a dark page would hide."""
-_STYLE = """
-:root{color-scheme:light dark}
-body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;padding:0 1em;max-width:75em}
-.wide{overflow-x:auto}
-table{border-spacing:0}
-td,th{padding:.2em .7em;text-align:left;vertical-align:top;white-space:nowrap}
-td.text{white-space:normal;min-width:16em;overflow-wrap:anywhere}
-svg{max-width:100%;height:auto;display:block}
-text{fill:currentColor;font-size:11px}
-"""
 
 
 def show_run_list(runs: Sequence[Run], console: Console) -> None:
-    """Print runs, the best AUC first, then of each the settings that not all have alike."""
-    names = differing_settings(runs)
-    print_table(console, TextTable(_FIGURES, [[run.name, *_figures(run)] for run in best_first(runs)]))
-    for run in best_first(runs):
-        if text := _differences(run, names):
-            print_line(console, f"{run.name}: {text}")
+    """Print a table for each test part, the best AUC first, with the settings that differ inside it."""
+    for group in groups_of(runs):
+        print_table(console, runs_table(group))
+        for run in group:
+            if run.fault:
+                print_line(console, f"{run.name}: {run.fault}")
 
 
-def best_first(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs by falling AUC; those without one are last."""
-    return sorted(runs, key=lambda run: -(_number(run, "auc") or 0.0))
+def runs_table(group: Sequence[Run]) -> TextTable:
+    """Return the figures of runs and the settings that differ between them."""
+    names = differing_settings(group)
+    shown = names[:_MOST_SHOWN]
+    title = title_of(group)
+    if len(names) > len(shown):
+        title += f" ({len(names) - len(shown)} more settings differ)"
+    rows = [[run.name, *_figures(run), *(_short(run, name) for name in shown)] for run in group]
+    return TextTable((*_FIGURES, *shown), rows, title)
 
 
-def page_of_runs(runs: Sequence[Run]) -> str:
-    """Return a page of HTML with the table and the curves of runs; it needs nothing else."""
-    names = differing_settings(runs)
-    ordered = best_first(runs)
-    titles = ("", "run", "AUC", "log loss", "samples/s", "bytes moved", "what differs", "made by")
-    rows = ["".join(f"<th>{title}</th>" for title in titles)]
-    for number, run in enumerate(ordered):
-        # The color of a row is that of its curves below.
-        cells = [f'<td style="background:{_COLORS[number % len(_COLORS)]}">&nbsp;</td>']
-        cells += [f"<td>{html.escape(cell)}</td>" for cell in (run.name, *_figures(run))]
-        texts = (_differences(run, names), _provenance(run))
-        cells += [f'<td class="text">{html.escape(text)}</td>' for text in texts]
-        rows.append("".join(cells))
-    # A chart for each series that any of the runs has.
-    series = {
-        "validation": "AUC of the validation part by step",
-        "evaluation": "AUC of the test part by step",
-        "loss": "Training loss by step, nats per sample",
-    }
-    charts = [
-        f"<h2>{title}</h2>{_chart({run.name: run.curves.get(name, []) for run in ordered})}"
-        for name, title in series.items()
-        if any(run.curves.get(name) for run in ordered)
-    ]
-    return (
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>hotset runs</title><style>{_STYLE}</style></head><body><h1>Runs</h1>"
-        f'<div class="wide"><table>{"".join(f"<tr>{row}</tr>" for row in rows)}</table></div>'
-        f"{''.join(charts)}</body></html>\n"
-    )
+def page_of_runs(runs: Sequence[Run], folder: Path) -> str:
+    """Return a page of HTML with tables and curves of runs; it needs nothing else."""
+    # Altair takes a second to import, which other outputs do without.
+    from ..report.charts import curves_chart
+    from ..report.page import Page, Section, render
+
+    sections = []
+    for number, group in enumerate(groups_of(runs)):
+        table = runs_table(group)
+        charts = [
+            partial(curves_chart, title, curves)
+            for name, title in _CURVES.items()
+            for curves in [{run.name: run.curves.get(name, []) for run in group}]
+            # One point is no curve, and the table has it.
+            if any(len(curve) > 1 for curve in curves.values())
+        ]
+        made = TextTable(
+            ("run", "made by"), [[run.name, run.fault or _provenance(run)] for run in group], num_texts=3
+        )
+        text = "The best AUC first, with the settings that differ."
+        sections.append(
+            Section(f"runs-{number}", table.title, text, None, [made], [replace(table, title="")])
+        )
+        if charts:
+            equal = "Runs with equal curves share a line."
+            sections.append(Section(f"curves-{number}", "Curves", equal, charts))
+    facts = [("runs", f"{len(runs):,}"), ("finished", f"{sum(run.summary is not None for run in runs):,}")]
+    return render(Page(f"Training runs: {folder.resolve().name}", facts, [], [], sections))
 
 
 def _figures(run: Run) -> list[str]:
@@ -221,17 +270,10 @@ def _number(run: Run, name: str) -> float | None:
     return float(value) if type(value) in (int, float) else None
 
 
-def _differences(run: Run, names: Sequence[str]) -> str:
-    if run.fault:
-        return run.fault
-    shown = [f"{name} {_short(run.settings[name])}" for name in names if run.settings.get(name) is not None]
-    more = len(shown) - _MOST_SHOWN
-    return ", ".join(shown[:_MOST_SHOWN]) + (f", and {more} more" if more > 0 else "")
-
-
-def _short(value: Any) -> str:
-    """Return a setting in a word, with fingerprints and schema texts abbreviated."""
-    text = str(value)
+def _short(run: Run, name: str) -> str:
+    """Return a setting in a word, fingerprints and schema texts abbreviated; a dash where none applies."""
+    value = run.settings.get(name)
+    text = "-" if value is None or not _applied(run, name) else str(value)
     if "\n" in text:
         return f"{xxhash.xxh3_128_hexdigest(text.encode(errors='replace'))[:_SHOWN_DIGITS]} (of a file)"
     return text[:_SHOWN_DIGITS] if _FINGERPRINT.fullmatch(text) else text
@@ -245,43 +287,6 @@ def _provenance(run: Run) -> str:
     machine = found.get("machine")
     cpu = machine.get("cpu") if isinstance(machine, dict) else None
     return "; ".join(str(each) for each in (found.get("command"), found.get("commit"), cpu) if each)
-
-
-def _chart(curves: Mapping[str, Sequence[tuple[int, float]]]) -> str:
-    """Draw the curves of runs over the same axes as SVG, in the colors of the table."""
-    # All curves share their axes; a constant one must not divide by zero.
-    points = [point for curve in curves.values() for point in curve]
-    last = max(max(step for step, _ in points), 1)
-    low, high = min(value for _, value in points), max(value for _, value in points)
-    span = (high - low) or 1.0
-
-    def place(step: int, value: float) -> str:
-        x = _MARGIN + step / last * (_WIDTH - 2 * _MARGIN)
-        y = _HEIGHT - _MARGIN - (value - low) / span * (_HEIGHT - 2 * _MARGIN)
-        return f"{x:.1f},{y:.1f}"
-
-    # Placements have equal curves, so each is drawn wider than those above it: all are visible.
-    lines = []
-    for number, (name, curve) in enumerate(curves.items()):
-        color = _COLORS[number % len(_COLORS)]
-        width = 1.5 + 1.5 * min(len(curves) - 1 - number, len(_COLORS))
-        title = f"<title>{html.escape(name)}</title>"
-        if len(curve) > 1:
-            path = " ".join(place(*point) for point in curve)
-            shape = f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{width}">'
-            lines.append(f"{shape}{title}</polyline>")
-        # A curve of one point has no line, so the point itself is drawn.
-        for point in curve[:1] if len(curve) == 1 else []:
-            x, y = place(*point).split(",")
-            lines.append(f'<circle cx="{x}" cy="{y}" r="{2 + width / 2}" fill="{color}">{title}</circle>')
-    bottom, right = _HEIGHT - _MARGIN, _WIDTH - _MARGIN
-    axes = (
-        f'<path d="M{_MARGIN},{_MARGIN}V{bottom}H{right}" fill="none" stroke="#888"/>'
-        f'<text x="{_MARGIN - 6}" y="{bottom}" text-anchor="end">{low:.4g}</text>'
-        f'<text x="{_MARGIN - 6}" y="{_MARGIN + 4}" text-anchor="end">{high:.4g}</text>'
-        f'<text x="{right}" y="{bottom + 16}" text-anchor="end">step {last:,}</text>'
-    )
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_SHOWN_WIDTH}">{axes}{"".join(lines)}</svg>'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,29 +304,36 @@ class RunsCommand(JsonCommand):
 
     def execute(self) -> int:
         """Run ``hotset runs``."""
+        if self.html is not None:
+            check_html(self.html)
         # The page is written whatever else is printed.
-        runs = best_first(read_runs(self.folder))
+        runs = read_runs(self.folder)
+        groups = groups_of(runs)
         if self.html is not None:
             with whole_file(self.html, overwrite=True, option="--html") as file:
-                file.write(page_of_runs(runs).encode())
+                file.write(page_of_runs(runs, self.folder).encode(errors="replace"))
             say(f"wrote {self.html}")
         if self.compare:
-            compared = compare_settings(runs)
+            # Scores of different test parts are not compared.
+            scored = [group for group in groups if _scored(group)] or groups
+            compared = [(title_of(group), compare_settings(group)) for group in scored]
             if self.json:
-                print_json({"settings": compared})
-            else:
-                _show_settings(compared)
+                print_json({"settings": [one for _, each in compared for one in each]})
+            for title, each in compared if not self.json else ():
+                _show_settings(each, title)
         elif self.json:
-            # Show only settings that differ between runs.
-            names = differing_settings(runs)
+            # Show only settings that differ between runs of one test part.
             found = [
                 {
-                    "run": each.name,
-                    "differs": {name: each.settings.get(name) for name in names},
-                    "summary": each.summary,
-                    "fault": each.fault,
+                    "run": run.name,
+                    "test_part": title_of(group),
+                    "differs": {name: run.settings.get(name) for name in names if _applied(run, name)},
+                    "summary": run.summary,
+                    "fault": run.fault,
                 }
-                for each in runs
+                for group in groups
+                for names in [differing_settings(group)]
+                for run in group
             ]
             print_json({"runs": found})
         else:
@@ -329,8 +341,12 @@ class RunsCommand(JsonCommand):
         return 0
 
 
+def _scored(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if isinstance((run.summary or {}).get("auc"), float)]
+
+
 def compare_settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the runs that differ in their seed alone, the best mean AUC first.
+    """Return the runs of one test part that differ in their seed alone, the best mean AUC first.
 
     Each has the settings in which it differs from others; means and standard deviations over its seeds, None
     of one seed; and the mean difference from the best settings in AUC, of runs with the same seed, None
@@ -339,13 +355,13 @@ def compare_settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
     Raises:
         HotsetError: no run has an AUC.
     """
-    scored = [run for run in runs if isinstance((run.summary or {}).get("auc"), float)]
+    scored = _scored(runs)
     if not scored:
         raise HotsetError("no run has an AUC", hint="finish runs on shards with an evaluation part")
     names = [name for name in differing_settings(scored) if name != "seed"]
     groups: dict[str, list[Run]] = {}
     for run in scored:
-        groups.setdefault(repr([run.settings.get(name) for name in names]), []).append(run)
+        groups.setdefault(repr([_applied(run, name) for name in names]), []).append(run)
     best, *others = sorted(groups.values(), key=lambda group: -_mean(group, "auc"))
     return [_compared(group, best, names) for group in (best, *others)]
 
@@ -354,7 +370,7 @@ def _compared(group: Sequence[Run], best: Sequence[Run], names: Sequence[str]) -
     by_seed, of_best = _auc_by_seed(group), _auc_by_seed(best)
     pairs = [by_seed[seed] - of_best[seed] for seed in by_seed if seed in of_best]
     return {
-        "settings": {name: group[0].settings.get(name) for name in names},
+        "settings": {name: group[0].settings.get(name) for name in names if _applied(group[0], name)},
         "seeds": sorted(by_seed),
         "mean_auc": _mean(group, "auc"),
         "deviation_auc": _deviation([_number(run, "auc") or 0.0 for run in group]),
@@ -382,7 +398,7 @@ def _deviation(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) if len(values) > 1 else None
 
 
-def _show_settings(compared: Sequence[Mapping[str, Any]]) -> None:
+def _show_settings(compared: Sequence[Mapping[str, Any]], title: str) -> None:
     """Print a line for each group of runs, with what differs in it."""
     titles = ("settings", "seeds", "AUC", "log loss", "samples/s", "difference, same seed")
     rows = []
@@ -400,7 +416,7 @@ def _show_settings(compared: Sequence[Mapping[str, Any]]) -> None:
             difference,
         ]
         rows.append(row)
-    print_table(stdout_console(), TextTable(titles, rows))
+    print_table(stdout_console(), TextTable(titles, rows, title))
 
 
 def _plus_minus(deviation: float | None) -> str:

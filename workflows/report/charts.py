@@ -7,7 +7,9 @@ Ito's, which color-blind readers can distinguish.
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -16,6 +18,7 @@ import altair as alt
 from altair.utils import schemapi
 
 from ...pipeline.statistics.folder import Row
+from ...stats.curves import Interval
 from .tables import COLUMNS, advice_rows, cells_of
 
 HEIGHT = 320
@@ -236,7 +239,7 @@ _ORDERS = {
 }
 """By order of rows its name and color."""
 _POLICY_COLORS = {"lookahead": BLUE, "dataset": GREEN, "static": ORANGE, "lfu": PURPLE, "lru": INK}
-_PLACEMENT_COLORS = {
+PLACEMENT_COLORS = {
     "lookahead": BLUE,
     "cache": GREEN,
     "fae": ORANGE,
@@ -297,10 +300,10 @@ def miss_ratios_chart(curve: Sequence[Row]) -> ChartSpec:
     table = "miss_ratios_curve"
     # Bytes on the axis, not slots: tables of several widths share them.
     points = [_mark(table, row, row["policy"], x=row["bytes"], y=row["refetched_share"]) for row in curve]
-    x = _byte_axis("fast memory, all used for slots", [point["x"] for point in points])
-    y = _percent_axis("refetched share of the rows a batch needs", domain=None)
+    x = _byte_axis("fast memory of the cache", [point["x"] for point in points])
+    y = _percent_axis("rows loaded again, of those a batch needs", domain=None)
     layers = _lines(table, points, (x, y), _color_of(points, _POLICY_COLORS), dashed=["lru"])
-    return chart_spec(layers, "Refetched rows by policy and fast memory")
+    return chart_spec(layers, "Rows loaded again by policy and fast memory")
 
 
 def _color_of(points: Sequence[Row], colors: Mapping[str, str]) -> alt.Color:
@@ -323,7 +326,7 @@ def placements_chart(advice: dict[str, Any]) -> ChartSpec:
         scale=alt.Scale(domain=[0, 1.05 * max(point["y"] for point in points)], nice=False),
         axis=alt.Axis(format="~s", tickCount=6),
     )
-    color = _color_of(points, _PLACEMENT_COLORS)
+    color = _color_of(points, PLACEMENT_COLORS)
     # all-fast has one size, at which others are as fast: a mark that stands out below their dots.
     alone = [point for point in points if [other["name"] for other in points].count(point["name"]) == 1]
     layers = [
@@ -346,17 +349,19 @@ def bar_chart(
     *,
     heading: str | None = None,
     title: str | None = None,
+    row_height: float = _ROW_HEIGHT,
 ) -> ChartSpec:
     """Return horizontal bars from 0, and perhaps marks across them.
 
     Args:
         table: the table that has the rows; its first column names them.
         description: description of the chart, for readers who do not see it.
-        colors: by name in the legend.
+        colors: by name in the legend; none is shown where each bar has its own.
         bars: rows from the top to the bottom, each with its name in the legend and its value.
         marks: likewise.
         heading: the column whose cells stand at the end of the bars; None: an axis of percent instead.
         title: title of the axis of values.
+        row_height: height of a bar with the room around it (pixels).
     """
     drawn, marked = (
         [_mark(table, row, name, value=value, label=cells_of(table, row)[0]) for row, name, value in each]
@@ -370,19 +375,21 @@ def bar_chart(
         most *= _VALUE_ROOM
         axis = alt.Axis(labels=False, ticks=False, grid=False, domain=False)
     x = alt.X("value:Q", title=title, scale=alt.Scale(domain=[0, most], nice=heading is None), axis=axis)
-    y = _names([row["label"] for row in drawn])
+    labels = [row["label"] for row in drawn]
+    y = _names(labels)
+    color = _color(colors, hidden=colors if labels == [row["name"] for row in drawn] else ())
     base, across = (
-        alt.Chart(alt.Data(values=each)).encode(x=x, y=y, color=_color(colors), tooltip=_tooltip(table))
+        alt.Chart(alt.Data(values=each)).encode(x=x, y=y, color=color, tooltip=_tooltip(table))
         for each in (drawn, marked)
     )
-    layers = [base.mark_bar(height=_ROW_HEIGHT * 0.62)]
+    layers = [base.mark_bar(height=row_height * 0.62)]
     if heading is not None:
         text = alt.Text(field=heading, type="nominal")
         ink = alt.value("var(--ink)")
         layers.append(base.mark_text(align="left", dx=5, fontSize=12).encode(text=text, color=ink))
     if marks:
-        layers.append(across.mark_tick(opacity=1, thickness=3, height=_ROW_HEIGHT * 0.85))
-    return chart_spec(layers, description, _ROW_HEIGHT * max(1, len(bars)))
+        layers.append(across.mark_tick(opacity=1, thickness=3, height=row_height * 0.85))
+    return chart_spec(layers, description, row_height * max(1, len(bars)))
 
 
 def dense_chart(dense: Sequence[Row]) -> ChartSpec:
@@ -441,6 +448,101 @@ def _powers(low: float, high: float, most: int) -> list[float]:
 def _last_power(end: float) -> int:
     """Return the exponent of the last power of ten up to ``end``."""
     return math.floor(math.log10(end) + 1e-9)
+
+
+_CURVE_COLORS = (BLUE, ORANGE, GREEN, PURPLE, INK)
+
+
+def curves_chart(title: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> ChartSpec:
+    """Return curves over steps: the first few in colors, others grey.
+
+    Args:
+        title: what the curves show.
+        curves: points (step, value) by name; those without one are left out, and equal ones are one line.
+    """
+    # Placements train the same weights, so that many curves are equal.
+    names: dict[tuple[tuple[int, float], ...], list[str]] = {}
+    for name, curve in curves.items():
+        if curve:
+            names.setdefault(tuple(curve), []).append(name)
+    lines = {
+        " = ".join(each[:2]) + (f" and {len(each) - 2} more" if len(each) > 2 else ""): curve
+        for curve, each in names.items()
+    }
+    colors = dict(itertools.zip_longest(lines, _CURVE_COLORS[: len(lines)], fillvalue=GREY))
+    points = [
+        {
+            "name": name,
+            "step": step,
+            "value": value,
+            "run": name,
+            "at step": f"{step:,}",
+            title: f"{value:.4f}",
+        }
+        for name, curve in lines.items()
+        for step, value in curve
+    ]
+    x = alt.X("step:Q", title="step", axis=alt.Axis(format="~s", grid=False, tickCount=5))
+    y = alt.Y("value:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(format="~g", tickCount=5))
+    tooltip = [alt.Tooltip(field=key, type="nominal") for key in ("run", "at step", title)]
+    hidden = [name for name, color in colors.items() if color == GREY]
+    base = alt.Chart(alt.Data(values=points)).encode(x=x, y=y, color=_color(colors, hidden))
+    layers = [
+        base.mark_line(strokeWidth=2, point={"filled": True, "size": 30}),
+        base.mark_point(filled=True, size=450, opacity=0).encode(tooltip=tooltip),
+    ]
+    return chart_spec(layers, title, 0.7 * HEIGHT)
+
+
+def factor_chart(
+    name: str,
+    slope: Interval,
+    points: Sequence[tuple[float, float, float, float]],
+    speeds: tuple[float, float],
+) -> ChartSpec:
+    """Return the speed by one factor, with the band of its slope.
+
+    Args:
+        name: of the factor.
+        slope: elasticity with its 95% interval.
+        points: value, speed and the quartiles of the speed, by rising value.
+        speeds: ends of the axis, in samples per second.
+    """
+    # All laws of the band pass through the middle of the points.
+    values = [value for value, *_ in points]
+    middle, level = statistics.geometric_mean(values), statistics.geometric_mean(each[1] for each in points)
+    rows = [
+        {
+            "value": value,
+            "speed": speed,
+            "low": low,
+            "high": high,
+            "from": level * (value / middle) ** slope.low,
+            "to": level * (value / middle) ** slope.high,
+            name: f"{value:g}",
+            "samples/s": f"{speed:,.0f}",
+            "middle half": f"{low:,.0f} to {high:,.0f}",
+        }
+        for value, speed, low, high in points
+    ]
+    axis = alt.Axis(values=values, format=",", grid=False, labelOverlap="greedy", labelSeparation=4)
+    scale = alt.Scale(type="log", domain=[values[0], values[-1]], nice=False)
+    x = alt.X("value:Q", title=name, scale=scale, axis=axis)
+    scale = alt.Scale(type="log", domain=list(speeds), nice=True)
+    decades = range(math.floor(math.log10(speeds[0])), math.ceil(math.log10(speeds[1])) + 1)
+    axis = alt.Axis(format="~s", values=[10**power for power in decades])
+    tooltip = [alt.Tooltip(field=key, type="nominal") for key in (name, "samples/s", "middle half")]
+    base = alt.Chart(alt.Data(values=rows)).encode(x=x)
+    at = base.encode(y=alt.Y("speed:Q", title=None, scale=scale, axis=axis))
+    # The band may leave the axis: its ends are cut.
+    band = base.mark_area(color=BLUE, opacity=0.15, clip=True)
+    layers = [
+        band.encode(y=alt.Y("from:Q", title=None, scale=scale, axis=axis), y2="to:Q"),
+        base.mark_rule(color=BLUE).encode(y=alt.Y("low:Q", title=None, scale=scale), y2="high:Q"),
+        at.mark_line(color=BLUE, point={"filled": True, "size": 36, "color": BLUE}),
+        at.mark_point(filled=True, size=450, opacity=0).encode(tooltip=tooltip),
+    ]
+    return chart_spec(layers, f"Speed by {name}", HEIGHT / 2)
 
 
 def _names(names: Sequence[str], field: str = "label") -> alt.Y:

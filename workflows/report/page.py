@@ -1,8 +1,9 @@
-"""``hotset stats --html``: the report as one HTML page that needs no network.
+"""Pages of one HTML file that need no network, and the report of ``hotset stats --html``.
 
-A section has a chart, its numbers as a table, and an explanation. The advice at the top is sentences computed
-from the statistics, and the commands that follow from them. The page contains Vega's scripts (0.9 MB, from
-vl-convert) and requests nothing: scripts and images are embedded, and fonts are the browser's.
+`characterise` and `runs` build their pages of the same parts. A section has charts, their numbers as a table,
+and an explanation. The advice at the top is sentences computed from the statistics, and the commands that
+follow from them. A page contains Vega's scripts (0.9 MB, from vl-convert) and requests nothing: scripts and
+images are embedded, and fonts are the browser's.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from typing import Any
 import vl_convert
 from altair.utils.schemapi import debug_mode
 from jinja2 import Environment
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from ...pipeline.errors import format_byte_size
 from ...pipeline.statistics.folder import Row
-from ...stats.curves import where_doubling_stops_paying
 from ..console import TextTable
 from . import tables
 from .charts import (
     BLUE,
     ORANGE,
+    PLACEMENT_COLORS,
     PUBLISHED,
     PUBLISHED_ROW_BYTES,
     ChartSpec,
@@ -42,8 +43,8 @@ from .charts import (
     unique_rows_chart,
 )
 from .sentences import (
-    LEAST_GAIN,
     budget_sentences,
+    chosen_budget,
     drift_sentences,
     label_rate,
     order_of,
@@ -52,6 +53,8 @@ from .sentences import (
     placement_sentence,
     policy_sentences,
     rebuild_commands,
+    recommendation,
+    recommended_rows,
     size_option,
 )
 from .tables import drift_matrix, text_table
@@ -59,10 +62,9 @@ from .tables import drift_matrix, text_table
 _PAGE = Path(__file__).with_name("report_page.html")
 """The template of the page, with the colors of both themes and the script that draws."""
 _NUMBER_AND_UNIT = re.compile(r"(\d) ((?:[KMGT]iB|B|GB/s|Tflop/s|[kMG])\b)")
+_OPTION = re.compile(r"(?<= )--[a-z][a-z-]*")
 _MOST_BARS = 60
 """Rows of a chart; of a log with more features it has the first ones by size, and the table all."""
-_NEARLY_EQUAL = 1.1
-"""Ratio of two budgets up to which another one is not worth a command."""
 _MOST_PARTS = 12
 """Parts of a log up to which a matrix shows every pair of them."""
 _LEAST_SAMPLES = 1_000_000
@@ -70,24 +72,32 @@ _LEAST_SAMPLES = 1_000_000
 _NUM_NAMED_TABLES = 4
 """Tables that the coverage chart names."""
 
+Drawn = Callable[[], Mapping[str, Any]]
 Commands = tuple[str, Sequence[str]]
 """The name of an alternative, or "", and its commands to paste."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section of the report: text, chart and tables."""
+    """One section of a page: text, charts and tables."""
 
     name: str
     title: str
     text: str
-    chart: Callable[[], Mapping[str, Any]] | None
-    """Returns the chart, as Vega-Lite has it."""
+    chart: Drawn | Sequence[Drawn] | None
+    """Returns the chart, as Vega-Lite has it; of several, each of them."""
     tables: Sequence[TextTable] = ()
     """The numbers of the chart, shown at a click."""
     shown: Sequence[TextTable] = ()
     """Tables shown below the chart without a click."""
     commands: Sequence[Commands] = ()
+
+    @property
+    def charts(self) -> dict[str, Drawn]:
+        """The charts by the names of their elements."""
+        if isinstance(self.chart, Sequence):
+            return {f"{self.name}-{number}": chart for number, chart in enumerate(self.chart)}
+        return {} if self.chart is None else {self.name: self.chart}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +111,12 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The content of the report."""
+    """The content of a page."""
 
     title: str
     facts: Sequence[tuple[str, str]]
     advice: Sequence[Advice]
+    """What to do; the first is shown, the others at a click."""
     notes: Sequence[str]
     """Notes at the top: warnings, and what was left out."""
     sections: Sequence[Section]
@@ -119,11 +130,11 @@ def build_page(folder: Path, statistics: dict[str, Any], advice: dict[str, Any] 
         statistics: every series, as `frequency_statistics` returns them, and the command in ``provenance``.
         advice: result of `advise`; None where no model fits the log.
     """
-    # From the question with the largest effect to the smallest; provenance last, for readers who repeat it.
+    # From the question with the largest effect to the smallest, then what is only predicted; provenance last,
+    # for readers who repeat it.
     sections = [
-        _hot_samples(statistics),
-        *([_placements(advice, folder), _memory(advice)] if advice else []),
         *default_runs_sections(statistics["default_runs"]),
+        _hot_samples(statistics),
         hot_tables_section(statistics["hot_tables"]),
         _coverage(statistics),
         categories_section(statistics["categories"], folder),
@@ -131,19 +142,22 @@ def build_page(folder: Path, statistics: dict[str, Any], advice: dict[str, Any] 
         _drift(statistics),
         *_policies(statistics),
         _unique_rows(statistics),
+        *([_placements(advice, folder)] if advice else []),
         provenance_section(statistics["provenance"]),
     ]
     notes = [f"Warning: {text}." for text in statistics["warnings"]]
     notes += [f"Left out: {text}." for text in statistics["left_out"]]
-    name = folder.resolve().name
-    return Page(name, _facts(statistics), advise_reader(folder, statistics, advice), notes, sections)
+    first, *others = (log["name"] for log in statistics["provenance"]["logs"])
+    title = f"Embedding access report: {first}" + (f" and {len(others)} more" if others else "")
+    facts = [*_facts(statistics), ("folder", folder.resolve().name)]
+    return Page(title, facts, advise_reader(folder, statistics, advice), notes, sections)
 
 
 def render(page: Page) -> str:
     """Return the page as one HTML document."""
     # Altair would hold every part of a chart against its schema, which takes as long as all the rest.
     with debug_mode(False):
-        specs = {section.name: section.chart() for section in page.sections if section.chart is not None}
+        specs = {name: chart() for section in page.sections for name, chart in section.charts.items()}
     # "<" is escaped because "</script>" in a name would end the element that holds the JSON.
     specs_json = json.dumps(specs, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
     scripts = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # the snippet is optional
@@ -154,9 +168,10 @@ def render(page: Page) -> str:
     return template.render(page=page, specs=Markup(specs_json), scripts=Markup(scripts))
 
 
-def _prose(text: str) -> str:
-    """Return text in which no line breaks before a unit."""
-    return _NUMBER_AND_UNIT.sub("\\1\N{NO-BREAK SPACE}\\2", text)
+def _prose(text: str) -> Markup:
+    """Return text in which no line breaks before a unit or within an option."""
+    joined = _NUMBER_AND_UNIT.sub("\\1\N{NO-BREAK SPACE}\\2", text)
+    return Markup(_OPTION.sub(r"<span>\g<0></span>", str(escape(joined))))
 
 
 def _facts(statistics: dict[str, Any]) -> list[tuple[str, str]]:
@@ -175,7 +190,7 @@ def _facts(statistics: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _hot_samples(statistics: dict[str, Any]) -> Section:
-    plan_bytes = next(row["bytes"] for row in statistics["budgets"] if row["is_chosen"])
+    plan_bytes = chosen_budget(statistics)["bytes"]
     rows = statistics["hot_samples"]
     text = (
         "A sample is fully hot when every row it looks up is hot; a batch of such samples transfers nothing. "
@@ -208,9 +223,10 @@ def _placements(advice: dict[str, Any], folder: Path) -> Section:
     teraflops = machine["flops"] / 1e12
     # The command has the bandwidths that were used, ready to be changed.
     text = (
-        f"Predicted, not measured, for steps of {advice['workload']['batch_size']:,} samples, {link:g} GB/s "
-        f"each way between host and fast memory, {host:g} GB/s for random rows in host memory, and "
-        f"{teraflops:g} Tflop/s. Dots are computed, lines connect them. With the bandwidths of your machine:"
+        f"Predicted, not measured, for steps of {advice['workload']['batch_size']:,} samples on a typical "
+        f"GPU: {link:g} GB/s each way between host and fast memory, {host:g} GB/s for random rows in host "
+        f"memory, and {teraflops:g} TFLOP/s. Dots are computed, lines connect them. With the speeds of your "
+        "machine:"
     )
     command = (
         f"hotset advise {shlex.quote(str(folder))} --link-gbps {link:g} --host-gbps {host:g} "
@@ -218,23 +234,12 @@ def _placements(advice: dict[str, Any], folder: Path) -> Section:
     )
     return Section(
         "placements",
-        "Which placement, with how much fast memory?",
+        "Predicted speed on a typical GPU",
         text,
         partial(placements_chart, advice),
         [text_table("placements", tables.advice_rows(advice))],
         commands=[("", [command])],
     )
-
-
-def _memory(advice: dict[str, Any]) -> Section:
-    text = (
-        "Fast memory by use, for the fastest placement of each size: hot and staged rows with their "
-        "optimizer state; dense parameters with gradients and optimizer state; activations and inputs of "
-        "the batches in flight; and buffers for transfers."
-    )
-    every = text_table("memory", tables.advice_rows(advice, with_too_large=True))
-    fastest = text_table("memory", tables.advice_rows(advice, only_fastest=True))
-    return Section("memory", "What uses the fast memory?", text, None, [every], [fastest])
 
 
 def _coverage(statistics: dict[str, Any]) -> Section:
@@ -254,20 +259,17 @@ def _policies(statistics: dict[str, Any]) -> Iterator[Section]:
     found = statistics["miss_ratios"]
     if not found["curve"]:
         return
+    first_uses = percent(found["num_first_uses"] / found["num_needed"], 0)
     text = (
-        f"Policies compared as such, on {found['num_batches']:,} batches of {found['batch_size']:,} samples "
-        "drawn from the shuffled training part: the policy governs all slots, no row is pinned, and "
-        f"transfers run {found['prefetch']} batches ahead. No run has these settings; the section "
-        "on what placements move has those of runs. "
-        f"{percent(found['num_first_uses'] / found['num_needed'], 0)} of the rows needed are first uses: "
-        "they are initialized in their slots, not fetched. "
-        "lookahead knows the batch order and evicts the row whose next use is farthest away; no policy "
-        "fetches fewer rows. dataset evicts the lowest-ranked row, static keeps the highest-ranked rows "
-        "permanently, and lfu and lru decide by past use."
+        f"One cache for all rows under each policy, on {found['num_batches']:,} batches of "
+        f"{found['batch_size']:,} samples from the shuffled training part. {first_uses} of the rows needed "
+        "are first uses, which are initialized and not loaded. lookahead knows the batch order and evicts "
+        "the row whose next use is farthest away; no policy loads fewer rows. dataset evicts the row with "
+        "the fewest lookups in the log, static never evicts, and lfu and lru decide by past use."
     )
     numbers = text_table("miss_ratios_curve", found["curve"])
     chart = partial(miss_ratios_chart, found["curve"])
-    yield Section("policies", "Refetched rows by cache policy", text, chart, [numbers])
+    yield Section("policies", "Rows that a cache loads again, by policy", text, chart, [numbers])
 
 
 def _unique_rows(statistics: dict[str, Any]) -> Section:
@@ -333,18 +335,26 @@ def default_runs_sections(found: dict[str, Any]) -> Iterator[Section]:
     rows = found["placements"]
     if not rows:
         return
-    table, unit = "default_runs_placements", "bytes per sample, both ways together"
-    bars = [(row, unit, row["bytes_to_fast_per_sample"] + row["bytes_to_slow_per_sample"]) for row in rows]
+    table = "default_runs_placements"
+    bars = [
+        (row, row["placement"], row["bytes_to_fast_per_sample"] + row["bytes_to_slow_per_sample"])
+        for row in sorted(rows, key=lambda row: -row["bytes_to_fast"] - row["bytes_to_slow"])
+    ]
     chart = partial(
         bar_chart,
         table,
         "Bytes that each placement moves",
-        {unit: BLUE},
+        PLACEMENT_COLORS,
         bars,
         heading="both per sample",
-        title=unit,
+        title="bytes per sample, both ways together",
+        row_height=34,
     )
-    text = tables.describe_default_runs(found)
+    text = (
+        "all-fast keeps every row on the fast tier, hybrid none; hybrid-dedup sends each row of a batch "
+        "once. fae runs fully hot samples apart from the others. cache evicts by past use, lookahead by next "
+        "use.\n"
+    ) + tables.describe_default_runs(found)
     yield Section("default-runs", "What do the placements move?", text, chart, [text_table(table, rows)])
 
 
@@ -462,64 +472,45 @@ def advise_reader(folder: Path, statistics: dict[str, Any], advice: dict[str, An
         statistics: every series.
         advice: result of `advise`; None where no model fits the log.
     """
-    # In the order in which a reader decides: how much memory, for which placement, under which policy.
     found = [
-        Advice("Memory", budget_sentences(statistics), _budget_commands(folder, statistics)),
-        Advice(
-            "Placement",
-            [] if advice is None else [placement_sentence(advice)],
-            [] if advice is None else _training_commands(folder, statistics, advice),
-        ),
-        Advice("Policy", policy_sentences(statistics["miss_ratios"])),
-        Advice("Age", drift_sentences(statistics["drift"])),
+        _recommended(folder, statistics),
+        Advice("Fully hot samples", budget_sentences(statistics), _peel_commands(folder, statistics)),
+        Advice("Typical GPU", [] if advice is None else [placement_sentence(advice)]),
+        Advice("Cache policies", policy_sentences(statistics["miss_ratios"])),
+        Advice("Age of hot rows", drift_sentences(statistics["drift"])),
     ]
     return [one for one in found if one.sentences]
 
 
+def _recommended(folder: Path, statistics: dict[str, Any]) -> Advice:
+    """Return the placement to train with, on hot rows that serve most lookups."""
+    hot = chosen = chosen_budget(statistics)
+    lines: list[str] = []
+    if _can_rebuild(statistics):
+        hot = recommended_rows(statistics)
+        if hot is not chosen:
+            size = size_option(hot["bytes"])
+            lines = rebuild_commands(statistics["provenance"], folder, hot_bytes=size)
+    placement = "all-fast" if hot["num_hot_rows"] >= statistics["num_rows"] else "lookahead"
+    train = shlex.join(["hotset", "train", str(folder), "--placement", placement, "--out", "RUN"])
+    return Advice("", recommendation(statistics, hot), [("", [*lines, train])])
+
+
 def _can_rebuild(statistics: dict[str, Any]) -> bool:
     # `pack` reads columns/, whose labels are a part of the statistics unless it was discarded.
-    return bool(statistics["log"]["labels"])
+    return bool(statistics["log"]["labels"]) and statistics["mode"] == "budget"
 
 
-def _budget_commands(folder: Path, statistics: dict[str, Any]) -> list[Commands]:
-    """Return how to get the best budget, or peeled rows."""
-    if not _can_rebuild(statistics) or statistics["mode"] != "budget":
-        # Commands are offered only where this folder can be rebuilt by them.
-        return []
+def _peel_commands(folder: Path, statistics: dict[str, Any]) -> list[Commands]:
+    """Return how to rank rows by peeling, where that is worth it and this folder can be rebuilt."""
     provenance = statistics["provenance"]
-    curve = order_of(statistics)
-    sizes = [row["bytes"] for row in curve]
-    # Three budgets: what the plan has, from where more stops paying, and the largest that was simulated.
-    chosen = next(row["bytes"] for row in statistics["budgets"] if row["is_chosen"])
-    stop = where_doubling_stops_paying(sizes, [row["hot_sample_share"] for row in curve], LEAST_GAIN)
-    wanted = sizes[-1] if stop is None else stop
-    blocks: list[Commands] = []
-    # A budget that is nearly the wanted one is left as it is.
-    if chosen < sizes[-1] and not wanted / _NEARLY_EQUAL <= chosen <= wanted * _NEARLY_EQUAL:
-        size = size_option(wanted)
-        blocks.append((f"Hot rows of {size}", rebuild_commands(provenance, folder, hot_bytes=size)))
     # With several row widths peeling needs the bytes of each, which `preprocess` finds.
-    if peel_share(statistics) is not None and not provenance["settings"]["split"]["feature_dims"]:
-        name = "Or rows ranked by peeling" if blocks else "Rows ranked by peeling"
-        blocks.append((name, rebuild_commands(provenance, folder, first="rank", rank_by="peel")))
-    return blocks
-
-
-def _training_commands(folder: Path, statistics: dict[str, Any], advice: dict[str, Any]) -> list[Commands]:
-    """Return how to train with the placement that is enough."""
-    enough = advice["enough"]
-    option = next(option for option in advice["options"] if option["fast_bytes"] == enough["fast_bytes"])
-    best = option["placements"][0]
-    train = ["hotset", "train", str(folder), "--placement", best["placement"]]
-    # Hot rows and staging are given in full, so that the run is the one that was predicted.
-    lines = []
-    if best["placement"] in ("lookahead", "cache", "fae"):
-        if not _can_rebuild(statistics) or statistics["mode"] != "budget":
-            return []
-        hot_bytes = size_option(best["memory"]["hot"])
-        lines = rebuild_commands(statistics["provenance"], folder, hot_bytes=hot_bytes)
-        if best["memory"]["staging"]:
-            train += ["--staging-bytes", size_option(best["memory"]["staging"])]
-        if best["prefetch"] is not None:
-            train += ["--prefetch", str(best["prefetch"])]
-    return [("", [*lines, shlex.join([*train, "--out", "RUN"])])]
+    has_widths = provenance["settings"]["split"]["feature_dims"]
+    if not _can_rebuild(statistics) or peel_share(statistics) is None or has_widths:
+        return []
+    # Any budget up to the next row makes as many rows hot.
+    chosen = chosen_budget(statistics)
+    least = chosen["num_hot_rows"] * statistics["row_bytes"]
+    size = size_option(least, least + statistics["row_bytes"] - 1)
+    lines = rebuild_commands(provenance, folder, first="rank", rank_by="peel", hot_bytes=size)
+    return [("Rows ranked by peeling", lines)]

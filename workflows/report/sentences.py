@@ -5,26 +5,20 @@ The commands are the one that wrote a folder, and those that write it with other
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...pipeline.errors import GIB, KIB, MIB, ByteSize, format_byte_size
+from ...pipeline.errors import GIB, KIB, MIB, format_byte_size, parse_byte_size
 from ...pipeline.schema.schema import FeatureSettings
 from ...pipeline.schema.schema_file import is_fingerprint
+from ...pipeline.stages.split import AUTO_PERCENT, MOST_AUTO_BYTES
 from ...pipeline.statistics.folder import Row
-from ...stats.curves import (
-    first_to_reach,
-    gain_of,
-    share_at,
-    where_doubling_stops_paying,
-)
+from ...stats.curves import first_to_reach, gain_of, share_at
 from ..options import list_options, typed, values_of
 from ..recipes import DEFAULT_SCHEMA, recipe_for
 
-LEAST_GAIN = 0.05
-"""Share of all samples that doubling the memory must make fully hot to be worth it."""
 _LEAST_PEEL_GAIN = 0.01
 """Share of all samples that peeling must make fully hot in addition to be mentioned."""
 _FEW_REFETCHED = 0.1
@@ -60,72 +54,83 @@ def label_rate(log: dict[str, Any]) -> float | None:
     return sum(row["num_clicks"] or 0 for row in rows) / num_samples if num_samples else None
 
 
+def recommended_rows(statistics: dict[str, Any]) -> Row:
+    """Return the row of ``budgets`` or ``hot_samples`` to train with: the plan's, or what auto would take."""
+    chosen = chosen_budget(statistics)
+    first, *others = order_of(statistics)
+    curve = [first, *(row for row in others if row["bytes"] <= MOST_AUTO_BYTES)]
+    enough = next((row for row in curve if row["hot_lookup_share"] >= AUTO_PERCENT / 100), curve[-1])
+    is_enough = chosen["hot_lookup_share"] >= min(AUTO_PERCENT / 100, enough["hot_lookup_share"])
+    return chosen if is_enough else enough
+
+
+def chosen_budget(statistics: dict[str, Any]) -> Row:
+    """Return the row of ``budgets`` that the plan was written with."""
+    row: Row = next(row for row in statistics["budgets"] if row["is_chosen"])
+    return row
+
+
+def recommendation(statistics: dict[str, Any], hot: Row) -> list[str]:
+    """Return how to train, and what moves then.
+
+    Args:
+        statistics: every series.
+        hot: the recommended row of ``budgets`` or ``hot_samples``.
+    """
+    num_hot, num_rows = hot["num_hot_rows"], statistics["num_rows"]
+    if num_hot >= num_rows:
+        every = format_byte_size(order_of(statistics)[-1]["bytes"])
+        return [f"Train with all-fast: all {num_rows:,} rows fit in {every}, so no row moves."]
+    size = format_byte_size(parse_byte_size(size_option(hot["bytes"])))
+    found = [
+        f"Train with lookahead and {size} of hot rows: {percent(num_hot / num_rows)} of the rows serve "
+        f"{percent(hot['hot_lookup_share'])} of the lookups. The weights are those of a run with every row "
+        "in fast memory."
+    ]
+    moved = {
+        row["placement"]: row["bytes_to_fast_per_sample"] + row["bytes_to_slow_per_sample"]
+        for row in statistics["default_runs"]["placements"]
+    }
+    if "lookahead" in moved and "hybrid" in moved:
+        found.append(
+            f"With the plan's {format_byte_size(chosen_budget(statistics)['bytes'])} it moves "
+            f"{moved['lookahead']:,.0f} bytes per sample; hybrid, which keeps every row in host memory, "
+            f"moves {moved['hybrid']:,.0f}."
+        )
+    return found
+
+
 def budget_sentences(statistics: dict[str, Any]) -> list[str]:
-    """Return how much memory hot rows need, and what the plan achieves."""
+    """Return how many samples are fully hot under the plan, with more memory, and with peeled rows."""
     curve = order_of(statistics)
     sizes = [row["bytes"] for row in curve]
-    lookups = [row["hot_lookup_share"] for row in curve]
     samples = [row["hot_sample_share"] for row in curve]
-    num_rows = statistics["num_rows"]
-    sentences = []
-
-    # The two milestones: 90% of the lookups, half of the samples.
-    enough = first_to_reach(sizes, lookups, 0.9)
-    if enough is not None:
-        num_hot = curve[sizes.index(enough)]["num_hot_rows"]
-        sentences.append(
-            f"{format_byte_size(enough)} of fast memory holds the {num_hot:,} rows that serve at least 90% "
-            f"of the lookups: {percent(num_hot / max(1, num_rows))} of all {num_rows:,} rows, which take "
-            f"{format_byte_size(sizes[-1])}."
-        )
-    half = first_to_reach(sizes, samples, 0.5)
-    if half is not None and half < sizes[-1]:
-        sentences.append(f"{format_byte_size(half)} makes at least half of the samples fully hot.")
-
-    # The budget that the plan was written with, and one step beyond it.
-    chosen = next(row for row in statistics["budgets"] if row["is_chosen"])
+    chosen = chosen_budget(statistics)
     plan = (
         f"The plan's {format_byte_size(chosen['bytes'])} makes {percent(chosen['hot_sample_share'])} of the "
         "samples fully hot"
     )
     if chosen["bytes"] >= sizes[-1]:
-        sentences.append(f"{plan}: every row fits, so no rows are transferred.")
-    else:
-        gain = gain_of(sizes, samples, max(chosen["bytes"], sizes[0]), MIB)
-        points = f"{100 * gain:.2g}"
-        unit = "percentage point" if points == "1" else "percentage points"
-        sentences.append(f"{plan}; one more MiB would add {points} {unit}.")
-    return [*sentences, _stop_sentence(sizes, samples), *_peel_sentences(statistics)]
-
-
-def _stop_sentence(sizes: Sequence[int], samples: Sequence[float]) -> str:
-    """Return where more memory stops paying off."""
-    stop = where_doubling_stops_paying(sizes, samples, LEAST_GAIN)
-    all_rows = format_byte_size(sizes[-1])
-    if stop is None:
-        return f"Doubling the memory pays off until all rows fit, at {all_rows}."
-    points = 100 * gain_of(sizes, samples, stop, stop)
-    return (
-        f"More memory stops paying off at {format_byte_size(stop)}: doubling it makes only {points:.1f} "
-        "percentage points more of the samples fully hot. Beyond that, only room for all rows "
-        f"({all_rows}) makes a difference."
-    )
-
-
-def _peel_sentences(statistics: dict[str, Any]) -> list[str]:
-    """Return what peeling would achieve, where that is clearly more."""
+        return [f"{plan}: every row fits, so no rows are transferred."]
+    gain = gain_of(sizes, samples, max(chosen["bytes"], sizes[0]), MIB)
+    points = f"{100 * gain:.2g}"
+    unit = "percentage point" if points == "1" else "percentage points"
+    sentences = [f"{plan}; one more MiB would add {points} {unit}."]
+    half = first_to_reach(sizes, samples, 0.5)
+    if half is not None and half < sizes[-1]:
+        sentences.append(f"{format_byte_size(half)} makes at least half of the samples fully hot.")
     share = peel_share(statistics)
-    if share is None:
-        return []
-    return [
-        f"With rows ranked by peeling (hotset preprocess --rank-by peel), the plan would make "
-        f"{percent(share)} of the samples fully hot."
-    ]
+    if share is not None:
+        sentences.append(
+            f"With rows ranked by peeling (hotset preprocess --rank-by peel), the plan would make "
+            f"{percent(share)} of the samples fully hot."
+        )
+    return sentences
 
 
 def peel_share(statistics: dict[str, Any]) -> float | None:
     """Return fully hot samples with peeled rows; None unless clearly more."""
-    chosen = next(row for row in statistics["budgets"] if row["is_chosen"])
+    chosen = chosen_budget(statistics)
     peeled = order_of(statistics, "peel")
     if not peeled or peeled[0] == statistics["hot_samples"][0] or chosen["bytes"] >= peeled[-1]["bytes"]:
         return None
@@ -170,12 +175,12 @@ def policy_sentences(found: dict[str, Any]) -> list[str]:
     others = {policy: shares[policy, size] for policy in ("dataset", "static", "lfu", "lru")}
     best = min(others, key=lambda policy: others[policy])
     num_bytes = next(row["bytes"] for row in curve if row["num_slots"] == size)
-    beside = "" if best == "lru" else f", and lru refetches {percent(others['lru'])}"
+    beside = "" if best == "lru" else f", and lru {percent(others['lru'])}"
     return [
         # The comparison that matters: knowing the order of batches against the best guess without it.
-        f"With {format_byte_size(num_bytes)} of slots and no pinned rows, lookahead refetches "
-        f"{percent(shares['lookahead', size])} of the rows a batch needs; the best policy that does not know "
-        f"the batch order ({best}) refetches {percent(others[best])}{beside}."
+        f"A cache of {format_byte_size(num_bytes)} loads {percent(shares['lookahead', size])} of the rows "
+        f"that a batch needs again if it knows the batch order (lookahead). Without it the best policy "
+        f"({best}) loads {percent(others[best])} again{beside}."
     ]
 
 
@@ -213,15 +218,22 @@ _SCHEMA_FILE = "SCHEMA.toml"
 _AFTER_INGEST = ("count", "rank", "encode", "split", "pack")
 
 
-def size_option(num_bytes: int) -> str:
-    """Return a size as options take it, rounded up: 2965821 as ``"2.83MiB"``."""
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if num_bytes >= unit:
-            hundredths = -(-num_bytes * 100 // unit)
-            # 100 and more need no decimals.
-            rounded = -(-hundredths // 100) * 100 if hundredths >= 10_000 else hundredths
-            return f"{rounded / 100:g}{name}"
-    return f"{num_bytes}"
+def size_option(num_bytes: int, most: int | None = None) -> str:
+    """Return the shortest size that is not below, as options take it: 2965821 as ``"2.83MiB"``.
+
+    Args:
+        num_bytes: the least size.
+        most: the largest; by default one percent more.
+    """
+    most = num_bytes + num_bytes // 100 if most is None else most
+    # More digits than these are no easier to read than bytes.
+    texts = (
+        f"{math.ceil(num_bytes / unit * 10**digits) / 10**digits:.{digits}f}{name}"
+        for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+        for digits in range(7 if num_bytes >= unit else 0)
+    )
+    fitting = (text for text in texts if num_bytes <= parse_byte_size(text) <= most)
+    return min(fitting, key=len, default=f"{num_bytes}")
 
 
 def preprocess_command(provenance: dict[str, Any], folder: Path) -> str:
@@ -271,7 +283,7 @@ def stage_options(provenance: dict[str, Any], stage: str, **other: str | None) -
         elif name == "schema" or name not in found or value == usual or is_set_by_mode:
             continue
         elif option.takes_value:
-            words += [option.name, typed(ByteSize(value) if isinstance(usual, ByteSize) else value)]
+            words += [option.name, size_option(value, value) if name.endswith("_bytes") else typed(value)]
         else:
             words.append(option.name)
     return words
@@ -283,7 +295,7 @@ def rebuild_commands(
     """Return the commands that run stages from ``first`` on."""
     lines = []
     for stage in _AFTER_INGEST[_AFTER_INGEST.index(first) :]:
-        options = stage_options(provenance, stage, **(other if stage == first else {}))
+        options = stage_options(provenance, stage, **other)
         redo = ["--redo"] if stage == first else []
         lines.append(_line(stage, str(folder), *options, *redo))
     return lines

@@ -121,7 +121,7 @@ COLUMNS: dict[str, Sequence[tuple[str, str, _Form]]] = {
         ("policy", "policy", "{}"),
         ("fast memory", "bytes", format_byte_size),
         ("slots", "num_slots", "{:,}"),
-        ("refetched rows", "num_refetched", "{:,}"),
+        ("rows loaded again", "num_refetched", "{:,}"),
         ("share of rows needed", "refetched_share", "{:.1%}"),
     ),
     "default_runs_placements": (
@@ -337,16 +337,15 @@ def describe_default_runs(found: dict[str, Any]) -> str:
     batches = f"{settings['num_batches']:,}"
     if settings["num_batches"] < settings["num_epoch_batches"]:
         batches = f"the first {batches} of {settings['num_epoch_batches']:,}"
-    ahead = "1 batch" if settings["prefetch"] == 1 else f"{settings['prefetch']} batches"
     hot, staging = (format_byte_size(settings[key]) for key in ("hot_bytes", "staging_bytes"))
     return (
-        f"Simulated, not measured: epoch 0 of hotset train without options on these shards, {batches} "
-        f"batches of {settings['batch_size']:,} samples (order {settings['order']}, seed "
-        f"{settings['seed']}), rows of {settings['row_bytes']:,} bytes with "
-        f"{settings['embedding_optimizer']}, {hot} of hot rows, {staging} of staging "
-        f"({settings['num_slots']:,} slots), transfers {ahead} ahead; cache: "
-        f"{settings['cache_policy']} in {settings['cache_slots']:,} slots; fae: the fewest switches, as with "
-        "--fae-variant code. A run counts the same bytes."
+        f"Simulated, not measured: epoch 0 of hotset train without options, {batches} batches of "
+        f"{settings['batch_size']:,} samples (order {settings['order']}, seed {settings['seed']}). Rows take "
+        f"{settings['row_bytes']:,} bytes with {settings['embedding_optimizer']}. {hot} holds hot rows, and "
+        f"{staging} holds rows on loan ({settings['num_slots']:,} slots), loaded up to "
+        f"{settings['prefetch']} batches ahead. cache: {settings['cache_policy']} in "
+        f"{settings['cache_slots']:,} slots. fae: the fewest switches, as with --fae-variant code. A run "
+        "counts the same bytes."
     )
 
 

@@ -15,7 +15,8 @@ import pytest
 from rich.console import Console
 
 from hotset.workflows.cli import main
-from hotset.workflows.commands.runs import differing_settings, read_runs, show_run_list
+from hotset.workflows.commands.runs import differing_settings, groups_of, read_runs, show_run_list
+from hotset.workflows.report.charts import curves_chart
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +75,8 @@ def test_schemas_and_fingerprints_are_listed_in_a_word(tmp_path: Path) -> None:
     show_run_list(read_runs(tmp_path), console)
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
-    assert re.search(r"schema [0-9a-f]{8} \(of a file\), shards abababab *$", shown, re.MULTILINE)
-    assert re.search(r"schema criteo-kaggle, shards cdcdcdcd *$", shown, re.MULTILINE)
+    assert re.search(r"^own .* [0-9a-f]{8} \(of a file\) +abababab *$", shown, re.MULTILINE)
+    assert re.search(r"^kaggle .* criteo-kaggle +cdcdcdcd *$", shown, re.MULTILINE)
     assert "label" not in shown
 
 
@@ -105,12 +106,67 @@ def test_a_page_has_the_table_and_the_curves(
 ) -> None:
     printed(capsys, runs, "--html", tmp_path / "runs.html")
     page = (tmp_path / "runs.html").read_text()
-    assert page.count("<tr>") == 3 and page.count("<svg") == 2
-    widths = re.findall('<polyline[^>]*stroke-width="([^"]*)"', page)
-    assert len(widths) >= 2 and "http" not in page.replace("https://", "http://")
-    # Equal curves lie on each other, and the page is for narrow screens and dark ones too.
-    assert set(widths) == {"3.0", "1.5"}
-    assert "color-scheme:light dark" in page and "width=device-width" in page and 'class="wide"' in page
+    own = page.partition("<script>")[0]
+    assert own.count("<tr>") == 6 and own.count('<div class="chart"') == 2
+    assert "://" not in own and "prefers-color-scheme: dark" in own and 'class="scroll"' in own
+
+
+def test_equal_curves_are_one_line() -> None:
+    pytest.importorskip("altair")
+    curve = [(1, 0.5), (2, 0.4)]
+    curves = {
+        "one": curve,
+        "other": [(1, 0.6), (2, 0.5)],
+        "two": list(curve),
+        "none": [],
+        "three": list(curve),
+    }
+    spec = curves_chart("loss", curves)
+    points = spec["data"]["values"]
+    assert [(point["name"], point["step"]) for point in points] == [
+        ("one = two and 1 more", 1), ("one = two and 1 more", 2), ("other", 1), ("other", 2),
+    ]  # fmt: skip
+
+
+def write_run(folder: Path, config: dict[str, Any], summary: dict[str, Any] | None = None) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if summary is not None:
+        (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_runs_are_grouped_by_test_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A better AUC on another test part is not better, and settings of other placements are no difference."""
+    first = {"log_loss": 0.5, "normalized_entropy": 0.8, "num_samples": 100}
+    second = {"log_loss": 0.4, "normalized_entropy": 0.8, "num_samples": 100}
+    runs: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+        "a": ({"placement": "fae", "cache_policy": "lru", "shards": "s"}, first | {"auc": 0.7}),
+        "b": ({"placement": "lookahead", "cache_policy": "lfu", "shards": "s"}, first | {"auc": 0.72}),
+        "c": ({"placement": "cache", "cache_policy": "lfu", "shards": "t"}, second | {"auc": 0.9}),
+        "d": ({"placement": "cache", "cache_policy": "lru", "shards": "t"}, second | {"auc": 0.8}),
+        "e": ({"placement": "fae", "fae_variant": "code", "shards": "s"}, None),
+        "f": ({"placement": "fae", "shards": "u"}, None),
+    }
+    for name, (config, summary) in runs.items():
+        write_run(tmp_path / name, config, summary)
+    groups = groups_of(read_runs(tmp_path))
+    # An unfinished run is with those of its shards, and last where none is scored.
+    assert [[run.name for run in group] for group in groups] == [["c", "d"], ["b", "a", "e"], ["f"]]
+    assert [differing_settings(group) for group in groups] == [
+        ["cache_policy"],
+        ["placement", "fae_variant"],
+        [],
+    ]
+    shown = printed(capsys, tmp_path)
+    assert "Test part of 100 samples, log loss 0.6250 without a model" in shown
+    assert "log loss 0.5000 without a model" in shown and "Without a test score" in shown
+    found = json.loads(printed(capsys, tmp_path, "--compare", "--json"))["settings"]
+    assert [each["difference_auc"] for each in found] == [
+        None,
+        pytest.approx(-0.1),
+        None,
+        pytest.approx(-0.02),
+    ]
 
 
 def test_a_run_that_is_unfinished_or_damaged_is_listed_as_such(
@@ -136,7 +192,8 @@ def test_a_run_that_is_unfinished_or_damaged_is_listed_as_such(
     shown = printed(capsys, tmp_path, "--html", tmp_path / "page.html")
     assert "unfinished" in shown and "damaged" in shown
     page = (tmp_path / "page.html").read_text()
-    assert "<b>" not in page and "&lt;b&gt;" in page and page.count("<circle") == 2
+    own = page.partition("<script>")[0]
+    assert "<b>" not in own and "&lt;b&gt;" in own and '<div class="chart"' not in own
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ import polars as pl
 import pytest
 from altair.utils.schemapi import debug_mode
 
-from hotset.pipeline.errors import HotsetError, install_hint
+from hotset.pipeline.errors import HotsetError, format_byte_size, install_hint, parse_byte_size
 from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.pipeline.statistics.folder import provenance as find_provenance
 from hotset.pipeline.statistics.frequencies import SERIES, frequency_statistics
@@ -32,15 +32,21 @@ from hotset.train.advice import AdviceConfig, advise
 from hotset.workflows.cli import main
 from hotset.workflows.report.charts import _powers, published_points
 from hotset.workflows.report.page import Advice, Page, advise_reader, build_page, render
-from hotset.workflows.report.sentences import budget_sentences, drift_sentences, preprocess_command
+from hotset.workflows.report.sentences import (
+    budget_sentences,
+    chosen_budget,
+    drift_sentences,
+    order_of,
+    preprocess_command,
+    recommended_rows,
+    size_option,
+)
 from hotset.workflows.report.tables import advice_rows, text_table
 from hotset.workflows.report.write import write_html, write_parquet
 
 SECTIONS = (
-    "hot-samples",
-    "placements",
-    "memory",
     "default-runs",
+    "hot-samples",
     "hot-tables",
     "coverage",
     "categories",
@@ -50,9 +56,10 @@ SECTIONS = (
     "drift",
     "policies",
     "unique-rows",
+    "placements",
     "provenance",
 )
-CHARTS = tuple(name for name in SECTIONS if name not in ("memory", "categories", "provenance"))
+CHARTS = tuple(name for name in SECTIONS if name not in ("categories", "provenance"))
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +118,7 @@ def test_a_browser_draws_every_chart_without_a_word_or_a_request(
 @pytest.mark.slow
 def test_charts_are_those_of_their_schema(folder: Path, statistics: Any) -> None:
     page = build_page(folder / "<data>", statistics, advise(folder / "<data>", AdviceConfig(), Machine()))
-    charts = {section.name: section.chart for section in page.sections if section.chart is not None}
+    charts = {name: chart for section in page.sections for name, chart in section.charts.items()}
     assert tuple(charts) == CHARTS
     for chart in charts.values():
         # Here Altair checks every part, which the report leaves out, and raises where one is wrong.
@@ -151,9 +158,10 @@ def test_the_page_holds_a_table_for_every_chart_and_names_nothing_outside(page: 
     assert re.findall(r'<section id="([a-z-]+)', own) == ["advice", *SECTIONS]
     assert re.findall(r'<a href="#([a-z-]+)', own) == [*SECTIONS]
     # All sections have numbers at a click but that of categories, whose table is shown.
-    assert own.count("<details>") == len(SECTIONS) - 1
-    assert own.count("<summary>Numbers</summary><h3>") == 0 and own.count("<table") == len(SECTIONS) + 7
-    assert "Embedding access report: &lt;data&gt;" in own and "<data>" not in own
+    assert own.count("<summary>Details</summary>") == len(SECTIONS) - 1
+    assert own.count("<summary>Details</summary><h3>") == 0 and own.count("<table") == len(SECTIONS) + 6
+    assert "<h1>Embedding access report: log.tsv</h1>" in own
+    assert "&lt;data&gt;" in own and "<data>" not in own
     assert "://" not in own and "url(" not in own
     assert len(text) < 2_000_000
 
@@ -161,7 +169,7 @@ def test_the_page_holds_a_table_for_every_chart_and_names_nothing_outside(page: 
 def test_the_page_reports_what_the_series_hold(page: Path, statistics: Any) -> None:
     text = html.unescape(page.read_text())
     assert "64\N{NO-BREAK SPACE}KiB makes" in text, "a number and its unit stay on one line"
-    text = text.replace("\N{NO-BREAK SPACE}", " ")
+    text = re.sub("</?span>", "", text.replace("\N{NO-BREAK SPACE}", " "))
     for sentence in budget_sentences(statistics) + drift_sentences(statistics["drift"]):
         assert sentence in text
     chosen = next(budget for budget in statistics["budgets"] if budget["is_chosen"])
@@ -272,8 +280,57 @@ def test_alternatives_are_blocks_of_their_own() -> None:
 
 def test_advice_without_columns_names_no_command_that_needs_them(statistics: Any, folder: Path) -> None:
     without = statistics | {"log": {key: [] for key in statistics["log"]}}
-    assert any(one.commands for one in advise_reader(folder, statistics, None))
-    assert not any(one.commands for one in advise_reader(folder, without, None))
+
+    def commands(statistics: Any) -> set[str]:
+        advice = advise_reader(folder, statistics, None)
+        lines = [line for one in advice for _, lines in one.commands for line in lines]
+        return {line.split()[1] for line in lines}
+
+    assert {"split", "pack", "train"} <= commands(statistics)
+    assert commands(without) == commands(statistics | {"mode": "fae-code"}) == {"train"}
+
+
+def test_one_recommendation_is_shown_and_no_other_block_gives_another_budget(
+    statistics: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *others = advise_reader(folder, statistics, None)
+    ((_, lines),) = first.commands
+    # 64 KiB serve less than 90% of the lookups: the recommended rows do, in the sentence and in the command.
+    chosen = chosen_budget(statistics)
+    hot = recommended_rows(statistics)
+    assert chosen["hot_lookup_share"] < 0.9 <= hot["hot_lookup_share"]
+    size = size_option(hot["bytes"])
+    assert f"--hot-bytes {size} " in lines[0] and lines[-1].endswith("--placement lookahead --out RUN")
+    assert f"{format_byte_size(parse_byte_size(size))} of hot rows" in first.sentences[0]
+    # Peeling keeps the number of hot rows of the plan.
+    for line in (line for one in others for _, lines in one.commands for line in lines):
+        if "--hot-bytes" in line:
+            given = parse_byte_size(line.split("--hot-bytes ")[1].split()[0])
+            assert given // statistics["row_bytes"] == chosen["num_hot_rows"]
+    # A plan that serves enough is left as it is, and one that holds every row needs no other placement.
+    enough = statistics | {"budgets": [hot | {"is_chosen": True}]}
+    (((_, lines),), *_) = (one.commands for one in advise_reader(folder, enough, None))
+    assert len(lines) == 1 and "lookahead" in lines[0]
+    # So is one of the most bytes that auto takes, in a log that needs more.
+    monkeypatch.setattr("hotset.workflows.report.sentences.MOST_AUTO_BYTES", chosen["bytes"])
+    assert recommended_rows(statistics) is chosen
+    every = order_of(statistics)[-1] | {"is_chosen": True}
+    (all_fast, *_) = advise_reader(folder, statistics | {"budgets": [every]}, None)
+    assert "all-fast" in all_fast.sentences[0] and "--placement all-fast" in all_fast.commands[0][1][0]
+
+
+def test_the_first_chart_shows_the_bytes_that_placements_move(statistics: Any, folder: Path) -> None:
+    first = build_page(folder, statistics, None).sections[0]
+    ((name, chart),) = first.charts.items()
+    bars = chart()["data"]["values"]
+    moved = {row["placement"]: row["both per sample"] for row in bars}
+    assert name == "default-runs" and set(moved) >= {"hybrid", "lookahead", "fae", "all-fast"}
+    assert bars[0]["placement"] == "hybrid" and moved["all-fast"] == "0 B"
+    # Predictions of a GPU come after all that was counted, and say whose they are.
+    page = build_page(folder, statistics, advise(folder / "<data>", AdviceConfig(), Machine()))
+    names = [section.name for section in page.sections]
+    assert names.index("placements") > names.index("unique-rows")
+    assert "typical GPU" in page.sections[names.index("placements")].title
 
 
 def test_published_points_stand_at_the_bytes_of_as_many_rows() -> None:
@@ -285,9 +342,9 @@ def test_published_points_stand_at_the_bytes_of_as_many_rows() -> None:
 def test_a_log_like_criteos_shows_them_and_says_at_which_rows(
     statistics: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "FAE's figures" not in build_page(folder, statistics, None).sections[0].text
+    assert "FAE's figures" not in build_page(folder, statistics, None).sections[1].text
     large = statistics | {"num_train_samples": 2_000_000}
-    text = build_page(folder, large, None).sections[0].text
+    text = build_page(folder, large, None).sections[1].text
     assert (
         "(4 MB, 20 MB, 140 MB at 64 bytes per row), drawn at the bytes of as many rows of 128 bytes" in text
     )
@@ -295,7 +352,7 @@ def test_a_log_like_criteos_shows_them_and_says_at_which_rows(
     split = provenance["settings"]["split"] | {"feature_dims": [["C3", 8]]}
     settings = provenance["settings"] | {"split": split}
     several = large | {"provenance": provenance | {"settings": settings}}
-    assert "left out: rows have several widths" in build_page(folder, several, None).sections[0].text
+    assert "left out: rows have several widths" in build_page(folder, several, None).sections[1].text
 
 
 @pytest.mark.parametrize(

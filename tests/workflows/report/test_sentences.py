@@ -71,7 +71,7 @@ def test_the_command_of_a_folder_writes_it_again(logs: Path, case: str) -> None:
     run(line)
     assert fingerprints("first") == fingerprints("second out")
     if case == "defaults":
-        assert line == "hotset preprocess 'day 0' --out 'second out'"
+        assert line == "hotset preprocess 'day 0' --hot-bytes 8KiB --out 'second out'"
 
 
 def test_a_schema_file_is_named_as_one(logs: Path) -> None:
@@ -136,6 +136,14 @@ def test_sizes_are_short_and_never_below(rng: np.random.Generator) -> None:
     ]
 
 
+def test_the_shortest_size_between_two_is_found(rng: np.random.Generator) -> None:
+    assert size_option(6_585_984, 6_585_984 + 127) == "6.281MiB"
+    for least in rng.integers(1, 2**36, 200).tolist():
+        for most in (least, least + 127, 2 * least):
+            assert least <= parse_byte_size(size_option(least, most)) <= most
+    assert size_option(6_585_984, 6_585_984) == "6.280884MiB" and size_option(65_536, 65_536) == "64KiB"
+
+
 def curve(shares: list[float]) -> list[dict[str, Any]]:
     return [
         {"order": "frequency", "bytes": 2**n << 20, "num_hot_rows": 10 * 2**n,
@@ -144,21 +152,16 @@ def curve(shares: list[float]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def test_sentences_tell_where_more_memory_stops_paying_off() -> None:
+def test_sentences_tell_how_many_samples_are_fully_hot() -> None:
     rows = curve([0.0, 0.2, 0.5, 0.65, 0.67, 1.0])
-    found: Any = {"hot_samples": rows, "num_rows": 320, "budgets": [rows[2] | {"is_chosen": True}]}
-    sentences = budget_sentences(found)
-    assert sentences == [
-        "8 MiB of fast memory holds the 80 rows that serve at least 90% of the lookups: 25.0% of all 320 "
-        "rows, which take 32 MiB.",
+    found: Any = {"hot_samples": rows, "num_rows": 320, "budgets": [rows[1] | {"is_chosen": True}]}
+    assert budget_sentences(found) == [
+        "The plan's 2 MiB makes 20.0% of the samples fully hot; one more MiB would add 18 percentage points.",
         "4 MiB makes at least half of the samples fully hot.",
-        "The plan's 4 MiB makes 50.0% of the samples fully hot; one more MiB would add 4.8 percentage "
-        "points.",
-        "More memory stops paying off at 8 MiB: doubling it makes only 2.0 percentage points more of the "
-        "samples fully hot. Beyond that, only room for all rows (32 MiB) makes a difference.",
     ]
     whole = found | {"budgets": [rows[5] | {"is_chosen": True}]}
-    assert "every row fits" in budget_sentences(whole)[2]
+    (only,) = budget_sentences(whole)
+    assert "every row fits" in only
 
 
 def trace_of(curve: Any) -> dict[str, Any]:
@@ -180,9 +183,7 @@ def test_sentences_name_the_best_policy_and_how_hot_rows_age() -> None:
         for slots in (512, 1024)
     ]
     (sentence,) = policy_sentences(trace_of(rows))
-    assert (
-        "1 MiB" in sentence and "(dataset) refetches 10.0%" in sentence and "lru refetches 40.0%" in sentence
-    )
+    assert "1 MiB" in sentence and "(dataset) loads 10.0% again" in sentence and "lru 40.0%" in sentence
     assert policy_sentences(trace_of([])) == []
     by_age = [{"age": age, "hot_lookup_share": share} for age, share in enumerate([0.95, 0.93, 0.88])]
     drift: Any = {"by_age": by_age, "parts": [{"is_training": False, "no_id_share": 0.031}]}
@@ -198,7 +199,7 @@ def test_policies_are_compared_with_lru_once() -> None:
         for policy, share in shares.items()
     ]
     (sentence,) = policy_sentences(trace_of(rows))
-    assert sentence.count("lru") == 1 and sentence.endswith("(lru) refetches 10.0%.")
+    assert sentence.count("lru") == 1 and sentence.endswith("(lru) loads 10.0% again.")
 
 
 def test_the_placement_sentence_states_when_everything_fits() -> None:
