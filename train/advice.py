@@ -394,7 +394,11 @@ class MachineSpeeds(JsonRecord):
         """Return name, value and unit of each speed, for tables."""
         return [
             ("dense layers", self.flops / _GIGA, "GFLOP/s"),
-            ("host rows", self.host_rows_per_second / 1e6, f"M rows of {self.row_bytes} B/s"),
+            (
+                f"host rows of {self.row_bytes} B",
+                self.host_rows_per_second * self.row_bytes / _GIGA,
+                "GB/s at random places",
+            ),
             ("link", self.link_bytes_per_second / _GIGA, "GB/s each way"),
             ("loader", self.loader_samples_per_second / 1e6, "M samples/s"),
         ]

@@ -10,13 +10,12 @@ with.
 from __future__ import annotations
 
 import json
-import math
 import os
 import statistics
 import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from rich.console import Console
 from torch.utils.benchmark import Timer
 
 from .. import __version__
@@ -32,7 +30,6 @@ from ..pipeline.errors import MIB, ByteSize, ConfigError, HotsetError
 from ..pipeline.folders.manifest import JsonRecord, RecordError, require_range
 from ..pipeline.folders.whole_file import check_target
 from ..pipeline.runtime.tasks import num_workers
-from ..stats.curves import Interval, log_slope, verdict
 from ..stats.ranking.row_bytes import row_bytes
 from ..train.advice import MachineSpeeds, flops_per_sample
 from ..train.build import build_trainer
@@ -41,7 +38,6 @@ from ..train.config import PlacementName, TrainConfig
 from ..train.data.shards import Shards
 from ..train.loop import train_steps
 from ..train.model.shapes import DlrmShape
-from .console import TextTable, print_line, print_table
 from .drawn_shards import DrawnShards
 from .machine import describe_machine
 
@@ -80,15 +76,7 @@ _MOST_STEPS = 24
 _SAMPLES = 32_768
 """Samples that a cell trains on, where that gives neither too few nor too many steps."""
 
-_FLAT = 0.1
-"""Elasticities nearer to zero count as flat."""
-_LINEAR = 0.15
-"""Exponents so near to one count as linear."""
-_SATURATED = 0.9
-_DEPENDS = 1.2
-"""The best speed over the worst from which speed depends on a factor."""
-_LEAST_POINTS = 3
-
+_CPU_TICKS = Path("/proc/stat")
 _PROBE_SECONDS = 0.3
 _PROBE_ROWS = 1 << 20
 _PROBE_DIM = 16
@@ -154,6 +142,8 @@ class CellRun(JsonRecord):
     """Lower quartile of them."""
     high: float
     """Upper quartile."""
+    taken_share: float = 0.0
+    """Share of the cores of its threads that other programs used meanwhile, in [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +193,10 @@ def characterise(
                 break
             if number % 20 == 0:
                 say(f"run {number + 1}, of {len(every)} cells")
-            runs.append(run_cell(cell, threads, Path(scratch) / f"run-{number}"))
+            used, clock = _used_by_others(), time.monotonic()
+            run = run_cell(cell, threads, Path(scratch) / f"run-{number}")
+            others = (_used_by_others() - used) / (time.monotonic() - clock)
+            runs.append(replace(run, taken_share=_taken_share(others, threads)))
             file.add(runs[-1])
     speeds = MachineSpeeds(
         device_name=machine["cpu"],
@@ -282,6 +275,24 @@ def run_cell(cell: Cell, threads: int, folder: Path) -> CellRun:
     seconds = [last - first for first, last in pairwise(ends)][_WARM_UP_STEPS - 1 :]
     low, median, high = statistics.quantiles(seconds, n=4)
     return CellRun(cell=cell, step_seconds=median, low=low, high=high)
+
+
+def _used_by_others() -> float:
+    """Return the CPU seconds that others have used on the cores of this process; 0 where nothing tells."""
+    own = [f"cpu{number}" for number in os.sched_getaffinity(0)]
+    try:
+        lines = [line.split() for line in _CPU_TICKS.read_text().splitlines()]
+    except OSError:
+        return 0.0
+    # User, nice, system, idle, waiting for disks, interrupts twice, stolen; guests are in the first two.
+    ticks = sum(sum(map(int, line[1:4] + line[6:9])) for line in lines if line and line[0] in own)
+    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+def _taken_share(others: float, threads: int) -> float:
+    """Return the share of the threads' cores that others must have used, after those that were spare."""
+    spare = max(0, num_workers(0) - threads)
+    return min(max(0.0, others - spare) / threads, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,211 +402,21 @@ def _dense_speed(runs: Sequence[CellRun]) -> float:
     return (wide.flops - narrow.flops) / max(seconds[wide] - seconds[narrow], 1e-9)
 
 
-# Findings
+def quartiles(runs: Sequence[CellRun]) -> dict[Cell, tuple[float, float, float]]:
+    """Return the seconds of a step of each cell: lower quartile, median, upper quartile.
+
+    Each is the median over the cell's runs.
+    """
+    found = defaultdict(list)
+    for run in runs:
+        found[run.cell].append((run.low, run.step_seconds, run.high))
+    return {
+        cell: (low, middle, high)
+        for cell, each in found.items()
+        for low, middle, high in [map(statistics.median, zip(*each, strict=True))]
+    }
 
 
 def median_seconds(runs: Sequence[CellRun]) -> dict[Cell, float]:
-    """Return the seconds of a step of each cell, the median over its runs."""
-    found = defaultdict(list)
-    for run in runs:
-        found[run.cell].append(run.step_seconds)
-    return {cell: statistics.median(each) for cell, each in found.items()}
-
-
-def points_of(runs: Sequence[CellRun], factor: str) -> list[tuple[float, float]]:
-    """Return value and samples per second of the cells that differ from the base in one factor alone."""
-    base = Cell()
-    found = {}
-    for cell, seconds in median_seconds(runs).items():
-        value = getattr(cell, factor)
-        # Zero has no logarithm: a skew of 0 is left out, and so are placements.
-        if replace(cell, **{factor: getattr(base, factor)}) == base and not isinstance(value, str) and value:
-            found[float(value)] = cell.batch_size / seconds
-    return sorted(found.items())
-
-
-def elasticities(runs: Sequence[CellRun]) -> dict[str, tuple[Interval, list[tuple[float, float]]]]:
-    """Return slope and points of each factor that has enough values: ``d log speed / d log factor``."""
-    every = {factor: points_of(runs, factor) for factor in FACTORS}
-    return {
-        factor: (log_slope(points), points)
-        for factor, points in every.items()
-        if len(points) >= _LEAST_POINTS
-    }
-
-
-def placement_speeds(runs: Sequence[CellRun]) -> dict[str, dict[str, float]]:
-    """Return samples per second by model and placement, of the models that have two placements or more."""
-    base = asdict(Cell())
-    found: defaultdict[str, dict[str, float]] = defaultdict(dict)
-    for cell, seconds in median_seconds(runs).items():
-        changed = {name: value for name, value in asdict(cell).items() if value != base[name]}
-        placement = changed.pop("placement", Cell().placement)
-        name = ", ".join(f"{factor} {value}" for factor, value in changed.items()) or "base"
-        found[name][placement] = cell.batch_size / seconds
-    return {name: speeds for name, speeds in found.items() if len(speeds) > 1}
-
-
-_ACUN = "Acun et al., HPCA 2021, arXiv 2011.05497"
-_FENG = "Feng et al., SC 2024, arXiv 2407.04272"
-
-
-def observations(runs: Sequence[CellRun]) -> list[dict[str, str]]:
-    """Return the published observations, each with a verdict from the intervals of the sweep.
-
-    Returns:
-        ``text`` and ``source`` of each, ``verdict``, and what was ``measured``.
-    """
-    found = elasticities(runs)
-    spread = statistics.median((run.high - run.low) / run.step_seconds for run in runs)
-    checked: tuple[tuple[str, str, _Claims], ...] = (
-        ("Speed depends on dense features, sparse features and MLP", _ACUN, _factors_matter(found, spread)),
-        ("Speed rises with the batch, then saturates", _ACUN, _batch_saturates(found)),
-        ("Speed is flat in the rows of tables until they leave a tier", _ACUN, _rows_are_flat(found)),
-        ("Lookups per feature cost linearly", _ACUN, _lookups_are_linear(found)),
-        ("No placement is best for every model", _ACUN, _no_best_placement(runs, spread)),
-        (
-            "A GPU gains more with dense features and MLPs, less with sparse features",
-            _ACUN,
-            ([], "it needs a GPU"),
-        ),
-        (
-            "Larger batches cost quality unless rates are tuned again",
-            _ACUN,
-            ([], "the labels of cells are drawn"),
-        ),
-        ("The exchange takes over 60% of a step on 32 GPUs", _FENG, ([], "it needs several GPUs")),
-    )
-    return [
-        {"text": text, "source": source, "verdict": verdict(claims), "measured": measured}
-        for text, source, (claims, measured) in checked
-    ]
-
-
-_Found = Mapping[str, tuple[Interval, list[tuple[float, float]]]]
-_Claims = tuple[Sequence[bool | None], str]
-"""Claims that must all hold, none where nothing was measured, and what was."""
-_TOO_FEW: _Claims = ([], "too few cells")
-
-
-def _factors_matter(found: _Found, spread: float) -> _Claims:
-    names = ("num_dense", "num_tables", "mlp_width")
-    if not all(name in found for name in names):
-        return _TOO_FEW
-    # The best speed over the worst: the law of a factor need not be a power.
-    ratios = []
-    for name in names:
-        speeds = [speed for _, speed in found[name][1]]
-        ratio = max(speeds) / min(speeds)
-        ratios.append(Interval(ratio, ratio * spread))
-    measured = ", ".join(f"{name} {each.value:.2f}x" for name, each in zip(names, ratios, strict=True))
-    return [each.lies_in(_DEPENDS, math.inf) for each in ratios], f"best over worst speed: {measured}"
-
-
-def _batch_saturates(found: _Found) -> _Claims:
-    points = found["batch_size"][1] if "batch_size" in found else []
-    half = len(points) // 2
-    if half < _LEAST_POINTS:
-        return _TOO_FEW
-    small, large = log_slope(points[:half]), log_slope(points[half:])
-    rises = None if small.low <= 0 < small.high else small.low > 0
-    slows = None if large.low < small.high and small.low < large.high else large.high <= small.low
-    best = max(speed for _, speed in points)
-    enough = next(batch for batch, speed in points if speed >= _SATURATED * best)
-    return [rises, slows], (
-        f"elasticity {_shown(small)} of small batches, {_shown(large)} of large ones; "
-        f"{_SATURATED:.0%} of the best speed from {enough:,.0f} samples on"
-    )
-
-
-def _rows_are_flat(found: _Found) -> _Claims:
-    if "rows_of_table" not in found:
-        return _TOO_FEW
-    slope = found["rows_of_table"][0]
-    return [slope.lies_in(-_FLAT, _FLAT)], f"elasticity {_shown(slope)}"
-
-
-def _lookups_are_linear(found: _Found) -> _Claims:
-    # A feature with one lookup is no list: nothing is added up, which is other work.
-    lists = [point for point in found["pooling"][1] if point[0] > 1] if "pooling" in found else []
-    if len(lists) <= _LEAST_POINTS:
-        return _TOO_FEW
-    # Seconds of a sample less those of the shortest list: with a linear cost they grow in proportion.
-    (fewest, fastest), *others = lists
-    more = [(value - fewest, 1 / speed - 1 / fastest) for value, speed in others]
-    if min(seconds for _, seconds in more) <= 0:
-        return [False], "longer lists are not slower"
-    slope = log_slope(more)
-    return [slope.lies_in(1 - _LINEAR, 1 + _LINEAR)], f"exponent {_shown(slope)} of further lookups"
-
-
-def _no_best_placement(runs: Sequence[CellRun], spread: float) -> _Claims:
-    best = Counter[str]()
-    for speeds in placement_speeds(runs).values():
-        # Where all-fast fits there is nothing to choose. A winner leads by more than steps of a run vary.
-        others = sorted(((speed, name) for name, speed in speeds.items() if name != "all-fast"), reverse=True)
-        if len(others) > 1 and others[0][0] > (1 + spread) * others[1][0]:
-            best[others[0][1]] += 1
-    if best.total() < _LEAST_POINTS:
-        return [], "too few models with a clear winner"
-    measured = ", ".join(f"{name} in {count}" for name, count in sorted(best.items()))
-    return [len(best) > 1], f"clearly best of {best.total()} models: {measured}"
-
-
-def _shown(interval: Interval) -> str:
-    return f"{interval.value:+.2f} ± {interval.error:.2f}"
-
-
-# Output
-
-
-def findings_record(result: Characterised) -> dict[str, Any]:
-    """Return speeds and findings as plain data, ready for JSON.
-
-    Returns:
-        ``speeds``, as the file has them; ``observations`` with their verdicts; ``elasticities`` with half of
-        their 95% interval and their points, value and samples per second; ``placements``, samples per second
-        by model; ``machine``, as benchmarks record it.
-    """
-    return {
-        "num_cells": len(median_seconds(result.runs)),
-        "num_runs": len(result.runs),
-        "minutes": result.minutes,
-        "speeds": result.speeds.to_json(),
-        "observations": observations(result.runs),
-        "elasticities": [
-            {"factor": factor, "slope": slope.value, "error": slope.error, "points": points}
-            for factor, (slope, points) in elasticities(result.runs).items()
-        ],
-        "placements": placement_speeds(result.runs),
-        "machine": describe_machine(),
-    }
-
-
-def show_findings(result: Characterised, console: Console) -> None:
-    """Print speeds, verdicts, elasticities, and speeds by placement."""
-    found = findings_record(result)
-
-    def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], texts: int) -> None:
-        print_table(console, TextTable(columns, list(rows), title, num_texts=texts))
-
-    title = f"Speeds of {result.speeds.device_name}, {result.speeds.threads} threads"
-    speeds = ((name, f"{value:.3g}", unit) for name, value, unit in result.speeds.in_units())
-    show(title, ("speed", "", "unit"), speeds, 1)
-    observed = (
-        (each["text"], each["verdict"], each["measured"], each["source"]) for each in found["observations"]
-    )
-    show("Published observations", ("observation", "verdict", "measured", "source"), observed, 4)
-    slopes = (
-        (factor, _shown(slope), ", ".join(f"{value:g}: {speed:,.0f}" for value, speed in points))
-        for factor, (slope, points) in elasticities(result.runs).items()
-    )
-    title = "Elasticities of the speed, with 95% intervals"
-    show(title, ("factor", "slope", "samples/s by value"), slopes, 3)
-    placements = FACTORS["placement"]
-    models = (
-        (model, *(f"{speeds[name]:,.0f}" if name in speeds else "-" for name in placements))
-        for model, speeds in found["placements"].items()
-    )
-    show("Samples per second by placement", ("model", *placements), models, 1)
-    print_line(console, "{num_cells} cells, {num_runs} runs in {minutes:.1f} minutes.".format(**found))
+    """Return the median seconds of a step of each cell."""
+    return {cell: middle for cell, (_, middle, _) in quartiles(runs).items()}

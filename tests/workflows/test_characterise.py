@@ -1,21 +1,20 @@
-"""The sweep runs every cell before any again, resumes, and its verdicts follow from what was measured.
+"""The sweep runs every cell before any again and resumes.
 
 Tests `characterise`, too.
 """
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Callable
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from hotset.pipeline.errors import ConfigError
-from hotset.stats.curves import CONTRADICTED, SUPPORTED, UNDECIDED
+from hotset.stats.curves import UNDECIDED
 from hotset.train.advice import MachineSpeeds
 from hotset.train.model.dlrm import Dlrm
 from hotset.train.model.shapes import DlrmShape
@@ -26,10 +25,6 @@ from hotset.workflows.characterise import (
     CellFile,
     CellRun,
     cells,
-    elasticities,
-    observations,
-    placement_speeds,
-    points_of,
     run_cell,
 )
 from hotset.workflows.cli import main
@@ -38,31 +33,6 @@ TINY = Cell(
     batch_size=16, num_dense=4, num_tables=2, rows_of_table=60, embedding_dim=4, mlp_width=8, mlp_depth=1
 )
 ALL = cells(1 << 40)
-
-
-def runs_of(seconds: Callable[[Cell], float], spread: float = 0.01) -> list[CellRun]:
-    """A run of every cell that took what a function says."""
-    return [
-        CellRun(cell=cell, step_seconds=each, low=each * (1 - spread / 2), high=each * (1 + spread / 2))
-        for cell in ALL
-        for each in [seconds(cell)]
-    ]
-
-
-def verdicts(runs: list[CellRun]) -> dict[str, str]:
-    return {each["text"]: each["verdict"] for each in observations(runs)}
-
-
-def as_published(cell: Cell) -> float:
-    """Seconds of a step that follow the observations."""
-    fixed = 2e-3 + 1e-7 * cell.batch_size * (
-        cell.num_dense / 64 + cell.mlp_width / 128 + cell.num_tables / 16
-    )
-    slow = {"cache": 1.3, "lookahead": 1.2, "fae": 1.25}.get(cell.placement, 1.0)
-    # A cache is the best for small batches and little skew, vectors for the others.
-    if cell.placement.startswith("hybrid"):
-        slow = 1.6 if cell.batch_size < 1000 or not cell.skew else 1.1 + len(cell.placement) / 100
-    return slow * (fixed + 1e-8 * cell.batch_size * cell.pooling)
 
 
 def test_cells_differ_from_the_base_in_one_factor_or_in_model_and_placement() -> None:
@@ -96,80 +66,26 @@ def test_every_placement_and_lists_are_timed(placement: str, pooling: int, tmp_p
     assert CellRun.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
-def test_points_are_of_cells_that_differ_in_one_factor() -> None:
-    runs = runs_of(lambda cell: cell.batch_size**0.5 * cell.num_tables / 1000)
-    points = dict(points_of(runs, "num_tables"))
-    assert points == pytest.approx({each: 2048**0.5 * 1000 / each for each in FACTORS["num_tables"]})
-    # A skew of zero has no logarithm.
-    assert [value for value, _ in points_of(runs, "skew")] == [0.8, 1.05, 1.2]
-    found = elasticities(runs)
-    assert "placement" not in found
-    assert found["batch_size"][0].value == pytest.approx(0.5) and found["batch_size"][0].error < 1e-9
-    assert found["num_tables"][0].value == pytest.approx(-1)
-    # Of several runs of a cell the middle one counts.
-    more = [replace(run, step_seconds=9 * run.step_seconds) for run in runs if run.cell == Cell()]
-    assert points_of([*runs, *more, *more[:0], runs[0]], "num_tables") == points_of(runs, "num_tables")
-
-
-def test_speeds_by_placement_are_of_models_that_have_several() -> None:
-    found = placement_speeds(runs_of(lambda cell: 1e-3))
-    assert list(found["base"]) == list(FACTORS["placement"]) and found["base"]["fae"] == 2048e3
-    assert set(found) == {
-        "base",
-        "batch_size 256",
-        "batch_size 8192",
-        "embedding_dim 64",
-        "skew 0.0",
-        "pooling 8",
-    }
-
-
-def test_what_was_published_is_supported_where_it_holds() -> None:
-    found = verdicts(runs_of(as_published))
-    assert found["Speed is flat in the rows of tables until they leave a tier"] == SUPPORTED
-    assert found["Lookups per feature cost linearly"] == SUPPORTED
-    assert found["Speed rises with the batch, then saturates"] == SUPPORTED
-    assert found["No placement is best for every model"] == SUPPORTED
-    assert found["Speed depends on dense features, sparse features and MLP"] == SUPPORTED
-    assert set(list(found.values())[-3:]) == {UNDECIDED}
-
-
-def test_what_was_published_is_contradicted_where_it_does_not_hold() -> None:
-    found = verdicts(
-        runs_of(
-            lambda cell: (
-                cell.batch_size
-                * cell.rows_of_table**0.5
-                * cell.pooling**2
-                * (1 if cell.placement in ("all-fast", "cache") else 2)
-            )
-        )
-    )
-    assert list(found.values())[:5] == [CONTRADICTED] * 5
-
-
-def test_little_is_undecided() -> None:
-    few = [run for run in runs_of(as_published) if run.cell in ALL[:3]]
-    assert set(verdicts(few).values()) == {UNDECIDED}
-    # Where steps of a run vary by half, no placement wins clearly.
-    assert verdicts(runs_of(as_published, 0.5))["No placement is best for every model"] == UNDECIDED
-
-
-def test_speeds_of_every_placement_are_printed() -> None:
-    runs = runs_of(lambda cell: 1e-3)
-    speeds = MachineSpeeds(
-        device_name="a CPU",
-        threads=1,
-        flops=1e9,
-        host_rows_per_second=1e6,
-        row_bytes=64,
-        link_bytes_per_second=1e9,
-        loader_samples_per_second=1e6,
-    )
-    shown = io.StringIO()
-    module.show_findings(module.Characterised(speeds, runs, 1.0), Console(file=shown, width=200))
-    (base,) = (line.split() for line in shown.getvalue().splitlines() if line.startswith("base "))
-    assert base[1:] == ["2,048,000"] * len(FACTORS["placement"])
+def test_only_cores_that_others_must_have_taken_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "num_workers", lambda wanted: 8)
+    shares = [module._taken_share(others, threads) for others, threads in ((3, 4), (5, 4), (1, 8), (99, 8))]
+    assert shares == [0.0, 0.25, 0.125, 1.0] and module._taken_share(-0.01, 8) == 0.0
+    # Ticks of idle cores, of waiting and of cores that this process may not use are left out.
+    monkeypatch.setattr(module, "_CPU_TICKS", tmp_path / "stat")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 10})
+    monkeypatch.setattr(time, "process_time", lambda: 2.0)
+    lines = [
+        "cpu 9 9 9 9 9 9 9 9",
+        "cpu0 100 20 30 7000 800 1 2 47 9 9",
+        "cpu1 5 5 5 5 5 5 5 5",
+        "cpu10 200 0 0 5",
+    ]
+    (tmp_path / "stat").write_text("\n".join(lines))
+    assert module._used_by_others() == 400 / os.sysconf("SC_CLK_TCK") - 2.0
+    (tmp_path / "stat").unlink()
+    assert module._used_by_others() == 0.0
 
 
 @pytest.fixture
@@ -241,11 +157,15 @@ def test_the_command_prints_and_writes_what_was_found(
     assert main([*command, out, "--json", "--html", str(tmp_path / "page.html")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {
-        "num_cells", "num_runs", "minutes", "speeds", "observations", "elasticities", "placements", "machine",
+        "num_cells", "num_runs", "minutes", "speeds", "disturbance", "observations", "papers", "elasticities",
+        "placements", "machine",
     }  # fmt: skip
-    assert found["num_cells"] == 3 and {each["verdict"] for each in found["observations"]} == {UNDECIDED}
+    wanted = UNDECIDED if found["disturbance"] is None else None
+    assert found["num_cells"] == 3 and {each["verdict"] for each in found["observations"]} == {wanted}
+    assert {each["source"] for each in found["observations"]} == set(found["papers"])
     page = (tmp_path / "page.html").read_text()
     assert page.startswith("<!DOCTYPE html>") and "Published observations" in page and "GFLOP/s" in page
+    assert all(paper in page for paper in found["papers"].values())
     assert main([*command, str(tmp_path / "other.json")]) == 0
     assert "3 cells, 3 runs in" in capsys.readouterr().out
     # Both files are looked at before anything is measured.

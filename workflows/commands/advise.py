@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,11 @@ from ..console import print_json, print_line, print_table, progress_bars, say, s
 from ..options import Dir
 from ..report.sentences import placement_sentence
 from ..report.tables import advice_rows, text_table
+from ..report.write import check_html
 
 _GIGA = 1e9
 _TERA = 1e12
 _MICRO = 1e-6
-_PAGE_COLUMNS = 140
-"""Columns of the page of findings."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +148,7 @@ class CharacteriseCommand(JsonCommand):
     """Number of threads of a step. Default: the cores this process may use."""
 
     html: Path | None = None
-    """File for a page with the findings: verdicts on published observations, elasticities, speeds."""
+    """File for a page with the findings: charts of speed by factor, verdicts on published observations."""
 
     def __post_init__(self) -> None:
         if not 0 < self.minutes < float("inf"):
@@ -160,18 +158,18 @@ class CharacteriseCommand(JsonCommand):
     def execute(self) -> int:
         """Run ``hotset characterise``."""
         # torch takes a second and more to import: not before the options are known to be right.
-        from ..characterise import characterise, findings_record, show_findings
+        from ..characterise import characterise
+        from ..report.findings import findings_page, findings_record, show_findings
 
-        # A path that cannot be written is refused before minutes of work.
+        # A page that cannot be drawn or written is refused before minutes of work.
         if self.html is not None:
+            check_html(self.html)
             check_target(self.html, overwrite=False, option="--html")
         result = characterise(self.out, self.minutes, self.threads, say)
         say(f"wrote {self.out}")
         if self.html is not None:
-            page = Console(file=StringIO(), record=True, width=_PAGE_COLUMNS)
-            show_findings(result, page)
             with whole_file(self.html, option="--html") as file:
-                file.write(page.export_html().encode())
+                file.write(findings_page(result).encode())
             say(f"wrote {self.html}")
         if self.json:
             print_json(findings_record(result))
