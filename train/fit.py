@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
@@ -20,6 +21,7 @@ from torch import nn
 
 from ..pipeline.errors import ConfigError, local_path
 from ..pipeline.formats.columns import PROBABILITY
+from ..pipeline.runtime.show_progress import shown_progress
 from ..pipeline.schema.schema import nearest
 from ..pipeline.settings import Bytes, PreprocessSettings, Real, Whole, refuse_unknown
 from ..pipeline.stages.row_order import read_tables
@@ -36,6 +38,7 @@ from .config import (
     PredictConfig,
     RowType,
     TrainConfig,
+    is_first,
 )
 from .data import shards as _shards
 from .data.batch import Batch
@@ -44,7 +47,7 @@ from .metrics import Quality
 from .own_loop import RowSettings
 from .recipe_options import RecipeOptions, Schedule, parse_steps_or_time
 from .run_folder.reader import read_config, read_finite, read_weights
-from .run_log import TrainProgress, TrainSummary, no_progress
+from .run_log import TrainSummary
 from .serving.changes import apply_changes as apply_to_export
 from .serving.export import export_run
 from .serving.predict import RunPredictor
@@ -137,7 +140,7 @@ def fit(
     tensorboard: Folder | None = None,
     checkpoint_every: int | str | None = None,
     keep_checkpoints: int | None = None,
-    progress: TrainProgress | None = None,
+    progress: bool | Callable[[str, int, int, str], object] = True,
     **settings: Unpack[FitSettings],
 ) -> FittedRun:
     """Train on preprocessed shards and evaluate at the end, as ``hotset train`` does.
@@ -159,7 +162,9 @@ def fit(
         checkpoint_every: steps (500), or a time ("10min"), between two checkpoints; "off" writes none. By
             default 10 minutes.
         keep_checkpoints: number of checkpoints kept while the run trains; by default 2.
-        progress: called as ``progress("train" or "evaluate", done, total, note)``, in samples.
+        progress: whether to show it on stderr: a bar on a terminal or in a notebook, a line every half minute
+            in a log. Or a function, called as ``progress("train" or "evaluate", done, total, note)``, in
+            samples.
         settings: fields of `TrainConfig` and of its recipe that differ from ``config``, such as
             ``placement="cache"`` and ``lr_schedule="cosine"``; ``model_args`` may be a dictionary, and sizes
             text such as "64MiB". On several ranks also ``exchange`` and ``exchange_feedback``.
@@ -182,17 +187,22 @@ def fit(
     elif model is not None:
         source = model
         chosen = replace(chosen, model=name_of(source))
-    options = _run.RunOptions(
-        replay=_path(replay),
-        slow_dir=_path(slow_dir),
-        init_from=_path(init_from),
-        tensorboard=_path(tensorboard),
-        checkpoints=_checkpoints(checkpoint_every, keep_checkpoints),
-        model_source=source,
-        exchange=exchange,
-        progress=progress or no_progress,
-    )
-    return FittedRun(local_path(out), _run.train(local_path(data), chosen, local_path(out), options), source)
+    # Rank 0 speaks for all.
+    is_shown = progress if callable(progress) else progress and is_first()
+    with shown_progress(is_shown, num_arguments=4) as shown:
+        options = _run.RunOptions(
+            replay=_path(replay),
+            slow_dir=_path(slow_dir),
+            init_from=_path(init_from),
+            tensorboard=_path(tensorboard),
+            checkpoints=_checkpoints(checkpoint_every, keep_checkpoints),
+            model_source=source,
+            exchange=exchange,
+            progress=shown,
+        )
+        return FittedRun(
+            local_path(out), _run.train(local_path(data), chosen, local_path(out), options), source
+        )
 
 
 def evaluate(
@@ -201,7 +211,7 @@ def evaluate(
     *,
     model: ModelSource | None = None,
     slow_bytes: Bytes | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: bool | Callable[[int, int], None] = True,
 ) -> Quality:
     """Score the weights of a run on the evaluation part of shards, as ``hotset evaluate`` does.
 
@@ -210,7 +220,8 @@ def evaluate(
         data: folder that ``hotset preprocess --out`` created.
         model: makes the user's module of the run; by default the class that the run records is imported.
         slow_bytes: memory for embedding rows, in bytes or as text ("64GiB"); by default as much as there is.
-        progress: called after each batch with the samples so far and their number in all.
+        progress: whether to show it, as `fit` does. Or a function, called after each batch with the samples
+            so far and their number in all.
 
     Raises:
         HotsetError: a damaged run, or shards that are not of its vocabulary.
@@ -220,9 +231,11 @@ def evaluate(
     """
     folder, source = _source_of(run, model)
     row_bytes = _config_of(PredictConfig, {"slow_bytes": slow_bytes}).slow_bytes
-    return _evaluate.evaluate(
-        folder, local_path(data), slow_bytes=row_bytes, model_source=source, progress=progress
-    )
+    with shown_progress(not callable(progress) and progress) as shown:
+        report = progress if callable(progress) else partial(shown, "evaluate")
+        return _evaluate.evaluate(
+            folder, local_path(data), slow_bytes=row_bytes, model_source=source, progress=report
+        )
 
 
 def load_model(run: Folder, *, model: ModelSource | None = None) -> nn.Module:
@@ -350,6 +363,7 @@ def export(
     *,
     vocabulary: Folder | None = None,
     model: ModelSource | None = None,
+    progress: bool = True,
     **settings: Unpack[ExportSettings],
 ) -> Path:
     """Write a run as a folder that serves it without hotset, as ``hotset export`` does.
@@ -359,6 +373,7 @@ def export(
         out: new folder.
         vocabulary: folder that `hotset.preprocess` wrote, for a run that was trained on shards alone.
         model: makes the user's module of the run; by default the class that the run records is imported.
+        progress: whether to show it, as `fit` does.
         settings: ``row_type`` ("fp32", "fp16", "bf16", "int8") and ``onnx``, see `ExportConfig`.
 
     Returns:
@@ -372,7 +387,15 @@ def export(
     """
     folder, source = _source_of(run, model)
     config = _config_of(ExportConfig, settings)
-    export_run(folder, local_path(out), config, vocabulary=_path(vocabulary), model_source=source)
+    with shown_progress(progress) as shown:
+        export_run(
+            folder,
+            local_path(out),
+            config,
+            vocabulary=_path(vocabulary),
+            model_source=source,
+            progress=shown,
+        )
     return local_path(out)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..pipeline.errors import KIB, HotsetError
 from ..pipeline.folders.manifest import checksum_of
+from ..pipeline.runtime.progress import Progress, no_progress
 from .build import build_trainer
 from .build_embeddings import RunStart, resolve, set_threads
 from .build_model import ModelSource
@@ -64,7 +65,7 @@ from .run_folder.files import (
     settings_of,
 )
 from .run_folder.reader import read_manifest
-from .run_log import RunLog, TrainProgress, TrainSummary, no_progress, summarize
+from .run_log import RunLog, TrainSummary, summarize
 
 if TYPE_CHECKING:
     from .checkpoints.best_weights import BestWeights
@@ -93,7 +94,7 @@ class RunOptions:
     """What made the run, as plain data for its summary."""
     tensorboard: Path | None = None
     """Folder of a file that TensorBoard reads, with the lines of ``metrics.jsonl``; None: there is none."""
-    progress: TrainProgress = no_progress
+    progress: Progress = no_progress
     """Called after every step with the samples so far, the mean loss of the last logged steps and the last
     AUC."""
 

@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from ..pipeline.errors import HotsetError
+from ..pipeline.runtime.progress import Progress
 from .checkpoints.resume import Interrupted, Interrupts, RunCheckpoints
 from .checkpoints.writer import NotFiniteError
 from .loop import Trainer
@@ -35,16 +36,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class TrainProgress(Protocol):
-    """Called as ``progress("train" or "evaluate", done, total, note)``, in samples."""
-
-    def __call__(self, stage: str, done: int, total: int, note: str = "", /) -> None: ...
-
-
-def no_progress(stage: str, done: int, total: int, note: str = "", /) -> None:
-    """Show no progress."""
-
-
 class RunLog:
     """Writes losses, evaluations and checkpoints during training; shows progress."""
 
@@ -54,7 +45,7 @@ class RunLog:
         folder: RunFolder,
         saved: RunCheckpoints | None,
         best: BestWeights | None,
-        progress: TrainProgress,
+        progress: Progress,
     ) -> None:
         self._trainer = trainer
         self._best = best
@@ -115,7 +106,7 @@ class RunLog:
                 self._refuse_bad_losses()
                 self._saved.take(self._folder.metrics)
         total = trainer.shards.num_training_samples * trainer.config.epochs
-        self._progress("train", trainer.num_samples, total, self._note)
+        self._progress("train", trainer.num_samples, total, self._note, trainer.step)
         if self.interrupts.number or trainer.ranks.num_ranks > 1:
             self._stop_if_interrupted()
 

@@ -15,7 +15,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from .progress_columns import Bars
+    from ..pipeline.runtime.progress import Progress
+    from ..pipeline.runtime.progress_bars import Bars
 
 _WIDE = 200
 _WITH_UNIT = re.compile(r"\d (?:[KMGT]iB|B|M samples/s|samples/s|ms|µs|s)\b")
@@ -217,16 +218,15 @@ def print_json(result: Mapping[str, object]) -> None:
 
 
 @contextmanager
-def progress_bars() -> Iterator[Callable[..., None]]:
-    """Yield a callback that draws a bar for the stage that runs where stderr is a terminal.
-
-    It is called as ``progress(stage, done, total, note)``, see `progress_columns.Bars`.
-    """
-    if _Messages.are_quiet or not sys.stderr.isatty():
-        yield lambda *_: None
-        return
+def progress_bars() -> Iterator[Progress]:
+    """Yield what shows the stage that runs: a bar on a terminal, and elsewhere a line every half minute."""
     # Most commands run where no bar is shown, and start sooner without what draws them.
-    from .progress_columns import Bars
+    from ..pipeline.runtime.progress import Lines, no_progress
+
+    if _Messages.are_quiet or not sys.stderr.isatty():
+        yield no_progress if _Messages.are_quiet else Lines(say)
+        return
+    from ..pipeline.runtime.progress_bars import Bars
 
     with Bars(stderr_console()) as bars:
         _Messages.bars = bars

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from ..pipeline.errors import ByteSize, local_path, plain_value
 from ..pipeline.preprocess import PreprocessConfig
 from ..pipeline.preprocess import preprocess as _preprocess
-from ..pipeline.runtime.tasks import ProgressCallback, Resources, silent
+from ..pipeline.runtime.show_progress import shown_progress
+from ..pipeline.runtime.tasks import ProgressCallback, Resources
 from ..pipeline.schema.schema_file import setting_of
 from ..pipeline.settings import Bytes, PreprocessSettings, Whole, refuse_unknown
 from ..pipeline.statistics.frequencies import QUICK, frequency_statistics
@@ -37,7 +38,7 @@ def preprocess(
     trust_names: bool = False,
     workers: Whole = 0,
     memory: Bytes | None = None,
-    progress: ProgressCallback = silent,
+    progress: bool | ProgressCallback = True,
     **settings: Unpack[PreprocessSettings],
 ) -> Path:
     """Turn raw logs into shards, as ``hotset preprocess`` does.
@@ -55,7 +56,8 @@ def preprocess(
         trust_names: take logs that were read before as unchanged where name and size are the same.
         workers: number of workers; 0 takes every core.
         memory: cap of memory, in bytes or as text ("2GiB").
-        progress: called as ``progress(stage, done, total)``.
+        progress: whether to show it on stderr: a bar on a terminal or in a notebook, a line every half minute
+            in a log. Or a function, called as ``progress(stage, done, total)``.
         settings: options of the stages by name that differ from the defaults of the schema, such as
             ``hot_bytes="64MiB"``, ``batch_size=4096``, ``eval_fraction=0.1`` and ``min_count=4``.
 
@@ -75,20 +77,23 @@ def preprocess(
         local_path(out) if extend else None,
     )
     memory_bytes = plain_value("memory", (ByteSize, type(None)), memory)
-    _preprocess(
-        [local_path(each) for each in logs],
-        _with_settings(recipe, settings),
-        local_path(out),
-        Resources(plain_value("workers", (int,), workers), memory_bytes, progress),
-        like=None if like is None else local_path(like),
-        extend=extend,
-        trust_names=trust_names,
-    )
+    num_workers = plain_value("workers", (int,), workers)
+    config = _with_settings(recipe, settings)
+    with shown_progress(progress) as shown:
+        _preprocess(
+            [local_path(each) for each in logs],
+            config,
+            local_path(out),
+            Resources(num_workers, memory_bytes, shown),
+            like=None if like is None else local_path(like),
+            extend=extend,
+            trust_names=trust_names,
+        )
     return local_path(out)
 
 
 def statistics(
-    data: str | Path, *, series: Sequence[str] | None = None, workers: Whole = 0
+    data: str | Path, *, series: Sequence[str] | None = None, workers: Whole = 0, progress: bool = True
 ) -> dict[str, pl.DataFrame]:
     """Return how lookups are distributed over rows, as ``hotset stats`` finds it.
 
@@ -96,6 +101,7 @@ def statistics(
         data: folder that `preprocess` wrote.
         series: names of series, see ``hotset stats --help``; by default those that take no time.
         workers: number of workers; 0 takes every core.
+        progress: whether to show it, as `preprocess` does.
 
     Returns:
         Frames by series: ``features`` has a row for each table, ``budgets`` one for each budget of memory. A
@@ -110,8 +116,9 @@ def statistics(
     # Tables import what prints, which a machine that only takes timings may lack.
     from .report.tables import series_frames
 
-    resources = Resources(workers=plain_value("workers", (int,), workers))
-    found = frequency_statistics(local_path(data), resources, series=QUICK if series is None else series)
+    with shown_progress(progress) as shown:
+        resources = Resources(plain_value("workers", (int,), workers), progress=shown)
+        found = frequency_statistics(Path(data), resources, series=QUICK if series is None else series)
     return dict(series_frames(found))
 
 

@@ -126,7 +126,7 @@ def make_folders(root: Path, config: PreprocessConfig) -> None:
 def _halt(root: Path) -> None:
     """Interrupt a run behind a checkpoint and better weights than its first."""
 
-    def stop(stage: str, done: int, total: int, note: str = "") -> None:
+    def stop(stage: str, done: int, total: int, note: str = "", step: int = 0, /) -> None:
         if stage == "train" and done > _HALTED_SAMPLES:
             raise _StoppedError
 

@@ -31,7 +31,7 @@ FLOORS = {
         "command_list recipe_file report",
         "characterise options",
         "console",
-        "drawn_shards machine progress_columns recipes",
+        "drawn_shards machine recipes",
     ),
     "train": (
         "fit",

@@ -275,4 +275,4 @@ def test_settings_go_by_name(scored: ScoredRun, tmp_path: Path, monkeypatch: pyt
     assert hotset.export(scored.run, str(tmp_path / "out"), row_type="int8") == tmp_path / "out"
     ((run, out, config), named) = called[0]
     assert (run, out, config.row_type) == (scored.run, tmp_path / "out", "int8")
-    assert named == {"vocabulary": None, "model_source": None}
+    assert named["vocabulary"] is None and named["model_source"] is None

@@ -265,7 +265,7 @@ def test_scores_of_another_processor_or_device_may_differ_in_their_last_digits(d
 def stopped_once(data: Path) -> Path:
     """A run that Ctrl-C stopped after three steps, with a checkpoint of them."""
 
-    def progress(stage: str, done: int, total: int, note: str = "") -> None:
+    def progress(stage: str, done: int, total: int, note: str = "", step: int = 0, /) -> None:
         if stage == "train" and done >= 3 * 32:
             os.kill(os.getpid(), signal.SIGINT)
 

@@ -1,4 +1,4 @@
-"""The terminal while a command works and after it (`console`, `progress_columns`)."""
+"""The terminal while a command works and after it (`console`, `progress_bars`)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from rich.progress import Task, TaskID
 
+from hotset.pipeline.runtime.progress import Speed, rate_text
+from hotset.pipeline.runtime.progress_bars import Bars
 from hotset.tests.support.terminal import run_in_terminal
-from hotset.workflows import progress_columns
 from hotset.workflows.console import TextTable, describe_rate, print_table, say_error
-from hotset.workflows.progress_columns import Bars, Speed, rate_of
 
 _TWO_STAGES = """
 import sys, time
@@ -124,11 +122,11 @@ def test_a_title_wraps_at_the_width_of_the_terminal_and_not_at_that_of_its_table
 
 
 _NOTED = """
-import itertools, sys
-from hotset.workflows import progress_columns
+import functools, itertools, sys
+from hotset.pipeline.runtime import progress_bars as module
 from hotset.workflows.console import progress_bars
 # A thousand samples take a second, however long they took.
-progress_columns.working_clock = itertools.count().__next__
+module.Bars = functools.partial(module.Bars, clock=itertools.count().__next__)
 with progress_bars() as progress:
     for step in range(20):
         progress("train", step * 1000, 40_000_000, "loss 0.4567, AUC 0.7890")
@@ -261,11 +259,9 @@ def test_the_rate_is_that_of_the_last_half_minute_and_of_no_single_moment() -> N
     assert found == pytest.approx(1000)
 
 
-def test_a_stage_that_goes_on_has_its_rate_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_goes_on_has_its_rate_from_the_start() -> None:
     seconds = 0
-    clock = SimpleNamespace(monotonic=lambda: seconds)
-    monkeypatch.setattr(progress_columns, "time", clock)
-    bars = Bars(Console(file=io.StringIO(), force_terminal=True))
+    bars = Bars(Console(file=io.StringIO(), force_terminal=True), clock=lambda: seconds)
 
     def rate() -> float | None:
         (task,) = bars._progress.tasks
@@ -357,8 +353,7 @@ def test_the_bar_of_a_first_run_names_the_kernel_that_is_compiled_and_the_next_o
     ],
 )
 def test_a_stage_with_a_unit_shows_its_rate(stage: str, rate: str) -> None:
-    task = Task(TaskID(0), stage, 10, 1, _get_time=lambda: 0.0, fields={"speed": 3 << 20})
-    assert rate_of(task, has_unit=True) == rate
+    assert rate_text(stage, 3 << 20) == rate
 
 
 def test_every_command_of_a_hint_is_one_that_this_shell_finds(

@@ -177,7 +177,7 @@ def test_a_killed_run_ends_with_the_best_weights_of_the_unbroken_one(
     settings = CheckpointSettings(checkpoint_every=4)
     unbroken = run(data, tmp_path / "unbroken", recipe, placement=placement)
 
-    def kill(stage: str, done: int, total: int, note: str = "") -> None:
+    def kill(stage: str, done: int, total: int, note: str = "", step: int = 0, /) -> None:
         if stage == "train" and done >= stop * 20:
             raise Killed
 

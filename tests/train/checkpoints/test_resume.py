@@ -167,7 +167,7 @@ def run_until(
 ) -> None:
     """Train, and end as if killed, or by a signal, after so many steps."""
 
-    def progress(stage: str, done: int, total: int, note: str = "") -> None:
+    def progress(stage: str, done: int, total: int, note: str = "", step: int = 0, /) -> None:
         if stage == "train" and stop is not None and done >= min(stop, NUM_STEPS) * SPEC.batch_size:
             if kind == "kill":
                 raise Killed
@@ -483,7 +483,7 @@ def test_an_evaluation_that_was_interrupted_is_made_once_more(
     data: Path, tmp_path: Path, unbroken: Callable[..., dict[str, bytes]]
 ) -> None:
 
-    def progress(stage: str, done: int, total: int, note: str = "") -> None:
+    def progress(stage: str, done: int, total: int, note: str = "", step: int = 0, /) -> None:
         if stage == "evaluate":
             os.kill(os.getpid(), signal.SIGTERM)
 

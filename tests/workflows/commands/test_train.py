@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from hotset.pipeline.runtime import progress
 from hotset.pipeline.runtime.tasks import ProgressCallback
 from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo, run_on_lists
 from hotset.train.serving import changes as module
@@ -56,6 +59,21 @@ def test_a_run_is_shown_as_a_table(data: Path, tmp_path: Path, capsys: pytest.Ca
     assert evaluated.split()[:6] == ["all", "samples", "hot", "mixed", "with", "oov"]
     assert "\nAUC   " in evaluated and "\nPR-AUC  " in evaluated and "\ncalibration  " in evaluated
     assert max(map(len, said.out.splitlines())) <= 80
+
+
+def test_without_a_terminal_training_reports_in_plain_lines(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "Lines", partial(progress.Lines, every_seconds=0))
+    options = ("--evaluate-every", "2", "--max-steps", "5", "--threads", "1")
+    assert main(["train", str(data), "--out", str(tmp_path / "run"), *options]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    first, last = [line for line in lines if line.startswith("train ")][:5:4]
+    assert re.fullmatch(r"train \d+%: step 1, loss 0\.\d{4}", first)
+    assert re.match(r"train \d+%: step 5, loss 0\.\d{4}, AUC 0\.\d{4}", last)
+    assert any(re.match(r"evaluate \d+%: [\d,]+ samples, loss ", line) for line in lines)
+    assert main(["train", "-q", str(data), "--out", str(tmp_path / "other"), *options]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_what_one_of_several_ranks_counted_is_said_to_be_its_own(

@@ -7,7 +7,6 @@ there.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -24,53 +23,24 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from ..pipeline.errors import format_byte_size
-from ..stats.compile_notice import working_clock
+from ...stats.compile_notice import working_clock
+from .progress import Pace, clock_text, rate_text
 
 _ROOM_FOR_BAR = 80
 """Least columns of a terminal in which a bar and a note fit on one line."""
 _ROOM_FOR_UNIT = 70
 """Columns in which a note and the unit of the rate do."""
-_WINDOW_SECONDS = 30.0
-_LEAST_SECONDS = 0.25
-_SAMPLES = (
-    *("generate", "encode", "split", "pack", "export", "log", "train", "evaluate", "predict"),
-    *("hot", "trace", "drift"),
-)
-_UNITS = {"ingest": "B", "verify": "B", "count": "lookups", "rank": "lookups", "rows": "rows"}
-_UNITS |= dict.fromkeys(_SAMPLES, "samples")
-"""In what a stage reports how far it is; the rate of other stages means nothing to a user."""
-
-
-class Speed:
-    """Speed of a stage over the last half minute; unknown until the calls span a moment.
-
-    rich divides by the time between any two calls, and parts of a log often end at nearly the same time.
-    """
-
-    def __init__(self) -> None:
-        self._calls: deque[tuple[float, int]] = deque()
-
-    def after(self, seconds: float, done: int) -> float | None:
-        """Return units per second after a call at ``seconds`` of a clock, with ``done`` units in all."""
-        # Calls older than the window are dropped, but two always stay to measure by.
-        self._calls.append((seconds, done))
-        while len(self._calls) > 2 and seconds - self._calls[0][0] > _WINDOW_SECONDS:
-            self._calls.popleft()
-        first, done_first = self._calls[0]
-        return (done - done_first) / (seconds - first) if seconds - first >= _LEAST_SECONDS else None
 
 
 class Bars:
     """One progress bar at a time, of the stage that runs; any thread may report its progress."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = working_clock) -> None:
         self._lock = threading.RLock()
         self._progress = Progress(console=console, transient=True, expand=True)
         self._stage = ""
         self._task: TaskID | None = None
-        self._speed = Speed()
-        self._last_speeds: dict[str, float] = {}
+        self._pace = Pace(clock)
 
     def __enter__(self) -> Bars:
         self.start()
@@ -87,7 +57,7 @@ class Bars:
         """Remove the bars from the terminal."""
         self._progress.stop()
 
-    def __call__(self, stage: str, done: int, total: int, note: str = "", /) -> None:
+    def __call__(self, stage: str, done: int, total: int, note: str = "", step: int = 0, /) -> None:
         """Show the progress of a stage in place of the previous bar. A total of 0 is unknown."""
         # Threads begin a stage together: a second bar would stay, and messages would be written over.
         with self._lock:
@@ -96,14 +66,9 @@ class Bars:
             if self._task is None or stage != self._stage:
                 self._drop()
                 self._stage = stage
-                self._speed = Speed()
                 self._task = self._progress.add_task(stage, total=total or None, note=note)
             # Training continues after an evaluation, with its previous rate until a new one is known.
-            speed = self._speed.after(working_clock(), done)
-            if speed is None:
-                speed = self._last_speeds.get(stage)
-            else:
-                self._last_speeds[stage] = speed
+            speed = self._pace.after(stage, done)
             self._progress.update(self._task, completed=done, total=total or None, note=note, speed=speed)
 
     def show_note(self, note: str) -> None:
@@ -145,7 +110,7 @@ def columns_for(note: str, width: int) -> tuple[ProgressColumn, ...]:
     if note:
         columns.append(_ShownColumn(lambda task: str(task.fields.get("note", ""))))
     has_unit = not note or width >= _ROOM_FOR_UNIT
-    return (*columns, _ShownColumn(partial(rate_of, has_unit=has_unit)), _ShownColumn(time_of))
+    return (*columns, _ShownColumn(partial(_rate_of, has_unit=has_unit)), _ShownColumn(time_of))
 
 
 class _ShownColumn(ProgressColumn):
@@ -160,32 +125,14 @@ class _ShownColumn(ProgressColumn):
         return Text(self._show(task), no_wrap=True)
 
 
-def rate_of(task: Task, *, has_unit: bool) -> str:
-    """Return the rate of the last half minute; nothing where it or its unit is unknown."""
-    # Bytes have separate units; other rates name theirs where there is room.
-    unit = _UNITS.get(task.description)
-    speed = task.fields.get("speed")
-    if not speed or unit is None:
-        return ""
-    if unit == "B":
-        return f"{format_byte_size(int(speed))}/s"
-    return f"{_short(speed)} {unit}/s" if has_unit else f"{_short(speed).strip()}/s"
+def _rate_of(task: Task, *, has_unit: bool) -> str:
+    return rate_text(task.description, task.fields.get("speed"), has_unit=has_unit)
 
 
 def time_of(task: Task) -> str:
     """Return the remaining time, or the elapsed time if the end is unknown, with a word for its kind."""
     speed = task.fields.get("speed")
     left = (task.total - task.completed) / speed if task.total and speed else None
-    seconds = int(task.elapsed or 0) if left is None or task.finished else int(left)
-    hours, rest = divmod(seconds, 3600)
-    clock = f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
-    return f"{clock} {'passed' if left is None or task.finished else 'left'}"
-
-
-def _short(number: float) -> str:
-    """Return a number with three digits and k or M, which keeps its width while it changes."""
-    for factor, letter in ((1e6, " M"), (1e3, " k")):
-        if number >= factor:
-            scaled = number / factor
-            return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f}{letter}"
-    return f"{number:.0f}"
+    if left is None or task.finished:
+        return f"{clock_text(task.elapsed or 0)} passed"
+    return f"{clock_text(left)} left"
