@@ -36,6 +36,9 @@ class HotsetError(ValueError):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        # Tracebacks show notes, so that programs which catch nothing show the hint, too.
+        if hint:
+            self.add_note(f"hint: {hint}")
 
 
 class ConfigError(HotsetError):

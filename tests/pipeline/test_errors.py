@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -115,6 +117,15 @@ def test_a_value_of_another_type_is_refused(field: str, given: Any, message: str
     with pytest.raises(ConfigError) as refused:
         _Config(**{field: given})
     assert str(refused.value) == message
+
+
+def test_a_traceback_shows_the_hint_and_another_process_gets_it() -> None:
+    error = ConfigError("epochs must be 1 or more", hint="write 1")
+    for each in (error, pickle.loads(pickle.dumps(error))):
+        lines = traceback.format_exception_only(each)
+        assert "".join(lines).endswith("ConfigError: epochs must be 1 or more\nhint: write 1\n")
+        assert str(each) == "epochs must be 1 or more" and each.hint == "write 1"
+    assert len(traceback.format_exception_only(ConfigError("no hint"))) == 1
 
 
 @pytest.mark.parametrize("wanted", SYSTEM)
