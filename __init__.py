@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .pipeline.errors import HotsetError
     from .train.config import TrainConfig
     from .train.data.dataset import ShardDataset
-    from .train.fit import FittedRun, Shards, apply_changes, evaluate, export, fit, load_model, predict
+    from .train.fit import FittedRun, Shards, apply, evaluate, export, fit, load_model, predict
     from .train.model.shapes import ModelInputs, TableInput
     from .workflows.library import preprocess, statistics
 
@@ -33,7 +33,7 @@ __all__ = [
     "Shards",
     "TableInput",
     "TrainConfig",
-    "apply_changes",
+    "apply",
     "evaluate",
     "export",
     "fit",
@@ -52,7 +52,7 @@ _MODULES = {
     "Shards": "train.fit",
     "TableInput": "train.model.shapes",
     "TrainConfig": "train.config",
-    "apply_changes": "train.fit",
+    "apply": "train.fit",
     "evaluate": "train.fit",
     "export": "train.fit",
     "fit": "train.fit",
@@ -62,10 +62,18 @@ _MODULES = {
     "statistics": "workflows.library",
 }
 """Where each public name is defined that is no module itself."""
+_RENAMED = {"apply_changes": "apply"}
+"""New names by old ones, which work for one more release."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
+    if name in _RENAMED:
+        from warnings import warn
+
+        new = _RENAMED[name]
+        warn(f"hotset.{name} is called hotset.{new} now", DeprecationWarning, stacklevel=2)
+        return globals().get(new) or __getattr__(new)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = importlib.import_module(f".{_MODULES.get(name, name)}", __name__)
@@ -76,5 +84,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List the public names before they are imported, too."""
-    return sorted({*globals(), *__all__})
+    """List the public names, whether they are imported or not, and nothing else."""
+    return sorted([*__all__, "__doc__", "__file__", "__name__", "__version__"])

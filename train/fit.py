@@ -1,6 +1,6 @@
 """Training and finished runs from Python: what ``import hotset`` offers.
 
-`fit` trains, `predict`, `export` and `apply_changes` use a finished run, and `Shards` gives tables, batches
+`fit` trains, `predict`, `export` and `apply` use a finished run, and `Shards` gives tables, batches
 and counts as NumPy arrays and Polars frames. Functions accept paths as text and settings by name, and leave
 the work to `run` and `evaluate`.
 """
@@ -48,7 +48,7 @@ from .own_loop import RowSettings
 from .recipe_options import RecipeOptions, Schedule, parse_steps_or_time
 from .run_folder.reader import read_config, read_finite, read_weights
 from .run_log import TrainSummary
-from .serving.changes import apply_changes as apply_to_export
+from .serving.changes import apply_changes
 from .serving.export import export_run
 from .serving.predict import RunPredictor
 
@@ -399,10 +399,8 @@ def export(
     return local_path(out)
 
 
-def apply_changes(
-    exported: Folder, changes: Folder, out: Folder, *, model: ModelSource | None = None
-) -> Path:
-    """Update an exported folder to a later run, by written changes.
+def apply(exported: Folder, changes: Folder, out: Folder, *, model: ModelSource | None = None) -> Path:
+    """Update an exported folder to a later run, as ``hotset apply`` does.
 
     The changes are those of ``hotset export --since``.
 
@@ -418,7 +416,7 @@ def apply_changes(
     Raises:
         HotsetError: a folder is damaged, the changes begin with another run, or ``out`` exists.
     """
-    apply_to_export(local_path(exported), local_path(changes), local_path(out), model_source=model)
+    apply_changes(local_path(exported), local_path(changes), local_path(out), model_source=model)
     return local_path(out)
 
 

@@ -118,7 +118,7 @@ def statistics(
 
     with shown_progress(progress) as shown:
         resources = Resources(plain_value("workers", (int,), workers), progress=shown)
-        found = frequency_statistics(Path(data), resources, series=QUICK if series is None else series)
+        found = frequency_statistics(local_path(data), resources, series=QUICK if series is None else series)
     return dict(series_frames(found))
 
 

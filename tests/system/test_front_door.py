@@ -41,6 +41,22 @@ def test_every_public_name_is_there() -> None:
         assert getattr(hotset, name).__name__.removeprefix("hotset.") == name
 
 
+def test_the_old_name_of_a_function_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Asked for before the new name was, and after.
+    monkeypatch.delattr(hotset, "apply", raising=False)
+    for _ in range(2):
+        with pytest.warns(
+            DeprecationWarning, match=r"hotset.apply_changes is called hotset.apply now"
+        ) as found:
+            old = hotset.apply_changes
+        assert old is hotset.apply and found[0].filename == __file__
+
+
+def test_only_public_names_are_listed() -> None:
+    listed = [name for name in dir(hotset) if not name.startswith("__")]
+    assert listed == sorted(hotset.__all__)
+
+
 def test_packages_keep_their_names() -> None:
     import hotset.stats
     import hotset.train

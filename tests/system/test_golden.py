@@ -27,7 +27,7 @@ from hotset.tests.support.golden import (
     write_logs,
 )
 
-PUBLIC_NAMES = """FittedRun HotsetError ModelInputs ShardDataset Shards TableInput TrainConfig apply_changes
+PUBLIC_NAMES = """FittedRun HotsetError ModelInputs ShardDataset Shards TableInput TrainConfig apply
 evaluate export fit load_model nn predict preprocess statistics"""
 
 
