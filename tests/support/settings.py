@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Union, get_args, get_type_hints
 
-from hotset.pipeline.errors import ByteSize
+from hotset.pipeline.errors import ByteSize, SizeOrAuto
 from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.pipeline.settings import Bytes, Real, Whole
 
@@ -27,6 +27,9 @@ def settings_of(*configs: Any) -> dict[str, Any]:
         hints = get_type_hints(config)
         for own in fields(config):
             kind = hints[own.name]
+            if kind == SizeOrAuto:
+                found[own.name] = Bytes
+                continue
             is_optional = type(None) in get_args(kind)
             members = get_args(kind) if is_optional or kind == int | str else (kind,)
             found[own.name] = Union[tuple(WIDER.get(member, member) for member in members)]  # noqa: UP007
