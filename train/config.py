@@ -452,10 +452,10 @@ class TrainConfig(JsonRecord):
     """Number of batches whose rows are loaded into the cache together."""
 
     model: str = field(default="auto", metadata={"offered": MODEL_NAMES})
-    """Dense model: kaggle, terabyte, mlperf or small, presets of DLRM; dlrm or auto, the preset that fits the
-    embedding dimension of the shards (kaggle for 16, terabyte for 64, mlperf for 128, else small); dcnv2;
-    tbsm, which takes list-valued features as histories; or a class of your own as package.module:Class, a
-    torch.nn.Module over dense features and embeddings."""
+    """Dense model: dlrm, dcnv2, tbsm, a preset of DLRM (kaggle, terabyte, mlperf, small), or a class of your
+    own as package.module:Class. dlrm and auto take the preset that fits the embedding dimension of the
+    shards: kaggle for 16, terabyte for 64, mlperf for 128, else small. tbsm takes list-valued features as
+    histories. A class is a torch.nn.Module over dense features and embeddings."""
 
     bottom_mlp: tuple[int, ...] | None = None
     """Widths of the hidden layers between the dense features and the interaction, such as 512,256,64; none

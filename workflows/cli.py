@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..pipeline.errors import HotsetError, MissingExtraError, SaidElsewhereError, install_hint, system_fault
 from ..stats.compile_notice import call_when_compiling
-from .command_list import COMMANDS, REMOVED, command_class
+from .command_list import COMMANDS, GROUPS, REMOVED, command_class
 from .console import say_error, set_verbosity, show_compiling
 
 _LEAST_COLUMNS = 20
@@ -53,13 +53,14 @@ def usage() -> str:
     )
     what, how, status = (textwrap.fill(paragraph, width) for paragraph in paragraphs)
     indent = 4 + max(map(len, COMMANDS))
-    lines = [
-        textwrap.fill(
-            f"  {name:<{indent - 2}}{text}", width, subsequent_indent=" " * indent, break_on_hyphens=False
+    groups = [
+        "\n".join(
+            textwrap.fill(line, width, subsequent_indent=" " * indent, break_on_hyphens=False)
+            for line in (f"{title}:", *(f"  {name:<{indent - 2}}{COMMANDS[name][1]}" for name in names))
         )
-        for name, (_, text) in COMMANDS.items()
+        for title, names in GROUPS.items()
     ]
-    return "\n\n".join(["usage: hotset COMMAND [OPTIONS]", what, "\n".join(lines), how, status])
+    return "\n\n".join(["usage: hotset COMMAND [OPTIONS]", what, *groups, how, status])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -37,6 +37,15 @@ COMMANDS = {
 }
 """For each command, the module of `commands` that has its class, such as `ExportShardsCommand`, and a line of
 help."""
+GROUPS = {
+    "the main job": (
+        *("demo", "generate", "schema", "preprocess", "stats", "characterise", "advise", "train", "evaluate"),
+        *("predict", "export", "apply"),
+    ),
+    "single stages": ("ingest", "count", "rank", "encode", "split", "pack"),
+    "upkeep": ("recipe", "runs", "verify", "export-shards", "completion"),
+}
+"""The commands in the order of `hotset --help`, by the heading of their group."""
 REMOVED = {
     "bench": "python -m hotset.workflows.bench.NAME runs a benchmark in a checkout of hotset",
     "map-ids": "hotset preprocess with --extend maps the ids, and hotset train finds the map in DIR",

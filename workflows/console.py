@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from ..pipeline.runtime.progress_bars import Bars
 
 _WIDE = 200
-_WITH_UNIT = re.compile(r"\d (?:[KMGT]iB|B|M samples/s|samples/s|ms|µs|s)\b")
+_TOGETHER = re.compile(r"\d (?:[KMGT]iB|B|M samples/s|samples/s|ms|µs|s)\b|[Dd]efault: [^ ]+")
+"""What stays on one line: a number and its unit, or a default and its word."""
 _COMMAND = re.compile("(?:^|(?<=`)|(?<=&& ))hotset(?= )")
 """The name of the program in a hint: at its beginning, after a quote, or after another command."""
 _JOINED = "\ue000"
@@ -96,7 +97,7 @@ def print_table(console: Console, table: TextTable, *, num_keys: int = 1) -> Non
 def print_line(console: Console, text: str, *, style: str | None = None) -> None:
     """Print a sentence as data: wrapped between words on a terminal, in one line anywhere else."""
     if console.is_terminal:
-        text = _wrapped(text, console.width)
+        text = wrapped(text, console.width)
     console.print(Text(text), style=style, soft_wrap=True)
 
 
@@ -108,9 +109,9 @@ def print_command(console: Console, command: str) -> None:
     console.print(Text(f"  {command}"), soft_wrap=True)
 
 
-def _wrapped(text: str, width: int) -> str:
+def wrapped(text: str, width: int) -> str:
     """Return a sentence in lines of at most ``width`` characters, a number and its unit in the same one."""
-    joined = _WITH_UNIT.sub(lambda found: found[0].replace(" ", _JOINED), text)
+    joined = _TOGETHER.sub(lambda found: found[0].replace(" ", _JOINED), text)
     lines = (textwrap.fill(line, width, break_on_hyphens=False) for line in joined.splitlines())
     return "\n".join(lines).replace(_JOINED, " ")
 

@@ -47,7 +47,8 @@ from ..pipeline.errors import (
 )
 from ..pipeline.schema.schema import FeatureSettings, format_feature_settings, parse_feature_settings
 from ..train.recipe_options import parse_steps_or_time
-from .console import say_error, set_verbosity
+from .console import say_error, set_verbosity, wrapped
+from .examples import EXAMPLES, IN_PYTHON
 
 T = TypeVar("T")
 
@@ -364,7 +365,9 @@ def synopsis(command: str, options: Sequence[Option]) -> str:
     """Return what has to be typed at least: ``hotset train DIR --out OUT``."""
     required = [option for option in options if option.is_positional or option.is_required]
     words = [
-        option.name if option.is_positional else f"{option.name} {option.name.lstrip('-').upper()}"
+        option.name + "..." * option.is_many
+        if option.is_positional
+        else f"{option.name} {option.name.lstrip('-').upper()}"
         for option in required
     ]
     return " ".join([f"hotset {command}", *words])
@@ -384,27 +387,27 @@ def help_of(kind: Any, command: str, options: Sequence[Option], *, is_full: bool
             option
         )
     is_whole = is_full or not main
+    what = as_sentences(kind.__doc__)
+    what += f" In Python: hotset.{IN_PYTHON[command]}." if command in IN_PYTHON else ""
+    examples = EXAMPLES.get(command, ())
     parser = argparse.ArgumentParser(
         usage=f"{synopsis(command, options)} [OPTIONS]",
-        description=textwrap.fill(as_sentences(kind.__doc__), width),
+        description="\n".join([wrapped(what, width), "", "examples:", *(f"  {each}" for each in examples)]),
         formatter_class=functools.partial(
             argparse.RawTextHelpFormatter, max_help_position=_HELP_COLUMN, width=width
         ),
         add_help=False,
     )
-
-    # argparse would break words such as --hot-bytes at a hyphen.
-    def wrapped(text: str) -> str:
-        lines = textwrap.wrap(text, max(width - _HELP_COLUMN, 20), break_on_hyphens=False)
-        return "\n".join(lines).replace("%", "%%")
-
+    # argparse would break words such as --hot-bytes at a hyphen, and reads % as a value to put in.
+    room = max(width - _HELP_COLUMN, 20)
     for title, members in groups.items():
         if not is_whole and title not in (*titles, "every command"):
             continue
         group = parser.add_argument_group(title)
         for option in members:
             how = _nargs(option) | ({"metavar": option.metavar} if option.takes_value else {})
-            group.add_argument(*_flags(option), help=wrapped(option.help(is_full=is_whole)), **how)
+            text = wrapped(option.help(is_full=is_whole), room).replace("%", "%%")
+            group.add_argument(*_flags(option), help=text, **how)
     group.add_argument(
         "-h", "--help", action="store_true", help=f"Show the {'usual ' if main else ''}options."
     )

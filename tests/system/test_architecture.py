@@ -31,7 +31,7 @@ FLOORS = {
         "command_list recipe_file report",
         "characterise options",
         "console",
-        "drawn_shards machine recipes",
+        "drawn_shards examples machine recipes",
     ),
     "train": (
         "fit",

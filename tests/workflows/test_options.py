@@ -313,7 +313,7 @@ def test_options_are_typed_with_underscores_too() -> None:
 
 
 def test_a_synopsis_has_what_is_required() -> None:
-    assert synopsis("spin", list_options(Outer)) == "hotset spin RAW DIR --out OUT"
+    assert synopsis("spin", list_options(Outer)) == "hotset spin RAW... DIR --out OUT"
 
 
 def test_the_models_of_hotset_are_offered_though_others_are_accepted() -> None:
