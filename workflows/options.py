@@ -81,7 +81,7 @@ RecipeFile = Annotated[Path | None, Arg("FILE", name="recipe")]
 @dataclass(frozen=True, kw_only=True)
 class _CommonOptions:
     quiet: bool = False
-    """Show only errors and warnings."""
+    """Leave out messages but errors and warnings."""
 
     verbose: bool = False
     """Report details: what each stage finds and decides, and where in the code an error was raised."""

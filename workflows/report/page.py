@@ -276,8 +276,8 @@ def _unique_rows(statistics: dict[str, Any]) -> Section:
     rows = statistics["unique_rows"]
     text = (
         "A batch looks up most rows more than once, but has to transfer each of them only once. The blue "
-        "line is what independent lookups with these counts would give; the points were counted in batches "
-        "of the log in its original order."
+        "line is the mean of batches drawn from the log without replacement; the points were counted in "
+        "batches of the log in its original order."
     )
     chart = partial(unique_rows_chart, rows) if rows else None
     return Section("unique-rows", "Distinct rows per batch", text, chart, [text_table("unique_rows", rows)])
