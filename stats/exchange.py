@@ -384,7 +384,7 @@ class ExpectedExchange:
     every_lookup: float
     deduplicated: float
     first_uses_computed: float
-    homes_by_use: float
+    owners_by_use: float
     least_possible: float
 
 
@@ -419,7 +419,7 @@ def expected_exchange(
         every_lookup=float(2 * remote * (num_rows @ counts)),
         deduplicated=float(2 * remote * (num_rows @ num_uses)),
         first_uses_computed=float(remote * (num_rows @ (num_uses * (1 + not_first)))),
-        homes_by_use=float(num_rows @ np.maximum(away * (1 + not_first), least)),
+        owners_by_use=float(num_rows @ np.maximum(away * (1 + not_first), least)),
         least_possible=float(num_rows @ least),
     )
 

@@ -355,7 +355,7 @@ def _row(epoch: RankedEpoch, of_epoch: dict[str, float], batch_size: int) -> Row
         "every lookup": 2 * epoch.remote_lookups,
         "deduplicated": found.deduplicated,
         "first uses computed": found.striped.rows,
-        "homes by use": found.by_use.rows,
+        "owners by use": found.by_use.rows,
         "least possible": found.least,
     }
     # Next to its counts is the expectation for the trace, from its lookups.

@@ -339,7 +339,7 @@ def test_expected_rows_are_those_of_drawn_epochs(
         "every_lookup": 2 * epoch.remote_lookups,
         "deduplicated": counted.deduplicated,
         "first_uses_computed": counted.striped.rows,
-        "homes_by_use": counted.by_use.rows,
+        "owners_by_use": counted.by_use.rows,
         "least_possible": counted.least,
     }
     assert found == pytest.approx(wanted, rel=0.03)
@@ -361,7 +361,7 @@ def test_the_most_uses_are_those_of_balls_in_bins() -> None:
 def test_rows_that_are_used_once_send_nothing() -> None:
     found = expected_exchange(np.array([0, 1, 1, 1, 0]), 1_000, 10, 4)
     assert found.first_uses_computed == pytest.approx(3 * 3 / 4, rel=0.05)
-    assert found.homes_by_use == pytest.approx(0, abs=0.05)
+    assert found.owners_by_use == pytest.approx(0, abs=0.05)
     assert found.least_possible == pytest.approx(0, abs=0.05)
     assert asdict(expected_exchange(np.zeros(3, np.int64), 0, 0, 2)) == dict.fromkeys(asdict(found), 0.0)
 
@@ -389,7 +389,7 @@ def test_one_step_sends_gradients_alone() -> None:
     used = 1 - (1 - lookups / num_samples) ** 64
     assert found.every_lookup == pytest.approx(2 * 3 / 4 * lookups.sum())
     assert found.least_possible == pytest.approx((uses - used).sum(), rel=0.1)
-    assert found.homes_by_use == pytest.approx(found.least_possible, rel=0.01)
+    assert found.owners_by_use == pytest.approx(found.least_possible, rel=0.01)
 
 
 def test_rows_of_equal_counts_are_expected_alike_and_add_up() -> None:

@@ -122,7 +122,7 @@ def test_rows_between_ranks_are_those_of_sets_of_users(
         # Of each rank and step.
         for name, number in wanted.items():
             assert schemes[name]["counted"] == pytest.approx(number / num_ranks / 3), name
-        least, by_use = (schemes[name]["expected"] for name in ("least possible", "homes by use"))
+        least, by_use = (schemes[name]["expected"] for name in ("least possible", "owners by use"))
         assert least is not None and by_use is not None and 0 < least <= by_use
         remote_share = (num_ranks - 1) / num_ranks / (num_ranks * 3)
         # The whole epoch has two lookups of each of nine rows.

@@ -76,11 +76,11 @@ def test_rows_between_ranks_are_expected_and_counted(data: Path, capsys: pytest.
             if each["expected"] is not None:
                 assert each["expected"] == pytest.approx(each["counted"], rel=0.03), name
         counted = [each["counted"] for each in row["schemes"]]
-        assert counted == sorted(counted, reverse=True) and schemes["homes by use"]["expected"] is not None
+        assert counted == sorted(counted, reverse=True) and schemes["owners by use"]["expected"] is not None
         # A few hundred rows move in all, so chance alone makes 6 %.
     assert main(["stats", str(data), "--ranks", "2,4"]) == 0
     shown = capsys.readouterr().out
-    assert "4 ranks," in shown and "homes by use" in shown
+    assert "4 ranks," in shown and "owners by use" in shown
 
 
 def test_tables_are_printed_for_every_series(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
