@@ -74,7 +74,7 @@ def _preprocess(checkouts: dict[str, Path], options: argparse.Namespace, scratch
     log = scratch / "preprocess.tsv"
     generate(GenerateConfig(samples=options.samples), log)
     turns = {
-        name: partial(_hotset, checkout, scratch / "out", "preprocess", log)
+        name: partial(_hotset, checkout, scratch / "out", "preprocess", log, "--hot-bytes", "256MiB")
         for name, checkout in checkouts.items()
     }
     # One of each before the clock starts: kernels are compiled, and the log is in memory.
