@@ -62,6 +62,13 @@ def hash_text(
     Source:
         Collet, XXH3 (xxHash 0.8, which froze its output).
     """
+    # Where spans share bytes, as texts of Parquet that are numbered do, each place is looked at once.
+    numbers = None
+    if int((stops - starts).sum()) > text.shape[0]:
+        width = text.shape[0] + 1
+        places = pa.array(starts * width + stops).dictionary_encode()
+        numbers = places.indices.to_numpy()
+        starts, stops = np.divmod(places.dictionary.to_numpy(), width)
     # Join the spans to one Arrow array, which finds the distinct ones; each of these is hashed once.
     offsets = np.zeros(starts.shape[0] + 1, np.int64)
     np.cumsum(stops - starts, out=offsets[1:])
@@ -74,6 +81,8 @@ def hash_text(
         (xxhash.xxh3_64_intdigest(each) for each in texts), np.uint64, len(texts)
     )
     indices: NDArray[np.int32] = encoded.indices.to_numpy()
+    if numbers is not None:
+        indices = indices[numbers]
     counts = np.bincount(indices, minlength=len(texts)).astype(np.int64)
     return hashes[indices], DistinctTexts(hashes, counts, encoded.dictionary)
 
@@ -374,9 +383,18 @@ def is_text(kind: Any) -> bool:
 
 
 def plain(array: Any) -> Any:
-    """Return a Parquet column as Spans, or as a typed array without a dictionary; a list stays what it is."""
+    """Return a Parquet column as Spans, or as a typed array without a dictionary; a list stays what it is.
+
+    Spans of numbered texts share the bytes of each.
+    """
     if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+        texts = plain(array.dictionary)
+        if not isinstance(texts, Spans) or not len(array.dictionary):
+            return plain(array.dictionary_decode())
+        is_there = array.is_valid().to_numpy(zero_copy_only=False)
+        numbers = array.indices.fill_null(0).to_numpy()
+        starts = texts.starts[numbers]
+        return Spans(texts.text, starts, np.where(is_there, texts.stops[numbers], starts))
     if pa.types.is_null(array.type):
         return array.cast(pa.int64())
     if not is_text(array.type):

@@ -4,7 +4,7 @@ Row groups are streamed: memory holds one batch per worker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..errors import ConfigError, FormatError, InputError, ManifestError, raise_
 from ..folders.manifest import FileEntry
 from ..folders.totals import ColumnsFacts
 from ..schema.schema import Schema, find_columns
+from .column_values import is_text
 from .part import Part, UnreadPart
 from .raw_file import RawFile
 from .tabular import find_fields, misfit, parse_batch
@@ -80,6 +81,9 @@ DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 _VALUE_BYTES = 8
+"""Bytes that a value counts in a block."""
+_SHORT_TEXT_BYTES = 64
+"""Average length from which on the texts of a column count with all of their bytes."""
 
 
 class ParquetParts:
@@ -104,15 +108,34 @@ class ParquetParts:
         with self._open() as parquet:
             self._check_columns(parquet.schema_arrow)
 
-    def _open(self) -> Any:
+    def _open(self, dictionaries: Sequence[str] = ()) -> Any:
         try:
-            return pq.ParquetFile(self._file.path, memory_map=True, page_checksum_verification=True)
+            return pq.ParquetFile(
+                self._file.path,
+                memory_map=True,
+                page_checksum_verification=True,
+                read_dictionary=list(dictionaries),
+            )
         except DAMAGE as error:
             raise_system_fault(self._file.path, error)
             raise FormatError(
                 f"{self._file.path} is not a Parquet file: {str(error).splitlines()[0]}",
                 hint='a log of text has the format "csv" in its schema',
             ) from error
+
+    def _texts_by_number(self) -> list[str]:
+        """Return the columns whose texts are stored once and numbered: they stay so in memory.
+
+        A few long texts may take a thousand times the bytes of the file if each row gets its own.
+        """
+        with self._open() as parquet:
+            if not parquet.num_row_groups:
+                return []
+            group = parquet.metadata.row_group(0)
+            chunks = [group.column(number) for number in range(group.num_columns)]
+            numbered = {chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page}
+            fields = [field for field in parquet.schema_arrow if field.name in self._names]
+            return [field.name for field in fields if field.name in numbered and is_text(field.type)]
 
     def _check_columns(self, fields: Any) -> None:
         find_fields(self._names, fields.names, self._file)
@@ -123,7 +146,7 @@ class ParquetParts:
 
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
         """Yield each batch of rows; a row group whose parts are finished is not read again."""
-        with self._open() as parquet:
+        with self._open(self._texts_by_number()) as parquet:
             # A row group is read as a whole or not at all: parts do not cross from one to the next.
             row = 0
             num_rows = parquet.metadata.num_rows
@@ -183,12 +206,19 @@ class ParquetParts:
                 first = stop
 
     def _rows_of_part(self, group: Any) -> int:
-        """Return how many rows have ``block_bytes`` of values, with lists of average length."""
-        chunks = (group.column(number) for number in range(group.num_columns))
-        starts = tuple(f"{name}." for name in self._lists)
-        lists = [chunk.num_values for chunk in chunks if chunk.path_in_schema.startswith(starts)]
-        values_of_row = len(self._names) - len(lists) + sum(lists) / max(group.num_rows, 1)
-        return max(1, int(self._block_bytes / (_VALUE_BYTES * max(values_of_row, 1))))
+        """Return how many rows have ``block_bytes`` of values, with lists and texts of average length."""
+        num_bytes = 0.0
+        for number in range(group.num_columns):
+            chunk = group.column(number)
+            column = next((each for each in self._names if _is_of(chunk.path_in_schema, each)), None)
+            if column is None:
+                continue
+            num_values = chunk.num_values if column in self._lists else group.num_rows
+            # The footer has the bytes of the values as they are encoded, without compression.
+            value_bytes = chunk.total_uncompressed_size / max(chunk.num_values, 1)
+            num_bytes += num_values * (value_bytes if value_bytes > _SHORT_TEXT_BYTES else _VALUE_BYTES)
+        row_bytes = num_bytes / max(group.num_rows, 1)
+        return max(1, int(self._block_bytes / max(row_bytes, _VALUE_BYTES)))
 
     def _damaged(self, error: Exception) -> InputError:
         return InputError(
@@ -213,6 +243,11 @@ class ParquetParts:
                 raise ManifestError(f"{entry.path} is said to have {num_rows} rows of {self._file.path}")
             row += num_rows
         return names
+
+
+def _is_of(path: str, column: str) -> bool:
+    """Return whether a chunk is of a column; that of a list has more names behind it."""
+    return path == column or path.startswith(f"{column}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,12 @@ from hypothesis import strategies as st
 from hotset.pipeline.errors import ByteSize, InputError, ManifestError
 from hotset.pipeline.folders.manifest import MANIFEST, Manifest
 from hotset.pipeline.preprocess import PreprocessConfig, preprocess
+from hotset.pipeline.raw import parquet_parts
 from hotset.pipeline.raw.parquet_parts import ParquetParts
+from hotset.pipeline.raw.part import Part
+from hotset.pipeline.raw.tabular import parse_batch
 from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.schema.schema import Schema
 from hotset.pipeline.schema.schema_file import read_schema
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.pipeline.verify import verify
@@ -422,6 +426,35 @@ def test_parts_of_long_lists_have_fewer_rows(tmp_path: Path) -> None:
     columns = ingest([tmp_path / "log"], config, tmp_path / "out")
     assert [entry.num_samples for entry in columns.files] == [8] * 8
     assert columns.files[0].facts["lookups"] == {"d": 8000}
+
+
+def test_parts_of_long_texts_have_fewer_rows(tmp_path: Path) -> None:
+    columns = {"d": [f"{number:03}" + "x" * 997 for number in range(64)], "n": [1] * 64}
+    pq.write_table(pa.table(columns), tmp_path / "log", use_dictionary=False)
+    config = IngestConfig(schema="format = 'parquet'\n[sparse]\nd = 'text'", block_bytes=ByteSize(8200))
+    made = ingest([tmp_path / "log"], config, tmp_path / "out")
+    assert [entry.num_samples for _, entry in made.parts()] == [8] * 8
+    # A column that is not read does not count; short texts count as other values do.
+    config = IngestConfig(schema="format = 'parquet'\n[sparse]\nn = 'integer'", block_bytes=ByteSize(256))
+    assert [entry.num_samples for entry in ingest([tmp_path / "log"], config, tmp_path / "n").files] == [
+        32
+    ] * 2
+
+
+def test_texts_that_the_file_has_once_are_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["x" * 50_000, "y" * 50_000, None]
+    pq.write_table(pa.table({"d": [texts[number % 3] for number in range(3000)]}), tmp_path / "log")
+    held: list[int] = []
+
+    def parse(batch: Any, schema: Schema, *, has_label: bool) -> Part:
+        held.append(batch.nbytes)
+        return parse_batch(batch, schema, has_label=has_label)
+
+    monkeypatch.setattr(parquet_parts, "parse_batch", parse)
+    config = IngestConfig(schema="format = 'parquet'\n[sparse]\nd = 'text'")
+    made = ingest([tmp_path / "log"], config, tmp_path / "out")
+    assert columns_in(made)["d"].count(None) == 1000 and len(set(columns_in(made)["d"])) == 3
+    assert max(held) < 200_000  # 100 MB where each row has its own
 
 
 def test_a_batch_with_lists_much_longer_than_others_is_cut(tmp_path: Path) -> None:
