@@ -431,7 +431,7 @@ def test_parts_of_long_lists_have_fewer_rows(tmp_path: Path) -> None:
 def test_parts_of_long_texts_have_fewer_rows(tmp_path: Path) -> None:
     columns = {"d": [f"{number:03}" + "x" * 997 for number in range(64)], "n": [1] * 64}
     pq.write_table(pa.table(columns), tmp_path / "log", use_dictionary=False)
-    config = IngestConfig(schema="format = 'parquet'\n[sparse]\nd = 'text'", block_bytes=ByteSize(8200))
+    config = IngestConfig(schema="format = 'parquet'\n[sparse]\nd = 'text'", block_bytes=ByteSize(9000))
     made = ingest([tmp_path / "log"], config, tmp_path / "out")
     assert [entry.num_samples for _, entry in made.parts()] == [8] * 8
     # A column that is not read does not count; short texts count as other values do.
