@@ -13,6 +13,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hotset.stats.curves import (
@@ -91,6 +93,16 @@ def test_an_interval_lies_inside_outside_or_across() -> None:
     assert one.lies_in(-0.1, 0.1) is True
     assert one.lies_in(0.2, 0.3) is False and one.lies_in(-1, 0) is False
     assert one.lies_in(0.05, 1) is None
+
+
+@given(st.integers(-9, 9), st.integers(0, 9), st.integers(-9, 9), st.integers(0, 9))
+def test_a_claim_is_decided_by_every_point_of_an_interval(
+    value: int, error: int, low: int, width: int
+) -> None:
+    """Ends are integers here, so the half numbers of an interval are points enough."""
+    inside = [low <= half / 2 <= low + width for half in range(2 * (value - error), 2 * (value + error) + 1)]
+    wanted = SUPPORTED if all(inside) else UNDECIDED if any(inside) else CONTRADICTED
+    assert verdict([Interval(value, error).lies_in(low, low + width)]) == wanted
 
 
 def test_one_claim_that_fails_contradicts_and_one_left_open_decides_nothing() -> None:
