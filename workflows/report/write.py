@@ -42,7 +42,7 @@ def check_html(out: Path) -> None:
         raise SystemFaultError(
             f"--html needs {format_byte_size(_ADDRESSES_OF_ENGINE)} of addresses to draw, "
             f"`ulimit -v` allows {format_byte_size(most)}",
-            hint="`ulimit -v unlimited`, or --json or --parquet, which draw nothing",
+            hint="`ulimit -v unlimited`, or --json, which draws nothing",
         )
     try:
         import altair

@@ -422,5 +422,5 @@ def test_too_few_addresses_for_the_engine_that_draws_are_one_line(
     assert main(["stats", str(folder / "<data>"), "--html", str(tmp_path / "page.html")]) == 1
     error, hint = capsys.readouterr().err.splitlines()
     assert error == "error: --html needs 80 GiB of addresses to draw, `ulimit -v` allows 60 GiB"
-    assert hint == "hint: `ulimit -v unlimited`, or --json or --parquet, which draw nothing"
+    assert hint == "hint: `ulimit -v unlimited`, or --json, which draws nothing"
     assert list(tmp_path.iterdir()) == []
