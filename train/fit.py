@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
@@ -69,6 +70,17 @@ class FittedRun:
     """The quality it reached and its cost."""
     model: ModelSource | None = None
     """Maker of its module, where that was given as an object."""
+
+    def __repr__(self) -> str:
+        """Return folder, placement, steps and main scores in one line."""
+        found = self.summary
+        return f"FittedRun({str(self.folder)!r}, {found.placement}, {found.num_steps:,} steps, {found!r})"
+
+    def _repr_html_(self) -> str:
+        """Return the scores as a notebook shows them, below the folder and the speed."""
+        found = self.summary
+        what = f"{self.folder}: {found.placement}, {found.num_steps:,} steps"
+        return f"<p>{escape(what)}, {found.samples_per_second:,.0f} samples/s</p>{found._repr_html_()}"
 
     def load_model(self) -> nn.Module:
         """Return the dense layers with their trained weights, in evaluation mode; see `load_model`."""
@@ -452,6 +464,17 @@ class Shards:
 
     def __init__(self, data: str | Path) -> None:
         self._shards = _shards.Shards.open(local_path(data))
+
+    def __repr__(self) -> str:
+        """Return folder, tables, rows and samples in one line."""
+        tables = self._shards.tables
+        samples = ", ".join(f"{count:,} {part} samples" for part, count in self.num_samples.items())
+        num_rows = sum(table.num_rows for table in tables)
+        return f"Shards({str(self.folder)!r}, {len(tables)} tables, {num_rows:,} rows, {samples})"
+
+    def _repr_html_(self) -> str:
+        """Return the line above and the tables, as a notebook shows them."""
+        return f"<p>{escape(repr(self))}</p>{self.tables._repr_html_()}"
 
     @property
     def folder(self) -> Path:

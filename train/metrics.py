@@ -15,9 +15,10 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
@@ -179,8 +180,37 @@ class Scores:
     """Share of samples on the right side of probability one half."""
     num_samples: int = 0
 
+    def __repr__(self) -> str:
+        """Return the main scores in one line; the others are attributes."""
+        shown = ", ".join(f"{name}={_four_digits(getattr(self, name))}" for name in ("auc", "log_loss"))
+        return f"{type(self).__name__}({shown}, num_samples={self.num_samples:,})"
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+    def _repr_html_(self) -> str:
+        """Return the scores as a notebook shows them: a column for all samples and one for each group."""
+        groups = {"all samples": self} | {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if isinstance(getattr(self, each.name), Scores)
+        }
+        rows = [["", *groups]]
+        for each in fields(Scores):
+            rows.append([each.name, *(_four_digits(getattr(group, each.name)) for group in groups.values())])
+        return html_table(rows)
+
+
+def _four_digits(value: float | None) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else "-" if value is None else f"{value:,}"
+
+
+def html_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of HTML, the first row of which has the names of its columns."""
+    head, *others = ([escape(cell) for cell in row] for row in rows)
+    lines = ["".join(f"<td>{cell}</td>" for cell in row) for row in others]
+    names = "".join(f"<th>{cell}</th>" for cell in head)
+    return f"<table><tr>{names}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Quality(Scores):
     """The scores of all samples, and of groups of them."""
 
@@ -196,7 +226,7 @@ class Quality(Scores):
         return asdict(self)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class RunQuality(Quality):
     """The scores of a run on the test part and on the validation part."""
 

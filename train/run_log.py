@@ -285,7 +285,7 @@ class ExchangeSummary:
     """The measurement by which `--exchange auto` chose; None where codecs were named."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class TrainSummary(RunQuality):
     """The quality that a run reached on the test part, and its cost."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -92,9 +93,21 @@ def preprocess(
     return local_path(out)
 
 
+class Statistics(dict[str, "pl.DataFrame"]):
+    """Frames by series, shown in a line or, in a notebook, one below the other."""
+
+    def __repr__(self) -> str:
+        """Return the names of the series and their rows."""
+        return f"Statistics({', '.join(f'{name}: {frame.height:,} rows' for name, frame in self.items())})"
+
+    def _repr_html_(self) -> str:
+        """Return the frames as a notebook shows them."""
+        return "".join(f"<h4>{escape(name)}</h4>{frame._repr_html_()}" for name, frame in self.items())
+
+
 def statistics(
     data: str | Path, *, series: Sequence[str] | None = None, workers: Whole = 0, progress: bool = True
-) -> dict[str, pl.DataFrame]:
+) -> Statistics:
     """Return how lookups are distributed over rows, as ``hotset stats`` finds it.
 
     Args:
@@ -119,7 +132,7 @@ def statistics(
     with shown_progress(progress) as shown:
         resources = Resources(plain_value("workers", (int,), workers), progress=shown)
         found = frequency_statistics(local_path(data), resources, series=QUICK if series is None else series)
-    return dict(series_frames(found))
+    return Statistics(series_frames(found))
 
 
 def _with_settings(recipe: PreprocessConfig, settings: Mapping[str, Any]) -> PreprocessConfig:
