@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import nn
 
 from ..pipeline.errors import ConfigError, local_path
 from ..pipeline.formats.columns import PROBABILITY
+from ..pipeline.frames import Frame, like_frame, table_of
 from ..pipeline.runtime.show_progress import shown_progress
 from ..pipeline.schema.schema import nearest
 from ..pipeline.settings import Bytes, PreprocessSettings, Real, Whole, refuse_unknown
@@ -318,28 +319,53 @@ class ExportSettings(TypedDict, total=False):
 Config = TypeVar("Config", PredictConfig, ExportConfig)
 
 
+@overload
 def predict(
     run: Folder | FittedRun,
-    data: Folder | pl.DataFrame,
+    data: Folder | pl.DataFrame | pl.LazyFrame,
     *,
     has_label: bool = True,
     vocabulary: Folder | None = None,
     model: ModelSource | None = None,
     **settings: Unpack[PredictSettings],
-) -> pl.DataFrame:
+) -> pl.DataFrame: ...
+
+
+@overload
+def predict(
+    run: Folder | FittedRun,
+    data: Frame,
+    *,
+    has_label: bool = True,
+    vocabulary: Folder | None = None,
+    model: ModelSource | None = None,
+    **settings: Unpack[PredictSettings],
+) -> Any: ...
+
+
+def predict(
+    run: Folder | FittedRun,
+    data: Folder | Frame | pl.LazyFrame,
+    *,
+    has_label: bool = True,
+    vocabulary: Folder | None = None,
+    model: ModelSource | None = None,
+    **settings: Unpack[PredictSettings],
+) -> Any:
     """Predict the lines of a raw log or the rows of a frame, as ``hotset predict`` does.
 
     Args:
         run: a finished run, or its folder.
-        data: path of a log in the format that the run was trained on, or a frame with its columns; a label in
-            a column with a name is not read.
+        data: path of a log in the format that the run was trained on; or a frame of Polars, pandas or Arrow,
+            or a dictionary, with its columns. A label in a column with a name is not read.
         has_label: whether the lines of a log without names of columns have labels.
         vocabulary: folder that `hotset.preprocess` wrote, for a run that was trained on shards alone.
         model: makes the user's module of the run; by default the class that the run records is imported.
         settings: ``batch_size``, ``threads`` and ``slow_bytes``, see `PredictConfig`.
 
     Returns:
-        A frame with one float32 column, ``probability``: a row for each line or row, in their order.
+        A frame with one float32 column, ``probability``: a row for each line or row, in their order. It is of
+        Polars, or of the kind of ``data``; one of pandas has the index of ``data``.
 
     Raises:
         HotsetError: a damaged run, or a line or column that does not match the schema.
@@ -347,8 +373,6 @@ def predict(
     Example:
         ``scores = hotset.predict("run", "train.tsv")["probability"]``
     """
-    import polars as pl
-
     # A run that was just fitted knows what made its module, so nothing needs to be imported.
     folder, source = _source_of(run, model)
     predictor = RunPredictor(
@@ -358,15 +382,15 @@ def predict(
         model_source=source,
     )
     # Messages name the log by its path, and a frame as such.
-    if isinstance(data, pl.DataFrame):
-        parts = predictor.parts_of_table(data.to_arrow())
-        where = "the frame"
-    else:
+    if isinstance(data, str | Path):
         parts = predictor.parts_of_file(local_path(data), has_label=has_label)
         where = str(data)
+    else:
+        parts = predictor.parts_of_table(table_of(data))
+        where = "the frame"
     found = list(predictor.probabilities(parts, where))
     scores = np.concatenate(found) if found else np.empty(0, np.float32)
-    return pl.DataFrame({PROBABILITY: scores})
+    return like_frame(data, PROBABILITY, scores)
 
 
 def export(

@@ -5,18 +5,21 @@ They do what the commands of these names do, with paths as text and settings by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..pipeline.errors import ByteSize, local_path, plain_value
+from ..pipeline.errors import ByteSize, ConfigError, local_path, plain_value
+from ..pipeline.frames import Frame, write_frame
 from ..pipeline.preprocess import PreprocessConfig
 from ..pipeline.preprocess import preprocess as _preprocess
 from ..pipeline.runtime.show_progress import shown_progress
 from ..pipeline.runtime.tasks import ProgressCallback, Resources
-from ..pipeline.schema.schema_file import setting_of
+from ..pipeline.schema.schema_file import schema_of, setting_of
 from ..pipeline.settings import Bytes, PreprocessSettings, Whole, refuse_unknown
 from ..pipeline.statistics.frequencies import QUICK, frequency_statistics
 from ..train.config import TrainConfig
@@ -30,7 +33,7 @@ _STAGES = ("ingest", "count", "rank", "split", "pack")
 
 
 def preprocess(
-    raw: str | Path | Sequence[str | Path],
+    raw: str | Path | Frame | pl.LazyFrame | Sequence[str | Path | Frame],
     out: str | Path,
     *,
     schema: str | Path | None = None,
@@ -47,7 +50,8 @@ def preprocess(
     An interrupted call is resumed by the same one.
 
     Args:
-        raw: logs in order: Criteo's text, CSV or Parquet, plain, gzip or zstd.
+        raw: logs in order: paths of Criteo's text, CSV or Parquet, plain, gzip or zstd; or frames of Polars,
+            pandas or Arrow, or dictionaries, which need a schema of Parquet.
         out: folder of all stages.
         schema: a built-in name, or a ``.toml`` file. By default the one of the folder that is extended or
             that ``like`` names, or criteo-kaggle.
@@ -71,7 +75,7 @@ def preprocess(
     Example:
         ``data = hotset.preprocess("train.tsv", "data", hot_bytes="64MiB", batch_size=4096)``
     """
-    logs = [raw] if isinstance(raw, str | Path) else raw
+    logs: Sequence[Any] = raw if isinstance(raw, list | tuple) else [raw]
     recipe = default_settings(
         None if schema is None else setting_of(str(schema)),
         None if like is None else local_path(like),
@@ -80,9 +84,9 @@ def preprocess(
     memory_bytes = plain_value("memory", (ByteSize, type(None)), memory)
     num_workers = plain_value("workers", (int,), workers)
     config = _with_settings(recipe, settings)
-    with shown_progress(progress) as shown:
+    with shown_progress(progress) as shown, _files_of(logs, config.ingest.schema, local_path(out)) as files:
         _preprocess(
-            [local_path(each) for each in logs],
+            files,
             config,
             local_path(out),
             Resources(num_workers, memory_bytes, shown),
@@ -91,6 +95,27 @@ def preprocess(
             trust_names=trust_names,
         )
     return local_path(out)
+
+
+@contextmanager
+def _files_of(logs: Sequence[Any], schema: str, out: Path) -> Iterator[list[Path]]:
+    """Yield the paths of logs; frames are in files next to ``out`` meanwhile, whose names stay the same."""
+    is_frame = [not isinstance(log, str | Path) for log in logs]
+    if any(is_frame) and schema_of(schema).format != "parquet":
+        raise ConfigError(
+            f"a frame needs a schema of Parquet, and this one is of {schema_of(schema).format}",
+            hint='write a .toml file that begins with format = "parquet"',
+        )
+    with ExitStack() as stack:
+        if any(is_frame):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix=".hotset-", dir=out.parent)))
+        files = []
+        for number, log in enumerate(logs):
+            files.append(folder / f"frame{number:04}.parquet" if is_frame[number] else local_path(log))
+            if is_frame[number]:
+                write_frame(log, files[-1])
+        yield files
 
 
 class Statistics(dict[str, "pl.DataFrame"]):

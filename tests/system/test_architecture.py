@@ -52,7 +52,7 @@ FLOORS = {
     ),
     "pipeline": (
         "dry_run verify",
-        "export preprocess statistics",
+        "export frames preprocess statistics",
         "stages",
         "formats infer_schema",
         "generate raw",

@@ -88,6 +88,19 @@ def test_the_trained_module_comes_back(fitted: FittedRun, data: Path) -> None:
     assert weights["layer.weight"].isfinite().all()
 
 
+def test_what_functions_return_is_shown_in_a_line_and_as_html(fitted: FittedRun, data: Path) -> None:
+    auc = f"auc={fitted.summary.auc:.4f}"
+    assert repr(fitted).startswith(f"FittedRun({str(fitted.folder)!r}, lookahead, ") and auc in repr(fitted)
+    quality = hotset.evaluate(fitted, data)
+    assert repr(quality).startswith(f"RunQuality({auc}, log_loss=0.") and "\n" not in repr(quality)
+    shards = hotset.Shards(data)
+    assert repr(shards).startswith(f"Shards({str(shards.folder)!r}, 3 tables, ")
+    for shown in (fitted, quality, shards):
+        html = shown._repr_html_()
+        assert html.count("<table") == html.count("</table>") == 1
+    assert f"<td>{quality.hot.num_samples:,}</td>" in quality._repr_html_()
+
+
 def test_tables_come_back(fitted: FittedRun) -> None:
     assert fitted.table("C2").shape == (40, 4)
     with pytest.raises(hotset.HotsetError, match="has no table 'C22'") as refused:

@@ -80,8 +80,29 @@ def test_a_setting_that_is_none_is_refused(tmp_path: Path) -> None:
     assert refused.value.hint == "did you mean 'batch_size'?"
 
 
+def test_a_frame_gives_the_bytes_of_its_file(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"y": [0, 1] * 30, "site": ["a", "b", "c"] * 20})
+    frame.write_parquet(tmp_path / "log.parquet")
+    (tmp_path / "log.toml").write_text('format = "parquet"\nlabel = "y"\n[sparse]\nsite = "text"\n')
+    made = [
+        hotset.preprocess(log, tmp_path / name, schema=tmp_path / "log.toml", workers=1)
+        for name, log in (("file", tmp_path / "log.parquet"), ("polars", frame), ("arrow", frame.to_arrow()))
+    ]
+    files = [{each.path: each for each in Manifest.read(out / "shards").files} for out in made]
+    assert files[0] == files[1] == files[2] and len(files[0]) > 0
+    # The same call finds everything done, and nothing stays next to the folder.
+    hotset.preprocess(frame, tmp_path / "polars", schema=tmp_path / "log.toml", workers=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("arrow", "file", "log.parquet", "log.toml", "polars"),
+    ]
+    with pytest.raises(hotset.HotsetError, match="a frame needs a schema of Parquet"):
+        hotset.preprocess(frame, tmp_path / "other", schema="criteo-kaggle")
+
+
 def test_statistics_are_frames(data: Path) -> None:
     quick = hotset.statistics(data)
+    assert repr(quick).startswith("Statistics(features: 26 rows, ")
+    assert quick._repr_html_().count("<h4>") == len(quick)
     assert quick["features"].height == 26 and "top_share_10" in quick["features"].columns
     assert all(isinstance(frame, pl.DataFrame) for frame in quick.values())
     chosen = hotset.statistics(str(data), series=["coverage"], workers=1)

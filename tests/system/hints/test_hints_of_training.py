@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 import torch
@@ -416,6 +417,20 @@ def test_names_that_were_meant_are_taken_from_python(shell: Shell) -> None:
     preprocess = partial(hotset.preprocess, "log.tsv", "other", workers=1)
     assert hint_of(lambda: preprocess(batchsize=9)) == "did you mean 'batch_size'?"  # type: ignore[call-arg]
     preprocess(batch_size=9)
+
+
+@follows("pipeline/frames.py::table_of workflows/library.py::_files_of")
+def test_frames_are_given_as_hints_say(shell: Shell) -> None:
+    frame = pl.DataFrame({"click": [0, 1] * 90, "age": [3, 4, 5] * 60, "country": ["a", "b"] * 90})
+    hint = hint_of(lambda: hotset.preprocess(frame, "framed", schema="criteo-kaggle", workers=1))
+    first_line = hint.partition("begins with ")[2]
+    Path("framed.toml").write_text(
+        f'{first_line}\nlabel = "click"\ndense = ["age"]\n[sparse]\ncountry = "text"\n'
+    )
+    hotset.preprocess(frame, "framed", schema="framed.toml", workers=1)
+    wrong: Any = 3
+    assert hint_of(lambda: hotset.predict("run", wrong)).startswith("give the path as text")
+    assert hotset.predict("run", "log.tsv").height == 600
 
 
 def free_port() -> str:

@@ -1,0 +1,73 @@
+"""Frames of Polars, pandas and Arrow as Arrow tables, whose readers are those of Parquet files.
+
+Most columns of Polars and Arrow are taken as they are, without a copy; those of pandas are converted. A frame
+that is preprocessed goes through a Parquet file, because stages read their log by parts and in any order.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .errors import ConfigError, InputError, first_line
+
+
+class ArrowFrame(Protocol):
+    """A frame that Arrow can read: a table of pyarrow, or a DataFrame of Polars or pandas."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+Frame: TypeAlias = ArrowFrame | Mapping[str, Any]
+"""A frame, or a dictionary of columns."""
+
+
+def table_of(frame: Any) -> Any:
+    """Return a frame as a `pyarrow.Table`.
+
+    Raises:
+        ConfigError: it is no frame.
+        InputError: a column has values of several types.
+    """
+    try:
+        if isinstance(frame, Mapping):
+            return pa.table(dict(frame))
+        if _is_of("polars", "LazyFrame", frame):
+            return frame.collect().to_arrow()
+        if _is_of("pandas", "DataFrame", frame):
+            return pa.Table.from_pandas(frame, preserve_index=False)
+        if hasattr(frame, "__arrow_c_stream__"):
+            return pa.table(frame)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InputError(f"the frame cannot be read as an Arrow table: {first_line(error)}") from error
+    raise ConfigError(
+        f"want a path or a frame of Polars, pandas or Arrow, got {type(frame).__name__}",
+        hint="give the path as text, or a frame such as polars.DataFrame(columns)",
+    )
+
+
+def like_frame(frame: Any, name: str, values: Any) -> Any:
+    """Return a frame with one column, of the kind of ``frame``; one of pandas has its index, too."""
+    if _is_of("pandas", "DataFrame", frame):
+        return type(frame)({name: values}, index=frame.index)
+    if isinstance(frame, pa.Table | pa.RecordBatch):
+        return pa.table({name: values})
+    import polars as pl
+
+    return pl.DataFrame({name: values})
+
+
+def write_frame(frame: Any, path: Path) -> None:
+    """Write a frame as a Parquet file; equal frames give equal bytes."""
+    pq.write_table(table_of(frame), path)
+
+
+def _is_of(library: str, name: str, frame: Any) -> bool:
+    # A frame of a library that is not imported cannot be here.
+    kind = getattr(sys.modules.get(library), name, None)
+    return kind is not None and isinstance(frame, kind)
