@@ -52,7 +52,7 @@ def test_a_frame_of_pandas_keeps_its_index(monkeypatch: pytest.MonkeyPatch) -> N
             self.columns = columns
             self.index = index
 
-    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=DataFrame))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=DataFrame))
     found = like_frame(DataFrame(COLUMNS, index=[7, 8, 9]), "p", [0.1, 0.2, 0.3])
     assert isinstance(found, DataFrame) and found.index == [7, 8, 9] and list(found.columns) == ["p"]
 

@@ -282,7 +282,7 @@ def test_the_module_of_a_fitted_run_goes_along(tmp_path: Path) -> None:
 
 def test_settings_go_by_name(scored: ScoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(hotset.HotsetError, match="there is no setting 'batch'"):
-        hotset.predict(scored.run, scored.log, batch=3)  # type: ignore[call-arg]
+        hotset.predict(scored.run, scored.log, batch=3)  # type: ignore[call-overload]
     called = []
     monkeypatch.setattr(serve, "export_run", lambda *given, **named: called.append((given, named)))
     assert hotset.export(scored.run, str(tmp_path / "out"), row_type="int8") == tmp_path / "out"

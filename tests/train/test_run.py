@@ -133,7 +133,7 @@ def test_progress_is_in_samples_of_all_epochs(shards: Path, tmp_path: Path) -> N
 def test_progress_notes_the_last_loss_and_auc(shards: Path, tmp_path: Path) -> None:
     notes: list[str] = []
     config = TrainConfig(**FIELDS | {"log_every": 2, "evaluate_every": 4})
-    train(shards, config, tmp_path / "run", RunOptions(progress=lambda *call: notes.append(call[-1])))
+    train(shards, config, tmp_path / "run", RunOptions(progress=lambda *call: notes.append(call[3])))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     aucs = [line["evaluation"]["auc"] for line in lines if "evaluation" in line]
@@ -146,7 +146,7 @@ def test_progress_notes_the_last_loss_and_auc(shards: Path, tmp_path: Path) -> N
 def test_progress_of_a_short_run_notes_the_mean_loss_so_far(shards: Path, tmp_path: Path) -> None:
     notes: list[str] = []
     config = TrainConfig(**FIELDS | {"log_every": 1_000})
-    train(shards, config, tmp_path / "run", RunOptions(progress=lambda *call: notes.append(call[-1])))
+    train(shards, config, tmp_path / "run", RunOptions(progress=lambda *call: notes.append(call[3])))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     # The only line of the run is that at its end, which the last step showed before.
     (loss,) = [line["loss"] for line in lines if "loss" in line]

@@ -53,7 +53,7 @@ def test_a_type_checker_finds_wrong_settings(tmp_path: Path) -> None:
     (tmp_path / "mypy.ini").write_text(config)
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "program.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    lines = [int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line]
+    lines = sorted({int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line})
     wrong = [number for number, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# wrong")]
     assert lines == wrong, done.stdout + done.stderr
     assert 'Unexpected keyword argument "placment" for "fit"; did you mean "placement"?' in done.stdout

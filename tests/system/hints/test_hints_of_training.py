@@ -412,7 +412,7 @@ def test_names_that_were_meant_are_taken_from_python(shell: Shell) -> None:
     assert hint_of(lambda: shards.counts("C22x")) == "did you mean 'C22'?"
     assert shards.counts("C2").sum() > 0
     predict = partial(hotset.predict, "run", "log.tsv")
-    assert hint_of(lambda: predict(batchsize=9)) == "did you mean 'batch_size'?"  # type: ignore[call-arg]
+    assert hint_of(lambda: predict(batchsize=9)) == "did you mean 'batch_size'?"
     assert hotset.predict("run", "log.tsv", batch_size=9).height == 600
     preprocess = partial(hotset.preprocess, "log.tsv", "other", workers=1)
     assert hint_of(lambda: preprocess(batchsize=9)) == "did you mean 'batch_size'?"  # type: ignore[call-arg]
