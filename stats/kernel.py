@@ -64,6 +64,14 @@ def cache_fault() -> str | None:
     return _faults[0] if _faults else None
 
 
+def is_compiled(function: Callable[..., Any]) -> bool:
+    """Return whether a kernel's code is in the cache, for some types; True where it cannot be kept."""
+    cache = getattr(function, "_cache", None)
+    if not isinstance(cache, _CheckedCache) or function.signatures:  # type: ignore[attr-defined]
+        return True
+    return cache.has_code(function.targetctx)  # type: ignore[attr-defined]
+
+
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     """Compile lazily, for as few types as possible: planners alone take 16 s of CPU this way, else 23 s."""
     # No C code calls a kernel by its address.
@@ -108,6 +116,16 @@ class _CheckedCache(FunctionCache):  # type: ignore[misc]
         self._function = function
         self.source = (function.__module__, self._cache_file._source_stamp)
         self._cache_file = _CheckedFile(self._cache_file, function)
+
+    def has_code(self, target_context: Any) -> bool:
+        """Return whether there is an entry for this machine."""
+        try:
+            machine = target_context.codegen().magic_tuple()
+            return any(key[1] == machine for key in self._cache_file.keys())
+        except MemoryError:
+            raise
+        except Exception:  # a damaged index, as in `load_overload`
+            return False
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the machine code for a signature, None where there is none that can be trusted."""
@@ -158,6 +176,10 @@ class _CheckedFile:
         # At the first call, not before: a kernel may call others further down in its file.
         self._unstamped._source_stamp = (self._unstamped._source_stamp, *_stamps_of(self._function))
         return self._unstamped
+
+    def keys(self) -> list[Any]:
+        """Return the keys of all entries."""
+        return list(self._file._load_index())
 
     def flush(self) -> None:
         """Forget all entries."""

@@ -69,6 +69,16 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _kernels_are_compiled_where_they_run() -> Iterator[None]:
+    """Let no command start processes that compile: workers of tests compile what they need side by side."""
+    from hotset.workflows import compile_ahead
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compile_ahead, "usable_cores", lambda: 1)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _interrupts_arrive() -> None:
     """Let SIGINT raise again: a background job of a shell ignores it, and so do its children."""
     if threading.current_thread() is threading.main_thread():

@@ -239,6 +239,14 @@ def progress_bars() -> Iterator[Progress]:
             _Messages.bars = None
 
 
+def load_torch(progress: Callable[..., None]) -> None:
+    """Import torch, which takes a second and more, and show that next to the bar."""
+    progress("loading torch", 0, 0)
+    import torch  # noqa: F401
+
+    progress("starting", 0, 0)
+
+
 def show_compiling(name: str) -> None:
     """Show next to the bar, which stands still meanwhile, that a kernel is being compiled."""
     if _Messages.bars is not None:

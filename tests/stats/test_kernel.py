@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hotset.stats import kernel as module
-from hotset.stats.kernel import cache_fault, kernel
+from hotset.stats.kernel import cache_fault, is_compiled, kernel
 
 pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")
 
@@ -72,6 +72,17 @@ def _with_renamed_module(text: bytes) -> bytes:
 def test_code_is_kept_between_runs(cache: Path) -> None:
     assert _hits(_run()) == 0
     assert _hits(_run()) == 1
+
+
+def test_code_in_the_cache_is_found_without_loading_it(cache: Path) -> None:
+    assert not is_compiled(kernel(_add))
+    assert is_compiled(_run())
+    assert is_compiled(kernel(_add))
+    for file in cache.rglob("*.nbi"):
+        file.write_bytes(_flip(file.read_bytes()))
+    assert not is_compiled(kernel(_add))
+    # Code that cannot be kept is not worth compiling ahead.
+    assert is_compiled(numba.njit(_add))
 
 
 def test_only_kernels_that_are_compiled_are_reported(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 
 from ...pipeline.errors import ByteSize, ConfigError, format_byte_size
+from ...pipeline.folders.manifest import MANIFEST
 from ...train.config import (
     CheckpointSettings,
     ExchangeOptions,
@@ -26,6 +27,7 @@ from ...train.config import (
 from ..command_list import JsonCommand
 from ..console import (
     TextTable,
+    load_torch,
     print_json,
     print_table,
     progress_bars,
@@ -116,8 +118,7 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
 
     def execute(self) -> int:
         """Run ``hotset train``."""
-        # torch takes a second and more to import: not before the options are known to be right.
-        from ...train.run import RunOptions, train
+        from ..compile_ahead import compiling_ahead
         from ..machine import describe_machine
 
         # Rank 0 speaks for all; what the others have to say is why they stop.
@@ -128,6 +129,12 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
         machine = describe_machine()
         config = config_of(TrainConfig, self)
         with progress_bars() as progress:
+            with compiling_ahead(self._kinds_of_kernels()) as ahead:
+                load_torch(progress)
+                ahead.wait(progress)
+            # torch takes a second and more to import: not before the options are known to be right.
+            from ...train.run import RunOptions, train
+
             options = RunOptions(
                 slow_dir=self.slow_dir,
                 checkpoints=config_of(CheckpointSettings, self),
@@ -150,6 +157,19 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
             say_error(f"the run is finished: {self.out}", kind="interrupted")
             return 130
         return 0
+
+    def _kinds_of_kernels(self) -> list[str]:
+        """Return the kinds of kernels that this run calls; none where it is refused at once.
+
+        Nor for ranks, which would compile the same ones side by side.
+        """
+        from ..compile_ahead import ROW_TRANSFERS, TRAINING_STEPS
+
+        is_there = any((self.dir / name).exists() for name in (MANIFEST, "shards"))
+        if is_launched() or not is_there:
+            return []
+        kinds = [TRAINING_STEPS] if self.device == "cpu" else []
+        return kinds + [ROW_TRANSFERS] * (self.placement in ("lookahead", "cache", "hybrid-uva"))
 
     def _show(self, config: TrainConfig, summary: dict[str, Any]) -> None:
         """Print the summary of a run: an object for a program, or tables and notes."""
@@ -207,9 +227,10 @@ class EvaluateCommand(JsonCommand):
 
     def execute(self) -> int:
         """Run ``hotset evaluate``."""
-        from ...train.evaluate import evaluate
-
         with progress_bars() as progress:
+            load_torch(progress)
+            from ...train.evaluate import evaluate
+
             result = evaluate(
                 self.run,
                 self.dir,
@@ -358,11 +379,13 @@ class PredictCommand(JsonCommand, PredictConfig):
         """Run ``hotset predict``."""
         # torch takes a second and more to import: not before the options are known to be right.
         from ...pipeline.folders.whole_file import check_target
-        from ...train.serving.predict import RunPredictor, predict_file
 
         # A file that must not be overwritten is refused before the model is read.
         check_target(self.out, overwrite=self.overwrite)
         with progress_bars() as progress:
+            load_torch(progress)
+            from ...train.serving.predict import RunPredictor, predict_file
+
             predictor = RunPredictor(self.run, config_of(PredictConfig, self), vocabulary=self.vocabulary)
             num_samples = predict_file(
                 predictor,

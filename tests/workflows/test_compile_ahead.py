@@ -1,0 +1,127 @@
+"""Children that compile end with their parent, and start only where they help."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numba
+import pytest
+
+from hotset.workflows import compile_ahead
+from hotset.workflows.compile_ahead import CompileAhead, compiling_ahead
+
+pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")
+
+_CHILD = """
+import sys, time
+from hotset.workflows import compile_ahead
+
+def wait(folder):
+    open(sys.argv[1] + ".pid", "w").write(f"{os.getpid()} {folder}")
+    time.sleep(600)
+
+import os
+compile_ahead._WORK[sys.argv[1]] = compile_ahead._Work(wait, 1, ())
+compile_ahead._main(sys.argv[1])
+"""
+_PARENT = """
+import time
+from hotset.workflows import compile_ahead
+compile_ahead._MODULE = "waiting_child"
+compile_ahead._WORK = {"some work": compile_ahead._Work(print, 1, ())}
+compile_ahead._is_missing = lambda work: True
+compile_ahead.usable_cores = lambda: 2
+with compile_ahead.compiling_ahead(["some work"]) as ahead:
+    ahead.wait(lambda *_: None)
+"""
+
+
+@pytest.fixture
+def child_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a module that runs as a child does, and waits; the file of its number."""
+    (tmp_path / "waiting_child.py").write_text(_CHILD)
+    above = str(Path(compile_ahead.__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), above]))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "some work.pid"
+
+
+def number_and_folder(file: Path) -> tuple[int, Path]:
+    """Wait for the child to say where it works."""
+    while not file.exists() or not file.read_text():
+        time.sleep(0.02)
+    number, folder = file.read_text().split()
+    return int(number), Path(folder)
+
+
+def is_running(number: int) -> bool:
+    """Return whether there is such a process, but for one that ended and nobody asked about."""
+    try:
+        status = Path(f"/proc/{number}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_children_end_with_their_parent_and_leave_nothing(child_module: Path, how: signal.Signals) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _PARENT], stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    number, folder = number_and_folder(child_module)
+    assert is_running(number) and folder.exists()
+    parent.send_signal(how)
+    parent.wait()
+    while is_running(number):  # or the test would never end
+        time.sleep(0.02)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(("cores", "room"), [(1, None), (8, 1), (8, compile_ahead._CHILD_BYTES)])
+def test_no_child_is_started_where_a_core_or_memory_is_short(
+    cores: int, room: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_ahead, "usable_cores", lambda: cores)
+    monkeypatch.setattr(compile_ahead, "available_bytes", lambda: room)
+    monkeypatch.setattr(compile_ahead, "_is_missing", lambda work: True)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with compiling_ahead(list(compile_ahead._WORK)) as ahead:
+        ahead.wait(lambda *_: pytest.fail("nothing is compiled"))
+
+
+def test_at_most_one_child_a_core_runs_and_one_that_fails_ends_the_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compile_ahead, "usable_cores", lambda: 2)
+    monkeypatch.setattr(compile_ahead, "available_bytes", lambda: None)
+    monkeypatch.setattr(compile_ahead, "_is_missing", lambda work: True)
+    monkeypatch.setattr(compile_ahead, "_MODULE", "no_such_module")
+    shown: list[tuple[str, str]] = []
+    ahead = CompileAhead(list(compile_ahead._WORK))
+    assert len(ahead._running) == 2
+    ahead.wait(lambda stage, done, total, note: shown.append((stage, note)))
+    assert not ahead._running and not ahead._pending
+    assert shown[0] == (
+        "compiling (once, about 22 s)",
+        "row transfers, training steps, preprocessing, a log",
+    )
+
+
+def test_work_whose_kernels_are_in_the_cache_is_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = compile_ahead._WORK[compile_ahead.LOG]
+    work.run(tmp_path)
+    assert not compile_ahead._is_missing(work)
+    monkeypatch.setattr(compile_ahead, "is_compiled", lambda kernel: kernel.__name__ != "write_samples")
+    assert compile_ahead._is_missing(work)
+
+
+def test_the_kernels_that_tell_of_each_work_are_there() -> None:
+    for work in compile_ahead._WORK.values():
+        compile_ahead._is_missing(work)
