@@ -337,6 +337,7 @@ class MachineSpeeds(JsonRecord):
     """Four speeds of a machine."""
 
     device_name: str
+    """Name of its CPU."""
     threads: int
     """Number of threads of a step."""
     flops: float
@@ -349,6 +350,8 @@ class MachineSpeeds(JsonRecord):
     """Bytes per second between the tiers, in each direction."""
     loader_samples_per_second: float
     """Samples read from shards."""
+    cores: int | None = None
+    """Number of cores; None in a file of an earlier version."""
 
     def check_values(self, where: str) -> None:
         for name in ("flops", "host_rows_per_second", "link_bytes_per_second", "loader_samples_per_second"):

@@ -206,6 +206,7 @@ def characterise(
         row_bytes=4 * _PROBE_DIM,
         link_bytes_per_second=link,
         loader_samples_per_second=loader,
+        cores=machine["cores"],
     )
     speeds.write(out)
     return Characterised(speeds, runs, (time.monotonic() - began) / 60)

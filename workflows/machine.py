@@ -20,7 +20,7 @@ _HELD = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "NUMBA_CPU_NAME", "ON
 def describe_machine() -> dict[str, Any]:
     """Return what a timing depends on, and nothing that identifies this very machine."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "held_to": {name: os.environ[name] for name in _HELD if name in os.environ},
         "cores": num_workers(0),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -33,7 +33,8 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Return the name of this machine's CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

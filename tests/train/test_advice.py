@@ -129,7 +129,8 @@ def test_more_budgets_than_one_pass_counts_are_counted_in_several(
 def test_the_command_prints_tables_and_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", str(folder), "--fast-bytes", "16MiB", "1GiB", "--batch-size", "128"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Predicted steps of 128 samples" in printed and "These are predictions from counts" in printed
+    assert "Predicted for a typical GPU (not this machine): steps of 128 samples" in printed
+    assert "These are predictions from counts" in printed
     assert main(["advise", str(folder), "--json"]) == 0
     advice: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert {"workload", "machine", "compute_seconds", "options", "best", "enough"} == advice.keys()
@@ -331,6 +332,7 @@ SPEEDS = MachineSpeeds(
     row_bytes=64,
     link_bytes_per_second=9e9,
     loader_samples_per_second=1.5e7,
+    cores=4,
 )
 
 

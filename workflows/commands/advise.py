@@ -10,13 +10,14 @@ from rich.console import Console
 
 from ...pipeline.errors import ByteSize, ConfigError, require_at_least
 from ...pipeline.folders.whole_file import check_target, whole_file
-from ...pipeline.runtime.tasks import Resources
+from ...pipeline.runtime.tasks import Resources, num_workers
 from ...stats.step_times import Machine
 from ...train.advice import AdviceConfig, MachineSpeeds, advise
 from ..command_list import JsonCommand
 from ..console import print_json, print_line, print_table, progress_bars, say, stdout_console
+from ..machine import cpu_model
 from ..options import Dir
-from ..report.sentences import placement_sentence
+from ..report.sentences import TYPICAL_DEVICE, placement_sentence
 from ..report.tables import advice_rows, text_table
 from ..report.write import check_html
 
@@ -63,13 +64,22 @@ class AdviseCommand(JsonCommand):
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigError(f"{name} must be above 0, got {value}")
 
+    def measured_speeds(self) -> MachineSpeeds | None:
+        """Return the speeds of the file; None where there is none.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        return None if self.speeds is None else MachineSpeeds.read(self.speeds)
+
     def machine(self) -> Machine:
         """Return the speeds of the file or typical ones, with those of the options in their place.
 
         Raises:
             ConfigError: the file of speeds cannot be read.
         """
-        machine = Machine() if self.speeds is None else MachineSpeeds.read(self.speeds).machine()
+        speeds = self.measured_speeds()
+        machine = Machine() if speeds is None else speeds.machine()
         given = {
             "link_bytes_per_second": (self.link_gbps, _GIGA),
             "host_bytes_per_second": (self.host_gbps, _GIGA),
@@ -78,6 +88,17 @@ class AdviseCommand(JsonCommand):
         return replace(
             machine, **{name: value * unit for name, (value, unit) in given.items() if value is not None}
         )
+
+    @property
+    def device(self) -> str:
+        """The device whose steps are predicted, for the title of the output."""
+        speeds = self.measured_speeds()
+        if speeds is None:
+            return TYPICAL_DEVICE
+        cores = "an unknown number of" if speeds.cores is None else speeds.cores
+        name = f"{speeds.device_name}, {cores} core{'' if cores == 1 else 's'}"
+        is_here = (speeds.device_name, speeds.cores) == (cpu_model(), num_workers(0))
+        return f"{'this' if is_here else 'another'} machine ({name})"
 
     @property
     def source(self) -> str:
@@ -96,24 +117,30 @@ class AdviseCommand(JsonCommand):
         if self.json:
             print_json(advice)
         else:
-            show_advice(advice, stdout_console(), self.source)
+            show_advice(advice, stdout_console(), self.source, self.device)
         return 0
 
 
-def show_advice(advice: dict[str, Any], console: Console, source: str = "typical speeds") -> None:
+def show_advice(
+    advice: dict[str, Any],
+    console: Console,
+    source: str = "typical speeds",
+    device: str = TYPICAL_DEVICE,
+) -> None:
     """Print what `advise` returned: speeds, memory, and what to do.
 
     Args:
         advice: predictions.
         console: where to print.
         source: where the speeds of the machine are from.
+        device: the one whose steps are predicted.
     """
     # Placements that do not fit are rows too: how much they lack is the next question.
-    every = text_table("placements", advice_rows(advice, with_too_large=True), _title(advice, source))
+    every = text_table("placements", advice_rows(advice, with_too_large=True), _title(advice, source, device))
     print_table(console, every, num_keys=2)
     fastest = "Fast memory of the fastest placement, by use"
     print_table(console, text_table("memory", advice_rows(advice, only_fastest=True), fastest), num_keys=2)
-    print_line(console, placement_sentence(advice, where="above"))
+    print_line(console, placement_sentence(advice, where="above", device=device))
     print_line(
         console,
         "These are predictions from counts and the speeds in the title, not measurements; "
@@ -121,10 +148,10 @@ def show_advice(advice: dict[str, Any], console: Console, source: str = "typical
     )
 
 
-def _title(advice: dict[str, Any], source: str) -> str:
+def _title(advice: dict[str, Any], source: str, device: str) -> str:
     machine = advice["machine"]
     return (
-        f"Predicted steps of {advice['workload']['batch_size']:,} samples, {source} "
+        f"Predicted for {device}: steps of {advice['workload']['batch_size']:,} samples, {source} "
         f"(link {machine['link_bytes_per_second'] / _GIGA:.3g} GB/s, "
         f"host {machine['host_bytes_per_second'] / _GIGA:.3g} GB/s, "
         f"{machine['flops'] / _TERA:.3g} TFLOP/s, {machine['step_seconds'] / _MICRO:.3g} µs a step)"

@@ -140,15 +140,19 @@ def peel_share(statistics: dict[str, Any]) -> float | None:
     return None if share < chosen["hot_sample_share"] + _LEAST_PEEL_GAIN else share
 
 
-def placement_sentence(advice: dict[str, Any], where: str = "below") -> str:
-    """Return where to keep rows, from predicted step times and bandwidths that are shown ``where``."""
+TYPICAL_DEVICE = "a typical GPU (not this machine)"
+"""The device of predictions without measured speeds."""
+
+
+def placement_sentence(advice: dict[str, Any], where: str = "below", device: str = TYPICAL_DEVICE) -> str:
+    """Return where to keep rows on ``device``, by step times predicted from speeds shown ``where``."""
     enough = advice["enough"]
     size = format_byte_size(enough["fast_bytes"])
     speed = rounded(advice["workload"]["batch_size"] / enough["step_seconds"])
     if enough["placement"] == "all-fast":
         return (
             f"Everything fits in {size} of fast memory, so no other placement than all-fast is needed. "
-            f"Predicted speed on a GPU with the bandwidths {where}: about {speed} samples per second."
+            f"Predicted on {device} with the speeds {where}: about {speed} samples per second."
         )
     # How far the best placement is from having all rows in fast memory.
     share = percent(advice["compute_seconds"] / enough["step_seconds"], 0)
@@ -157,7 +161,7 @@ def placement_sentence(advice: dict[str, Any], where: str = "below") -> str:
     has_all = any(one["placement"] == "all-fast" for one in largest["placements"])
     is_known = has_all or enough["fast_bytes"] < largest["fast_bytes"]
     return (
-        f"On a GPU with the bandwidths {where}, {enough['placement']} with {size} of fast memory in total is "
+        f"On {device} with the speeds {where}, {enough['placement']} with {size} of fast memory in total is "
         f"predicted to train about {speed} samples per second: {share} of the speed with every row in fast "
         f"memory. {'More memory gains less than 1%' if is_known else 'No larger size was compared'}."
     )

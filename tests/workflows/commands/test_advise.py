@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 from rich.console import Console
 
 from hotset.pipeline.errors import ByteSize, ConfigError
-from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.runtime.tasks import Resources, num_workers
 from hotset.stats.step_times import Machine
 from hotset.train.advice import AdviceConfig, MachineSpeeds, advise
 from hotset.workflows.cli import main
 from hotset.workflows.commands.advise import AdviseCommand, show_advice
+from hotset.workflows.machine import cpu_model
 from hotset.workflows.report.sentences import rounded
 from hotset.workflows.report.tables import predicted_bytes, predicted_seconds
 
@@ -59,7 +61,7 @@ def test_a_speed_that_is_none_is_refused(name: str, value: float) -> None:
 
 def test_every_placement_of_every_size_is_a_row(advice: dict[str, Any]) -> None:
     text = printed(advice)
-    assert "Predicted steps of 128 samples" in text
+    assert "Predicted for a typical GPU (not this machine): steps of 128 samples" in text
     for option in advice["options"]:
         for one in [*option["placements"], *option["too_large"]]:
             step = predicted_seconds(one["step_seconds"])
@@ -164,6 +166,30 @@ def test_the_title_names_the_speeds_and_where_they_are_from(
     found = json.loads(capsys.readouterr().out)
     assert found["machine"]["loader_samples_per_second"] == 1e6
     assert found["best"]["step_seconds"] >= found["workload"]["batch_size"] / 1e6
+
+
+def test_the_title_names_the_machine_whose_speeds_they_are(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("advise", str(data), "--fast-bytes", "8MiB", "--model", "small")
+    here = replace(SPEEDS, device_name=cpu_model(), cores=num_workers(0))
+    more_cores = replace(here, cores=num_workers(0) + 1)
+    for number, (speeds, device) in enumerate(
+        (
+            (here, f"this machine ({cpu_model()}, {num_workers(0)} core"),
+            (more_cores, f"another machine ({cpu_model()}, {num_workers(0) + 1} cores)"),
+            (replace(here, device_name="A CPU", cores=1), "another machine (A CPU, 1 core)"),
+            (SPEEDS, "another machine (A CPU, an unknown number of cores)"),
+        )
+    ):
+        path = tmp_path / f"machine-{number}.json"
+        speeds.write(path)
+        capsys.readouterr()
+        assert main([*command, "--speeds", str(path)]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"Predicted for {device}" in shown and "typical" not in shown
+    assert main(command) == 0
+    assert "Predicted for a typical GPU (not this machine): " in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_command_prints_what_the_function_returns(
