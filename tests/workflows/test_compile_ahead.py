@@ -122,6 +122,38 @@ def test_work_whose_kernels_are_in_the_cache_is_not_done_again(
     assert compile_ahead._is_missing(work)
 
 
+_DEMO = """
+import sys
+from pathlib import Path
+from hotset.stats import kernel
+from hotset.workflows import cli, compile_ahead
+
+for number, work in enumerate(compile_ahead._WORK.values()):
+    folder = Path(sys.argv[1], str(number))
+    folder.mkdir()
+    work.run(folder)
+load = kernel._CheckedCache.load_overload
+
+def noted(self, *arguments):
+    print("new:", self._function.__name__)
+    return load(self, *arguments)
+
+kernel._CheckedCache.load_overload = noted
+sys.exit(cli.main(["demo", "-q", "--samples", "20000", "--out", sys.argv[1] + "/demo"]))
+"""
+_QUICK = {"_find_distinct", "copy_entries", "locate_lookups", "move_steps", "take_valid"}
+"""Kernels that compile in a moment, and that the kinds of work do not call."""
+
+
+@pytest.mark.slow
+def test_the_kernels_of_a_demo_are_compiled_before_its_clocks_start(tmp_path: Path) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-c", _DEMO, str(tmp_path)], check=True, capture_output=True, text=True
+    ).stdout
+    new = {line.removeprefix("new: ") for line in shown.splitlines() if line.startswith("new: ")}
+    assert new <= _QUICK
+
+
 def test_the_kernels_that_tell_of_each_work_are_there() -> None:
     for work in compile_ahead._WORK.values():
         compile_ahead._is_missing(work)
