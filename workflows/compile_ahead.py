@@ -66,7 +66,7 @@ def _train(folder: Path) -> None:
     train(folder / "data", TrainConfig(placement="all-fast", threads=1), folder / "run")
 
 
-def _plan(_: Path) -> None:
+def _plan(_folder: Path) -> None:
     from ..stats.lookahead.planner import lookahead_planner
     from ..stats.lookahead.step_plans import RowStream, Window
 

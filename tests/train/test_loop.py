@@ -14,6 +14,7 @@ import pytest
 import torch
 from numba.core.dispatcher import Dispatcher
 
+from hotset.pipeline.errors import ByteSize
 from hotset.stats import compile_notice
 from hotset.stats.kernel import kernel
 from hotset.stats.ranking.row_bytes import OPTIMIZERS
@@ -23,6 +24,7 @@ from hotset.train.build import build_trainer
 from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.loop import run_steps
+from hotset.train.rows.step_plan import PlannedStep
 
 
 def test_two_equal_runs_end_with_equal_bits_and_seeds_differ(tmp_path: Path) -> None:
@@ -79,10 +81,14 @@ def test_no_clock_of_a_run_counts_compiling(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(Dispatcher, "compile", compile_slowly)
     monkeypatch.setattr(compile_notice, "perf_counter", lambda: seconds)
+
+    def run_new_kernel(_: PlannedStep) -> None:
+        assert kernel(_twice)(2) == 4
+
     shards = Shards.open(write_shards(tmp_path / "shards"))
-    trainer = build_trainer(shards, TrainConfig(placement="lookahead", staging_bytes=4096))
+    trainer = build_trainer(shards, TrainConfig(placement="lookahead", staging_bytes=ByteSize(4096)))
     # A kernel that this process has not run yet, at every step.
-    trainer.before_step.append(lambda _: kernel(_twice)(2))
+    trainer.before_step.append(run_new_kernel)
     run_steps(trainer, lambda *_: None)
     assert seconds >= 1000.0 * shards.num_training_batches
     assert trainer.meter.training_seconds == 0
