@@ -239,7 +239,7 @@ def progress_bars() -> Iterator[Progress]:
             _Messages.bars = None
 
 
-def load_torch(progress: Callable[..., None]) -> None:
+def load_torch(progress: Progress) -> None:
     """Import torch, which takes a second and more, and show that next to the bar."""
     progress("loading torch", 0, 0)
     import torch  # noqa: F401
