@@ -70,9 +70,9 @@ def _plan(_folder: Path) -> None:
     from ..stats.lookahead.planner import lookahead_planner
     from ..stats.lookahead.step_plans import RowStream, Window
 
-    planner = lookahead_planner(64, 16, prefetch=1, window=Window(16), splits=True)
-    rows_U = np.arange(8)
-    for _ in range(140):  # more than the first buffers hold
+    planner = lookahead_planner(128, 128, prefetch=1, window=Window(128), splits=True)
+    rows_U = np.arange(100)
+    for _ in range(70):  # more than the first buffers hold
         planner.plan(RowStream.of([rows_U], [rows_U]))
     list(planner.plan_rest())
     planner.end_epoch()

@@ -141,7 +141,7 @@ def noted(self, *arguments):
 kernel._CheckedCache.load_overload = noted
 sys.exit(cli.main(["demo", "-q", "--samples", "20000", "--out", sys.argv[1] + "/demo"]))
 """
-_QUICK = {"_find_distinct", "copy_entries", "locate_lookups", "move_steps", "take_valid"}
+_QUICK = {"_find_distinct", "copy_entries", "locate_lookups", "take_valid"}
 """Kernels that compile in a moment, and that the kinds of work do not call."""
 
 
