@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from hotset.tests.support.browser import open_page
 from hotset.workflows.cli import main
 from hotset.workflows.commands.runs import differing_settings, groups_of, read_runs, show_run_list
 from hotset.workflows.report.charts import curves_chart
@@ -109,6 +110,13 @@ def test_a_page_has_the_table_and_the_curves(
     own = page.partition("<script>")[0]
     assert own.count("<tr>") == 6 and own.count('<div class="chart"') == 2
     assert "://" not in own and "prefers-color-scheme: dark" in own and 'class="scroll"' in own
+
+
+@pytest.mark.slow
+def test_a_browser_draws_the_page(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed(capsys, runs, "--html", tmp_path / "runs.html")
+    seen = open_page(tmp_path / "runs.html", tmp_path, dark=True)
+    assert seen.console == [] and seen.requests == [] and 'data-drawn="2"' in seen.dom
 
 
 def test_equal_curves_are_one_line() -> None:

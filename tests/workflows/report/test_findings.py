@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from hotset.stats.curves import CONTRADICTED, SUPPORTED, UNDECIDED, Interval, verdict
+from hotset.tests.support.browser import open_page
 from hotset.train.advice import MachineSpeeds
 from hotset.workflows.characterise import FACTORS, Cell, CellRun, Characterised, cells
 from hotset.workflows.report.findings import (
@@ -211,3 +213,10 @@ def test_the_page_draws_every_factor() -> None:
     axes = [spec["layer"][1]["encoding"]["y"]["scale"] for spec in specs.values()]
     assert all(axis == axes[0] and axis["type"] == "log" for axis in axes)
     assert "No verdicts: other programs took 50% of the cores" in page
+
+
+@pytest.mark.slow
+def test_a_browser_draws_the_page(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(findings_page(Characterised(SPEEDS, runs_of(as_published), 1.0)))
+    seen = open_page(tmp_path / "page.html", tmp_path)
+    assert seen.console == [] and seen.requests == [] and f'data-drawn="{len(NAMES)}"' in seen.dom
