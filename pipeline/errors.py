@@ -25,6 +25,7 @@ import re
 import shlex
 import sys
 import types
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -280,19 +281,23 @@ STAGE_OF = {
 """The stage that writes each folder inside DIR."""
 
 
-def hint_to_write(folder: Path, *, is_alone: bool) -> str:
+def hint_to_write(folder: Path, present: Collection[str]) -> str:
     """Return what to do about a stage folder that is missing or unfinished.
 
     Args:
-        is_alone: whether no other stage's folder is next to it.
+        present: names of the finished folders next to it.
     """
-    stage = STAGE_OF.get(folder.name)
-    if stage is None:
+    if folder.name not in STAGE_OF:
         return "give the folder that preprocess wrote (its --out)"
+    preprocess = f"hotset preprocess RAW --out {_quoted(folder.parent)}"
     # Then the user has run no stage yet, or has given another folder.
-    if is_alone:
-        return f"`hotset preprocess RAW --out {_quoted(folder.parent)}` writes it from raw logs"
-    return f"`{_command(stage, folder)}` writes it"
+    if not present:
+        return f"`{preprocess}` writes it from raw logs"
+    names = list(STAGE_OF)
+    before = [name for name in names[: names.index(folder.name)] if name in present]
+    if names.index(folder.name) == (names.index(before[-1]) + 1 if before else 0):
+        return f"`{_command(STAGE_OF[folder.name], folder)}` writes it"
+    return f"`{preprocess}` goes on from what is there; give it the options that it had"
 
 
 def hint_to_rewrite(folder: Path) -> str:

@@ -30,11 +30,10 @@ from .placements.placements import AllFast, Hybrid
 from .ranks.ranks import OneRank, Ranks
 from .rows.embeddings import Embeddings
 from .rows.optimizers import RowOptimizer
-from .run_config import RunConfig
-from .run_folder.files import CONFIG, WEIGHTS
+from .run_config import CONFIG, RunConfig, read_config
+from .run_folder.files import WEIGHTS
 from .run_folder.reader import (
     SavedTier,
-    read_config,
     read_finite,
     read_manifest,
     read_weights,

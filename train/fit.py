@@ -48,7 +48,8 @@ from .data.shards import ShardOrigin
 from .metrics import Quality
 from .own_loop import RowSettings
 from .recipe_options import RecipeOptions, Schedule, parse_steps_or_time
-from .run_folder.reader import read_config, read_finite, read_weights
+from .run_config import read_config
+from .run_folder.reader import read_finite, read_weights
 from .run_log import TrainSummary
 from .serving.changes import apply_changes
 from .serving.export import export_run

@@ -18,6 +18,9 @@ from ..stats.ranking.row_bytes import OPTIMIZERS
 from .config import MOST_THREADS, ModelConfig, TrainConfig
 
 RUN_HINT = "give the folder that a finished training run wrote (its --out)"
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
 _MOST_BYTES = 64 * 2**20
 _PRESETS = ("kaggle", "terabyte", "mlperf", "small")
 _MOST_ROWS = 2**31
@@ -144,3 +147,21 @@ def read_settings(path: Path) -> TrainConfig:
         return TrainConfig.from_json(found["config"])
     except (KeyError, ValueError, HotsetError) as error:
         raise HotsetError(f"{path} is damaged: {first_line(error)}", hint=RUN_HINT) from error
+
+
+def read_config(run: Path, *, must_be_finished: bool = True) -> RunConfig:
+    """Return a finished run's config; raise HotsetError without one, or if damaged."""
+    # The summary marks the end of a run: one without it has not ended.
+    if not (run / (SUMMARY if must_be_finished else CONFIG)).exists():
+        raise unfinished_run(run, SUMMARY)
+    return RunConfig.read(read_object(run / CONFIG), str(run / CONFIG))
+
+
+def unfinished_run(run: Path, lacking: str) -> HotsetError:
+    """Return what to raise for a run without its file ``lacking``, or a path that is none."""
+    if not run.is_dir():
+        state = "is not a folder" if run.exists() else "does not exist"
+    else:
+        state = "is unfinished" if (run / CONFIG).exists() else "holds no training run"
+        state += f": it has no {lacking}"
+    return HotsetError(f"{run} {state}", hint=RUN_HINT)

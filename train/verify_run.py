@@ -28,19 +28,9 @@ from .data.batch_order import BATCH_ORDER, SeededOrder, read_batch_order
 from .data.shards import Shards, with_hot_bytes
 from .evaluate import evaluate
 from .model.shapes import ModelInputs
-from .run_config import read_object, read_settings
-from .run_folder.files import (
-    CHECKPOINTS,
-    CONFIG,
-    RUN_FILES,
-    SUMMARY,
-    VOCABULARY,
-    differences,
-    is_unfinished,
-    settings_of,
-)
+from .run_config import CONFIG, SUMMARY, read_config, read_object, read_settings
+from .run_folder.files import CHECKPOINTS, RUN_FILES, VOCABULARY, differences, is_unfinished, settings_of
 from .run_folder.reader import (
-    read_config,
     read_finite,
     read_manifest,
     read_weights,

@@ -462,6 +462,13 @@ class Manifest:
         return path
 
 
+def shards_in(folder: Path) -> Manifest:
+    """Return the manifest of the shards of DIR, or that of ``folder`` itself; raises as `Manifest.read`."""
+    inner = folder / "shards"
+    # A DIR has columns from its first stage on, also where it has no shards yet.
+    return Manifest.read(inner if inner.is_dir() or (folder / "columns").is_dir() else folder)
+
+
 def _missing(folder: Path) -> ManifestError:
     """Return what to raise for a folder without a manifest, or a path that is none."""
     file = next((path for path in (folder, folder.parent) if path.is_file()), None)
@@ -475,8 +482,8 @@ def _missing(folder: Path) -> ManifestError:
     else:
         found = f"{folder} does not exist"
     # The hint names the command that would write the folder, which depends on the stages next to it.
-    is_alone = not any((folder.parent / name).exists() for name in STAGE_OF)
-    return ManifestError(found, hint=hint_to_write(folder, is_alone=is_alone))
+    present = [name for name in STAGE_OF if (folder.parent / name / MANIFEST).exists()]
+    return ManifestError(found, hint=hint_to_write(folder, present))
 
 
 @lru_cache(maxsize=8)

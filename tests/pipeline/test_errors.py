@@ -223,19 +223,27 @@ def test_every_folder_has_its_stage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "hint"),
+    ("folder", "present", "hint"),
     [
-        ("vocabulary", "`hotset rank {dir}` writes it"),
-        ("columns", "`hotset ingest RAW --out {dir}` writes it"),
-        ("other", "give the folder that preprocess wrote (its --out)"),
+        ("vocabulary", ["columns", "counts", "samples"], "`hotset rank {dir}` writes it"),
+        ("samples", ["columns", "vocabulary"], "`hotset encode {dir}` writes it"),
+        ("columns", ["shards"], "`hotset ingest RAW --out {dir}` writes it"),
+        (
+            "shards",
+            ["columns"],
+            "`hotset preprocess RAW --out {dir}` goes on from what is there; give it the options that it had",
+        ),
+        ("other", ["columns"], "give the folder that preprocess wrote (its --out)"),
     ],
 )
-def test_a_missing_folder_names_the_command_that_writes_it(folder: str, hint: str, tmp_path: Path) -> None:
-    assert hint_to_write(tmp_path / folder, is_alone=False) == hint.format(dir=tmp_path)
+def test_a_missing_folder_names_the_command_that_writes_it(
+    folder: str, present: list[str], hint: str, tmp_path: Path
+) -> None:
+    assert hint_to_write(tmp_path / folder, present) == hint.format(dir=tmp_path)
 
 
 def test_where_no_stage_has_run_all_are_to_be_run(tmp_path: Path) -> None:
-    hint = hint_to_write(tmp_path / "no such" / "plan", is_alone=True)
+    hint = hint_to_write(tmp_path / "no such" / "plan", [])
     assert hint == f"`hotset preprocess RAW --out '{tmp_path}/no such'` writes it from raw logs"
 
 

@@ -26,7 +26,8 @@ from hotset.train.config import TrainConfig
 from hotset.train.data.shards import Shards
 from hotset.train.evaluate import Predictor, load_model
 from hotset.train.run import RunOptions, train
-from hotset.train.run_folder.reader import read_config, read_weights
+from hotset.train.run_config import read_config
+from hotset.train.run_folder.reader import read_weights
 
 NUM_EVALUATION = 90
 _BATCH_SIZE = 16

@@ -16,8 +16,11 @@ PROCESSES = ("ray",)
 DRAWING = ("rich.progress", "altair", "vl_convert")
 
 
-def unneeded_imports(unneeded: tuple[str, ...], *commands: tuple[str, ...]) -> str:
-    """Run commands one after another in a fresh process, and return which imported what they do not need."""
+def unneeded_imports(unneeded: tuple[str, ...], *commands: tuple[str, ...], status: int = 0) -> str:
+    """Run commands one after another in a fresh process, and return which imported what they do not need.
+
+    ``status``: the exit status that all of them have.
+    """
     program = f"""
 import contextlib, io, sys
 class NoPandas:  # which Arrow imports with its first array where it is installed
@@ -34,7 +37,7 @@ for command in {commands!r}:
             status = main(command)
         except SystemExit as ended:
             status = ended.code
-    assert status == 0, command
+    assert status == {status}, command
     found += [f"{{command[0]}} {{name}}" for name in {unneeded!r} if name in sys.modules]
 print(", ".join(found))
 """
@@ -68,3 +71,17 @@ def test_commands_on_a_log_import_neither_torch_nor_what_reads_other_logs(tmp_pa
         ("advise", folder),
     )
     assert unneeded_imports((*TRAINING, *TABLES, *PROCESSES, *DRAWING), *commands) == ""
+
+
+def test_a_wrong_path_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    log = tmp_path / "log.tsv"
+    log.write_bytes(text_of(draw_samples(5, np.random.default_rng(2))))
+    no, out = str(tmp_path / "NOPE"), str(tmp_path / "out")
+    commands = (
+        ("train", no, "--out", out),
+        ("train", str(log), "--out", out),
+        ("evaluate", no, no),
+        ("export", no, "--out", out),
+        ("predict", no, str(log), "--out", out),
+    )
+    assert unneeded_imports((*TRAINING, *TABLES, *PROCESSES, "numba"), *commands, status=1) == ""

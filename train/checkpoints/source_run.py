@@ -29,10 +29,9 @@ from ..loop import Trainer
 from ..rows.embeddings import RowsPart, RowsSource
 from ..rows.optimizers import RowOptimizer
 from ..rows.tiers import InitialValues
-from ..run_config import RunConfig, RunTable
-from ..run_folder.files import CHECKPOINTS, CONFIG, STATES, WEIGHTS
+from ..run_config import CONFIG, RunConfig, RunTable, read_config
+from ..run_folder.files import CHECKPOINTS, STATES, WEIGHTS
 from ..run_folder.reader import (
-    read_config,
     read_manifest,
     read_states,
     read_weights,

@@ -36,7 +36,7 @@ from ...pipeline.errors import (
     hint_to_rewrite,
     raise_system_fault,
 )
-from ...pipeline.folders.manifest import MANIFEST, Manifest, hash_file
+from ...pipeline.folders.manifest import MANIFEST, Manifest, hash_file, shards_in
 from ...pipeline.folders.totals import (
     ColumnsTotals,
     ShardFacts,
@@ -143,8 +143,7 @@ class Shards:
             ShardError: another stage or version, or files that do not match the manifest.
         """
         # The folder that preprocess wrote, or the shards alone.
-        inner = folder / "shards"
-        manifest = Manifest.read(inner if inner.is_dir() else folder)
+        manifest = shards_in(folder)
         if manifest.stage != _STAGE:
             raise ShardError(
                 f"{manifest.folder} holds the stage {manifest.stage!r}, want {_STAGE!r}",

@@ -45,15 +45,12 @@ from ..data.shards import ShardOrigin, Shards, vocabulary_of
 from ..dense.gradients import cpu_features
 from ..dense.linear import choose_library
 from ..model.choose_model import choose_model, recorded_name
-from ..run_config import RunTable, read_object
+from ..run_config import CONFIG, METRICS, SUMMARY, RunTable, read_object
 from .weights import Weights, send_weights, write_weights
 
-CONFIG = "config.json"
-METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints of an unfinished run."""
 WEIGHTS = "weights.safetensors"
-SUMMARY = "summary.json"
 VOCABULARY = "vocabulary"
 """The vocabulary that the run keeps."""
 STATES = "states.safetensors"

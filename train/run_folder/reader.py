@@ -25,31 +25,14 @@ from ...pipeline.schema.schema import DENSE_PREFIX
 from ..data.batch import EmbeddingTable
 from ..data.shards import Shards
 from ..rows.tiers import FileTier, Layout
-from ..run_config import RUN_HINT, RunConfig, read_object
-from .files import CONFIG, RUN_STAGE, RUN_VERSION, STATES, SUMMARY, WEIGHTS
+from ..run_config import RUN_HINT, RunConfig, unfinished_run
+from .files import RUN_STAGE, RUN_VERSION, STATES, WEIGHTS
 from .weights import Weights, open_weights
 
 _PART_BYTES = 8 * MIB
 """Bytes of a tensor that are checked or read at a time."""
 _BYTES_OF_NUMBERS = 40
 """Bytes per row that finding the rows of a group takes besides the weights: numbers, sorted and joined."""
-
-
-def read_config(run: Path, *, must_be_finished: bool = True) -> RunConfig:
-    """Return a finished run's config; raise HotsetError without one, or if damaged."""
-    # The summary marks the end of a run: one without it has not ended.
-    if not (run / (SUMMARY if must_be_finished else CONFIG)).exists():
-        raise _unfinished(run, SUMMARY)
-    return RunConfig.read(read_object(run / CONFIG), str(run / CONFIG))
-
-
-def _unfinished(run: Path, lacking: str) -> HotsetError:
-    if not run.is_dir():
-        state = "is not a folder" if run.exists() else "does not exist"
-    else:
-        state = "is unfinished" if (run / CONFIG).exists() else "holds no training run"
-        state += f": it has no {lacking}"
-    return HotsetError(f"{run} {state}", hint=RUN_HINT)
 
 
 def read_weights(run: Path) -> Weights:
@@ -77,7 +60,7 @@ def read_manifest(run: Path, checked: tuple[str, ...] = ()) -> Manifest:
         ManifestError: it is damaged or that of a stage, or a file has changed.
     """
     if not (run / MANIFEST).exists():
-        raise _unfinished(run, MANIFEST)
+        raise unfinished_run(run, MANIFEST)
     manifest = Manifest.read(run)
     # The manifest of a stage has the same form, so its name and version are looked at.
     if (manifest.stage, manifest.version) != (RUN_STAGE, RUN_VERSION):

@@ -28,9 +28,9 @@ from ...pipeline.schema.schema_file import schema_of
 from ..config import ROW_TYPES, RowType
 from ..data.batch import EmbeddingTable
 from ..data.shards import CRITEO
-from ..run_config import RunConfig, read_object
-from ..run_folder.files import CONFIG, VOCABULARY, WEIGHTS
-from ..run_folder.reader import read_config, read_manifest, read_weights
+from ..run_config import CONFIG, RunConfig, read_config, read_object
+from ..run_folder.files import VOCABULARY, WEIGHTS
+from ..run_folder.reader import read_manifest, read_weights
 from ..run_folder.weights import Weights
 
 # ruff: noqa: N815  (tensors carry shape suffixes)

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from ...pipeline.errors import ByteSize, ConfigError, format_byte_size, require_at_least
 from ...pipeline.export import ExportFormat, export_shards
 from ...pipeline.folders.disk import is_discarded
-from ...pipeline.folders.manifest import MANIFEST, Manifest
-from ...pipeline.preprocess import CONFIGS, FOLDERS, PreprocessConfig
+from ...pipeline.folders.manifest import Manifest, shards_in
+from ...pipeline.preprocess import FOLDERS, PreprocessConfig
 from ...pipeline.runtime.limits import TORCH_BYTES, check_addresses
 from ...pipeline.runtime.tasks import Resources
 from ...pipeline.verify import STAGE_FOLDERS, verify
@@ -21,7 +21,7 @@ from ..command_list import JsonCommand, command_class
 from ..console import print_json, print_line, progress_bars, say, stdout_console
 from ..options import Arg, Dir, config_of
 from ..recipe_file import TABLES, arguments_of, read_recipe, write_recipe
-from ..recipes import setting_in
+from ..recipes import recipe_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +74,7 @@ class ExportShardsCommand(JsonCommand):
 
     def execute(self) -> int:
         """Run ``hotset export-shards``."""
-        inner = self.dir / "shards"
-        shards = Manifest.read(inner if inner.is_dir() else self.dir)
+        shards = shards_in(self.dir)
         with progress_bars() as progress:
             exported = export_shards(
                 shards, self.to, self.out, Resources(workers=self.workers, progress=progress)
@@ -210,7 +209,7 @@ def _configs_of(source: Path) -> dict[str, Any]:
         from ...train.run_config import read_settings
 
         return {"train": read_settings(source / _CONFIG)}
-    if (source / "shards" / MANIFEST).exists():
+    if (source / "columns").is_dir():
         return {"preprocess": _config_of_folder(source)}
     if source.is_dir():
         raise ConfigError(
@@ -234,17 +233,10 @@ def _config_from(table: str, arguments: Sequence[str]) -> Any:
 
 def _config_of_folder(folder: Path) -> PreprocessConfig:
     """Return the settings that a folder was preprocessed with; raises ManifestError where it is damaged."""
-    # Such a folder has no counts, so this comes first.
+    shards_in(folder)  # an unfinished one does not have all settings
     if Manifest.read(folder / FOLDERS["rank"]).stage != "rank":
         raise ConfigError(
             f"{folder} took its ids from another folder (--like), so it has no settings of its own",
             hint="give that folder",
         )
-    # Each stage's manifest has its settings, under the names of its config.
-    sealed = {stage: Manifest.read(folder / FOLDERS[stage]) for stage in CONFIGS}
-    schema = {"schema": setting_in(sealed["ingest"])}
-    configs = {
-        stage: sealed[stage].read_config(kind, **(schema if stage == "ingest" else {}))
-        for stage, kind in CONFIGS.items()
-    }
-    return PreprocessConfig(**configs)
+    return recipe_of(folder)

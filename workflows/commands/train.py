@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 
 from ...pipeline.errors import ByteSize, ConfigError, format_byte_size
-from ...pipeline.folders.manifest import MANIFEST
+from ...pipeline.folders.manifest import shards_in
+from ...pipeline.folders.whole_file import check_target
 from ...train.config import (
     CheckpointSettings,
     ExchangeOptions,
@@ -24,6 +25,7 @@ from ...train.config import (
     is_first,
     is_launched,
 )
+from ...train.run_config import read_config
 from ..command_list import JsonCommand
 from ..console import (
     TextTable,
@@ -118,6 +120,12 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
 
     def execute(self) -> int:
         """Run ``hotset train``."""
+        # torch takes a second and more to import: not before options and folders are known to be right. Of
+        # several ranks one has to refuse for all, which it does later.
+        if not is_launched():
+            shards_in(self.dir)
+            if self.init_from is not None:
+                read_config(self.init_from, must_be_finished=False)
         from ..compile_ahead import compiling_ahead
         from ..machine import describe_machine
 
@@ -159,14 +167,10 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
         return 0
 
     def _kinds_of_kernels(self) -> list[str]:
-        """Return the kinds of kernels that this run calls; none where it is refused at once.
-
-        Nor for ranks, which would compile the same ones side by side.
-        """
+        """Return the kinds of kernels that this run calls; none for ranks, which would compile the same ones."""
         from ..compile_ahead import ROW_TRANSFERS, TRAINING_STEPS
 
-        is_there = any((self.dir / name).exists() for name in (MANIFEST, "shards"))
-        if is_launched() or not is_there:
+        if is_launched():
             return []
         kinds = [TRAINING_STEPS] if self.device == "cpu" else []
         return kinds + [ROW_TRANSFERS] * (self.placement in ("lookahead", "cache", "hybrid-uva"))
@@ -190,7 +194,7 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
 
     def _explain_rising_loss(self) -> str | None:
         """Return a sentence where the validation part got worse over the epochs; None elsewhere."""
-        from ...train.run_folder.files import METRICS
+        from ...train.run_config import METRICS
 
         entries = map(json.loads, (self.out / METRICS).read_text().splitlines())
         scores = [(each["validation"]["log_loss"], each["step"]) for each in entries if "validation" in each]
@@ -227,6 +231,9 @@ class EvaluateCommand(JsonCommand):
 
     def execute(self) -> int:
         """Run ``hotset evaluate``."""
+        # torch takes a second and more to import: not before the folders are known to be there.
+        read_config(self.run)
+        shards_in(self.dir)
         with progress_bars() as progress:
             load_torch(progress)
             from ...train.evaluate import evaluate
@@ -377,11 +384,13 @@ class PredictCommand(JsonCommand, PredictConfig):
 
     def execute(self) -> int:
         """Run ``hotset predict``."""
-        # torch takes a second and more to import: not before the options are known to be right.
-        from ...pipeline.folders.whole_file import check_target
+        # torch takes a second and more to import: not before options and paths are known to be right.
+        from ...pipeline.raw.raw_file import RawFile
 
-        # A file that must not be overwritten is refused before the model is read.
         check_target(self.out, overwrite=self.overwrite)
+        read_config(self.run)
+        RawFile.inspect(self.log)
+
         with progress_bars() as progress:
             load_torch(progress)
             from ...train.serving.predict import RunPredictor, predict_file
@@ -427,14 +436,18 @@ class ExportCommand(JsonCommand, ExportConfig):
         """Run ``hotset export``."""
         if self.since is not None and self.onnx:
             raise ConfigError("changes have no graph: --onnx is for a whole export")
-        # torch takes a second and more to import: not before the options are known to be right.
-        from ...pipeline.folders.whole_file import check_target
+        # torch takes a second and more to import: not before options and paths are known to be right.
+        check_target(self.out, overwrite=False)
+        for run in (self.run, self.since):
+            if run is not None:
+                read_config(run)
+        if self.evaluate is not None:
+            shards_in(self.evaluate)
         from ...train.serving.changes import export_changes
         from ...train.serving.export import export_run, score_packed_rows
 
         config = config_of(ExportConfig, self)
         report: dict[str, Any] = {"out": str(self.out)}
-        check_target(self.out, overwrite=False)
         with progress_bars() as progress:
             # Pack, unpack and score the rows as exported, and compare the scores with those of the run. This
             # comes before anything is written, so that unsuitable shards leave no folder.
@@ -492,12 +505,10 @@ class ApplyCommand(JsonCommand):
 
     def execute(self) -> int:
         """Run ``hotset apply``."""
-        # torch takes a second and more to import: not before the options are known to be right.
-        from ...pipeline.folders.whole_file import check_target
+        # torch takes a second and more to import: not before a folder that exists is refused.
+        check_target(self.out, overwrite=False)
         from ...train.serving.changes import apply_changes
 
-        # A folder that exists is refused before any other is hashed.
-        check_target(self.out, overwrite=False)
         with progress_bars() as progress:
             changes = apply_changes(self.to, self.changes, self.out, progress=progress)
         if self.json:

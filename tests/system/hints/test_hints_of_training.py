@@ -45,12 +45,11 @@ from hotset.train.ranks.messages import check_tables_of_bounds
 from hotset.train.ranks.ranks import OneRank, Ranks, check_equal_settings, join_ranks
 from hotset.train.rows import tiers
 from hotset.train.rows.embeddings import RowsPart
-from hotset.train.run_config import RunConfig
+from hotset.train.run_config import RunConfig, read_config
 from hotset.train.run_folder import files as run_files
 from hotset.train.run_folder import files as run_writer
 from hotset.train.run_folder import reader
 from hotset.train.run_folder.files import ReservedRoom, claimed
-from hotset.train.run_folder.reader import read_config
 from hotset.train.spill.row_store import BlockFile
 from hotset.train.spill.run_plan import mapped_zeros
 from hotset.workflows import characterise as module
@@ -136,7 +135,7 @@ def test_an_order_to_replay(shell: Shell) -> None:
 
 @follows("train/run_folder/reader.py::refuse_other_tables refuse_other_tables#2")
 def test_a_run_on_other_shards(shell: Shell) -> None:
-    config = reader.read_config(Path("run"))
+    config = read_config(Path("run"))
     shards: Any = Shards.open(Path("data"))
     for change in ({"tables": shards.tables[:-1]}, {"num_dense": 1}):
         others: Any = SimpleNamespace(
@@ -166,7 +165,7 @@ def test_files_of_a_run(shell: Shell) -> None:
 
 @follows("train/run_folder/reader.py::refuse_other_weights _not_finite")
 def test_damaged_weights_are_trained_again(shell: Shell) -> None:
-    config = reader.read_config(Path("run"))
+    config = read_config(Path("run"))
     weights = reader.read_weights(Path("run"))
     other = torch.nn.Linear(2, 2)
     assert "train again" in hint_of(lambda: reader.refuse_other_weights(Path("run"), weights, config, other))

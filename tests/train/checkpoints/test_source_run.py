@@ -22,8 +22,8 @@ from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.data.shards import Shards, vocabulary_of
 from hotset.train.model.choose_model import choose_model
 from hotset.train.run import RunOptions, train
+from hotset.train.run_config import read_config
 from hotset.train.run_folder.files import RunFolder
-from hotset.train.run_folder.reader import read_config
 from hotset.train.verify_run import verify_run
 from hotset.workflows.cli import main
 

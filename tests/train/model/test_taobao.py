@@ -18,7 +18,7 @@ from hotset.pipeline.generate.generate import GenerateConfig, generate
 from hotset.pipeline.schema.schema import schema_named
 from hotset.tests.support.scored_runs import ScoredRun
 from hotset.train.config import ExportConfig
-from hotset.train.run_folder.reader import read_config
+from hotset.train.run_config import read_config
 from hotset.train.serving.export import build_graph, export_run, features_of
 from hotset.train.serving.predict import RunPredictor
 from hotset.train.serving.run_tables import RunTables

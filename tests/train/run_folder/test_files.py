@@ -23,10 +23,10 @@ from hotset.pipeline.errors import HotsetError, MissingExtraError, install_hint
 from hotset.tests.support.shard_factory import write_shards
 from hotset.train.config import CheckpointSettings, TrainConfig
 from hotset.train.run import RunOptions, train
-from hotset.train.run_config import RunConfig
+from hotset.train.run_config import RunConfig, read_config
 from hotset.train.run_folder import files
 from hotset.train.run_folder.files import RunFolder, TensorboardEvents, without_removed
-from hotset.train.run_folder.reader import read_config, read_weights
+from hotset.train.run_folder.reader import read_weights
 from hotset.train.run_folder.weights import Weights
 
 CONFIG: dict[str, Any] = {

@@ -38,7 +38,7 @@ from hotset.train.config import PredictConfig, TrainConfig
 from hotset.train.data.batch import Batch
 from hotset.train.data.shards import ShardOrigin, Shards, vocabulary_of
 from hotset.train.run import train
-from hotset.train.run_folder.reader import read_config
+from hotset.train.run_config import read_config
 from hotset.train.serving import predict as predict_log
 from hotset.train.serving.predict import RunPredictor, batches_of, predict_file
 from hotset.train.serving.run_tables import RunTables, open_vocabulary

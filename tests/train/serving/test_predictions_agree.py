@@ -28,7 +28,8 @@ from hotset.train.config import ExportConfig, TrainConfig
 from hotset.train.data.shards import Part, Shards
 from hotset.train.evaluate import Predictor, load_model
 from hotset.train.run import train
-from hotset.train.run_folder.reader import read_config, read_weights
+from hotset.train.run_config import read_config
+from hotset.train.run_folder.reader import read_weights
 from hotset.train.serving.export import build_graph, features_of
 from hotset.train.serving.predict import RunPredictor
 from hotset.train.serving.run_tables import RunTables
