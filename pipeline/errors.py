@@ -255,14 +255,21 @@ def _short(value: Any) -> str:
     return text if 0 < len(text) <= 200 else f"a {type(value).__name__}"
 
 
+_CHECKOUT = Path(__file__).resolve().parents[1]
+"""The folder of hotset's source, where it runs from there."""
+
+
 def install_hint(extra: str) -> str:
     """Return the command that installs an optional extra with the Python that runs now."""
-    # hotset is on no package index, so the checkout is named; an editable install runs from there.
-    python = shlex.quote(sys.executable or "python3")
-    checkout = Path(__file__).resolve().parents[1]
-    if (checkout / "pyproject.toml").exists():
-        return f"{python} -m pip install {shlex.quote(f'{checkout}[{extra}]')}"
-    return f"in the folder of hotset's source, run {python} -m pip install '.[{extra}]'"
+    # hotset is on no package index, so the checkout is named; an editable install runs from there. A wheel
+    # has none, but lists the packages of its extras.
+    wanted = [f"{_CHECKOUT}[{extra}]"]
+    if not (_CHECKOUT / "pyproject.toml").exists():
+        import importlib.metadata  # which takes time that only this message may cost
+
+        listed = (each.partition(";") for each in importlib.metadata.requires("hotset") or ())
+        wanted = [name.strip() for name, _, marker in listed if f"'{extra}'" in marker.replace('"', "'")]
+    return f"{shlex.quote(sys.executable or 'python3')} -m pip install {shlex.join(wanted)}"
 
 
 def first_line(error: BaseException) -> str:

@@ -461,8 +461,9 @@ def check_free_disk(needed: Mapping[str, int], out: Path, option: str = "--out")
     if total <= free:
         return
     parts = ", ".join(f"{name} {format_byte_size(size)}" for name, size in needed.items() if size >= MIB)
+    detail = f" ({parts})" if parts else ""
     raise ConfigError(
-        f"{out} needs about {format_byte_size(total)} of disk ({parts}), {format_byte_size(free)} are free",
+        f"{out} needs about {format_byte_size(total)} of disk{detail}, {format_byte_size(free)} are free",
         hint=f"free {format_byte_size(total - free)} more there, or give another {option}",
     )
 

@@ -233,7 +233,11 @@ class RunLog:
         if ranks.num_ranks > 1:
             number = max(int(each) for each in ranks.gather(torch.tensor([number])))
         if number:
-            raise Interrupted(number)
+            num_steps = self._trainer.config.epochs * self._trainer.shards.num_training_batches
+            kept = (
+                "its checkpoint is kept" if self._saved is not None else "without checkpoints, none is kept"
+            )
+            raise Interrupted(number, f"stopped after step {self._trainer.step:,} of {num_steps:,}; {kept}")
 
     def _take_note(self) -> None:
         known = (("loss", self._loss), ("AUC", self._auc))

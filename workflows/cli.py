@@ -183,7 +183,8 @@ def _answer(arguments: Sequence[str]) -> int:
             print(f"hotset {__version__}")
             return 0
         if arguments[0] not in COMMANDS:
-            nearest = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+            # Words that have little in common would only mislead.
+            nearest = difflib.get_close_matches(arguments[0], COMMANDS, n=1, cutoff=0.7)
             hint = f"hotset {nearest[0]}" if nearest else "hotset --help lists the commands"
             hint = REMOVED.get(arguments[0], hint)
             say_error(f"there is no command {arguments[0]!r}", hint)

@@ -51,8 +51,9 @@ REMOVED = {
     "map-ids": "hotset preprocess with --extend maps the ids, and hotset train finds the map in DIR",
     "schedule": "leave it out: hotset train plans by itself",
     "transpose": "leave it out: hotset train groups lookups by itself",
+    "version": "hotset --version",
 }
-"""For each command that an earlier version had, what replaces it."""
+"""For each command that an earlier version or another program has, what replaces it."""
 STAGE_INTERRUPTED = "finished work is kept; run the same command to resume"
 
 

@@ -230,11 +230,25 @@ def find_columns(wanted: Iterable[str], fields: Iterable[str], source: str) -> l
     positions = {name: position for position, name in enumerate(fields)}
     for name in wanted:
         if name not in positions:
-            hint = nearest(name, fields) or f"it has {shown(fields)}"
+            hint = nearest(name, fields) or _describe_fields(fields)
             raise ConfigError(f"{source} has no column {name!r}", hint=hint)
         if fields.count(name) > 1:
             raise ConfigError(f"{source} has two columns {name!r}")
     return [positions[name] for name in wanted]
+
+
+_CRITEO_TABS = (38, 39)
+"""Tabs of a line of Criteo's text, without and with a label."""
+
+
+def _describe_fields(fields: Sequence[str]) -> str:
+    """Return a hint with the names of columns; values of a log that has none are not printed."""
+    if all(re.fullmatch(r"[A-Za-z_][\w .-]{0,63}", field) for field in fields):
+        return f"it has {shown(fields)}"
+    if len(fields) == 1 and fields[0].count("\t") in _CRITEO_TABS:
+        return "its first line looks like Criteo's text: give --schema criteo-kaggle, or criteo-1tb"
+    num_fields = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
+    return f"its first line has {num_fields} and no names; `hotset schema LOG` proposes a schema"
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hotset.pipeline import errors
 from hotset.pipeline.errors import install_hint
 from hotset.train.checkpoints.resume import Interrupted
 from hotset.workflows import cli
@@ -74,8 +75,23 @@ def test_usage_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_mistyped_command_offers_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trian"]) == 2
     assert capsys.readouterr().err == "error: there is no command 'trian'\nhint: hotset train\n"
-    assert main(["frobnicate"]) == 2
+    assert main(["version"]) == 2
+    assert capsys.readouterr().err.endswith("hint: hotset --version\n")
+    # A word that is near to none offers none.
+    assert main(["verb"]) == main(["frobnicate"]) == 2
     assert capsys.readouterr().err.endswith("hint: hotset --help lists the commands\n")
+
+
+def test_a_wheel_names_the_packages_of_an_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(errors, "_CHECKOUT", tmp_path)
+    requires = [
+        "numpy>=2",
+        "onnx>=1.17; extra == 'onnx'",
+        'onnxruntime ; extra == "onnx"',
+        "x; extra == 'on'",
+    ]
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: requires)
+    assert shlex.split(install_hint("onnx"))[1:] == ["-m", "pip", "install", "onnx>=1.17", "onnxruntime"]
 
 
 def test_another_system_is_refused_in_one_line(
@@ -136,8 +152,8 @@ def test_what_a_user_can_fix_is_one_line_and_exit_status_1(
     assert hint.startswith("hint: ")
 
 
-def test_without_torch_the_extra_is_named(tmp_path: Path) -> None:
-    commands = (["demo", "--samples", "500"], ["train", "DIR", "--out", "RUN"])
+def test_without_torch_the_extra_is_named(data: Path, tmp_path: Path) -> None:
+    commands = (["demo", "--samples", "500"], ["train", str(data), "--out", "RUN"])
     program = "import sys; sys.modules['torch'] = None; from hotset.workflows.cli import main"
     program += f"; sys.exit({{main(each) for each in {commands}}} != {{1}})"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
@@ -278,7 +294,7 @@ def test_the_first_of_several_ranks_says_how_an_interrupted_run_continues(
 @pytest.mark.parametrize(
     ("error", "left"),
     [
-        (Interrupted(signal.SIGINT), "the steps so far are kept in the checkpoint of --out"),
+        (Interrupted(signal.SIGINT, "stopped after step 4 of 9"), "stopped after step 4 of 9"),
         (KeyboardInterrupt(), "the steps up to the last checkpoint of --out are kept, where it has one"),
     ],
 )

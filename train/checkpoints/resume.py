@@ -424,7 +424,16 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Training was interrupted; its steps were saved if possible."""
+    """Training was interrupted; its steps were saved if possible.
+
+    Args:
+        number: of the signal.
+        left: the step that training stopped after, and what is kept.
+    """
+
+    def __init__(self, number: int, left: str) -> None:
+        super().__init__(number)
+        self.left = left
 
 
 class Interrupts:

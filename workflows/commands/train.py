@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from ...train.serving.changes import TableChanges
 
 _START_INTERRUPTED = "the steps up to the last checkpoint of --out are kept, where it has one"
-_STEPS_INTERRUPTED = "the steps so far are kept in the checkpoint of --out, unless those are off"
 _MOVES_COLD_ROWS = ("fae", "cache", "lookahead")
 """Placements that move cold rows alone; all-fast moves none, and the others every one that is looked up."""
 Run = Annotated[Path, Arg("RUN", is_positional=True)]
@@ -113,7 +112,7 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
         if not is_first():
             return None
         # Steps are saved where they were under way; a run that was starting has none.
-        left = _STEPS_INTERRUPTED if isinstance(error, Interrupted) else _START_INTERRUPTED
+        left = error.left if isinstance(error, Interrupted) else _START_INTERRUPTED
         if is_launched():
             return left, "the same command of the launcher resumes the run, with any number of ranks"
         return left, f"`hotset train {shlex.join(arguments)}` resumes the run"
@@ -167,7 +166,7 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
         return 0
 
     def _kinds_of_kernels(self) -> list[str]:
-        """Return the kinds of kernels that this run calls; none for ranks, which would compile the same ones."""
+        """Return the kinds of kernels that this run calls; none for ranks, which would all compile them."""
         from ..compile_ahead import ROW_TRANSFERS, TRAINING_STEPS
 
         if is_launched():

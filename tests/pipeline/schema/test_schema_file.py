@@ -265,6 +265,21 @@ def test_columns_are_found_or_the_nearest_is_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "hint"),
+    [
+        (["\t".join(["1", *"7" * 39])], "--schema criteo-kaggle"),
+        (["\t".join("7" * 39)], "--schema criteo-kaggle"),
+        (["1", "secret", "a b"], "its first line has 3 fields and no names; `hotset schema LOG` proposes"),
+        (["1;secret"], "its first line has 1 field and no names"),
+    ],
+)
+def test_values_of_a_log_without_names_are_not_printed(fields: list[str], hint: str) -> None:
+    with pytest.raises(ConfigError, match="log has no column 'label'") as caught:
+        find_columns(["label"], fields, "log")
+    assert hint in str(caught.value.hint) and not {"secret", "7"} & set(str(caught.value.hint).split())
+
+
+@pytest.mark.parametrize(
     "value", ["3", "{}", '""', '{ column = "ts", unt = "s" }', '{ column = "ts", unit = "h" }']
 )
 def test_a_wrong_entry_of_time_is_refused(value: str) -> None:
