@@ -26,6 +26,7 @@ import shlex
 import sys
 import types
 from collections.abc import Collection
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -219,7 +220,10 @@ def plain_value(name: str, kinds: tuple[Any, ...], value: Any) -> Any:
         own = (float, int) if kind is float else (int,) if kind is ByteSize else (kind,)
         if type(plain) in own or (isinstance(plain, own) and not isinstance(plain, bool)):
             return ByteSize(plain) if kind is ByteSize else plain
-    wanted = " or ".join(_NOUNS[kind] for kind in kinds if kind in _NOUNS)
+    # Those without a noun are configs inside a config.
+    nouns: dict[Any, str] = {kind: f"a {kind.__name__}" for kind in kinds if isinstance(kind, type)} | _NOUNS
+    nouns.pop(type(None), None)
+    wanted = " or ".join(nouns[kind] for kind in kinds if kind in nouns)
     raise ConfigError(f"{name} must be {wanted}, got {_short(plain)}")
 
 
@@ -245,7 +249,7 @@ def _kinds_of(kind: Any) -> dict[str, tuple[Any, ...]]:
     return {
         name: kinds
         for name, kinds in found.items()
-        if all(kind in known or get_origin(kind) is Literal for kind in kinds)
+        if all(kind in known or get_origin(kind) is Literal or is_dataclass(kind) for kind in kinds)
     }
 
 
@@ -350,8 +354,10 @@ def local_path(given: str | os.PathLike[str]) -> Path:
 
     Raises:
         ConfigError: it is the address of a store, such as ``s3://bucket/data``; as a path it would be a
-            folder of that name here.
+            folder of that name here. Or it is no path.
     """
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigError(f"want a path, got {_short(given)}")
     if _STORE.match(os.fspath(given)):
         raise ConfigError(
             f"{given} is in a store, want a path on this machine",

@@ -41,10 +41,19 @@ def table_of(frame: Any) -> Any:
             return frame.collect().to_arrow()
         if _is_of("pandas", "DataFrame", frame):
             return pa.Table.from_pandas(frame, preserve_index=False)
-        if hasattr(frame, "__arrow_c_stream__"):
-            return pa.table(frame)
+        check_frame(frame)
+        return pa.table(frame)
+    except ConfigError:
+        raise
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise InputError(f"the frame cannot be read as an Arrow table: {first_line(error)}") from error
+
+
+def check_frame(frame: Any) -> None:
+    """Raise ConfigError where an object is no frame."""
+    is_lazy = _is_of("polars", "LazyFrame", frame)
+    if is_lazy or isinstance(frame, Mapping) or hasattr(frame, "__arrow_c_stream__"):
+        return
     raise ConfigError(
         f"want a path or a frame of Polars, pandas or Arrow, got {type(frame).__name__}",
         hint="give the path as text, or a frame such as polars.DataFrame(columns)",

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ..pipeline.errors import ConfigError, local_path
+from ..pipeline.errors import ConfigError, local_path, plain_value
 from ..pipeline.formats.columns import PROBABILITY
 from ..pipeline.frames import Frame, like_frame, table_of
 from ..pipeline.runtime.show_progress import shown_progress
@@ -193,6 +193,7 @@ def fit(
     of_ranks = {field.name for field in fields(ExchangeOptions)}
     given: dict[str, Any] = dict(settings)
     exchange = ExchangeOptions(**{name: given.pop(name) for name in of_ranks & set(given)})
+    config = plain_value("config", (TrainConfig, type(None)), config)
     chosen = _with_settings(config or TrainConfig(), given)
     # A module or a function that makes one, or the name of a model that hotset knows.
     source: ModelSource | None = None

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ..pipeline.errors import ByteSize, ConfigError, local_path, plain_value
-from ..pipeline.frames import Frame, write_frame
+from ..pipeline.frames import Frame, check_frame, write_frame
 from ..pipeline.preprocess import PreprocessConfig
 from ..pipeline.preprocess import preprocess as _preprocess
 from ..pipeline.runtime.show_progress import shown_progress
@@ -101,6 +101,9 @@ def preprocess(
 def _files_of(logs: Sequence[Any], schema: str, out: Path) -> Iterator[list[Path]]:
     """Yield the paths of logs; frames are in files next to ``out`` meanwhile, whose names stay the same."""
     is_frame = [not isinstance(log, str | Path) for log in logs]
+    for log in logs:
+        if not isinstance(log, str | Path):
+            check_frame(log)
     if any(is_frame) and schema_of(schema).format != "parquet":
         raise ConfigError(
             f"a frame needs a schema of Parquet, and this one is of {schema_of(schema).format}",
@@ -154,9 +157,11 @@ def statistics(
     # Tables import what prints, which a machine that only takes timings may lack.
     from .report.tables import series_frames
 
+    # A text is one name, not a list of letters.
+    wanted = QUICK if series is None else [series] if isinstance(series, str) else series
     with shown_progress(progress) as shown:
         resources = Resources(plain_value("workers", (int,), workers), progress=shown)
-        found = frequency_statistics(local_path(data), resources, series=QUICK if series is None else series)
+        found = frequency_statistics(local_path(data), resources, series=wanted)
     return Statistics(series_frames(found))
 
 

@@ -11,7 +11,7 @@ import errno
 import os
 import pickle
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,6 +55,11 @@ SYSTEM = {
 }
 
 
+@dataclass(frozen=True)
+class _Inner:
+    """A config inside another."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Config:
     """Fields of all types that are checked."""
@@ -67,13 +72,14 @@ class _Config:
     is_kept: bool = False
     order: Literal["near", "far"] = "near"
     elsewhere: Path = Path()
+    inner: _Inner = field(default_factory=_Inner)
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 @pytest.mark.parametrize(
-    ("field", "given", "wanted"),
+    ("name", "given", "wanted"),
     [
         ("epochs", np.int64(2), 2),
         ("rate", np.float32(0.25), 0.25),
@@ -89,13 +95,13 @@ class _Config:
         ("elsewhere", "any", "any"),
     ],
 )
-def test_scalars_and_sizes_become_plain_values(field: str, given: Any, wanted: Any) -> None:
-    found = getattr(_Config(**{field: given}), field)
+def test_scalars_and_sizes_become_plain_values(name: str, given: Any, wanted: Any) -> None:
+    found = getattr(_Config(**{name: given}), name)
     assert found == wanted and type(found) is type(wanted)
 
 
 @pytest.mark.parametrize(
-    ("field", "given", "message"),
+    ("name", "given", "message"),
     [
         ("epochs", "2", "epochs must be a whole number, got '2'"),
         ("epochs", 1.5, "epochs must be a whole number, got 1.5"),
@@ -110,12 +116,13 @@ def test_scalars_and_sizes_become_plain_values(field: str, given: Any, wanted: A
         ("every", 1.5, "every must be a whole number or text, got 1.5"),
         ("is_kept", 1, "is_kept must be True or False, got 1"),
         ("order", np.zeros(3), "order must be one of near, far, got a ndarray"),
+        ("inner", 3, "inner must be a _Inner, got 3"),
         ("order", "nearer", "order must be one of near, far, got 'nearer'"),
     ],
 )
-def test_a_value_of_another_type_is_refused(field: str, given: Any, message: str) -> None:
+def test_a_value_of_another_type_is_refused(name: str, given: Any, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        _Config(**{field: given})
+        _Config(**{name: given})
     assert str(refused.value) == message
 
 

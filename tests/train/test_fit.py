@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,34 @@ def test_settings_are_checked(
     with pytest.raises(hotset.HotsetError, match=message) as refused:
         hotset.fit(data, tmp_path / "run", **settings)
     assert refused.value.hint == hint and not (tmp_path / "run").exists()
+
+
+UNTYPED: Any = hotset
+"""The functions as a program without a type checker calls them."""
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda data, out: UNTYPED.fit(None, out), "want a path, got None"),
+        (lambda data, out: UNTYPED.fit(data, 3), "want a path, got 3"),
+        (lambda data, out: UNTYPED.fit(data, out, config=3), "config must be a TrainConfig, got 3"),
+        (lambda data, out: UNTYPED.fit(data, out, recipe=3), "recipe must be a RecipeOptions, got 3"),
+        (lambda data, out: UNTYPED.evaluate(3, data), "want a path, got 3"),
+        (lambda data, out: UNTYPED.Shards(3), "want a path, got 3"),
+        (lambda data, out: UNTYPED.ShardDataset(data, seed="x"), "seed must be a whole number, got 'x'"),
+        (
+            lambda data, out: UNTYPED.preprocess(None, out),
+            "want a path or a frame of Polars, pandas or Arrow",
+        ),
+        (lambda data, out: UNTYPED.statistics(data, series="feature"), "no series 'feature'"),
+    ],
+)
+def test_values_of_other_types_are_refused_in_one_line(
+    call: Callable[[Any, Any], object], message: str, data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(hotset.HotsetError, match=message):
+        call(data, tmp_path / "out")
 
 
 class Noisy(Net):

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ...pipeline.errors import ConfigError, local_path, require_at_least
+from ...pipeline.errors import ConfigError, local_path, plain_value, require_at_least
 from ...stats.shuffle import epoch_order
 from .batch import Batch, EmbeddingTable, at_cache_line
 from .shards import EvaluationPart, Part, Shards
@@ -139,6 +139,10 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         """
         if split not in ("train", *_PARTS):
             raise ConfigError(f"split must be train, valid or test, got {split!r}")
+        seed, rank, world_size = (
+            plain_value(name, (int,), value)
+            for name, value in (("seed", seed), ("rank", rank), ("world_size", world_size))
+        )
         require_at_least("world_size", world_size, 1)
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank must be in [0, {world_size}), got {rank}")

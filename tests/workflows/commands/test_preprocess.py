@@ -7,8 +7,10 @@ numbers that people can check against the manifests.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from hotset.pipeline.dry_run import FINISHED, MADE, REFUSED, RunEstimate, estima
 from hotset.pipeline.errors import ConfigError, exact_byte_size, format_byte_size
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.preprocess import StageReport
+from hotset.pipeline.runtime import progress
 from hotset.pipeline.stages.other_vocabulary import map_ids
 from hotset.pipeline.stages.rank import RankConfig
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of
@@ -157,6 +160,18 @@ def test_a_log_without_labels_is_extended_with_and_without_saying_so(log: Path, 
     assert main(["preprocess", first, str(second), "-q", "--out", out, "--extend"]) == 0
     again = ["preprocess", first, str(second), "--no-label", "-q", "--out", out, "--extend"]
     assert main(again) == 0
+
+
+def test_without_a_terminal_stages_report_in_plain_lines(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "Lines", partial(progress.Lines, every_seconds=0))
+    assert main(["preprocess", str(log), "--out", str(tmp_path / "out"), "--workers", "1"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert any(re.match(r"ingest 100%: [\d.]+ KiB", line) for line in lines)
+    assert any(re.match(r"encode 100%: 1,500 samples", line) for line in lines)
+    assert main(["preprocess", "-q", str(log), "--out", str(tmp_path / "quiet"), "--workers", "1"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_nothing_is_removed_for_a_memory_cap_that_cannot_be_kept(
