@@ -418,7 +418,7 @@ def test_names_that_were_meant_are_taken_from_python(shell: Shell) -> None:
     preprocess(batch_size=9)
 
 
-@follows("pipeline/frames.py::table_of workflows/library.py::_files_of")
+@follows("pipeline/frames.py::check_frame workflows/library.py::_files_of")
 def test_frames_are_given_as_hints_say(shell: Shell) -> None:
     frame = pl.DataFrame({"click": [0, 1] * 90, "age": [3, 4, 5] * 60, "country": ["a", "b"] * 90})
     hint = hint_of(lambda: hotset.preprocess(frame, "framed", schema="criteo-kaggle", workers=1))
