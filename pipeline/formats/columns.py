@@ -13,7 +13,8 @@ from all parts, and `rank` assigns ids to them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -250,9 +251,16 @@ _ROWS_OF_GROUP = 1 << 20
 
 
 def write_scores(
-    path: Path, probabilities: Iterable[NDArray[np.float32]], *, overwrite: bool = False
+    path: Path,
+    probabilities: Iterable[NDArray[np.float32]],
+    *,
+    others: Callable[[Iterator[Any]], Iterator[Any]] = iter,
+    overwrite: bool = False,
 ) -> None:
     """Write the probabilities of consecutive samples, in row groups of a million.
+
+    Args:
+        others: adds columns to the batches.
 
     Raises:
         HotsetError: ``path`` exists, or cannot be written.
@@ -263,6 +271,9 @@ def write_scores(
     from ..folders.whole_file import whole_file
 
     batches = (pa.record_batch([pa.array(found, pa.float32())], schema=_SCHEMA) for found in probabilities)
-    with whole_file(path, overwrite=overwrite) as file, pq.ParquetWriter(file, _SCHEMA) as writer:
-        for table in row_groups(batches, _ROWS_OF_GROUP):
+    tables = row_groups(others(batches), _ROWS_OF_GROUP)
+    first = next(tables, None)
+    schema = _SCHEMA if first is None else first.schema
+    with whole_file(path, overwrite=overwrite) as file, pq.ParquetWriter(file, schema) as writer:
+        for table in () if first is None else itertools.chain([first], tables):
             writer.write_table(table.combine_chunks())

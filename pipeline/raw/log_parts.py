@@ -164,7 +164,7 @@ class _CsvParts(_CriteoParts):
         # A log without labels lacks the label's field, though the schema lists it.
         fields = [name for name in self.schema.fields if self.has_label or name != self.schema.label]
         if not fields:
-            fields = _header_of(self.file, self.schema)
+            fields = header_of(self.file, self.schema)
         positions = np.full(len(fields), -1, np.int64)
         if fields:
             positions[find_fields(wanted, fields, self.file)] = np.arange(len(wanted))
@@ -175,7 +175,7 @@ class _CsvParts(_CriteoParts):
         return parse_csv(block, self.schema, self._positions, has_label=self.has_label, is_first=is_first)
 
 
-def _header_of(file: RawFile, schema: Schema) -> list[str]:
+def header_of(file: RawFile, schema: Schema) -> list[str]:
     """Return the fields of the first line; none in an empty file."""
     for block in iterate_blocks(file, 1):
         return fields_of_header(block.read(), schema.separator)
@@ -198,7 +198,7 @@ def known_schema(file: RawFile) -> tuple[str, bool] | None:
     for name, schema in SCHEMAS.items():
         if schema.format != "csv":
             continue
-        fields = _header_of(file, schema)
+        fields = header_of(file, schema)
         for has_label in (True, False):
             if _reads(block, schema, fields, has_label=has_label):
                 return name, has_label

@@ -130,21 +130,13 @@ def parse_csv(
         positions: for each field of a line its position among the columns that are read, or -1.
         is_first: the block begins its file: perhaps with a byte order mark, perhaps with a header line.
     """
-    # Lines begin after a byte order mark and after the header line.
-    first = _after_bom(block) if is_first else 0
-    num_lines = block.num_lines
-    if is_first and not schema.fields:
-        first = int(np.flatnonzero(block.lines == ord("\n"))[0]) + 1
-        num_lines -= 1
-
     # Find every field, then read column by column.
     columns = _columns_of(schema, has_label)
     place_of = {name: place for place, name in enumerate(schema.columns(has_label=has_label))}
-    starts = np.zeros((len(place_of), num_lines), np.int64)
-    stops = np.zeros_like(starts)
-    num_fields = np.zeros(num_lines, np.int64)
-    separator = ord(schema.separator)
-    split_fields(block.text, first, block.num_bytes, separator, positions, starts, stops, num_fields)
+    has_header = is_first and not schema.fields
+    starts, stops, num_fields = split_lines(
+        block, schema.separator, positions, is_first=is_first, has_header=has_header
+    )
     ends_of = {name: (starts[place], stops[place]) for name, place in place_of.items()}
     spans = [_cells(column, Spans(block.text, *ends_of[column.column])) for column in columns]
 
@@ -155,6 +147,32 @@ def parse_csv(
         return rows
     line = rows.fault.line_in_block
     return replace(rows, fault=_ragged(line, num_fields[line], positions.shape[0], schema))
+
+
+def split_lines(
+    block: Block, separator: str, positions: NDArray[np.int64], *, is_first: bool, has_header: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Find the fields of a block of lines, which is changed where a field holds a doubled quote.
+
+    Args:
+        positions: for each field of a line its position among the columns that are wanted, or -1.
+        is_first: the block begins its file, perhaps with a byte order mark.
+        has_header: its first line has the names of columns.
+
+    Returns:
+        First byte and the one past the last of each field, (num_columns, num_lines), and fields of each line.
+    """
+    # Lines begin after a byte order mark and after the header line.
+    first = _after_bom(block) if is_first else 0
+    num_lines = block.num_lines
+    if has_header:
+        first = int(np.flatnonzero(block.lines == ord("\n"))[0]) + 1
+        num_lines -= 1
+    starts = np.zeros((int(positions.max(initial=-1)) + 1, num_lines), np.int64)
+    stops = np.zeros_like(starts)
+    num_fields = np.zeros(num_lines, np.int64)
+    split_fields(block.text, first, block.num_bytes, ord(separator), positions, starts, stops, num_fields)
+    return starts, stops, num_fields
 
 
 def _cells(column: _Column, spans: Spans) -> Spans | ListSpans:

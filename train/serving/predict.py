@@ -10,9 +10,10 @@ alone, wherever it is moved. One that was trained on shards alone needs the fold
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...pipeline.errors import MIB, FormatError, HotsetError
-from ...pipeline.formats.columns import write_scores
+from ...pipeline.formats.columns import PROBABILITY, write_scores
+from ...pipeline.raw.kept_columns import beside, kept_columns, refuse_name
 from ...pipeline.raw.log_parts import open_parts
 from ...pipeline.raw.parquet_parts import TableParts
 from ...pipeline.raw.part import RawParts
@@ -186,6 +188,7 @@ def predict_file(
     out: Path,
     *,
     has_label: bool = True,
+    keep: Sequence[str] = (),
     overwrite: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> int:
@@ -194,6 +197,7 @@ def predict_file(
     Args:
         out: file that appears when it is whole.
         has_label: whether the lines of a log without column names have labels.
+        keep: columns of the log that are copied, named as there or in the schema.
         progress: called after each batch with the samples so far and those expected in all, 0 where the log
             is compressed; once more at the end with what there were.
 
@@ -203,6 +207,11 @@ def predict_file(
     parts = predictor.parts_of_file(log, has_label=has_label)
     # The text of a compressed file has an unknown length; of another one the samples are estimated.
     raw = RawFile.inspect(log)
+    others: Callable[[Iterator[Any]], Iterator[Any]] = iter
+    if keep:
+        refuse_name(keep, PROBABILITY)
+        kept = kept_columns(raw, predictor.schema, keep, block_bytes=_BLOCK_BYTES, has_label=has_label)
+        others = partial(beside, kept=kept, log=str(log))
     log_bytes = 0 if raw.compression else raw.num_bytes
     num_samples = 0
 
@@ -215,7 +224,7 @@ def predict_file(
             progress(num_samples, samples * log_bytes // num_bytes if num_bytes else 0)
 
     with closing(predictor.probabilities(parts, str(log))) as batches:
-        write_scores(out, reported(batches), overwrite=overwrite)
+        write_scores(out, reported(batches), others=others, overwrite=overwrite)
     progress(num_samples, num_samples)
     return num_samples
 

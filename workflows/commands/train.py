@@ -378,6 +378,9 @@ class PredictCommand(JsonCommand, PredictConfig):
     vocabulary: Path | None = None
     """Folder that `preprocess --out` created, for a run that was trained on shards alone."""
 
+    keep: Annotated[str, Arg("COLUMNS")] = ""
+    """Columns of the log to copy to the file, such as request_id,label: commas between the names."""
+
     overwrite: bool = False
     """Replace the file if it exists."""
 
@@ -400,6 +403,7 @@ class PredictCommand(JsonCommand, PredictConfig):
                 self.log,
                 self.out,
                 has_label=not self.no_label,
+                keep=self.keep.split(",") if self.keep else (),
                 overwrite=self.overwrite,
                 progress=partial(progress, "predict"),
             )

@@ -279,6 +279,30 @@ def test_a_log_is_predicted_from_the_command_line(
     assert "test.tsv, line 1: found 40 fields, want 39 between tabs" in capsys.readouterr().err
 
 
+def test_columns_of_the_log_are_kept_beside_the_scores(
+    scored: ScoredRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "scores.parquet"
+    command = ["predict", str(scored.run), str(scored.log), "--overwrite", "--out", str(out)]
+    assert main(command) == 0
+    alone = pl.read_parquet(out)
+    assert main([*command, "--keep", "label,C3", "--batch-size", "7"]) == 0
+    frame = pl.read_parquet(out)
+    lines = [line.split("\t") for line in scored.log.read_text().splitlines()]
+    assert frame.columns == ["probability", "label", "C3"]
+    assert frame.select("label", "C3").rows() == [(line[0], line[16]) for line in lines]
+    assert frame["probability"].to_numpy() == pytest.approx(alone["probability"].to_numpy(), abs=1e-6)
+    capsys.readouterr()
+    for names, message in (
+        ("C3,C99", "has no column 'C99'"),
+        ("C3,C3", "twice"),
+        ("probability", "the scores"),
+    ):
+        assert main([*command, "--keep", names]) == 1
+        assert message in capsys.readouterr().err
+    assert pl.read_parquet(out).equals(frame)
+
+
 def test_what_cannot_be_read_or_written_is_one_line_and_leaves_nothing(
     scored: ScoredRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,120 @@
+"""Columns of a raw log as they are, for a file of scores: rows are those that are predicted, in their order.
+
+The log is read a second time, so that what is not kept costs nothing. Text keeps its bytes, which must be
+UTF-8; columns of Parquet keep their types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, InputError
+from ..schema.schema import Schema, refuse_twice
+from .log_parts import header_of
+from .part import Block, iterate_blocks
+from .raw_file import RawFile
+from .tabular import find_fields, split_lines
+
+
+def kept_columns(
+    file: RawFile, schema: Schema, names: Sequence[str], *, block_bytes: int, has_label: bool
+) -> Iterator[Any]:
+    """Return record batches of some columns of a log; names are checked at once.
+
+    Args:
+        names: as the log or, for text without names, the schema has them.
+        has_label: whether the lines of text without names have labels.
+
+    Raises:
+        InputError: the log has no such column, or its text is not UTF-8.
+        ConfigError: a name occurs twice.
+    """
+    refuse_twice(names, "--keep")
+    if schema.format == "parquet":
+        import pyarrow.parquet as pq
+
+        parquet = pq.ParquetFile(file.path, memory_map=True)
+        find_fields(names, parquet.schema_arrow.names, file)
+        return iter(parquet.iter_batches(columns=list(names)))
+    has_names = schema.format == "csv" and not schema.fields
+    fields = header_of(file, schema) if has_names else list(schema.fields or schema.columns(has_label=True))
+    if not has_label and not has_names:
+        fields = [name for name in fields if name != schema.label]
+    positions = np.full(len(fields), -1, np.int64)
+    positions[find_fields(names, fields, file)] = np.arange(len(names))
+    separator = schema.separator if schema.format == "csv" else "\t"
+    return _texts(file, names, positions, separator, block_bytes, has_names)
+
+
+def _texts(
+    file: RawFile,
+    names: Sequence[str],
+    positions: NDArray[np.int64],
+    separator: str,
+    block_bytes: int,
+    has_names: bool,
+) -> Iterator[Any]:
+    for number, unread in enumerate(iterate_blocks(file, block_bytes)):
+        block = unread.read()
+        if block.num_bytes == 0:
+            continue
+        starts, stops, _ = split_lines(
+            block, separator, positions, is_first=number == 0, has_header=has_names and number == 0
+        )
+        yield pa.record_batch(
+            [_text_of(file, name, block, *ends) for name, *ends in zip(names, starts, stops, strict=True)],
+            names=list(names),
+        )
+
+
+def _text_of(
+    file: RawFile, name: str, block: Block, starts: NDArray[np.int64], stops: NDArray[np.int64]
+) -> Any:
+    """Copy the fields of one column, one after another."""
+    lengths = stops - starts
+    offsets = np.zeros(lengths.shape[0] + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    data = block.text[np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    try:
+        return pa.Array.from_buffers(pa.binary(), lengths.shape[0], buffers).cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{file.path}: column {name!r} is not UTF-8, so --keep cannot copy it") from error
+
+
+def beside(probabilities: Iterable[Any], kept: Iterator[Any], log: str) -> Iterator[Any]:
+    """Yield batches of probabilities with the columns of the same rows.
+
+    Raises:
+        InputError: the log has another number of rows now.
+    """
+    rest: Any = None
+    for found in probabilities:
+        parts = []
+        missing = len(found)
+        while missing:
+            rest = rest if rest is not None and len(rest) else next(kept, None)
+            if rest is None:
+                raise InputError(f"{log} was changed while it was read")
+            parts.append(rest.slice(0, missing))
+            rest = rest.slice(len(parts[-1]))
+            missing -= len(parts[-1])
+        if parts:
+            columns = pa.Table.from_batches(parts).combine_chunks()
+            yield found.from_arrays(
+                [*found.columns, *(column.chunk(0) for column in columns.columns)],
+                schema=pa.schema([*found.schema, *columns.schema]),
+            )
+
+
+def refuse_name(names: Sequence[str], taken: str) -> None:
+    """Raise ConfigError where a column that is kept has the name of the scores."""
+    if taken in names:
+        raise ConfigError(
+            f"--keep names {taken!r}, the column of the scores", hint="leave the column out of --keep"
+        )

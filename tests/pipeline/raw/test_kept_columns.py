@@ -1,0 +1,93 @@
+"""Columns of a log copied next to scores, row by row."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hotset.pipeline.errors import ConfigError, InputError
+from hotset.pipeline.raw.kept_columns import beside, kept_columns
+from hotset.pipeline.raw.raw_file import RawFile
+from hotset.pipeline.schema.schema import SCHEMAS, Schema
+from hotset.pipeline.schema.schema_file import schema_of
+
+ROWS = [("r1", "1", 'a "b", c', "x"), ("", "0", "ü", "yy"), ("r3", "1", "", "z")] * 20
+NAMES = ("request", "click", "note", "site")
+SCHEMA = 'label = "click"\n[sparse]\nsite = "text"\n'
+
+
+def read(log: Path, schema: Schema, names: list[str], **options: Any) -> list[dict[str, Any]]:
+    found = kept_columns(
+        RawFile.inspect(log), schema, names, **{"block_bytes": 64, "has_label": True} | options
+    )
+    return [row for batch in found for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize("is_compressed", [True, False])
+def test_text_is_copied_as_python_reads_it(header: bool, is_compressed: bool, tmp_path: Path) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([NAMES, *ROWS] if header else ROWS)
+    data = (b"\xef\xbb\xbf" if header else b"") + text.getvalue().encode()
+    log = tmp_path / "log.csv"
+    log.write_bytes(gzip.compress(data) if is_compressed else data)
+    fields = "" if header else f"header = false\nfields = {list(NAMES)}\n"
+    schema = schema_of(f'format = "csv"\n{fields}{SCHEMA}')
+    wanted = [{"note": note, "request": request} for request, _, note, _ in ROWS]
+    assert read(log, schema, ["note", "request"]) == wanted
+
+
+def test_columns_of_parquet_keep_their_types(tmp_path: Path) -> None:
+    table = pa.table(
+        {"request": pa.array([1, None, 3], pa.int16()), "site": ["a", "b", None], "click": [0, 1, 0]}
+    )
+    pq.write_table(table, tmp_path / "log")
+    found = kept_columns(
+        RawFile.inspect(tmp_path / "log"),
+        schema_of(f'format = "parquet"\n{SCHEMA}'),
+        ["site", "request"],
+        block_bytes=64,
+        has_label=False,
+    )
+    assert pa.Table.from_batches(found) == table.select(["site", "request"])
+
+
+@pytest.mark.parametrize("has_label", [True, False])
+def test_fields_of_criteos_text_have_the_names_of_the_schema(has_label: bool, tmp_path: Path) -> None:
+    fields = [str(number) for number in range(40)][not has_label :]
+    (tmp_path / "log").write_text("\t".join(fields) + "\n")
+    found = read(tmp_path / "log", SCHEMAS["criteo-kaggle"], ["C26", "I1"], has_label=has_label)
+    assert found == [{"C26": "39", "I1": "1"}]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(["requst"], "has no column 'requst'"), (["site", "site"], "--keep 'site' is named twice")],
+)
+def test_a_name_that_cannot_be_kept_is_refused(names: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("request,click,site\n1,1,a\n")
+    with pytest.raises((InputError, ConfigError), match=message):
+        read(tmp_path / "log", schema_of(f'format = "csv"\n{SCHEMA}'), names)
+
+
+def test_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"request,click,site\n\xff,1,a\n")
+    with pytest.raises(InputError, match="column 'request' is not UTF-8"):
+        read(tmp_path / "log", schema_of(f'format = "csv"\n{SCHEMA}'), ["request"])
+
+
+@pytest.mark.parametrize("sizes", [[7], [3, 4], [0, 1, 5, 1]])
+def test_rows_stay_beside_each_other_whatever_the_batches(sizes: list[int]) -> None:
+    scores = [pa.record_batch({"p": pa.array([0.5] * size, pa.float32())}) for size in sizes]
+    kept = pa.table({"row": range(7)}).to_batches(max_chunksize=2)
+    found = pa.Table.from_batches(beside(scores, iter(kept), "log"))
+    assert found["row"].to_pylist() == list(range(7)) and found.column_names == ["p", "row"]
+    with pytest.raises(InputError, match="log was changed while it was read"):
+        list(beside([*scores, *scores], iter(kept), "log"))
