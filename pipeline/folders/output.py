@@ -291,6 +291,16 @@ class Output(RemoteObject):
         """Return where tasks in other processes read what a task left there by `share`."""
         return self._partial / name
 
+    def read_note(self, name: str) -> str | None:
+        """Return a text that an earlier run has noted; None where there is none."""
+        path = self.shared_path(name)
+        return path.read_text() if path.exists() else None
+
+    def write_note(self, name: str, text: str) -> None:
+        """Note a short text for a run that resumes this one; it goes when the folder is sealed."""
+        with write_errors_explained(self.folder):
+            write_synced(self.shared_path(name), text.encode(), sync=False)
+
     def share(self, name: str) -> None:
         """Move the temporary file ``name`` to its shared path; two workers may run the same task."""
         os.replace(self.temporary_path(name), self.shared_path(name))

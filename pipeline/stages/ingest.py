@@ -335,11 +335,11 @@ def _compare_with_begun(
     Raises:
         ManifestError: parts are finished, and the file is not the one that they were read from.
     """
-    noted = output.shared_path(f"file{number:04}.checksum")
+    note = f"file{number:04}.checksum"
     is_begun = any(name.startswith(f"file{number:04}-") for name in output.finished)
-    if is_begun and not trust_names and (not noted.exists() or noted.read_text() != checksum):
+    if is_begun and not trust_names and output.read_note(note) != checksum:
         raise _changed(file, output)
-    noted.write_text(checksum)
+    output.write_note(note, checksum)
 
 
 def _ingest_part(

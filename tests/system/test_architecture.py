@@ -29,7 +29,7 @@ FLOORS = {
         "bench",
         "cli commands library",
         "command_list recipe_file report",
-        "characterise options",
+        "characterise compile_ahead options",
         "console",
         "drawn_shards examples machine recipes",
     ),

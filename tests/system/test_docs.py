@@ -1,4 +1,7 @@
-"""References of the docs lead somewhere: pages, folders and modules, commands and their options."""
+"""References of the docs lead somewhere: pages, folders and modules, commands and their options.
+
+Their sentences stay short.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import re
 import shlex
 from functools import cache
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -72,3 +76,22 @@ def test_the_readme_is_short_and_says_first_what_was_measured_on_a_gpu() -> None
 
 def test_the_readme_has_commands_to_parse() -> None:
     assert len(commands_of(ROOT / "README.md")) >= 25 and len(commands_of(ROOT / "docs/commands.md")) >= 20
+
+
+def sentences(page: Path) -> list[int]:
+    """Numbers of words of the sentences of a page; code is one word, and tables and headings are left out."""
+    text = re.sub(
+        r"^```.*?^```|^(?:    |\||#|!|:::).*?$", "\n", page.read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+    text = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "", text))
+    paragraphs = re.split(r"\n\s*\n|\n\s*- ", text)
+    found = [each.split() for one in paragraphs for each in re.split(r"(?<=[.!?])[\s*)]+|:\n", one)]
+    return [len(words) for words in found if len(words) > 2]
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"], ids=lambda page: page.name
+)
+def test_sentences_are_short(page: Path) -> None:
+    lengths = sentences(page)
+    assert mean(lengths) <= 20 and max(lengths) <= 40

@@ -1,9 +1,10 @@
-"""The example of docs/models.md runs as it stands, from the command line and from Python."""
+"""The example of docs/models.md and the commands of docs/papers.md run as they stand."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.workflows.cli import main
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/models.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 SPEC = ShardSpec(batch_size=16, num_hot_only=40, num_mixed=90, num_evaluation=40)
 
 
@@ -31,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def blocks() -> list[str]:
     """The two programs of the page."""
-    found = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    found = re.findall(r"```python\n(.*?)```", (DOCS / "models.md").read_text(), re.DOTALL)
     assert len(found) == 2
     return found
 
@@ -45,9 +46,26 @@ def test_the_program_trains_and_evaluates(folder: Path) -> None:
 
 def test_the_commands_train_and_evaluate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = re.findall(
-        r"^    hotset (train DIR --model nets.*|evaluate RUN.*)$", PAGE.read_text(), re.MULTILINE
+        r"^    hotset (train DIR --model nets.*|evaluate RUN.*)$",
+        (DOCS / "models.md").read_text(),
+        re.MULTILINE,
     )
     assert len(lines) == 2
     for line in lines:
         assert main(shlex.split(line)) == 0
     assert "AUC" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_papers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = re.findall(r"^    ((?:hotset|torchrun) .*)$", (DOCS / "papers.md").read_text(), re.MULTILINE)
+    lines = [line.replace("1000000", "60000") for line in lines if " characterise " not in line]
+    assert len(lines) == 12
+    for line in lines:
+        program, *words = shlex.split(line)
+        if program == "hotset":
+            assert main([*words]) == 0, line
+        else:
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words]
+            assert subprocess.run(command, timeout=600).returncode == 0, line

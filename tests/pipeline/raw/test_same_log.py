@@ -99,7 +99,7 @@ def test_the_block_that_changed_is_named(tmp_path: Path, rng: np.random.Generato
     ingest([path], config, tmp_path / "out")
     text[text.index(b"\n", 5 * BLOCK + 200) + 1] ^= 1
     path.write_bytes(text)
-    with pytest.raises(ManifestError, match=r"begins behind byte 7,500$"):
+    with pytest.raises(ManifestError, match=r"begins behind byte 7,500\n"):
         ingest([path], config, tmp_path / "out")
 
 
