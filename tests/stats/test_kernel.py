@@ -196,6 +196,9 @@ def test_a_kernel_that_is_given_constants_and_variables_is_compiled_once(cache: 
     assert double.signatures == [(numba.int64,)]
 
 
+@pytest.mark.skipif(
+    not hasattr(numba.config, "CACHE_LOCATOR_CLASSES"), reason="an early Numba chooses by itself"
+)
 def test_without_a_folder_to_keep_code_kernels_run(
     cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
