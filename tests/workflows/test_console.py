@@ -16,7 +16,7 @@ from rich.console import Console
 from hotset.pipeline.runtime.progress import Speed, rate_text
 from hotset.pipeline.runtime.progress_bars import Bars
 from hotset.tests.support.terminal import run_in_terminal
-from hotset.workflows.console import TextTable, describe_rate, print_table, say_error
+from hotset.workflows.console import TextTable, describe_rate, print_table, say_error, say_next
 
 _TWO_STAGES = """
 import sys, time
@@ -364,3 +364,14 @@ def test_every_command_of_a_hint_is_one_that_this_shell_finds(
     say_error("it is damaged", "`rm -r d/shards && hotset pack d` writes it again")
     hint = capsys.readouterr().err.splitlines()[1]
     assert hint == "hint: `rm -r d/shards && /opt/env/bin/hotset pack d` writes it again"
+
+
+def test_the_next_command_is_printed_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hotset.workflows.console.command_prefix", lambda: "hotset")
+    say_next("train DIR --out RUN")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    say_next("train DIR --out RUN")
+    assert capsys.readouterr().err == "next: hotset train DIR --out RUN\n"
