@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...stats.ranking.row_bytes import row_bytes
-from ..errors import GIB, KIB, ByteSize, SizeOrAuto, check_fields, require_at_least, require_at_most
+from ..errors import GIB, KIB, MIB, ByteSize, SizeOrAuto, check_fields, require_at_least, require_at_most
 from ..folders.manifest import FileEntry, Manifest, is_sealed
 from ..folders.output import Output, input_of
 from ..folders.resume import FolderState
@@ -49,6 +49,9 @@ AUTO_PERCENT = 90
 """Lookups of the training part that hot rows serve where their bytes are ``auto``."""
 MOST_AUTO_BYTES = ByteSize(4 * GIB)
 """Bound of ``auto``: a constant, so that the bytes of a folder do not depend on the machine."""
+FAE_BYTES = ByteSize(256 * MIB)
+"""What ``auto`` stands for in FAE's modes: the default of its code. They keep small tables whole, for which
+the rows of 90% of the lookups may have no room."""
 _TAG_BYTES = 2
 """Bytes of a sample's tag: as it is found, and as it is written."""
 
@@ -59,7 +62,8 @@ class SplitConfig:
 
     hot_bytes: SizeOrAuto = "auto"
     """Fast memory for the hot rows of all tables with their optimizer state. auto takes what the folder has
-    already; for a new one the rows that serve 90% of the training lookups, at most 4GiB."""
+    already; for a new one the rows that serve 90% of the training lookups, at most 4GiB, or 256MiB with a
+    mode of FAE."""
 
     mode: Literal["budget", "fae-paper", "fae-code"] = "budget"
     """How hot rows are chosen. budget fills --hot-bytes exactly, in the order of ids. fae-paper takes the
@@ -187,6 +191,8 @@ def with_bytes(config: SplitConfig, vocabulary: Manifest) -> SplitConfig:
     """Return ``config`` with the bytes that ``auto`` stands for with this vocabulary, in whole KiB."""
     if config.hot_bytes != "auto":
         return config
+    if config.mode != "budget":
+        return replace(config, hot_bytes=FAE_BYTES)
     widths = bytes_of_rows(config, [table.name for table in VocabularyTotals.of(vocabulary).tables])
     found = HotOrder(vocabulary, widths).bytes_serving(read_tables(vocabulary, "count"), AUTO_PERCENT)
     return replace(config, hot_bytes=min(MOST_AUTO_BYTES, ByteSize(-(-found // KIB) * KIB)))

@@ -365,7 +365,7 @@ def test_a_class_of_the_current_folder_is_found(folder: Path) -> None:
         ("user_nets.inner:Net", "there is no module user_nets.inner", "holds user_nets/inner.py"),
         ("user_nets:Nett", r"user_nets\.py has no class Nett", "did you mean 'Net'?"),
         ("user_nets:not_a_class", r"is no torch\.nn\.Module", "derive"),
-        ("user_broken:Net", r"user_broken failed in user_broken\.py, line 2: RuntimeError: no key$", ""),
+        ("user_broken:Net", r"user_broken failed in user_broken\.py, line 2: RuntimeError: no key\n", ""),
         ("user_needy:Net", r"user_needy\.py, line 1: ModuleNotFoundError: No module named 'a_lib", ""),
         ("os:system", r"os:system .* is no torch\.nn\.Module", ""),
         ("__main__:Net", "was made inside a program", "model="),

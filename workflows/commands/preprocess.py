@@ -472,12 +472,13 @@ def describe_stage(report: StageReport, width: int | None = None) -> str:
 
 def describe_auto(plan: Manifest) -> str:
     """Return one line: the bytes that ``--hot-bytes auto`` stands for in a plan."""
-    found = PlanSettings.of(plan).hot_bytes
-    why = (
-        f"the rows that serve {AUTO_PERCENT}% of the training lookups"
-        if found < MOST_AUTO_BYTES
-        else "the most it takes"
-    )
+    settings = PlanSettings.of(plan)
+    found = settings.hot_bytes
+    why = f"the rows that serve {AUTO_PERCENT}% of the training lookups"
+    if settings.mode != "budget":
+        why = "the default of FAE's code"
+    elif found >= MOST_AUTO_BYTES:
+        why = "the most it takes"
     return f"--hot-bytes auto is {exact_byte_size(found)}: {why}"
 
 
