@@ -65,8 +65,8 @@ from .harness import (
 
 _Result = TypeVar("_Result")
 _WARM_UP_LINES = 2000
-_HOT_BYTES = ByteSize(4 * MIB)
-"""Small, so that both kinds of batches occur."""
+_HOT_BYTES, _LARGE_HOT_BYTES = ByteSize(4 * MIB), ByteSize(256 * MIB)
+"""The first so small that both kinds of batches occur; the second as for large logs."""
 _ROOM_LOGS = 6
 """Memory and page cache that the largest candidate needs, in multiples of the log."""
 _ROOM_PER_SAMPLE = 450
@@ -108,10 +108,15 @@ def measure(options: argparse.Namespace) -> Facts:
         return against_polars(options, scratch)
 
 
+def _recipe(hot_bytes: ByteSize) -> PreprocessConfig:
+    """Return the recipe of the log with a budget that no other program has to find."""
+    recipe = criteo_kaggle()
+    return replace(recipe, split=replace(recipe.split, hot_bytes=hot_bytes))
+
+
 def against_polars(options: argparse.Namespace, scratch: Path) -> Facts:
     """Compare whole jobs, parsing alone, and whole processes, imports included."""
-    recipe = criteo_kaggle()
-    recipe = replace(recipe, split=replace(recipe.split, hot_bytes=_HOT_BYTES))
+    recipe = _recipe(_HOT_BYTES)
     log = scratch / "log.tsv"
     generate(GenerateConfig(samples=options.samples), log)
     os.sync()  # no write-back of the log while candidates run
@@ -250,7 +255,7 @@ def against_dlrm(options: argparse.Namespace, scratch: Path) -> Facts:
     fresh = partial(measure_in_fresh_process, scratch)
     turns = {
         "dlrm": partial(fresh, dlrm_preprocess, warm_up, paths["dlrm"], dlrm),
-        "hotset": partial(fresh, hotset_preprocess, warm_up, paths["hotset"], criteo_kaggle()),
+        "hotset": partial(fresh, hotset_preprocess, warm_up, paths["hotset"], _recipe(_LARGE_HOT_BYTES)),
     }
     measured = take_turns(turns, options.rounds)
     # Seconds of a sample, as the logs have different numbers of them.
@@ -374,7 +379,7 @@ def _days(num_train: int, num_samples: int) -> NDArray[np.int64]:
 
 def growth(sizes: Sequence[int], scratch: Path) -> Facts:
     """Preprocess a log of each size in a fresh process, within a quarter of the memory, Polars next to it."""
-    recipe, cap_bytes = criteo_kaggle(), default_memory_bytes()
+    recipe, cap_bytes = _recipe(_LARGE_HOT_BYTES), default_memory_bytes()
     # The disk is first, while nothing else writes.
     rate = measure_write_rate(scratch / "rate", min(_RATE_BYTES, sizes[-1] * _ROOM_PER_SAMPLE))
     log, warm_up = scratch / "log.tsv", scratch / "warm_up.tsv"

@@ -150,7 +150,7 @@ def test_the_folder_is_that_of_a_whole_export(folders: Folders, tmp_path: Path, 
     export_run(folders.old.run, tmp_path / "old", config)
     export_run(folders.new.run, tmp_path / "new", config)
     export_changes(folders.new.run, folders.old.run, tmp_path / "changes", config)
-    assert hotset.apply_changes(tmp_path / "old", tmp_path / "changes", tmp_path / "out") == tmp_path / "out"
+    assert hotset.apply(tmp_path / "old", tmp_path / "changes", tmp_path / "out") == tmp_path / "out"
     files = sorted(path.name for path in (tmp_path / "new").iterdir())
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == files
     for name in files:
