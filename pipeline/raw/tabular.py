@@ -47,7 +47,7 @@ _WANTED = {
     "hex8": "8 hex digits, or nothing",
 }
 _TIME = "a time such as 2026-01-31 23:59:59"
-_MISSING_WORDS = (b"null", b"nan", b"none", b"nil", b"na", b"n/a", b"\\n", b"-", b"?", b".")
+MISSING_WORDS = (b"null", b"nan", b"none", b"nil", b"na", b"n/a", b"\\n", b"-", b"?", b".")
 """Words of other programs for a missing value, in small letters."""
 _NEEDED = {"label": "missing_label", SAMPLE_TIME: "missing_time"}
 """Reason for a missing value of each kind that a row must have."""
@@ -333,7 +333,7 @@ def _remedy(column: _Column, cells: Any, position: int) -> str | None:
     value = Spans(cells.text, cells.starts[one], cells.stops[one]) if isinstance(cells, Spans) else cells[one]
     if isinstance(value, Spans):
         word = bytes(value.text[value.starts[0] : value.stops[0]])
-        if word.lower() in _MISSING_WORDS:
+        if word.lower() in MISSING_WORDS:
             return f"if {word.decode()} stands for a missing value, write nothing in its place"
     other = other_kind(value, column.kind, is_element=column.separator is not None)
     if other is None:

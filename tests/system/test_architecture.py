@@ -55,6 +55,7 @@ FLOORS = {
         "export frames preprocess statistics",
         "stages",
         "formats infer_schema",
+        "infer_column",
         "generate raw",
         "folders settings",
         "runtime schema",
