@@ -20,6 +20,9 @@ from .part import Block, iterate_blocks
 from .raw_file import RawFile
 from .tabular import find_fields, split_lines
 
+_ROWS_OF_BATCH = 4096
+"""Rows of Parquet that are held at a time: texts may be long."""
+
 
 def kept_columns(
     file: RawFile, schema: Schema, names: Sequence[str], *, block_bytes: int, has_label: bool
@@ -36,11 +39,11 @@ def kept_columns(
     """
     refuse_twice(names, "--keep")
     if schema.format == "parquet":
-        import pyarrow.parquet as pq
+        from .parquet_parts import open_parquet
 
-        parquet = pq.ParquetFile(file.path, memory_map=True)
-        find_fields(names, parquet.schema_arrow.names, file)
-        return iter(parquet.iter_batches(columns=list(names)))
+        with open_parquet(file) as parquet:
+            find_fields(names, parquet.schema_arrow.names, file)
+        return _batches(file, names)
     has_names = schema.format == "csv" and not schema.fields
     fields = header_of(file, schema) if has_names else list(schema.fields or schema.columns(has_label=True))
     if not has_label and not has_names:
@@ -49,6 +52,16 @@ def kept_columns(
     positions[find_fields(names, fields, file)] = np.arange(len(names))
     separator = schema.separator if schema.format == "csv" else "\t"
     return _texts(file, names, positions, separator, block_bytes, has_names)
+
+
+def _batches(file: RawFile, names: Sequence[str]) -> Iterator[Any]:
+    from .parquet_parts import DAMAGE, damaged_parquet, open_parquet
+
+    try:
+        with open_parquet(file) as parquet:
+            yield from parquet.iter_batches(_ROWS_OF_BATCH, columns=list(names), use_threads=False)
+    except DAMAGE as error:
+        raise damaged_parquet(file, error) from error
 
 
 def _texts(
@@ -87,11 +100,11 @@ def _text_of(
         raise InputError(f"{file.path}: column {name!r} is not UTF-8, so --keep cannot copy it") from error
 
 
-def beside(probabilities: Iterable[Any], kept: Iterator[Any], log: str) -> Iterator[Any]:
+def beside(probabilities: Iterable[Any], kept: Iterator[Any], log: RawFile) -> Iterator[Any]:
     """Yield batches of probabilities with the columns of the same rows.
 
     Raises:
-        InputError: the log has another number of rows now.
+        InputError: the log is another one now.
     """
     rest: Any = None
     for found in probabilities:
@@ -100,7 +113,7 @@ def beside(probabilities: Iterable[Any], kept: Iterator[Any], log: str) -> Itera
         while missing:
             rest = rest if rest is not None and len(rest) else next(kept, None)
             if rest is None:
-                raise InputError(f"{log} was changed while it was read")
+                raise _changed(log)
             parts.append(rest.slice(0, missing))
             rest = rest.slice(len(parts[-1]))
             missing -= len(parts[-1])
@@ -110,6 +123,12 @@ def beside(probabilities: Iterable[Any], kept: Iterator[Any], log: str) -> Itera
                 [*found.columns, *(column.chunk(0) for column in columns.columns)],
                 schema=pa.schema([*found.schema, *columns.schema]),
             )
+    if not log.is_unchanged():
+        raise _changed(log)
+
+
+def _changed(log: RawFile) -> InputError:
+    return InputError(f"{log.path} changed while it was read", hint="run again when it is complete")
 
 
 def refuse_name(names: Sequence[str], taken: str) -> None:

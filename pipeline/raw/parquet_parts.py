@@ -86,6 +86,37 @@ _SHORT_TEXT_BYTES = 64
 """Average length from which on the texts of a column count with all of their bytes."""
 
 
+def open_parquet(file: RawFile, dictionaries: Sequence[str] = ()) -> Any:
+    """Open a log as a `pyarrow.parquet.ParquetFile`.
+
+    Args:
+        file: the log.
+        dictionaries: columns whose texts are numbered in memory, too.
+
+    Raises:
+        FormatError: it is no Parquet file.
+    """
+    try:
+        return pq.ParquetFile(
+            file.path, memory_map=True, page_checksum_verification=True, read_dictionary=list(dictionaries)
+        )
+    except DAMAGE as error:
+        raise_system_fault(file.path, error)
+        raise FormatError(
+            f"{file.path} is not a Parquet file: {str(error).splitlines()[0]}",
+            hint='a log of text has the format "csv" in its schema',
+        ) from error
+
+
+def damaged_parquet(file: RawFile, error: Exception) -> InputError:
+    """Return the error for a file that cannot be decoded; raise SystemFaultError where the system failed."""
+    raise_system_fault(file.path, error)
+    return InputError(
+        f"{file.path} cannot be read to its end: {str(error).splitlines()[0]}",
+        hint="the file may be cut off or damaged: fetch it again",
+    )
+
+
 class ParquetParts:
     """Batches of the rows of a Parquet file, none across two row groups."""
 
@@ -105,30 +136,15 @@ class ParquetParts:
         self._names = schema.columns(has_label=has_label)
         renamed = dict(schema.renamed)
         self._lists = {renamed.get(name, name) for name, _ in schema.lists}
-        with self._open() as parquet:
+        with open_parquet(self._file) as parquet:
             self._check_columns(parquet.schema_arrow)
-
-    def _open(self, dictionaries: Sequence[str] = ()) -> Any:
-        try:
-            return pq.ParquetFile(
-                self._file.path,
-                memory_map=True,
-                page_checksum_verification=True,
-                read_dictionary=list(dictionaries),
-            )
-        except DAMAGE as error:
-            raise_system_fault(self._file.path, error)
-            raise FormatError(
-                f"{self._file.path} is not a Parquet file: {str(error).splitlines()[0]}",
-                hint='a log of text has the format "csv" in its schema',
-            ) from error
 
     def _texts_by_number(self) -> list[str]:
         """Return the columns whose texts are stored once and numbered: they stay so in memory.
 
         A few long texts may take a thousand times the bytes of the file if each row gets its own.
         """
-        with self._open() as parquet:
+        with open_parquet(self._file) as parquet:
             if not parquet.num_row_groups:
                 return []
             group = parquet.metadata.row_group(0)
@@ -146,7 +162,7 @@ class ParquetParts:
 
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
         """Yield each batch of rows; a row group whose parts are finished is not read again."""
-        with self._open(self._texts_by_number()) as parquet:
+        with open_parquet(self._file, self._texts_by_number()) as parquet:
             # A row group is read as a whole or not at all: parts do not cross from one to the next.
             row = 0
             num_rows = parquet.metadata.num_rows
@@ -170,8 +186,7 @@ class ParquetParts:
             batch.validate(full=True)
             return parse_batch(batch, self._schema, has_label=self._has_label)
         except DAMAGE as error:
-            raise_system_fault(self._file.path, error)
-            raise self._damaged(error) from error
+            raise damaged_parquet(self._file, error) from error
 
     def _batches(self, parquet: Any, group: int) -> Iterator[Any]:
         try:
@@ -182,8 +197,7 @@ class ParquetParts:
                 use_threads=False,
             )
         except DAMAGE as error:
-            raise_system_fault(self._file.path, error)
-            raise self._damaged(error) from error
+            raise damaged_parquet(self._file, error) from error
 
     def _cut(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches, those with much longer lists than others cut at ``block_bytes`` of values."""
@@ -219,12 +233,6 @@ class ParquetParts:
             num_bytes += num_values * (value_bytes if value_bytes > _SHORT_TEXT_BYTES else _VALUE_BYTES)
         row_bytes = num_bytes / max(group.num_rows, 1)
         return max(1, int(self._block_bytes / max(row_bytes, _VALUE_BYTES)))
-
-    def _damaged(self, error: Exception) -> InputError:
-        return InputError(
-            f"{self._file.path} cannot be read to its end: {str(error).splitlines()[0]}",
-            hint="the file may be cut off or damaged: fetch it again",
-        )
 
     def _name(self, row: int) -> str:
         return f"file{self._number:04}-row{row:012}.arrow"

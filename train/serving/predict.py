@@ -211,7 +211,7 @@ def predict_file(
     if keep:
         refuse_name(keep, PROBABILITY)
         kept = kept_columns(raw, predictor.schema, keep, block_bytes=_BLOCK_BYTES, has_label=has_label)
-        others = partial(beside, kept=kept, log=str(log))
+        others = partial(beside, kept=kept, log=raw)
     log_bytes = 0 if raw.compression else raw.num_bytes
     num_samples = 0
 

@@ -84,10 +84,28 @@ def test_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[7], [3, 4], [0, 1, 5, 1]])
-def test_rows_stay_beside_each_other_whatever_the_batches(sizes: list[int]) -> None:
+def test_rows_stay_beside_each_other_whatever_the_batches(sizes: list[int], tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("seven rows")
+    log = RawFile.inspect(tmp_path / "log")
     scores = [pa.record_batch({"p": pa.array([0.5] * size, pa.float32())}) for size in sizes]
     kept = pa.table({"row": range(7)}).to_batches(max_chunksize=2)
-    found = pa.Table.from_batches(beside(scores, iter(kept), "log"))
+    found = pa.Table.from_batches(beside(scores, iter(kept), log))
     assert found["row"].to_pylist() == list(range(7)) and found.column_names == ["p", "row"]
-    with pytest.raises(InputError, match="log was changed while it was read"):
-        list(beside([*scores, *scores], iter(kept), "log"))
+    with pytest.raises(InputError, match="log changed while it was read"):
+        list(beside([*scores, *scores], iter(kept), log))
+    (tmp_path / "log").write_text("other rows")
+    with pytest.raises(InputError, match="log changed while it was read"):
+        list(beside(scores, iter(kept), log))
+
+
+def test_damage_in_a_column_that_is_kept_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    columns = {"click": [0, 1] * 4000, "request": [f"request{number:09}" for number in range(8000)]}
+    pq.write_table(
+        pa.table(columns), path, use_dictionary=False, compression="none", write_page_checksum=True
+    )
+    content = bytearray(path.read_bytes())
+    content[content.index(b"request000007000")] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="cannot be read to its end"):
+        read(path, schema_of('format = "parquet"\n[sparse]\nclick = "integer"'), ["request"])
