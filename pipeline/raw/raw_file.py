@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import stat
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ class RawFile:
     """gzip, zstd, or None for a plain file."""
     state: FileState = field(compare=False)
     """State of the file before anything was read."""
+    seen_ns: int = field(compare=False)
+    """When that was, nanoseconds since 1970."""
 
     @classmethod
     def inspect(cls, path: Path) -> RawFile:
@@ -49,7 +52,7 @@ class RawFile:
                 raise InputError(
                     f"{path} is not a plain file", hint="write the log to a file first: it is read in parts"
                 )
-            state = state_of(path)
+            seen_ns, state = time.time_ns(), state_of(path)
             with open(path, "rb") as file:
                 start = file.read(4)
                 while start[1:] == _SKIPPABLE[1:] and start[0] & 0xF0 == _SKIPPABLE[0]:
@@ -59,7 +62,7 @@ class RawFile:
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}") from error
         found = [name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)]
-        return cls(path, state[5], found[0] if found else None, state)
+        return cls(path, state[5], found[0] if found else None, state, seen_ns)
 
     def is_unchanged(self) -> bool:
         """Return whether the path still leads to this file, and nothing was written to it since."""

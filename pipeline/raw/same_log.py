@@ -9,24 +9,27 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import xxhash
 
-from ..errors import InputError, ManifestError
+from ..errors import InputError, ManifestError, MemoryCapError
 from ..folders.disk import write_synced
 from ..folders.manifest import Manifest, hash_file
 from ..folders.totals import ColumnsFacts, ColumnsSettings, ColumnsTotals
+from ..runtime.memory import workers_within
 from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
 from .part import Block, PlainBlock, iterate_blocks
 from .raw_file import RawFile
 
 REMEDY = "--redo ingest reads it from its start; --trust-names compares names and sizes only"
 _SETTLED_NS = 2_000_000_000
-"""Age of a file's times below which no note is taken: one more write may leave them as they are."""
+"""Age of a file's times, when it is inspected, below which no note is taken: one more write may leave them as
+they are."""
+_BLOCKS_OF_WORKER = 3
+"""Blocks of text that a worker holds: the one that it hashes, and decompressed ones that wait."""
 
 
 def check_log(file: RawFile, number: int, columns: Manifest, resources: Resources) -> None:
@@ -45,16 +48,18 @@ def check_log(file: RawFile, number: int, columns: Manifest, resources: Resource
     wanted = ColumnsTotals.of(columns).raw[number].xxh3_128_of_blocks
     if noted_checksum(file, block_bytes) == wanted:
         return
-    # The checksum is that of the whole log; parts tell where it changed.
-    if checksum_of_log(file, block_bytes, resources) == wanted:
+    # A folder that is finished is refused for no cap: one worker compares at least.
+    workers = 1
+    with suppress(MemoryCapError):
+        workers = workers_within("ingest", resources, _BLOCKS_OF_WORKER * block_bytes)
+    blocks: list[str | None] = []
+    if checksum_of_log(file, block_bytes, replace(resources, workers=workers), blocks) == wanted:
         return note_log(file, block_bytes, wanted)
+    # Parts of text have the checksums of their blocks; Parquet has one for all.
     facts = {entry.path: columns.facts_of(ColumnsFacts, entry) for _, entry in columns.parts()}
-    where = ""
-    for block, found in enumerate(_block_checksums(file, block_bytes)):
-        known = facts.get(block_name(number, block))
-        if known is not None and known.raw_xxh3_128 != found:
-            where = f": the first other line begins behind byte {block * block_bytes:,}"
-            break
+    known = {block: facts.get(block_name(number, block)) for block in range(len(blocks))}
+    changed = [block for block, part in known.items() if part and part.raw_xxh3_128 != blocks[block]]
+    where = f": the first other line begins behind byte {changed[0] * block_bytes:,}" if changed else ""
     raise ManifestError(
         f"{file.path} has changed since {columns.folder} was made from it{where}", hint=REMEDY
     )
@@ -65,28 +70,36 @@ def block_name(number: int, block: int) -> str:
     return f"file{number:04}-block{block:07}.arrow"
 
 
-def checksum_of_log(file: RawFile, block_bytes: int, resources: Resources = DEFAULT_RESOURCES) -> str:
+def checksum_of_log(
+    file: RawFile,
+    block_bytes: int,
+    resources: Resources = DEFAULT_RESOURCES,
+    blocks: list[str | None] | None = None,
+) -> str:
     """Return a checksum of a log: xxh3-128, hex, of those of its blocks, since they are hashed in parallel.
 
     Where no line ends cut the file, as in Parquet, what is left is hashed whole.
+
+    Args:
+        file: the log.
+        block_bytes: of the blocks.
+        resources: workers, and progress in bytes of a file that is not compressed.
+        blocks: gets the checksum of each block; None of one in which no line begins.
     """
+    blocks = [] if blocks is None else blocks
+    total = 0 if file.compression else file.num_bytes
+    unread = ((block,) for block in iterate_blocks(file, block_bytes, in_thread_buffer=True))
     digest = xxhash.xxh3_128()
     try:
-        for found in _block_checksums(file, block_bytes, resources):
+        for found in run_tasks(checksum_of_block, unread, workers=resources.workers):
+            blocks.append(found)
             digest.update(bytes.fromhex(found or ""))
+            resources.progress("ingest", min(len(blocks) * block_bytes, file.num_bytes), total)
     except InputError:
         if file.read_start(4) != b"PAR1":
             raise
         digest.update(bytes.fromhex(hash_file(file.path)[1]))
     return str(digest.hexdigest())
-
-
-def _block_checksums(
-    file: RawFile, block_bytes: int, resources: Resources = DEFAULT_RESOURCES
-) -> Iterator[str | None]:
-    """Yield the checksum of each block, hex; None of one in which no line begins."""
-    blocks = iterate_blocks(file, block_bytes, in_thread_buffer=True)
-    yield from run_tasks(checksum_of_block, ((block,) for block in blocks), workers=resources.workers)
 
 
 def checksum_of_block(unread: PlainBlock | Block) -> str | None:
@@ -114,7 +127,7 @@ def note_log(file: RawFile, block_bytes: int, checksum: str) -> None:
         block_bytes: of the blocks in the checksum.
         checksum: that of `checksum_of_log`.
     """
-    if max(file.state[3:5]) > time.time_ns() - _SETTLED_NS:
+    if max(file.state[3:5]) > file.seen_ns - _SETTLED_NS:
         return
     with suppress(OSError, RuntimeError):
         note = _note_of(file.path)

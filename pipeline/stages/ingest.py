@@ -35,7 +35,7 @@ from ..raw.raw_file import RawFile
 from ..raw.same_log import REMEDY, check_log, checksum_of_log, note_log
 from ..raw.times import shown_time
 from ..runtime.memory import workers_within
-from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks
+from ..runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks, silent
 from ..schema.schema import SAMPLE_TIME, Schema
 from ..schema.schema_file import is_fingerprint, schema_identity, schema_of, write_schema
 
@@ -234,14 +234,16 @@ def ingest(
             done = sum(file.num_bytes for file in files[:number])
             tally = _Tally(last_time=tallies[-1].last_time if tallies else None)
             if parts[number].is_hashed_whole:
-                tally.known = checksum_of_log(file, config.block_bytes, resources)
+                unseen = replace(resources, progress=silent)
+                tally.known = checksum_of_log(file, config.block_bytes, unseen)
                 _compare_with_begun(file, number, tally.known, output, trust_names=trust_names)
             ways = (done, total), resources, trust_names
             _ingest_file(file, parts[number], tally, config, output, *ways)
             tallies.append(tally)
             _check_unchanged(file)  # its parts would be of two logs
             _check_bad_lines(file, tallies[-1], config)
-            note_log(file, config.block_bytes, tally.checksum)
+            if not trust_names:  # else parts may be those of another log
+                note_log(file, config.block_bytes, tally.checksum)
     except InputError:
         # Neither another log nor other settings, which are the ways out, could use what is finished.
         output.abandon()

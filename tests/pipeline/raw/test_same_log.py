@@ -21,6 +21,7 @@ from hotset.pipeline.raw.same_log import checksum_of_log, note_log, noted_checks
 from hotset.pipeline.runtime.tasks import Resources
 from hotset.pipeline.stages.ingest import IngestConfig, ingest
 from hotset.tests.support.logs.criteo_text import draw_samples, text_of, tree_of
+from hotset.tests.support.logs.interrupted import interrupt_after
 
 BLOCK = ByteSize(1500)
 PARQUET = 'format = "parquet"\nlabel = "label"\ndense = ["price"]\n[sparse]\nuser = "integer"\n'
@@ -110,17 +111,8 @@ def test_a_log_replaced_after_a_kill_is_not_mixed_with_the_first(
     path, config, _ = log
     out = tmp_path / "out"
     ingest([path], config, tmp_path / "whole")
-    left = 9
-
-    def failing(to: Path, columns: dict[str, Any]) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise KeyboardInterrupt
-        write_batch(to, columns)
-
     with monkeypatch.context() as patch:
-        patch.setattr("hotset.pipeline.stages.ingest.write_batch", failing)
+        patch.setattr("hotset.pipeline.stages.ingest.write_batch", interrupt_after(9, KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             ingest([path], config, out, Resources(workers=workers))
     rewrite(log, keeps_times=True)
@@ -139,6 +131,40 @@ def test_a_log_replaced_after_a_kill_is_not_mixed_with_the_first(
         ingest([path], config, out, Resources(workers=workers))
     assert tree_of(out) == tree_of(tmp_path / "whole")
     assert 0 < len(read) < len(list(out.glob("*.arrow")))
+
+
+def test_what_is_trusted_is_not_noted(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that goes on with parts of another log knows no checksum of the one that is there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(same_log, "_SETTLED_NS", -(10**12))
+    path, config, _ = log
+    with monkeypatch.context() as patch:
+        patch.setattr("hotset.pipeline.stages.ingest.write_batch", interrupt_after(9, KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            ingest([path], config, tmp_path / "out")
+    rewrite(log, keeps_times=True)
+    made = ingest([path], config, tmp_path / "out", trust_names=True)
+    assert noted_checksum(RawFile.inspect(path), BLOCK) is None
+    if path.suffix != ".parquet":  # whose checksum is that of the file as it is
+        with pytest.raises(ManifestError, match="has changed since"):
+            ingest([path], config, tmp_path / "out")
+    assert ingest([path], config, tmp_path / "out", trust_names=True).fingerprint == made.fingerprint
+
+
+def test_a_large_file_of_parquet_that_changed_is_named(tmp_path: Path) -> None:
+    """It has no line ends for longer than a line may be."""
+    path = tmp_path / "log.parquet"
+    columns = {name: np.full(200_000, 0x4141414141414141) for name in ("label", "price", "user")}
+    columns["label"] = np.zeros(200_000, np.int64)
+    columns["price"] = columns["price"] & 0xFFFF
+    config = IngestConfig(schema=PARQUET)
+    for label in (0, 1):
+        columns["label"][0] = label
+        pq.write_table(pa.table(columns), path, compression="none", use_dictionary=False)
+        if not label:
+            ingest([path], config, tmp_path / "out")
+    with pytest.raises(ManifestError, match=r"log\.parquet has changed since .*out was made from it\n"):
+        ingest([path], config, tmp_path / "out")
 
 
 def test_an_extension_compares_the_logs_of_before(tmp_path: Path, rng: np.random.Generator) -> None:

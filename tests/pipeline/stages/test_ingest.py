@@ -6,7 +6,6 @@ The memory of a worker follows from the lines at the start of a log, its columns
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from hotset.tests.support.logs.criteo_text import (
     text_of,
     tree_of,
 )
+from hotset.tests.support.logs.interrupted import interrupt_after
 from hotset.tests.support.processes.memory_caps import count_stages_alone
 
 SMALL = ByteSize(1500)
@@ -270,21 +270,6 @@ def test_a_memory_cap_is_kept_by_fewer_workers_and_refused_where_one_needs_more(
     assert used == [1, 2, 4]
     # A finished folder is read, whatever the cap.
     ingest([raw], config(), tmp_path / str(needed), Resources(workers=4, memory_bytes=1))
-
-
-def interrupt_after(num_files: int, error: type[BaseException]) -> Callable[..., None]:
-    """A `write_batch` that fails half-way through a file once ``num_files`` were written."""
-    left = num_files
-
-    def failing(path: Path, columns: dict[str, Any]) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            path.write_bytes(b"half of it")
-            raise error
-        write_batch(path, columns)
-
-    return failing
 
 
 @pytest.mark.diagonal(2)

@@ -39,8 +39,8 @@ from hotset.pipeline.formats.arrow_files import (
     offsets_of,
     read_file,
     values_of,
-    write_batch,
 )
+from hotset.pipeline.raw.kept_columns import beside
 from hotset.pipeline.raw.part import iterate_blocks
 from hotset.pipeline.raw.raw_file import RawFile
 from hotset.pipeline.raw.tabular import _array
@@ -56,6 +56,7 @@ from hotset.pipeline.stages.rank import RankConfig, rank
 from hotset.pipeline.statistics import frequencies
 from hotset.tests.support.hints import Killed, Shell, follows, hint_of
 from hotset.tests.support.json_records import AnyRecord
+from hotset.tests.support.logs.interrupted import interrupt_after
 from hotset.tests.support.processes.kills import start_holder
 from hotset.train.data.dataset import ShardDataset
 
@@ -502,17 +503,8 @@ def test_torchrec_is_installed_by_its_name(shell: Shell, monkeypatch: pytest.Mon
 @follows("pipeline/stages/ingest.py::_changed")
 def test_a_log_replaced_after_a_kill_is_read_from_its_start(shell: Shell) -> None:
     command = ["ingest", "log.tsv", "--block-bytes", "16KiB", "--out", "other"]
-    left = 2
-
-    def fail_later(path: Path, columns: dict[str, Any]) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise Killed
-        write_batch(path, columns)
-
     with shell.patch.context() as patch:
-        patch.setattr(ingest, "write_batch", fail_later)
+        patch.setattr(ingest, "write_batch", interrupt_after(2, Killed))
         with pytest.raises(Killed):
             config = IngestConfig(block_bytes=ByteSize(16 << 10))
             ingest.ingest([Path("log.tsv")], config, Path("other/columns"), Resources(workers=1))
@@ -522,3 +514,12 @@ def test_a_log_replaced_after_a_kill_is_read_from_its_start(shell: Shell) -> Non
     shell.refused(*command)
     assert shell.hint.startswith("--redo ingest reads it from its start")
     shell.works(*command, "--redo")
+
+
+@follows("pipeline/raw/kept_columns.py::_changed")
+def test_a_log_that_changes_while_columns_are_copied_is_predicted_again(shell: Shell) -> None:
+    raw = RawFile.inspect(Path("log.tsv"))
+    with open("log.tsv", "a") as file:
+        file.write("\n")
+    assert hint_of(lambda: list(beside([], iter(()), raw))) == "run again when it is complete"
+    assert list(beside([], iter(()), RawFile.inspect(Path("log.tsv")))) == []
