@@ -59,7 +59,10 @@ def check_log(file: RawFile, number: int, columns: Manifest, resources: Resource
     facts = {entry.path: columns.facts_of(ColumnsFacts, entry) for _, entry in columns.parts()}
     known = {block: facts.get(block_name(number, block)) for block in range(len(blocks))}
     changed = [block for block, part in known.items() if part and part.raw_xxh3_128 != blocks[block]]
-    where = f": the first other line begins behind byte {changed[0] * block_bytes:,}" if changed else ""
+    where = ""
+    if changed:
+        first = changed[0] * block_bytes
+        where = f": first a line that begins in bytes {first:,} to {first + block_bytes:,}"
     raise ManifestError(
         f"{file.path} has changed since {columns.folder} was made from it{where}", hint=REMEDY
     )

@@ -86,7 +86,7 @@ def test_a_finished_folder_is_not_taken_for_that_of_a_corrected_log(
     rewrite(log, keeps_times=keeps_times)
     with pytest.raises(ManifestError, match=r"has changed since .*out was made from it") as raised:
         ingest([path], config, tmp_path / "out")
-    assert ("behind byte" in str(raised.value)) == (path.suffix != ".parquet")
+    assert ("begins in bytes" in str(raised.value)) == (path.suffix != ".parquet")
     assert ingest([path], config, tmp_path / "out", trust_names=True).fingerprint == made.fingerprint
     rewrite(log, keeps_times=keeps_times)  # the first one again
     ingest([path], config, tmp_path / "out")
@@ -100,7 +100,7 @@ def test_the_block_that_changed_is_named(tmp_path: Path, rng: np.random.Generato
     ingest([path], config, tmp_path / "out")
     text[text.index(b"\n", 5 * BLOCK + 200) + 1] ^= 1
     path.write_bytes(text)
-    with pytest.raises(ManifestError, match=r"begins behind byte 7,500\n"):
+    with pytest.raises(ManifestError, match=r"begins in bytes 7,500 to 9,000\n"):
         ingest([path], config, tmp_path / "out")
 
 
