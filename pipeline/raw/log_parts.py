@@ -154,6 +154,12 @@ class _CsvParts(_CriteoParts):
                 raise FormatError(
                     f"{self.file.path} is a Parquet file", hint='its schema needs format = "parquet"'
                 )
+        plain = Schema((), (), format="csv")
+        for key in ("quote", "escape", "skip", "comment", "trim", "missing", "encoding"):
+            if getattr(self.schema, key) != getattr(plain, key):
+                raise FormatError(f"{self.file.path}: {key} is not read yet")
+        if len(self.schema.separator.encode()) > 1:
+            raise FormatError(f"{self.file.path}: separators of several bytes are not read yet")
         self.num_header_lines = 0 if self.schema.fields else 1
         self._positions = self._find_fields()
         self.min_line_bytes = max(1, self._positions.shape[0])

@@ -48,7 +48,21 @@ class Schema:
     """Column of the label, None in a log without one."""
     format: Literal["criteo", "csv", "parquet"] = "criteo"
     separator: str = ","
-    """Character between two fields of a CSV log."""
+    """Characters between two fields of a CSV log, 1 to 4."""
+    quote: str | None = '"'
+    """Character around a field of a CSV log that may hold separators; None where there is none."""
+    escape: str | None = None
+    """Character of a CSV log before one that is taken as it is; None where there is none."""
+    skip: int = 0
+    """Lines of a CSV log before its header, or before its first row."""
+    comment: str | None = None
+    """Beginning of the lines of a CSV log that are comments; None where there are none."""
+    trim: bool = False
+    """Whether blanks around the fields of a CSV log are left out."""
+    missing: tuple[str, ...] = ()
+    """Texts that stand for a missing value, in every column but the label's."""
+    encoding: str = "utf-8"
+    """Encoding of a CSV log, by the name of Python's codec."""
     fields: tuple[str, ...] = ()
     """All columns in order, of a CSV log without a header line."""
     lists: Pairs = ()

@@ -7,11 +7,12 @@ whatever its comments are. Entries under ``dense`` and ``[sparse]`` are a column
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,11 @@ from .schema import (
 )
 
 _MAX_EMBEDDING_DIM = 1 << 16
+_MAX_SKIP = 10_000
+_NO_QUOTE = "none"
+_NO_ENCODING = re.compile("escape|idna|punycode")
+"""Codecs of Python that are no encodings of files."""
+_MARKS = ("separator", "quote", "escape")
 DEFAULT_LIST_SEPARATOR = "|"
 
 
@@ -141,9 +147,17 @@ def _hint_for(kind: Any, kinds: Sequence[str]) -> str | None:
 
 
 def is_separator(value: Any) -> bool:
-    """Return whether this can separate two fields, or two elements of a list."""
-    is_byte = isinstance(value, str) and len(value) == 1 and value.isascii()
-    return is_byte and value not in '"\r\n\0'
+    """Return whether this can separate two elements of a list."""
+    return _is_byte(value) and value != '"'
+
+
+def _is_byte(value: Any) -> bool:
+    return _is_text(value, 1) and bool(value.isascii())
+
+
+def _is_text(value: Any, most: int) -> bool:
+    """Return whether this is at most so many characters of one line."""
+    return isinstance(value, str) and 1 <= len(value) <= most and not set(value) & set("\r\n\0")
 
 
 _Check = tuple[Callable[[Any], bool], str]
@@ -171,8 +185,18 @@ _SPARSE_KEYS: dict[str, _Check] = {
 }
 
 
-_KEYS = ("format", "separator", "header", "fields", "label", "time", "dense", "sparse")
-_CSV_ONLY = ("separator", "header", "fields")
+_TEXT_KEYS: dict[str, _Check] = {
+    "separator": (lambda value: _is_text(value, 4), "1 to 4 characters of a line"),
+    "quote": (lambda value: value == _NO_QUOTE or _is_byte(value), f"one ASCII character, or {_NO_QUOTE}"),
+    "escape": (lambda value: _is_byte(value), "one ASCII character"),
+    "skip": (lambda value: type(value) is int and 0 <= value <= _MAX_SKIP, f"0 to {_MAX_SKIP} lines"),
+    "comment": (lambda value: _is_text(value, 8), "1 to 8 characters of a line"),
+    "trim": (lambda value: isinstance(value, bool), "true or false"),
+    "encoding": (lambda value: isinstance(value, str), "the name of an encoding"),
+}
+"""Keys of the text of a CSV log."""
+_CSV_ONLY = ("header", "fields", *_TEXT_KEYS)
+_KEYS = ("format", *_CSV_ONLY, "missing", "label", "time", "dense", "sparse")
 _FINGERPRINT = re.compile(r"toml:[0-9a-f]{32}")
 _Keys = dict[str, str | int]
 """Keys of one feature in a schema file."""
@@ -185,8 +209,17 @@ _LATER_KEYS = (
     "embedding_dims",
     "time_units",
     "time",
+    "quote",
+    "escape",
+    "skip",
+    "comment",
+    "trim",
+    "missing",
+    "encoding",
 )
-"""Left out of a fingerprint where they are empty, so that older schemas keep theirs."""
+"""Left out of a fingerprint where they are not set, so that older schemas keep theirs."""
+_UNSET = {each.name: each.default for each in fields(Schema)}
+"""What each key is where it is not set."""
 
 
 def setting_of(word: str) -> str:
@@ -225,7 +258,7 @@ def schema_identity(setting: str) -> str:
     # Canonical JSON of what the schema sets: keys of later versions are left out where they are unset.
     content = asdict(schema_of(setting).without_settings)
     for key in _LATER_KEYS:
-        if not content[key]:
+        if content[key] == _UNSET[key]:
             del content[key]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return f"toml:{xxhash.xxh3_128_hexdigest(text.encode())}"
@@ -300,8 +333,9 @@ def _with_features(
         kinds=tuple(entry.kind for entry in sparse),
         label=label,
         format=keys["format"],
-        separator=_separator(keys.get("separator", ",")),
         fields=_fields(keys),
+        missing=_missing(keys.get("missing", [])),
+        **_text_keys(keys),
         lists=tuple((entry.name, entry.separator if is_csv else "") for entry in sparse if entry.is_list),
         floats=tuple(entry.name for entry in dense if entry.kind == "float"),
         untransformed=tuple(entry.name for entry in dense if entry.transform == "none"),
@@ -346,10 +380,47 @@ def _fields(keys: dict[str, Any]) -> tuple[str, ...]:
     return tuple(fields)
 
 
-def _separator(separator: Any) -> str:
-    if not is_separator(separator):
-        raise ConfigError(f"separator must be one ASCII character, got {shown(separator)}")
-    return str(separator)
+def _missing(words: Any) -> tuple[str, ...]:
+    if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
+        raise ConfigError(f'missing must be a list of texts, such as ["NULL"], got {shown(words)}')
+    refuse_twice(words, "missing: text")
+    return tuple(words)
+
+
+def _text_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a Schema that say how the text of a log is read; raises ConfigError."""
+    found = {key: keys[key] for key in _TEXT_KEYS if key in keys}
+    for key, value in found.items():
+        fits, wanted = _TEXT_KEYS[key]
+        if not fits(value):
+            raise ConfigError(f"{key} must be {wanted}, got {shown(value)}")
+    if found.get("quote") == _NO_QUOTE:
+        found["quote"] = None
+    if "encoding" in found:
+        found["encoding"] = _encoding(found["encoding"])
+    # A character can mean one thing only.
+    marks = {"quote": '"', "separator": ","} | {key: found[key] for key in _MARKS if key in found}
+    for key, other in (("quote", "separator"), ("escape", "separator"), ("escape", "quote")):
+        if marks.get(key) and marks.get(other) and marks[key] in marks[other]:
+            hint = "a quote that is doubled inside quotes needs no escape" if other == "quote" else None
+            raise ConfigError(f"{key} and {other} share the character {marks[key]!r}", hint=hint)
+    return found
+
+
+def _encoding(name: str) -> str:
+    """Return the name of a text encoding as Python has it."""
+    try:
+        codec = codecs.lookup(name)
+        # Some codecs of Python encode no text, others cannot read it in pieces.
+        is_text = codec.incrementaldecoder().decode("a\n".encode(name), True) == "a\n"
+        if is_text and not _NO_ENCODING.search(codec.name):
+            return codec.name.removesuffix("-sig")  # a byte order mark is left out in any case
+    except (LookupError, ValueError, TypeError):
+        pass
+    raise ConfigError(
+        f"encoding must be the name of an encoding of text, got {shown(name)}",
+        hint="such as utf-8, utf-16, latin-1 or gbk",
+    )
 
 
 def write_schema(schema: Schema, notes: dict[str, str] | None = None) -> str:
@@ -359,6 +430,9 @@ def write_schema(schema: Schema, notes: dict[str, str] | None = None) -> str:
     lines = [f"format = {_quoted(schema.format)}"]
     if schema.format == "csv":
         lines += [f"separator = {_quoted(schema.separator)}", f"header = {str(not schema.fields).lower()}"]
+        lines += _lines_of_text(schema)
+    if schema.missing:
+        lines.append(_list("missing", schema.missing))
     if schema.fields:
         lines.append(_list("fields", schema.fields))
     if schema.label is not None:
@@ -377,6 +451,14 @@ def write_schema(schema: Schema, notes: dict[str, str] | None = None) -> str:
         lines += ["", "[dense]", *_entries(schema, schema.dense, _keys_of_dense(schema), notes), ""]
     lines += ["[sparse]", *_entries(schema, schema.sparse, _keys_of_sparse(schema), notes)]
     return "\n".join(lines) + "\n"
+
+
+def _lines_of_text(schema: Schema) -> Iterator[str]:
+    """Yield the keys of the text of a log that are set."""
+    for key in _TEXT_KEYS:
+        value = getattr(schema, key)
+        if key != "separator" and value != _UNSET[key]:
+            yield f"{key} = {_value(_NO_QUOTE if value is None else value)}"
 
 
 def _keys_of_dense(schema: Schema) -> dict[str, _Keys]:

@@ -78,6 +78,24 @@ def test_a_schema_is_read() -> None:
             time=("ts", "ms"),
         ),
         Schema(dense=(), sparse=("a",), kinds=("text",), format="parquet", time=('a "time"', "")),
+        Schema(
+            dense=(),
+            sparse=("a",),
+            kinds=("text",),
+            format="csv",
+            separator="::",
+            quote=None,
+            escape="\\",
+            skip=2,
+            comment="#!",
+            trim=True,
+            missing=("\\N", 'n"a', "é"),
+            encoding="utf-16",
+        ),
+        Schema(
+            dense=(), sparse=("a",), kinds=("text",), format="csv", separator="\x01", quote="'", escape='"'
+        ),
+        Schema(dense=(), sparse=("a",), kinds=("text",), format="parquet", missing=("NULL",)),
     ],
 )
 def test_what_is_written_is_read_again(schema: Schema) -> None:
@@ -120,6 +138,31 @@ def test_settings_of_later_stages_are_no_part_of_the_fingerprint() -> None:
 
 def test_the_fingerprint_of_a_plain_schema_is_the_one_it_always_had() -> None:
     assert schema_identity(TEXT) == "toml:3ee57c171518ed147cc3c129a12760f4"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "quote = '\"'",
+        "skip = 0",
+        "trim = false",
+        "missing = []",
+        'encoding = "UTF8"',
+        'encoding = "utf-8-sig"',
+        'separator = ","',
+    ],
+)
+def test_a_key_that_says_what_holds_anyway_changes_no_fingerprint(keys: str) -> None:
+    assert schema_identity(keys + TEXT) == schema_identity(TEXT)
+    assert write_schema(read_schema(keys + TEXT)) == write_schema(read_schema(TEXT))
+
+
+def test_keys_of_the_text_are_written_above_the_columns() -> None:
+    keys = 'missing = ["NULL"]\nencoding = "latin-1"\ntrim = true\nquote = "none"\ncomment = "#"\nskip = 1\n'
+    text = write_schema(read_schema(keys + TEXT))
+    wanted = ['quote = "none"', "skip = 1", 'comment = "#"', "trim = true", 'encoding = "iso8859-1"']
+    assert text.splitlines()[3:9] == [*wanted, 'missing = ["NULL"]']
+    assert schema_identity(keys + TEXT) != schema_identity(TEXT)
 
 
 CSV = 'format = "csv"\n'
@@ -185,8 +228,30 @@ MISTAKES = {
     _with('name = "dense.bottom.0.weight"'): "weights of dense layers begin with 'dense.' (rename",
     GOOD.replace("[", f"dense = {'1' * 10_000}\n["): "has a number that is too long: Exceeds the limit",
     GOOD.replace("a =", '"" ='): "'' cannot be the name of a file",
-    GOOD.replace("[", 'separator = ";;"\n['): "separator must be one ASCII character, got ';;'",
-    GOOD.replace("[", "separator = '\"'\n["): "separator must be one ASCII character, got '\"'",
+    GOOD.replace("[", 'separator = ";;;;;"\n['): "separator must be 1 to 4 characters of a line, got ';;;;;'",
+    GOOD.replace("[", "separator = '\"'\n["): "quote and separator share the character '\"'",
+    GOOD.replace("[", 'separator = ""\n['): "separator must be 1 to 4 characters of a line, got ''",
+    GOOD.replace("[", 'separator = ";\\n"\n['): "separator must be 1 to 4 characters of a line, got ';\\n'",
+    GOOD.replace("[", 'quote = "||"\n['): "quote must be one ASCII character, or none, got '||'",
+    GOOD.replace("[", 'quote = "»"\n['): "quote must be one ASCII character, or none, got '»'",
+    GOOD.replace("[", 'quote = ","\n['): "quote and separator share the character ','",
+    GOOD.replace("[", "escape = '\"'\n["): "share the character '\"' (a quote that is doubled inside quotes",
+    GOOD.replace("[", 'escape = ","\n['): "escape and separator share the character ','",
+    GOOD.replace("[", "escape = true\n["): "escape must be one ASCII character, got True",
+    GOOD.replace("[", "skip = -1\n["): "skip must be 0 to 10000 lines, got -1",
+    GOOD.replace("[", "skip = true\n["): "skip must be 0 to 10000 lines, got True",
+    GOOD.replace("[", 'comment = ""\n['): "comment must be 1 to 8 characters of a line, got ''",
+    GOOD.replace("[", "trim = 1\n["): "trim must be true or false, got 1",
+    GOOD.replace("[", 'missing = "NULL"\n['): "missing must be a list of texts, such as",
+    GOOD.replace("[", 'missing = [""]\n['): "missing must be a list of texts",
+    GOOD.replace("[", 'missing = ["-", "-"]\n['): "missing: text '-' is named twice",
+    GOOD.replace("[", "encoding = 8\n["): "encoding must be the name of an encoding, got 8",
+    **{
+        GOOD.replace("[", f'encoding = "{name}"\n['): "encoding must be the name of an encoding of text, got "
+        f"{name!r} (such as utf-8, utf-16, latin-1 or gbk)"
+        for name in ("utf-9", "base64", "rot13", "idna", "punycode", "unicode_escape", "undefined", "zip")
+    },
+    GOOD.replace('csv"', 'parquet"\nquote = "none"'): "quote is for csv, and the format is parquet",
     GOOD.replace("[", "header = 1\n["): "header must be true or false, got 1",
     GOOD.replace("[", "header = false\n["): "a log with header = false needs fields",
     GOOD.replace("[", 'fields = ["a"]\n['): "fields is for a log with header = false",
