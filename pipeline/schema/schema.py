@@ -18,9 +18,11 @@ from ..errors import ConfigError
 KINDS = ("integer", "unsigned", "text", "hex8")
 """Kinds of categories: integers down to -2**63 or up to 2**64 - 1, any text, or 8 hex digits."""
 TIME_KINDS = ("hour", "weekday")
-"""Kinds of categories that are made from a time, in UTC: 0 to 23, and 1 for Monday to 7."""
+"""Kinds of categories that are made from a time: 0 to 23, and 1 for Monday to 7."""
 TIME_UNITS = ("s", "ms", "us", "ns")
-"""Units of times that are written as integers since 1970-01-01."""
+"""Units of times that are written as numbers since 1970-01-01."""
+TIME_CODES = "YymbBdHIpMSfzZaA%"
+"""Codes of a time's format, those of Python's strptime. Names of months and days are English."""
 SAMPLE_TIME = "sample_time"
 """Column of columns/ with the time of each sample."""
 DENSE_KINDS = ("integer", "float")
@@ -46,6 +48,10 @@ class Schema:
     """Kind of each sparse feature, one of KINDS or TIME_KINDS; empty means that all are hex8."""
     label: str | None = "label"
     """Column of the label, None in a log without one."""
+    positive: tuple[str | int | float, ...] = ()
+    """Values of that column that are a label of 1; any other value is 0. Empty: the label is 0 or 1."""
+    above: float | None = None
+    """Number above which a value of that column is a label of 1, in place of ``positive``."""
     format: Literal["criteo", "csv", "parquet"] = "criteo"
     separator: str = ","
     """Characters between two fields of a CSV log, 1 to 4."""
@@ -66,7 +72,11 @@ class Schema:
     fields: tuple[str, ...] = ()
     """All columns in order, of a CSV log without a header line."""
     lists: Pairs = ()
-    """Sparse features that are list-valued (multi-hot), and the separator of elements in a CSV field."""
+    """Sparse features that are list-valued (multi-hot), and the separator of elements in text."""
+    brackets: tuple[str, ...] = ()
+    """Those of them whose text may have brackets around the list, and quotes around elements."""
+    weight_separators: Pairs = ()
+    """Those of them whose elements have a weight, which is not used, and what is between the two."""
     floats: tuple[str, ...] = ()
     """Dense features that are floats; the others are integers."""
     untransformed: tuple[str, ...] = ()
@@ -78,11 +88,15 @@ class Schema:
     embedding_dims: Settings = ()
     """Sparse features with a separate ``embedding_dim``: a setting of `split`."""
     time_units: Pairs = ()
-    """Sparse features of TIME_KINDS from times that are integers, and the unit of these."""
+    """Sparse features of TIME_KINDS from times that are numbers, and the unit of these."""
+    time_formats: Pairs = ()
+    """Sparse features of TIME_KINDS, or SAMPLE_TIME, and how their times are written, in TIME_CODES."""
+    zone: str = ""
+    """Name of the time zone of hours and weekdays, such as Asia/Shanghai; empty for UTC."""
 
     time: tuple[str, str] | None = None
     """Column of the time of each sample, by which the log is ordered and divided into parts, and the unit of
-    its integers, or nothing."""
+    its numbers, or nothing."""
 
     def columns(self, *, has_label: bool) -> tuple[str, ...]:
         """Return the columns to read, named as in the log: label, time, dense, sparse; each once."""

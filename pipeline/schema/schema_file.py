@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,10 +23,13 @@ from ..errors import ConfigError, first_line
 from .schema import (
     DENSE_KINDS,
     KINDS,
+    SAMPLE_TIME,
     SCHEMAS,
+    TIME_CODES,
     TIME_KINDS,
     TIME_UNITS,
     TRANSFORMS,
+    Pairs,
     Schema,
     check_name,
     find_columns,
@@ -41,7 +45,8 @@ _NO_QUOTE = "none"
 _NO_ENCODING = re.compile("escape|idna|punycode")
 """Codecs of Python that are no encodings of files."""
 _MARKS = ("separator", "quote", "escape")
-DEFAULT_LIST_SEPARATOR = "|"
+BRACKETS = "brackets"
+"""Form of lists in text with brackets around them, such as those of JSON, Python or Postgres."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +57,24 @@ class Entry:
     name: str
     """Name of the feature."""
     kind: str
-    is_list: bool = False
-    separator: str = DEFAULT_LIST_SEPARATOR
-    """Character between the elements of a list in a CSV field."""
+    form: bool | str = False
+    """Whether rows hold lists; BRACKETS of text that may have these around a list."""
+    separator: str | None = None
+    """What is between the elements of a list in text, if it is not the default."""
+    weight_separator: str | None = None
+    """What is between an element and its weight."""
     transform: str = "log1p"
     min_count: int | None = None
     embedding_dim: int | None = None
     unit: str | None = None
-    """Unit of times that are integers."""
+    """Unit of times that are numbers."""
+    format: str | None = None
+    """How times are written."""
+
+    def separator_in(self, format: str) -> str:
+        """Return what is between the elements of a list in text of a log; "" where lists are no text."""
+        plain = "|" if format == "csv" else ""
+        return self.separator or ("," if self.form == BRACKETS else plain)
 
 
 def read_sparse(keys: Mapping[str, Any]) -> list[Entry]:
@@ -71,7 +86,7 @@ def read_sparse(keys: Mapping[str, Any]) -> list[Entry]:
         raise ConfigError("sparse names no column", hint='under [sparse], write a line: column = "text"')
     kinds = (*KINDS, *TIME_KINDS)
     return [
-        _entry(column, entry, kinds, _SPARSE_KEYS, keys["format"])
+        _entry(column, entry, kinds, _SPARSE_KEYS)
         for column, value in sparse.items()
         for entry in _entries_of(value)
     ]
@@ -88,18 +103,16 @@ def read_dense(keys: Mapping[str, Any]) -> list[Entry]:
     dense = keys.get("dense", [])
     # As a table a dense column has a kind and settings, as a list it is an integer.
     if isinstance(dense, dict):
-        return [
-            _entry(column, value, DENSE_KINDS, _DENSE_KEYS, keys["format"]) for column, value in dense.items()
-        ]
+        return [_entry(column, value, DENSE_KINDS, _DENSE_KEYS) for column, value in dense.items()]
     if not isinstance(dense, list) or not all(isinstance(name, str) for name in dense):
         raise ConfigError(
             f"dense must be a list of column names, or a table of column = kind, got {shown(dense)}"
         )
     refuse_twice(dense)
-    return [_entry(column, "integer", DENSE_KINDS, _DENSE_KEYS, keys["format"]) for column in dense]
+    return [_entry(column, "integer", DENSE_KINDS, _DENSE_KEYS) for column in dense]
 
 
-def _entry(column: str, value: Any, kinds: Sequence[str], checks: Mapping[str, _Check], format: str) -> Entry:
+def _entry(column: str, value: Any, kinds: Sequence[str], checks: Mapping[str, _Check]) -> Entry:
     # A kind alone is short for a table of this one key.
     found = value if isinstance(value, dict) else {"kind": value}
     for key in found:
@@ -118,26 +131,62 @@ def _entry(column: str, value: Any, kinds: Sequence[str], checks: Mapping[str, _
     for key, (fits, wanted) in checks.items():
         if key in found and not fits(found[key]):
             raise ConfigError(f"column {column!r}: {key} must be {wanted}, got {shown(found[key])}")
-    is_list = bool(found.get("list", False))
-    if "separator" in found and not (is_list and format == "csv"):
-        raise ConfigError(f"column {column!r}: separator is for a list in a csv log")
-    if kind in TIME_KINDS and is_list:
-        raise ConfigError(f"column {column!r}: a list cannot have the kind {kind}")
-    if "unit" in found and kind not in TIME_KINDS:
-        raise ConfigError(f"column {column!r}: unit is for the kinds {' and '.join(TIME_KINDS)}")
+    _check_list(column, found)
+    _check_time(column, found)
     name = found.get("name", column)
     check_name(name)
     return Entry(
         column,
         name,
         str(kind),
-        is_list,
-        found.get("separator", DEFAULT_LIST_SEPARATOR),
+        found.get("list", False),
+        found.get("separator"),
+        found.get("weight_separator"),
         found.get("transform", "log1p"),
         found.get("min_count"),
         found.get("embedding_dim"),
         found.get("unit"),
+        found.get("format"),
     )
+
+
+def _check_list(column: str, found: Mapping[str, Any]) -> None:
+    for key in ("separator", "weight_separator"):
+        if key in found and not found.get("list"):
+            raise ConfigError(f"column {column!r}: {key} is for a list")
+    if "separator" in found and found["separator"] == found.get("weight_separator"):
+        raise ConfigError(f"column {column!r}: separator and weight_separator are the same")
+
+
+def _check_time(column: str, found: Mapping[str, Any]) -> None:
+    kind = found["kind"]
+    if kind in TIME_KINDS and found.get("list"):
+        raise ConfigError(f"column {column!r}: a list cannot have the kind {kind}")
+    for key in ("unit", "format"):
+        if key in found and kind not in TIME_KINDS:
+            raise ConfigError(f"column {column!r}: {key} is for the kinds {' and '.join(TIME_KINDS)}")
+    if "unit" in found and "format" in found:
+        raise ConfigError(f"column {column!r}: a time has a unit or a format, not both")
+    if "format" in found:
+        check_time_format(found["format"], kind, f"column {column!r}")
+
+
+_CODES_OF_DATE = (("Y", "y"), ("m", "b", "B"), ("d",))
+_CODES_OF_HOUR = (("H", "I"),)
+
+
+def check_time_format(format: str, kind: str, where: str) -> None:
+    """Raise ConfigError where a format has an unknown code, or lacks what a kind of time needs."""
+    codes = re.findall(r"%(.?)", format, re.DOTALL)
+    for code in codes:
+        if code not in TIME_CODES or not code:
+            known = " ".join(f"%{each}" for each in TIME_CODES)
+            raise ConfigError(f"{where}: format has an unknown code {shown('%' + code)}", hint=f"use {known}")
+    date = () if kind == "hour" and not {"Y", "y", "d"} & set(codes) else _CODES_OF_DATE
+    for wanted in (*date, *(_CODES_OF_HOUR if kind == "hour" else ())):
+        if not set(wanted) & set(codes):
+            names = " or ".join(f"%{each}" for each in wanted)
+            raise ConfigError(f"{where}: format {shown(format)} lacks {names}, which the kind {kind} needs")
 
 
 def _hint_for(kind: Any, kinds: Sequence[str]) -> str | None:
@@ -148,7 +197,7 @@ def _hint_for(kind: Any, kinds: Sequence[str]) -> str | None:
 
 def is_separator(value: Any) -> bool:
     """Return whether this can separate two elements of a list."""
-    return _is_byte(value) and value != '"'
+    return _is_text(value, 4) and '"' not in value
 
 
 def _is_byte(value: Any) -> bool:
@@ -176,12 +225,14 @@ _DENSE_KEYS: dict[str, _Check] = {
 }
 _SPARSE_KEYS: dict[str, _Check] = {
     "kind": _DENSE_KEYS["kind"],
-    "list": (lambda value: isinstance(value, bool), "true or false"),
-    "separator": (is_separator, "one ASCII character"),
+    "list": (lambda value: value == BRACKETS or isinstance(value, bool), f'true, false or "{BRACKETS}"'),
+    "separator": (is_separator, "1 to 4 characters, none of them a quote or a line end"),
+    "weight_separator": (is_separator, "1 to 4 characters, none of them a quote or a line end"),
     "min_count": _whole_number(2**63 - 1, "a whole number, 1 or more"),
     "embedding_dim": _whole_number(_MAX_EMBEDDING_DIM, f"a whole number from 1 to {_MAX_EMBEDDING_DIM}"),
     "name": _NAME,
     "unit": (lambda value: value in TIME_UNITS, f"one of {', '.join(TIME_UNITS)}"),
+    "format": (lambda value: isinstance(value, str) and bool(value), "codes such as %Y-%m-%d %H:%M:%S"),
 }
 
 
@@ -196,18 +247,23 @@ _TEXT_KEYS: dict[str, _Check] = {
 }
 """Keys of the text of a CSV log."""
 _CSV_ONLY = ("header", "fields", *_TEXT_KEYS)
-_KEYS = ("format", *_CSV_ONLY, "missing", "label", "time", "dense", "sparse")
+_KEYS = ("format", *_CSV_ONLY, "missing", "label", "time", "zone", "dense", "sparse")
 _FINGERPRINT = re.compile(r"toml:[0-9a-f]{32}")
 _Keys = dict[str, str | int]
 """Keys of one feature in a schema file."""
 _LATER_KEYS = (
+    "positive",
+    "above",
     "lists",
+    "brackets",
+    "weight_separators",
     "floats",
     "untransformed",
     "renamed",
     "min_counts",
     "embedding_dims",
     "time_units",
+    "time_formats",
     "time",
     "quote",
     "escape",
@@ -216,6 +272,7 @@ _LATER_KEYS = (
     "trim",
     "missing",
     "encoding",
+    "zone",
 )
 """Left out of a fingerprint where they are not set, so that older schemas keep theirs."""
 _UNSET = {each.name: each.default for each in fields(Schema)}
@@ -304,64 +361,116 @@ def _schema(keys: dict[str, Any]) -> Schema:
         for key in _CSV_ONLY:
             if key in keys:
                 raise ConfigError(f"{key} is for csv, and the format is parquet")
-    label = keys.get("label")
-    if label is not None and not isinstance(label, str):
-        raise ConfigError(f"label must be the name of a column, got {shown(label)}")
-
     # The columns, and that a log without a header line has each of them.
-    schema = _with_features(keys, label, read_dense(keys), read_sparse(keys))
+    schema = _with_features(keys, _label(keys.get("label")), read_dense(keys), read_sparse(keys))
     if schema.fields:
         find_columns(schema.columns(has_label=True), schema.fields, "fields")
     return schema
 
 
+_LABEL_FORMS = '"NAME", { column = "NAME", above = 3 } or { column = "NAME", positive = ["yes"] }'
+
+
+def _label(value: Any) -> dict[str, Any]:
+    """Return the fields of a schema that say what the label is."""
+    table = {"column": value} if isinstance(value, str) else {} if value is None else value
+    refused = ConfigError(f"label must be {_LABEL_FORMS}, got {shown(value)}")
+    if not isinstance(table, dict) or not table.keys() <= {"column", "above", "positive"}:
+        raise refused
+    if value is not None and not (isinstance(table.get("column"), str) and len(table) < 3):
+        raise refused
+    above, positive = table.get("above"), table.get("positive", [])
+    if "above" in table and not _is_number(above):
+        raise ConfigError(f"above of label must be a number, got {shown(above)}")
+    are_values = isinstance(positive, list) and all(
+        isinstance(each, str) or _is_number(each) for each in positive
+    )
+    if not are_values or (not positive and "positive" in table):
+        raise ConfigError(f"positive of label must be a list of texts and numbers, got {shown(positive)}")
+    return {
+        "label": table.get("column"),
+        "above": None if above is None else float(above),
+        "positive": tuple(each if isinstance(each, str) else _plain_number(each) for each in positive),
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))
+
+
+def _plain_number(value: int | float) -> int | float:
+    """Return a whole number as an integer, so that 1 and 1.0 are one setting."""
+    return int(value) if value == int(value) else value
+
+
 def _with_features(
-    keys: dict[str, Any], label: str | None, dense: list[Entry], sparse: list[Entry]
+    keys: dict[str, Any], label: dict[str, Any], dense: list[Entry], sparse: list[Entry]
 ) -> Schema:
     # Neither a column nor a feature's name may occur twice.
     # A sparse column may have several features, and counts once.
     columns = [*(entry.column for entry in dense), *dict.fromkeys(entry.column for entry in sparse)]
-    refuse_twice([*([label] if label is not None else []), *columns])
+    refuse_twice([*([label["label"]] if label["label"] is not None else []), *columns])
     refuse_twice([entry.name for entry in dense + sparse], "feature")
-    # Parquet has native lists, so only columns of csv keep a separator.
-    is_csv = keys["format"] == "csv"
+    lists = [entry for entry in sparse if entry.form]
+    time, time_format = _time(keys.get("time"))
+    formats = [(entry.name, entry.format) for entry in sparse if entry.format is not None]
     min_counts = [(entry.name, entry.min_count) for entry in sparse if entry.min_count is not None]
     dims = [(entry.name, entry.embedding_dim) for entry in sparse if entry.embedding_dim is not None]
     return Schema(
         dense=tuple(entry.name for entry in dense),
         sparse=tuple(entry.name for entry in sparse),
         kinds=tuple(entry.kind for entry in sparse),
-        label=label,
         format=keys["format"],
         fields=_fields(keys),
         missing=_missing(keys.get("missing", [])),
         **_text_keys(keys),
-        lists=tuple((entry.name, entry.separator if is_csv else "") for entry in sparse if entry.is_list),
+        lists=tuple((entry.name, entry.separator_in(keys["format"])) for entry in lists),
+        brackets=tuple(entry.name for entry in lists if entry.form == BRACKETS),
+        weight_separators=tuple(
+            (entry.name, entry.weight_separator) for entry in lists if entry.weight_separator is not None
+        ),
         floats=tuple(entry.name for entry in dense if entry.kind == "float"),
         untransformed=tuple(entry.name for entry in dense if entry.transform == "none"),
         renamed=tuple((entry.name, entry.column) for entry in dense + sparse if entry.name != entry.column),
         min_counts=tuple(sorted(min_counts)),
         embedding_dims=tuple(sorted(dims)),
-        time=_time(keys.get("time")),
+        time=time,
         time_units=tuple((entry.name, entry.unit) for entry in sparse if entry.unit is not None),
+        time_formats=(*time_format, *formats),
+        zone=_zone(keys.get("zone", "")),
+        **label,
     )
 
 
-def _time(value: Any) -> tuple[str, str] | None:
-    """The column of times, and the unit of its integers: ``"ts"``, or ``{ column = "ts", unit = "ms" }``."""
+def _time(value: Any) -> tuple[tuple[str, str] | None, Pairs]:
+    """The column of times and the unit of its numbers, and how they are written: ``"ts"``, or a table."""
     if value is None:
-        return None
+        return None, ()
     # Both forms are checked as a table from here on.
     table = {"column": value} if isinstance(value, str) else value
-    is_right = isinstance(table, dict) and {"column"} <= table.keys() <= {"column", "unit"}
-    if not is_right or not isinstance(table["column"], str) or not table["column"]:
+    is_right = isinstance(table, dict) and {"column"} <= table.keys() <= {"column", "unit", "format"}
+    if not is_right or len(table) > 2 or not isinstance(table["column"], str) or not table["column"]:
         raise ConfigError(
-            f'time must be the name of a column, or {{ column = "NAME", unit = "s" }}, got {shown(value)}'
+            'time must be the name of a column, or { column = "NAME", unit = "s" }, '
+            f'or {{ column = "NAME", format = "%Y/%m/%d" }}, got {shown(value)}'
         )
+    if "format" in table:
+        fits, wanted = _SPARSE_KEYS["format"]
+        if not fits(table["format"]):
+            raise ConfigError(f"format of time must be {wanted}, got {shown(table['format'])}")
+        check_time_format(table["format"], "time", "time")
+        return (table["column"], ""), ((SAMPLE_TIME, table["format"]),)
     unit = table.get("unit", "")
     if "unit" in table and unit not in TIME_UNITS:
         raise ConfigError(f"unit of time must be one of {', '.join(TIME_UNITS)}, got {shown(unit)}")
-    return table["column"], unit
+    return (table["column"], unit), ()
+
+
+def _zone(value: Any) -> str:
+    """The name of a time zone, of which `setting_of` and ingest check that this machine knows it."""
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_+/-]*|", value):
+        raise ConfigError(f'zone must be the name of a time zone such as "Asia/Shanghai", got {shown(value)}')
+    return "" if value == "UTC" else value
 
 
 def _fields(keys: dict[str, Any]) -> tuple[str, ...]:
@@ -436,13 +545,14 @@ def write_schema(schema: Schema, notes: dict[str, str] | None = None) -> str:
     if schema.fields:
         lines.append(_list("fields", schema.fields))
     if schema.label is not None:
-        lines.append(f"label = {_quoted(schema.label)}")
+        keys: dict[str, Any] = {"above": schema.above} if schema.above is not None else {}
+        lines.append(f"label = {_table('column', schema.label, keys | _if_any(positive=schema.positive))}")
     if schema.time is not None:
         column, unit = schema.time
-        unit = f", unit = {_quoted(unit)}" if unit else ""
-        lines.append(
-            f"time = {{ column = {_quoted(column)}{unit} }}" if unit else f"time = {_quoted(column)}"
-        )
+        format = dict(schema.time_formats).get(SAMPLE_TIME, "")
+        lines.append(f"time = {_table('column', column, _if_any(unit=unit, format=format))}")
+    if schema.zone:
+        lines.append(f"zone = {_quoted(schema.zone)}")
     # Dense columns are a plain list as long as none of them has a setting.
     renamed = dict(schema.renamed)
     if not (schema.floats or schema.untransformed or any(name in renamed for name in schema.dense)):
@@ -475,19 +585,25 @@ def _keys_of_sparse(schema: Schema) -> dict[str, _Keys]:
     min_counts = dict(schema.min_counts)
     dims = dict(schema.embedding_dims)
     units = dict(schema.time_units)
+    weights = dict(schema.weight_separators)
+    formats = dict(schema.time_formats)
     keys_of: dict[str, _Keys] = {name: {"kind": kind} for name, kind in schema.kind_of.items()}
     # Only what differs from the default is written.
     for name, keys in keys_of.items():
         if name in lists:
-            keys["list"] = True
+            keys["list"] = BRACKETS if name in schema.brackets else True
         if lists.get(name):
             keys["separator"] = lists[name]
+        if name in weights:
+            keys["weight_separator"] = weights[name]
         if name in min_counts:
             keys["min_count"] = min_counts[name]
         if name in dims:
             keys["embedding_dim"] = dims[name]
         if name in units:
             keys["unit"] = units[name]
+        if name in formats:
+            keys["format"] = formats[name]
     return keys_of
 
 
@@ -525,7 +641,21 @@ def write_time_entry(features: Iterable[tuple[str, str]], unit: str | None) -> s
     return f"[{', '.join(tables)}]"
 
 
-def _value(value: str | int) -> str:
+def _if_any(**keys: Any) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if value}
+
+
+def _table(key: str, value: str, others: Mapping[str, Any]) -> str:
+    """Write a value alone where there are no other keys, else a table of them all."""
+    if not others:
+        return _quoted(value)
+    keys = {key: value} | dict(others)
+    return "{ " + ", ".join(f"{name} = {_value(each)}" for name, each in keys.items()) + " }"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_value, value))}]"
     return _quoted(value) if isinstance(value, str) else str(value).lower()
 
 

@@ -96,6 +96,20 @@ def test_a_schema_is_read() -> None:
             dense=(), sparse=("a",), kinds=("text",), format="csv", separator="\x01", quote="'", escape='"'
         ),
         Schema(dense=(), sparse=("a",), kinds=("text",), format="parquet", missing=("NULL",)),
+        Schema(dense=(), sparse=("a",), kinds=("text",), format="csv", above=0.0),
+        Schema(dense=(), sparse=("a",), kinds=("text",), format="csv", positive=("True", "é", 1, -0.5)),
+        Schema(
+            dense=(),
+            sparse=("tags", "words", "hour", "day"),
+            kinds=("text", "integer", "hour", "weekday"),
+            format="parquet",
+            lists=(("tags", ","), ("words", " | ")),
+            brackets=("tags",),
+            weight_separators=(("tags", ":"), ("words", "::")),
+            time_formats=(("sample_time", "%d/%m/%y"), ("hour", "%H"), ("day", "%d/%b/%Y:%I %p %z")),
+            time=("ts", ""),
+            zone="America/Argentina/Buenos_Aires",
+        ),
     ],
 )
 def test_what_is_written_is_read_again(schema: Schema) -> None:
@@ -165,6 +179,36 @@ def test_keys_of_the_text_are_written_above_the_columns() -> None:
     assert schema_identity(keys + TEXT) != schema_identity(TEXT)
 
 
+def test_a_form_of_the_values_changes_the_fingerprint() -> None:
+    forms = [
+        '{ kind = "text", list = true }',
+        '{ kind = "text", list = "brackets" }',
+        '{ kind = "text", list = true, separator = "," }',
+        '{ kind = "text", list = true, weight_separator = ":" }',
+        '{ kind = "hour" }',
+        '{ kind = "hour", format = "%H" }',
+    ]
+    texts = [GOOD, *(GOOD.replace('"text"', form) for form in forms)]
+    labels = (
+        '"b"',
+        '{ column = "b", above = 0 }',
+        '{ column = "b", above = 1 }',
+        '{ column = "b", positive = [1] }',
+    )
+    texts += [GOOD.replace("[", f"label = {label}\n[") for label in labels]
+    texts.append(GOOD.replace("[", 'zone = "Asia/Shanghai"\n['))
+    assert len({schema_identity(text) for text in texts}) == len(texts)
+    for one, other in (
+        ('label = { column = "b" }', 'label = "b"'),
+        ('label = { column = "b", above = 3 }', 'label = { column = "b", above = 3.0 }'),
+        ('label = { column = "b", positive = [1.0] }', 'label = { column = "b", positive = [1] }'),
+        ('zone = "UTC"', "dense = []"),
+    ):
+        assert schema_identity(GOOD.replace("[", f"{one}\n[")) == schema_identity(
+            GOOD.replace("[", f"{other}\n[")
+        )
+
+
 CSV = 'format = "csv"\n'
 GOOD = CSV + '[sparse]\na = "text"'
 
@@ -181,7 +225,15 @@ MISTAKES = {
     '[sparse]\na = "text"': "format must be csv or parquet, got None",
     GOOD.replace("csv", "tsv"): "format must be csv or parquet, got 'tsv'",
     GOOD.replace("[", 'labels = "b"\n['): "unknown key 'labels' (did you mean 'label'?)",
-    GOOD.replace("[", "label = 3\n["): "label must be the name of a column, got 3",
+    GOOD.replace("[", "label = 3\n["): 'label must be "NAME", { column = "NAME", above = 3 } or',
+    GOOD.replace("[", "label = { above = 3 }\n["): "label must be",
+    GOOD.replace("[", 'label = { column = "b", above = 3, positive = [1] }\n['): "label must be",
+    GOOD.replace("[", 'label = { column = "b", more = 3 }\n['): "label must be",
+    GOOD.replace("[", 'label = { column = "b", above = nan }\n['): "above of label must be a number, got nan",
+    GOOD.replace("[", 'label = { column = "b", positive = [] }\n['): "positive of label must be a list of",
+    GOOD.replace("[", 'label = { column = "b", positive = [true] }\n['): "texts and numbers, got [True]",
+    GOOD.replace("[", "zone = 8\n["): 'zone must be the name of a time zone such as "Asia/Shanghai", got 8',
+    GOOD.replace("[", 'zone = "../UTC"\n['): "zone must be the name of a time zone",
     GOOD.replace(
         "[", 'dense = "b"\n['
     ): "dense must be a list of column names, or a table of column = kind, got 'b'",
@@ -202,15 +254,25 @@ MISTAKES = {
     ' (a list-valued column is written column = { kind = "text", list = true })',
     GOOD.replace('"text"', '["text"]'): f"{KINDS_WANTED} got ['text']",
     _with("lists = true"): "column 'a' has an unknown key 'lists' (did you mean 'list'?)",
-    _with("list = 1"): "column 'a': list must be true or false, got 1",
+    _with("list = 1"): "column 'a': list must be true, false or \"brackets\", got 1",
     _with("min_count = 0"): "column 'a': min_count must be a whole number, 1 or more, got 0",
     _with("min_count = true"): "column 'a': min_count must be a whole number, 1 or more, got True",
     _with("embedding_dim = 70000"): "column 'a': embedding_dim must be a whole number from 1 to 65536",
     _with("name = 3"): "column 'a': name must be a name, got 3",
     _with('name = "ids"'): "a feature cannot be called 'ids': shards have a column of that name",
-    _with('separator = ";"'): "column 'a': separator is for a list in a csv log",
-    _with('list = true, separator = ";;"'): "column 'a': separator must be one ASCII character, got ';;'",
-    _with('list = true, separator = ";"').replace("csv", "parquet"): "column 'a': separator is for a list in",
+    _with('separator = ";"'): "column 'a': separator is for a list",
+    _with('weight_separator = ":"'): "column 'a': weight_separator is for a list",
+    _with('list = true, separator = ";;;;;"'): "column 'a': separator must be 1 to 4 characters, none of",
+    _with('list = true, separator = ""'): "column 'a': separator must be 1 to 4 characters",
+    _with(
+        'list = true, separator = ":", weight_separator = ":"'
+    ): "separator and weight_separator are the same",
+    _with('format = "%H"'): "column 'a': format is for the kinds hour and weekday",
+    GOOD.replace('"text"', '{ kind = "hour", format = "%Q" }'): "format has an unknown code '%Q' (use %Y %y",
+    GOOD.replace('"text"', '{ kind = "hour", format = "%H%" }'): "format has an unknown code '%'",
+    GOOD.replace('"text"', '{ kind = "hour", format = "%Y-%m-%d" }'): "lacks %H or %I, which the kind hour",
+    GOOD.replace('"text"', '{ kind = "weekday", format = "%d %Y" }'): "lacks %m or %b or %B, which the kind",
+    GOOD.replace('"text"', '{ kind = "hour", unit = "s", format = "%H" }'): "a unit or a format, not both",
     _with('name = "b"') + '\nb = "text"': "feature 'b' is named twice",
     GOOD.replace('"text"', "{ list = true }"): f"{KINDS_WANTED} got None",
     GOOD + '\n[dense]\nb = "text"': "column 'b' must be one of integer, float, got 'text'",
@@ -345,9 +407,21 @@ def test_values_of_a_log_without_names_are_not_printed(fields: list[str], hint: 
 
 
 @pytest.mark.parametrize(
-    "value", ["3", "{}", '""', '{ column = "ts", unt = "s" }', '{ column = "ts", unit = "h" }']
+    "value",
+    [
+        "3",
+        "{}",
+        '""',
+        '{ column = "ts", unt = "s" }',
+        '{ column = "ts", unit = "h" }',
+        '{ column = "ts", unit = "s", format = "%Y%m%d" }',
+        '{ column = "ts", format = "%H" }',
+        '{ column = "ts", format = "" }',
+    ],
 )
 def test_a_wrong_entry_of_time_is_refused(value: str) -> None:
     text = f'format = "csv"\ndense = []\ntime = {value}\n[sparse]\na = "text"\n'
-    with pytest.raises(ConfigError, match=r"^the schema: (time must be|unit of time must be one of s, ms)"):
+    with pytest.raises(
+        ConfigError, match=r"^the schema: (time must be|time: format|(unit|format) of time must be)"
+    ):
         read_schema(text)
