@@ -45,6 +45,18 @@ def parse_steps_or_time(text: str) -> int | str:
     return text if steps is None else int(number)
 
 
+def parse_widths(text: str) -> tuple[int, ...]:
+    """Parse ``512,256``, ``none`` for no number; raises ConfigError on anything else."""
+    words = [] if text == "none" else text.split(",")
+    for word in words:
+        if not (word.isascii() and word.isdigit()):
+            raise ConfigError(
+                f"found {text!r}, want whole numbers with commas between them",
+                hint="write them like 512,256, or none for an empty list",
+            )
+    return tuple(map(int, words))
+
+
 def require_time(name: str, text: str) -> None:
     """Raise ConfigError unless ``text`` is a time above 0, and not a number of steps."""
     if not seconds_of(text):

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..pipeline.errors import HotsetError, MissingExtraError, SaidElsewhereError, install_hint, system_fault
 from ..stats.compile_notice import call_when_compiling
-from .command_list import COMMANDS, GROUPS, REMOVED, command_class
+from .command_list import COMMANDS, GROUPS, HELP_FLAGS, REMOVED, command_class
 from .console import say_error, set_verbosity, show_compiling
 
 _LEAST_COLUMNS = 20
@@ -226,7 +226,7 @@ def _run(command: str, arguments: Sequence[str]) -> int:
     # Modules are imported when called, so that only the commands that train import torch.
     try:
         kind = command_class(command)
-        if not {"-h", "--help", "--help-all"} & set(arguments):
+        if HELP_FLAGS.isdisjoint(arguments):
             check_addresses(f"hotset {command}", TORCH_BYTES if kind.needs_torch else 0)
         status: int = kind.parse(command, arguments).execute()
     except ModuleNotFoundError as error:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeVar, cast
+
+T = TypeVar("T")
 
 COMMANDS = {
     "demo": ("demo", "generate a log, preprocess it, train on it three ways and compare"),
@@ -54,6 +56,7 @@ REMOVED = {
     "version": "hotset --version",
 }
 """For each command that an earlier version or another program has, what replaces it."""
+HELP_FLAGS = frozenset({"-h", "--help", "--help-all"})
 STAGE_INTERRUPTED = "finished work is kept; run the same command to resume"
 
 
@@ -69,10 +72,22 @@ class Command:
 
     @classmethod
     def parse(cls, command: str, arguments: Sequence[str]) -> Any:
-        """Return an instance with the options that follow the command's name."""
-        from .options import parse_options  # here, so that the list of commands imports nothing
+        """Return an instance with the options that follow the command's name; exit after ``--help``."""
+        from .options import options_of, parse_options  # here, so that the list of commands imports nothing
 
-        return parse_options(cls, arguments, command=command)
+        known, defaults = cls.resolve(arguments)
+        if not HELP_FLAGS.isdisjoint(known):
+            from .help import help_of
+
+            options = options_of(cls, defaults)
+            print(help_of(cls, command, options, is_full="--help-all" in known), end="")
+            raise SystemExit(0)
+        return parse_options(cls, known, command=command, defaults=defaults)
+
+    @classmethod
+    def resolve(cls, arguments: Sequence[str]) -> tuple[Sequence[str], Mapping[str, Any]]:
+        """Return the arguments to parse, and defaults that a folder or another option sets."""
+        return arguments, {}
 
     @classmethod
     def after_interrupt(
@@ -99,3 +114,14 @@ def command_class(name: str) -> type[Command]:
     module = importlib.import_module(f".commands.{COMMANDS[name][0]}", __package__)
     kind: type[Command] = getattr(module, f"{name.title().replace('-', '')}Command")
     return kind
+
+
+def command_options(config: type, more: type) -> type[Any]:
+    """Return a dataclass with the fields of ``config`` followed by those of ``more``."""
+    name = config.__name__.removesuffix("Config") + "Command"
+    return dataclass(frozen=True, kw_only=True)(type(name, (more, config), {"__doc__": more.__doc__}))
+
+
+def config_of(kind: type[T], options: Any) -> T:
+    """Return the config of type ``kind`` whose fields are among those of ``options``."""
+    return kind(**{field.name: getattr(options, field.name) for field in fields(cast(Any, kind))})

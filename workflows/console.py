@@ -109,6 +109,11 @@ def print_command(console: Console, command: str) -> None:
     console.print(Text(f"  {command}"), soft_wrap=True)
 
 
+def as_sentences(docstring: str) -> str:
+    """Return a docstring as one line without markup: `name` in quotes, ``value`` as it is."""
+    return " ".join(docstring.split()).replace("``", "").replace("`", "'")
+
+
 def wrapped(text: str, width: int) -> str:
     """Return a sentence in lines of at most ``width`` characters, a number and its unit in the same one."""
     joined = _TOGETHER.sub(lambda found: found[0].replace(" ", _JOINED), text)

@@ -15,7 +15,6 @@ import functools
 import inspect
 import operator
 import re
-import shutil
 import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -40,15 +39,13 @@ from ..pipeline.errors import (
     HotsetError,
     SizeOrAuto,
     exact_byte_size,
-    format_byte_size,
     local_path,
     parse_byte_size,
     parse_size_or_auto,
 )
 from ..pipeline.schema.schema import FeatureSettings, format_feature_settings, parse_feature_settings
-from ..train.recipe_options import parse_steps_or_time
-from .console import say_error, set_verbosity, wrapped
-from .examples import EXAMPLES, IN_PYTHON
+from ..train.recipe_options import parse_steps_or_time, parse_widths
+from .console import as_sentences, say_error, set_verbosity
 
 T = TypeVar("T")
 
@@ -58,9 +55,10 @@ OFFERED = "offered"
 """Key of a field's metadata for names that completion offers, where other values are accepted, too."""
 NO_OPTION = "no_option"
 """Key of a field's metadata for settings that only programs and tests choose."""
-_HELP_COLUMN = 26
+COMMON = "every command"
+"""Group of the options that every command has."""
+HELP_COLUMN = 26
 """Column in which the help of an option begins."""
-_HELP_FLAGS = ("-h", "--help", "--help-all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +90,6 @@ def _number(kind: Callable[[str], Any], noun: str, text: str) -> Any:
         return kind(text)
     except ValueError:
         raise ConfigError(f"{text!r} is not a {noun}") from None
-
-
-def parse_widths(text: str) -> tuple[int, ...]:
-    """Parse ``512,256``, ``none`` for no number; raises ConfigError on anything else."""
-    words = [] if text == "none" else text.split(",")
-    for word in words:
-        if not (word.isascii() and word.isdigit()):
-            raise ConfigError(
-                f"found {text!r}, want whole numbers with commas between them",
-                hint="write them like 512,256, or none for an empty list",
-            )
-    return tuple(map(int, words))
 
 
 _KINDS: dict[Any, tuple[str, Callable[[str], Any]]] = {
@@ -167,15 +153,19 @@ class Option:
         """First sentence of the text, without the full stop."""
         return self.text.split(". ")[0].removesuffix(".")
 
-    def help(self, *, is_full: bool) -> str:
-        """Return the text and default; unless ``is_full``, its first sentence and that on a default."""
-        sentences = re.split(r"(?<=\.) ", self.text)
-        kept = [each for each in sentences if is_full or each is sentences[0] or "efault" in each]
-        is_listed = all(choice in kept[0] for choice in self.choices)
-        notes = [] if is_listed or self.metavar != "NAME" else [f"one of {', '.join(self.choices)}"]
-        shown = "" if self.default is MISSING else _shown(self.default)
-        notes += [f"default: {shown}"] if shown else []
-        return " ".join([*kept, f"({'; '.join(notes)})"] if notes else kept)
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The names that argparse knows it by."""
+        if self.is_positional:
+            return (self.field,)
+        return (f"-{self.field[0]}", self.name) if self.group == COMMON else (self.name,)
+
+    @property
+    def nargs(self) -> dict[str, Any]:
+        """How many values argparse takes."""
+        if not self.takes_value:
+            return {"action": "store_true"}
+        return {"nargs": "+"} if self.is_many else {}
 
     def parse(self, found: Any) -> Any:
         """Return the value of a word, of several or of a switch; raises ConfigError that names the option."""
@@ -223,7 +213,7 @@ def list_options(kind: Any, defaults: Mapping[str, Any] | None = None, group: st
                     owner=kind,
                     name=arg.metavar if arg.is_positional else dashed,
                     kind=leaf,
-                    metavar=arg.metavar or (metavar if len(metavar) < _HELP_COLUMN else "NAME"),
+                    metavar=arg.metavar or (metavar if len(metavar) < HELP_COLUMN else "NAME"),
                     default=default,
                     is_positional=arg.is_positional,
                     is_many=is_many,
@@ -237,7 +227,7 @@ def list_options(kind: Any, defaults: Mapping[str, Any] | None = None, group: st
 
 def options_of(kind: Any, defaults: Mapping[str, Any] | None = None) -> list[Option]:
     """Return the options of a command, with those that every command has."""
-    return list_options(kind, defaults) + list_options(_CommonOptions)
+    return list_options(kind, defaults) + list_options(_CommonOptions, group=COMMON)
 
 
 def _resolved(hint: Any) -> tuple[Any, Arg]:
@@ -267,13 +257,9 @@ def parse_options(
         defaults: values of some fields, in place of those that ``kind`` gives them.
 
     Raises:
-        SystemExit: 0 after ``--help``; 2 for an unknown option, a malformed value, or values that ``kind``
-            refuses.
+        SystemExit: 2 for an unknown option, a malformed value, or values that ``kind`` refuses.
     """
     options = options_of(kind, defaults)
-    if set(_HELP_FLAGS) & set(arguments):
-        print(help_of(kind, command, options, is_full="--help-all" in arguments), end="")
-        raise SystemExit(0)
     try:
         values = _typed_values(options, command, arguments)
         parsed = _build(kind, defaults or {}, values)
@@ -292,7 +278,7 @@ def _typed_values(options: Sequence[Option], command: str, arguments: Sequence[s
     named = {option.name: option for option in options if not option.is_positional}
     parser = _silent_parser()
     for option in named.values():
-        parser.add_argument(*_flags(option), dest=option.field, **_nargs(option))
+        parser.add_argument(*option.flags, dest=option.field, **option.nargs)
     # Only what precedes a bare -- can be an option, whose name may be written with underscores.
     end = arguments.index("--") if "--" in arguments else len(arguments)
     typed = [re.sub("^--[^=]*", lambda name: name[0].replace("_", "-"), word) for word in arguments[:end]]
@@ -324,18 +310,6 @@ def _typed_values(options: Sequence[Option], command: str, arguments: Sequence[s
             hint=f"{synopsis(command, options)} (hotset {command} --help explains the options)",
         )
     return {each.field: each.parse(found[each.field]) for each in options if each.field in found}
-
-
-def _nargs(option: Option) -> dict[str, Any]:
-    if not option.takes_value:
-        return {"action": "store_true"}
-    return {"nargs": "+"} if option.is_many else {}
-
-
-def _flags(option: Option) -> tuple[str, ...]:
-    if option.is_positional:
-        return (option.field,)
-    return (f"-{option.field[0]}", option.name) if option.owner is _CommonOptions else (option.name,)
 
 
 def nearest_option(typed: str, command: str, named: Mapping[str, Option]) -> str:
@@ -373,49 +347,6 @@ def synopsis(command: str, options: Sequence[Option]) -> str:
     return " ".join([f"hotset {command}", *words])
 
 
-def help_of(kind: Any, command: str, options: Sequence[Option], *, is_full: bool) -> str:
-    """Return the help of a command: the options that most people set, or with ``is_full`` all of them."""
-    width = shutil.get_terminal_size().columns - 2
-    main = {name: title for title, names in getattr(kind, "main_options", {}).items() for name in names}
-    titles = ["required", *main.values()]
-    groups: dict[str, list[Option]] = {title: [] for title in titles}
-    for option in options:
-        title = main.get(option.field) or option.group or ("more options" if main else "options")
-        if option.owner is _CommonOptions:
-            title = "every command"
-        groups.setdefault("required" if option.is_required or option.is_positional else title, []).append(
-            option
-        )
-    is_whole = is_full or not main
-    what = as_sentences(kind.__doc__)
-    what += f" In Python: hotset.{IN_PYTHON[command]}." if command in IN_PYTHON else ""
-    examples = EXAMPLES.get(command, ())
-    parser = argparse.ArgumentParser(
-        usage=f"{synopsis(command, options)} [OPTIONS]",
-        description="\n".join([wrapped(what, width), "", "examples:", *(f"  {each}" for each in examples)]),
-        formatter_class=functools.partial(
-            argparse.RawTextHelpFormatter, max_help_position=_HELP_COLUMN, width=width
-        ),
-        add_help=False,
-    )
-    # argparse would break words such as --hot-bytes at a hyphen, and reads % as a value to put in.
-    room = max(width - _HELP_COLUMN, 20)
-    for title, members in groups.items():
-        if not is_whole and title not in (*titles, "every command"):
-            continue
-        group = parser.add_argument_group(title)
-        for option in members:
-            how = _nargs(option) | ({"metavar": option.metavar} if option.takes_value else {})
-            text = wrapped(option.help(is_full=is_whole), room).replace("%", "%%")
-            group.add_argument(*_flags(option), help=text, **how)
-    group.add_argument(
-        "-h", "--help", action="store_true", help=f"Show the {'usual ' if main else ''}options."
-    )
-    if main:
-        group.add_argument("--help-all", action="store_true", help="Show all options.")
-    return parser.format_help()
-
-
 def find_options(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
     """Extract the options of ``arguments`` that decide the defaults of the others.
 
@@ -444,17 +375,6 @@ def values_of(config: Any) -> dict[str, Any]:
     return {field.name: getattr(config, field.name) for field in fields(config)}
 
 
-def command_options(config: type, more: type) -> type[Any]:
-    """Return a dataclass with the fields of ``config`` followed by those of ``more``."""
-    name = config.__name__.removesuffix("Config") + "Command"
-    return dataclass(frozen=True, kw_only=True)(type(name, (more, config), {"__doc__": more.__doc__}))
-
-
-def config_of(kind: type[T], options: Any) -> T:
-    """Return the config of type ``kind`` whose fields are among those of ``options``."""
-    return kind(**{field.name: getattr(options, field.name) for field in fields(cast(Any, kind))})
-
-
 @functools.cache
 def field_docstrings(kind: Any) -> Mapping[str, str]:
     """Return the string below each field of a dataclass, those it inherits too."""
@@ -470,24 +390,8 @@ def field_docstrings(kind: Any) -> Mapping[str, str]:
     return found
 
 
-def as_sentences(docstring: str) -> str:
-    """Return a docstring as one line without markup: `name` in quotes, ``value`` as it is."""
-    return " ".join(docstring.split()).replace("``", "").replace("`", "'")
-
-
 def typed(value: Any) -> str:
     """Return a value as it is typed, exactly."""
     if isinstance(value, ByteSize):
         return exact_byte_size(value)
     return format_feature_settings(value) if isinstance(value, FeatureSettings) else str(value)
-
-
-def _shown(default: Any) -> str:
-    """Return a default as it is typed, rounded; nothing where it would say nothing."""
-    if default is None or isinstance(default, bool) or default in ("", ()) or "\n" in str(default):
-        return ""
-    if isinstance(default, ByteSize):
-        return format_byte_size(default).replace(" ", "")
-    if isinstance(default, tuple) and not isinstance(default, FeatureSettings):
-        return " ".join(map(_shown, default))
-    return f"{default:.4g}" if isinstance(default, float) else typed(default)

@@ -29,9 +29,10 @@ FLOORS = {
         "bench",
         "cli commands library",
         "command_list recipe_file report",
+        "help",
         "characterise compile_ahead options",
         "console",
-        "drawn_shards examples machine recipes",
+        "drawn_shards machine recipes",
     ),
     "train": (
         "fit",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hotset.pipeline.errors import ConfigError
-from hotset.train.recipe_options import RecipeOptions, parse_steps_or_time, seconds_of
+from hotset.train.recipe_options import RecipeOptions, parse_steps_or_time, parse_widths, seconds_of
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,18 @@ def test_what_is_no_interval_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_steps_or_time(text)
     assert "10min" in str(caught.value.hint)
+
+
+def test_widths_are_whole_numbers_with_commas() -> None:
+    assert parse_widths("512,256") == (512, 256)
+    assert parse_widths("none") == ()
+
+
+@pytest.mark.parametrize("text", ["", "512,", "512, 256", "-1", "x", "1.5", "²"])
+def test_what_is_no_list_of_widths_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_widths(text)
+    assert repr(text) in str(caught.value) and "512,256" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,17 @@ import pytest
 from hotset.pipeline.errors import ByteSize, ConfigError
 from hotset.pipeline.schema.schema import NO_SETTINGS, FeatureSettings
 from hotset.train.config import MODEL_NAMES, TrainConfig
+from hotset.workflows.command_list import command_options, config_of
+from hotset.workflows.console import as_sentences
+from hotset.workflows.help import help_of
 from hotset.workflows.options import (
     NO_OPTION,
     Arg,
     Dir,
-    as_sentences,
-    command_options,
-    config_of,
     field_docstrings,
     find_options,
     list_options,
+    options_of,
     parse_options,
     synopsis,
 )
@@ -70,14 +71,6 @@ def parse(*arguments: str) -> SpinOptions:
     return parsed
 
 
-def help_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int) -> str:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    with pytest.raises(SystemExit) as stopped:
-        parse("--help")
-    assert stopped.value.code == 0
-    return capsys.readouterr().out
-
-
 def test_the_values_that_are_given_build_the_config() -> None:
     options = parse("--window", "3", "--dims", "C3=8", "--no-wheel", "--memory", "1MiB")
     assert config_of(SpinConfig, options) == SpinConfig(
@@ -87,9 +80,10 @@ def test_the_values_that_are_given_build_the_config() -> None:
 
 
 def test_help_names_types_and_says_nothing_of_none(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shown = help_of(capsys, monkeypatch, 120)
+    monkeypatch.setenv("COLUMNS", "120")
+    shown = help_of(SpinCommand, "spin", options_of(SpinCommand), is_full=False)
     for line in (
         "--window INT",
         "--memory SIZE",
@@ -107,9 +101,10 @@ def test_help_names_types_and_says_nothing_of_none(
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_sentences_of_the_help_wrap_at_the_width_of_the_terminal(
-    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = help_of(capsys, monkeypatch, columns)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = help_of(SpinCommand, "spin", options_of(SpinCommand), is_full=False)
     assert max(map(len, shown.splitlines())) <= columns
     words = " ".join(shown.replace("\u2502", " ").split())
     assert "Rounds known ahead, on a line that the source breaks. Default: the whole epoch." in words

@@ -16,9 +16,9 @@ from hotset.pipeline.preprocess import PreprocessConfig
 from hotset.pipeline.schema.schema import FeatureSettings
 from hotset.train.config import TrainConfig
 from hotset.train.recipe_options import RecipeOptions
+from hotset.workflows.command_list import config_of
 from hotset.workflows.commands.preprocess import PreprocessCommand
 from hotset.workflows.commands.train import TrainCommand
-from hotset.workflows.options import config_of
 from hotset.workflows.recipe_file import read_recipe, with_recipe, write_recipe
 
 preprocess_options = partial(PreprocessCommand.parse, "preprocess")

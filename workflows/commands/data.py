@@ -17,9 +17,9 @@ from ...pipeline.runtime.limits import TORCH_BYTES, check_addresses
 from ...pipeline.runtime.tasks import Resources
 from ...pipeline.verify import STAGE_FOLDERS, verify
 from ...train.config import TrainConfig
-from ..command_list import JsonCommand, command_class
+from ..command_list import JsonCommand, command_class, config_of
 from ..console import print_json, print_line, progress_bars, say, stdout_console
-from ..options import Arg, Dir, config_of
+from ..options import Arg, Dir
 from ..recipe_file import TABLES, arguments_of, read_recipe, write_recipe
 from ..recipes import recipe_of
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from ...pipeline.errors import format_byte_size
 from ...pipeline.generate.generate import GenerateConfig, generate
 from ...stats.compile_notice import working_clock
-from ..command_list import JsonCommand
+from ..command_list import JsonCommand, config_of
 from ..console import describe_rate, print_json, progress_bars
-from ..options import config_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +42,7 @@ from ...pipeline.schema.schema_file import setting_of
 from ...pipeline.stages.ingest import IngestConfig, ingest, ingest_identity, workers_for
 from ...pipeline.stages.split import AUTO_PERCENT, MOST_AUTO_BYTES
 from ...stats.compile_notice import working_clock
-from ..command_list import STAGE_INTERRUPTED, Command
+from ..command_list import STAGE_INTERRUPTED, Command, command_options, config_of
 from ..console import (
     describe_rate,
     message_width,
@@ -57,11 +57,8 @@ from ..options import (
     Arg,
     Dir,
     RecipeFile,
-    command_options,
-    config_of,
     field_docstrings,
     find_options,
-    parse_options,
     values_of,
 )
 from ..recipe_file import with_recipe
@@ -148,8 +145,8 @@ class PreprocessCommand(Command, PreprocessConfig):
     """The same for every stage. None of these changes a byte of the output."""
 
     @classmethod
-    def parse(cls, command: str, arguments: Sequence[str]) -> PreprocessCommand:
-        """Parse the arguments of ``hotset preprocess``; other folders and ``--schema`` set the defaults."""
+    def resolve(cls, arguments: Sequence[str]) -> tuple[Sequence[str], Mapping[str, Any]]:
+        """Insert those of a recipe; other folders and ``--schema`` set the defaults."""
         arguments = with_recipe("preprocess", arguments)
         found, others = find_options(arguments, "--like", "--schema")
         # These decide the defaults of all other options, so they are read before those.
@@ -157,7 +154,7 @@ class PreprocessCommand(Command, PreprocessConfig):
         like = Path(found["--like"]) if "--like" in found else None
         recipe = default_settings(schema, like, _extended(others))
         stages = {stage: getattr(recipe, stage) for stage in FOLDERS}
-        return parse_options(cls, others, command="preprocess", defaults={"like": like, **stages})
+        return others, {"like": like, **stages}
 
     def execute(self) -> int:
         """Run ``hotset preprocess``."""
@@ -268,12 +265,12 @@ class IngestOptions(Command):
     """The same for every stage. None of these changes a byte of the output."""
 
     @classmethod
-    def parse(cls, command: str, arguments: Sequence[str]) -> Any:
-        """Parse the arguments of ``hotset ingest``."""
+    def resolve(cls, arguments: Sequence[str]) -> tuple[Sequence[str], Mapping[str, Any]]:
+        """Take the defaults from ``--schema`` or the folder that is extended."""
         found, others = find_options(_with_bare_redo("ingest", arguments), "--schema")
         schema = setting_of(found["--schema"]) if "--schema" in found else None
         recipe = default_settings(schema, None, _extended(others))
-        return parse_options(cls, others, command="ingest", defaults=values_of(recipe.ingest))
+        return others, values_of(recipe.ingest)
 
     def execute(self) -> int:
         """Run ``hotset ingest``."""
@@ -315,11 +312,11 @@ class StageOptions(Command):
     """The same for every stage. None of these changes a byte of the output."""
 
     @classmethod
-    def parse(cls, command: str, arguments: Sequence[str]) -> Any:
-        """Parse the arguments of the stage."""
+    def resolve(cls, arguments: Sequence[str]) -> tuple[Sequence[str], Mapping[str, Any]]:
+        """Take the defaults from the folder."""
         arguments = _with_bare_redo(cls.stage, arguments)
         default = getattr(_recipe_in(arguments), cls.stage)
-        return parse_options(cls, arguments, command=cls.stage, defaults=values_of(default))
+        return arguments, values_of(default)
 
     def execute(self) -> int:
         """Run the stage."""

@@ -6,7 +6,7 @@ import json
 import logging
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +26,7 @@ from ...train.config import (
     is_launched,
 )
 from ...train.run_config import read_config
-from ..command_list import JsonCommand
+from ..command_list import JsonCommand, config_of
 from ..console import (
     TextTable,
     load_torch,
@@ -39,7 +39,7 @@ from ..console import (
     set_verbosity,
     stdout_console,
 )
-from ..options import NO_OPTION, Arg, Dir, RecipeFile, config_of, parse_options
+from ..options import NO_OPTION, Arg, Dir, RecipeFile
 from ..recipe_file import with_recipe
 
 if TYPE_CHECKING:
@@ -96,10 +96,9 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
         ExchangeOptions.__post_init__(self)
 
     @classmethod
-    def parse(cls, command: str, arguments: Sequence[str]) -> TrainCommand:
-        """Parse the arguments of ``hotset train``, those of a recipe before them."""
-        parsed = parse_options(cls, with_recipe("train", arguments), command=command)
-        return replace(parsed, typed=tuple(arguments))
+    def resolve(cls, arguments: Sequence[str]) -> tuple[Sequence[str], Mapping[str, Any]]:
+        """Insert those of a recipe before the others."""
+        return with_recipe("train", arguments), {"typed": tuple(arguments)}
 
     @classmethod
     def after_interrupt(

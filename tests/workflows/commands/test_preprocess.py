@@ -32,6 +32,7 @@ from hotset.tests.support.preprocess_runs import CONFIG
 from hotset.tests.support.resealed import write_manifest
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.workflows.cli import main
+from hotset.workflows.command_list import config_of
 from hotset.workflows.commands.preprocess import (
     PreprocessCommand,
     RankCommand,
@@ -40,7 +41,6 @@ from hotset.workflows.commands.preprocess import (
     describe_stage,
     show_plan,
 )
-from hotset.workflows.options import config_of
 
 
 @pytest.fixture(scope="module")

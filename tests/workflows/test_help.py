@@ -13,7 +13,7 @@ import pytest
 import hotset
 from hotset.workflows.cli import usage
 from hotset.workflows.command_list import COMMANDS, GROUPS, command_class
-from hotset.workflows.examples import EXAMPLES, IN_PYTHON
+from hotset.workflows.help import EXAMPLES, IN_PYTHON
 
 README = Path(hotset.__file__).parent / "README.md"
 
