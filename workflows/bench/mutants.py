@@ -199,7 +199,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the result")
     options = parser.parse_args()
     done = json.loads(options.out.read_text())["mutants"] if options.out.exists() else []
-    with tempfile.TemporaryDirectory(dir=options.out.parent) as scratch:
+    # The name begins with a dot, so that a copy made inside the checkout does not contain itself.
+    with tempfile.TemporaryDirectory(prefix=".mutants-", dir=options.out.parent) as scratch:
         clean = Path(scratch) / "hotset"
         shutil.copytree(options.root, clean, ignore=shutil.ignore_patterns(*NOT_COPIED))
         for mutant in draw(clean, options.seed, options.number)[len(done) :]:
