@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..stats.counting import distinct_at
 from ..stats.id_tables import id_table_bytes
 from ..stats.ranking import peeling
-from .errors import KIB, MIB, ByteSize, ConfigError, HotsetError, InputError
+from .errors import MIB, ByteSize, ConfigError, HotsetError, InputError
 from .folders.disk import bytes_in, free_bytes, num_recorded, write_errors_explained
 from .folders.manifest import Manifest
 from .folders.output import check_files
@@ -45,6 +45,7 @@ from .preprocess import (
     resolved,
     stages_of,
 )
+from .raw.log_files import inspect_logs
 from .raw.part import Part
 from .raw.raw_file import RawFile
 from .runtime.memory import FIXED_BYTES, default_memory_bytes
@@ -228,11 +229,11 @@ def sample_log(raw: Sequence[Path], config: IngestConfig) -> LogSample:
     Raises:
         InputError: as `ingest` would: a file cannot be read, or a sampled line is not as the schema says.
     """
-    files = [RawFile.inspect(path) for path in raw]
+    files = inspect_logs(raw)
     if not files:
         raise InputError("no input file given")
     schema = schema_of(config.schema)
-    text = [file.num_bytes * _expansion_of(file) for file in files]
+    text = [file.num_bytes * file.expansion(_COMPRESSED_BYTES) for file in files]
     # The first file, the last, and some between them: the days of a log differ.
     numbers = sorted({round(n * (len(files) - 1) / max(1, _MOST_FILES - 1)) for n in range(_MOST_FILES)})
     num_samples = 0
@@ -284,21 +285,6 @@ def _parse_blocks(file: RawFile, number: int, config: IngestConfig, most: int) -
                 hint=hint_for(part.fault, config),
             )
         yield part
-
-
-def _expansion_of(file: RawFile) -> float:
-    """Return the bytes of text per byte on disk, from the first 4 MiB."""
-    if file.compression is None:
-        return 1.0
-    start = file.read_start(_COMPRESSED_BYTES)
-    num_bytes = 0
-    try:
-        stream = pa.CompressedInputStream(pa.BufferReader(start), file.compression)
-        while block := stream.read(64 * KIB):
-            num_bytes += len(block)
-    except OSError:  # the stream is cut off in the middle
-        pass
-    return max(1.0, num_bytes / max(1, len(start)))
 
 
 def _categories_of(array: Any) -> NDArray[Any]:

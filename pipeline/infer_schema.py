@@ -21,6 +21,7 @@ from .infer_column import MIN_ROWS_TO_JUDGE, InferredColumn, are_times, infer_co
 from .raw.column_values import Spans, plain, read_column, read_values
 from .raw.criteo import tells_label
 from .raw.criteo_kernel import count_newlines
+from .raw.log_files import example_file
 from .raw.log_parts import known_schema
 from .raw.parquet_parts import DAMAGE
 from .raw.part import Block, iterate_blocks
@@ -170,7 +171,17 @@ def propose_schema(path: Path, *, num_rows: int = 10_000) -> Proposal:
     Raises:
         InputError: the file cannot be read, is empty or no text, or has no column that could be a category.
     """
-    file = RawFile.inspect(path)
+    file = example_file(path)
+    proposal = _propose_from(file, num_rows)
+    dated = ", ".join(file.partitions)
+    if not dated:
+        return proposal
+    note = f"The names of folders give each file {dated}: named under [sparse], it is a column as any other."
+    return replace(proposal, notes=(*proposal.notes, note))
+
+
+def _propose_from(file: RawFile, num_rows: int) -> Proposal:
+    path = file.path
     # By its first bytes and not by its name, as a reader of Parquet does.
     if file.read_start(4) == b"PAR1":
         columns, rows = _infer_parquet(path, num_rows)
@@ -198,7 +209,7 @@ def propose_schema(path: Path, *, num_rows: int = 10_000) -> Proposal:
 
 def explain_built_in(path: Path) -> str | None:
     """Return a sentence on the built-in schema of a log; None for other logs."""
-    file = RawFile.inspect(path)
+    file = example_file(path)
     known = known_schema(file)
     if known is not None:
         name, is_labeled = known

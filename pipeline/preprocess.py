@@ -28,6 +28,7 @@ from .folders.disk import (
 from .folders.manifest import Manifest, is_sealed
 from .folders.resume import FolderState, check_config
 from .formats.ids import PartSize, largest_part
+from .raw.log_files import identity_of, inspect_logs
 from .raw.raw_file import RawFile
 from .runtime.memory import check_caps, least_cap
 from .runtime.tasks import DEFAULT_RESOURCES, Resources
@@ -135,8 +136,7 @@ def stages_of(raw: Sequence[Path], config: PreprocessConfig, like: Path | None =
 
     With ``like``, a folder whose vocabulary provides the ids, nothing is counted.
     """
-    files = [RawFile.inspect(path) for path in raw]
-    logs = tuple({"name": file.path.name, "bytes": file.num_bytes} for file in files)
+    logs = tuple(identity_of(inspect_logs(raw), schema_of(config.ingest.schema)))
     stages = [Stage("ingest", "ingest", ingest_stage.VERSION, ingest_identity(config.ingest), (), logs)]
     stages += [later_stage(name, getattr(config, name)) for name in INPUTS]
     if like is None:
@@ -428,7 +428,7 @@ def check_resources(
         return
     # One refusal for all stages: its hint must be enough for the later ones, too.
     is_read = extend or redo == "ingest" or not is_sealed(out / "columns")
-    files = [RawFile.inspect(path) for path in raw] if is_read else []
+    files = inspect_logs(raw) if is_read else []
     check_caps(resources, _memory_needs(files, config, out, resources))
 
 
@@ -440,12 +440,12 @@ def disk_needed(
     ``is_columnar``: the logs are Parquet, compressed inside; ``extend``: sealed folders of fewer logs grow.
     """
     text_bytes = 0.0
-    for path in raw:
-        file = RawFile.inspect(path)
+    files = inspect_logs(raw)
+    for file in files:
         text_bytes += file.num_bytes * (COMPRESSION if file.compression or is_columnar else 1)
     columns = out / "columns"
     # With more logs than before, sealed folders grow or are rebuilt, so none of them counts as done.
-    grows = extend and is_sealed(columns) and len(Manifest.read(columns).inputs) < len(raw)
+    grows = extend and is_sealed(columns) and len(Manifest.read(columns).inputs) < len(files)
     return {
         name: 0
         if is_sealed(out / name) and not grows

@@ -23,7 +23,7 @@ from .folders.manifest import MANIFEST, FileEntry, Manifest, hash_file, is_seale
 from .folders.totals import TOTALS_OF_STAGE, ColumnsSettings, ColumnsTotals
 from .formats.arrow_files import DAMAGE, open_mapped
 from .preprocess import CONFIGS, FOLDERS, ID_MAP, check_free_disk, later_stage
-from .raw.raw_file import RawFile
+from .raw.log_files import inspect_logs
 from .raw.same_log import checksum_of_log
 from .runtime.tasks import DEFAULT_RESOURCES, Resources, run_tasks, silent
 from .stages.ingest import IngestConfig, ingest
@@ -323,9 +323,10 @@ def _check_raw(columns: Manifest, raw: Sequence[Path]) -> Iterator[str]:
     """Hash the logs again, block by block, as `ingest` did."""
     recorded = ColumnsTotals.of(columns).raw
     block_bytes = ColumnsSettings.of(columns).block_bytes
-    if len(raw) != len(recorded):
-        yield f"{len(raw)} logs were given, {columns.folder} was made from {len(recorded)}"
+    files = inspect_logs(raw)
+    if len(files) != len(recorded):
+        yield f"{len(files)} logs were given, {columns.folder} was made from {len(recorded)}"
         return
-    for path, log in zip(raw, recorded, strict=True):
-        if checksum_of_log(RawFile.inspect(path), block_bytes) != log.xxh3_128_of_blocks:
-            yield f"{path} is not the log {columns.folder} was made from"
+    for file, log in zip(files, recorded, strict=True):
+        if checksum_of_log(file, block_bytes) != log.xxh3_128_of_blocks:
+            yield f"{file.path} is not the log {columns.folder} was made from"

@@ -385,12 +385,10 @@ def predict(
     )
     # Messages name the log by its path, and a frame as such.
     if isinstance(data, str | Path):
-        parts = predictor.parts_of_file(local_path(data), has_label=has_label)
-        where = str(data)
+        logs = predictor.open_log(local_path(data), has_label=has_label)
     else:
-        parts = predictor.parts_of_table(table_of(data))
-        where = "the frame"
-    found = list(predictor.probabilities(parts, where))
+        logs = predictor.open_table(table_of(data))
+    found = list(predictor.probabilities(logs))
     scores = np.concatenate(found) if found else np.empty(0, np.float32)
     return like_frame(data, PROBABILITY, scores)
 

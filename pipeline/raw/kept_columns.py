@@ -100,7 +100,7 @@ def _text_of(
         raise InputError(f"{file.path}: column {name!r} is not UTF-8, so --keep cannot copy it") from error
 
 
-def beside(probabilities: Iterable[Any], kept: Iterator[Any], log: RawFile) -> Iterator[Any]:
+def beside(probabilities: Iterable[Any], kept: Iterator[Any], logs: Sequence[RawFile]) -> Iterator[Any]:
     """Yield batches of probabilities with the columns of the same rows.
 
     Raises:
@@ -113,7 +113,7 @@ def beside(probabilities: Iterable[Any], kept: Iterator[Any], log: RawFile) -> I
         while missing:
             rest = rest if rest is not None and len(rest) else next(kept, None)
             if rest is None:
-                raise _changed(log)
+                raise _changed(logs[0])
             parts.append(rest.slice(0, missing))
             rest = rest.slice(len(parts[-1]))
             missing -= len(parts[-1])
@@ -123,8 +123,9 @@ def beside(probabilities: Iterable[Any], kept: Iterator[Any], log: RawFile) -> I
                 [*found.columns, *(column.chunk(0) for column in columns.columns)],
                 schema=pa.schema([*found.schema, *columns.schema]),
             )
-    if not log.is_unchanged():
-        raise _changed(log)
+    for log in logs:
+        if not log.is_unchanged():
+            raise _changed(log)
 
 
 def _changed(log: RawFile) -> InputError:

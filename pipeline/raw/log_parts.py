@@ -166,11 +166,17 @@ class _CsvParts(_CriteoParts):
 
     def _find_fields(self) -> NDArray[np.int64]:
         """Return for each field of a line its position among the columns that are read, or -1."""
-        wanted = self.schema.columns(has_label=self.has_label)
-        # A log without labels lacks the label's field, though the schema lists it.
+        # A log without labels lacks the label's field, though the schema lists it, and so are partitions.
+        partitions = self.file.partitions
         fields = [name for name in self.schema.fields if self.has_label or name != self.schema.label]
+        fields = [name for name in fields if name not in partitions]
         if not fields:
             fields = header_of(self.file, self.schema)
+        wanted = self.schema.columns(has_label=self.has_label)
+        self._constants = {
+            name: partitions[name] for name in wanted if name in partitions and name not in fields
+        }
+        wanted = tuple(name for name in wanted if name not in self._constants)
         positions = np.full(len(fields), -1, np.int64)
         if fields:
             positions[find_fields(wanted, fields, self.file)] = np.arange(len(wanted))
@@ -178,7 +184,14 @@ class _CsvParts(_CriteoParts):
 
     def parse(self, block: Block, *, is_first: bool) -> Part:
         """Parse the lines of a block; the file's first block may begin with a header line."""
-        return parse_csv(block, self.schema, self._positions, has_label=self.has_label, is_first=is_first)
+        return parse_csv(
+            block,
+            self.schema,
+            self._positions,
+            has_label=self.has_label,
+            is_first=is_first,
+            constants=self._constants,
+        )
 
 
 def header_of(file: RawFile, schema: Schema) -> list[str]:

@@ -133,6 +133,7 @@ class ParquetParts:
         self._schema = schema
         self._block_bytes = block_bytes
         self._has_label = has_label
+        self._constants: dict[str, str] = {}
         self._names = schema.columns(has_label=has_label)
         renamed = dict(schema.renamed)
         self._lists = {renamed.get(name, name) for name, _ in schema.lists}
@@ -154,6 +155,10 @@ class ParquetParts:
             return [field.name for field in fields if field.name in numbered and is_text(field.type)]
 
     def _check_columns(self, fields: Any) -> None:
+        partitions = self._file.partitions
+        lacking = [name for name in self._names if name in partitions and name not in fields.names]
+        self._constants = {name: partitions[name] for name in lacking}
+        self._names = tuple(name for name in self._names if name not in self._constants)
         find_fields(self._names, fields.names, self._file)
         for name in self._names:
             fault = misfit(self._schema, name, fields.field(name).type, has_label=self._has_label)
@@ -184,7 +189,7 @@ class ParquetParts:
         """Parse a batch, checked first: a damaged file may decode to offsets that point nowhere."""
         try:
             batch.validate(full=True)
-            return parse_batch(batch, self._schema, has_label=self._has_label)
+            return parse_batch(batch, self._schema, has_label=self._has_label, constants=self._constants)
         except DAMAGE as error:
             raise damaged_parquet(self._file, error) from error
 

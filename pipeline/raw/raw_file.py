@@ -3,23 +3,50 @@
 from __future__ import annotations
 
 import gzip
+import io
+import lzma
 import os
+import shlex
 import stat
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ..errors import KIB, InputError
 from ..folders.manifest import FileState, state_of
 
-_COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_COMPRESSIONS = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bz2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x04\x22\x4d\x18": "lz4",
+}
 """First bytes of compressed files."""
+_BZ2_BLOCKS = (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")
+"""Bytes 4 to 10 of a file of bzip2, without which it may be text."""
+_OTHERS = {
+    (0, b"PK\3\4"): ("a zip archive", "unzip -p {} > log.csv"),
+    (0, b"PK\5\6"): ("an empty zip archive", "unzip -l {}"),
+    (257, b"ustar"): ("a tar archive", "tar -xf {}"),
+    (0, b"7z\xbc\xaf\x27\x1c"): ("a 7-Zip archive", "7z x {}"),
+    (0, b"Obj\1"): ("an Avro file", "avro cat --format=json {} > log.jsonl"),
+    (0, b"\xff\x06\0\0sNaPpY"): ("compressed with Snappy", "snzip -dc {} > log.csv"),
+    (0, b"FEA1"): ("a Feather file of version 1", "write it as version 2 with pandas.DataFrame.to_feather"),
+}
+"""Files that are not read: where which bytes are, what they are, and the command that converts them."""
+_INNER = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"ORC": "ORC"}
+"""Files that are compressed inside, by their first bytes."""
+_UNPACK = {"gzip": "gzip -d", "zstd": "zstd -d", "bz2": "bzip2 -d", "xz": "xz -d", "lz4": "lz4 -d"}
+_START_BYTES = 512
 _SKIPPABLE = b"\x50\x2a\x4d\x18"
 """The start of a zstd frame without data; of its first byte the lower half is free."""
 
@@ -32,7 +59,7 @@ class RawFile:
     num_bytes: int
     """Bytes on disk, compressed where it is."""
     compression: str | None
-    """gzip, zstd, or None for a plain file."""
+    """gzip, zstd, bz2, xz, lz4, or None for a plain file."""
     state: FileState = field(compare=False)
     """State of the file before anything was read."""
     seen_ns: int = field(compare=False)
@@ -43,7 +70,8 @@ class RawFile:
         """Find out how long ``path`` is and how it is compressed.
 
         Raises:
-            InputError: it is not a file that can be read; a pipe is not one, for opening it would wait.
+            InputError: it is not a file that can be read; a pipe is not one, for opening it would wait. Or it
+                is an archive.
         """
         try:
             status = path.stat()
@@ -54,15 +82,25 @@ class RawFile:
                 )
             seen_ns, state = time.time_ns(), state_of(path)
             with open(path, "rb") as file:
-                start = file.read(4)
-                while start[1:] == _SKIPPABLE[1:] and start[0] & 0xF0 == _SKIPPABLE[0]:
+                start = file.read(_START_BYTES)
+                while start[1:4] == _SKIPPABLE[1:] and start[0] & 0xF0 == _SKIPPABLE[0]:
                     # A frame of zstd that holds no data: its length, then the next frame.
-                    file.seek(int.from_bytes(file.read(4), "little"), os.SEEK_CUR)
-                    start = file.read(4)
+                    skipped = 8 + int.from_bytes(start[4:8], "little")
+                    file.seek(skipped - len(start), os.SEEK_CUR)
+                    start = file.read(_START_BYTES)
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}") from error
+        refuse_archive(path, start)
         found = [name for magic, name in _COMPRESSIONS.items() if start.startswith(magic)]
+        if found == ["bz2"] and start[4:10] not in _BZ2_BLOCKS:
+            found = []
         return cls(path, state[5], found[0] if found else None, state, seen_ns)
+
+    @property
+    def partitions(self) -> dict[str, str]:
+        """Columns that folders give the file: ``dt=2026-01-31`` in its path; "" is a missing value."""
+        pairs = (unquote(name).split("=", 1) for name in self.path.parts[:-1] if "=" in name[1:])
+        return {key: "" if value == "__HIVE_DEFAULT_PARTITION__" else value for key, value in pairs}
 
     def is_unchanged(self) -> bool:
         """Return whether the path still leads to this file, and nothing was written to it since."""
@@ -85,10 +123,45 @@ class RawFile:
         try:
             if self.compression == "gzip" and self._is_padded():
                 return gzip.open(self.path)  # zeros after the last member count as padding
-            return pa.input_stream(str(self.path), compression=self.compression, buffer_size=1 << 20)
+            return self._decompressed(str(self.path))
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error).splitlines()[0]
             raise InputError(f"{self.path} cannot be read: {reason}") from error
+
+    def _decompressed(self, source: Any) -> Any:
+        if self.compression == "xz":
+            return lzma.open(source)
+        return pa.input_stream(source, compression=self.compression, buffer_size=1 << 20)
+
+    def expansion(self, num_bytes: int) -> float:
+        """Return the bytes of text per byte on disk, as the first ``num_bytes`` of the file have it."""
+        if self.compression is None:
+            return 1.0
+        start = self.read_start(num_bytes)
+        text_bytes = 0
+        with suppress(OSError, EOFError, lzma.LZMAError):  # the stream is cut off in the middle
+            stream = self._decompressed(io.BytesIO(start))
+            while block := stream.read(64 * KIB):
+                text_bytes += len(block)
+        return max(1.0, text_bytes / max(1, len(start)))
+
+    def refuse_packed(self, start: bytes) -> None:
+        """Raise InputError where a compressed file, whose text begins with ``start``, is no text."""
+        refuse_archive(self.path, start)
+        inner = next((name for magic, name in _INNER.items() if start.startswith(magic)), None)
+        if inner is not None:
+            raise InputError(
+                f"{self.path} is a file of {inner} that was compressed as a whole",
+                hint=f"{_UNPACK[str(self.compression)]} {shlex.quote(str(self.path))}",
+            )
+
+
+def refuse_archive(path: Path, start: bytes) -> None:
+    """Raise InputError with the command that converts a file, where its first bytes say that it needs one."""
+    for (first, magic), (kind, command) in _OTHERS.items():
+        if start[first:].startswith(magic):
+            shown = command.format(shlex.quote(str(path)))
+            raise InputError(f"{path} is {kind}, want a log that is a file of its own", hint=shown)
 
 
 class ByteSource:
@@ -127,9 +200,15 @@ class ByteSource:
         while filled < into.shape[0]:
             try:
                 count = self._readinto(into.data[filled:])
-            except (OSError, EOFError, zlib.error) as error:
+            except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+                path = self._raw.path
+                if "requires too much memory" in str(error):  # Arrow's reader of zstd has no other sign
+                    raise InputError(
+                        f"{path} was compressed with a window above 128 MiB, which takes as much memory",
+                        hint=f"zstd -d --long=31 {shlex.quote(str(path))}",
+                    ) from error
                 raise InputError(
-                    f"{self._raw.path} cannot be read to its end: {str(error).splitlines()[0]}",
+                    f"{path} cannot be read to its end: {str(error).splitlines()[0]}",
                     hint="the file may be cut off or damaged: fetch it again",
                 ) from error
             if not count:

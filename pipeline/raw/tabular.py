@@ -7,7 +7,7 @@ refuses or counts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from .raw_file import RawFile
 from .text_fields import BAD, MISSING, split_fields
 from .times import is_temporal, shown_time
 
+NO_CONSTANTS: Mapping[str, str] = {}
 _SHOWN_BYTES = 40
 _BOM = b"\xef\xbb\xbf"
 _WANTED = {
@@ -122,23 +123,32 @@ def fields_of_header(line: Block, separator: str) -> list[str]:
 
 
 def parse_csv(
-    block: Block, schema: Schema, positions: NDArray[np.int64], *, has_label: bool, is_first: bool
+    block: Block,
+    schema: Schema,
+    positions: NDArray[np.int64],
+    *,
+    has_label: bool,
+    is_first: bool,
+    constants: Mapping[str, str] = NO_CONSTANTS,
 ) -> Part:
     """Parse the lines of ``block``, which is changed where a field holds a doubled quote.
 
     Args:
         positions: for each field of a line its position among the columns that are read, or -1.
         is_first: the block begins its file: perhaps with a byte order mark, perhaps with a header line.
+        constants: columns that the lines lack, and the text that stands for each row.
     """
     # Find every field, then read column by column.
     columns = _columns_of(schema, has_label)
-    place_of = {name: place for place, name in enumerate(schema.columns(has_label=has_label))}
+    in_lines = (name for name in schema.columns(has_label=has_label) if name not in constants)
+    place_of = {name: place for place, name in enumerate(in_lines)}
     has_header = is_first and not schema.fields
     starts, stops, num_fields = split_lines(
         block, schema.separator, positions, is_first=is_first, has_header=has_header
     )
-    ends_of = {name: (starts[place], stops[place]) for name, place in place_of.items()}
-    spans = [_cells(column, Spans(block.text, *ends_of[column.column])) for column in columns]
+    found = {name: Spans(block.text, starts[place], stops[place]) for name, place in place_of.items()}
+    found |= {name: _repeated(text, num_fields.shape[0]) for name, text in constants.items()}
+    spans = [_cells(column, found[column.column]) for column in columns]
 
     # A line with another number of fields is bad whatever its values are.
     is_ragged = num_fields != positions.shape[0]
@@ -179,6 +189,13 @@ def _cells(column: _Column, spans: Spans) -> Spans | ListSpans:
     return spans if column.separator is None else ListSpans(spans, ord(column.separator))
 
 
+def _repeated(text: str, num_rows: int) -> Spans:
+    """Return a column that has the same text in each row."""
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    zeros = np.zeros(num_rows, np.int64)
+    return Spans(encoded, zeros, zeros + encoded.shape[0])
+
+
 def _ragged(line: int, found: int, wanted: int, schema: Schema) -> Fault:
     if found < 0:
         return Fault("field_count", line, ": a quoted field is not closed before the next field or line")
@@ -191,10 +208,20 @@ def _after_bom(block: Block) -> int:
     return len(_BOM) if bytes(block.lines[: len(_BOM)]) == _BOM else 0
 
 
-def parse_batch(batch: Any, schema: Schema, *, has_label: bool) -> Part:
-    """Parse one record batch of a Parquet file whose columns have types without a `misfit`."""
+def parse_batch(
+    batch: Any, schema: Schema, *, has_label: bool, constants: Mapping[str, str] = NO_CONSTANTS
+) -> Part:
+    """Parse one record batch of a Parquet file whose columns have types without a `misfit`.
+
+    ``constants`` are columns that it lacks, and the text that stands for each row.
+    """
     columns = _columns_of(schema, has_label)
-    arrays = [plain(batch.column(column.column)) for column in columns]
+    arrays = [
+        _repeated(constants[column.column], batch.num_rows)
+        if column.column in constants
+        else plain(batch.column(column.column))
+        for column in columns
+    ]
     return _rows(list(zip(columns, arrays, strict=True)), np.zeros(batch.num_rows, np.bool_))
 
 

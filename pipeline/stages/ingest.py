@@ -29,6 +29,7 @@ from ..folders.resume import Continuation, starts_with
 from ..folders.totals import ColumnsFacts, ColumnsTotals, RawLog
 from ..formats.arrow_files import write_batch
 from ..formats.columns import write_part_texts
+from ..raw.log_files import identity_of, inspect_logs, names_of
 from ..raw.log_parts import open_parts
 from ..raw.part import Fault, RawParts, UnreadPart, iterate_blocks
 from ..raw.raw_file import RawFile
@@ -206,10 +207,10 @@ def ingest(
             were skipped, a file cannot be read or lacks a column, or there is no line at all.
         MemoryCapError: not even one worker keeps the memory cap.
     """
-    files = [RawFile.inspect(path) for path in raw]
+    files = inspect_logs(raw)
     if not files:
         raise InputError("no input file given")
-    names = [{"name": file.path.name, "bytes": file.num_bytes} for file in files]
+    names = identity_of(files, schema_of(config.schema))
     identity = ingest_identity(config)
     if extend or not is_sealed(out):  # refused before the folder is begun
         resources = replace(resources, workers=workers_for(files, config, resources))
@@ -445,13 +446,13 @@ def _totals(
     # Lines and checksums of each raw file, which a later run compares with the files it is given.
     raw = tuple(
         RawLog(
-            name=file.path.name,
+            name=name,
             num_bytes=file.num_bytes,
             num_lines=tally.lines,
             num_samples=tally.lines - tally.bad.total(),
             xxh3_128_of_blocks=tally.checksum,
         )
-        for file, tally in zip(files, tallies, strict=True)
+        for name, file, tally in zip(names_of(files, schema), files, tallies, strict=True)
     )
     bad = sum((tally.bad for tally in tallies), Counter())
     return ColumnsTotals(

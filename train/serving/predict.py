@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from ...pipeline.errors import MIB, FormatError, HotsetError
 from ...pipeline.formats.columns import PROBABILITY, write_scores
 from ...pipeline.raw.kept_columns import beside, kept_columns, refuse_name
+from ...pipeline.raw.log_files import inspect_logs
 from ...pipeline.raw.log_parts import open_parts
 from ...pipeline.raw.parquet_parts import TableParts
 from ...pipeline.raw.part import RawParts
@@ -38,6 +40,9 @@ from ..data.batch import Batch, FeatureBags, join
 from ..evaluate import load_model
 from ..threads import BackgroundIterator
 from .run_tables import RunTables
+
+OpenLogs = Sequence[tuple[str, RawParts]]
+"""The files of a log, or a table: what each is called in messages, and its parts."""
 
 
 def batches_of(encoded: Iterable[EncodedSamples], batch_size: int) -> Iterator[Batch]:
@@ -109,25 +114,24 @@ class RunPredictor:
             model_source=model_source,
         )
 
-    def logits(self, parts: RawParts, source: str) -> Generator[NDArray[np.float32]]:
+    def logits(self, logs: OpenLogs) -> Generator[NDArray[np.float32]]:
         """Yield the logits of each batch, (B,), in order.
-
-        Args:
-            source: name of the log in messages.
 
         Raises:
             InputError: a line does not match the schema.
         """
+
         # Parsing and encoding run ahead in a thread while batches are scored.
-        encoded = encode_parts(parts, source, self._encoder, self._threads)
+        def encode() -> Generator[EncodedSamples]:
+            for source, parts in logs:
+                with closing(encode_parts(parts, source, self._encoder, self._threads)) as encoded:
+                    for part in encoded:
+                        samples, num_bytes = self.num_read
+                        self.num_read = (samples + part.num_samples, num_bytes + part.num_raw_bytes)
+                        yield part
 
-        def counted() -> Iterator[EncodedSamples]:
-            for part in encoded:
-                samples, num_bytes = self.num_read
-                self.num_read = (samples + part.num_samples, num_bytes + part.num_raw_bytes)
-                yield part
-
-        ahead = BackgroundIterator(batches_of(counted(), self._batch_size), _BATCHES_AHEAD, "samples")
+        encoded = encode()
+        ahead = BackgroundIterator(batches_of(encoded, self._batch_size), _BATCHES_AHEAD, "samples")
         held: dict[int, Batch] = {}
         try:
             with self._embeddings.rows_written_back(), torch.no_grad():
@@ -137,30 +141,33 @@ class RunPredictor:
                     del held[step.number]
                     if np.isnan(logit_B).any():
                         raise HotsetError(
-                            f"a prediction for {source} is no number: the weights have diverged"
+                            f"a prediction for {logs[0][0]} is no number: the weights have diverged"
                         )
                     yield logit_B
         finally:
             ahead.close()
             encoded.close()
 
-    def probabilities(self, parts: RawParts, source: str) -> Generator[NDArray[np.float32]]:
+    def probabilities(self, logs: OpenLogs) -> Generator[NDArray[np.float32]]:
         """Yield the probabilities of each batch, (B,), as `logits` yields them."""
-        with closing(self.logits(parts, source)) as batches:
+        with closing(self.logits(logs)) as batches:
             for logit_B in batches:
                 yield probabilities(logit_B).astype(np.float32)
 
-    def parts_of_file(self, log: Path, *, has_label: bool = True) -> RawParts:
-        """Open a raw log; a label column with a name is not read.
+    def open_log(self, log: Path, *, has_label: bool = True) -> OpenLogs:
+        """Open a raw log, or the files of a folder; a label column with a name is not read.
 
         Raises:
             InputError: the log cannot be read, is of another format, or lacks a column of the schema.
         """
+        return [(str(file.path), self._parts_of(file, has_label)) for file in inspect_logs([log])]
+
+    def _parts_of(self, file: RawFile, has_label: bool) -> RawParts:
         # Where a line begins with the label, or its fields have no names, the label counts as a field.
         needs_label = self.schema.format == "criteo" or bool(self.schema.fields)
         try:
             return open_parts(
-                RawFile.inspect(log),
+                file,
                 0,
                 self.schema,
                 block_bytes=_BLOCK_BYTES,
@@ -173,13 +180,13 @@ class RunPredictor:
                 str(error), hint="give a log in the format of those that the run was trained on"
             ) from error
 
-    def parts_of_table(self, table: Any) -> RawParts:
+    def open_table(self, table: Any) -> OpenLogs:
         """Take the rows of an Arrow table as samples.
 
         Raises:
             InputError: it lacks a column of the schema, or has one of another type.
         """
-        return TableParts(table, self.schema, rows_of_part=_ROWS_OF_PART)
+        return [("the frame", TableParts(table, self.schema, rows_of_part=_ROWS_OF_PART))]
 
 
 def predict_file(
@@ -204,15 +211,18 @@ def predict_file(
     Raises:
         HotsetError: the log cannot be read, or the file cannot be written.
     """
-    parts = predictor.parts_of_file(log, has_label=has_label)
+    logs = predictor.open_log(log, has_label=has_label)
     # The text of a compressed file has an unknown length; of another one the samples are estimated.
-    raw = RawFile.inspect(log)
+    files = inspect_logs([log])
     others: Callable[[Iterator[Any]], Iterator[Any]] = iter
     if keep:
         refuse_name(keep, PROBABILITY)
-        kept = kept_columns(raw, predictor.schema, keep, block_bytes=_BLOCK_BYTES, has_label=has_label)
-        others = partial(beside, kept=kept, log=raw)
-    log_bytes = 0 if raw.compression else raw.num_bytes
+        kept = [
+            kept_columns(file, predictor.schema, keep, block_bytes=_BLOCK_BYTES, has_label=has_label)
+            for file in files
+        ]
+        others = partial(beside, kept=chain.from_iterable(kept), logs=files)
+    log_bytes = 0 if any(file.compression for file in files) else sum(file.num_bytes for file in files)
     num_samples = 0
 
     def reported(batches: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
@@ -223,7 +233,7 @@ def predict_file(
             samples, num_bytes = predictor.num_read
             progress(num_samples, samples * log_bytes // num_bytes if num_bytes else 0)
 
-    with closing(predictor.probabilities(parts, str(log))) as batches:
+    with closing(predictor.probabilities(logs)) as batches:
         write_scores(out, reported(batches), others=others, overwrite=overwrite)
     progress(num_samples, num_samples)
     return num_samples

@@ -29,7 +29,7 @@ class SchemaCommand(JsonCommand):
     """Print a schema for a log as TOML, for you to edit."""
 
     file: Annotated[Path, Arg("FILE", is_positional=True)]
-    """A log: CSV (plain, gzip or zstd) or Parquet."""
+    """A log: CSV or JSON Lines (plain, gzip, zstd, bz2, xz or lz4), Parquet, Arrow or ORC; or its folder."""
 
     samples: int = 10_000
     """Number of rows to read, from the beginning."""

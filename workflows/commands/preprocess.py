@@ -35,7 +35,7 @@ from ...pipeline.preprocess import (
     remove_stale,
     run_stage,
 )
-from ...pipeline.raw.raw_file import RawFile
+from ...pipeline.raw.log_files import inspect_logs
 from ...pipeline.runtime.memory import default_memory_bytes
 from ...pipeline.runtime.tasks import EngineName, Resources, num_workers, use_engine
 from ...pipeline.schema.schema_file import setting_of
@@ -109,7 +109,8 @@ class PreprocessCommand(Command, PreprocessConfig):
     }
 
     raw: Raw
-    """Logs, in order: text (plain, gzip or zstd) or Parquet."""
+    """Logs, in order: text or JSON Lines (plain, gzip, zstd, bz2, xz or lz4), Parquet, Arrow or ORC. A folder
+    or a quoted pattern stands for its files."""
 
     out: Path
     """Folder for all stages; other commands call it DIR."""
@@ -245,7 +246,8 @@ class IngestOptions(Command):
     on_interrupt = STAGE_INTERRUPTED
 
     raw: Raw
-    """Logs, in order: text (plain, gzip or zstd) or Parquet."""
+    """Logs, in order: text or JSON Lines (plain, gzip, zstd, bz2, xz or lz4), Parquet, Arrow or ORC. A folder
+    or a quoted pattern stands for its files."""
 
     out: Path
     """Folder for all stages; other commands call it DIR."""
@@ -277,7 +279,7 @@ class IngestOptions(Command):
         config = config_of(IngestConfig, self)
         with _running(self.run) as resources:
             if self.redo:
-                workers_for([RawFile.inspect(path) for path in self.raw], config, resources)
+                workers_for(inspect_logs(self.raw), config, resources)
                 _report_removed(remove_from("ingest", self.out))
             was_sealed = not self.extend and is_sealed(self.out / "columns")
             started = working_clock()

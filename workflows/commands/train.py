@@ -366,7 +366,7 @@ class PredictCommand(JsonCommand, PredictConfig):
     """Folder that `train --out` created."""
 
     log: Annotated[Path, Arg("LOG", is_positional=True)]
-    """Raw log in the format that the run was trained on; may be compressed."""
+    """Raw log with the columns that the run was trained on, in any format that is read, or its folder."""
 
     out: Path
     """Parquet file to write: a column `probability`, one row for each line, in the order of the log."""
@@ -386,11 +386,11 @@ class PredictCommand(JsonCommand, PredictConfig):
     def execute(self) -> int:
         """Run ``hotset predict``."""
         # torch takes a second and more to import: not before options and paths are known to be right.
-        from ...pipeline.raw.raw_file import RawFile
+        from ...pipeline.raw.log_files import inspect_logs
 
         check_target(self.out, overwrite=self.overwrite)
         read_config(self.run)
-        RawFile.inspect(self.log)
+        inspect_logs([self.log])
 
         with progress_bars() as progress:
             load_torch(progress)

@@ -89,13 +89,13 @@ def test_rows_stay_beside_each_other_whatever_the_batches(sizes: list[int], tmp_
     log = RawFile.inspect(tmp_path / "log")
     scores = [pa.record_batch({"p": pa.array([0.5] * size, pa.float32())}) for size in sizes]
     kept = pa.table({"row": range(7)}).to_batches(max_chunksize=2)
-    found = pa.Table.from_batches(beside(scores, iter(kept), log))
+    found = pa.Table.from_batches(beside(scores, iter(kept), [log]))
     assert found["row"].to_pylist() == list(range(7)) and found.column_names == ["p", "row"]
     with pytest.raises(InputError, match="log changed while it was read"):
-        list(beside([*scores, *scores], iter(kept), log))
+        list(beside([*scores, *scores], iter(kept), [log]))
     (tmp_path / "log").write_text("other rows")
     with pytest.raises(InputError, match="log changed while it was read"):
-        list(beside(scores, iter(kept), log))
+        list(beside(scores, iter(kept), [log]))
 
 
 def test_damage_in_a_column_that_is_kept_is_one_line(tmp_path: Path) -> None:

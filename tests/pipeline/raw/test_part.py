@@ -5,8 +5,14 @@ Tests `raw_file`, too.
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
+import lzma
 import mmap
+import tarfile
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
@@ -56,7 +62,7 @@ def test_blocks_agree_with_the_naive_cut(
 ) -> None:
     text = b"\n".join(lines) + (b"\n" if lines and ends_in_newline else b"")
     wanted = naive_blocks(text, block_bytes)
-    assume(not text.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")))
+    assume(not text.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")))
     plain = tmp_path / "log"
     packed = tmp_path / "log.gz"
     zstd = tmp_path / "log.zst"
@@ -67,18 +73,97 @@ def test_blocks_agree_with_the_naive_cut(
         assert blocks_of(plain, block_bytes) == wanted
     while wanted and not wanted[-1]:
         wanted.pop()
-    for path in (packed, zstd):
+    others = {
+        "bz2": bz2.compress(text),
+        "xz": lzma.compress(text),
+        "lz4": pa.compress(text, "lz4", asbytes=True),
+    }
+    for name, content in others.items():
+        (tmp_path / name).write_bytes(content)
+        assert RawFile.inspect(tmp_path / name).compression == name
+    for path in (packed, zstd, *(tmp_path / name for name in others)):
         found = blocks_of(path, block_bytes)
         while found and not found[-1]:
             found.pop()
         assert found == wanted
 
 
-def test_a_cut_off_gzip_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "log.gz"
-    path.write_bytes(gzip.compress(bytes(range(48, 58)) * 5000)[:-30])
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "zstd": lambda text: bytes(pa.compress(text, "zstd", asbytes=True)),
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "lz4": lambda text: bytes(pa.compress(text, "lz4", asbytes=True)),
+}
+
+
+@pytest.mark.parametrize("name", PACKERS)
+def test_a_compressed_file_is_read_stream_by_stream_and_refused_where_it_is_cut_off(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "log"
+    lines = b"".join(b"%d,%d\n" % (number, number * 7919 % 1013) for number in range(5000))
+    packed = PACKERS[name](lines)
+    path.write_bytes(packed + packed)
+    assert b"".join(blocks_of(path, 1 << 14)) == lines + lines
+    assert RawFile.inspect(path).expansion(1 << 20) == pytest.approx(2 * len(lines) / (2 * len(packed)))
+    path.write_bytes(packed[:-30])
     with pytest.raises(InputError, match="cannot be read to its end"):
         blocks_of(path, 1 << 20)
+    path.write_bytes(PACKERS[name](b"PAR1" + bytes(10)))
+    with pytest.raises(InputError, match="a file of Parquet that was compressed"):
+        blocks_of(path, 1 << 20)
+
+
+def tar_of(text: bytes) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        entry = tarfile.TarInfo("log.csv")
+        entry.size = len(text)
+        archive.addfile(entry, io.BytesIO(text))
+    return made.getvalue()
+
+
+def zip_of(text: bytes) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("log.csv", text)
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (zip_of(b"a,b\n"), "unzip -p 'my log' > log.csv"),
+        (tar_of(b"a,b\n"), "tar -xf 'my log'"),
+        (gzip.compress(tar_of(b"a,b\n")), "tar -xf 'my log'"),
+        (lzma.compress(tar_of(b"a,b\n")), "tar -xf 'my log'"),
+        (b"Obj\x01\x04\x16avro.schema", "avro cat --format=json 'my log' > log.jsonl"),
+        (b"7z\xbc\xaf\x27\x1c\0\4", "7z x 'my log'"),
+    ],
+)
+def test_an_archive_is_named_with_the_command_that_unpacks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my log").write_bytes(content)
+    with pytest.raises(InputError, match=r"my log is an? ") as caught:
+        blocks_of(Path("my log"), 1 << 20)
+    assert caught.value.hint == hint
+
+
+def test_text_that_begins_as_bzip2_does_is_text(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"BZh9,click\n1,0\n")
+    assert RawFile.inspect(tmp_path / "log").compression is None
+
+
+def test_a_window_of_2_gib_is_named(tmp_path: Path) -> None:
+    # Magic, a frame header with a window of 2**31 bytes, and a last raw block of three bytes.
+    frame = b"\x28\xb5\x2f\xfd" + b"\x00" + bytes([21 << 3]) + (3 << 3 | 1).to_bytes(3, "little") + b"a\nb"
+    (tmp_path / "log.zst").write_bytes(frame)
+    with pytest.raises(InputError, match="a window above 128 MiB") as caught:
+        blocks_of(tmp_path / "log.zst", 1 << 20)
+    assert (caught.value.hint or "").startswith("zstd -d --long=31 ")
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path) -> None:

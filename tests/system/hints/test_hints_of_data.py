@@ -521,5 +521,5 @@ def test_a_log_that_changes_while_columns_are_copied_is_predicted_again(shell: S
     raw = RawFile.inspect(Path("log.tsv"))
     with open("log.tsv", "a") as file:
         file.write("\n")
-    assert hint_of(lambda: list(beside([], iter(()), raw))) == "run again when it is complete"
-    assert list(beside([], iter(()), RawFile.inspect(Path("log.tsv")))) == []
+    assert hint_of(lambda: list(beside([], iter(()), [raw]))) == "run again when it is complete"
+    assert list(beside([], iter(()), [RawFile.inspect(Path("log.tsv"))])) == []

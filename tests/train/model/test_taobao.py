@@ -68,7 +68,7 @@ def test_the_model_learns_what_users_choose_next(scored: ScoredRun) -> None:
 
 def test_predictions_have_the_bits_of_evaluate(scored: ScoredRun) -> None:
     predictor = RunPredictor(scored.run)
-    found = np.concatenate(list(predictor.logits(predictor.parts_of_file(scored.log), "the log")))
+    found = np.concatenate(list(predictor.logits(predictor.open_log(scored.log))))
     np.testing.assert_array_equal(found, scored.evaluated())
     assert np.unique(found).size > 300
 

@@ -305,10 +305,8 @@ def test_values_become_categories_as_in_a_log(lists: ScoredRun, tmp_path: Path) 
     ]
     log = Log(lists.lines.kinds, rows)
     predictor = RunPredictor(lists.run)
-    parts = predictor.parts_of_file(write_csv(tmp_path / "log.csv", log))
-    assert_close(
-        logits_of_graph(lists, columns_of(log)), np.concatenate(list(predictor.logits(parts, "log")))
-    )
+    logs = predictor.open_log(write_csv(tmp_path / "log.csv", log))
+    assert_close(logits_of_graph(lists, columns_of(log)), np.concatenate(list(predictor.logits(logs))))
     tables = {
         table.name: table for table in VocabularyTotals.of(Manifest.read(lists.run / "vocabulary")).tables
     }

@@ -30,7 +30,6 @@ from hotset.pipeline.errors import ByteSize, ConfigError, HotsetError, InputErro
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.totals import VocabularyTable
 from hotset.pipeline.formats.ids import PartIds
-from hotset.pipeline.raw.part import RawParts
 from hotset.pipeline.stages.encode import EncodedSamples
 from hotset.stats.metrics import probabilities
 from hotset.tests.support.scored_runs import NUM_EVALUATION, ScoredRun, run_on_criteo, run_on_lists
@@ -40,7 +39,7 @@ from hotset.train.data.shards import ShardOrigin, Shards, vocabulary_of
 from hotset.train.run import train
 from hotset.train.run_config import read_config
 from hotset.train.serving import predict as predict_log
-from hotset.train.serving.predict import RunPredictor, batches_of, predict_file
+from hotset.train.serving.predict import OpenLogs, RunPredictor, batches_of, predict_file
 from hotset.train.serving.run_tables import RunTables, open_vocabulary
 from hotset.train.verify_run import verify_run
 
@@ -55,8 +54,8 @@ def criteo(tmp_path_factory: pytest.TempPathFactory) -> ScoredRun:
     return run_on_criteo(tmp_path_factory.mktemp("criteo"), model="dcnv2")
 
 
-def logits_of(predictor: RunPredictor, parts: RawParts) -> NDArray[np.float32]:
-    return np.concatenate(list(predictor.logits(parts, "the log")))
+def logits_of(predictor: RunPredictor, logs: OpenLogs) -> NDArray[np.float32]:
+    return np.concatenate(list(predictor.logits(logs)))
 
 
 @pytest.mark.parametrize("block_bytes", [700, 4 << 20])
@@ -67,7 +66,7 @@ def test_the_bits_are_those_of_evaluate(
     """Whatever the parts of the log, which end in the middle of batches, and the number of threads."""
     monkeypatch.setattr(predict_log, "_BLOCK_BYTES", block_bytes)
     predictor = RunPredictor(lists.run, PredictConfig(threads=threads))
-    found = logits_of(predictor, predictor.parts_of_file(lists.log))
+    found = logits_of(predictor, predictor.open_log(lists.log))
     np.testing.assert_array_equal(found, lists.evaluated())
     assert found.size == NUM_EVALUATION and np.unique(found).size > 50
 
@@ -75,17 +74,17 @@ def test_the_bits_are_those_of_evaluate(
 def test_criteo_logs_are_predicted_with_and_without_labels(criteo: ScoredRun, tmp_path: Path) -> None:
     predictor = RunPredictor(criteo.run)
     wanted = criteo.evaluated()
-    np.testing.assert_array_equal(logits_of(predictor, predictor.parts_of_file(criteo.log)), wanted)
+    np.testing.assert_array_equal(logits_of(predictor, predictor.open_log(criteo.log)), wanted)
     bare = tmp_path / "bare.tsv.gz"
     lines = criteo.log.read_bytes().splitlines(keepends=True)
     bare.write_bytes(gzip.compress(b"".join(line[2:] for line in lines)))
-    parts = predictor.parts_of_file(bare, has_label=False)
+    parts = predictor.open_log(bare, has_label=False)
     np.testing.assert_array_equal(logits_of(predictor, parts), wanted)
 
 
 def test_rows_that_do_not_fit_are_read_from_the_weights(lists: ScoredRun) -> None:
     predictor = RunPredictor(lists.run, PredictConfig(slow_bytes=ByteSize(900)))
-    found = logits_of(predictor, predictor.parts_of_file(lists.log))
+    found = logits_of(predictor, predictor.open_log(lists.log))
     np.testing.assert_array_equal(found, lists.evaluated())
 
 
@@ -104,7 +103,7 @@ class Wide(nn.Module):
 def test_a_users_module_predicts_a_parquet_log(tmp_path: Path) -> None:
     scored = run_on_lists(tmp_path, format="parquet", model_source=Wide, model=f"{__name__}:Wide")
     predictor = RunPredictor(scored.run, model_source=Wide)
-    found = logits_of(predictor, predictor.parts_of_file(scored.log))
+    found = logits_of(predictor, predictor.open_log(scored.log))
     np.testing.assert_array_equal(found, scored.evaluated(Wide))
 
 
@@ -114,7 +113,7 @@ def test_a_table_in_memory_has_the_predictions_of_its_log(lists: ScoredRun, crit
     names = list(lists.lines.kinds)
     columns = {name: [row[number] for row in lists.lines.rows] for number, name in enumerate(names)}
     table = pl.DataFrame(columns, strict=False).to_arrow()
-    np.testing.assert_array_equal(logits_of(predictor, predictor.parts_of_table(table)), lists.evaluated())
+    np.testing.assert_array_equal(logits_of(predictor, predictor.open_table(table)), lists.evaluated())
 
     # Criteo's categories are hex digits in text, and the hash tables have 32 bits.
     predictor = RunPredictor(criteo.run)
@@ -123,7 +122,7 @@ def test_a_table_in_memory_has_the_predictions_of_its_log(lists: ScoredRun, crit
         criteo.log, separator="\t", has_header=False, new_columns=fields, infer_schema_length=0
     )
     frame = frame.with_columns(pl.col(predictor.schema.dense).cast(pl.Int32))
-    found = logits_of(predictor, predictor.parts_of_table(frame.to_arrow()))
+    found = logits_of(predictor, predictor.open_table(frame.to_arrow()))
     np.testing.assert_array_equal(found, criteo.evaluated())
 
 
@@ -164,7 +163,7 @@ def test_progress_is_told_with_the_samples_that_the_log_may_have(
 
 def test_another_batch_size_changes_no_line(lists: ScoredRun) -> None:
     predictor = RunPredictor(lists.run, PredictConfig(batch_size=7))
-    found = logits_of(predictor, predictor.parts_of_file(lists.log))
+    found = logits_of(predictor, predictor.open_log(lists.log))
     np.testing.assert_allclose(found, lists.evaluated(), rtol=0, atol=1e-5)
 
 
@@ -188,7 +187,7 @@ def test_a_run_predicts_where_nothing_of_its_data_is_left(criteo: ScoredRun, tmp
     wanted = criteo.evaluated()
     (tmp_path / "data").mkdir()
     predictor = RunPredictor(tmp_path / "moved")
-    np.testing.assert_array_equal(logits_of(predictor, predictor.parts_of_file(criteo.log)), wanted)
+    np.testing.assert_array_equal(logits_of(predictor, predictor.open_log(criteo.log)), wanted)
 
 
 @pytest.mark.parametrize("name", ["C1.arrow", "manifest.json"])
@@ -208,8 +207,8 @@ def test_weights_that_diverged_are_refused(criteo: ScoredRun) -> None:
 
     dense: Any = predictor._dense
     dense.predict = no_number
-    with pytest.raises(HotsetError, match="a prediction for the log is no number"):
-        logits_of(predictor, predictor.parts_of_file(criteo.log))
+    with pytest.raises(HotsetError, match=r"a prediction for .* is no number"):
+        logits_of(predictor, predictor.open_log(criteo.log))
 
 
 @pytest.mark.parametrize(
@@ -335,3 +334,24 @@ def test_the_vocabulary_of_another_run_is_refused(scored: ScoredRun, tmp_path: P
     train(tmp_path / "shards", TrainConfig(threads=1), tmp_path / "alone")
     with pytest.raises(ManifestError, match=r"it has \d+ rows of C1, the run \d+ of tags"):
         RunTables.open(tmp_path / "alone", other.data)
+
+
+def test_a_folder_is_predicted_file_by_file_with_the_bits_of_one_log(
+    lists: ScoredRun, tmp_path: Path
+) -> None:
+    (tmp_path / "log" / "b").mkdir(parents=True)
+    header, *lines = lists.log.read_text().splitlines(keepends=True)
+    (tmp_path / "log" / "b" / "part-0").write_text("".join([header, *lines[100:]]))
+    (tmp_path / "log" / "a.csv").write_text("".join([header, *lines[:100]]))
+    (tmp_path / "log" / "_SUCCESS").write_text("")
+    predictor = RunPredictor(lists.run)
+    np.testing.assert_array_equal(
+        logits_of(predictor, predictor.open_log(tmp_path / "log")), lists.evaluated()
+    )
+    keep = [header.strip().split(",")[0]]
+    assert predict_file(predictor, tmp_path / "log", tmp_path / "s.parquet", keep=keep) == NUM_EVALUATION
+    kept = pq.read_table(tmp_path / "s.parquet").column(keep[0]).to_pylist()
+    assert kept == [line.split(",")[0] for line in lines]
+    (tmp_path / "log" / "b" / "part-0").write_text("".join([header, "x\n"]))
+    with pytest.raises(InputError, match=r"part-0, line 2: found 1 field"):
+        predict_file(predictor, tmp_path / "log", tmp_path / "t.parquet")

@@ -110,7 +110,7 @@ def assert_all_agree(run: Path, data: Path, log: Log, folder: Path) -> None:
     """Bits of `evaluate` for the lines, and 1e-5 of them for the exported graph."""
     scored = ScoredRun(run, data, write_csv(folder / "lines.csv", log))
     predictor = RunPredictor(run)
-    found = np.concatenate(list(predictor.logits(predictor.parts_of_file(scored.log), "the log")))
+    found = np.concatenate(list(predictor.logits(predictor.open_log(scored.log))))
     wanted = scored.evaluated()
     np.testing.assert_array_equal(found, wanted)
     tables = RunTables.open(run)
@@ -139,7 +139,7 @@ def test_the_lines_of_one_part_agree(models: Models, part: Part, name: str, tmp_
     stop = models.num_validation if part == "validation" else None
     predictor = RunPredictor(run)
     log = write_csv(tmp_path / "part.csv", Log(KINDS, models.joined.rows[first:stop]))
-    found = np.concatenate(list(predictor.logits(predictor.parts_of_file(log), "the log")))
+    found = np.concatenate(list(predictor.logits(predictor.open_log(log))))
     shards = Shards.open(models.data)
     assert models.num_validation % shards.batch_size
     loaded = load_model(run, read_config(run), read_weights(run), shards.tables, shards.batch_size)

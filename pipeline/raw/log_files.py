@@ -1,0 +1,101 @@
+"""The files of a log: folders and patterns as the files they stand for, and what their paths say.
+
+Spark, Hive and others write a log as a folder. Its data files are read in the order of their names; those
+that begin with ``_`` or ``.`` and checksums (``.crc``) are none. A folder called ``dt=2026-01-31`` gives all
+files below it a column ``dt``, which is read where the schema names it.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..schema.schema import Schema
+from .raw_file import RawFile
+
+
+def inspect_logs(given: Iterable[Path]) -> list[RawFile]:
+    """Return the files that were given, in order, as they are now.
+
+    Raises:
+        InputError: one cannot be read, or a folder or pattern has no data file.
+    """
+    return [RawFile.inspect(path) for path in log_files(given)]
+
+
+def log_files(given: Iterable[Path]) -> list[Path]:
+    """Return paths with the files of folders and of patterns such as ``day=*/*.csv`` in their place.
+
+    Raises:
+        InputError: a folder or pattern has no data file, or a folder cannot be read.
+    """
+    found: list[Path] = []
+    for path in given:
+        if path.is_dir():
+            found += _files_of_folder(path)
+        elif glob.has_magic(str(path)) and not path.exists():
+            matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+            matches = [match for match in matches if _is_data(match.name)]
+            if not matches:
+                raise InputError(f"no file matches {path}", hint="look at the folder with ls")
+            found += [file for match in matches for file in log_files([match])]
+        else:
+            found.append(path)
+    return found
+
+
+def _files_of_folder(folder: Path) -> list[Path]:
+    if (folder / "manifest.json").exists():
+        raise InputError(f"{folder} was written by hotset, want a raw log")
+    found: list[Path] = []
+    seen: set[str] = set()
+
+    def refuse(error: OSError) -> None:
+        raise InputError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        if os.path.realpath(root) in seen:  # a link may lead to a folder above it
+            raise InputError(
+                f"{root} is a link to a folder that is in {folder} already", hint="remove the link"
+            )
+        seen.add(os.path.realpath(root))
+        folders[:] = [name for name in folders if _is_data(name)]
+        found += [Path(root, name) for name in names if _is_data(name)]
+    if not found:
+        raise InputError(
+            f"{folder} is a folder without data files", hint="names that begin with _ or . are left out"
+        )
+    return sorted(found, key=lambda path: path.parts)
+
+
+def _is_data(name: str) -> bool:
+    return not name.startswith(("_", ".")) and not name.endswith(".crc")
+
+
+def example_file(given: Path) -> RawFile:
+    """Return the largest file of a log, which is read to find out what the log is like.
+
+    Raises:
+        InputError: as `inspect_logs`.
+    """
+    return max(inspect_logs([given]), key=lambda file: file.num_bytes)
+
+
+def names_of(files: Sequence[RawFile], schema: Schema) -> list[str]:
+    """Return what each file is called in a manifest: by its partitions, too, where they are columns."""
+    wanted = set(schema.columns(has_label=True))
+    names = []
+    for file in files:
+        used = [f"{key}={value}/" for key, value in file.partitions.items() if key in wanted]
+        names.append("".join(used) + file.path.name)
+    return names
+
+
+def identity_of(files: Sequence[RawFile], schema: Schema) -> list[dict[str, Any]]:
+    """Return the files as inputs of `ingest` in its manifest."""
+    names = names_of(files, schema)
+    return [{"name": name, "bytes": file.num_bytes} for name, file in zip(names, files, strict=True)]
