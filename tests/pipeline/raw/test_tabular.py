@@ -446,9 +446,9 @@ def test_texts_that_the_file_has_once_are_held_once(tmp_path: Path, monkeypatch:
     pq.write_table(pa.table({"d": [texts[number % 3] for number in range(3000)]}), tmp_path / "log")
     held: list[int] = []
 
-    def parse(batch: Any, schema: Schema, *, has_label: bool) -> Part:
+    def parse(batch: Any, schema: Schema, **settings: Any) -> Part:
         held.append(batch.nbytes)
-        return parse_batch(batch, schema, has_label=has_label)
+        return parse_batch(batch, schema, **settings)
 
     monkeypatch.setattr(parquet_parts, "parse_batch", parse)
     config = IngestConfig(schema="format = 'parquet'\n[sparse]\nd = 'text'")
