@@ -15,8 +15,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from .errors import ConfigError
-from .raw.column_values import ListSpans, Spans, Values, is_list, is_text, plain, read_column
+from .raw.column_values import Form, Values, is_list, is_text, plain, read_column
 from .raw.text_fields import BAD, GOOD, MISSING
+from .raw.text_lists import ListForm, ListSpans, Spans
 from .raw.times import TICKS, is_temporal
 from .schema.schema import TIME_KINDS, check_name
 from .schema.schema_file import write_time_entry
@@ -91,7 +92,7 @@ def are_times(values: Any) -> bool:
 
 def _values_of(values: Any, kind: str, unit: str | None) -> NDArray[Any]:
     """Return the hours or weekdays of the times that are not missing."""
-    found = read_column(values, kind, unit)
+    found = read_column(values, kind, Form(unit))
     times: NDArray[Any] = found.values[found.states == GOOD]
     return times
 
@@ -319,7 +320,7 @@ def _list_hint(spans: Spans, num_distinct: int, *, is_parquet: bool) -> str:
     is_filled = spans.stops > spans.starts
     filled = Spans(spans.text, spans.starts[is_filled], spans.stops[is_filled])
     for separator in _LIST_SEPARATORS if is_filled.any() else "":
-        kind, found = next(_fitting_kinds(ListSpans(filled, ord(separator))))
+        kind, found = next(_fitting_kinds(ListSpans(filled, ListForm(separator))))
         lengths = np.diff(found.offsets) if found.offsets is not None else np.ones(1)
         elements = np.unique(found.values[found.states != MISSING]).shape[0]
         if (lengths > 1).mean() < _LIST_SHARE or elements >= num_distinct:

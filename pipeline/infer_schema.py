@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .errors import MIB, InputError, raise_system_fault
 from .infer_column import MIN_ROWS_TO_JUDGE, InferredColumn, are_times, infer_column
-from .raw.column_values import Spans, plain, read_column, read_values
+from .raw.column_values import plain, read_column, read_values
 from .raw.criteo import tells_label
 from .raw.criteo_kernel import count_newlines
 from .raw.log_files import example_file
@@ -28,6 +28,7 @@ from .raw.part import Block, iterate_blocks
 from .raw.raw_file import RawFile
 from .raw.tabular import MISSING_WORDS
 from .raw.text_fields import BAD, GOOD, split_fields
+from .raw.text_lists import Spans
 from .schema.schema import Schema, schema_named
 from .schema.schema_file import write_entry, write_schema
 

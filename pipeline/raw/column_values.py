@@ -10,28 +10,29 @@ texts share a number, and so a row, with a probability of about n**2 / 2**65: 3e
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
 from ..schema.schema import SAMPLE_TIME, TIME_KINDS
-from .text_fields import (
-    BAD,
-    GOOD,
-    HARD,
-    MISSING,
-    count_elements,
-    join_spans,
-    parse_decimals,
-    parse_hex8,
-    parse_integers,
-    split_elements,
+from .text_fields import BAD, GOOD, HARD, MISSING, join_spans, parse_decimals, parse_hex8, parse_integers
+from .text_lists import ListSpans, Spans, elements_of
+from .times import (
+    TICKS,
+    features_of,
+    is_temporal,
+    local_seconds,
+    parse_formatted,
+    parse_times,
+    seconds_of_temporal,
+    steps_of,
 )
-from .times import TICKS, features_of, is_temporal, parse_times, seconds_of_temporal
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,21 +114,24 @@ _EXACT_POWER = 22
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
-    """Text of one column: ``text[starts[i]:stops[i]]``."""
+class Form:
+    """How the values of a column are written; the fields of a Schema have more on each."""
 
-    text: NDArray[np.uint8]
-    starts: NDArray[np.int64]
-    stops: NDArray[np.int64]
+    unit: str | None = None
+    """Unit of times that are numbers."""
+    format: str | None = None
+    """How times are written."""
+    zone: str = ""
+    """Time zone of hours and weekdays, empty for UTC."""
+    positive: tuple[str | int | float, ...] = ()
+    """Values that are a label of 1."""
+    above: float | None = None
+    """Number above which a value is a label of 1."""
+    missing: tuple[str, ...] = ()
+    """Texts that stand for a missing value."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListSpans:
-    """Text of one column of lists, one field each."""
-
-    fields: Spans
-    separator: int
-    """Byte between two elements."""
+PLAIN = Form()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,43 +172,158 @@ class Values:
         return first + int(np.argmax(self.states[first:] == BAD))
 
 
-def read_column(values: Any, kind: str, unit: str | None = None) -> Values:
-    """Read Spans, ListSpans, a typed array, or an Arrow list of either, as `plain` gives them.
-
-    ``unit`` is that of times which are integers.
-    """
-    if kind in (*TIME_KINDS, SAMPLE_TIME):
-        return _read_times(values, kind, unit)
+def read_column(values: Any, kind: str, form: Form = PLAIN) -> Values:
+    """Read Spans, ListSpans, a typed array, or an Arrow list of either, as `plain` gives them."""
     if isinstance(values, ListSpans):
-        offsets = np.empty(values.fields.starts.shape[0] + 1, np.int64)
-        elements = elements_of(values, offsets)
-        return replace(read_column(elements, kind), offsets=offsets)
+        lists = replace(values, fields=_without(values.fields, form.missing)) if form.missing else values
+        elements, offsets, is_refused = elements_of(lists)
+        found = replace(read_column(elements, kind, form), offsets=offsets)
+        found.states[is_refused] = BAD
+        found.values[is_refused] = 0
+        return found
     if not isinstance(values, Spans) and is_list(values.type):
-        return _read_lists(values, kind)
+        return _read_lists(values, kind, form)
+    if form.missing:
+        values = _without(values, form.missing)
+    if kind in (*TIME_KINDS, SAMPLE_TIME):
+        return _read_times(values, kind, form)
+    if kind == "label":
+        return _read_labels(values, form)
     if kind == "text" and isinstance(values, Spans):
         return _read_texts(values)
     return Values(*read_values(values, kind))
 
 
-def _read_times(values: Any, kind: str, unit: str | None) -> Values:
-    if unit is not None:
-        integers, states = read_values(values, "integer")
-        seconds = integers.view(np.int64) // TICKS[unit]
-    elif isinstance(values, Spans):
-        seconds = np.empty(values.starts.shape[0], np.int64)
-        states = np.empty(values.starts.shape[0], np.uint8)
-        parse_times(values.text, values.starts, values.stops, seconds, states)
-    else:
-        # Only a column of nulls gets here with another type than one of times.
+def _without(values: Any, words: tuple[str, ...]) -> Any:
+    """Return a column without the values that words stand for; of numbers, the words that are such."""
+    if isinstance(values, Spans):
+        starts, stops = values.starts, values.stops.copy()
+        for word in words:
+            code = np.frombuffer(word.encode(), np.uint8)
+            rows = np.flatnonzero(stops - starts == code.size)
+            for i in range(code.size):
+                rows = rows[values.text[starts[rows] + i] == code[i]]
+            stops[rows] = starts[rows]
+        return replace(values, stops=stops)
+    kind = values.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        return values
+    numbers = []
+    for word in words:
+        with suppress(pa.ArrowInvalid):
+            numbers.append(pa.scalar(word).cast(kind))
+    if not numbers:
+        return values
+    is_there = pc.invert(pc.is_in(values, value_set=pa.array([number.as_py() for number in numbers], kind)))
+    return pc.if_else(is_there, values, pa.scalar(None, kind))
+
+
+def _read_labels(values: Any, form: Form) -> Values:
+    if form.above is not None:
+        numbers, states = read_values(values, "float")
+        return Values((numbers > form.above).astype(np.uint64), states)
+    if form.positive:
+        return _read_positive(values, form.positive)
+    found, states = read_values(values, "label")
+    odd = np.flatnonzero(states == BAD)
+    if isinstance(values, Spans) and odd.size:
+        # Labels that are no integers may be numbers such as 1.0e+00, or true and false.
+        spans = Spans(values.text, values.starts[odd], values.stops[odd])
+        numbers, are_numbers = _read_decimals(spans)
+        hashes, texts = hash_text(spans.text, spans.starts, spans.stops)
+        for word, value in ((b"true", 1), (b"false", 0)):
+            is_word = [text.lower() == word for text in texts.texts.to_pylist()]
+            is_here = np.isin(hashes, texts.hashes[np.array(is_word, np.bool_)])
+            numbers[is_here], are_numbers[is_here] = value, GOOD
+        is_label = (are_numbers == GOOD) & ((numbers == 0) | (numbers == 1))
+        found[odd[is_label]] = numbers[is_label].astype(np.uint64)
+        states[odd[is_label]] = GOOD
+    return Values(found, states)
+
+
+def _read_positive(values: Any, positive: tuple[str | int | float, ...]) -> Values:
+    """Return 1 for the values that are named, 0 for others."""
+    words = {each.encode() for each in positive if isinstance(each, str)}
+    numbers = {each for each in positive if not isinstance(each, str)}
+    if isinstance(values, Spans):
+        hashes, texts = hash_text(values.text, values.starts, values.stops)
+        words_of = texts.texts.to_pylist()
+        numbers_of, states = _read_decimals(_spans_of(texts.texts))
+        is_named = (word in words for word in words_of)
+        is_number = (
+            state == GOOD and number in numbers
+            for state, number in zip(states, numbers_of.tolist(), strict=True)
+        )
+        is_one = np.array([any(both) for both in zip(is_named, is_number, strict=True)], np.bool_)
+        states = np.where(values.starts == values.stops, MISSING, GOOD).astype(np.uint8)
+        return Values(np.isin(hashes, texts.hashes[is_one]).astype(np.uint64), states)
+    # Of typed values each distinct one is compared, as a number or by its text.
+    encoded = values.dictionary_encode()
+    distinct = encoded.dictionary.to_pylist()
+    names = [str(value).lower() if isinstance(value, bool) else str(value) for value in distinct]
+    small = {word.lower() for word in words}
+    is_one = np.array(
+        [
+            value in numbers or name.encode() in (small if isinstance(value, bool) else words)
+            for value, name in zip(distinct, names, strict=True)
+        ],
+        np.bool_,
+    )
+    is_missing = values.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
+    rows = encoded.indices.fill_null(0).to_numpy()
+    found = is_one[rows] & ~is_missing if is_one.size else np.zeros(rows.shape[0], np.bool_)
+    return Values(found.astype(np.uint64), np.where(is_missing, MISSING, GOOD).astype(np.uint8))
+
+
+def _read_times(values: Any, kind: str, form: Form) -> Values:
+    if not isinstance(values, Spans) and (is_temporal(values.type) or pa.types.is_null(values.type)):
         states = np.where(values.is_valid().to_numpy(zero_copy_only=False), GOOD, MISSING).astype(np.uint8)
         seconds = seconds_of_temporal(values) if is_temporal(values.type) else np.zeros(len(values), np.int64)
+    elif form.unit is not None:
+        seconds, states = _read_ticks(values, TICKS[form.unit])
+    else:
+        # Numbers are read by their digits, as 20240131.
+        spans = values if isinstance(values, Spans) else plain(values.cast(pa.string()))
+        seconds = np.empty(spans.starts.shape[0], np.int64)
+        states = np.empty(spans.starts.shape[0], np.uint8)
+        if form.format is None:
+            parse_times(spans.text, spans.starts, spans.stops, seconds, states)
+        else:
+            parse_formatted(spans.text, spans.starts, spans.stops, steps_of(form.format), seconds, states)
     if kind == SAMPLE_TIME:
         # No click was logged before 1970, and manifests hold no numbers below zero.
         states = np.where((states == GOOD) & (seconds < 0), BAD, states).astype(np.uint8)
         found = seconds.view(np.uint64)
     else:
-        found = features_of(kind, seconds)
+        found = features_of(kind, local_seconds(seconds, form.zone) if form.zone else seconds)
     return Values(np.where(states == GOOD, found, np.uint64(0)), states)
+
+
+def _read_ticks(values: Any, ticks: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Return the seconds of times that are numbers in a unit, rounded down."""
+    below, above = LIMITS["integer"]
+    if isinstance(values, Spans):
+        found = np.empty(values.starts.shape[0], np.uint64)
+        states = np.empty(values.starts.shape[0], np.uint8)
+        limits = np.uint64(below), np.uint64(above)
+        parse_integers(values.text, values.starts, values.stops, *limits, False, True, found, states)
+        # What is left may have an exponent.
+        odd = np.flatnonzero(states == BAD)
+        numbers, are_numbers = _read_decimals(Spans(values.text, values.starts[odd], values.stops[odd]))
+    elif not pa.types.is_floating(values.type):
+        whole = pc.floor(values) if pa.types.is_decimal(values.type) else values
+        found, states = _read_numbers(whole, "integer")
+        odd = np.zeros(0, np.intp)
+        numbers, are_numbers = np.zeros(0), np.zeros(0, np.uint8)
+    else:
+        numbers, are_numbers = _read_floats(values)
+        odd = np.arange(len(values))
+        found, states = np.zeros(len(values), np.uint64), np.full(len(values), BAD, np.uint8)
+    is_good = (are_numbers == GOOD) & (np.abs(numbers) < 2.0**63)
+    found[odd[is_good]] = np.floor(numbers[is_good]).astype(np.int64).view(np.uint64)
+    states[odd[is_good]] = GOOD
+    states[odd[are_numbers == MISSING]] = MISSING
+    return found.view(np.int64) // ticks, states
 
 
 def _read_texts(spans: Spans) -> Values:
@@ -214,32 +333,22 @@ def _read_texts(spans: Spans) -> Values:
     return Values(hashes, states, texts=texts)
 
 
-def elements_of(lists: ListSpans, offsets: NDArray[np.int64]) -> Spans:
-    """Split lists into elements; writes where each list's begin to ``offsets``, (num_fields + 1,)."""
-    fields = (lists.fields.text, lists.fields.starts, lists.fields.stops, lists.separator)
-    count_elements(*fields, offsets)
-    starts = np.empty(offsets[-1], np.int64)
-    stops = np.empty(offsets[-1], np.int64)
-    split_elements(*fields, starts, stops)
-    return Spans(lists.fields.text, starts, stops)
-
-
 def elements_of_row(lists: Any, row: int) -> Any:
     """Return the elements of one row of ListSpans or of an Arrow list, as Spans or a typed array."""
     if isinstance(lists, ListSpans):
         fields = lists.fields
         one = Spans(fields.text, fields.starts[row : row + 1], fields.stops[row : row + 1])
-        return elements_of(ListSpans(one, lists.separator), np.empty(2, np.int64))
+        return elements_of(ListSpans(one, lists.form))[0]
     return plain(lists[row : row + 1].cast(pa.large_list(lists.type.value_type)).flatten())
 
 
-def _read_lists(array: Any, kind: str) -> Values:
+def _read_lists(array: Any, kind: str, form: Form) -> Values:
     array = array.cast(pa.large_list(array.type.value_type))
     # A missing list, whatever its length is in the file, counts as one element.
     is_null = array.is_null().to_numpy(zero_copy_only=False)
     lengths = np.diff(np.asarray(array.offsets)) * ~is_null
     offsets = np.concatenate([[0], np.cumsum(np.where(is_null, 1, lengths))]).astype(np.int64)
-    found = read_column(plain(array.flatten()), kind)
+    found = read_column(plain(array.flatten()), kind, form)
     if not is_null.any():
         return replace(found, offsets=offsets)
 
@@ -270,7 +379,8 @@ def read_values(values: Any, kind: str) -> tuple[NDArray[Any], NDArray[np.uint8]
         parse_hex8(*spans, integers, states)
     else:
         below, above = LIMITS[kind]
-        parse_integers(*spans, np.uint64(below), np.uint64(above), integers, states)
+        are_codes = kind in ("integer", "unsigned")
+        parse_integers(*spans, np.uint64(below), np.uint64(above), are_codes, False, integers, states)
     return integers, states
 
 
@@ -286,14 +396,14 @@ def _read_decimals(spans: Spans) -> tuple[NDArray[np.float64], NDArray[np.uint8]
 
 
 def _read_floats(array: Any) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    is_valid = array.is_valid().to_numpy(zero_copy_only=False)
+    is_there = ~array.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     if pa.types.is_decimal(array.type):
         found = _read_exact_decimals(array)
     else:
         found = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
-    return np.where(is_valid, found, 0), np.where(is_valid, GOOD, MISSING).astype(np.uint8)
+    return np.where(is_there, found, 0), np.where(is_there, GOOD, MISSING).astype(np.uint8)
 
 
 def _read_exact_decimals(array: Any) -> NDArray[np.float64]:
@@ -321,9 +431,11 @@ def _refuse_infinite(
 
 def _read_numbers(array: Any, kind: str) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
     below, above = LIMITS.get(kind, (0, 0))  # text and hex8 get here from columns of nulls only
-    is_valid = array.is_valid().to_numpy(zero_copy_only=False)
+    is_valid = ~array.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
+    if pa.types.is_decimal(array.type):
+        return _read_whole_decimals(array, kind)
     numbers = array.fill_null(0).to_numpy(zero_copy_only=False)
     if numbers.dtype == np.float16:  # whose largest number is below the bound of exact ones
         numbers = numbers.astype(np.float32)
@@ -344,6 +456,31 @@ def _read_numbers(array: Any, kind: str) -> tuple[NDArray[np.uint64], NDArray[np
     states = np.where(is_valid, np.where(fits, GOOD, BAD), MISSING).astype(np.uint8)
     wide = numbers.astype(np.int64).view(np.uint64) if numbers.dtype.kind == "i" else numbers
     return np.where(states == GOOD, wide, 0).astype(np.uint64), states
+
+
+def _read_whole_decimals(array: Any, kind: str) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+    """Read decimals that are whole and fit the kind; others are bad."""
+    below, above = LIMITS.get(kind, (0, 0))
+    if pa.types.is_decimal128(array.type) and array.type.scale == 0:
+        # Of a 128-bit integer with as many bits as one of 64, the upper word has the sign alone.
+        words = np.frombuffer(array.buffers()[1], np.int64)[
+            2 * array.offset : 2 * (array.offset + len(array))
+        ]
+        low, high = words[::2], words[1::2]
+        is_short = high == low >> 63
+        fits = is_short & (low >= -below) & (low <= min(above, 2**63 - 1))
+        fits |= (high == 0) & (low.view(np.uint64) <= np.uint64(above))
+        found = low.view(np.uint64)
+    else:
+        numbers = [
+            number if number is not None and -below <= number <= above else None
+            for number in array.to_pylist()
+        ]
+        fits = np.array([number is not None and number == int(number) for number in numbers], np.bool_)
+        found = np.array([int(number or 0) % 2**64 for number in numbers], np.uint64)
+    is_valid = array.is_valid().to_numpy(zero_copy_only=False)
+    states = np.where(is_valid, np.where(fits, GOOD, BAD), MISSING).astype(np.uint8)
+    return np.where(states == GOOD, found, np.uint64(0)), states
 
 
 def other_kind(value: Any, kind: str, *, is_element: bool) -> str | None:
@@ -378,15 +515,27 @@ def is_list(kind: Any) -> bool:
 
 def is_text(kind: Any) -> bool:
     """Return whether `plain` gives Spans of a Parquet column of this Arrow type."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return is_text(kind.storage_type)
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(test(kind) for test in (*tests, pa.types.is_binary, pa.types.is_large_binary))
+    more = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    return any(test(kind) for test in (*tests, *more))
+
+
+def is_fixed_text(kind: Any) -> bool:
+    """Return whether texts of a type have one length, or another type below: they are not numbered."""
+    return isinstance(kind, pa.BaseExtensionType) or bool(pa.types.is_fixed_size_binary(kind))
 
 
 def plain(array: Any) -> Any:
     """Return a Parquet column as Spans, or as a typed array without a dictionary; a list stays what it is.
 
-    Spans of numbered texts share the bytes of each.
+    Spans of numbered texts share the bytes of each. A UUID is the text that its usual form is.
     """
+    if isinstance(array.type, pa.UuidType):
+        return _texts_of_uuids(array.storage)
+    if isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
     if pa.types.is_dictionary(array.type):
         texts = plain(array.dictionary)
         if not isinstance(texts, Spans) or not len(array.dictionary):
@@ -397,13 +546,32 @@ def plain(array: Any) -> Any:
         return Spans(texts.text, starts, np.where(is_there, texts.stops[numbers], starts))
     if pa.types.is_null(array.type):
         return array.cast(pa.int64())
-    if not is_text(array.type):
-        return array
-    if not pa.types.is_large_binary(array.type):
-        array = array.cast(pa.large_string() if pa.types.is_string_view(array.type) else pa.large_binary())
-    _, offsets, text = array.buffers()
+    return _spans_of(array) if is_text(array.type) else array
 
-    # Arrow's offsets are the spans; a null is made an empty one.
+
+def _texts_of_uuids(array: Any) -> Spans:
+    """Return UUIDs as the texts that they are written as: 8-4-4-4-12 hex digits."""
+    num_rows = len(array)
+    found = np.frombuffer(array.buffers()[1], np.uint8, 16 * num_rows, 16 * array.offset).reshape(
+        num_rows, 16
+    )
+    text = np.full((num_rows, 36), ord("-"), np.uint8)
+    places = [place for place in range(36) if place not in (8, 13, 18, 23)]
+    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
+    text[:, places[::2]] = digits[found >> 4]
+    text[:, places[1::2]] = digits[found & 15]
+    starts = np.arange(num_rows, dtype=np.int64) * 36
+    stops = starts + np.where(array.is_valid().to_numpy(zero_copy_only=False), 36, 0)
+    return Spans(text.reshape(-1), starts, stops)
+
+
+def _spans_of(array: Any) -> Spans:
+    """Return an array of a type of texts as Spans; a null is an empty one."""
+    if pa.types.is_string_view(array.type):
+        array = array.cast(pa.large_string())
+    elif not pa.types.is_large_binary(array.type):
+        array = array.cast(pa.large_binary())
+    _, offsets, text = array.buffers()
     spans = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
     stops = np.where(array.is_valid().to_numpy(zero_copy_only=False), spans[1:], spans[:-1])
     bytes_of_text = np.frombuffer(text, np.uint8) if text is not None else np.zeros(0, np.uint8)

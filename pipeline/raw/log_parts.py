@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..errors import FormatError
 from ..folders.manifest import FileEntry
-from ..schema.schema import SCHEMAS, Schema
+from ..schema.schema import SCHEMAS, Schema, zone_named
 from .criteo import count_reasons, describe_fault, parse_block
 from .part import Block, Part, PlainBlock, RawParts, iterate_blocks
 from .raw_file import RawFile
@@ -45,8 +45,11 @@ def open_parts(
 
     Raises:
         InputError: the file cannot be read, is of another format, or lacks a column of the schema.
+        ConfigError: this machine has no such time zone.
     """
     has_label = has_label and schema.label is not None
+    if schema.zone:
+        zone_named(schema.zone)
     if schema.format == "parquet":
         # pyarrow's Parquet reader and compute functions take a fifth of the start of a command.
         from .parquet_parts import ParquetParts

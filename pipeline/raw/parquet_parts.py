@@ -17,7 +17,7 @@ from ..errors import ConfigError, FormatError, InputError, ManifestError, raise_
 from ..folders.manifest import FileEntry
 from ..folders.totals import ColumnsFacts
 from ..schema.schema import Schema, find_columns
-from .column_values import is_text
+from .column_values import is_fixed_text, is_list, is_text
 from .part import Part, UnreadPart
 from .raw_file import RawFile
 from .tabular import find_fields, misfit, parse_batch
@@ -135,10 +135,10 @@ class ParquetParts:
         self._has_label = has_label
         self._constants: dict[str, str] = {}
         self._names = schema.columns(has_label=has_label)
-        renamed = dict(schema.renamed)
-        self._lists = {renamed.get(name, name) for name, _ in schema.lists}
         with open_parquet(self._file) as parquet:
-            self._check_columns(parquet.schema_arrow)
+            fields = parquet.schema_arrow
+            self._check_columns(fields)
+            self._lists = {name for name in self._names if is_list(fields.field(name).type)}
 
     def _texts_by_number(self) -> list[str]:
         """Return the columns whose texts are stored once and numbered: they stay so in memory.
@@ -152,7 +152,8 @@ class ParquetParts:
             chunks = [group.column(number) for number in range(group.num_columns)]
             numbered = {chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page}
             fields = [field for field in parquet.schema_arrow if field.name in self._names]
-            return [field.name for field in fields if field.name in numbered and is_text(field.type)]
+            texts = [field for field in fields if is_text(field.type) and not is_fixed_text(field.type)]
+            return [field.name for field in texts if field.name in numbered]
 
     def _check_columns(self, fields: Any) -> None:
         partitions = self._file.partitions

@@ -19,8 +19,8 @@ from ..errors import ConfigError, InputError
 from ..schema.schema import SAMPLE_TIME, TIME_KINDS, Schema, find_columns
 from .column_values import (
     FLOATS,
-    ListSpans,
-    Spans,
+    PLAIN,
+    Form,
     Values,
     elements_of_row,
     is_list,
@@ -32,6 +32,7 @@ from .column_values import (
 from .part import Block, Fault, Part
 from .raw_file import RawFile
 from .text_fields import BAD, MISSING, split_fields
+from .text_lists import ListForm, ListSpans, Spans
 from .times import is_temporal, shown_time
 
 NO_CONSTANTS: Mapping[str, str] = {}
@@ -70,17 +71,19 @@ class _Column:
     """Name of the column in the log."""
     kind: str
     """label, dense, float, float32 (a float that is not transformed), or one of KINDS or TIME_KINDS."""
-    separator: str | None = None
-    """Character between two elements of a list in a CSV field, "" in Parquet; None for a single value."""
-    unit: str | None = None
-    """Unit of times that are integers."""
+    form: Form = PLAIN
+    list_form: ListForm | None = None
+    """How lists are written in text; None for a single value."""
 
     @property
     def wanted(self) -> str:
         """The form that a value should have, for messages."""
         if self.kind in (*TIME_KINDS, SAMPLE_TIME):
-            wanted = f"an integer ({self.unit} since 1970)" if self.unit else _TIME
+            unit, format = self.form.unit, self.form.format
+            wanted = f"a number ({unit} since 1970)" if unit else f"a time as {format}" if format else _TIME
             return f"{wanted}, 1970 or later" if self.kind == SAMPLE_TIME else f"{wanted}, or nothing"
+        if self.kind == "label" and self.form.above is not None:
+            return "a number"
         return _WANTED[self.kind]
 
 
@@ -88,18 +91,34 @@ def _columns_of(schema: Schema, has_label: bool) -> list[_Column]:
     label = ["label"] if has_label else []
     kinds = schema.kind_of | dict.fromkeys(schema.dense, "dense") | dict.fromkeys(label, "label")
     kinds |= {name: "float32" if name in schema.untransformed else "float" for name in schema.floats}
-    lists = dict(schema.lists)
+    formats = dict(schema.time_formats)
     units = dict(schema.time_units)
     columns = schema.column_of | {"label": schema.label or ""}
     time = []
     if schema.time is not None:
         column, unit = schema.time
-        time.append(_Column(SAMPLE_TIME, column, SAMPLE_TIME, unit=unit or None))
+        form = Form(unit or None, formats.get(SAMPLE_TIME), missing=schema.missing)
+        time.append(_Column(SAMPLE_TIME, column, SAMPLE_TIME, form))
+    any_form = Form(zone=schema.zone, missing=schema.missing)
+    forms = {
+        name: replace(any_form, unit=units.get(name), format=formats.get(name))
+        for name in (*schema.dense, *schema.sparse)
+    }
+    forms["label"] = Form(positive=schema.positive, above=schema.above)
+    lists = _list_forms(schema)
     features = [
-        _Column(name, columns[name], kinds[name], lists.get(name), units.get(name))
+        _Column(name, columns[name], kinds[name], forms[name], lists.get(name))
         for name in (*label, *schema.dense, *schema.sparse)
     ]
     return [*features[: len(label)], *time, *features[len(label) :]]
+
+
+def _list_forms(schema: Schema) -> dict[str, ListForm]:
+    weights = dict(schema.weight_separators)
+    return {
+        name: ListForm(separator, name in schema.brackets, weights.get(name, ""), schema.trim)
+        for name, separator in schema.lists
+    }
 
 
 def find_fields(wanted: Iterable[str], fields: Sequence[str], file: RawFile) -> list[int]:
@@ -185,8 +204,10 @@ def split_lines(
     return starts, stops, num_fields
 
 
-def _cells(column: _Column, spans: Spans) -> Spans | ListSpans:
-    return spans if column.separator is None else ListSpans(spans, ord(column.separator))
+def _cells(column: _Column, cells: Any) -> Any:
+    """Return text of a column of lists as lists; anything else as it is."""
+    is_text_list = column.list_form is not None and isinstance(cells, Spans)
+    return ListSpans(cells, column.list_form) if is_text_list and column.list_form else cells
 
 
 def _repeated(text: str, num_rows: int) -> Spans:
@@ -222,7 +243,8 @@ def parse_batch(
         else plain(batch.column(column.column))
         for column in columns
     ]
-    return _rows(list(zip(columns, arrays, strict=True)), np.zeros(batch.num_rows, np.bool_))
+    cells = [(column, _cells(column, array)) for column, array in zip(columns, arrays, strict=True)]
+    return _rows(cells, np.zeros(batch.num_rows, np.bool_))
 
 
 def misfit(schema: Schema, name: str, kind: Any, *, has_label: bool) -> str | None:
@@ -239,8 +261,9 @@ def _misfit(column: _Column, kind: Any, *, is_sparse: bool) -> str | None:
     found = f"column {column.column!r} is {kind}"
     wanted = column.wanted
 
-    # Of lists and dictionaries the type of the values decides.
-    if column.separator is not None:
+    # Of lists and dictionaries the type of the values decides; text may hold lists if it says how.
+    lists = column.list_form
+    if lists is not None and not (lists.separator and is_text(kind)):
         wanted = f"a list of {wanted}"
         if not is_list(kind):
             return f"{found}, want {wanted}"
@@ -250,21 +273,22 @@ def _misfit(column: _Column, kind: Any, *, is_sparse: bool) -> str | None:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
 
-    if column.kind in (*TIME_KINDS, SAMPLE_TIME) and column.unit is None:
+    is_integer = pa.types.is_integer(kind) or pa.types.is_null(kind)
+    is_number = is_integer or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    if column.kind in (*TIME_KINDS, SAMPLE_TIME):
         fits = is_text(kind) or is_temporal(kind) or pa.types.is_null(kind)
-        return None if fits else f"{found}, want times as text or timestamps, or integers with a unit"
-
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
-    is_number = is_number or (pa.types.is_decimal(kind) and column.kind in FLOATS)
+        fits = fits or (is_number and column.form.unit is not None)
+        fits = fits or (is_integer and column.form.format is not None)
+        return None if fits else f"{found}, want times as text or timestamps, or numbers with a unit"
     # True and false are read as 1 and 0, but not inside of lists.
-    is_number = is_number or (pa.types.is_boolean(kind) and column.separator is None)
+    is_number = is_number or (pa.types.is_boolean(kind) and lists is None)
     fits = is_text(kind) or (is_number and column.kind not in ("text", "hex8")) or pa.types.is_null(kind)
     return None if fits else f"{found}, want {wanted}"
 
 
 def _rows(columns: list[tuple[_Column, Any]], is_ragged: NDArray[np.bool_]) -> Part:
     """Read every column; a row that one of them finds bad is left out of all."""
-    read = [read_column(values, column.kind, column.unit) for column, values in columns]
+    read = [read_column(values, column.kind, column.form) for column, values in columns]
 
     # Blame each bad row on its first bad column from the left, or on its number of fields (-1).
     bad: Counter[str] = Counter()
@@ -354,15 +378,24 @@ def _fault(row: int, column: _Column, cells: Any, values: Values) -> Fault:
 
 def _remedy(column: _Column, cells: Any, position: int) -> str | None:
     """Return what would make a bad value good, as a hint's beginning, or None."""
-    if column.kind in _NEEDED:
-        return None
+    if column.kind == "label":
+        forms = f'{{ column = "{column.column}", positive = ["yes"] }}, or above = 3 in place of positive'
+        remedy = f"if all labels are of this form, say in the schema which ones are 1: label = {forms}"
+        return remedy if column.form == PLAIN else None
     one = slice(position, position + 1)
     value = Spans(cells.text, cells.starts[one], cells.stops[one]) if isinstance(cells, Spans) else cells[one]
     if isinstance(value, Spans):
         word = bytes(value.text[value.starts[0] : value.stops[0]])
         if word.lower() in MISSING_WORDS:
             return f"if {word.decode()} stands for a missing value, write nothing in its place"
-    other = other_kind(value, column.kind, is_element=column.separator is not None)
+        if column.kind in (*TIME_KINDS, SAMPLE_TIME) and any(byte in b"0123456789" for byte in word):
+            return (
+                f"if it is a time, say in the schema how those of column {column.column!r} are written: "
+                'format = "%d/%b/%Y:%H:%M:%S %z", or unit = "s" for numbers'
+            )
+    if column.kind == SAMPLE_TIME:
+        return None
+    other = other_kind(value, column.kind, is_element=column.list_form is not None)
     if other is None:
         return None
     if (column.kind, other) == ("float32", "float"):

@@ -178,6 +178,8 @@ def parse_integers(
     stops: NDArray[np.int64],
     most_below: np.uint64,
     most_above: np.uint64,
+    are_codes: bool,
+    rounds_down: bool,
     values: NDArray[np.uint64],
     states: NDArray[np.uint8],
 ) -> None:
@@ -189,6 +191,8 @@ def parse_integers(
         stops: (num_fields,).
         most_below: how far below 0 a value may be.
         most_above: the largest value.
+        are_codes: digits after a leading 0 are bad, because 7 and 007 would be one value.
+        rounds_down: a fraction may have any digits, and is left out: -0.5 is read as -1.
         values: (num_fields,) out; negative ones as two's complement, 0 where there is none.
         states: (num_fields,) out; GOOD, MISSING or BAD.
     """
@@ -207,6 +211,9 @@ def parse_integers(
         if is_negative:
             position += 1
         limit = below if is_negative else above
+        is_code = are_codes and position + 1 < stop and text[position] == _ZERO
+        if is_code and _ZERO <= text[position + 1] <= _ZERO + 9:
+            continue
 
         # Digits, compared with the limit before each is added: a uint64 never overflows.
         value = np.uint64(0)
@@ -224,8 +231,14 @@ def parse_integers(
         # "3." and "3.00" are the integer 3: some tools write integers as floats.
         if is_good and position < stop and text[position] == _POINT:
             position += 1
-            while position < stop and text[position] == _ZERO:
+            is_more = False
+            while position < stop and (
+                text[position] == _ZERO or (rounds_down and _ZERO <= text[position] <= _ZERO + 9)
+            ):
+                is_more |= text[position] != _ZERO
                 position += 1
+            if is_more and is_negative:
+                value += np.uint64(1)
         if is_good and num_digits > 0 and position == stop:
             values[i] = ~value + np.uint64(1) if is_negative else value
             states[i] = GOOD
@@ -377,50 +390,3 @@ def parse_decimals(
             number = number * _POWERS[exponent] if exponent >= 0 else number / _POWERS[-exponent]
             values[i] = -number if is_negative else number
             states[i] = GOOD
-
-
-@kernel
-def count_elements(
-    text: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    separator: int,
-    offsets: NDArray[np.int64],
-) -> None:
-    """Write the running sum of the elements of each field: one more than it has separators.
-
-    Args:
-        text: bytes of the fields.
-        starts: (num_fields,).
-        stops: (num_fields,).
-        separator: byte between two elements.
-        offsets: (num_fields + 1,) out.
-    """
-    offsets[0] = 0
-    for i in range(starts.shape[0]):
-        num_elements = 1
-        for position in range(starts[i], stops[i]):
-            num_elements += text[position] == separator
-        offsets[i + 1] = offsets[i] + num_elements
-
-
-@kernel
-def split_elements(
-    text: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
-    separator: int,
-    element_starts: NDArray[np.int64],
-    element_stops: NDArray[np.int64],
-) -> None:
-    """Find the elements of fields; arguments as in `count_elements`, the elements (offsets[-1],) out."""
-    element = 0
-    for i in range(starts.shape[0]):
-        element_starts[element] = starts[i]
-        for position in range(starts[i], stops[i]):
-            if text[position] == separator:
-                element_stops[element] = position
-                element += 1
-                element_starts[element] = position + 1
-        element_stops[element] = stops[i]
-        element += 1

@@ -1,11 +1,12 @@
-"""Convert times to hours and weekdays, exact, in UTC.
+"""Convert times to hours and weekdays, exact, in UTC or a time zone.
 
-A time is text such as ``2026-01-31 23:59:59``, an integer since 1970-01-01 in a unit of the schema, or
-a timestamp or date of Arrow. Text without an offset from UTC is UTC; fractions of a second do not matter.
+A time is text such as ``2026-01-31 23:59:59`` or of a format of the schema, a number since 1970-01-01 in a
+unit, or a timestamp or date of Arrow. Text without an offset is in UTC; fractions of a second do not matter.
 """
 
 from __future__ import annotations
 
+import datetime
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...stats.kernel import kernel
+from ..schema.schema import zone_named
 from .text_fields import BAD, GOOD, MISSING
 
 TICKS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -24,12 +26,29 @@ _WEEKDAY_OF_1970 = 3
 _SPACE: Final = 32
 _PLUS: Final = 43
 _MINUS: Final = 45
-_POINT: Final = 46
 _ZERO: Final = 48
 _COLON: Final = 58
-_LARGE_T: Final = 84
-_LARGE_Z: Final = 90
+_SLASH: Final = 47
+_OPEN: Final = 91
+_CLOSE: Final = 93
+_SMALL_T: Final = 116
+_CASE: Final = 32
+"""Bit in which a small letter differs from its large one."""
+_NO_TIME: Final = -(2**62)
 _DAYS_BEFORE_MONTH: Final = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334, 365)
+
+
+def _table(words: str) -> NDArray[np.uint8]:
+    """Return words in small letters, each in a row that ends in zeros."""
+    return np.array([list(word.encode().ljust(9, b"\0")) for word in words.split()], np.uint8)
+
+
+_MONTHS: Final = _table(
+    "january february march april may june july august september october november december"
+)
+_DAYS: Final = _table("monday tuesday wednesday thursday friday saturday sunday")
+_HALVES: Final = _table("am pm")
+_ZONES: Final = _table("utc gmt z")
 
 
 def features_of(kind: str, seconds: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -37,11 +56,39 @@ def features_of(kind: str, seconds: NDArray[np.int64]) -> NDArray[np.uint64]:
 
     Args:
         kind: ``hour`` or ``weekday``.
-        seconds: (num_values,); since 1970-01-01 00:00 UTC, rounded down.
+        seconds: (num_values,); since 1970-01-01 00:00, rounded down.
     """
     days, seconds_of_day = np.divmod(seconds, _DAY_SECONDS)
     found = seconds_of_day // 3600 if kind == "hour" else (days + _WEEKDAY_OF_1970) % 7 + 1
     return found.astype(np.uint64)
+
+
+_FIRST_SECOND, _LAST_SECOND = -62_100_000_000, 253_300_000_000
+"""Seconds of the years 2 and 9996, outside of which the offset of a zone stays the same here."""
+
+
+def local_seconds(seconds: NDArray[np.int64], zone: str) -> NDArray[np.int64]:
+    """Return what clocks of a zone show at moments, both (num_values,) seconds since 1970. Exact.
+
+    Raises:
+        ConfigError: there is no such zone.
+    """
+    clock = zone_named(zone)
+
+    def offsets(moments: NDArray[np.int64]) -> NDArray[np.int64]:
+        shown = [datetime.datetime.fromtimestamp(moment, clock).utcoffset() for moment in moments.tolist()]
+        return np.array(
+            [offset // datetime.timedelta(seconds=1) for offset in shown if offset is not None], np.int64
+        )
+
+    # No zone changes its offset twice a day, so that one which ends a day as it began has one offset for it.
+    moments = np.clip(seconds, _FIRST_SECOND, _LAST_SECOND)
+    days, day_of = np.unique(moments // _DAY_SECONDS, return_inverse=True)
+    first = offsets(days * _DAY_SECONDS)
+    found: NDArray[np.int64] = first[day_of]
+    changes = (first != offsets(days * _DAY_SECONDS + _DAY_SECONDS - 1))[day_of]
+    found[changes] = offsets(moments[changes])
+    return seconds + found
 
 
 def seconds_of_temporal(array: Any) -> NDArray[np.int64]:
@@ -68,37 +115,45 @@ def is_temporal(kind: Any) -> bool:
 
 
 @kernel
-def _read_digits(text: NDArray[np.uint8], first: int, stop: int, num_digits: int) -> int:
-    """Return the number in the decimal digits from ``first`` on, -1 if there are other bytes."""
-    if first + num_digits > stop:
-        return -1
+def _read_number(text: NDArray[np.uint8], first: int, stop: int, most: int) -> tuple[int, int]:
+    """Return the number in at most ``most`` digits, -1 where there is none, and the position after it."""
     value = 0
-    for position in range(first, first + num_digits):
-        digit = np.int64(text[position]) - _ZERO
-        if digit < 0 or digit > 9:
-            return -1
-        value = value * 10 + int(digit)
-    return value
+    position = first
+    while position < min(stop, first + most) and _ZERO <= text[position] <= _ZERO + 9:
+        value = value * 10 + int(text[position] - _ZERO)
+        position += 1
+    return (value if position > first else -1), position
 
 
 @kernel
-def _read_date(text: NDArray[np.uint8], first: int, stop: int) -> int:
-    """Return the days from 1970 to a Gregorian date, ``YYYY-MM-DD``; -2**62 for anything else."""
-    # The digits at their places first, then the separators between them.
-    year = _read_digits(text, first, stop, 4)
-    month = _read_digits(text, first + 5, stop, 2)
-    day = _read_digits(text, first + 8, stop, 2)
+def _read_word(text: NDArray[np.uint8], first: int, stop: int, words: NDArray[np.uint8]) -> tuple[int, int]:
+    """Return which word, or its first three letters, is there, -1 for none, and the position after it."""
+    for word in range(words.shape[0]):
+        length = 0
+        while length < words.shape[1] and first + length < stop:
+            if words[word, length] == 0 or words[word, length] != text[first + length] | _CASE:
+                break
+            length += 1
+        is_whole = length == words.shape[1] or words[word, length] == 0
+        if length > 0 and is_whole:
+            return word, first + length
+        if length >= 3:
+            return word, first + 3
+    return -1, first
+
+
+@kernel
+def _days_of(year: int, month: int, day: int) -> int:
+    """Return the days from 1970 to a Gregorian date; _NO_TIME where there is no such date."""
     if year < 1 or month < 1 or month > 12 or day < 1:
-        return -(2**62)
-    if text[first + 4] != _MINUS or text[first + 7] != _MINUS:
-        return -(2**62)
+        return _NO_TIME
     # Gregorian leap years, also for years before that calendar, as libraries of dates do.
     is_leap = (year % 4 == 0 and year % 100 != 0) or year % 400 == 0
     length = _DAYS_BEFORE_MONTH[month] - _DAYS_BEFORE_MONTH[month - 1]
     if month == 2 and is_leap:
         length += 1
     if day > length:
-        return -(2**62)
+        return _NO_TIME
     # Days of the years before, by their leap years, and of the months before.
     past = year - 1
     days = past * 365 + past // 4 - past // 100 + past // 400 + _DAYS_BEFORE_MONTH[month - 1] + day - 1
@@ -108,61 +163,92 @@ def _read_date(text: NDArray[np.uint8], first: int, stop: int) -> int:
 
 
 @kernel
-def _read_offset(text: NDArray[np.uint8], first: int, stop: int) -> int:
-    """Return the seconds east of UTC of nothing, ``Z``, ``+HH:MM``, ``+HHMM`` or ``+HH``; 2**62 otherwise."""
-    if first == stop or (stop - first == 1 and text[first] == _LARGE_Z):
-        return 0
-    # Hours are required after a sign; minutes may be left out or follow a colon.
-    hours = _read_digits(text, first + 1, stop, 2)
-    if hours < 0 or hours > 23 or (text[first] != _PLUS and text[first] != _MINUS):
-        return 2**62
-    minutes = 0
-    if stop - first > 3:
-        has_colon = text[first + 3] == _COLON
-        place = first + 4 if has_colon else first + 3
-        minutes = _read_digits(text, place, stop, 2)
-        if minutes < 0 or minutes > 59 or place + 2 != stop:
-            return 2**62
-    east = hours * 3600 + minutes * 60
-    return -east if text[first] == _MINUS else east
+def _read_offset(text: NDArray[np.uint8], first: int, stop: int) -> tuple[int, int]:
+    """Return the seconds east of UTC, _NO_TIME where there are none, and the position after them.
+
+    They are written as ``Z``, ``UTC``, ``GMT``, ``+HH:MM``, ``+HHMM`` or ``+HH``.
+    """
+    word, position = _read_word(text, first, stop, _ZONES)
+    if word >= 0:
+        return 0, position
+    # Two digits of hours after a sign; minutes may be left out, or follow a colon.
+    hours, position = _read_number(text, first + 1, stop, 2)
+    if position != first + 3 or hours > 23 or (text[first] != _PLUS and text[first] != _MINUS):
+        return _NO_TIME, first
+    has_colon = position < stop and text[position] == _COLON
+    minutes, end = _read_number(text, position + has_colon, stop, 2)
+    if has_colon or minutes >= 0:
+        if end != position + has_colon + 2 or minutes > 59:
+            return _NO_TIME, first
+        position = end
+    east = hours * 3600 + max(minutes, 0) * 60
+    return (-east if text[first] == _MINUS else east), position
+
+
+@kernel
+def _read_clock(text: NDArray[np.uint8], first: int, stop: int) -> tuple[int, int]:
+    """Return the seconds in ``HH:MM[:SS[.fraction]]``, _NO_TIME for anything else, and the position after."""
+    hour, position = _read_number(text, first, stop, 2)
+    if hour < 0 or hour > 23 or position >= stop or text[position] != _COLON:
+        return _NO_TIME, first
+    minute, position = _read_number(text, position + 1, stop, 2)
+    if minute < 0 or minute > 59:
+        return _NO_TIME, first
+    second = 0
+    if position < stop and text[position] == _COLON:
+        second, position = _read_number(text, position + 1, stop, 2)
+        if second < 0 or second > 59:
+            return _NO_TIME, first
+        # A fraction follows a point, or the comma of ISO 8601.
+        if position < stop and (text[position] == 46 or text[position] == 44):
+            digit, end = _read_number(text, position + 1, stop, 1)
+            if digit < 0:
+                return _NO_TIME, first
+            position = end
+            while position < stop and _ZERO <= text[position] <= _ZERO + 9:
+                position += 1
+    return hour * 3600 + minute * 60 + second, position
 
 
 @kernel
 def _read_time(text: NDArray[np.uint8], first: int, stop: int) -> int:
-    """Return the seconds since 1970 of one time; -2**62 for anything else, see `parse_times`."""
-    days = _read_date(text, first, stop)
-    if days == -(2**62):
-        return days
-    seconds = days * 86_400
-    position = first + 10
+    """Return the seconds since 1970 of one time; _NO_TIME for anything else, see `parse_times`."""
+    # The date: its parts are all between dashes, or all between slashes.
+    year, position = _read_number(text, first, stop, 4)
+    if position != first + 4 or position >= stop or (text[position] != _MINUS and text[position] != _SLASH):
+        return _NO_TIME
+    mark = text[position]
+    month, position = _read_number(text, position + 1, stop, 2)
+    if position >= stop or text[position] != mark:
+        return _NO_TIME
+    day, position = _read_number(text, position + 1, stop, 2)
+    days = _days_of(year, month, day)
+    if days == _NO_TIME:
+        return _NO_TIME
     if position == stop:
-        return seconds
-    # A date alone is midnight; otherwise hours and minutes follow a space or a T.
-    hour = _read_digits(text, position + 1, stop, 2)
-    minute = _read_digits(text, position + 4, stop, 2)
-    if hour < 0 or hour > 23 or minute < 0 or minute > 59 or text[position + 3] != _COLON:
-        return -(2**62)
-    if text[position] != _SPACE and text[position] != _LARGE_T:
-        return -(2**62)
-    seconds += hour * 3600 + minute * 60
-    position += 6
-
-    # Seconds and their fraction may be left out.
-    if position < stop and text[position] == _COLON:
-        second = _read_digits(text, position + 1, stop, 2)
-        if second < 0 or second > 59:
-            return -(2**62)
-        seconds += second
-        position += 3
-        if position < stop and text[position] == _POINT:
-            position += 1
-            if _read_digits(text, position, stop, 1) < 0:
-                return -(2**62)
-            while position < stop and _ZERO <= text[position] <= _ZERO + 9:
-                position += 1
-    # Clocks east of UTC are ahead of it, so subtract their offset.
-    east = _read_offset(text, position, stop)
-    return -(2**62) if east == 2**62 else seconds - east
+        return days * 86_400
+    # A date alone is midnight; otherwise a clock time follows a blank or a T.
+    if text[position] != _SPACE and text[position] | _CASE != _SMALL_T:
+        return _NO_TIME
+    seconds, position = _read_clock(text, position + 1, stop)
+    if seconds == _NO_TIME:
+        return _NO_TIME
+    seconds += days * 86_400
+    if position < stop and text[position] == _SPACE and position + 1 < stop:
+        position += 1
+    # Clocks east of UTC are ahead of it, so subtract their offset. Java names a zone in brackets after it.
+    has_offset = False
+    if position < stop and text[position] != _OPEN:
+        east, position = _read_offset(text, position, stop)
+        if east == _NO_TIME:
+            return _NO_TIME
+        seconds -= east
+        has_offset = True
+    if position < stop and text[position] == _OPEN and text[stop - 1] == _CLOSE:
+        word, end = _read_word(text, position + 1, stop, _ZONES)
+        if has_offset or (word >= 0 and end == stop - 1):
+            position = stop
+    return seconds if position == stop else _NO_TIME
 
 
 @kernel
@@ -173,7 +259,7 @@ def parse_times(
     seconds: NDArray[np.int64],
     states: NDArray[np.uint8],
 ) -> None:
-    """Read times, ``YYYY-MM-DD``, perhaps with ``[ T]HH:MM[:SS[.fraction]]`` and an offset from UTC. Exact.
+    """Read times, ``YYYY-M-D``, perhaps with ``[ T]H:M[:S[.fraction]]`` and an offset from UTC. Exact.
 
     Args:
         text: bytes of the fields.
@@ -190,6 +276,142 @@ def parse_times(
         # Bad until read: the state distinguishes a time of 0 from a missing one.
         found = _read_time(text, starts[i], stops[i])
         states[i] = BAD
-        if found != -(2**62):
+        if found != _NO_TIME:
+            seconds[i] = found
+            states[i] = GOOD
+
+
+_CODE: Final = 256
+"""Number that the letter of a code is raised by among the steps of a format."""
+_YEAR: Final = ord("Y")
+_SHORT_YEAR: Final = ord("y")
+_MONTH: Final = ord("m")
+_SHORT_MONTH: Final = ord("b")
+_LONG_MONTH: Final = ord("B")
+_DAY: Final = ord("d")
+_HOUR: Final = ord("H")
+_HOUR_OF_HALF: Final = ord("I")
+_HALF: Final = ord("p")
+_MINUTE: Final = ord("M")
+_SECOND: Final = ord("S")
+_FRACTION: Final = ord("f")
+_OFFSET: Final = ord("z")
+_ZONE: Final = ord("Z")
+_SHORT_DAY: Final = ord("a")
+_LONG_DAY: Final = ord("A")
+
+
+def steps_of(format: str) -> NDArray[np.int64]:
+    """Return the steps in which `parse_formatted` reads a format: bytes, and codes of TIME_CODES."""
+    text = format.encode()
+    steps = []
+    position = 0
+    while position < len(text):
+        is_code = text[position] == ord("%") and position + 1 < len(text)
+        letter = text[position + is_code]
+        steps.append(letter + _CODE if is_code and letter != ord("%") else letter)
+        position += 1 + is_code
+    return np.array(steps, np.int64)
+
+
+@kernel
+def _read_part(text: NDArray[np.uint8], first: int, stop: int, code: int) -> tuple[int, int]:
+    """Return the value of one code of a format, _NO_TIME where it is none, and the position after it."""
+    if code == _YEAR:
+        value, position = _read_number(text, first, stop, 4)
+        return (value if position == first + 4 else _NO_TIME), position
+    if code == _SHORT_YEAR:
+        value, position = _read_number(text, first, stop, 2)
+        return (value + (1900 if value > 68 else 2000) if position == first + 2 else _NO_TIME), position
+    if code == _FRACTION:
+        value, position = _read_number(text, first, stop, 9)
+        return (0 if value >= 0 else _NO_TIME), position
+    if code == _SHORT_MONTH or code == _LONG_MONTH:
+        value, position = _read_word(text, first, stop, _MONTHS)
+        return (value + 1 if value >= 0 else _NO_TIME), position
+    if code == _SHORT_DAY or code == _LONG_DAY:
+        value, position = _read_word(text, first, stop, _DAYS)
+        return (value if value >= 0 else _NO_TIME), position
+    if code == _HALF:
+        value, position = _read_word(text, first, stop, _HALVES)
+        return (value if value >= 0 else _NO_TIME), position
+    if code == _OFFSET or code == _ZONE:
+        value, position = _read_offset(text, first, stop)
+        return (value if code == _OFFSET or value == 0 else _NO_TIME), position
+    value, position = _read_number(text, first, stop, 2)
+    most = 59
+    if code == _HOUR:
+        most = 23
+    if code == _HOUR_OF_HALF:
+        most = 12
+    is_none = value < 0 or value > most or (code == _HOUR_OF_HALF and value == 0)
+    return (_NO_TIME if is_none else value), position
+
+
+@kernel
+def _read_formatted(
+    text: NDArray[np.uint8], first: int, stop: int, steps: NDArray[np.int64], parts: NDArray[np.int64]
+) -> int:
+    """Return the seconds since 1970 of a time; _NO_TIME where it does not have the format."""
+    # The values of codes by their letters: those of 1970-01-01 where a format has none.
+    parts[:] = 0
+    parts[_YEAR], parts[_MONTH], parts[_DAY], parts[_HALF] = 1970, 1, 1, -1
+    position = first
+    for i in range(steps.shape[0]):
+        step = steps[i]
+        if step == _SPACE:
+            # A blank stands for any number of them, as it does in Python.
+            begin = position
+            while position < stop and text[position] == _SPACE:
+                position += 1
+            if position == begin:
+                return _NO_TIME
+        elif step < _CODE:
+            if position >= stop or text[position] != step:
+                return _NO_TIME
+            position += 1
+        else:
+            code = step - _CODE
+            value, position = _read_part(text, position, stop, code)
+            if value == _NO_TIME:
+                return _NO_TIME
+            # The year, the month and the offset each have two ways to be written.
+            if code == _SHORT_YEAR:
+                code = _YEAR
+            elif code == _SHORT_MONTH or code == _LONG_MONTH:
+                code = _MONTH
+            parts[code] = value
+    days = _days_of(parts[_YEAR], parts[_MONTH], parts[_DAY])
+    if position != stop or days == _NO_TIME:
+        return _NO_TIME
+    # Twelve is the first hour of a half of the day.
+    hour = parts[_HOUR]
+    if parts[_HOUR_OF_HALF] > 0:
+        hour = parts[_HOUR_OF_HALF] % 12 + (12 if parts[_HALF] == 1 else 0)
+    return int(days * 86_400 + hour * 3600 + parts[_MINUTE] * 60 + parts[_SECOND] - parts[_OFFSET])
+
+
+@kernel
+def parse_formatted(
+    text: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    stops: NDArray[np.int64],
+    steps: NDArray[np.int64],
+    seconds: NDArray[np.int64],
+    states: NDArray[np.uint8],
+) -> None:
+    """Read times of one format, ``steps`` as `steps_of` gives them; other arguments as in `parse_times`.
+
+    Each code takes as many digits as it may have, without a second try: ``%m`` reads two where two follow.
+    """
+    parts = np.zeros(128, np.int64)
+    for i in range(starts.shape[0]):
+        seconds[i] = 0
+        states[i] = MISSING
+        if starts[i] == stops[i]:
+            continue
+        found = _read_formatted(text, starts[i], stops[i], steps, parts)
+        states[i] = BAD
+        if found != _NO_TIME:
             seconds[i] = found
             states[i] = GOOD

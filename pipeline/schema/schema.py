@@ -7,7 +7,9 @@ was probably meant, and reads settings by feature: ``C3=10,C5=2`` on the command
 
 from __future__ import annotations
 
+import datetime
 import re
+import zoneinfo
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -283,6 +285,19 @@ def nearest(word: str, words: Iterable[str]) -> str | None:
     """Return a hint with the name that ``word`` was probably meant to be."""
     found = get_close_matches(word, list(words), n=1)
     return f"did you mean {found[0]!r}?" if found else None
+
+
+def zone_named(name: str) -> datetime.tzinfo:
+    """Return a time zone of the system's, or tzdata's, database; raises ConfigError where it has none."""
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, OSError, ValueError):
+        known = zoneinfo.available_timezones()
+        hint = "this machine has no time zones: pip install tzdata"
+        raise ConfigError(
+            f"there is no time zone {name!r}",
+            hint=(nearest(name, known) or "a name is such as Asia/Shanghai") if known else hint,
+        ) from None
 
 
 def shown(value: Any) -> str:

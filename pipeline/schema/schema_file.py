@@ -37,6 +37,7 @@ from .schema import (
     refuse_twice,
     schema_named,
     shown,
+    zone_named,
 )
 
 _MAX_EMBEDDING_DIM = 1 << 16
@@ -296,7 +297,10 @@ def setting_of(word: str) -> str:
         raise ConfigError(f"schema {word} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"schema {word} is not UTF-8 text") from error
-    return write_schema(read_schema(text, word))
+    schema = read_schema(text, word)
+    if schema.zone:
+        zone_named(schema.zone)  # not where a schema is read: other machines may have no time zones
+    return write_schema(schema)
 
 
 def schema_of(setting: str) -> Schema:
@@ -467,7 +471,7 @@ def _time(value: Any) -> tuple[tuple[str, str] | None, Pairs]:
 
 
 def _zone(value: Any) -> str:
-    """The name of a time zone, of which `setting_of` and ingest check that this machine knows it."""
+    """The name of a time zone."""
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_+/-]*|", value):
         raise ConfigError(f'zone must be the name of a time zone such as "Asia/Shanghai", got {shown(value)}')
     return "" if value == "UTC" else value

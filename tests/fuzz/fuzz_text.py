@@ -239,7 +239,8 @@ def _check_numbers(
         values, after_values = guarded((len(fields),), np.uint64, 9)
         states, after_states = guarded((len(fields),), np.uint8, 9)
         if kind == "integer":
-            parse_integers(text, starts, stops, np.uint64(_MOST), np.uint64(_MOST), values, states)
+            limits = np.uint64(_MOST), np.uint64(_MOST)
+            parse_integers(text, starts, stops, *limits, False, False, values, states)
         else:
             parse_hex8(text, starts, stops, values, states)
         assert (after_values == _GUARD).all() and (after_states == _GUARD).all()

@@ -278,7 +278,7 @@ def test_what_cannot_be_a_category_is_left_out_with_the_reason(tmp_path: Path) -
         "a/b": ["x"] * 200,
         "every": list(range(200)),
         "lists": [[[1]]] * 200,
-        "fractions": [0.5, float("nan")] * 100,
+        "fractions": [0.5, float("inf")] * 100,
         "ids": ["a"] * 200,
         "times": pa.array([1] * 200, pa.timestamp("s")),
         "label": [7] * 200,

@@ -273,6 +273,10 @@ def changed(text: str, hint: str) -> str:
         column = ast.literal_eval(untransformed[1])
         kept = tuple(name for name in schema.untransformed if name != column)
         return write_schema(replace(schema, untransformed=kept))
+    # What is drawn here has digits by chance, and is no time.
+    written = re.match(r"if it is a time, say in the schema how those of column (.*) are written: ", hint)
+    if written:
+        hint = f'if the value is right, give column {written[1]} the kind "text" in the schema'
     found = re.match(r'if the value is right, give column (.*) the kind "(\w+)" in the schema', hint)
     assert found, hint
     column, kind = ast.literal_eval(found[1]), found[2]
@@ -334,6 +338,11 @@ def ingested_by_hints(rows: list[list[str]], text: str, folder: Path) -> list[st
         ("{row}.5", "cheap", ['the kind "text" in the schema, under [sparse] instead of dense']),
         ("-{row}.5", "1e39", ["take transform = \"none\" of column 'x' from the schema, or count"]),
         ("2024-05-06 0{row}:00:00", "soon", ['the kind "text" in the schema, or count']),
+        (
+            "2024-05-06 0{row}:00:00",
+            "6 May",
+            ["how those of column 'x' are written: format = \"%d/%b/%Y:%H:%M:%S %z\""],
+        ),
         ("{row}", "NULL", ["if NULL stands for a missing value, write nothing in its place, or count"]),
         ("{row}.5", "\\N", ["if \\N stands for a missing value, write nothing in its place, or count"]),
     ],
@@ -354,7 +363,7 @@ def test_a_number_of_parquet_that_a_proposal_did_not_see_names_the_other_kind(tm
     """Numbers of Parquet cannot be read as text."""
     for kind, later, words in (
         (pa.float64(), 2.5, '"float" in the schema, not under [sparse] but in a section [dense]'),
-        (pa.float64(), float("nan"), "fix the line, or count"),
+        (pa.float64(), float("inf"), "fix the line, or count"),
         (pa.uint64(), 2**63, "give column 'x' the kind \"unsigned\" in the schema, or count"),
         (pa.list_(pa.uint64()), [1, 2**63], "give column 'x' the kind \"unsigned\" in the schema, or count"),
     ):

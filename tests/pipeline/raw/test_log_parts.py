@@ -40,11 +40,17 @@ def test_rows_are_cut_into_parts_with_the_first_fault_of_each() -> None:
     assert parts[1].fault.text == ", column 'site': found 'x', want 8 hex digits, or nothing"
 
 
+def test_lists_may_be_text_as_in_the_csv_of_the_schema() -> None:
+    table = pa.table(COLUMNS | {"tags": ["1;2", None, "", "3"]})
+    (part, *_) = (part.read() for part in TableParts(table, SCHEMA, rows_of_part=2).iterate({}))
+    assert part.columns["tags"].to_pylist() == [[1, 2], [None]]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"price": None}, "the table has no column 'price'"),
-        ({"tags": ["1;2"] * 4}, "the table: column 'tags' is string, want a list of an integer"),
+        ({"tags": [12] * 4}, "the table: column 'tags' is int64, want a list of an integer"),
         ({"site": [1.5] * 4}, "the table: column 'site' is double, want 8 hex digits"),
     ],
 )

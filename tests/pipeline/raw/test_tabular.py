@@ -6,6 +6,7 @@ Tests `log_parts` and `part`, too.
 from __future__ import annotations
 
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -251,12 +252,16 @@ def test_a_file_of_the_other_format_is_refused(tmp_path: Path, rng: np.random.Ge
         ingest([parquet], config(schema_text(log)), tmp_path / "b")
 
 
+CODE = "[sparse]\nd = 'unsigned'"
 DENSE = "[dense]\nd = 'integer'\n[sparse]\nu = 'text'"
 MISSING = None if int(pa.__version__.split(".")[0]) >= 25 else [3, 4]
 """A missing list of fixed size, which earlier versions of Arrow write to Parquet and cannot read."""
 LISTS = "[sparse]\nd = { kind = 'integer', list = true }"
 HOUR = "[sparse]\nd = { kind = 'hour' }"
 MS = "[sparse]\nd = { kind = 'hour', unit = 'ms' }"
+DAY = "[sparse]\nd = { kind = 'weekday', format = '%d/%b/%Y' }"
+DATE = "[sparse]\nd = { kind = 'weekday', format = '%Y%m%d' }"
+JSON = "[sparse]\nd = { kind = 'integer', list = 'brackets' }"
 FLOAT = "[dense]\nd = 'float'\n[sparse]\nu = 'text'"
 CODES = "[sparse]\nd = { kind = 'hex8', list = true }"
 COLUMNS: dict[str, tuple[str, Any, Any]] = {
@@ -266,7 +271,15 @@ COLUMNS: dict[str, tuple[str, Any, Any]] = {
     "views": (DENSE, pa.array(["1", "", "-3"], pa.string_view()), [1, None, -3]),
     "nothing": (DENSE, pa.nulls(3), [None, None, None]),
     "floats": (DENSE, pa.array([1.0, 2.0, 2.5]), "row 3, column 'd': found 2.5, want an integer"),
-    "nan": (DENSE, pa.array([1.0, float("nan"), 2.5]), "row 2, column 'd': found nan, want an integer"),
+    "nan": (DENSE, pa.array([1.0, float("nan"), 2.0]), [1, None, 2]),
+    "decimals": (DENSE, pa.array([Decimal("1.00"), None, Decimal("-3")]), [1, None, -3]),
+    "large decimals": (DENSE, pa.array([Decimal(2**31), None]), "row 1, column 'd': found 2147483648, want"),
+    "codes": (
+        "[sparse]\nd = 'integer'",
+        ["7", "007"],
+        "line 3, column 'd': found '007', want an integer from",
+    ),
+    "codes of Parquet": (CODE, pa.array(["7", "07"]), "row 2, column 'd': found '07', want an integer from"),
     "infinity": (DENSE, pa.array([float("inf"), 1, 1]), "row 1, column 'd': found inf, want an integer"),
     "infinity in a half": (
         DENSE,
@@ -285,7 +298,8 @@ COLUMNS: dict[str, tuple[str, Any, Any]] = {
         pa.array([1, 2, 3], pa.timestamp("s")),
         "column 'd' is timestamp[ms], want an integer",
     ),
-    "float nan": (FLOAT, pa.array([1, float("nan")]), f"row 2, column 'd': found nan, {NUMBER}"),
+    "float nan": (FLOAT, pa.array([1, float("nan")]), [1.0, None]),
+    "ids with nan": (CODE, pa.array([5.0, float("nan")]), [5, None]),
     "float infinity": (FLOAT, pa.array([1, -np.inf]), f"row 2, column 'd': found -inf, {NUMBER}"),
     "fixed lists": (LISTS, pa.array([[1, 2], MISSING], pa.list_(pa.int64(), 2)), [[1, 2], MISSING or [None]]),
     "large lists": (LISTS, pa.array([[1], [], None], pa.large_list(pa.uint8())), [[1], [], [None]]),
@@ -305,14 +319,25 @@ COLUMNS: dict[str, tuple[str, Any, Any]] = {
         "rows that hold lists need list = true in the schema",
     ),
     "no day": (HOUR, ["2024-05-06", "2024-02-30"], "line 3, column 'd': found '2024-02-30', want a time"),
-    "no ticks": (MS, ["1", "1.5"], "line 3, column 'd': found '1.5', want an integer (ms since 1970)"),
+    "no ticks": (MS, ["1", "1.5x"], "line 3, column 'd': found '1.5x', want a number (ms since 1970)"),
+    "ticks with a fraction": (MS, ["1", "3600000.5"], [0, 1]),
+    "ticks that are floats": (MS, pa.array([1.5, 3600000.5, None]), [0, 1, None]),
+    "no time of the format": (
+        DAY,
+        ["1/May/2024", "1/Mai/2024"],
+        "found '1/Mai/2024', want a time as %d/",
+    ),
+    "days that are integers": (DATE, pa.array([20240506, None]), [1, None]),
+    "lists in brackets": (JSON, pa.array(['["1", 2]', "[]", None, "[null]"]), [[1, 2], [], [None], [None]]),
+    "native lists in their place": (JSON, pa.array([[1, 2], [], None]), [[1, 2], [], [None]]),
+    "lists in lists": (JSON, ['"[1,2]"', '"[[1]]"'], "line 3, column 'd', element 1: found '[1]', want an"),
     "ticks without a unit": (
         HOUR,
         pa.array([1]),
-        "is int64, want times as text or timestamps, or integers with",
+        "is int64, want times as text or timestamps, or numbers with",
     ),
     "times of day": (HOUR, pa.array([1, 2], pa.time32("s")), "column 'd' is time32[ms], want times as text"),
-    "timestamps with a unit": (MS, pa.array([1], pa.timestamp("s")), "is timestamp[ms], want an integer (ms"),
+    "timestamps with a unit": (MS, pa.array([7200], pa.timestamp("s")), [2]),
 }
 """Features and a column, of CSV where it is a list, and what is read or why it is refused."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import struct
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hotset.pipeline.raw.column_values import ListSpans, elements_of, read_values
+from hotset.pipeline.raw.column_values import read_values
 from hotset.pipeline.raw.text_fields import (
     BAD,
     GOOD,
@@ -58,8 +57,11 @@ def test_only_wanted_fields_are_kept() -> None:
     assert (starts.tolist(), stops.tolist(), found.tolist()) == ([[2, 0]], [[3, 0]], [3, 1])
 
 
+@pytest.mark.parametrize("are_codes", [False, True])
 @pytest.mark.parametrize(("below", "above"), [(0, 1), (2**31, 2**31 - 1), (2**63, 2**63 - 1), (0, 2**64 - 1)])
-def test_integers_are_those_of_python(below: int, above: int, rng: np.random.Generator) -> None:
+def test_integers_are_those_of_python(
+    below: int, above: int, are_codes: bool, rng: np.random.Generator
+) -> None:
     near = [edge + step for edge in (0, -below, above, 10 * above, 2**64, 2**65) for step in range(-11, 12)]
     fields = [b"%d" % value for value in near]
     fields += [rng.choice(np.frombuffer(b"01.-9", np.uint8), rng.integers(6)).tobytes() for _ in range(2000)]
@@ -67,8 +69,9 @@ def test_integers_are_those_of_python(below: int, above: int, rng: np.random.Gen
     spans = spans_of(fields)
     values = np.zeros(len(fields), np.uint64)
     states = np.zeros(len(fields), np.uint8)
-    parse_integers(spans.text, spans.starts, spans.stops, np.uint64(below), np.uint64(above), values, states)
-    wanted = [naive_integer(field, -below, above) for field in fields]
+    fixed = spans.text, spans.starts, spans.stops, np.uint64(below), np.uint64(above)
+    parse_integers(*fixed, are_codes, False, values, states)
+    wanted = [naive_integer(field, -below, above, are_codes=are_codes) for field in fields]
     assert list(zip(values.tolist(), states.tolist(), strict=True)) == wanted
 
 
@@ -149,22 +152,3 @@ def test_what_a_float32_cannot_hold_is_bad_where_it_must() -> None:
     values, states = read_values(spans_of(texts), "float32")
     assert states.tolist() == [GOOD, BAD, GOOD, BAD, GOOD]
     assert values[[0, 4]].tolist() == [largest, 1e-50] and values[1] == 0
-
-
-@given(st.lists(st.text("ab|,", max_size=8), max_size=12))
-@settings(deadline=None, max_examples=60)
-def test_elements_are_those_of_split(fields: list[str]) -> None:
-    spans = spans_of([field.encode() for field in fields])
-    offsets = np.empty(len(fields) + 1, np.int64)
-    found = elements_of(ListSpans(spans, ord("|")), offsets)
-    texts = [bytes(found.text[a:b]).decode() for a, b in zip(found.starts, found.stops, strict=True)]
-    wanted = [field.split("|") for field in fields]
-    assert [texts[a:b] for a, b in pairwise(offsets)] == wanted
-
-
-@pytest.mark.parametrize("num_fields", [0, 1, 1000])
-def test_elements_of_many_fields(num_fields: int, rng: np.random.Generator) -> None:
-    fields = ["|".join(["x"] * int(n)) for n in rng.integers(0, 20, num_fields)]
-    offsets = np.empty(num_fields + 1, np.int64)
-    elements_of(ListSpans(spans_of([f.encode() for f in fields]), ord("|")), offsets)
-    assert np.diff(offsets).tolist() == [field.count("|") + 1 for field in fields]

@@ -31,11 +31,13 @@ def naive_fields(line: bytes, separator: bytes) -> list[bytes] | None:
         position += 1
 
 
-def naive_integer(field: bytes, least: int, most: int) -> tuple[int, int]:
-    """Value modulo 2**64, and state."""
+def naive_integer(field: bytes, least: int, most: int, *, are_codes: bool = False) -> tuple[int, int]:
+    """Value modulo 2**64, and state; digits after a leading 0 are bad where integers are codes."""
     if not field:
         return 0, MISSING
     if not re.fullmatch(rb"-?[0-9]+(\.0*)?", field):
+        return 0, BAD
+    if are_codes and re.match(rb"-?0[0-9]", field):
         return 0, BAD
     value = int(field.split(b".")[0])
     return (value % 2**64, GOOD) if least <= value <= most else (0, BAD)
