@@ -54,6 +54,7 @@ from .run_log import TrainSummary
 from .serving.changes import apply_changes
 from .serving.export import export_run
 from .serving.predict import RunPredictor
+from .threads import torch_as_before
 
 if TYPE_CHECKING:
     import polars as pl
@@ -142,6 +143,7 @@ class FitSettings(RowSettings, total=False):
     exchange_feedback: bool
 
 
+@torch_as_before()
 def fit(
     data: Folder,
     out: Folder,
@@ -220,6 +222,7 @@ def fit(
         )
 
 
+@torch_as_before()
 def evaluate(
     run: Folder | FittedRun,
     data: Folder,
@@ -253,6 +256,7 @@ def evaluate(
         )
 
 
+@torch_as_before()
 def load_model(run: Folder, *, model: ModelSource | None = None) -> nn.Module:
     """Return the trained dense layers of a run, in evaluation mode.
 
@@ -345,6 +349,7 @@ def predict(
 ) -> Any: ...
 
 
+@torch_as_before()
 def predict(
     run: Folder | FittedRun,
     data: Folder | Frame | pl.LazyFrame,
@@ -393,6 +398,7 @@ def predict(
     return like_frame(data, PROBABILITY, scores)
 
 
+@torch_as_before()
 def export(
     run: Folder | FittedRun,
     out: Folder,
@@ -435,6 +441,7 @@ def export(
     return local_path(out)
 
 
+@torch_as_before()
 def apply(exported: Folder, changes: Folder, out: Folder, *, model: ModelSource | None = None) -> Path:
     """Update an exported folder to a later run, as ``hotset apply`` does.
 

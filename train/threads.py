@@ -90,6 +90,26 @@ def one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def torch_as_before() -> Iterator[None]:
+    """Compute as hotset does inside the block, and leave torch's settings as they were.
+
+    Inside, new tensors are float32 and may have gradients. Afterwards the caller has its number of threads,
+    its default type and its device again. No random number of the caller is drawn in any case.
+    """
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(False):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        if device is not None:
+            torch.cuda.set_device(device)
+
+
 Item = TypeVar("Item")
 PLACES_AT_A_TIME = 4
 """Places that the loop of a device gives back at a time."""

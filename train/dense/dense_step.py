@@ -190,7 +190,7 @@ class _TileStep(ABC):
         self._begin(None)
         # The same tiles as in training, so that a batch has the same logits in both.
         bounds = tile_bounds(batch.num_samples)
-        logit_B = torch.empty(batch.num_samples)
+        logit_B = torch.empty(batch.num_samples, dtype=torch.float32)
 
         def predict_tile(number: int, worker: int) -> None:
             samples = slice(*bounds[number])

@@ -56,7 +56,7 @@ class InPlaceWork:
         if self.fast.is_host:
             self.look_up_bags(part, pooled_PD)
             return
-        on_host_PD = torch.empty(pooled_PD.shape)
+        on_host_PD = torch.empty(pooled_PD.shape, dtype=torch.float32)
         self.look_up_bags(part, on_host_PD)
         pooled_PD.copy_(on_host_PD)
 
@@ -65,7 +65,11 @@ class InPlaceWork:
         self._count_vector_per_bag("to_fast", part.ids)
         slots_U = self.slow.slots_of(self.slots_of_rows(part.lookups))
         ids = part.ids
-        vectors_ND = on_host_PD if ids.bags_N is None else torch.empty(ids.ids_N.size, on_host_PD.shape[1])
+        vectors_ND = (
+            on_host_PD
+            if ids.bags_N is None
+            else torch.empty(ids.ids_N.size, on_host_PD.shape[1], dtype=torch.float32)
+        )
         self.rows.look_up(self.slow.weights_SD, part.lookups, slots_U, vectors_ND)
         if ids.bags_N is not None:
             self.rows.pool(vectors_ND, ids, on_host_PD)
@@ -243,7 +247,7 @@ class TableGroup:
         self.in_place = InPlaceWork(
             self.fast, self.slow, self._fast_rows, slow_rows, self.traffic, self.threads
         )
-        no_vectors = torch.empty(0, self.embedding_dim, device=self.fast.device)
+        no_vectors = torch.empty(0, self.embedding_dim, dtype=torch.float32, device=self.fast.device)
         self._vectors = {"pooled": no_vectors, "looked_up": no_vectors}
 
     def read(self, batch: Batch) -> GroupStep:
@@ -265,7 +269,7 @@ class TableGroup:
         no_slots = np.empty(0, np.int64)
         no_lookups = group_lookups(of_matrix(np.empty(0, np.int32), no_slots))
         for rows, tier in ((self._fast_rows, self.fast), (self.in_place.rows, self.slow)):
-            vectors_PD = torch.empty(0, self.embedding_dim, device=tier.device)
+            vectors_PD = torch.empty(0, self.embedding_dim, dtype=torch.float32, device=tier.device)
             rows.look_up(tier.weights_SD, no_lookups, no_slots, vectors_PD)
             rows.update(tier, no_lookups, no_slots, vectors_PD, 1)
         self.load(Transfer())
@@ -427,5 +431,7 @@ class TableGroup:
     def _buffer(self, name: str, num_vectors: int) -> torch.Tensor:
         """(num_vectors, D) workspace on the fast tier's device, kept between batches."""
         if self._vectors[name].shape[0] < num_vectors:
-            self._vectors[name] = torch.empty(num_vectors, self.embedding_dim, device=self.fast.device)
+            self._vectors[name] = torch.empty(
+                num_vectors, self.embedding_dim, dtype=torch.float32, device=self.fast.device
+            )
         return self._vectors[name][:num_vectors]

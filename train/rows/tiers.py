@@ -65,7 +65,7 @@ class HostMemory:
             self.left_bytes -= num_bytes
         if self.is_pinned and num_bytes:
             return _pages_of_rows(num_rows, width)
-        return torch.zeros(num_rows, width)
+        return torch.zeros(num_rows, width, dtype=torch.float32)
 
 
 def check_memory_for_rows(num_rows: int, fast_bytes: int, slow_bytes: int, host: HostMemory) -> None:
@@ -113,7 +113,7 @@ def mapped_rows(num_rows: int, width: int, folder: Path) -> torch.Tensor:
     """(num_rows, width) float32 zeros in a nameless file of ``folder``; see `disk_space`."""
     num_bytes = 4 * num_rows * width
     if num_bytes == 0:
-        return torch.zeros(num_rows, width)
+        return torch.zeros(num_rows, width, dtype=torch.float32)
     with disk_space(folder, num_bytes, "rows", "write --out to a larger disk, or raise --slow-bytes"):
         mapped = mapped_file(folder, num_bytes)
     # Rows are used in no order: reading ahead of a page would read 32 for one (70 times slower on tables
@@ -323,8 +323,10 @@ class Tier:
         """Whether the rows are in memory of the host."""
         # With limited host memory the rows may go to a mapped file.
         if host is None:
-            self.weights_SD = torch.empty(self.num_slots, embedding_dim, device=self.device)
-            self.state_SW = torch.zeros(self.num_slots, state_width, device=self.device)
+            self.weights_SD = torch.empty(
+                self.num_slots, embedding_dim, dtype=torch.float32, device=self.device
+            )
+            self.state_SW = torch.zeros(self.num_slots, state_width, dtype=torch.float32, device=self.device)
         else:
             self.weights_SD = host.rows(self.num_slots, embedding_dim)
             self.state_SW = host.rows(self.num_slots, state_width)
@@ -451,7 +453,7 @@ class FileTier(Tier, ABC):
             slots_N: slot of each.
         """
         self._read_U = wanted_U
-        self.weights_SD = torch.empty(wanted_U.size, self.weights_SD.shape[1])
+        self.weights_SD = torch.empty(wanted_U.size, self.weights_SD.shape[1], dtype=torch.float32)
         if wanted_U.size == 0:
             return
         self.fill(wanted_U, self.weights_SD.numpy())
