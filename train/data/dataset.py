@@ -156,6 +156,11 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         self._draws: MultiHotDraws | None = None
         self._epoch = 0
         self._first = 0
+        self._chosen = torch.zeros(3, dtype=torch.int64).share_memory_()
+        """What `set_epoch` said last, in memory that workers share: number of its calls, epoch, batches to
+        skip."""
+        self._num_chosen = 0
+        """Calls that this process or worker has followed."""
         self._position = 0
         """Batches of the epoch that this process or worker has returned."""
         self._start = 0
@@ -179,18 +184,29 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
         """Choose the next epoch, from 0, and how many batches to skip.
 
-        Call it in the process that makes the loader, before each epoch: workers get a copy of the dataset
-        when the loader is iterated.
+        Call it in the process that makes the loader, before each epoch. Workers follow it when the loader is
+        iterated next, persistent ones too.
         """
         require_at_least("epoch", epoch, 0)
         require_at_least("first_batch", first_batch, 0)
+        # A worker's own state, as a loader restores it, is no choice for the others.
+        if get_worker_info() is None:
+            self._chosen.copy_(torch.tensor([int(self._chosen[0]) + 1, epoch, first_batch]))
+        self._follow(epoch, first_batch)
+
+    def _follow(self, epoch: int, first_batch: int) -> None:
         self._epoch = epoch
         self._first = first_batch
         self._position = 0
         self._start = 0
+        self._num_chosen = int(self._chosen[0])
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the batches of the epoch that belong to this rank and worker."""
+        # A persistent worker has its copy from before the last `set_epoch`.
+        num_chosen, epoch, first_batch = self._chosen.tolist()
+        if num_chosen != self._num_chosen:
+            self._follow(epoch, first_batch)
         shards = self._shards()
         is_trained_on = self._split == "train"
         read = shards.training_batch if is_trained_on else EvaluationPart(shards, _PARTS[self._split]).batch
@@ -254,6 +270,11 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         and so gets the whole path.
         """
         return self.__dict__ | {"_opened": None, "_draws": None, "_folder": self._folder.absolute()}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Share memory with own workers where the copy came without it, as from Ray or `copy.deepcopy`."""
+        self.__dict__.update(state)
+        self._chosen.share_memory_()
 
     def _numbers(self) -> Sequence[int]:
         """Return the batch numbers of this rank, in the order of the epoch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib.util
 import os
 import pickle
@@ -114,6 +115,22 @@ def test_workers_change_neither_batches_nor_their_order(folder: Path) -> None:
     alone = as_lists(DataLoader(dataset, batch_size=None))
     assert alone == as_lists(dataset) and len(alone) == 12
     assert as_lists(DataLoader(dataset, batch_size=None, num_workers=2)) == alone
+
+
+def test_persistent_workers_follow_the_epoch_and_skip_batches(folder: Path) -> None:
+    dataset = copy.deepcopy(ShardDataset(folder, seed=1))
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
+    for epoch, first_batch in ((0, 0), (1, 0), (5, 3), (1, 0)):
+        reference = ShardDataset(folder, seed=1)
+        reference.set_epoch(epoch, first_batch)
+        dataset.set_epoch(epoch, first_batch)
+        assert as_lists(loader) == as_lists(reference)
+    # A loop that was left early does not hold the next epoch back.
+    for _ in loader:
+        break
+    dataset.set_epoch(2)
+    reference.set_epoch(2)
+    assert as_lists(loader) == as_lists(reference)
 
 
 def test_a_state_goes_on_with_the_next_batch(folder: Path) -> None:
