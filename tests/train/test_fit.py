@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import random
 import shutil
 import threading
 from collections.abc import Callable
@@ -292,7 +293,7 @@ def test_calls_leave_the_process_as_they_found_it(scored: ScoredRun, tmp_path: P
             "threads": torch.get_num_threads(),
             "dtype": torch.get_default_dtype(),
             "inference": torch.is_inference_mode_enabled(),
-            "random numbers": (torch.get_rng_state().tolist(), str(np.random.get_state())),
+            "random numbers": (torch.get_rng_state().tolist(), random.getstate()),
             "environment": dict(os.environ),
             "files": sorted(entry.resolve().as_posix() for entry in Path("/proc/self/fd").iterdir()),
             "running": sorted(thread.name for thread in threading.enumerate()),
@@ -301,7 +302,7 @@ def test_calls_leave_the_process_as_they_found_it(scored: ScoredRun, tmp_path: P
     def own_loop() -> None:
         embeddings = hotset.nn.Embeddings(scored.data, placement="lookahead", threads=1)
         for batch in embeddings.read_ahead(hotset.ShardDataset(scored.data)):
-            torch.stack([each.sum() for each in embeddings(batch).values()]).sum().backward()
+            torch.stack([each.sum() for each in embeddings(batch).values()]).sum().backward()  # type: ignore[no-untyped-call]
             embeddings.step()
 
     run = tmp_path / "run"

@@ -156,9 +156,10 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
         self._draws: MultiHotDraws | None = None
         self._epoch = 0
         self._first = 0
-        self._chosen = torch.zeros(3, dtype=torch.int64).share_memory_()
+        self._chosen = torch.zeros(3, dtype=torch.int64)
         """What `set_epoch` said last, in memory that workers share: number of its calls, epoch, batches to
         skip."""
+        self._chosen.share_memory_()  # type: ignore[no-untyped-call]
         self._num_chosen = 0
         """Calls that this process or worker has followed."""
         self._position = 0
@@ -274,7 +275,7 @@ class ShardDataset(IterableDataset[dict[str, Any]]):
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """Share memory with own workers where the copy came without it, as from Ray or `copy.deepcopy`."""
         self.__dict__.update(state)
-        self._chosen.share_memory_()
+        self._chosen.share_memory_()  # type: ignore[no-untyped-call]
 
     def _numbers(self) -> Sequence[int]:
         """Return the batch numbers of this rank, in the order of the epoch."""
