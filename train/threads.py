@@ -98,7 +98,7 @@ def torch_as_before() -> Iterator[None]:
     its default type and its device again. No random number of the caller is drawn in any case.
     """
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     torch.set_default_dtype(torch.float32)
     try:
         with torch.inference_mode(False):
