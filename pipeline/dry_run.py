@@ -268,7 +268,7 @@ def _parse_blocks(file: RawFile, number: int, config: IngestConfig, most: int) -
     """
     parts = open_log(file, number, replace(config, block_bytes=_BLOCK_BYTES))
     # Blocks in the middle can be read only where bytes are lines: not of compressed files, nor of Parquet.
-    is_plain = file.compression is None and schema_of(config.schema).format != "parquet"
+    is_plain = file.compression is None and not parts.is_hashed_whole
     num_blocks = -(-file.num_bytes // _BLOCK_BYTES) if is_plain else most
     step = max(1, num_blocks // most)
     for position, unread in enumerate(islice(parts.iterate({}), 0, step * most, step)):

@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow.parquet as pq
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from .errors import MIB, InputError, raise_system_fault
+from .errors import MIB, InputError
 from .infer_column import MIN_ROWS_TO_JUDGE, InferredColumn, are_times, infer_column
+from .raw.arrow_parts import open_rows
 from .raw.column_values import plain, read_column, read_values
 from .raw.criteo import tells_label
 from .raw.criteo_kernel import count_newlines
+from .raw.json_parts import first_rows
 from .raw.log_files import example_file
 from .raw.log_parts import known_schema
-from .raw.parquet_parts import DAMAGE
 from .raw.part import Block, iterate_blocks
 from .raw.raw_file import RawFile
 from .raw.tabular import MISSING_WORDS
@@ -183,10 +184,11 @@ def propose_schema(path: Path, *, num_rows: int = 10_000) -> Proposal:
 
 def _propose_from(file: RawFile, num_rows: int) -> Proposal:
     path = file.path
-    # By its first bytes and not by its name, as a reader of Parquet does.
-    if file.read_start(4) == b"PAR1":
-        columns, rows = _infer_parquet(path, num_rows)
-        return _propose(file, columns, rows, format="parquet")
+    form = file.read_format()
+    if form != "text":
+        batch = _first_rows(file, form, num_rows)
+        columns = list(zip(batch.schema.names, batch.columns, strict=True))
+        return _propose(file, columns, batch.num_rows, format=_FORMATS.get(form, form))
     block = next((block.read() for block in iterate_blocks(file, _SNIFFED_BYTES)), None)
     if block is None:
         raise InputError(f"{path} is empty")
@@ -219,6 +221,8 @@ def explain_built_in(path: Path) -> str | None:
             f"--schema {name}{'' if is_labeled else ' --no-label'}"
         )
     # Criteo's own format has no header, and is the default.
+    if file.read_format() != "text":
+        return None
     block = next((block.read() for block in iterate_blocks(file, _START_BYTES)), None)
     has_label = None if block is None else tells_label(block, schema_named("criteo-kaggle"))
     if has_label is None:
@@ -230,17 +234,24 @@ def explain_built_in(path: Path) -> str | None:
     )
 
 
-def _infer_parquet(path: Path, num_rows: int) -> tuple[list[tuple[str, Any]], int]:
-    try:
-        with pq.ParquetFile(path, memory_map=True) as parquet:
-            batch = next(parquet.iter_batches(num_rows, use_threads=False), None)
-            if batch is None:
-                raise InputError(f"{path} has no rows")
-            batch.validate(full=True)
-            return list(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows
-    except DAMAGE as error:
-        raise_system_fault(path, error)
-        raise InputError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+_FORMATS: dict[str, Any] = {"stream": "arrow"}
+
+
+def _first_rows(file: RawFile, form: str, num_rows: int) -> Any:
+    """Return the first rows of a file of typed columns or JSON Lines as a record batch."""
+    if form == "json":
+        return first_rows(file, num_rows)
+    with open_rows(file, form) as rows:
+        found: list[Any] = []
+        for batch in rows.batches(rows.fields.names):
+            found.append(batch.slice(0, num_rows - sum(map(len, found))))
+            if sum(map(len, found)) >= num_rows:
+                break
+        if not any(map(len, found)):
+            raise InputError(f"{file.path} has no rows")
+        batch = pa.Table.from_batches(found).combine_chunks().to_batches()[0]
+        batch.validate(full=True)
+        return batch
 
 
 def _num_fields(
@@ -361,7 +372,7 @@ def _propose(
     columns: list[tuple[str, Any]],
     num_rows: int,
     *,
-    format: Literal["csv", "parquet"],
+    format: Literal["csv", "parquet", "arrow", "orc", "json"],
     separator: str = ",",
     fields: tuple[str, ...] = (),
     note: str | None = None,

@@ -29,6 +29,7 @@ from .folders.manifest import Manifest, is_sealed
 from .folders.resume import FolderState, check_config
 from .formats.ids import PartSize, largest_part
 from .raw.log_files import identity_of, inspect_logs
+from .raw.log_parts import COLUMNAR
 from .raw.raw_file import RawFile
 from .runtime.memory import check_caps, least_cap
 from .runtime.tasks import DEFAULT_RESOURCES, Resources
@@ -423,7 +424,7 @@ def check_resources(
     schema = schema_of(config.ingest.schema)
     numbers_of("feature_min_counts", config.rank.feature_min_counts, schema.sparse, config.rank.min_count)
     numbers_of("feature_dims", config.split.feature_dims, schema.sparse, config.split.embedding_dim)
-    check_free_disk(disk_needed(raw, out, is_columnar=schema.format == "parquet", extend=extend), out)
+    check_free_disk(disk_needed(raw, out, extend=extend), out)
     if resources.memory_bytes is None:
         return
     # One refusal for all stages: its hint must be enough for the later ones, too.
@@ -432,17 +433,16 @@ def check_resources(
     check_caps(resources, _memory_needs(files, config, out, resources))
 
 
-def disk_needed(
-    raw: Sequence[Path], out: Path, *, is_columnar: bool = False, extend: bool = False
-) -> dict[str, int]:
+def disk_needed(raw: Sequence[Path], out: Path, *, extend: bool = False) -> dict[str, int]:
     """Return the estimated bytes that each folder inside ``out`` still needs; sealed ones need none.
 
-    ``is_columnar``: the logs are Parquet, compressed inside; ``extend``: sealed folders of fewer logs grow.
+    ``extend``: sealed folders of fewer logs grow.
     """
     text_bytes = 0.0
     files = inspect_logs(raw)
     for file in files:
-        text_bytes += file.num_bytes * (COMPRESSION if file.compression or is_columnar else 1)
+        is_packed = file.compression or file.read_format() in COLUMNAR
+        text_bytes += file.num_bytes * (COMPRESSION if is_packed else 1)
     columns = out / "columns"
     # With more logs than before, sealed folders grow or are rebuilt, so none of them counts as done.
     grows = extend and is_sealed(columns) and len(Manifest.read(columns).inputs) < len(files)

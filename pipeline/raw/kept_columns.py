@@ -15,13 +15,10 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, InputError
 from ..schema.schema import Schema, refuse_twice
-from .log_parts import header_of
+from .log_parts import COLUMNAR, as_read, header_of
 from .part import Block, iterate_blocks
 from .raw_file import RawFile
 from .tabular import find_fields, split_lines
-
-_ROWS_OF_BATCH = 4096
-"""Rows of Parquet that are held at a time: texts may be long."""
 
 
 def kept_columns(
@@ -38,12 +35,17 @@ def kept_columns(
         ConfigError: a name occurs twice.
     """
     refuse_twice(names, "--keep")
-    if schema.format == "parquet":
-        from .parquet_parts import open_parquet
+    form, schema = as_read(file, schema)
+    if form == "json":
+        from .json_parts import batches_of
 
-        with open_parquet(file) as parquet:
-            find_fields(names, parquet.schema_arrow.names, file)
-        return _batches(file, names)
+        return batches_of(file, names)
+    if form in COLUMNAR:
+        from .arrow_parts import open_rows
+
+        with open_rows(file, form) as rows:
+            find_fields(names, rows.fields.names, file)
+        return _batches(file, form, names)
     has_names = schema.format == "csv" and not schema.fields
     fields = header_of(file, schema) if has_names else list(schema.fields or schema.columns(has_label=True))
     if not has_label and not has_names:
@@ -54,14 +56,11 @@ def kept_columns(
     return _texts(file, names, positions, separator, block_bytes, has_names)
 
 
-def _batches(file: RawFile, names: Sequence[str]) -> Iterator[Any]:
-    from .parquet_parts import DAMAGE, damaged_parquet, open_parquet
+def _batches(file: RawFile, form: str, names: Sequence[str]) -> Iterator[Any]:
+    from .arrow_parts import open_rows
 
-    try:
-        with open_parquet(file) as parquet:
-            yield from parquet.iter_batches(_ROWS_OF_BATCH, columns=list(names), use_threads=False)
-    except DAMAGE as error:
-        raise damaged_parquet(file, error) from error
+    with open_rows(file, form) as rows:
+        yield from rows.batches(names)
 
 
 def _texts(

@@ -41,7 +41,7 @@ def log_files(given: Iterable[Path]) -> list[Path]:
             matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
             matches = [match for match in matches if _is_data(match.name)]
             if not matches:
-                raise InputError(f"no file matches {path}", hint="look at the folder with ls")
+                raise InputError(f"no file matches {path}")
             found += [file for match in matches for file in log_files([match])]
         else:
             found.append(path)
@@ -59,9 +59,7 @@ def _files_of_folder(folder: Path) -> list[Path]:
 
     for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         if os.path.realpath(root) in seen:  # a link may lead to a folder above it
-            raise InputError(
-                f"{root} is a link to a folder that is in {folder} already", hint="remove the link"
-            )
+            raise InputError(f"{root} is a link to a folder that {folder} has already")
         seen.add(os.path.realpath(root))
         folders[:] = [name for name in folders if _is_data(name)]
         found += [Path(root, name) for name in names if _is_data(name)]

@@ -10,18 +10,21 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import FormatError
 from ..folders.manifest import FileEntry
 from ..schema.schema import SCHEMAS, Schema, zone_named
 from .criteo import count_reasons, describe_fault, parse_block
+from .json_parts import first_rows, read_lines, types_of
 from .part import Block, Part, PlainBlock, RawParts, iterate_blocks
 from .raw_file import RawFile
 from .same_log import block_name, checksum_of_block
-from .tabular import fields_of_header, find_fields, parse_csv
+from .tabular import check_types, fields_of_header, find_fields, parse_batch, parse_csv
 
 _MIN_CRITEO_LINE_BYTES = 39
 _START_BYTES = 4096
@@ -50,24 +53,71 @@ def open_parts(
     has_label = has_label and schema.label is not None
     if schema.zone:
         zone_named(schema.zone)
-    if schema.format == "parquet":
-        # pyarrow's Parquet reader and compute functions take a fifth of the start of a command.
+    settings: dict[str, Any] = {"block_bytes": block_bytes, "has_label": has_label}
+    form, schema = as_read(file, schema)
+    if form == "criteo":
+        return _CriteoParts(file, number, schema, **settings, strict=strict)
+    if form == "csv":
+        return _CsvParts(file, number, schema, **settings, strict=strict)
+    # pyarrow's readers and compute functions take a fifth of the start of a command.
+    if form == "json":
+        return _JsonParts(file, number, schema, **settings, strict=strict)
+    if form == "parquet":
         from .parquet_parts import ParquetParts
 
-        return ParquetParts(file, number, schema, block_bytes=block_bytes, has_label=has_label)
+        return ParquetParts(file, number, schema, **settings)
+    from .arrow_parts import ArrowParts
+
+    return ArrowParts(file, number, schema, **settings, form=form)
+
+
+COLUMNAR = ("parquet", "arrow", "stream", "orc")
+"""Formats with typed columns, as `RawFile.read_format` names them."""
+
+
+def as_read(file: RawFile, schema: Schema) -> tuple[str, Schema]:
+    """Return the format that a file has, and the schema to read it with.
+
+    The bytes of the file decide, so that a run on CSV predicts Parquet with the same columns, and vice versa.
+    Only Criteo's lines have no names of columns, by which another format could be read.
+
+    Raises:
+        InputError: the file cannot be read, or no format fits the schema.
+    """
+    form = file.read_format()
+    if schema.format == "criteo":
+        _refuse_other_format(file, form)
+        return "criteo", schema
+    if form != "text":
+        return form, replace(schema, format="json" if form == "json" else "parquet", fields=())
     if schema.format == "csv":
-        return _CsvParts(file, number, schema, block_bytes=block_bytes, has_label=has_label, strict=strict)
-    _refuse_other_format(file)
-    return _CriteoParts(file, number, schema, block_bytes=block_bytes, has_label=has_label, strict=strict)
+        return "csv", schema
+    if not file.num_bytes:  # a part without rows
+        return "csv", replace(schema, format="csv", fields=schema.columns(has_label=True))
+    # The names in the first line show what is between them.
+    wanted = set(schema.columns(has_label=False)) - file.partitions.keys()
+    lists = tuple((name, separator or "|") for name, separator in schema.lists)
+    for separator in _SEPARATORS:
+        text = replace(schema, format="csv", separator=separator, lists=lists)
+        if wanted <= set(header_of(file, text)):
+            return "csv", text
+    raise FormatError(
+        f"{file.path} is neither {schema.format} nor text with the columns of the schema in its first line",
+        hint=f'the schema has format = "{schema.format}"; a log of text without names needs one of its own',
+    )
 
 
-def _refuse_other_format(file: RawFile) -> None:
-    """Raise InputError where a file that should hold Criteo's lines is clearly Parquet or CSV.
+_SEPARATORS = (",", "\t", ";", "|")
+_NAMES = {"parquet": "Parquet", "arrow": "Arrow", "stream": "Arrow", "orc": "ORC", "json": "JSON Lines"}
+
+
+def _refuse_other_format(file: RawFile, form: str) -> None:
+    """Raise InputError where a file that should hold Criteo's lines is clearly of another format.
 
     Criteo's format is the default, so this is what a user meets who forgets to name a schema.
     """
-    if file.read_start(4) == b"PAR1":
-        raise _needs_schema(file, "Parquet")
+    if form in _NAMES:
+        raise _needs_schema(file, _NAMES[form])
     for block in iterate_blocks(file, _START_BYTES):
         lines = block.read().lines.tobytes().splitlines()[:3]
         # One such line could be damage in a log of Criteo's.
@@ -152,11 +202,6 @@ class _CsvParts(_CriteoParts):
     """Blocks of CSV lines, the first with a header perhaps."""
 
     def __post_init__(self) -> None:
-        with open(self.file.path, "rb") as opened:
-            if opened.read(4) == b"PAR1":
-                raise FormatError(
-                    f"{self.file.path} is a Parquet file", hint='its schema needs format = "parquet"'
-                )
         plain = Schema((), (), format="csv")
         for key in ("quote", "escape", "skip", "comment", "trim", "missing", "encoding"):
             if getattr(self.schema, key) != getattr(plain, key):
@@ -197,6 +242,37 @@ class _CsvParts(_CriteoParts):
         )
 
 
+@dataclass
+class _JsonParts(_CriteoParts):
+    """Blocks of JSON Lines."""
+
+    unit: str = "row"
+    min_line_bytes: int = 2
+
+    def __post_init__(self) -> None:
+        partitions = self.file.partitions
+        wanted = self.schema.columns(has_label=self.has_label)
+        found = first_rows(self.file).schema
+        self._constants = {
+            name: partitions[name] for name in wanted if name in partitions and name not in found.names
+        }
+        names = [name for name in wanted if name not in self._constants]
+        if not found.names:  # an empty file
+            found = pa.schema([(name, pa.null()) for name in names])
+        find_fields(names, found.names, self.file)
+        self._fields = types_of(found, self.schema, names, has_label=self.has_label)
+        check_types(self.file, self.schema, self._fields, has_label=self.has_label)
+
+    def parse(self, block: Block, *, is_first: bool) -> Part:
+        """Parse the lines of a block."""
+        batch, is_damaged = read_lines(block.lines, self._fields)
+        settings: dict[str, Any] = {"has_label": self.has_label, "constants": self._constants}
+        part = parse_batch(batch, self.schema, is_damaged=is_damaged, **settings)
+        if part.fault is not None and is_damaged[part.fault.line_in_block]:
+            return replace(part, fault=replace(part.fault, text=": want one JSON object on the line"))
+        return part
+
+
 def header_of(file: RawFile, schema: Schema) -> list[str]:
     """Return the fields of the first line; none in an empty file."""
     for block in iterate_blocks(file, 1):
@@ -214,6 +290,8 @@ def known_schema(file: RawFile) -> tuple[str, bool] | None:
     Raises:
         InputError: the file cannot be read.
     """
+    if file.read_format() != "text":
+        return None
     block = next((block.read() for block in iterate_blocks(file, _KNOWN_BYTES)), None)
     if block is None:
         return None

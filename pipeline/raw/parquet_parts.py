@@ -20,7 +20,7 @@ from ..schema.schema import Schema, find_columns
 from .column_values import is_fixed_text, is_list, is_text
 from .part import Part, UnreadPart
 from .raw_file import RawFile
-from .tabular import find_fields, misfit, parse_batch
+from .tabular import check_types, find_fields, misfit, parse_batch
 
 
 class TableParts:
@@ -80,7 +80,7 @@ DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 """Errors that pyarrow raises for a file that is damaged or not Parquet."""
 
 
-_VALUE_BYTES = 8
+VALUE_BYTES = 8
 """Bytes that a value counts in a block."""
 _SHORT_TEXT_BYTES = 64
 """Average length from which on the texts of a column count with all of their bytes."""
@@ -104,7 +104,7 @@ def open_parquet(file: RawFile, dictionaries: Sequence[str] = ()) -> Any:
         raise_system_fault(file.path, error)
         raise FormatError(
             f"{file.path} is not a Parquet file: {str(error).splitlines()[0]}",
-            hint='a log of text has the format "csv" in its schema',
+            hint="the file may be cut off or damaged: fetch it again",
         ) from error
 
 
@@ -135,10 +135,13 @@ class ParquetParts:
         self._has_label = has_label
         self._constants: dict[str, str] = {}
         self._names = schema.columns(has_label=has_label)
+        fields = self._fields()
+        self._check_columns(fields)
+        self._lists = {name for name in self._names if is_list(fields.field(name).type)}
+
+    def _fields(self) -> Any:
         with open_parquet(self._file) as parquet:
-            fields = parquet.schema_arrow
-            self._check_columns(fields)
-            self._lists = {name for name in self._names if is_list(fields.field(name).type)}
+            return parquet.schema_arrow
 
     def _texts_by_number(self) -> list[str]:
         """Return the columns whose texts are stored once and numbered: they stay so in memory.
@@ -161,10 +164,8 @@ class ParquetParts:
         self._constants = {name: partitions[name] for name in lacking}
         self._names = tuple(name for name in self._names if name not in self._constants)
         find_fields(self._names, fields.names, self._file)
-        for name in self._names:
-            fault = misfit(self._schema, name, fields.field(name).type, has_label=self._has_label)
-            if fault:
-                raise InputError(f"{self._file.path}: {fault}", hint="fix the schema, or cast the column")
+        fields = [fields.field(name) for name in self._names]
+        check_types(self._file, self._schema, fields, has_label=self._has_label)
 
     def iterate(self, finished: Mapping[str, FileEntry]) -> Iterator[UnreadPart]:
         """Yield each batch of rows; a row group whose parts are finished is not read again."""
@@ -183,7 +184,7 @@ class ParquetParts:
                     # The file's bytes are shared out by rows, so that the parts' add up to them.
                     first_byte = self._file.num_bytes * row // num_rows
                     last_byte = self._file.num_bytes * (row + batch.num_rows) // num_rows
-                    yield _BatchPart(self._name(row), self, batch, last_byte - first_byte)
+                    yield BatchPart(self._name(row), self, batch, last_byte - first_byte)
                     row += batch.num_rows
 
     def parse(self, batch: Any) -> Part:
@@ -207,7 +208,7 @@ class ParquetParts:
 
     def _cut(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches, those with much longer lists than others cut at ``block_bytes`` of values."""
-        most = self._block_bytes // _VALUE_BYTES
+        most = self._block_bytes // VALUE_BYTES
         for batch in batches:
             # The running sum of values: one for each plain column of a row, and one for each list element.
             values = np.full(batch.num_rows, len(self._names) - len(self._lists), np.int64)
@@ -236,9 +237,9 @@ class ParquetParts:
             num_values = chunk.num_values if column in self._lists else group.num_rows
             # The footer has the bytes of the values as they are encoded, without compression.
             value_bytes = chunk.total_uncompressed_size / max(chunk.num_values, 1)
-            num_bytes += num_values * (value_bytes if value_bytes > _SHORT_TEXT_BYTES else _VALUE_BYTES)
+            num_bytes += num_values * (value_bytes if value_bytes > _SHORT_TEXT_BYTES else VALUE_BYTES)
         row_bytes = num_bytes / max(group.num_rows, 1)
-        return max(1, int(self._block_bytes / max(row_bytes, _VALUE_BYTES)))
+        return max(1, int(self._block_bytes / max(row_bytes, VALUE_BYTES)))
 
     def _name(self, row: int) -> str:
         return f"file{self._number:04}-row{row:012}.arrow"
@@ -265,7 +266,7 @@ def _is_of(path: str, column: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _BatchPart:
+class BatchPart:
     """Some rows of a Parquet file, decoded but not parsed."""
 
     name: str

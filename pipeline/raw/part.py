@@ -250,8 +250,6 @@ def _decompressed_blocks(raw: RawFile, block_bytes: int) -> Iterator[Block]:
             total = have + (source.fill(text[have:wanted]) if wanted > have else 0)
             if total == 0 and wanted > 0:
                 return
-            if position == 0:
-                raw.refuse_packed(text[:total].tobytes()[:512])
 
             # A line longer than a block leaves ``wanted`` at 0 or below: no line starts in this range.
             end = min(total, max(wanted, 0))

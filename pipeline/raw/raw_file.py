@@ -6,6 +6,7 @@ import gzip
 import io
 import lzma
 import os
+import re
 import shlex
 import stat
 import time
@@ -40,11 +41,15 @@ _OTHERS = {
     (0, b"7z\xbc\xaf\x27\x1c"): ("a 7-Zip archive", "7z x {}"),
     (0, b"Obj\1"): ("an Avro file", "avro cat --format=json {} > log.jsonl"),
     (0, b"\xff\x06\0\0sNaPpY"): ("compressed with Snappy", "snzip -dc {} > log.csv"),
-    (0, b"FEA1"): ("a Feather file of version 1", "write it as version 2 with pandas.DataFrame.to_feather"),
 }
 """Files that are not read: where which bytes are, what they are, and the command that converts them."""
 _INNER = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"ORC": "ORC"}
 """Files that are compressed inside, by their first bytes."""
+_COLUMNAR = {b"PAR1": "parquet", b"ARROW1\0\0": "arrow", b"\xff\xff\xff\xff": "stream"}
+"""Formats of typed columns, by their first bytes; ORC is known by its end, too."""
+_LOOK_BYTES = 1 << 16
+_JSON_OBJECT = re.compile(rb'\{\s*("(?:[^"\\]|\\.)*"\s*:|\})')
+_JSON_ARRAY = re.compile(rb'\s*\[\s*\{\s*"(?:[^"\\]|\\.)*"\s*:')
 _UNPACK = {"gzip": "gzip -d", "zstd": "zstd -d", "bz2": "bzip2 -d", "xz": "xz -d", "lz4": "lz4 -d"}
 _START_BYTES = 512
 _SKIPPABLE = b"\x50\x2a\x4d\x18"
@@ -128,6 +133,38 @@ class RawFile:
             reason = os.strerror(error.errno) if error.errno else str(error).splitlines()[0]
             raise InputError(f"{self.path} cannot be read: {reason}") from error
 
+    def read_format(self) -> str:
+        """Return what the file holds, by its bytes: text, json (JSON Lines), parquet, arrow, stream or orc.
+
+        Raises:
+            InputError: it cannot be read or decompressed, or is a JSON array.
+        """
+        start = self.read_start(_LOOK_BYTES)
+        if self.compression is not None:
+            try:
+                with self.open_decompressed() as stream:
+                    start = stream.read(_LOOK_BYTES)
+            except (OSError, EOFError, zlib.error, lzma.LZMAError):
+                return "text"  # whose reader names the fault
+            self.refuse_packed(start)
+        elif start.startswith(b"ORC"):
+            with open(self.path, "rb") as file:
+                file.seek(max(0, self.num_bytes - 4))
+                return "orc" if file.read(3) == b"ORC" else "text"
+        else:
+            found = next((name for magic, name in _COLUMNAR.items() if start.startswith(magic)), None)
+            if found is not None:
+                return found
+        if _JSON_ARRAY.match(start):
+            raise InputError(
+                f"{self.path} is a JSON array, want JSON Lines: an object on each line",
+                hint=f"`jq -c '.[]' {shlex.quote(str(self.path))} > log.jsonl` writes them",
+            )
+        line = start.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0]
+        is_whole = len(start) < _LOOK_BYTES or b"\n" in start
+        is_json = _JSON_OBJECT.match(line) and (not is_whole or line.rstrip().endswith(b"}"))
+        return "json" if is_json else "text"
+
     def _decompressed(self, source: Any) -> Any:
         if self.compression == "xz":
             return lzma.open(source)
@@ -152,7 +189,7 @@ class RawFile:
         if inner is not None:
             raise InputError(
                 f"{self.path} is a file of {inner} that was compressed as a whole",
-                hint=f"{_UNPACK[str(self.compression)]} {shlex.quote(str(self.path))}",
+                hint=f"`{_UNPACK[str(self.compression)]} {shlex.quote(str(self.path))}` unpacks it",
             )
 
 
@@ -161,7 +198,7 @@ def refuse_archive(path: Path, start: bytes) -> None:
     for (first, magic), (kind, command) in _OTHERS.items():
         if start[first:].startswith(magic):
             shown = command.format(shlex.quote(str(path)))
-            raise InputError(f"{path} is {kind}, want a log that is a file of its own", hint=shown)
+            raise InputError(f"{path} is {kind}, want a log that is a file of its own", hint=f"`{shown}`")
 
 
 class ByteSource:
@@ -205,7 +242,7 @@ class ByteSource:
                 if "requires too much memory" in str(error):  # Arrow's reader of zstd has no other sign
                     raise InputError(
                         f"{path} was compressed with a window above 128 MiB, which takes as much memory",
-                        hint=f"zstd -d --long=31 {shlex.quote(str(path))}",
+                        hint=f"`zstd -d --long=31 {shlex.quote(str(path))}` unpacks it",
                     ) from error
                 raise InputError(
                     f"{path} cannot be read to its end: {str(error).splitlines()[0]}",

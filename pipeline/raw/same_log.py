@@ -99,7 +99,7 @@ def checksum_of_log(
             digest.update(bytes.fromhex(found or ""))
             resources.progress("ingest", min(len(blocks) * block_bytes, file.num_bytes), total)
     except InputError:
-        if file.read_start(4) != b"PAR1":
+        if file.read_format() in ("text", "json"):
             raise
         digest.update(bytes.fromhex(hash_file(file.path)[1]))
     return str(digest.hexdigest())

@@ -87,7 +87,8 @@ class _Column:
         return _WANTED[self.kind]
 
 
-def _columns_of(schema: Schema, has_label: bool) -> list[_Column]:
+def columns_of(schema: Schema, has_label: bool) -> list[_Column]:
+    """Return what is read from a log, in the order of a row: the label, the time, the features."""
     label = ["label"] if has_label else []
     kinds = schema.kind_of | dict.fromkeys(schema.dense, "dense") | dict.fromkeys(label, "label")
     kinds |= {name: "float32" if name in schema.untransformed else "float" for name in schema.floats}
@@ -158,7 +159,7 @@ def parse_csv(
         constants: columns that the lines lack, and the text that stands for each row.
     """
     # Find every field, then read column by column.
-    columns = _columns_of(schema, has_label)
+    columns = columns_of(schema, has_label)
     in_lines = (name for name in schema.columns(has_label=has_label) if name not in constants)
     place_of = {name: place for place, name in enumerate(in_lines)}
     has_header = is_first and not schema.fields
@@ -230,13 +231,20 @@ def _after_bom(block: Block) -> int:
 
 
 def parse_batch(
-    batch: Any, schema: Schema, *, has_label: bool, constants: Mapping[str, str] = NO_CONSTANTS
+    batch: Any,
+    schema: Schema,
+    *,
+    has_label: bool,
+    constants: Mapping[str, str] = NO_CONSTANTS,
+    is_damaged: NDArray[np.bool_] | None = None,
 ) -> Part:
     """Parse one record batch of a Parquet file whose columns have types without a `misfit`.
 
-    ``constants`` are columns that it lacks, and the text that stands for each row.
+    Args:
+        constants: columns that it lacks, and the text that stands for each row.
+        is_damaged: (num_rows,); rows that are bad whatever their values are.
     """
-    columns = _columns_of(schema, has_label)
+    columns = columns_of(schema, has_label)
     arrays = [
         _repeated(constants[column.column], batch.num_rows)
         if column.column in constants
@@ -244,14 +252,22 @@ def parse_batch(
         for column in columns
     ]
     cells = [(column, _cells(column, array)) for column, array in zip(columns, arrays, strict=True)]
-    return _rows(cells, np.zeros(batch.num_rows, np.bool_))
+    return _rows(cells, np.zeros(batch.num_rows, np.bool_) if is_damaged is None else is_damaged)
+
+
+def check_types(file: RawFile, schema: Schema, fields: Any, *, has_label: bool) -> None:
+    """Raise InputError where a column of an Arrow schema does not match that of the log."""
+    for field in fields:
+        fault = misfit(schema, field.name, field.type, has_label=has_label)
+        if fault:
+            raise InputError(f"{file.path}: {fault}", hint="fix the schema, or cast the column")
 
 
 def misfit(schema: Schema, name: str, kind: Any, *, has_label: bool) -> str | None:
     """Return why a Parquet column of type ``kind`` does not match the schema, or None."""
     faults = (
         _misfit(column, kind, is_sparse=column.name in schema.sparse)
-        for column in _columns_of(schema, has_label)
+        for column in columns_of(schema, has_label)
         if column.column == name
     )
     return next((fault for fault in faults if fault), None)

@@ -54,7 +54,7 @@ class Schema:
     """Values of that column that are a label of 1; any other value is 0. Empty: the label is 0 or 1."""
     above: float | None = None
     """Number above which a value of that column is a label of 1, in place of ``positive``."""
-    format: Literal["criteo", "csv", "parquet"] = "criteo"
+    format: Literal["criteo", "csv", "parquet", "arrow", "orc", "json"] = "criteo"
     separator: str = ","
     """Characters between two fields of a CSV log, 1 to 4."""
     quote: str | None = '"'

@@ -46,6 +46,8 @@ _NO_QUOTE = "none"
 _NO_ENCODING = re.compile("escape|idna|punycode")
 """Codecs of Python that are no encodings of files."""
 _MARKS = ("separator", "quote", "escape")
+FORMATS = ("csv", "parquet", "arrow", "orc", "json")
+"""Formats of a log in a schema file; json is JSON Lines."""
 BRACKETS = "brackets"
 """Form of lists in text with brackets around them, such as those of JSON, Python or Postgres."""
 
@@ -359,12 +361,12 @@ def _schema(keys: dict[str, Any]) -> Schema:
         if key not in _KEYS:
             raise ConfigError(f"unknown key {key!r}", hint=nearest(key, _KEYS))
     # The format is next, because it decides which other keys are allowed.
-    if keys.get("format") not in ("csv", "parquet"):
-        raise ConfigError(f"format must be csv or parquet, got {shown(keys.get('format'))}")
-    if keys["format"] == "parquet":
+    if keys.get("format") not in FORMATS:
+        raise ConfigError(f"format must be one of {', '.join(FORMATS)}, got {shown(keys.get('format'))}")
+    if keys["format"] != "csv":
         for key in _CSV_ONLY:
             if key in keys:
-                raise ConfigError(f"{key} is for csv, and the format is parquet")
+                raise ConfigError(f"{key} is for csv, and the format is {keys['format']}")
     # The columns, and that a log without a header line has each of them.
     schema = _with_features(keys, _label(keys.get("label")), read_dense(keys), read_sparse(keys))
     if schema.fields:

@@ -22,7 +22,16 @@ from typing import Any
 
 import xxhash
 
-from ..errors import MIB, ByteSize, ConfigError, InputError, ManifestError, check_fields, require_at_least
+from ..errors import (
+    MIB,
+    ByteSize,
+    ConfigError,
+    FormatError,
+    InputError,
+    ManifestError,
+    check_fields,
+    require_at_least,
+)
 from ..folders.manifest import Manifest, is_sealed
 from ..folders.output import Output
 from ..folders.resume import Continuation, starts_with
@@ -30,7 +39,7 @@ from ..folders.totals import ColumnsFacts, ColumnsTotals, RawLog
 from ..formats.arrow_files import write_batch
 from ..formats.columns import write_part_texts
 from ..raw.log_files import identity_of, inspect_logs, names_of
-from ..raw.log_parts import open_parts
+from ..raw.log_parts import COLUMNAR, as_read, open_parts
 from ..raw.part import Fault, RawParts, UnreadPart, iterate_blocks
 from ..raw.raw_file import RawFile
 from ..raw.same_log import REMEDY, check_log, checksum_of_log, note_log
@@ -63,21 +72,32 @@ _SAMPLES_MARGIN = 9 / 8
 def part_bytes(file: RawFile, schema: Schema, block_bytes: int, *, has_label: bool) -> int:
     """Return the estimated anonymous memory of one worker that parses blocks of ``file`` (bytes)."""
     num_columns = len(schema.dense) + len(schema.sparse) + (has_label and schema.label is not None)
-    if schema.format == "parquet":
+    form = _form_of(file, schema)
+    if form in COLUMNAR:
         return int(block_bytes / _STORED_VALUE_BYTES * _PARQUET_VALUE_BYTES)
     text_bytes = _text_bytes(file, block_bytes)
     num_values = text_bytes / _line_bytes(file) * num_columns
-    value_bytes = _CRITEO_VALUE_BYTES if schema.format == "criteo" else _CSV_VALUE_BYTES
+    value_bytes = _CRITEO_VALUE_BYTES if form == "criteo" else _CSV_VALUE_BYTES
     num_blocks = 1 + _BLOCKS_IN_FLIGHT if file.compression else _TEXT_MARGIN
     return int(text_bytes * num_blocks + num_values * value_bytes)
 
 
 def samples_of_block(file: RawFile, schema: Schema, block_bytes: int, *, has_label: bool) -> int:
     """Return the estimated samples of the largest part that a block of ``file`` becomes."""
-    if schema.format == "parquet":
+    if _form_of(file, schema) in COLUMNAR:
         values_of_row = max(1, len(schema.columns(has_label=has_label)) - len(schema.lists))
         return max(1, block_bytes // (_STORED_VALUE_BYTES * values_of_row))
     return int(_text_bytes(file, block_bytes) / _line_bytes(file) * _SAMPLES_MARGIN)
+
+
+def _form_of(file: RawFile, schema: Schema) -> str:
+    """Return the format of a file, or that of the schema: the parser refuses a file that cannot be read."""
+    try:
+        return as_read(file, schema)[0]
+    except FormatError:
+        raise
+    except InputError:
+        return schema.format
 
 
 def _text_bytes(file: RawFile, block_bytes: int) -> int:

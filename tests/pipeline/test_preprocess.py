@@ -339,7 +339,9 @@ def test_the_estimate_is_the_factors_times_the_text(log: Path, tmp_path: Path) -
     packed.write_bytes(gzip.compress(log.read_bytes()))
     columns = int(DISK_FACTORS["columns"] * COMPRESSION * packed.stat().st_size)
     assert disk_needed([packed], tmp_path / "dir")["columns"] == columns
-    assert disk_needed([log], tmp_path, is_columnar=True)["plan"] == int(0.01 * COMPRESSION * num_bytes)
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "log.parquet")
+    num_bytes = (tmp_path / "log.parquet").stat().st_size
+    assert disk_needed([tmp_path / "log.parquet"], tmp_path)["plan"] == int(0.01 * COMPRESSION * num_bytes)
 
 
 def test_what_is_there_is_not_needed_again(log: Path, tmp_path: Path) -> None:

@@ -242,16 +242,6 @@ def test_a_column_that_is_not_there_is_named(
     assert hint in str(caught.value.hint) or "U" in message
 
 
-def test_a_file_of_the_other_format_is_refused(tmp_path: Path, rng: np.random.Generator) -> None:
-    log = draw_log(5, KINDS, rng)
-    csv = write_csv(tmp_path / "a.csv", log)
-    parquet = write_parquet(tmp_path / "a.parquet", log)
-    with pytest.raises(InputError, match=r"a\.csv is not a Parquet file"):
-        ingest([csv], config(schema_text(log, format="parquet")), tmp_path / "a")
-    with pytest.raises(InputError, match=r"a\.parquet is a Parquet file"):
-        ingest([parquet], config(schema_text(log)), tmp_path / "b")
-
-
 CODE = "[sparse]\nd = 'unsigned'"
 DENSE = "[dense]\nd = 'integer'\n[sparse]\nu = 'text'"
 MISSING = None if int(pa.__version__.split(".")[0]) >= 25 else [3, 4]

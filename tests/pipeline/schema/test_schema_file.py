@@ -222,8 +222,8 @@ MISTAKES = {
     "= 3": "is not TOML: Invalid statement (at line 1, column 1)",
     GOOD.replace("a =", "a = \na ="): "is not TOML: Invalid value (at line 3, column 5)",
     GOOD + '\na = "hex8"': "is not TOML: Cannot overwrite a value",
-    '[sparse]\na = "text"': "format must be csv or parquet, got None",
-    GOOD.replace("csv", "tsv"): "format must be csv or parquet, got 'tsv'",
+    '[sparse]\na = "text"': "format must be one of csv, parquet, arrow, orc, json, got None",
+    GOOD.replace("csv", "tsv"): "format must be one of csv, parquet, arrow, orc, json, got 'tsv'",
     GOOD.replace("[", 'labels = "b"\n['): "unknown key 'labels' (did you mean 'label'?)",
     GOOD.replace("[", "label = 3\n["): 'label must be "NAME", { column = "NAME", above = 3 } or',
     GOOD.replace("[", "label = { above = 3 }\n["): "label must be",
@@ -375,7 +375,7 @@ def test_schemas_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not UTF-8"):
         setting_of(str(tmp_path / "latin.toml"))
     (tmp_path / "bad.toml").write_text("format = 3")
-    with pytest.raises(ConfigError, match=r"bad\.toml: format must be csv"):
+    with pytest.raises(ConfigError, match=r"bad\.toml: format must be one of csv"):
         setting_of(str(tmp_path / "bad.toml"))
 
 

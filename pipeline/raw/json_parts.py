@@ -1,0 +1,185 @@
+"""Lines of JSON, each an object with the columns of a row, as record batches.
+
+Arrow parses a block with the types that the first lines have. Where it fails, because a line is damaged or a
+column has values of several types, the block is read again, slowly, and values of that block count as text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ..errors import MIB
+from ..schema.schema import Schema
+from .column_values import FLOATS, is_list
+from .part import MAX_LINE_BYTES, iterate_blocks
+from .raw_file import RawFile
+from .tabular import columns_of, find_fields
+
+_ROWS_OF_LOOK = 10_000
+_TEXT = pa.string()
+_UNREADABLE = (pa.ArrowException, UnicodeDecodeError)
+
+
+def types_of(found: Any, schema: Schema, names: Sequence[str], *, has_label: bool) -> Any:
+    """Return the types to parse columns with: as the first rows have them, but exact, and never a time.
+
+    Args:
+        found: Arrow schema of the first rows.
+        names: the columns, all in ``found``.
+    """
+    kinds: dict[str, set[str]] = {}
+    for column in columns_of(schema, has_label):
+        kinds.setdefault(column.column, set()).add("unit" if column.unit else column.kind)
+    return pa.schema([(name, _type_for(found.field(name).type, kinds[name])) for name in names])
+
+
+def first_rows(file: RawFile, num_rows: int = _ROWS_OF_LOOK) -> Any:
+    """Return the first rows of a file, at most a MiB of them, as a record batch of all its columns.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    block = next((block.read() for block in iterate_blocks(file, MIB)), None)
+    if block is None:
+        return pa.record_batch({})
+    lines = block.lines.tobytes().split(b"\n")[:num_rows]
+    text = np.frombuffer(b"\n".join(lines) + b"\n", np.uint8)
+    try:
+        return _with_large_numbers(_read(text, None), text)
+    except _UNREADABLE:
+        rows = [row for row in map(_row_of, lines) if row]
+        types: dict[str, Any] = {}
+        for row in rows:
+            for name, value in row.items():
+                types.setdefault(name, pa.list_(_TEXT) if isinstance(value, list) else _TEXT)
+        return read_lines(text, pa.schema(list(types.items())))[0]
+
+
+def _with_large_numbers(batch: Any, text: NDArray[np.uint8]) -> Any:
+    """Return the batch with integers above 2**63 as such: Arrow takes them for floats."""
+    for number, field in enumerate(batch.schema):
+        values = field.type.value_type if is_list(field.type) else field.type
+        if pa.types.is_floating(values):
+            kind = pa.list_(pa.uint64()) if is_list(field.type) else pa.uint64()
+            with suppress(*_UNREADABLE):
+                exact = _read(text, pa.schema([(field.name, kind)])).column(0)
+                batch = batch.set_column(number, field.name, exact)
+    return batch
+
+
+def read_lines(text: NDArray[np.uint8], fields: Any) -> tuple[Any, NDArray[np.bool_]]:
+    """Return the columns ``fields`` of lines as a record batch, and which rows are no objects.
+
+    A column is of another type than its field, text or lists of text, where its values have several.
+    """
+    try:
+        batch = _read(text, fields)
+        return batch, np.zeros(batch.num_rows, np.bool_)
+    except _UNREADABLE:
+        schema = pa.schema([(each.name, pa.list_(_TEXT) if is_list(each.type) else _TEXT) for each in fields])
+        batches = []
+        is_damaged: list[bool] = []
+        # A few lines at a time: as objects of Python they take ten times their bytes.
+        for lines in _pieces_of(text):
+            rows = [_row_of(line) for line in lines]
+            is_damaged += [row is _DAMAGED for row in rows]
+            arrays = [
+                pa.array([_plain(row.get(each.name), is_list(each.type)) for row in rows], each.type)
+                for each in schema
+            ]
+            batches.append(pa.record_batch(arrays, schema=schema))
+        return pa.concat_batches(batches), np.array(is_damaged, np.bool_)
+
+
+def _pieces_of(text: NDArray[np.uint8]) -> Iterator[list[bytes]]:
+    """Yield the lines that are not empty, some at a time."""
+    first = 0
+    while first < text.shape[0]:
+        piece = text[first : first + MAX_LINE_BYTES + 1].tobytes()
+        piece = piece[: piece.rfind(b"\n") + 1] or piece
+        first += len(piece)
+        yield [line for line in piece.split(b"\n") if line.strip()]
+
+
+def _read(text: NDArray[np.uint8], fields: Any) -> Any:
+    import pyarrow.json as pj
+
+    text = text[3:] if bytes(text[:3]) == b"\xef\xbb\xbf" else text
+    if not text.tobytes().strip():
+        return pa.record_batch(
+            [pa.nulls(0, each.type) for each in fields or ()], schema=fields or pa.schema([])
+        )
+    options = pj.ParseOptions(
+        explicit_schema=fields, unexpected_field_behavior="infer" if fields is None else "ignore"
+    )
+    reading = pj.ReadOptions(use_threads=False, block_size=text.shape[0] + 1)
+    table = pj.read_json(pa.BufferReader(pa.py_buffer(text)), reading, options).combine_chunks()
+    return table.to_batches()[0]
+
+
+_DAMAGED: dict[str, Any] = {}
+"""Stands for a line that is no object."""
+
+
+def _row_of(line: bytes) -> dict[str, Any]:
+    """Return the object of a line, numbers as they are written."""
+    number: Callable[[str], str] = str
+    try:
+        row = json.loads(line.removeprefix(b"\xef\xbb\xbf"), parse_int=number, parse_float=number)
+    except (ValueError, RecursionError):
+        return _DAMAGED
+    return row if isinstance(row, dict) else _DAMAGED
+
+
+def _plain(value: Any, in_list: bool) -> Any:
+    """Return a value as text, or as a list of texts."""
+    if value is None:
+        return None
+    if in_list:
+        return [_plain(each, False) for each in (value if isinstance(value, list) else [value])]
+    if isinstance(value, bool):
+        return str(int(value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+_TYPES = {
+    "integer": pa.int64(),
+    "unsigned": pa.uint64(),
+    "float": pa.float64(),
+    "float32": pa.float64(),
+    "label": pa.int64(),
+    "dense": pa.int64(),
+    "unit": pa.int64(),
+}
+"""Types of values of each kind that are numbers."""
+
+
+def _type_for(found: Any, kinds: set[str]) -> Any:
+    if is_list(found):
+        return pa.list_(_type_for(found.value_type, kinds))
+    if pa.types.is_null(found):
+        return _TYPES.get(min(kinds), _TEXT)
+    # Arrow takes integers above 2**63, and all next to a decimal, for floats, which would not be exact.
+    if pa.types.is_integer(found) or pa.types.is_floating(found):
+        exact = kinds & {"integer", "unsigned"} or (kinds if kinds <= set(FLOATS) else ())
+        return _TYPES[max(exact)] if exact else found
+    return _TEXT if pa.types.is_temporal(found) else found
+
+
+def batches_of(file: RawFile, names: Sequence[str]) -> Iterator[Any]:
+    """Yield record batches of some columns, of the types that the first rows have."""
+    found = first_rows(file).schema
+    find_fields(names, found.names, file)
+    fields = pa.schema([(name, _type_for(found.field(name).type, {"text"})) for name in names])
+    for unread in iterate_blocks(file, MIB):
+        block = unread.read()
+        if block.num_bytes:
+            batch = read_lines(block.lines, fields)[0]
+            yield batch if batch.schema == fields else batch.cast(fields)

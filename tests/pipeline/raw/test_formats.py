@@ -1,0 +1,299 @@
+"""All formats of the same rows give the same columns, and the bytes of a file decide which one it is.
+
+Tests `arrow_parts` and `json_parts`, too.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.orc as orc
+import pyarrow.parquet as pq
+import pytest
+
+from hotset.pipeline.errors import FormatError, HotsetError, InputError
+from hotset.pipeline.folders.manifest import Manifest
+from hotset.pipeline.folders.totals import ColumnsTotals
+from hotset.pipeline.infer_schema import propose_schema
+from hotset.pipeline.raw import arrow_parts
+from hotset.pipeline.raw.log_files import inspect_logs
+from hotset.pipeline.raw.raw_file import RawFile
+from hotset.pipeline.runtime.tasks import Resources
+from hotset.pipeline.schema.schema_file import schema_of
+from hotset.pipeline.stages.ingest import IngestConfig, ingest
+from hotset.pipeline.verify import verify
+
+KEYS = """label = "label"
+[dense]
+price = "float"
+count = "integer"
+[sparse]
+user = "integer"
+item = "unsigned"
+city = "text"
+tags = { kind = "integer", list = true }
+ts = [{ kind = "hour", name = "hour" }, { kind = "weekday", name = "day" }]
+"""
+SCHEMA = f'format = "parquet"\n{KEYS}'
+NUM_ROWS = 700
+Row = dict[str, Any]
+
+
+def rows_of(seed: int = 0, *, num_rows: int = NUM_ROWS) -> list[Row]:
+    drawn = random.Random(seed)
+    return [
+        {
+            "label": drawn.randrange(2),
+            "user": drawn.choice([None, -7, 12, 2**62]),
+            "item": 2**62 + drawn.randrange(9),
+            "price": drawn.choice([None, 0.1, -2.5, 1e-7]),
+            "count": drawn.randrange(-5, 5),
+            "city": drawn.choice([None, "a", "São", 'b "c", d', "2024-01-01"]),
+            "tags": drawn.choice([None, [1], [3, 2, 3]]),
+            "ts": f"2024-01-{drawn.randrange(1, 29):02} {drawn.randrange(24):02}:00:00",
+        }
+        for _ in range(num_rows)
+    ]
+
+
+TYPES = {"item": pa.uint64(), "tags": pa.list_(pa.int64()), "user": pa.int64()}
+
+
+def table_of(rows: list[Row]) -> Any:
+    return pa.table({name: pa.array([row[name] for row in rows], TYPES.get(name)) for name in rows[0]})
+
+
+def write_arrow(path: Path, rows: list[Row], compression: str | None = None) -> None:
+    table = table_of(rows)
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(path, table.schema, options=options) as file:
+        file.write_table(table, max_chunksize=90)
+
+
+def write_stream(path: Path, rows: list[Row]) -> None:
+    table = table_of(rows)
+    with pa.ipc.new_stream(path, table.schema) as file:
+        file.write_table(table, max_chunksize=90)
+
+
+def write_orc(path: Path, rows: list[Row]) -> None:
+    table = table_of(rows)
+    place = table.schema.names.index("item")  # ORC has no unsigned integers
+    orc.write_table(table.set_column(place, "item", table["item"].cast(pa.int64())), path)
+
+
+def json_lines(rows: list[Row]) -> str:
+    """Return lines without the keys of some missing values, and with others in between."""
+    return "".join(
+        json.dumps({"x": {"y": [1]}} | {k: v for k, v in row.items() if v is not None or number % 2}) + "\n"
+        for number, row in enumerate(rows)
+    )
+
+
+def csv_lines(rows: list[Row], separator: str = ",") -> str:
+    def cell(value: Any) -> str:
+        if isinstance(value, list):
+            return "|".join(map(str, value))
+        text = "" if value is None else str(value)
+        return '"' + text.replace('"', '""') + '"' if '"' in text or separator in text else text
+
+    header = separator.join(rows[0])
+    return "\n".join([header, *(separator.join(map(cell, row.values())) for row in rows), ""])
+
+
+WRITERS: dict[str, Callable[[Path, list[Row]], Any]] = {
+    "arrow": write_arrow,
+    "arrow-zstd": lambda path, rows: write_arrow(path, rows, "zstd"),
+    "stream": write_stream,
+    "orc": write_orc,
+    "json": lambda path, rows: path.write_text(json_lines(rows)),
+    "json.gz": lambda path, rows: path.write_bytes(gzip.compress(json_lines(rows).encode())),
+    "json-bom-crlf": lambda path, rows: path.write_bytes(
+        b"\xef\xbb\xbf" + json_lines(rows).replace("\n", "\r\n\n").encode()
+    ),
+    "csv": lambda path, rows: path.write_text(csv_lines(rows)),
+    "tsv": lambda path, rows: path.write_text(csv_lines(rows, "\t")),
+    "parquet": lambda path, rows: pq.write_table(table_of(rows), path, row_group_size=300),
+}
+
+
+def columns_of(path: Path, out: Path, schema: str = SCHEMA, **settings: Any) -> dict[str, list[Any]]:
+    ingest([path], IngestConfig(schema=schema, **settings), out, Resources(workers=2))
+    columns = Manifest.read(out)
+    found: dict[str, list[Any]] = {}
+    for entry in columns.files:
+        if not entry.path.endswith(".texts.arrow"):
+            with pa.ipc.open_file(out / entry.path) as file:
+                for name, values in file.read_all().to_pydict().items():
+                    found.setdefault(name, []).extend(values)
+    return found
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    folder = tmp_path_factory.mktemp("wanted")
+    WRITERS["parquet"](folder / "log", rows_of())
+    return columns_of(folder / "log", folder / "columns")
+
+
+@pytest.mark.parametrize("block_bytes", [4096, 1 << 20])
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_format_gives_the_columns_of_parquet(
+    tmp_path: Path, wanted: dict[str, list[Any]], name: str, block_bytes: int
+) -> None:
+    WRITERS[name](tmp_path / "log", rows_of())
+    assert columns_of(tmp_path / "log", tmp_path / "D" / "columns", block_bytes=block_bytes) == wanted
+    assert not verify(tmp_path / "D", raw=[tmp_path / "log"])
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if name != "tsv"])
+def test_a_schema_of_csv_reads_every_format(tmp_path: Path, wanted: dict[str, list[Any]], name: str) -> None:
+    WRITERS[name](tmp_path / "log", rows_of())
+    schema = f'format = "csv"\n{KEYS}'
+    assert columns_of(tmp_path / "log", tmp_path / "columns", schema) == wanted
+
+
+def test_lists_as_text_keep_their_separator_in_parquet(tmp_path: Path, wanted: dict[str, list[Any]]) -> None:
+    texts = [None if row["tags"] is None else "|".join(map(str, row["tags"])) for row in rows_of()]
+    table = table_of(rows_of())
+    place = table.schema.names.index("tags")
+    pq.write_table(table.set_column(place, "tags", pa.array(texts)), tmp_path / "log")
+    assert columns_of(tmp_path / "log", tmp_path / "columns", f'format = "csv"\n{KEYS}') == wanted
+
+
+def test_parts_are_of_about_block_bytes_whatever_the_batches_of_the_file_are(tmp_path: Path) -> None:
+    sizes: dict[str, list[int]] = {}
+    for name in ("arrow", "stream", "orc"):
+        WRITERS[name](tmp_path / name, rows_of())
+        ingest(
+            [tmp_path / name], IngestConfig(schema=SCHEMA, block_bytes=16_384), tmp_path / f"{name}-columns"
+        )
+        parts = Manifest.read(tmp_path / f"{name}-columns").files
+        sizes[name] = [entry.num_samples for entry in parts if ".texts." not in entry.path]
+    assert all(max(found) * 8 * 8 <= 16_384 for found in sizes.values())
+    assert all(len(found) < 8 for found in sizes.values())
+
+
+@pytest.mark.parametrize("name", ["arrow", "json"])
+def test_a_format_is_written_in_a_proposal_and_read_by_it(tmp_path: Path, name: str) -> None:
+    WRITERS[name](tmp_path / "log", rows_of())
+    proposal = propose_schema(tmp_path / "log")
+    assert proposal.schema.format == name and proposal.schema.label == "label"
+    assert {"user", "item", "city", "tags"} <= set(proposal.schema.sparse)
+    assert proposal.schema.kind_of["item"] in ("integer", "unsigned")
+    assert columns_of(tmp_path / "log", tmp_path / "columns", proposal.text)["label"]
+
+
+def test_rows_of_json_that_arrow_cannot_read_have_the_values_of_csv(tmp_path: Path) -> None:
+    schema = schema_of(
+        'format = "json"\nlabel = "y"\ndense = []\n[sparse]\nuser = "integer"\nname = "text"\n'
+    )
+    assert schema.format == "json"
+    lines = [
+        '{"y": 1, "user": 5, "name": "a"}',
+        '{"y": 0, "user": "5", "name": "a"}',  # a number in quotes
+        '{"y": true, "user": 5.0, "name": null}',
+        '{"y": 1, "user": 18014398509481985}',
+    ]
+    text = 'format = "json"\nlabel = "y"\ndense = []\n[sparse]\nuser = "integer"\nname = "text"\n'
+    assert schema_of(text).format == "json"
+    (tmp_path / "log").write_text("\n".join(lines))
+    found = columns_of(tmp_path / "log", tmp_path / "columns", text)
+    assert found["label"] == [1, 0, 1, 1]
+    assert found["user"] == [5, 5, 5, 18014398509481985]
+    assert found["name"][0] == found["name"][1] and found["name"][2:] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('{"y": 1, "user": ', "row 3: want one JSON object on the line"),
+        ('["y", 1]', "row 3: want one JSON object on the line"),
+        ('{"y": 2, "user": 3}', "row 3, column 'y': found 2, want 0 or 1"),
+        ('{"y": 1, "user": "x"}', "row 3, column 'user': found 'x', want an integer"),
+        ('{"y": 1, "user": {"a": "x"}}', "row 3, column 'user': found '{\"a\": \"x\"}', want an integer"),
+        ('{"user": 3}', "row 3, column 'y': found nothing, want 0 or 1"),
+    ],
+)
+def test_a_bad_line_of_json_is_named_and_may_be_skipped(tmp_path: Path, line: str, found: str) -> None:
+    text = 'format = "json"\nlabel = "y"\ndense = []\n[sparse]\nuser = "integer"\n'
+    (tmp_path / "log").write_text(
+        '{"y": 1, "user": 1}\n\n{"y": 0, "user": 2}\n' + line + '\n{"y": 1, "user": 4}\n'
+    )
+    with pytest.raises(InputError) as caught:
+        columns_of(tmp_path / "log", tmp_path / "columns", text)
+    assert f"log, {found}" in str(caught.value)
+    kept = columns_of(tmp_path / "log", tmp_path / "skipped", text, on_bad_line="skip:0.5")
+    assert kept["user"] == [1, 2, 4]
+    totals = ColumnsTotals.of(Manifest.read(tmp_path / "skipped"))
+    assert sum(totals.bad_lines.values()) == 1
+
+
+def test_a_key_that_no_row_has_is_refused(tmp_path: Path) -> None:
+    text = 'format = "json"\nlabel = "y"\ndense = []\n[sparse]\nusr = "integer"\n'
+    (tmp_path / "log").write_text('{"y": 1, "user": 1}\n')
+    with pytest.raises(InputError, match="has no column 'usr'") as caught:
+        columns_of(tmp_path / "log", tmp_path / "columns", text)
+    assert caught.value.hint == "did you mean 'user'?"
+
+
+@pytest.mark.parametrize("name", ["arrow", "arrow-zstd", "stream", "orc", "parquet"])
+def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, name: str) -> None:
+    WRITERS[name](tmp_path / "log", rows_of())
+    content = (tmp_path / "log").read_bytes()
+    for length in (len(content) // 2, len(content) - 20, 100):
+        (tmp_path / "log").write_bytes(content[:length])
+        with pytest.raises(InputError):
+            columns_of(tmp_path / "log", tmp_path / f"columns{length}")
+
+
+@pytest.mark.parametrize("name", ["arrow", "arrow-zstd", "stream", "orc", "json"])
+def test_a_damaged_byte_is_refused_or_changes_values_only(tmp_path: Path, name: str) -> None:
+    WRITERS[name](tmp_path / "log", rows_of(num_rows=60))
+    content = (tmp_path / "log").read_bytes()
+    drawn = random.Random(5)
+    for number in range(60):
+        changed = bytearray(content)
+        changed[drawn.randrange(len(content))] ^= 1 << drawn.randrange(8)
+        (tmp_path / "log").write_bytes(changed)
+        try:
+            found = columns_of(tmp_path / "log", tmp_path / f"columns{number}")
+        except HotsetError:  # also memory, where a batch claims to be large
+            continue
+        assert len(found["label"]) <= 60
+
+
+def test_text_that_is_not_what_it_seems_is_text(tmp_path: Path) -> None:
+    for start in ("ORC,label\n", "ARROW1,label\n", '{"a": 1},5\n', "{,label\n"):
+        (tmp_path / "log").write_text(start + "3,1\n")
+        assert RawFile.inspect(tmp_path / "log").read_format() == "text"
+    (tmp_path / "log").write_text('[{"a": 1},\n{"a": 2}]\n')
+    with pytest.raises(InputError, match="is a JSON array") as caught:
+        inspect_logs([tmp_path / "log"])[0].read_format()
+    assert (caught.value.hint or "").startswith("`jq -c '.[]' ")
+
+
+def test_text_without_the_columns_of_a_parquet_schema_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("1,2,3\n")
+    with pytest.raises(FormatError, match="neither parquet nor text with the columns"):
+        columns_of(tmp_path / "log", tmp_path / "columns")
+
+
+def test_batches_of_long_texts_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({"label": [1] * 300, "text": [f"{number:05}" * 200 for number in range(300)]})
+    with pa.ipc.new_file(tmp_path / "log", table.schema) as file:
+        file.write_table(table)
+    held: list[int] = []
+    join = arrow_parts._join
+    monkeypatch.setattr(
+        arrow_parts, "_join", lambda batches: held.append(sum(b.nbytes for b in batches)) or join(batches)
+    )
+    schema = 'format = "arrow"\nlabel = "label"\ndense = []\n[sparse]\ntext = "text"\n'
+    assert len(columns_of(tmp_path / "log", tmp_path / "columns", schema, block_bytes=20_000)["text"]) == 300
+    assert len(held) > 15 and max(held) <= 20_000
