@@ -70,7 +70,8 @@ class ArrowParts(ParquetParts):
         yield from self._pieces(batch.slice(half))
 
     def _bytes_of(self, batch: Any) -> int:
-        return max(int(batch.nbytes), batch.num_rows * batch.num_columns * VALUE_BYTES)
+        num_bytes: int = max(batch.nbytes, batch.num_rows * batch.num_columns * VALUE_BYTES)
+        return num_bytes
 
 
 def _join(batches: Sequence[Any]) -> Any:

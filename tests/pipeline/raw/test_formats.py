@@ -17,7 +17,7 @@ import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 
-from hotset.pipeline.errors import FormatError, HotsetError, InputError
+from hotset.pipeline.errors import ByteSize, FormatError, HotsetError, InputError
 from hotset.pipeline.folders.manifest import Manifest
 from hotset.pipeline.folders.totals import ColumnsTotals
 from hotset.pipeline.infer_schema import propose_schema
@@ -172,7 +172,9 @@ def test_parts_are_of_about_block_bytes_whatever_the_batches_of_the_file_are(tmp
     for name in ("arrow", "stream", "orc"):
         WRITERS[name](tmp_path / name, rows_of())
         ingest(
-            [tmp_path / name], IngestConfig(schema=SCHEMA, block_bytes=16_384), tmp_path / f"{name}-columns"
+            [tmp_path / name],
+            IngestConfig(schema=SCHEMA, block_bytes=ByteSize(16_384)),
+            tmp_path / f"{name}-columns",
         )
         parts = Manifest.read(tmp_path / f"{name}-columns").files
         sizes[name] = [entry.num_samples for entry in parts if ".texts." not in entry.path]
@@ -291,9 +293,12 @@ def test_batches_of_long_texts_are_cut(tmp_path: Path, monkeypatch: pytest.Monke
         file.write_table(table)
     held: list[int] = []
     join = arrow_parts._join
-    monkeypatch.setattr(
-        arrow_parts, "_join", lambda batches: held.append(sum(b.nbytes for b in batches)) or join(batches)
-    )
+
+    def joined(batches: list[Any]) -> Any:
+        held.append(sum(batch.nbytes for batch in batches))
+        return join(batches)
+
+    monkeypatch.setattr(arrow_parts, "_join", joined)
     schema = 'format = "arrow"\nlabel = "label"\ndense = []\n[sparse]\ntext = "text"\n'
     assert len(columns_of(tmp_path / "log", tmp_path / "columns", schema, block_bytes=20_000)["text"]) == 300
     assert len(held) > 15 and max(held) <= 20_000
