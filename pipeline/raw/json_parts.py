@@ -36,7 +36,7 @@ def types_of(found: Any, schema: Schema, names: Sequence[str], *, has_label: boo
     """
     kinds: dict[str, set[str]] = {}
     for column in columns_of(schema, has_label):
-        kinds.setdefault(column.column, set()).add("unit" if column.unit else column.kind)
+        kinds.setdefault(column.column, set()).add("unit" if column.form.unit else column.kind)
     return pa.schema([(name, _type_for(found.field(name).type, kinds[name])) for name in names])
 
 
