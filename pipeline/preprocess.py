@@ -18,6 +18,7 @@ from .folders.disk import (
     DISCARDABLE,
     bytes_in,
     check_not_discarded,
+    check_writable,
     discard_files,
     folder_exists,
     free_bytes,
@@ -460,6 +461,8 @@ def check_free_disk(needed: Mapping[str, int], out: Path, option: str = "--out")
     free = free_bytes(out)
     if total <= free:
         return
+    # Where nothing can be written, no space would help.
+    check_writable(out)
     parts = ", ".join(f"{name} {format_byte_size(size)}" for name, size in needed.items() if size >= MIB)
     detail = f" ({parts})" if parts else ""
     raise ConfigError(

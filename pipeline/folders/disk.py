@@ -29,6 +29,7 @@ import os
 import secrets
 import shlex
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -91,8 +92,34 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 def free_bytes(folder: Path) -> int:
     """Return the bytes that are free where ``folder`` is or would be."""
-    existing = next(above for above in (folder.absolute(), *folder.absolute().parents) if above.exists())
-    return shutil.disk_usage(existing).free
+    return shutil.disk_usage(_existing_above(folder)).free
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents; raises ManifestError where that is impossible."""
+    with _unwritable_explained(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise ManifestError where no file can be written to ``folder``, which need not exist."""
+    with _unwritable_explained(folder):
+        tempfile.TemporaryFile(dir=_existing_above(folder)).close()
+
+
+@contextmanager
+def _unwritable_explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ManifestError(
+            f"{path} cannot be written: {error.strerror}", hint="give a folder that can be written"
+        ) from error
+
+
+def _existing_above(folder: Path) -> Path:
+    """Return ``folder``, or the nearest folder above it that exists."""
+    return next(above for above in (folder.absolute(), *folder.absolute().parents) if above.exists())
 
 
 def rename_folder(folder: Path, name: str) -> None:

@@ -387,6 +387,13 @@ def test_the_refusal_says_which_folder_needs_how_much(
         check_free_disk({"columns": GIB, "plan": 1}, tmp_path / "dir")
 
 
+def test_where_nothing_can_be_written_no_space_is_asked_for() -> None:
+    # There even root can create no file.
+    with pytest.raises(ManifestError, match="/proc/x cannot be written: No such file") as refused:
+        check_free_disk({"columns": GIB}, Path("/proc/x"))
+    assert refused.value.hint == "give a folder that can be written"
+
+
 def test_a_cap_that_a_later_stage_cannot_keep_is_refused_before_any_work(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

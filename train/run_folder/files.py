@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 
 from ...pipeline.errors import HotsetError, MissingExtraError, format_byte_size, install_hint
+from ...pipeline.folders.disk import make_folder
 from ...pipeline.folders.manifest import MANIFEST, Manifest
 from ...pipeline.folders.whole_file import link_folder, manifest_of
 from ..config import MOST_MICRO_BATCHES, ChosenExchange, TrainConfig
@@ -101,16 +102,6 @@ class ReservedRoom:
         if self._left:
             self._left = max(self._left - num_bytes, 0)
             os.ftruncate(self._file, self._left)
-
-
-def make_folder(path: Path) -> None:
-    """Create a folder and its parents; raises HotsetError where that is impossible."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HotsetError(
-            f"{path} cannot be written: {error.strerror}", hint="give a folder that can be written"
-        ) from error
 
 
 def refuse_missing_folder(path: Path) -> None:
