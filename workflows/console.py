@@ -91,7 +91,14 @@ def print_table(console: Console, table: TextTable, *, num_keys: int = 1) -> Non
             )
         for row in table.rows:
             part.add_row(*(Text(row[number]) for number in numbers))
-        console.print(part, "")
+        if console.is_terminal:
+            console.print(part, "")
+            continue
+        # rich fills rows with blanks up to the last column.
+        with console.capture() as drawn:
+            console.print(part)
+        lines = [line.rstrip() for line in drawn.get().splitlines()]
+        console.print(Text("\n".join([*lines, ""])), soft_wrap=True)
 
 
 def print_line(console: Console, text: str, *, style: str | None = None) -> None:

@@ -375,3 +375,14 @@ def test_the_next_command_is_printed_on_a_terminal_alone(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     say_next("train DIR --out RUN")
     assert capsys.readouterr().err == "next: hotset train DIR --out RUN\n"
+
+
+def test_rows_of_a_piped_table_end_with_their_last_word() -> None:
+    table = TextTable(
+        ["budget", "rows", "note"], [["1 MiB", "7", ""], ["[2] MiB", "11", "<- chosen"]], num_texts=1
+    )
+    file = io.StringIO()
+    print_table(Console(file=file, width=80, markup=True), table)
+    lines = file.getvalue().split("\n")
+    assert lines[2].endswith("<- chosen") and lines[2].startswith("[2] MiB") and lines[3:] == ["", ""]
+    assert all(line == line.rstrip() for line in lines)
