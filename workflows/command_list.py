@@ -105,6 +105,9 @@ class Command:
 class JsonCommand(Command):
     """A command that prints one JSON object, if asked to."""
 
+    json_object: ClassVar[str] = ""
+    """What the object holds, for the help."""
+
     json: bool = False
     """Print one JSON object on stdout."""
 

@@ -146,6 +146,9 @@ class Option:
     @property
     def text(self) -> str:
         """The docstring of the field as one line."""
+        held = getattr(self.owner, "json_object", "") if self.field == "json" else ""
+        if held:
+            return f"Print {held} as one JSON object on stdout."
         return as_sentences(self.metadata.get(HELP) or field_docstrings(self.owner).get(self.field, ""))
 
     @property

@@ -30,6 +30,8 @@ _MICRO = 1e-6
 class AdviseCommand(JsonCommand):
     """Predict the time per step by placement and fast memory."""
 
+    json_object = "the predictions"
+
     dir: Dir
     """Folder that `preprocess --out` created."""
 
@@ -162,6 +164,7 @@ def _title(advice: dict[str, Any], source: str, device: str) -> str:
 class CharacteriseCommand(JsonCommand):
     """Measure training speed by model on this machine."""
 
+    json_object = "the findings"
     on_interrupt = "finished cells are kept; run the same command to resume"
     needs_torch = True
 

@@ -28,6 +28,8 @@ from ..recipes import recipe_of
 class SchemaCommand(JsonCommand):
     """Print a schema for a log as TOML, for you to edit."""
 
+    json_object = "the schema and what it follows from"
+
     file: Annotated[Path, Arg("FILE", is_positional=True)]
     """A log: CSV or JSON Lines (plain, gzip, zstd, bz2, xz or lz4), Parquet, Arrow or ORC; or its folder."""
 
@@ -57,6 +59,8 @@ class SchemaCommand(JsonCommand):
 @dataclass(frozen=True, kw_only=True)
 class ExportShardsCommand(JsonCommand):
     """Write the samples of shards for other programs."""
+
+    json_object = "files and numbers of samples"
 
     dir: Dir
     """Folder that `preprocess --out` created, or its `shards/`."""
@@ -92,6 +96,8 @@ class ExportShardsCommand(JsonCommand):
 @dataclass(frozen=True, kw_only=True)
 class VerifyCommand(JsonCommand):
     """Check every manifest, checksum and invariant."""
+
+    json_object = "what was checked"
 
     dir: Dir
     """Folder that `preprocess --out` or `train --out` created."""
@@ -181,6 +187,8 @@ _STAND_IN = "x"
 @dataclass(frozen=True, kw_only=True)
 class RecipeCommand(JsonCommand):
     """Print all options in force as a recipe file."""
+
+    json_object = "the options"
 
     sources: Annotated[tuple[Path, ...], Arg("SOURCE", is_positional=True)] = ()
     """Recipe files, folders of preprocess and runs of train, whose options are printed; an option that none

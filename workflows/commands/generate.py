@@ -16,6 +16,8 @@ from ..console import describe_rate, print_json, progress_bars
 class GenerateCommand(JsonCommand, GenerateConfig):
     """Write a log with the access frequencies of a real one."""
 
+    json_object = "samples, bytes and seconds"
+
     out: Path
     """File to write. A file whose name ends in .gz is compressed."""
 

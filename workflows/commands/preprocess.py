@@ -92,7 +92,7 @@ class RunOptions:
     """Sync every file to the device, so that finished files survive a power cut too."""
 
     json: bool = False
-    """Print one JSON object on stdout."""
+    """Print what was done, and the totals, as one JSON object on stdout."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -293,6 +293,8 @@ def _provenance(run: Run) -> str:
 class RunsCommand(JsonCommand):
     """List runs, best AUC first, and what differs."""
 
+    json_object = "the runs, or the settings of --compare,"
+
     folder: Annotated[Path, Arg("FOLDER", is_positional=True)]
     """Folder with runs that `train --out` created, each in a separate folder."""
 

@@ -154,6 +154,8 @@ _TOP = 20
 class StatsCommand(JsonCommand):
     """Show how lookups are distributed over rows."""
 
+    json_object = "all statistics"
+
     dir: Dir
     """Folder that `preprocess --out` created."""
 
