@@ -106,6 +106,12 @@ _MODULE = f"{__package__}.compile_ahead"
 ROW_TRANSFERS, TRAINING_STEPS, PREPROCESSING, LOG = _WORK
 
 
+def kinds_of_training(placement: str, device: str) -> list[str]:
+    """Return the kinds of work whose kernels a run calls."""
+    kinds = [TRAINING_STEPS] if device == "cpu" else []
+    return kinds + [ROW_TRANSFERS] * (placement in ("lookahead", "cache", "hybrid-uva"))
+
+
 class CompileAhead:
     """Child processes that compile, at most one on each core.
 

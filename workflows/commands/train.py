@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from ...train.serving.changes import TableChanges
 
 _START_INTERRUPTED = "the steps up to the last checkpoint of --out are kept, where it has one"
+_FELL_MUCH = 0.9
+"""A training loss below this share of the first epoch's is one of samples that the model knows."""
 _MOVES_COLD_ROWS = ("fae", "cache", "lookahead")
 """Placements that move cold rows alone; all-fast moves none, and the others every one that is looked up."""
 Run = Annotated[Path, Arg("RUN", is_positional=True)]
@@ -56,6 +58,7 @@ Run = Annotated[Path, Arg("RUN", is_positional=True)]
 class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig):
     """Train a model on shards, and evaluate it at the end."""
 
+    json_object = "the summary of the run"
     needs_torch = True
     main_options = {  # noqa: RUF012
         "data and time": ("epochs", "max_steps", "max_time", "seed", "recipe_file"),
@@ -166,12 +169,9 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
 
     def _kinds_of_kernels(self) -> list[str]:
         """Return the kinds of kernels that this run calls; none for ranks, which would all compile them."""
-        from ..compile_ahead import ROW_TRANSFERS, TRAINING_STEPS
+        from ..compile_ahead import kinds_of_training
 
-        if is_launched():
-            return []
-        kinds = [TRAINING_STEPS] if self.device == "cpu" else []
-        return kinds + [ROW_TRANSFERS] * (self.placement in ("lookahead", "cache", "hybrid-uva"))
+        return [] if is_launched() else kinds_of_training(self.placement, self.device)
 
     def _show(self, config: TrainConfig, summary: dict[str, Any]) -> None:
         """Print the summary of a run: an object for a program, or tables and notes."""
@@ -179,25 +179,27 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
             print_json(summary)
             return
         show_quality(summary, stdout_console())
-        show_runs([summary], stdout_console(), with_scores=False)
+        show_runs([summary], stdout_console())
         if summary["stopped"] is not None:
             say(f"stopped at step {summary['num_steps']:,}: {summary['stopped']}")
         if config.recipe.keeps_best and summary["best_step"] is not None:
             say(f"kept the weights of step {summary['best_step']:,}, the best of the validation part")
-        for doubt in (self._explain_rising_loss(), explain_entropy(summary)):
-            if doubt:
-                say(doubt)
+        doubt = self._explain_epochs(summary) or explain_entropy(summary)
+        if doubt:
+            say(doubt)
         say(f"wrote {self.out}")
         say_next(f"predict {shlex.quote(str(self.out))} LOG --out scores.parquet")
 
-    def _explain_rising_loss(self) -> str | None:
-        """Return a sentence where the validation part got worse over the epochs; None elsewhere."""
+    def _explain_epochs(self, summary: Mapping[str, Any]) -> str | None:
+        """Return a sentence where further epochs made predictions worse; None elsewhere."""
         from ...train.run_config import METRICS
 
-        entries = map(json.loads, (self.out / METRICS).read_text().splitlines())
-        scores = [(each["validation"]["log_loss"], each["step"]) for each in entries if "validation" in each]
-        if self.epochs == 1 or self.recipe.keeps_best or len(scores) < 2:
+        if self.epochs == 1 or self.recipe.keeps_best:
             return None
+        entries = [json.loads(line) for line in (self.out / METRICS).read_text().splitlines()]
+        scores = [(each["validation"]["log_loss"], each["step"]) for each in entries if "validation" in each]
+        if len(scores) < 2:
+            return _explain_training_loss(entries, summary, self.epochs)
         (least, step), (last, _) = min(scores), scores[-1]
         # A rise that the scores do not show is none.
         if f"{last:.4f}" == f"{least:.4f}":
@@ -208,10 +210,34 @@ class TrainCommand(JsonCommand, ExchangeOptions, CheckpointSettings, TrainConfig
         )
 
 
+def _explain_training_loss(
+    entries: Iterable[Mapping[str, Any]], summary: Mapping[str, Any], num_epochs: int
+) -> str | None:
+    """Return a sentence where a run without evaluations learned its samples by heart; None elsewhere.
+
+    The losses of the first epoch are of samples that the model had not seen, as those of the test part are.
+    """
+    losses = [(each["samples"], each["loss"]) for each in entries if "loss" in each]
+    # The second half of the first epoch: before, the model had learned little.
+    epoch = summary["num_training_samples"] / num_epochs
+    unseen = [loss for samples, loss in losses if epoch / 2 < samples <= epoch]
+    if not unseen or summary["log_loss"] is None or summary["stopped"] is not None:
+        return None
+    first, last = sum(unseen) / len(unseen), losses[-1][1]
+    if last > _FELL_MUCH * first or summary["log_loss"] <= first:
+        return None
+    return (
+        f"the training loss fell from {first:.4f} in the first epoch to {last:.4f}, and the log loss of the "
+        f"test part is {summary['log_loss']:.4f}: train for one epoch, or give a validation part and "
+        "--keep-best"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluateCommand(JsonCommand):
     """Evaluate a run on the evaluation part of DIR."""
 
+    json_object = "the scores"
     needs_torch = True
 
     run: Run
@@ -273,7 +299,7 @@ def show_quality(scores: dict[str, Any], console: Console) -> None:
     _print_columns(console, groups, [_scores(group) for group in groups.values()])
 
 
-def show_runs(summaries: list[dict[str, Any]], console: Console, *, with_scores: bool = True) -> None:
+def show_runs(summaries: list[dict[str, Any]], console: Console) -> None:
     """Print runs as a table, one column each."""
     is_ranked = any(summary.get("exchange") for summary in summaries)
     # Rows of spilling are shown where at least one run has spilled.
@@ -283,12 +309,6 @@ def show_runs(summaries: list[dict[str, Any]], console: Console, *, with_scores:
     columns = [
         _costs(each, can_move=can_move, has_spilled=has_spilled, is_ranked=is_ranked) for each in summaries
     ]
-    if with_scores:
-        shown = ("AUC", "log loss", "accuracy")
-        columns = [
-            {name: _scores(summary)[name] for name in shown} | costs
-            for summary, costs in zip(summaries, columns, strict=True)
-        ]
     _print_columns(console, [summary["placement"] for summary in summaries], columns)
 
 
@@ -360,6 +380,7 @@ def _sent_bytes(summary: Mapping[str, Any]) -> str:
 class PredictCommand(JsonCommand, PredictConfig):
     """Predict the probability of a click for each line of LOG."""
 
+    json_object = "the number of predictions"
     needs_torch = True
 
     run: Run
@@ -417,6 +438,7 @@ class PredictCommand(JsonCommand, PredictConfig):
 class ExportCommand(JsonCommand, ExportConfig):
     """Write a run as files that serve it without hotset."""
 
+    json_object = "the scores of --evaluate, or what changed,"
     needs_torch = True
 
     run: Run
@@ -492,8 +514,9 @@ def _show_costs(report: dict[str, Any], row_type: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyCommand(JsonCommand):
-    """Lead an exported folder to a later run."""
+    """Update an exported folder with the changes of a later run."""
 
+    json_object = "what changed"
     needs_torch = True
 
     changes: Annotated[Path, Arg("CHANGES", is_positional=True)]

@@ -84,7 +84,7 @@ def test_what_one_of_several_ranks_counted_is_said_to_be_its_own(
     ranked = summary | {"exchange": exchange}
     for summaries in ([summary], [summary, ranked]):
         console = Console(file=io.StringIO(), width=80)
-        show_runs(summaries, console, with_scores=False)
+        show_runs(summaries, console)
         assert isinstance(console.file, io.StringIO)
         lines = console.file.getvalue().splitlines()
         assert sum("(rank 0)" in line for line in lines) == (6 if ranked in summaries else 0)
@@ -169,6 +169,22 @@ def test_a_log_loss_that_rises_over_the_epochs_is_said(
     assert " at step " in line and line.endswith("train for fewer epochs, or give --keep-best")
     assert rise not in said_after("--epochs", "1")
     assert rise not in said_after("--epochs", "5", "--keep-best")
+
+
+def test_a_model_that_learned_its_samples_by_heart_is_said_without_evaluations(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said_after(*options: str) -> str:
+        run = str(tmp_path / "-".join(options))
+        assert main(["train", str(data), "--log-every", "2", "--out", run, *options]) == 0
+        return capsys.readouterr().err
+
+    fall = "the training loss fell from "
+    line = next(line for line in said_after("--epochs", "6").splitlines() if line.startswith(fall))
+    assert line.endswith("train for one epoch, or give a validation part and --keep-best")
+    assert fall not in said_after("--epochs", "1")
+    # A loss that hardly falls is no such sign.
+    assert fall not in said_after("--epochs", "2", "--embedding-lr", "1e-6", "--dense-lr", "1e-6")
 
 
 def test_a_model_worse_than_the_click_rate_is_said(
@@ -316,7 +332,7 @@ def test_what_cannot_be_read_or_written_is_one_line_and_leaves_nothing(
     before = sorted(tmp_path.rglob("*"))
     cases: list[tuple[list[Path | str], str]] = [
         (["predict", run, tmp_path / "none.tsv"], "none.tsv cannot be read: No such file"),
-        (["predict", run, tmp_path / "folder"], "folder cannot be read: Is a directory"),
+        (["predict", run, tmp_path / "folder"], "folder is a folder without data files"),
         (["predict", run, tmp_path / "cut.tsv.gz"], "cut.tsv.gz cannot be read to its end"),
         (["predict", run, log, "--vocabulary", tmp_path / "none"], "none/vocabulary does not exist"),
         (["predict", run, log, "--vocabulary", log], f"{log} is not a folder"),
