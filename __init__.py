@@ -55,7 +55,7 @@ _MODULES = {
     "apply": "train.fit",
     "evaluate": "train.fit",
     "export": "train.fit",
-    "fit": "train.fit",
+    "fit": "workflows.fit",
     "load_model": "train.fit",
     "predict": "train.fit",
     "preprocess": "workflows.library",

@@ -27,7 +27,7 @@ TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
 FLOORS = {
     "workflows": (
         "bench",
-        "cli commands library",
+        "cli commands fit library",
         "command_list recipe_file report",
         "help",
         "characterise compile_ahead options",

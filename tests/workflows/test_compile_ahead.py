@@ -7,13 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numba
 import pytest
 
+import hotset
 from hotset.workflows import compile_ahead
+from hotset.workflows.cli import main
 from hotset.workflows.compile_ahead import CompileAhead, compiling_ahead
+from hotset.workflows.drawn_shards import DrawnShards
 
 pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")
 
@@ -165,3 +169,27 @@ def test_the_kernels_of_a_demo_are_compiled_before_its_clocks_start(tmp_path: Pa
 def test_the_kernels_that_tell_of_each_work_are_there() -> None:
     for work in compile_ahead._WORK.values():
         compile_ahead._is_missing(work)
+
+
+def test_fit_from_python_compiles_ahead_as_the_command_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds: list[list[str]] = []
+
+    class Noted(CompileAhead):
+        def __init__(self, names: Sequence[str]) -> None:
+            kinds.append(list(names))
+            super().__init__([])
+
+    monkeypatch.setattr(compile_ahead, "CompileAhead", Noted)
+    shards = tmp_path / "data"
+    drawn = DrawnShards(rows_of_table=50, skew=1.0, batch_size=64, num_batches=2, optimizer="adagrad")
+    drawn.write(shards)
+    hotset.fit(shards, tmp_path / "run", threads=1)
+    hotset.fit(shards, tmp_path / "fast", placement="all-fast", threads=1)
+    assert main(["train", str(shards), "--out", str(tmp_path / "command"), "--threads", "1"]) == 0
+    assert kinds == [["training steps", "row transfers"], ["training steps"], kinds[0]]
+    # A wrong folder is refused before anything is compiled.
+    with pytest.raises(hotset.HotsetError):
+        hotset.fit(tmp_path / "none", tmp_path / "new")
+    assert len(kinds) == 3
