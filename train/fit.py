@@ -23,6 +23,7 @@ from torch import nn
 from ..pipeline.errors import ConfigError, local_path, plain_value
 from ..pipeline.formats.columns import PROBABILITY
 from ..pipeline.frames import Frame, like_frame, table_of
+from ..pipeline.raw.log_files import inspect_logs
 from ..pipeline.runtime.show_progress import shown_progress
 from ..pipeline.schema.schema import nearest
 from ..pipeline.settings import Bytes, PreprocessSettings, Real, Whole, refuse_unknown
@@ -53,7 +54,7 @@ from .run_folder.reader import read_finite, read_weights
 from .run_log import TrainSummary
 from .serving.changes import apply_changes
 from .serving.export import export_run
-from .serving.predict import RunPredictor
+from .serving.predict import RunPredictor, reported
 from .threads import torch_as_before
 
 if TYPE_CHECKING:
@@ -333,6 +334,7 @@ def predict(
     has_label: bool = True,
     vocabulary: Folder | None = None,
     model: ModelSource | None = None,
+    progress: bool | Callable[[int, int], None] = True,
     **settings: Unpack[PredictSettings],
 ) -> pl.DataFrame: ...
 
@@ -345,6 +347,7 @@ def predict(
     has_label: bool = True,
     vocabulary: Folder | None = None,
     model: ModelSource | None = None,
+    progress: bool | Callable[[int, int], None] = True,
     **settings: Unpack[PredictSettings],
 ) -> Any: ...
 
@@ -357,6 +360,7 @@ def predict(
     has_label: bool = True,
     vocabulary: Folder | None = None,
     model: ModelSource | None = None,
+    progress: bool | Callable[[int, int], None] = True,
     **settings: Unpack[PredictSettings],
 ) -> Any:
     """Predict the lines of a raw log or the rows of a frame, as ``hotset predict`` does.
@@ -368,6 +372,8 @@ def predict(
         has_label: whether the lines of a log without names of columns have labels.
         vocabulary: folder that `hotset.preprocess` wrote, for a run that was trained on shards alone.
         model: makes the user's module of the run; by default the class that the run records is imported.
+        progress: whether to show it, as `fit` does. Or a function, called after each batch with the samples
+            so far and those expected in all; 0 where that is unknown.
         settings: ``batch_size``, ``threads`` and ``slow_bytes``, see `PredictConfig`.
 
     Returns:
@@ -389,11 +395,18 @@ def predict(
         model_source=source,
     )
     # Messages name the log by its path, and a frame as such.
+    expected: Callable[[], int]
     if isinstance(data, str | Path):
-        logs = predictor.open_log(local_path(data), has_label=has_label)
+        path = local_path(data)
+        logs = predictor.open_log(path, has_label=has_label)
+        expected = partial(predictor.expected_in, inspect_logs([path]))
     else:
-        logs = predictor.open_table(table_of(data))
-    found = list(predictor.probabilities(logs))
+        table = table_of(data)
+        logs = predictor.open_table(table)
+        expected = partial(int, table.num_rows)
+    with shown_progress(not callable(progress) and progress) as shown:
+        report = progress if callable(progress) else partial(shown, "predict")
+        found = list(reported(predictor.probabilities(logs), report, expected))
     scores = np.concatenate(found) if found else np.empty(0, np.float32)
     return like_frame(data, PROBABILITY, scores)
 
@@ -442,7 +455,14 @@ def export(
 
 
 @torch_as_before()
-def apply(exported: Folder, changes: Folder, out: Folder, *, model: ModelSource | None = None) -> Path:
+def apply(
+    exported: Folder,
+    changes: Folder,
+    out: Folder,
+    *,
+    model: ModelSource | None = None,
+    progress: bool = True,
+) -> Path:
     """Update an exported folder to a later run, as ``hotset apply`` does.
 
     The changes are those of ``hotset export --since``.
@@ -452,6 +472,7 @@ def apply(exported: Folder, changes: Folder, out: Folder, *, model: ModelSource 
         changes: folder of the changes since that run, with rows of the same type.
         out: new folder; its files are those of a whole export of the later run.
         model: makes the user's module of the run; by default the class that the run records is imported.
+        progress: whether to show it, as `fit` does.
 
     Returns:
         ``out``.
@@ -459,7 +480,10 @@ def apply(exported: Folder, changes: Folder, out: Folder, *, model: ModelSource 
     Raises:
         HotsetError: a folder is damaged, the changes begin with another run, or ``out`` exists.
     """
-    apply_changes(local_path(exported), local_path(changes), local_path(out), model_source=model)
+    with shown_progress(progress) as shown:
+        apply_changes(
+            local_path(exported), local_path(changes), local_path(out), model_source=model, progress=shown
+        )
     return local_path(out)
 
 

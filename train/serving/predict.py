@@ -154,6 +154,13 @@ class RunPredictor:
             for logit_B in batches:
                 yield probabilities(logit_B).astype(np.float32)
 
+    def expected_in(self, files: Sequence[RawFile]) -> int:
+        """Estimate the samples of logs by those read; 0 where one is compressed: its length is unknown."""
+        samples, num_bytes = self.num_read
+        if any(file.compression for file in files) or not num_bytes:
+            return 0
+        return samples * sum(file.num_bytes for file in files) // num_bytes
+
     def open_log(self, log: Path, *, has_label: bool = True) -> OpenLogs:
         """Open a raw log, or the files of a folder; a label column with a name is not read.
 
@@ -212,7 +219,6 @@ def predict_file(
         HotsetError: the log cannot be read, or the file cannot be written.
     """
     logs = predictor.open_log(log, has_label=has_label)
-    # The text of a compressed file has an unknown length; of another one the samples are estimated.
     files = inspect_logs([log])
     others: Callable[[Iterator[Any]], Iterator[Any]] = iter
     if keep:
@@ -222,21 +228,23 @@ def predict_file(
             for file in files
         ]
         others = partial(beside, kept=chain.from_iterable(kept), logs=files)
-    log_bytes = 0 if any(file.compression for file in files) else sum(file.num_bytes for file in files)
-    num_samples = 0
-
-    def reported(batches: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
-        nonlocal num_samples
-        for probability_B in batches:
-            yield probability_B
-            num_samples += probability_B.size
-            samples, num_bytes = predictor.num_read
-            progress(num_samples, samples * log_bytes // num_bytes if num_bytes else 0)
-
+    num_before, _ = predictor.num_read
     with closing(predictor.probabilities(logs)) as batches:
-        write_scores(out, reported(batches), others=others, overwrite=overwrite)
+        scores = reported(batches, progress, partial(predictor.expected_in, files))
+        write_scores(out, scores, others=others, overwrite=overwrite)
+    return predictor.num_read[0] - num_before
+
+
+def reported(
+    batches: Iterable[NDArray[np.float32]], progress: Progress, expected: Callable[[], int]
+) -> Iterator[NDArray[np.float32]]:
+    """Yield batches of probabilities; report the samples so far and in all, at the end what there were."""
+    num_samples = 0
+    for probability_B in batches:
+        yield probability_B
+        num_samples += probability_B.size
+        progress(num_samples, expected())
     progress(num_samples, num_samples)
-    return num_samples
 
 
 def _numbered(batches: Iterable[Batch], held: dict[int, Batch]) -> Iterator[int]:
