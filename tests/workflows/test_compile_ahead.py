@@ -1,4 +1,4 @@
-"""Children that compile end with their parent, and start only where they help."""
+"""Children that compile end with their parent, and start where they help: in commands, and in `fit`."""
 
 from __future__ import annotations
 
