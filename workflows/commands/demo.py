@@ -14,6 +14,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from ...pipeline.errors import MIB, ByteSize, ConfigError, HotsetError, format_byte_size, require_at_least
+from ...pipeline.folders.disk import make_folder
 from ...pipeline.folders.manifest import Manifest
 from ...pipeline.folders.totals import VocabularyTotals
 from ...pipeline.generate.generate import GenerateConfig, generate
@@ -29,6 +30,7 @@ from ...train.config import TrainConfig
 from ..command_list import STAGE_INTERRUPTED, JsonCommand
 from ..compile_ahead import LOG, PREPROCESSING, ROW_TRANSFERS, TRAINING_STEPS, compiling_ahead
 from ..console import (
+    TextTable,
     bars_hidden,
     command_prefix,
     describe_rate,
@@ -37,6 +39,7 @@ from ..console import (
     print_command,
     print_json,
     print_line,
+    print_table,
     progress_bars,
     say,
     stderr_console,
@@ -46,7 +49,7 @@ from ..recipes import DEFAULT_SCHEMA, criteo_kaggle, recipe_for, small_real_samp
 from .preprocess import describe_stage
 from .stats import show_statistics
 
-_SAMPLES = 300_000
+_SAMPLES = 150_000
 _HOT_SHARE = 0.1
 _BATCH_SIZE = 512
 _SETTINGS_FILE = "demo.json"
@@ -58,11 +61,12 @@ _PLACEMENTS: Final = ("all-fast", "fae", "lookahead")
 class DemoCommand(JsonCommand):
     """Generate a log, preprocess it, and compare three models."""
 
+    json_object = "statistics, stages and runs"
     on_interrupt = STAGE_INTERRUPTED
     needs_torch = True
 
     samples: int | None = None
-    """Number of samples to generate, or of lines to read from --data. Default: 300,000, or all of --data."""
+    """Number of samples to generate, or of lines to read from --data. Default: 150,000, or all of --data."""
 
     data: Path | None = None
     """Raw log to use instead of a generated one."""
@@ -109,7 +113,6 @@ def demo(options: DemoCommand, console: Console) -> dict[str, Any]:
         _claim(options)
         ahead.wait(progress)
     from ...train.run import RunOptions, train
-    from .train import show_runs
 
     def show(line: str) -> None:
         # Stages report while their bars are on the terminal that stdout may be as well.
@@ -122,10 +125,11 @@ def demo(options: DemoCommand, console: Console) -> dict[str, Any]:
     show("2. Preprocessing: parse, count, rank, encode, split hot from mixed, pack batches")
     reports = _preprocess(log, options, show)
     # Only the series that take no time: the demo is about training.
-    show("\n3. How lookups are distributed over rows")
+    show("\n3. How lookups are distributed over rows: what fast memory for some of them serves")
     statistics = frequency_statistics(options.out / "data", Resources(workers=options.workers), series=QUICK)
-    show_statistics(statistics, console)
-    show("\n4. Training from equal seeds: every row on the fast tier, as in FAE, and with lookahead")
+    # A row for each table, as in `hotset stats`, would push everything else off the screen.
+    show_statistics({name: found for name, found in statistics.items() if name != "features"}, console)
+    show("\n4. Training the same model three ways: every row in fast memory, as in FAE, and with lookahead")
     runs = []
     # Equal seeds and equal batches, so that a difference is the placement's.
     for placement in _PLACEMENTS:
@@ -135,7 +139,7 @@ def demo(options: DemoCommand, console: Console) -> dict[str, Any]:
             runs.append(
                 train(options.out / "data", config, run_folder, RunOptions(progress=progress)).to_dict()
             )
-    show_runs(runs, console)
+    print_table(console, _comparison(runs))
     show(_explain(runs, statistics))
     show("\nNext:")
     for next_command in _next_commands(options):
@@ -157,9 +161,10 @@ def _settings(options: DemoCommand) -> dict[str, Any]:
 def _claim(options: DemoCommand) -> None:
     """Take over the folder: keep the log and shards of a demo with equal settings, but train again."""
     # A folder that no demo wrote may hold someone's work.
+    make_folder(options.out)
     settings_file = options.out / _SETTINGS_FILE
     wanted = _settings(options)
-    if options.out.exists() and any(options.out.iterdir()) and not settings_file.exists():
+    if any(options.out.iterdir()) and not settings_file.exists():
         raise HotsetError(
             f"{options.out} is not empty, and no demo wrote it",
             hint="give another --out, or empty the folder",
@@ -170,7 +175,6 @@ def _claim(options: DemoCommand) -> None:
         shutil.rmtree(options.out / name, ignore_errors=True)
     if not is_equal:
         (options.out / "log.tsv").unlink(missing_ok=True)
-    options.out.mkdir(parents=True, exist_ok=True)
     settings_file.write_text(json.dumps(wanted))
 
 
@@ -244,9 +248,34 @@ def _preprocess(log: Path, options: DemoCommand, show: Callable[[str], None]) ->
     return [{"stage": report.stage, "seconds": report.seconds} for report in reports.values()]
 
 
+def _comparison(runs: list[dict[str, Any]]) -> TextTable:
+    """Return what a newcomer asks about, a column for each run."""
+    weights = [_checksum_of_weights(run) for run in runs]
+    moved = [(run["bytes_to_fast"] + run["bytes_to_slow"]) / run["num_training_samples"] for run in runs]
+    rows = [
+        ["AUC", *("-" if run["auc"] is None else f"{run['auc']:.4f}" for run in runs)],
+        ["samples/s", *(f"{run['samples_per_second']:,.0f}" for run in runs)],
+        ["bytes moved per sample", *(f"{each:,.0f}" for each in moved)],
+        ["batches that waited for rows", *(f"{run['transfers']['stalls']:,}" for run in runs)],
+        [
+            "weights of all-fast, bit for bit",
+            "-",
+            *("yes" if each == weights[0] else "no" for each in weights[1:]),
+        ],
+    ]
+    return TextTable(["", *(run["placement"] for run in runs)], rows)
+
+
+def _checksum_of_weights(run: dict[str, Any]) -> str:
+    from ...train.run_folder.files import WEIGHTS
+
+    files = Manifest.read(Path(run["run"])).files
+    return next(file.xxh3_128 for file in files if file.path == WEIGHTS)
+
+
 def _explain(runs: list[dict[str, Any]], statistics: dict[str, Any]) -> str:
     """Return what was gained, in sentences."""
-    fast, fae, lookahead = runs
+    fast, _, lookahead = runs
     # The figures of the plan's budget, not of one of the round budgets.
     chosen = next(budget for budget in statistics["budgets"] if budget["is_chosen"])
     share = chosen["num_hot_rows"] / max(1, statistics["num_rows"])
@@ -259,16 +288,13 @@ def _explain(runs: list[dict[str, Any]], statistics: dict[str, Any]) -> str:
     # hybrid sends one vector per lookup; its bytes follow from the counts, without a run.
     lookups = sum(feature["num_lookups"] for feature in statistics["features"])
     vector_bytes = 4 * statistics["embedding_dim"]
-    moved = format_byte_size(fae["bytes_to_fast"])
-    hybrid = format_byte_size(lookups * vector_bytes)
+    hybrid = 2 * lookups * vector_bytes / max(1, fast["num_training_samples"])
     up, down = (format_byte_size(lookahead[f"bytes_to_{tier}"]) for tier in ("fast", "slow"))
     # Then what each way of training moved, with the baseline that keeps no row.
     lines += [
-        f"fae moved {moved} each way; hybrid, with every row in host memory, would move {hybrid}.",
-        f"lookahead moved {up} up and {down} down, and ended with exactly the weights of all-fast.",
+        f"hybrid, with every row in host memory, would move {hybrid:,.0f} bytes per sample.",
+        f"lookahead moved {up} up and {down} down: a row that is looked up for the first time needs no load.",
     ]
-    if fast["auc"] is not None and fae["auc"] is not None:
-        lines.append(f"AUC difference (fae - all-fast): {fae['auc'] - fast['auc']:+.4f}.")
     return "\n".join(lines)
 
 
