@@ -17,11 +17,13 @@ Shapes: B samples, F one-hot features, N lookups of a multi-hot feature.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
+from functools import partial
+from itertools import accumulate, count, islice
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -29,13 +31,13 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-from ..pipeline.errors import MIB, ConfigError
+from ..pipeline.errors import MIB, ConfigError, require_at_least
 from ..pipeline.settings import Bytes, Real, Whole, refuse_unknown
 from ..stats.batch_rows import first_stray_lookup
 from .build import build_tools
 from .build_embeddings import attach_movers, build_embeddings, resolve
 from .config import EmbeddingOptimizer, PlacementName, TrainConfig, is_launched
-from .data.batch import Batch, EmbeddingTable, FeatureBags
+from .data.batch import Batch, EmbeddingTable, FeatureBags, join
 from .data.dataset import offsets_name
 from .data.shards import Shards, with_hot_bytes
 from .model.shapes import ModelInputs
@@ -45,6 +47,7 @@ from .ranks.ranks import OneRank
 from .rows.embeddings import Embeddings as Rows
 from .rows.embeddings import changed_of
 from .rows.step_plan import PlannedStep
+from .rows.table_group import TableGroup
 from .rows.tiers import HostMemory
 from .threads import BackgroundIterator
 
@@ -89,9 +92,9 @@ def read_lookups(tables: Sequence[EmbeddingTable], features: Mapping[str, Any]) 
         num_samples[table.name] = ids_N.size
     # All features are of the same samples.
     first, *others = num_samples.items()
-    for name, count in others:
-        if count != first[1]:
-            raise ConfigError(f"{name!r} has {count} samples, and {first[0]!r} has {first[1]}")
+    for name, size in others:
+        if size != first[1]:
+            raise ConfigError(f"{name!r} has {size} samples, and {first[0]!r} has {first[1]}")
     ids_BF = np.stack(columns, axis=1) if columns else np.empty((first[1], 0), np.int32)
     no_values = torch.empty(0)
     return Batch(no_values, no_values, ids_BF, None, is_hot_only, tuple(bags))
@@ -119,6 +122,8 @@ def _refuse_stray(ids_N: NDArray[Any], table: EmbeddingTable) -> None:
 
 _WINDOW_BYTES = 64 * MIB
 """Memory for the cold rows of batches known ahead, which wait as a whole here: 10 to 25 times as much."""
+_MANY_LOOKUPS = 100
+"""Batches with gradients and without a step after which a warning is due."""
 _WEIGHT = ".weight"
 _STATE = ".state"
 _Dictionary = TypeVar("_Dictionary", bound=Mapping[str, Any])
@@ -144,8 +149,9 @@ class Embeddings(nn.Module):
 
     Calling the module with a batch, as `hotset.ShardDataset` hands them out, returns the embeddings of each
     feature by name, (B, embedding_dim) float32; those of a feature with lists are the sum of its rows. After
-    ``backward``, `step` updates the rows that the batch looked up. Rows are no parameters of torch: your
-    optimizer is for the other layers.
+    ``backward``, `step` updates the rows that were looked up, and `zero_grad` drops the gradients instead.
+    Those of several batches add up, as in torch. Rows are no parameters of torch: your optimizer is for the
+    other layers.
 
     In evaluation mode (``eval()``), or under ``torch.no_grad()``, a call reads the newest rows and needs no
     step. ``state_dict()`` holds every table, ``NAME.weight``, and its optimizer state, ``NAME.state``; it
@@ -197,13 +203,17 @@ class Embeddings(nn.Module):
         shards = with_hot_bytes(shards, config.hot_bytes, optimizer)
         self._config = resolve(shards, config)
         self._tables = shards.tables
+        self._batch_size = shards.batch_size
         self._inputs = ModelInputs.of(shards)
         # One rank computes the whole batch, and all rows are in memory.
         tools = build_tools(shards, self._config, OneRank(), None, None, marks_rows=True)
         self._tools = replace(tools, host=HostMemory(None, tools.folder, may_spill=False))
         self._rows = build_embeddings(shards, self._config, self._tools)
         self._current: _Current | None = None
-        """Batch that is trained on now, or that `read_ahead` has yielded."""
+        """Batches that are trained on now, or that `read_ahead` has yielded."""
+        self._pending: list[_Lookup] = []
+        """Lookups whose gradients no step has used."""
+        self._num_lookups = 0
         self._is_reading = False
         self._is_written_back = False
         """Whether the slow tier has the newest values of staged rows too."""
@@ -213,7 +223,9 @@ class Embeddings(nn.Module):
         """Sizes of the dense features and of the tables, for building the other layers."""
         return self._inputs
 
-    def read_ahead(self, batches: Iterable[_Dictionary]) -> Iterator[_Dictionary]:
+    def read_ahead(
+        self, batches: Iterable[_Dictionary], *, batches_per_step: int = 1
+    ) -> Iterator[_Dictionary]:
         """Yield the batches of an epoch or a part, loading rows ahead.
 
         Batches are read and planned ahead of the loop, 64 of them or more: until the planner knows the next
@@ -222,20 +234,28 @@ class Embeddings(nn.Module):
 
         Args:
             batches: as `forward` takes them: a `hotset.ShardDataset`, a loader of it, or any others.
+            batches_per_step: batches whose gradients one `step` adds up, after the last of them.
 
         Raises:
-            ConfigError: another loop over `read_ahead` is not over.
+            ConfigError: another loop over `read_ahead` is not over, or gradients of the batches before have
+                got neither `step` nor `zero_grad`.
         """
+        require_at_least("batches_per_step", batches_per_step, 1)
         if self._is_reading:
             raise ConfigError("read_ahead is under way: end that loop first")
         self._end_step()
         self._is_reading = True
         # Batches wait here until they run: the source reads them by number, some of them twice.
-        held: dict[int, tuple[_Dictionary, Batch]] = {}
+        held: dict[int, _Held[_Dictionary]] = {}
 
         def numbers() -> Iterator[int]:
-            for number, dictionary in enumerate(batches):
-                held[number] = (dictionary, read_lookups(self._tables, dictionary))
+            rest = iter(batches)
+            for number in count():
+                dictionaries = list(islice(rest, batches_per_step))
+                if not dictionaries:
+                    return
+                held[number] = _Held.of(self._tables, dictionaries)
+                self._refuse_large(held[number])
                 yield number
 
         steps = self._source(held, is_fresh=True).steps([numbers()])
@@ -244,9 +264,11 @@ class Embeddings(nn.Module):
         ahead = None if self._config.placement == "fae" else BackgroundIterator(steps, depth, "read ahead")
         try:
             for step in ahead or steps:
-                dictionary, _ = held.pop(step.number)
-                self._current = _Current(step, dictionary)
-                yield dictionary
+                self._current = current = _Current(step, own := held.pop(step.number))
+                for part, dictionary in enumerate(own.dictionaries):
+                    current.part = part
+                    yield dictionary
+                self._refuse_pending()
                 self._end_step()
         finally:
             # This also runs where the loop ends early: planning stops before the rows are written back.
@@ -272,39 +294,88 @@ class Embeddings(nn.Module):
         if not (self.training and torch.is_grad_enabled()):
             return self._by_name(self._evaluated(read_lookups(self._tables, batch)))
         current = self._current_of(batch)
-        # A batch that is looked up twice has one place for its gradients.
-        if not current.leaves:
+        if not current.embeddings:
             self._load(current.step)
             with torch.no_grad():
-                found = [emb_BFd.clone() for emb_BFd in self._rows.look_up(current.step)]
-            current.leaves = [emb_BFd.requires_grad_() for emb_BFd in found]
-        return self._by_name(current.leaves)
+                current.embeddings = [emb_BFd.clone() for emb_BFd in self._rows.look_up(current.step)]
+        # A batch that is looked up twice has one place for its gradients.
+        if current.part not in current.leaves:
+            current.leaves[current.part] = self._leaves_of(current)
+        return self._by_name(current.leaves[current.part])
+
+    def _leaves_of(self, current: _Current) -> list[torch.Tensor]:
+        """Return the embeddings of the batch that is trained on, whose gradients are noted."""
+        part, own = current.part, current.held
+        lookup = _Lookup(self._num_lookups, own.batches[part], [None] * len(current.embeddings))
+        self._num_lookups += 1
+        current.lookups[part] = lookup
+        first, stop = own.places[part : part + 2]
+        leaves = [emb_BFd[first:stop].requires_grad_() for emb_BFd in current.embeddings]
+        for number, leaf in enumerate(leaves):
+            # The hook refers to no leaf: what is looked up and never trained on is freed at once.
+            note = partial(_note_gradient, self._pending, lookup, number)
+            leaf.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+        return leaves
 
     def step(self, lr: float | None = None) -> None:
-        """Update the rows of the last batch by the gradients of its embeddings.
+        """Update the rows of all batches that have gradients since the last step, by their sum.
 
-        A batch without a step leaves all rows as they are.
+        A batch without gradients changes no row.
 
         Args:
             lr: learning rate of this step; by default ``embedding_lr``.
 
         Raises:
-            ConfigError: no batch was looked up, or no loss was passed backward since.
+            ConfigError: no batch was looked up, no loss was passed backward since, or a batch of this step
+                is still to come.
         """
-        current = self._current
-        if current is None or not current.leaves:
-            raise ConfigError("step() comes after a batch was looked up in training mode")
-        if all(leaf.grad is None for leaf in current.leaves):
-            raise ConfigError("step() comes after backward(): the embeddings have no gradient")
-        # Tables of a group that the loss does not depend on have a gradient of zero.
-        for leaf in current.leaves:
-            if leaf.grad is None:
-                leaf.grad = torch.zeros_like(leaf)
-        self._rows.update(current.step, current.leaves, None if lr is None else float(np.float32(lr)))
+        current, pending = self._current, sorted(self._pending, key=lambda lookup: lookup.number)
+        if not pending:
+            raise ConfigError(
+                "step() comes after a batch was looked up in training mode"
+                if current is None or not current.leaves
+                else "step() comes after backward(): the embeddings have no gradient"
+            )
+        if current is not None and self._is_reading:
+            if current.part + 1 < len(current.held.dictionaries):
+                raise ConfigError("step() comes after the last of the batches_per_step batches")
+            found = [current.lookups.get(part) for part in range(current.part + 1)]
+        elif current is not None and [current.lookups.get(0)] == pending:
+            found = [*pending]
+        else:
+            # Rows of earlier batches are back in the slow tier: all batches together are a new one.
+            found = [*pending]
+            current = self._planned(_Held([{}], [join([lookup.batch for lookup in pending])]))
+            self._load(current.step)
+        batches = current.held.batches if self._is_reading else [lookup.batch for lookup in pending]
+        groups = enumerate(self._rows.groups)
+        gradients = [_gradients(group, batches, found, number) for number, group in groups]
+        self._rows.update(current.step, gradients, None if lr is None else float(np.float32(lr)))
+        for lookup in pending:
+            lookup.is_over = True
+        self._pending.clear()
         current.is_done = True
         self._is_written_back = False
         if not self._is_reading:
             self._end_step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients that no step has used."""
+        super().zero_grad(set_to_none)
+        for lookup in self._pending:
+            for grad_BFd in lookup.grads:
+                if grad_BFd is not None:
+                    grad_BFd.zero_()
+        self._pending.clear()
+
+    def _refuse_pending(self) -> None:
+        """Raise ConfigError where a batch that was read ahead has gradients, and its rows leave."""
+        if self._pending:
+            raise ConfigError(
+                "a batch of read_ahead has gradients that no step() has used",
+                hint="call step() after each batch, or zero_grad() to drop them; to add the gradients of K "
+                "batches, read_ahead(batches, batches_per_step=K)",
+            )
 
     def _current_of(self, batch: Mapping[str, Any]) -> _Current:
         """Return the step of a batch, read ahead or new."""
@@ -313,19 +384,33 @@ class Embeddings(nn.Module):
             if current is None or current.is_done:
                 raise ConfigError("a batch of read_ahead is trained on once: take the next one")
             # The dictionary may be a copy: the same lookups make it the same batch.
-            if batch is not current.dictionary and not _is_same(
-                read_lookups(self._tables, batch), current.step.batch
+            own = current.held
+            if batch is not own.dictionaries[current.part] and not _is_same(
+                read_lookups(self._tables, batch), own.batches[current.part]
             ):
                 raise ConfigError("the batch is not the one that read_ahead handed out last")
             return current
-        if current is not None and batch is current.dictionary:
+        if current is not None and batch is current.held.dictionaries[0]:
             return current
         # The batches before and after are unknown: the rows are loaded for this step and written back after
         # it.
+        return self._planned(_Held.of(self._tables, [batch]))
+
+    def _refuse_large(self, held: _Held[Any]) -> None:
+        """Raise ConfigError where the placement has no room for the rows of a step."""
+        size = held.whole.num_samples
+        if self._config.placement == "hybrid-uva" and size > self._batch_size:
+            raise ConfigError(
+                f"hybrid-uva has room for steps of {self._batch_size} samples, and this one has {size}",
+                hint="another placement runs such a step in passes",
+            )
+
+    def _planned(self, held: _Held[Any]) -> _Current:
+        """End the current step, and plan one of its own for other batches."""
         self._end_step()
-        held = {0: (batch, read_lookups(self._tables, batch))}
-        (step,) = islice(self._source(held, is_fresh=False).steps([[0]]), 1)
-        self._current = _Current(step, batch)
+        self._refuse_large(held)
+        (step,) = islice(self._source({0: held}, is_fresh=False).steps([[0]]), 1)
+        self._current = _Current(step, held)
         return self._current
 
     def _end_step(self) -> None:
@@ -335,10 +420,13 @@ class Embeddings(nn.Module):
             return
         if not current.is_done:
             # Its rows were loaded, and hot rows copied, for the batches that follow, too.
-            if not current.leaves:
+            if not current.embeddings:
                 self._load(current.step)
             self._rows.mark_updated(current.step)
-        if not self._is_reading:
+        if self._is_reading:
+            for lookup in current.lookups.values():
+                lookup.is_over = True
+        else:
             self._bring_home()
 
     def _load(self, step: PlannedStep) -> None:
@@ -356,7 +444,7 @@ class Embeddings(nn.Module):
         self._rows = Rows(len(self._tables), self._rows.groups)
         attach_movers(self._rows, self._config, self._tools)
 
-    def _source(self, held: Mapping[int, tuple[object, Batch]], *, is_fresh: bool) -> StepSource:
+    def _source(self, held: Mapping[int, _Held[Any]], *, is_fresh: bool) -> StepSource:
         """Return a source of the steps of some batches.
 
         Args:
@@ -365,8 +453,8 @@ class Embeddings(nn.Module):
         # New planners know of no earlier batch; with ``is_fresh`` rows used before are marked for them.
         return StepSource(
             self._rows,
-            lambda number: held[number][1],
-            lambda number: held[number][1].is_hot_only,
+            lambda number: held[number].whole,
+            lambda number: held[number].whole.is_hot_only,
             is_fresh=is_fresh,
             is_resumed=is_fresh,
             window_bytes=_WINDOW_BYTES,
@@ -459,16 +547,87 @@ def _refuse_ranks() -> None:
         )
 
 
+class _Held(Generic[_Dictionary]):
+    """The batches of one step.
+
+    Args:
+        dictionaries: as the caller has them.
+        batches: their lookups.
+    """
+
+    def __init__(self, dictionaries: Sequence[_Dictionary], batches: Sequence[Batch]) -> None:
+        self.dictionaries = dictionaries
+        self.batches = batches
+        self.whole = join(batches)
+        self.places = [0, *accumulate(batch.num_samples for batch in batches)]
+        """Sample at which each batch begins, and the number of all."""
+
+    @classmethod
+    def of(cls, tables: Sequence[EmbeddingTable], dictionaries: Sequence[_Dictionary]) -> _Held[_Dictionary]:
+        """Read the lookups of dictionaries; see `read_lookups`."""
+        return cls(dictionaries, [read_lookups(tables, each) for each in dictionaries])
+
+
+@dataclass(slots=True, eq=False)
+class _Lookup:
+    """A batch that was looked up in training mode."""
+
+    number: int
+    """Of lookups before it."""
+    batch: Batch
+    grads: list[torch.Tensor | None]
+    """(B, F, d) gradients of each table group, once they are computed."""
+    is_over: bool = False
+    """Whether its step was taken, or its rows are gone."""
+
+
 @dataclass(slots=True)
 class _Current:
-    """A batch on its way through a step."""
+    """A step on its way."""
 
     step: PlannedStep
-    dictionary: Mapping[str, Any]
-    leaves: list[torch.Tensor] = field(default_factory=list)
-    """(B, F, d) embeddings of each table group, once they are looked up."""
+    held: _Held[Any]
+    part: int = 0
+    """Number of the batch that is trained on, among those of the step."""
+    embeddings: list[torch.Tensor] = field(default_factory=list)
+    """(B, F, d) of each table group and all batches, once they are looked up."""
+    leaves: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    """Those of each batch that was looked up."""
+    lookups: dict[int, _Lookup] = field(default_factory=dict)
     is_done: bool = False
     """Whether its rows are updated."""
+
+
+def _note_gradient(pending: list[_Lookup], lookup: _Lookup, group: int, leaf: torch.Tensor) -> None:
+    """Keep the gradient of a lookup for the next step; raise ConfigError where that comes too late."""
+    if lookup.is_over:
+        raise ConfigError("backward() comes after the step() of the batch: look the batch up again")
+    lookup.grads[group] = leaf.grad
+    if lookup not in pending:
+        pending.append(lookup)
+        if len(pending) == _MANY_LOOKUPS:
+            warnings.warn(
+                f"gradients of {_MANY_LOOKUPS} batches wait for hotset.nn.Embeddings.step(); "
+                "zero_grad() drops them",
+                stacklevel=2,
+            )
+
+
+def _gradients(
+    group: TableGroup, batches: Sequence[Batch], found: Sequence[_Lookup | None], number: int
+) -> torch.Tensor:
+    """Return a tensor with the gradients of all samples of a step, zero where no loss depends on them."""
+    shape = (len(group.tables), group.embedding_dim)
+    parts = []
+    for batch, lookup in zip(batches, found, strict=True):
+        grad_BFd = lookup.grads[number] if lookup is not None else None
+        if grad_BFd is None:
+            grad_BFd = torch.zeros(batch.num_samples, *shape, dtype=torch.float32, device=group.fast.device)
+        parts.append(grad_BFd)
+    grads_BFd = parts[0] if len(parts) == 1 else torch.cat(parts)
+    vectors = torch.empty_like(grads_BFd)
+    vectors.grad = grads_BFd
+    return vectors
 
 
 def _is_same(batch: Batch, other: Batch) -> bool:

@@ -6,7 +6,9 @@ A loop of one's own ends with the bits of `hotset.fit`, whatever its placement a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import hotset.nn
 from hotset.pipeline.errors import ConfigError
 from hotset.tests.support.shard_factory import ShardSpec, write_shards
 from hotset.tests.support.trained_models import no_log
+from hotset.train import own_loop
 from hotset.train.build import build_trainer
 from hotset.train.build_model import name_of
 from hotset.train.config import TrainConfig
@@ -409,6 +412,115 @@ def test_two_losses_of_one_batch_add_their_gradients(folder: Path) -> None:
         with pytest.raises(ConfigError, match="comes after a batch was looked up"):
             emb.step()
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the samples of several batches as one dictionary, by torch alone."""
+    whole = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+    for name in whole:
+        if name.endswith("_offsets"):
+            lengths = torch.cat([batch[name].diff() for batch in batches])
+            whole[name] = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return whole
+
+
+def weighted_sum(vectors: dict[str, torch.Tensor]) -> torch.Tensor:
+    total = torch.zeros(())
+    for number, (_, each) in enumerate(sorted(vectors.items()), 1):
+        total = total + (number * each.square() + each).sum()
+    return total
+
+
+@pytest.mark.parametrize("settings", [each for each in PLACEMENTS if each["placement"] != "hybrid-uva"])
+def test_gradients_of_several_batches_add_up(folder: Path, settings: dict[str, Any]) -> None:
+    """As those of one batch with all their samples, with and without reading ahead."""
+    batches = list(ShardDataset(folder, seed=3))[:7]
+    groups = [batches[first : first + 3] for first in range(0, 7, 3)]
+    wanted = hotset.nn.Embeddings(folder, placement="all-fast", threads=1, **FIELDS)
+    for group in groups:
+        weighted_sum(wanted(joined(group))).backward()  # type: ignore[no-untyped-call]
+        wanted.step()
+    alone = hotset.nn.Embeddings(folder, threads=1, **FIELDS, **settings)
+    ahead = hotset.nn.Embeddings(folder, threads=1, **FIELDS, **settings)
+    reading = ahead.read_ahead(batches, batches_per_step=3)
+    for group in groups:
+        for batch in group:
+            weighted_sum(alone(batch)).backward()  # type: ignore[no-untyped-call]
+            weighted_sum(ahead(next(reading))).backward()  # type: ignore[no-untyped-call]
+        alone.step()
+        ahead.step()
+    assert next(reading, None) is None
+    assert_equal(alone.state_dict(), wanted.state_dict())
+    assert_equal(ahead.state_dict(), wanted.state_dict())
+
+
+def test_steps_that_a_placement_has_no_room_for_are_refused(folder: Path) -> None:
+    emb = hotset.nn.Embeddings(folder, placement="hybrid-uva", **FIELDS)
+    batches = list(ShardDataset(folder))[:4]
+    message = "room for steps of 20 samples, and this one has 40"
+    refuse([(message, lambda: next(iter(emb.read_ahead(batches, batches_per_step=2))))])
+    for batch in batches[:2]:
+        weighted_sum(emb(batch)).backward()  # type: ignore[no-untyped-call]
+    refuse([(message, emb.step), (message, lambda: emb(joined(batches[2:])))])
+
+
+def test_gradients_wait_for_a_step_and_can_be_dropped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = list(ShardDataset(folder))[:6]
+    emb = hotset.nn.Embeddings(folder, placement="hybrid", **FIELDS)
+    before = emb.state_dict()
+    late = weighted_sum(emb(batches[0]))
+    late.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    weighted_sum(emb(batches[1])).backward()  # type: ignore[no-untyped-call]
+    emb.zero_grad()
+    refuse([("comes after", emb.step)])
+    assert_equal(emb.state_dict(), before)
+    # The gradient of an earlier batch comes late, and counts; what was dropped does not come back.
+    late.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    emb.step()
+    wanted = hotset.nn.Embeddings(folder, placement="hybrid", **FIELDS)
+    weighted_sum(wanted(batches[0])).backward()  # type: ignore[no-untyped-call]
+    wanted.step()
+    assert_equal(emb.state_dict(), wanted.state_dict())
+    refuse([("comes after the step", late.backward)])
+    # Whoever forgets the step is told once.
+    monkeypatch.setattr(own_loop, "_MANY_LOOKUPS", 2)
+    with pytest.warns(UserWarning, match="2 batches wait") as told:
+        for batch in batches[:4]:
+            weighted_sum(emb(batch)).backward()  # type: ignore[no-untyped-call]
+    assert len(told) == 1
+
+
+def test_gradients_that_no_step_uses_end_a_loop_that_reads_ahead(folder: Path) -> None:
+    batches = list(ShardDataset(folder))[:6]
+    emb = hotset.nn.Embeddings(folder, placement="lookahead", staging_bytes="3kB", **FIELDS)
+    ahead = emb.read_ahead(batches, batches_per_step=2)
+    first = weighted_sum(emb(next(ahead)))
+    first.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    refuse([("after the last of the batches_per_step", emb.step)])
+    next(ahead)
+    # A batch of the step that was not looked up has no gradient.
+    emb.step()
+    refuse([("comes after the step", first.backward)])
+    left = weighted_sum(emb(next(ahead)))
+    next(ahead)
+    weighted_sum(emb(next(ahead))).backward()  # type: ignore[no-untyped-call]
+    refuse([("comes after the step", left.backward)])
+    next(ahead)
+    refuse([("gradients that no step", lambda: next(ahead))])
+
+
+def test_embeddings_that_nothing_is_trained_on_are_freed_at_once(folder: Path) -> None:
+    emb = hotset.nn.Embeddings(folder, placement="hybrid", **FIELDS)
+    batches = list(ShardDataset(folder))[:2]
+    gc.disable()
+    try:
+        emb(batches[0])
+        assert emb._current is not None
+        kept = [weakref.ref(leaf) for leaf in emb._current.leaves[0]]
+        emb(batches[1])
+        assert [leaf() for leaf in kept] == [None] * len(kept)
+    finally:
+        gc.enable()
 
 
 def test_rows_that_a_loss_does_not_depend_on_stay(folder: Path) -> None:
