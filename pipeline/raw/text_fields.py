@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import types
 from numpy.typing import NDArray
 
-from ...stats.kernel import kernel
+from ...stats.kernel import inlined_kernel, kernel
 from ...stats.simd import address_of, written_for
 
 _TAB = 9
@@ -306,6 +306,23 @@ _POWERS: Final = np.array([10.0**power for power in range(23)])
 _EXPONENT_LIMIT: Final = 100_000
 
 
+@inlined_kernel
+def _read_exponent(text: NDArray[np.uint8], position: int, stop: int) -> tuple[int, int]:
+    """Read a sign perhaps, then digits; return the number and where it ends, -1 where nothing follows."""
+    is_down = position < stop and text[position] == _MINUS
+    if is_down or (position < stop and text[position] == _PLUS):
+        position += 1
+    power = 0
+    end = position if position < stop else -1
+    while position < stop and _ZERO <= text[position] <= _ZERO + 9:
+        # It stops growing at a limit, so that it cannot overflow.
+        if power < _EXPONENT_LIMIT:
+            power = power * 10 + int(text[position] - _ZERO)
+        position += 1
+        end = position
+    return (-power if is_down else power), end
+
+
 @kernel
 def parse_decimals(
     text: NDArray[np.uint8],
@@ -366,20 +383,9 @@ def parse_decimals(
         if num_digits == 0:
             continue
 
-        # An exponent: a sign perhaps, then digits. It stops growing at a limit, so that it cannot overflow.
         if position < stop and (text[position] == _SMALL_E or text[position] == _LARGE_E):
-            position += 1
-            is_down = position < stop and text[position] == _MINUS
-            if is_down or (position < stop and text[position] == _PLUS):
-                position += 1
-            if position == stop:
-                continue
-            power = 0
-            while position < stop and _ZERO <= text[position] <= _ZERO + 9:
-                if power < _EXPONENT_LIMIT:
-                    power = power * 10 + int(text[position] - _ZERO)
-                position += 1
-            exponent += -power if is_down else power
+            power, position = _read_exponent(text, position + 1, stop)
+            exponent += power
         if position != stop:
             continue
 
