@@ -5,14 +5,20 @@ A number here falls with the code that it counts and rises for nobody.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hotset.pipeline.raw import log_parts
 from hotset.tests.support.own_calls import Function, calls_of_each_step, own_calls
+from hotset.train import run
 from hotset.workflows.cli import main
 from hotset.workflows.command_list import COMMANDS
 from hotset.workflows.commands.completion import all_options
@@ -24,6 +30,10 @@ MOST_IMPORTED_BY_HELP = 9
 MOST_IMPORTED_BY_PREPROCESS = 70
 MOST_IMPORTED_BY_TRAIN = 104
 """Modules and packages of hotset that a process imports for one command."""
+
+MOST_CALLS_TO_THE_LOOP = 7
+MOST_CALLS_TO_A_LINE = 12
+"""Calls from the command to what it is about, as docs/architecture.md lists them."""
 
 MOST_FUNCTIONS_OF_A_STEP = 90
 MOST_MODULES_OF_A_STEP = 25
@@ -103,3 +113,46 @@ def test_a_step_calls_few_functions(data: Path, tmp_path: Path) -> None:
     assert len(functions) > 10, "the steps were not seen"
     assert len(functions) <= MOST_FUNCTIONS_OF_A_STEP, "\n".join(map(str, functions))
     assert len({function.module for function in functions}) <= MOST_MODULES_OF_A_STEP
+
+
+def calls_to(
+    module: Any, name: str, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[str, str]]:
+    """Return module and name of each of our functions that run when ``name`` is first called."""
+    wanted: Callable[..., Any] = getattr(module, name)
+    found: list[tuple[str, str]] = []
+
+    def note(*arguments: Any, **more: Any) -> Any:
+        names = [(each.frame.f_globals["__name__"], each.function) for each in inspect.stack(0)]
+        own = [name for name in names if name[0].startswith("hotset.") and "tests" not in name[0].split(".")]
+        found[:] = found or own
+        return wanted(*arguments, **more)
+
+    monkeypatch.setattr(module, name, note)
+    assert main([*command]) == 0
+    return found
+
+
+def test_few_calls_lead_to_the_loop(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("train", "-q", str(data / "data"), "--out", str(tmp_path / "run"), "--max-steps", "2")
+    found = calls_to(run, "train_steps", command, monkeypatch)
+    assert found and len(found) <= MOST_CALLS_TO_THE_LOOP, found
+    assert len({module for module, _ in found}) <= 3, found
+
+
+def test_few_calls_lead_to_a_line(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = (*PREPROCESS, str(data / "log.tsv"), "--out", str(tmp_path / "out"))
+    found = calls_to(log_parts, "parse_block", command, monkeypatch)
+    assert found and len(found) <= MOST_CALLS_TO_A_LINE, found
+    assert len({module for module, _ in found}) <= 6, found
+
+
+def test_fae_is_one_file_that_three_builders_import() -> None:
+    train = Path(run.__file__).parent
+    found = {
+        path.name
+        for path in train.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1] == "fae"
+    }
+    assert found == {"placements.py", "build.py", "build_embeddings.py"}
